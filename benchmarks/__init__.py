@@ -1,0 +1,1 @@
+"""Measurements of polytile, run from the repository's root as `python -m benchmarks.NAME`."""

@@ -1,0 +1,107 @@
+"""The ways to compile a function that benchmarks compare, under one call, and what polytile says it did.
+
+A backend is "polytile", "inductor" (the peer) or any other name that torch.compile knows ("eager" is Dynamo's guards
+alone). Everything here goes through public entry points.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import polytile
+from polytile.report import Column, Table
+from polytile.report.tables import count
+
+BACKENDS = ("polytile", "inductor", "aot_eager", "eager")
+
+
+def compiled(
+    function: Callable[..., Any],
+    backend: str,
+    *,
+    hints: Mapping[str, Sequence[int]] | Sequence[int] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """`function` under one dynamic compile. Hints and options are polytile's; other backends compile without them."""
+    if backend == "polytile" and (hints is not None or options):
+        return polytile.compile(function, hints=hints, options=dict(options or {}))
+    return torch.compile(function, backend=backend, dynamic=True)
+
+
+def copied(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function` under another name and with code of its own, since Dynamo keeps what it compiled by code object."""
+    assert isinstance(function, types.FunctionType)
+    return types.FunctionType(function.__code__.replace(co_name=name), function.__globals__, name)
+
+
+def forget() -> None:
+    """Drops everything compiled in this process, Dynamo's part and polytile's."""
+    torch._dynamo.reset()
+    polytile.reset()
+
+
+class Account:
+    """What polytile's counters gained since this object was made; every count is None for another backend."""
+
+    def __init__(self, backend: str) -> None:
+        self._own = backend == "polytile"
+        self._before = dict(polytile.counters)
+
+    def __getitem__(self, name: str) -> int | None:
+        return polytile.counters[name] - self._before[name] if self._own else None
+
+    @property
+    def library_calls(self) -> dict[str, int]:
+        """Call sites that run as ATen calls, by operator."""
+        if not self._own:
+            return {}
+        gained = collections.Counter(polytile.counters["library_calls"])
+        gained.subtract(self._before["library_calls"])
+        return {name: number for name, number in sorted(gained.items()) if number > 0}
+
+    def as_json(self) -> dict[str, Any]:
+        if not self._own:
+            return {}
+        numbers = {name: self[name] for name in polytile.counters if name != "library_calls"}
+        return {**numbers, "library_calls": self.library_calls}
+
+
+def decisions(explanation: Any) -> list[dict[str, Any]]:
+    """The decisions of an explanation as plain values; sizes read "M=64 N=64"."""
+    return [
+        {
+            "kernel": str(row.kernel),
+            "sizes": " ".join(f"{name}={size}" for name, size in dict(row.sizes).items()),
+            "candidate": str(row.candidate),
+            "provenance": str(row.provenance),
+            "seconds": None if row.seconds is None or math.isnan(row.seconds) else row.seconds,
+        }
+        for row in explanation.decisions
+    ]
+
+
+def decision_summary(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """How often each candidate was chosen and on what grounds, most frequent first."""
+    chosen: collections.Counter[tuple[str, str]] = collections.Counter()
+    kernels: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
+    for row in rows:
+        key = (row["candidate"], row["provenance"])
+        chosen[key] += 1
+        kernels[key].add(row["kernel"])
+    body = [(*key, number, len(kernels[key])) for key, number in chosen.most_common()]
+    return Table.of(title, ["candidate", "chosen by", Column("decisions", count), Column("kernels", count)], body)
+
+
+def operator_summary(title: str, explanation: Any) -> Table:
+    """How each operator of the compiled function runs: generated, from a template or as a library call."""
+    body = [(row.operator, row.how, row.count, row.reason or "") for row in explanation.operators]
+    return Table.of(title, ["operator", "how", Column("calls", count), "reason"], body)
+
+
+__all__ = ["BACKENDS", "Account", "compiled", "copied", "decision_summary", "decisions", "forget", "operator_summary"]

@@ -1,0 +1,211 @@
+"""`polytile doctor`: each thing polytile depends on, what was found, and advice where it is missing or unwell.
+
+A finding is "ok", "fair" (polytile works, with less) or "bad" (it does not work, or not safely).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from polytile import __version__, options
+from polytile.errors import PolytileError
+from polytile.report import Table
+
+Verdict = Literal["ok", "fair", "bad"]
+ORDER: tuple[Verdict, ...] = ("ok", "fair", "bad")
+MINIMUM_TORCH = (2, 11)
+NEEDED = {
+    "numpy": "without it no statistics and no random inputs can be made",
+    "sympy": "without it symbolic sizes cannot be read",
+}
+"""Packages beside PyTorch, and what their absence means. typer and rich are there, or this command would not run."""
+
+PROBE = """
+extern "C" long polytile_probe(void* const* ptrs, const long* sizes, long threads) { return sizes[0] * threads; }
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, how it is, what was found in words, and what to do about it (empty: nothing)."""
+
+    subject: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All findings in the order in which they were looked for."""
+
+    findings: tuple[Finding, ...]
+
+    def table(self) -> Table:
+        rows = [(finding.subject, finding.verdict, finding.found) for finding in self.findings]
+        notes = [f"{finding.subject}: {finding.advice}" for finding in self.findings if finding.advice]
+        return Table.of(f"polytile {__version__}", ["subject", "verdict", "found"], rows, notes)
+
+
+def worst(findings: Findings) -> Verdict:
+    return max((finding.verdict for finding in findings.findings), key=ORDER.index)
+
+
+def python() -> Finding:
+    return Finding("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def pytorch() -> Finding:
+    import torch
+
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    least = ".".join(map(str, MINIMUM_TORCH))
+    if release < MINIMUM_TORCH:
+        return Finding("PyTorch", "bad", torch.__version__, f"polytile needs PyTorch {least} or newer; upgrade it.")
+    return Finding("PyTorch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def packages() -> Finding:
+    """Whether what polytile imports can be imported."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if not missing:
+        return Finding("packages", "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in NEEDED))
+    advice = f"install {', '.join(missing)}; {'; '.join(NEEDED[name] for name in missing)}."
+    return Finding("packages", "bad", f"{', '.join(missing)} missing", advice)
+
+
+def backend() -> Finding:
+    """Whether torch.compile(backend="polytile") finds the backend without an import of polytile."""
+    names = {entry.name for entry in importlib.metadata.entry_points(group="torch_dynamo_backends")}
+    if "polytile" in names:
+        return Finding("torch.compile backend", "ok", 'backend="polytile" is registered')
+    return Finding(
+        "torch.compile backend",
+        "fair",
+        "not registered as an entry point",
+        'import polytile before torch.compile(..., backend="polytile"), or install the package (make setup).',
+    )
+
+
+def processor() -> Finding:
+    from polytile.runtime.cpu import cache_sizes, cpu, usable_cores
+
+    caches = ", ".join(f"{name} {size >> 10} KiB" for name, size in cache_sizes().items())
+    return Finding("processor", "ok", f"{cpu().model}, {usable_cores()} cores" + (f", {caches}" if caches else ""))
+
+
+def compiler() -> Finding:
+    """Finds the C++ compiler, then compiles, loads and calls a kernel with it."""
+    from polytile.errors import CompilerMissing
+    from polytile.runtime import compile as service
+    from polytile.runtime import toolchain
+
+    try:
+        tools = toolchain.find()
+        library = service.compile_cpp("doctor_probe", PROBE).result()
+        address = library.address("polytile_probe")
+    except CompilerMissing as trouble:
+        return Finding("C++ compiler", "fair", "none; every operator runs as a library call", str(trouble))
+    except PolytileError as trouble:
+        return Finding("C++ compiler", "bad", "it does not make a kernel that loads", str(trouble))
+    kernel = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.POINTER(ctypes.c_long), ctypes.c_long)(address)
+    answer = kernel(None, (ctypes.c_long * 1)(21), 2)
+    described = f"{tools.version}, {tools.isa}"
+    if answer != 42:
+        return Finding("C++ compiler", "bad", described, f"a kernel made with it returned {answer} in place of 42.")
+    took = "from the cache" if library.cached else f"in {library.seconds:.2f} s"
+    return Finding("C++ compiler", "ok", f"{described}; a kernel compiled {took}, loaded and ran")
+
+
+def accelerator() -> Finding:
+    import torch
+
+    from polytile.report.environment import accelerator as described
+
+    if torch.cuda.is_available():
+        try:
+            return Finding("GPU", "ok", f"{described()}, Triton {importlib.metadata.version('triton')}")
+        except importlib.metadata.PackageNotFoundError:
+            return Finding("GPU", "fair", described(), "Triton is not installed: pip install 'polytile[gpu]'.")
+    if Path("/proc/driver/nvidia/version").exists():
+        advice = "the driver is there, but this PyTorch sees no GPU; install a build with CUDA (make setup does)."
+        return Finding("GPU", "fair", "none that PyTorch can use", advice)
+    return Finding("GPU", "ok", "none; kernels are for the processor")
+
+
+def cache() -> Finding:
+    """Where polytile keeps things, how much is there, and whether it is the place that was asked for."""
+    from polytile.runtime import cache as service
+
+    if not options.get("persist"):
+        return Finding("cache directory", "ok", "none: the option persist is off")
+    asked = Path(options.get("cache_dir")).expanduser().absolute()
+    in_force = service.directory()
+    if in_force != asked:
+        advice = f"make {asked} writable for you and for nobody else, or set POLYTILE_CACHE_DIR to another directory."
+        return Finding("cache directory", "fair", f"{asked} cannot be used; nothing outlives the process", advice)
+    files, size, damaged = contents(in_force)
+    described = f"{in_force}: {files} files, {size / 2**20:.1f} MiB"
+    if damaged:
+        advice = "damaged files were set aside as *.bad; look at them or delete them. Is the disk sound?"
+        return Finding("cache directory", "fair", f"{described}, {damaged} set aside", advice)
+    return Finding("cache directory", "ok", described)
+
+
+def contents(directory: Path) -> tuple[int, int, int]:
+    """Files below `directory`, their bytes together, and how many of them were set aside as damaged."""
+    files = size = damaged = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                size += os.lstat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:  # another process tidied up
+                continue
+            files += 1
+            damaged += name.endswith(".bad")
+    return files, size, damaged
+
+
+def settings() -> Finding:
+    """Options that the environment sets, and variables that look like options and are none."""
+    known = {option.variable for option in options.TABLE}
+    given = sorted(name for name in os.environ if name.startswith("POLYTILE_"))
+    unknown = [name for name in given if name not in known]
+    try:
+        values = [f"{option.name}={options.get(option.name)}" for option in options.TABLE if option.variable in given]
+    except PolytileError as trouble:
+        return Finding("options", "bad", "the environment sets one to a value it does not take", str(trouble))
+    found = ", ".join(values) or "defaults"
+    if unknown:
+        advice = f"the environment sets {', '.join(unknown)}, but polytile has no such option."
+        return Finding("options", "fair", found, advice)
+    return Finding("options", "ok", found)
+
+
+EXAMINATIONS: tuple[Callable[[], Finding], ...] = (
+    python,
+    pytorch,
+    packages,
+    backend,
+    processor,
+    compiler,
+    accelerator,
+    cache,
+    settings,
+)
+
+
+def examine() -> Findings:
+    """Looks at everything in EXAMINATIONS."""
+    return Findings(tuple(examination() for examination in EXAMINATIONS))
+
+
+__all__ = ["EXAMINATIONS", "Finding", "Findings", "examine", "worst"]

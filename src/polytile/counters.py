@@ -1,0 +1,54 @@
+"""What polytile did, counted where it happens. `polytile.counters` is this mapping; `polytile.reset()` empties it."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+NAMES = (
+    "graphs_compiled",
+    "kernels_generated",
+    "library_calls",
+    "candidates_benchmarked",
+    "store_hits",
+    "dispatch_misses",
+    "compiler_runs",
+)
+
+
+class Counters(Mapping[str, Any]):
+    """Thread-safe counts by name; `library_calls` is itself a mapping from operator to count of call sites."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        with self._lock:
+            self._counts = {name: 0 for name in NAMES if name != "library_calls"}
+            self._library: collections.Counter[str] = collections.Counter()
+
+    def add(self, name: str, count: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += count
+
+    def add_library_call(self, operator: str) -> None:
+        with self._lock:
+            self._library[operator] += 1
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self._library) if name == "library_calls" else self._counts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        return len(NAMES)
+
+    def __repr__(self) -> str:
+        return f"Counters({dict(self)})"
+
+
+counters = Counters()

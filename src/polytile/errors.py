@@ -1,0 +1,43 @@
+"""The error catalogue: one class per kind of trouble. A message says what was asked, what is so, and what to do."""
+
+from __future__ import annotations
+
+
+class PolytileError(Exception):
+    """Base of every error that polytile raises on purpose."""
+
+
+class OptionError(PolytileError, ValueError):
+    """An option is unknown or its value is of the wrong type."""
+
+
+class CompilerMissing(PolytileError):
+    """No C++ compiler was found."""
+
+
+class CompileFailed(PolytileError):
+    """The C++ compiler rejected generated code; carries the command, its messages and the path of the source."""
+
+
+class CacheError(PolytileError):
+    """The cache directory cannot be used as asked."""
+
+
+class CandidateRejected(PolytileError):
+    """A candidate gave a wrong result or could not run; it takes no further part."""
+
+
+class NoCandidate(PolytileError):
+    """No candidate of a MultiKernel can run at the sizes at hand."""
+
+
+class InvalidInput(PolytileError, ValueError):
+    """An argument of a compiled function is not what the kernel needs (NaN check, shape, device)."""
+
+
+class IRError(PolytileError):
+    """The verifier found an illegal program; names the pass, the loop and the rule."""
+
+
+class LoweringError(PolytileError):
+    """An operator's arguments are outside what its lowering covers; the operator becomes a library call."""

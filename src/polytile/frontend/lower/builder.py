@@ -1,0 +1,263 @@
+"""The Builder: what a lowering uses to make buffers, loops, templates and library calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
+from torch._prims_common import elementwise_dtypes
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import (
+    Axis,
+    Buffer,
+    Extern,
+    Loop,
+    Operation,
+    Ref,
+    Store,
+    View,
+    compute_dtype,
+    whole,
+)
+from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
+
+
+class Builder:
+    """Collects the buffers and operations of one program in execution order.
+
+    `node` is the FX node being lowered (its `meta["val"]` is the result as fake tensors); `origin` is its operator's name.
+    """
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Buffer] = {}
+        self.operations: list[Operation] = []
+        self.node: torch.fx.Node | None = None
+        self._count: dict[str, int] = {}
+        self._realized: dict[Tensor, Tensor] = {}
+        self._defined: set[sympy.Symbol] = set()
+
+    # names and buffers -------------------------------------------------------------------------------------------------
+
+    def name(self, prefix: str) -> str:
+        """A fresh name: prefix0, prefix1, ..."""
+        k = self._count.get(prefix, 0)
+        self._count[prefix] = k + 1
+        return f"{prefix}{k}"
+
+    @property
+    def origin(self) -> str:
+        target = self.node.target if self.node is not None else None
+        return str(target) if target is not None else "?"
+
+    def new_buffer(
+        self,
+        sizes_: Sequence[sympy.Expr],
+        dtype: torch.dtype,
+        device: torch.device,
+        strides: Sequence[sympy.Expr] | None = None,
+    ) -> Buffer:
+        """A fresh temporary; contiguous unless `strides` (elements) says otherwise."""
+        sizes_ = tuple(sizes_)
+        buffer = Buffer(
+            self.name("buf"), dtype, sizes_, tuple(strides or ()) if strides is not None else sizes.contiguous_strides(sizes_), device
+        )
+        self.buffers[buffer.name] = buffer
+        return buffer
+
+    # storing -----------------------------------------------------------------------------------------------------------
+
+    def realize(self, tensor: Tensor, strides: Sequence[sympy.Expr] | None = None) -> Tensor:
+        """`tensor` as a view of a buffer: itself if it is one already (and `strides` is None), else stored by a new loop."""
+        if tensor.view is not None and strides is None:
+            return tensor
+        buffer = self.new_buffer(tensor.sizes, tensor.dtype, tensor.device, strides)
+        self.store(whole(buffer), tensor)
+        return stored(whole(buffer), tensor.device)
+
+    def stored(self, tensor: Tensor) -> View:
+        """`tensor` as a view of a buffer that nobody may write to; the same unstored tensor is stored once."""
+        if tensor.view is not None:
+            return tensor.view
+        if tensor not in self._realized:
+            self._realized[tensor] = self.realize(tensor)
+        view = self._realized[tensor].view
+        assert view is not None
+        return view
+
+    def contiguous(self, tensor: Tensor) -> Tensor:
+        """`tensor` as a view with row-major strides."""
+        if tensor.view is not None and tensor.view.strides == sizes.contiguous_strides(tensor.sizes):
+            return tensor
+        return self.realize(tensor, sizes.contiguous_strides(tensor.sizes))
+
+    def store(self, target: View, tensor: Tensor, mode: str = "set") -> None:
+        """A loop that writes every element of `tensor` to `target` (same sizes)."""
+        axes = self.axes(tensor.sizes)
+        point = tuple(a.symbol for a in axes)
+        self.loop(axes, (), (Store(target.buffer, target.index(point), tensor.at(point), mode),))
+
+    def axes(self, sizes_: Sequence[sympy.Expr], prefix: str = "p") -> tuple[Axis, ...]:
+        return tuple(Axis(sizes.axis(f"{prefix}{i}"), n) for i, n in enumerate(sizes_))
+
+    def loop(self, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], stores: tuple[Store, ...], kind: str = "loop") -> Loop:
+        """Appends a loop."""
+        loop = Loop(self.name(kind), axes, reduced, stores, (self.origin,))
+        self.operations.append(loop)
+        return loop
+
+    def emit(self, operation: Operation) -> None:
+        self.operations.append(operation)
+
+    # pointwise ---------------------------------------------------------------------------------------------------------
+
+    def result_sizes(self, k: int | None = None) -> tuple[sympy.Expr, ...]:
+        """Sizes of the current node's result (number `k` of several)."""
+        return tuple(sizes.as_size(n) for n in self.result(k).shape)
+
+    def result(self, k: int | None = None) -> torch.Tensor:
+        """The fake tensor that the current node returns (number `k` of several)."""
+        assert self.node is not None
+        value = self.node.meta["val"]
+        return value if k is None else value[k]
+
+    def promote(self, kind: Promotion, *args: Any) -> tuple[torch.dtype, torch.dtype]:
+        """(type to compute in, result type) for elementwise `args` (Tensors, sizes and numbers), by torch's own rules."""
+        stand_ins = [_stand_in(a) for a in args if a is not None]
+        return elementwise_dtypes(*stand_ins, type_promotion_kind=kind)
+
+    def pointwise(
+        self,
+        element: Callable[..., Node],
+        args: Sequence[Any],
+        in_dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        out_sizes: Sequence[sympy.Expr] | None = None,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """`element(*nodes)` at every point of the broadcast of `args`; each argument arrives in the compute type of `in_dtype`,
+        and the node returned must be of the compute type of `out_dtype`."""
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        out_sizes = tuple(out_sizes) if out_sizes is not None else self.result_sizes()
+        device = device or (tensors[0].device if tensors else torch.device("cpu"))
+
+        def at(point: Point) -> Node:
+            return element(*[widen(self.element(a, out_sizes, point), in_dtype) for a in args])
+
+        return computed(out_sizes, out_dtype, device, at)
+
+    def element(self, value: Any, out_sizes: Sequence[sympy.Expr], point: Point) -> Node:
+        """`value` (Tensor, size or number) at `point` of a broadcast to `out_sizes`."""
+        from polytile.frontend.lower.value import broadcast_point
+
+        if isinstance(value, Tensor):
+            return value.at(broadcast_point(value.sizes, out_sizes, point))
+        if isinstance(value, sympy.Expr) and not value.is_number:
+            return expr.index_value(value)
+        if isinstance(value, sympy.Expr):
+            value = int(value) if value.is_Integer else float(value)
+        dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float64
+        return expr.const(value, dtype)
+
+    # reductions --------------------------------------------------------------------------------------------------------
+
+    def reduction(
+        self,
+        source: Tensor,
+        dims: Sequence[int],
+        keepdim: bool,
+        outputs: Sequence[tuple[Callable[..., Node], torch.dtype]],
+        others: Sequence[Tensor] = (),
+    ) -> list[Tensor]:
+        """One loop that reduces `source` (and `others`, of the same sizes) over `dims`.
+
+        Each output is (`build(value, *others, point)` → row-level node made of `expr.reduce`, logical dtype). Returns stored
+        tensors, with the reduced dimensions kept as size 1 if `keepdim`.
+        """
+        dims = [d % max(source.rank, 1) for d in dims]
+        kept = [d for d in range(source.rank) if d not in dims]
+        axes = self.axes([source.sizes[d] for d in kept])
+        reduced = self.axes([source.sizes[d] for d in dims], "r")
+        symbol = {d: a.symbol for d, a in zip(kept, axes, strict=True)} | {d: a.symbol for d, a in zip(dims, reduced, strict=True)}
+        point = tuple(symbol[d] for d in range(source.rank))
+        values = [t.at(point) for t in (source, *others)]
+        out_sizes = [sizes.ONE if d in dims else source.sizes[d] for d in range(source.rank) if keepdim or d not in dims]
+        out_point = [sizes.ZERO if d in dims else symbol[d] for d in range(source.rank) if keepdim or d not in dims]
+        stores, results = [], []
+        for build, dtype in outputs:
+            buffer = self.new_buffer(out_sizes, dtype, source.device)
+            stores.append(Store(buffer.name, buffer.index(tuple(out_point)), build(*values, point)))
+            results.append(stored(whole(buffer), source.device))
+        self.loop(axes, reduced, tuple(stores), "reduce")
+        return results
+
+    # library calls -----------------------------------------------------------------------------------------------------
+
+    def library(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reason: str, results: Any = None) -> Any:
+        """An ATen call, correct for any operator: arguments are stored first, outputs are new buffers laid out as the fake
+        results in `results` (default: the current node's) say. Returns Tensors (or sizes) shaped like the results."""
+        results = self.node.meta["val"] if results is None and self.node is not None else results
+        outputs: list[str | None] = []
+        symbols: list[tuple[sympy.Symbol, tuple[Any, ...]]] = []
+
+        def one(value: Any) -> Any:
+            k = len(outputs)
+            if not isinstance(value, torch.Tensor):
+                outputs.append(None)
+                return None
+            shape = tuple(sizes.as_size(n) for n in value.shape)
+            buffer = self.new_buffer(shape, value.dtype, value.device, tuple(sizes.as_size(n) for n in value.stride()))
+            outputs.append(buffer.name)
+            symbols.extend((n, ("size", k, d)) for d, n in enumerate(shape) if _unbacked(n) and self.define(n))
+            return stored(whole(buffer), value.device)
+
+        many = isinstance(results, tuple | list)
+        values = tuple(one(r) for r in results) if many else one(results)
+        self.emit(
+            Extern(
+                self.name("lib"), target, tuple(self.argument(a) for a in args),
+                tuple((k, self.argument(v)) for k, v in kwargs.items()), tuple(outputs), (self.origin,), reason, tuple(symbols),
+            )
+        )  # fmt: skip
+        return values
+
+    def argument(self, value: Any) -> Any:
+        """A library call's argument: tensors stored, sizes wrapped, everything else as it is."""
+        if isinstance(value, Tensor):
+            return Ref(self.stored(value))
+        if isinstance(value, sympy.Expr):
+            return int(value) if value.is_Integer else Ref(value)
+        if isinstance(value, list):
+            return [self.argument(v) for v in value]
+        if isinstance(value, tuple):
+            return tuple(self.argument(v) for v in value)
+        return value
+
+    def define(self, symbol: sympy.Symbol) -> bool:
+        """Whether `symbol` was not yet defined by an earlier call; marks it as defined."""
+        if symbol in self._defined:
+            return False
+        self._defined.add(symbol)
+        return True
+
+
+def _unbacked(size: sympy.Expr) -> bool:
+    """A size known only at run time (ShapeEnv names such symbols u0, u1, ...)."""
+    return isinstance(size, sympy.Symbol) and size.name.startswith("u")
+
+
+def _stand_in(value: Any) -> Any:
+    """A tensor or number of the same type and rank, for torch's promotion rules."""
+    if isinstance(value, Tensor):
+        return torch.empty((1,) * value.rank, dtype=value.dtype, device="meta")
+    if isinstance(value, sympy.Expr):
+        return 1 if value.is_integer else 1.0
+    return value
+
+
+__all__ = ["Builder", "Promotion", "compute_dtype"]

@@ -1,0 +1,88 @@
+"""Which ATen operators AOTAutograd takes apart before lowering, and how.
+
+The table is torch's core ATen decompositions, more of torch's own for what fuses well when taken apart, and this project's where
+torch's cost precision, a guard or a symbolic float; less what is lowered whole or stays a library call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._decomp
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._prims_common import get_computation_dtype
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
+
+from polytile.frontend.lower import norms
+from polytile.frontend.lower.overloads import all_overloads, overloads
+
+# Taken apart by torch's own rules, beyond the core table.
+FROM_TORCH = """
+    _adaptive_avg_pool2d _log_softmax_backward_data _native_batch_norm_legit _batch_norm_with_update
+    _batch_norm_with_update_functional addmv dist elu gelu hardtanh huber_loss leaky_relu native_batch_norm
+    rrelu_with_noise_backward ldexp tril_indices triu_indices
+    batch_norm_backward
+""".split()
+
+# Lowered whole, or better as a library call than as torch takes them apart.
+KEPT = """
+    _scaled_dot_product_flash_attention_for_cpu all baddbmm bernoulli count_nonzero embedding_bag
+    floor_divide nansum rrelu_with_noise rrelu_with_noise_ rsub std
+""".split()
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """exp(x - max) / Σ exp(x - max), in float32 for the 16-bit types, row-major as eager's."""
+    if not _taken_apart(x, dim):
+        return NotImplemented
+    dtype = torch.float32 if half_to_float else x.dtype
+    wide = x.contiguous().to(get_computation_dtype(x.dtype))
+    e = torch.exp(wide - _largest(wide, dim))
+    return (e / torch.sum(e, dim, keepdim=True)).to(dtype)
+
+
+def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """x - max - log Σ exp(x - max)."""
+    if not _taken_apart(x, dim):
+        return NotImplemented
+    dtype = torch.float32 if half_to_float else x.dtype
+    wide = x.contiguous().to(get_computation_dtype(x.dtype))
+    shifted = wide - _largest(wide, dim)
+    return (shifted - torch.log(torch.sum(torch.exp(shifted), dim, keepdim=True))).to(dtype)
+
+
+def _taken_apart(x: Tensor, dim: int) -> bool:
+    """A maximum over a size that is known only at run time would have to be guarded against 0."""
+    return x.ndim == 0 or not free_unbacked_symbols(x.shape[dim])
+
+
+def _largest(x: Tensor, dim: int) -> Tensor | float:
+    return 0.0 if guard_or_false(x.numel() == 0) else torch.amax(x, dim, keepdim=True)
+
+
+def _softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """(g - Σ g·y)·y, eager's own formula."""
+    g, y = (t.to(get_computation_dtype(t.dtype)) for t in (grad_output, output))
+    return ((g - torch.sum(g * y, dim, keepdim=True)) * y).to(input_dtype).contiguous()
+
+
+OWN: dict[str, Callable[..., Any]] = {
+    "_softmax.default": _softmax,
+    "_log_softmax.default": _log_softmax,
+    "_softmax_backward_data.default": _softmax_backward_data,
+    **norms.DECOMPOSITIONS,
+}
+
+
+def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """The table for AOTAutograd; operators that this torch does not have are left out. Depends on the option `random`."""
+    table: dict[Any, Callable[..., Any]] = dict(torch._decomp.core_aten_decompositions())
+    table.update(torch._decomp.get_decompositions([op for name in FROM_TORCH for op in all_overloads(name)]))
+    for op in [op for name in KEPT for op in all_overloads(name)]:
+        table.pop(op, None)
+    for name, rule in OWN.items():
+        table.update(dict.fromkeys(overloads(name), rule))
+    return table

@@ -1,0 +1,413 @@
+"""Indexing: operators that read or write elements at positions that are themselves data.
+
+A read is a load whose index holds a stand-in for the position's value; the source is stored first. A functional write
+is a copy of the argument in a buffer of its own, then a second loop that sets or adds into it. Positions are checked
+when the program runs: one that is out of range is an IndexError, as in eager.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from polytile.errors import LoweringError
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.positions import Place, extent, place_at, position, ranges_of, require_index
+from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored
+from polytile.frontend.lower.views import is_dense, require_loop_dtype, reshape_point, wrap_dim
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import Extern, Store, View
+from polytile.ir.sizes import ONE, ZERO, Size, as_size
+
+aten = torch.ops.aten
+
+
+# reading --------------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.gather.default)
+def gather(builder: Builder, source: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    require_loop_dtype(source.dtype)
+    require_index(index)
+    d, base = wrap_dim(dim, source.rank), builder.realize(source)
+
+    def at(point: Point) -> Node:
+        place = place_at(source.rank, point)
+        place.put(d, position(index.at(point), extent(source, d), ranges_of(point, index.sizes), wraps=False))
+        return place.load(base)
+
+    return computed(index.sizes, source.dtype, source.device, at)
+
+
+@lowers(aten.index_select.default)
+def index_select(builder: Builder, source: Tensor, dim: int, index: Tensor) -> Tensor:
+    require_loop_dtype(source.dtype)
+    require_index(index)
+    shape = builder.result_sizes()
+    d, base = wrap_dim(dim, source.rank), builder.realize(source)
+
+    def at(point: Point) -> Node:
+        place = place_at(source.rank, point)
+        value = index.at((point[d] if point else ZERO,) * index.rank)
+        place.put(d, position(value, extent(source, d), ranges_of(point, shape), wraps=False))
+        return place.load(base)
+
+    return computed(shape, source.dtype, source.device, at)
+
+
+@lowers(aten.embedding.default)
+def embedding(
+    builder: Builder,
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: Size | int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    require_loop_dtype(weight.dtype)
+    require_index(indices)
+    shape = builder.result_sizes()
+    base = builder.realize(weight)
+
+    def at(point: Point) -> Node:
+        place = Place([ZERO, *point[indices.rank :]])
+        row = indices.at(point[: indices.rank])
+        place.put(0, position(row, weight.sizes[0], ranges_of(point, shape), wraps=False))
+        return place.load(base)
+
+    return computed(shape, weight.dtype, weight.device, at)
+
+
+# x[indices] -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """How `x[indices]` is laid out: the index tensors, broadcast to `shape`, take the place of the dimensions that they
+    index if those are neighbours, else they come first; the other dimensions of `x` keep their order."""
+
+    source: tuple[Size, ...]
+    indices: dict[int, Tensor]
+    shape: tuple[Size, ...]
+
+    @property
+    def rest(self) -> list[int]:
+        """The dimensions of `x` that are not indexed."""
+        return [d for d in range(len(self.source)) if d not in self.indices]
+
+    @property
+    def lead(self) -> int:
+        """How many dimensions of the result come before those of the index tensors."""
+        dims = sorted(self.indices)
+        return dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+
+    @property
+    def result(self) -> tuple[Size, ...]:
+        others = [self.source[d] for d in self.rest]
+        return (*others[: self.lead], *self.shape, *others[self.lead :])
+
+    def place(self, point: Point, checked: bool = True) -> Place:
+        """The place in `x` of the result's element at `point`."""
+        lead, width, ranges = self.lead, len(self.shape), ranges_of(point, self.result)
+        place = Place([ZERO] * len(self.source))
+        for d, index in zip(self.rest, point[:lead] + point[lead + width :], strict=True):
+            place.put(d, index)
+        for d, tensor in self.indices.items():
+            value = tensor.at(broadcast_point(tensor.sizes, self.shape, point[lead : lead + width]))
+            place.put(d, position(value, self.source[d], ranges, checked=checked))
+        return place
+
+
+def pattern_of(source: Tensor, indices: Sequence[Tensor | None]) -> Pattern:
+    """Raises LoweringError for masks: how many elements they pick is known only when they have been computed."""
+    require_loop_dtype(source.dtype)
+    given = {d: index for d, index in enumerate(indices) if index is not None}
+    for index in given.values():
+        require_index(index)
+    return Pattern(source.sizes, given, broadcast([index.sizes for index in given.values()]))
+
+
+def broadcast(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
+    """The sizes that `shapes` broadcast to."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    result = [ONE] * rank
+    for shape in shapes:
+        for i, n in enumerate(shape, rank - len(shape)):
+            result[i] = n if result[i] == 1 else result[i]
+    return tuple(result)
+
+
+@lowers(aten.index.Tensor)
+def index_tensor(builder: Builder, source: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    return _indexed(builder, source, indices, checked=True)
+
+
+@lowers(aten._unsafe_index.Tensor)
+def unsafe_index(builder: Builder, source: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    return _indexed(builder, source, indices, checked=False)
+
+
+def _indexed(builder: Builder, source: Tensor, indices: Sequence[Tensor | None], checked: bool) -> Tensor:
+    pattern = pattern_of(source, indices)
+    base = builder.realize(source)
+    return computed(pattern.result, source.dtype, source.device, lambda point: pattern.place(point, checked).load(base))
+
+
+@lowers(aten._unsafe_masked_index.default)
+def unsafe_masked_index(
+    builder: Builder, source: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: bool | int | float | Size
+) -> Tensor:
+    """`fill` where `mask` is false; there the indices may be out of range."""
+    pattern = pattern_of(source, indices)
+    base = builder.realize(source)
+
+    def at(point: Point) -> Node:
+        here = mask.at(broadcast_point(mask.sizes, pattern.result, point))
+        inside = expr.mask_loads(pattern.place(point, checked=False).load(base), here)
+        return expr.op("where", inside.dtype, here, inside, convert(builder.element(fill, (), ()), source.dtype))
+
+    return computed(pattern.result, source.dtype, source.device, at)
+
+
+# writing --------------------------------------------------------------------------------------------------------------
+
+
+def duplicate(builder: Builder, source: Tensor) -> View:
+    """A copy of `source` in a buffer of its own, laid out as the current node's result."""
+    strides = [as_size(s) for s in builder.result().stride()]
+    copy = builder.realize(
+        source, strides if is_dense(source.sizes, strides) else sizes.contiguous_strides(source.sizes)
+    )
+    assert copy.view is not None
+    return copy.view
+
+
+def require_mode(dtype: torch.dtype, mode: str) -> None:
+    require_loop_dtype(dtype)
+    if mode == "add" and dtype == torch.bool:
+        raise LoweringError("accumulating truth values is left to the library.")
+
+
+def _write(builder: Builder, shape: Sequence[Size], store: Callable[[Point], Store]) -> None:
+    """A loop over the points of `shape` that does `store(point)`."""
+    axes = builder.axes(shape)
+    builder.loop(axes, (), (store(tuple(a.symbol for a in axes)),), "scatter")
+
+
+def _scattered(
+    builder: Builder,
+    source: Tensor,
+    dim: int,
+    index: Tensor,
+    value: Tensor | bool | int | float | Size,
+    modes: Sequence[str],
+) -> Tensor:
+    """A copy of `source` in which element `point` with coordinate `dim` replaced by `index[point]` is written for every
+    point of `index`: "zero" sets it to 0, "set" to `value[point]`, "add" adds that to it."""
+    require_mode(source.dtype, modes[-1])
+    require_index(index)
+    d = wrap_dim(dim, source.rank)
+    stand_in = builder.realize(index) if index.view is None and len(modes) > 1 else index
+    target = duplicate(builder, source)
+
+    def store(point: Point, mode: str) -> Store:
+        place = place_at(source.rank, point)
+        place.put(d, position(stand_in.at(point), extent(source, d), ranges_of(point, index.sizes), wraps=False))
+        if mode == "zero":
+            return place.store(target, expr.const(0, source.compute_dtype))
+        at = (*point, ZERO)[: value.rank] if isinstance(value, Tensor) else ()
+        node = value.at(at) if isinstance(value, Tensor) else builder.element(value, (), ())
+        return place.store(target, convert(node, source.dtype), mode)
+
+    for mode in modes:
+        _write(builder, index.sizes, functools.partial(store, mode=mode))
+    return stored(target, source.device)
+
+
+@lowers(aten.scatter.src, aten.scatter.value)
+def scatter(
+    builder: Builder, source: Tensor, dim: int, index: Tensor, value: Tensor | bool | int | float | Size
+) -> Tensor:
+    return _scattered(builder, source, dim, index, value, ["set"])
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(builder: Builder, source: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    return _scattered(builder, source, dim, index, src, ["add"])
+
+
+@lowers(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_with(
+    builder: Builder, source: Tensor, dim: int, index: Tensor, value: Tensor | int | float | Size, *, reduce: str
+) -> Tensor:
+    return scatter_reduce(builder, source, dim, index, value, reduce)
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce(
+    builder: Builder,
+    source: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor | int | float | Size,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Tensor:
+    if reduce not in ("sum", "add"):
+        raise LoweringError(f"scatter with reduction {reduce!r} is left to the library.")
+    return _scattered(builder, source, dim, index, src, ["add"] if include_self else ["zero", "add"])
+
+
+@lowers(aten.index_put.default)
+def index_put(
+    builder: Builder, source: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    return _put(builder, source, indices, values, accumulate, checked=True)
+
+
+@lowers(aten._unsafe_index_put.default)
+def unsafe_index_put(
+    builder: Builder, source: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    return _put(builder, source, indices, values, accumulate, checked=False)
+
+
+def _put(
+    builder: Builder,
+    source: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool,
+    checked: bool,
+    mask: Tensor | None = None,
+) -> Tensor:
+    mode = "add" if accumulate else "set"
+    require_mode(source.dtype, mode)
+    if [index.dtype for index in indices if index is not None] == [torch.bool]:
+        return _put_where(source, indices, values, accumulate)
+    pattern = pattern_of(source, indices)
+    target = duplicate(builder, source)
+
+    def store(point: Point) -> Store:
+        value = convert(values.at(broadcast_point(values.sizes, pattern.result, point)), source.dtype)
+        plain = pattern.place(point, checked).store(target, value, mode)
+        return (
+            replace(plain, mask=mask.at(broadcast_point(mask.sizes, pattern.result, point)))
+            if mask is not None
+            else plain
+        )
+
+    _write(builder, pattern.result, store)
+    return stored(target, source.device)
+
+
+def _put_where(source: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> Tensor:
+    """`x[mask] = values` where the values do not depend on how many elements the mask picks: a choice by the mask."""
+    dim, mask = next((d, index) for d, index in enumerate(indices) if index is not None)
+    after = source.rank - dim - mask.rank
+    picked = values.rank - 1 - after  # the dimension of `values` that runs over the picked elements
+    if picked >= 0 and values.sizes[picked] != 1:
+        raise LoweringError("as many values as a mask picks are left to the library.")
+    around = (*source.sizes[:dim], ONE, *source.sizes[dim + mask.rank :])
+
+    def at(point: Point) -> Node:
+        here, old = mask.at(point[dim : dim + mask.rank]), source.at(point)
+        there = (*point[:dim], ZERO, *point[dim + mask.rank :])
+        new = convert(values.at(broadcast_point(values.sizes, around, there)), source.dtype)
+        if accumulate:
+            new = convert(expr.op("add", old.dtype, old, new), source.dtype)
+        return expr.op("where", old.dtype, here, new, old)
+
+    return computed(source.sizes, source.dtype, source.device, at)
+
+
+@lowers(aten._unsafe_masked_index_put_accumulate.default)
+def unsafe_masked_index_put_accumulate(
+    builder: Builder, source: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
+) -> Tensor:
+    return _put(builder, source, indices, values, accumulate=True, checked=False, mask=mask)
+
+
+@lowers(aten.put.default)
+def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumulate: bool = False) -> Tensor:
+    mode = "add" if accumulate else "set"
+    require_mode(source.dtype, mode)
+    require_index(index)
+    copy = builder.realize(source, sizes.contiguous_strides(source.sizes))
+    assert copy.view is not None
+    flat = View(copy.view.buffer, copy.view.dtype, (source.numel,), (ONE,), copy.view.offset)
+    where = reshape_point(values.sizes, index.sizes)
+
+    def store(point: Point) -> Store:
+        place = Place([ZERO])
+        place.put(0, position(index.at(point), source.numel, ranges_of(point, index.sizes)))
+        return place.store(flat, convert(values.at(where(point)), source.dtype), mode)
+
+    _write(builder, index.sizes, store)
+    return copy
+
+
+@lowers(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    builder: Builder,
+    grad: Tensor,
+    indices: Tensor,
+    num_weights: Size | int,
+    padding_idx: Size | int,
+    scale_grad_by_freq: bool,
+) -> Tensor:
+    """Rows of `grad` added up by index; the row of `padding_idx` (−1: none) stays zero."""
+    require_mode(grad.dtype, "add")
+    require_index(indices)
+    if scale_grad_by_freq:
+        raise LoweringError("gradients scaled by the frequency of their index are left to the library.")
+    shape, padding = builder.result_sizes(), as_size(padding_idx)
+    zeros = computed(shape, grad.dtype, grad.device, lambda point: expr.const(0, grad.compute_dtype))
+    target = duplicate(builder, zeros)
+
+    def store(point: Point) -> Store:
+        row = indices.at(point[: indices.rank])
+        place = Place([ZERO, *point[indices.rank :]])
+        place.put(0, position(row, shape[0], ranges_of(point, grad.sizes), wraps=False))
+        plain = place.store(target, grad.at(point), "add")
+        return (
+            plain
+            if padding == -1
+            else replace(plain, mask=expr.op("ne", torch.bool, row, expr.index_value(padding, row.dtype)))
+        )
+
+    _write(builder, grad.sizes, store)
+    return stored(target, grad.device)
+
+
+# values that become sizes ---------------------------------------------------------------------------------------------
+
+
+@lowers(aten._local_scalar_dense.default)
+def item(builder: Builder, source: Tensor) -> Size:
+    """The value of a tensor of one element as a size: a symbol that the library call defines."""
+    if source.dtype.is_floating_point or source.dtype.is_complex:
+        raise LoweringError(f"a number of type {source.dtype} is not a size.")
+    assert builder.node is not None
+    traced = builder.node.meta["val"]
+    symbols = [s for s in sorted(free_unbacked_symbols(traced), key=str) if builder.define(s)]
+    builder.emit(
+        Extern(
+            builder.name("lib"),
+            aten._local_scalar_dense.default,
+            (builder.argument(source),),
+            (),
+            (None,),
+            (builder.origin,),
+            "the value is needed outside of tensors",
+            tuple((s, ("item",)) for s in symbols),
+        )
+    )
+    return as_size(traced)

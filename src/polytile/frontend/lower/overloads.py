@@ -1,0 +1,34 @@
+"""ATen and prims operators by name, tolerant of what the torch at hand does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+
+def overloads(names: str) -> list[OpOverload]:
+    """The operators that `names` lists, apart by blanks: "packet.overload" in aten; "packet" for its default overload, and the
+    default overload in prims of that name where there is one; "prims.packet". Names that this torch lacks are left out."""
+    found = []
+    for name in names.split():
+        namespace, _, rest = name.partition(".")
+        if namespace == "prims":
+            found.append(_overload(torch.ops.prims, rest, "default"))
+        elif rest:
+            found.append(_overload(torch.ops.aten, namespace, rest))
+        else:
+            found += [_overload(torch.ops.aten, name, "default"), _overload(torch.ops.prims, name, "default")]
+    return [op for op in found if op is not None]
+
+
+def all_overloads(name: str) -> list[OpOverload]:
+    """Every overload of the aten operator `name`; none where this torch lacks it."""
+    packet = getattr(torch.ops.aten, name, None)
+    return [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+
+
+def _overload(namespace: Any, packet: str, overload: str) -> OpOverload | None:
+    found = getattr(namespace, packet, None)
+    return getattr(found, overload) if found is not None and overload in found.overloads() else None

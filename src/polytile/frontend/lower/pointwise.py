@@ -1,0 +1,332 @@
+"""Lowerings of pointwise operators: the table's rows, and the operators that take more than operands.
+
+Arithmetic on bfloat16 and float16 is done in float32 and rounded where a result is stored or explicitly converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.errors import LoweringError
+from polytile.frontend.lower.builder import Builder, Promotion
+from polytile.frontend.lower.overloads import overloads
+from polytile.frontend.lower.pointwise_table import TABLE, Element, Row, like, node, selected
+from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.scalars import scalar_tensor
+from polytile.frontend.lower.value import Point, Tensor, computed, convert, widen
+from polytile.ir import expr
+from polytile.ir.expr import Node
+
+Operand = Any  # Tensor, Python number or sympy expression
+
+LOOP_DTYPES = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.bfloat16, torch.float16, torch.float32, torch.float64,
+    }
+)  # fmt: skip
+
+
+def check_dtypes(*dtypes: torch.dtype) -> None:
+    """Raises LoweringError for a type that loops do not compute with."""
+    for dtype in dtypes:
+        if dtype not in LOOP_DTYPES:
+            raise LoweringError(f"generated loops do not compute with {dtype}.")
+
+
+def check_operands(builder: Builder, operands: Sequence[Operand]) -> torch.device:
+    """The device of the result; raises LoweringError for a type that loops do not compute with, and for tensors elsewhere."""
+    device = builder.result().device
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            check_dtypes(operand.dtype)
+            if operand.device != device:
+                raise LoweringError(f"an operand is on {operand.device}, the result on {device}.")
+        elif isinstance(operand, complex):
+            raise LoweringError("generated loops do not compute with complex numbers.")
+    return device
+
+
+def elementwise(
+    builder: Builder,
+    element: Element,
+    kind: Promotion,
+    *operands: Operand,
+    covers: frozenset[torch.dtype] = frozenset(),
+    compute_in: torch.dtype | None = None,
+) -> Tensor:
+    """`element` at every point of the operands' broadcast, computed in the type that torch's promotion rule says (or
+    `compute_in`); the result's type is the traced one. An operand that is None is not promoted and arrives as None."""
+    device = check_operands(builder, operands)
+    result = builder.result().dtype
+    dtype = compute_in or builder.promote(kind, *operands)[0]
+    check_dtypes(dtype, result)
+    if covers and dtype not in covers:
+        raise LoweringError(f"{builder.origin} is not generated for {dtype}.")
+    _check_scalars(operands, dtype)
+    present = [operand(o, device) for o in operands if o is not None]
+
+    def at(*nodes: Node) -> Node:
+        given = iter(nodes)
+        return widen(element(*[None if o is None else next(given) for o in operands]), result)
+
+    return builder.pointwise(at, present, dtype, result, device=device)
+
+
+def operand(value: Operand, device: torch.device) -> Operand:
+    """`value` with a symbolic number that is no integer made a tensor of no dimensions."""
+    return scalar_tensor(value, device) if isinstance(value, sympy.Expr) else value
+
+
+def _check_scalars(operands: Sequence[Operand], dtype: torch.dtype) -> None:
+    """Raises LoweringError for an integer that does not fit the integer type computed in: what eager does then is its own."""
+    if dtype.is_floating_point or dtype == torch.bool:
+        return
+    limits = torch.iinfo(dtype)
+    for operand in operands:
+        if isinstance(operand, int) and not limits.min <= operand <= limits.max:
+            raise LoweringError(f"{operand} does not fit {dtype}.")
+
+
+def _lower_row(row: Row) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, *operands: Operand) -> Tensor:
+        return elementwise(builder, row.element, row.kind, *operands, covers=row.covers)
+
+    return lowering
+
+
+for _row in TABLE:
+    lowers(*overloads(_row.names))(_lower_row(_row))
+
+
+# arithmetic with a factor ------------------------------------------------------------------------------------------------
+
+
+@lowers(*overloads("add.Tensor add.Scalar"))
+def add(builder: Builder, a: Operand, b: Operand, alpha: Any = 1) -> Tensor:
+    return elementwise(builder, lambda x, y: node("add", x, _times(alpha, y)), Promotion.DEFAULT, a, b)
+
+
+@lowers(*overloads("sub.Tensor sub.Scalar"))
+def sub(builder: Builder, a: Operand, b: Operand, alpha: Any = 1) -> Tensor:
+    return elementwise(builder, lambda x, y: node("sub", x, _times(alpha, y)), Promotion.DEFAULT, a, b)
+
+
+@lowers(*overloads("rsub.Tensor rsub.Scalar"))
+def rsub(builder: Builder, a: Operand, b: Operand, alpha: Any = 1) -> Tensor:
+    return elementwise(builder, lambda x, y: node("sub", y, _times(alpha, x)), Promotion.DEFAULT, a, b)
+
+
+def _times(factor: Any, x: Node) -> Node:
+    if isinstance(factor, sympy.Expr) and not factor.is_number or isinstance(factor, complex):
+        raise LoweringError(f"the factor alpha={factor} is not a number.")
+    return x if factor == 1 else node("mul", like(factor, x), x)
+
+
+# division ------------------------------------------------------------------------------------------------------------------
+
+
+@lowers(*overloads("div.Tensor_mode div.Scalar_mode"))
+def div_mode(builder: Builder, a: Operand, b: Operand, rounding_mode: str | None = None) -> Tensor:
+    if rounding_mode is None:
+        return elementwise(builder, lambda x, y: node("div", x, y), Promotion.INT_TO_FLOAT, a, b)
+    name = {"trunc": "truncdiv", "floor": "floordiv"}[rounding_mode]
+    return elementwise(builder, lambda x, y: node(name, x, y), Promotion.DEFAULT, a, b)
+
+
+@lowers(*overloads("round.decimals"))
+def round_decimals(builder: Builder, x: Tensor, decimals: int = 0) -> Tensor:
+    """round(x·10ᵈ) / 10ᵈ, and round(x / 10⁻ᵈ)·10⁻ᵈ for negative d; integers are their own result."""
+
+    def element(value: Node) -> Node:
+        if not value.dtype.is_floating_point:
+            return value
+        scale = like(10.0 ** abs(decimals), value)
+        before, after = ("mul", "div") if decimals >= 0 else ("div", "mul")
+        return node(after, node("round", node(before, value, scale)), scale)
+
+    return elementwise(builder, element, Promotion.DEFAULT, x)
+
+
+# powers --------------------------------------------------------------------------------------------------------------------
+
+_FLOAT_POWERS: dict[float, Element] = {
+    0.0: lambda x: like(1, x),
+    1.0: lambda x: x,
+    2.0: lambda x: node("mul", x, x),
+    3.0: lambda x: node("mul", node("mul", x, x), x),
+    4.0: lambda x: _squared(node("mul", x, x)),
+    0.5: lambda x: node("sqrt", x),
+    -0.5: lambda x: node("rsqrt", x),
+    -1.0: lambda x: node("reciprocal", x),
+    -2.0: lambda x: node("reciprocal", node("mul", x, x)),
+}
+
+
+def _squared(x: Node) -> Node:
+    return node("mul", x, x)
+
+
+def integer_power(x: Node, n: int) -> Node:
+    """xⁿ for n ≥ 0 by repeated squaring, wrapping as integer multiplication does."""
+    result: Node | None = None
+    while n:
+        if n & 1:
+            result = x if result is None else node("mul", result, x)
+        x, n = (node("mul", x, x), n >> 1) if n > 1 else (x, 0)
+    return like(1, x) if result is None else result
+
+
+@lowers(*overloads("pow.Tensor_Scalar"))
+def pow_scalar(builder: Builder, x: Tensor, exponent: Operand) -> Tensor:
+    """Constant exponents become multiplications, roots and reciprocals as eager computes them."""
+
+    def element(base: Node, power: Node) -> Node:
+        if isinstance(power, expr.Const) and power.dtype.is_floating_point and float(power.value) in _FLOAT_POWERS:
+            return _FLOAT_POWERS[float(power.value)](base)
+        if isinstance(power, expr.Const) and not power.dtype.is_floating_point and power.value >= 0:
+            return integer_power(base, int(power.value))
+        return node("pow", base, power)
+
+    return elementwise(builder, element, Promotion.BOOL_TO_LONG, x, exponent)
+
+
+@lowers(*overloads("pow.Scalar pow.Tensor_Tensor prims.pow"))
+def pow_tensor(builder: Builder, base: Operand, exponent: Tensor) -> Tensor:
+    def element(x: Node, power: Node) -> Node:
+        if isinstance(x, expr.Const) and x.value == 1:
+            return x
+        if isinstance(x, expr.Const) and x.value == 2 and x.dtype.is_floating_point:
+            return node("exp2", power)
+        return node("pow", x, power)
+
+    return elementwise(builder, element, Promotion.BOOL_TO_LONG, base, exponent)
+
+
+# bounds and choices --------------------------------------------------------------------------------------------------------
+
+
+@lowers(*overloads("clamp clamp.Tensor clip clip.Tensor"))
+def clamp(builder: Builder, x: Tensor, min: Operand = None, max: Operand = None) -> Tensor:
+    return elementwise(builder, _clamped, Promotion.DEFAULT, x, min, max)
+
+
+@lowers(*overloads("clamp_min clamp_min.Tensor"))
+def clamp_min(builder: Builder, x: Tensor, min: Operand) -> Tensor:
+    return elementwise(builder, _clamped, Promotion.DEFAULT, x, min, None)
+
+
+@lowers(*overloads("clamp_max clamp_max.Tensor"))
+def clamp_max(builder: Builder, x: Tensor, max: Operand) -> Tensor:
+    return elementwise(builder, _clamped, Promotion.DEFAULT, x, None, max)
+
+
+def _clamped(x: Node, low: Node | None, high: Node | None) -> Node:
+    """min(max(x, low), high), NaN where any of them is NaN."""
+    x = x if low is None else node("maximum", x, low)
+    return x if high is None else node("minimum", x, high)
+
+
+@lowers(*overloads("where.self where.ScalarOther where.ScalarSelf where.Scalar prims.where"))
+def where(builder: Builder, condition: Tensor, a: Operand, b: Operand) -> Tensor:
+    return _choice(builder, condition, a, b)
+
+
+@lowers(*overloads("masked_fill.Scalar masked_fill.Tensor"))
+def masked_fill(builder: Builder, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
+    return _choice(builder, mask, value, x)
+
+
+def _choice(builder: Builder, condition: Tensor, a: Operand, b: Operand) -> Tensor:
+    """a where `condition` holds, else b, in the traced result type."""
+    device, dtype, out_sizes = check_operands(builder, (condition, a, b)), builder.result().dtype, builder.result_sizes()
+    check_dtypes(dtype)
+    a, b = (operand(v, device) for v in (a, b))
+
+    def at(point: Point) -> Node:
+        holds = widen(builder.element(condition, out_sizes, point), torch.bool)
+        x, y = (widen(builder.element(v, out_sizes, point), dtype) for v in (a, b))
+        return selected(holds, x, y)
+
+    return computed(out_sizes, dtype, device, at)
+
+
+# comparisons and logic -----------------------------------------------------------------------------------------------------
+
+
+def _lower_comparison(name: str) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, a: Operand, b: Operand) -> Tensor:
+        """Compared in the promoted type; in int64 where a number does not fit that."""
+        dtype = builder.promote(Promotion.ALWAYS_BOOL, a, b)[0]
+        try:
+            _check_scalars((a, b), dtype)
+        except LoweringError:
+            dtype = torch.int64
+        return elementwise(builder, lambda x, y: node(name, x, y), Promotion.ALWAYS_BOOL, a, b, compute_in=dtype)
+
+    return lowering
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    lowers(*overloads(f"{_name}.Tensor {_name}.Scalar prims.{_name}"))(_lower_comparison(_name))
+
+
+def _lower_logic(name: str) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, *operands: Operand) -> Tensor:
+        """On truth values: whatever is not 0 is true."""
+        return elementwise(builder, lambda *x: node(name, *x), Promotion.ALWAYS_BOOL, *operands, compute_in=torch.bool)
+
+    return lowering
+
+
+for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
+    lowers(*overloads(_name))(_lower_logic(_name))
+
+
+# conversions ---------------------------------------------------------------------------------------------------------------
+
+
+@lowers(*overloads("_to_copy"))
+def to_copy(
+    builder: Builder,
+    x: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    if builder.result().layout != torch.strided or pin_memory:
+        raise LoweringError("generated loops fill only strided, unpinned memory.")
+    return converted(builder, x, dtype or x.dtype)
+
+
+@lowers(*overloads("prims.convert_element_type"))
+def convert_element_type(builder: Builder, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return converted(builder, x, dtype)
+
+
+@lowers(*overloads("copy"))
+def copy(builder: Builder, target: Tensor, source: Operand, non_blocking: bool = False) -> Tensor:
+    """`source`, broadcast and converted to what `target` is."""
+    return converted(builder, source, target.dtype)
+
+
+def converted(builder: Builder, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` broadcast to the traced size, as a value of type `dtype`: a change to bfloat16 or float16 rounds."""
+    device = check_operands(builder, (x,))
+    check_dtypes(dtype)
+    out_sizes = builder.result_sizes()
+
+    return computed(out_sizes, dtype, device, lambda p: convert_to(builder.element(x, out_sizes, p), x.dtype, dtype))
+
+
+def convert_to(value: Node, source: torch.dtype, dtype: torch.dtype) -> Node:
+    """`value` of the tensor type `source` explicitly converted to `dtype`."""
+    return value if source == dtype else convert(value, dtype)

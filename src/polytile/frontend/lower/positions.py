@@ -1,0 +1,186 @@
+"""Positions: index values that are data, and the places in a tensor that they name.
+
+A position is an index expression where the value is one (`arange`), else a node that an index holds a stand-in for. It
+is checked when the program runs, unless its bounds show now that it is in range (`index % n`, `index.clamp(0, n - 1)`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+
+from polytile.errors import LoweringError
+from polytile.frontend.lower.value import Tensor
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import Store, View
+from polytile.ir.sizes import ONE, ZERO, Size
+
+INDEX_DTYPES = (torch.int64, torch.int32)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_MOST = 4  # bounds of either kind that are remembered of one value
+
+
+@dataclass
+class Place:
+    """The place of one element: a point whose coordinates are index expressions, some of them stand-ins for values.
+
+    `values` are the nodes of the stand-ins, in the order of `expr.indirect_symbol`.
+    """
+
+    point: list[Size]
+    values: list[Node] = field(default_factory=list)
+
+    def put(self, dim: int, position: Size | Node) -> None:
+        """Sets coordinate `dim`; a place in a tensor of no dimensions has none to set."""
+        if isinstance(position, Node):
+            self.values.append(position)
+            position = expr.indirect_symbol(len(self.values) - 1)
+        if dim < len(self.point):
+            self.point[dim] = position
+
+    def load(self, source: Tensor) -> Node:
+        """The element of the stored `source` here."""
+        view = source.view
+        assert view is not None
+        return expr.load(source.compute_dtype, view.buffer, view.index(tuple(self.point)), tuple(self.values))
+
+    def store(self, target: View, value: Node, mode: str = "set") -> Store:
+        return Store(target.buffer, target.index(tuple(self.point)), value, mode, tuple(self.values))
+
+
+def place_at(rank: int, point: Sequence[Size]) -> Place:
+    """`point` in a tensor of `rank` dimensions; no dimensions and one count as the same."""
+    return Place([*point, ZERO][:rank])
+
+
+def position(value: Node, n: Size, ranges: sizes.Ranges, wraps: bool = True, checked: bool = True) -> Size | Node:
+    """The index that `value` names in a dimension of size `n`.
+
+    `wraps`: whether a negative value counts from the end, as in `x[index]`; elsewhere it is out of range. `checked`:
+    whether a value out of range is an error when the program runs; else the caller knows that there is none. `ranges`
+    are those of the axes in `value`.
+    """
+    found = bounds(value, ranges)
+    if wraps and isinstance(value, expr.Const) and value.value < 0:
+        value = expr.index_value(sympy.expand(n + int(value.value)))
+        found = bounds(value, ranges)
+    from_zero, below_n = found.at_least(ZERO), found.at_most(sympy.expand(n - 1))
+    if from_zero and below_n and isinstance(value, expr.Const | expr.Index):
+        return value.expr if isinstance(value, expr.Index) else sympy.Integer(int(value.value))
+    value = value if value.dtype == torch.int64 else expr.op("cast", torch.int64, value)
+    size, negative = expr.index_value(n), expr.op("lt", torch.bool, value, expr.const(0, torch.int64))
+    if from_zero and (below_n or not checked):
+        return value
+    if not checked:
+        return expr.op("where", torch.int64, negative, expr.op("add", torch.int64, value, size), value)
+    if not wraps and not from_zero:
+        value = expr.op("where", torch.int64, negative, size, value)
+    return expr.op("check_index", torch.int64, value, size)
+
+
+def require_index(index: Tensor) -> None:
+    if index.dtype not in INDEX_DTYPES:
+        raise LoweringError(f"an index of type {index.dtype} is left to the library.")
+
+
+def extent(tensor: Tensor, dim: int) -> Size:
+    """Size of `dim`; a tensor of no dimensions holds one element."""
+    return tensor.sizes[dim] if tensor.rank else ONE
+
+
+def ranges_of(point: Sequence[Size], shape: Sequence[Size]) -> dict[sympy.Symbol, Size]:
+    """The ranges of the axes that are coordinates of `point`, a point of a tensor of these sizes."""
+    return {axis: n for axis, n in zip(point, shape, strict=True) if isinstance(axis, sympy.Symbol)}
+
+
+# bounds ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is known of an integer: it is at least each of `low` and at most each of `high`."""
+
+    low: tuple[Size, ...] = ()
+    high: tuple[Size, ...] = ()
+
+    def at_least(self, value: Size) -> bool:
+        return any(sizes.is_nonnegative(sympy.expand(bound - value)) for bound in self.low)
+
+    def at_most(self, value: Size) -> bool:
+        return any(sizes.is_nonnegative(sympy.expand(value - bound)) for bound in self.high)
+
+    def __add__(self, other: Bounds) -> Bounds:
+        return Bounds(
+            tuple(sympy.expand(a + b) for a in self.low for b in other.low)[:_MOST],
+            tuple(sympy.expand(a + b) for a in self.high for b in other.high)[:_MOST],
+        )
+
+    def __neg__(self) -> Bounds:
+        return Bounds(tuple(-bound for bound in self.high), tuple(-bound for bound in self.low))
+
+
+def bounds(root: Node, ranges: sizes.Ranges) -> Bounds:
+    """Bounds of an integer node whose axes have these ranges; what is not understood is unbounded. Integers are taken
+    not to overflow."""
+    found: dict[int, Bounds] = {}
+    for node in expr.walk(root):
+        found[id(node)] = _node_bounds(node, [found[id(child)] for child in node.children], ranges)
+    return found[id(root)]
+
+
+def _node_bounds(node: Node, args: Sequence[Bounds], ranges: sizes.Ranges) -> Bounds:
+    if node.dtype not in _INTEGERS:
+        return Bounds()
+    match node:
+        case expr.Const():
+            value = sympy.Integer(int(node.value))
+            return Bounds((value,), (value,))
+        case expr.Index():
+            return Bounds(_extreme(node.expr, ranges, largest=False), _extreme(node.expr, ranges, largest=True))
+        case expr.Op(name="add"):
+            return args[0] + args[1]
+        case expr.Op(name="sub"):
+            return args[0] + -args[1]
+        case expr.Op(name="neg"):
+            return -args[0]
+        case expr.Op(name="abs"):
+            return Bounds((ZERO,), args[0].high if args[0].at_least(ZERO) else ())
+        case expr.Op(name="maximum"):  # at least what either is at least; at most what both are at most
+            return Bounds((args[0].low + args[1].low)[:_MOST], _common(args[0], args[1]).high)
+        case expr.Op(name="minimum"):
+            return Bounds(_common(args[0], args[1]).low, (args[0].high + args[1].high)[:_MOST])
+        case expr.Op(name="where"):
+            return _common(args[1], args[2])
+        case expr.Op(name="remainder"):  # has the divisor's sign
+            return Bounds((ZERO,), tuple(b - 1 for b in args[1].high)) if args[1].at_least(ONE) else Bounds()
+        case expr.Op(name="check_index"):  # in [0, size)
+            return Bounds((ZERO,), tuple(bound - 1 for bound in args[1].high))
+        case expr.Op(name="cast"):
+            return args[0]
+    return Bounds()
+
+
+def _common(a: Bounds, b: Bounds) -> Bounds:
+    """What holds for both."""
+    return Bounds(
+        tuple(dict.fromkeys([x for x in a.low if b.at_least(x)] + [x for x in b.low if a.at_least(x)]))[:_MOST],
+        tuple(dict.fromkeys([x for x in a.high if b.at_most(x)] + [x for x in b.high if a.at_most(x)]))[:_MOST],
+    )
+
+
+def _extreme(index: Size, ranges: sizes.Ranges, largest: bool) -> tuple[Size, ...]:
+    """The largest or smallest value of an index expression that is linear in its axes; of another, 0 as the smallest if
+    it is not negative."""
+    result = index
+    for axis in sorted(index.free_symbols & ranges.keys(), key=str):
+        factor = sizes.coefficient(index, axis)
+        if factor is None or not (sizes.is_nonnegative(factor) or sizes.is_nonnegative(-factor)):
+            bound = sizes.upper_bound(index, ranges) if largest else ZERO if sizes.is_nonnegative(index) else None
+            return () if bound is None else (bound,)
+        at_end = sizes.is_nonnegative(factor) == largest
+        result = result.xreplace({axis: ranges[axis] - 1 if at_end else ZERO})
+    return (sympy.expand(result),)

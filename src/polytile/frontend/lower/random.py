@@ -1,0 +1,260 @@
+"""Lowerings of random operators.
+
+With the option random="eager" numbers come from eager's own stream: the ATen call that eager makes, in graph order; only the
+arithmetic around it is generated. With random="philox" kernels generate them from a counter: one seed a call of the program,
+drawn from torch's default generator so that manual_seed reproduces it, and a range of 2⁴⁰ counters for each operator.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from polytile import options
+from polytile.errors import LoweringError
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.overloads import overloads
+from polytile.frontend.lower.pointwise import check_dtypes
+from polytile.frontend.lower.pointwise_table import like, node, selected
+from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored, widen
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import Extern, Ref, whole
+
+aten = torch.ops.aten
+COUNTERS_PER_OPERATOR = 2**40
+
+# Bits that a uniform number of a 16-bit type has, so that rounding never makes it 1.
+_UNIFORM_BITS = {torch.bfloat16: 8, torch.float16: 11}
+
+
+def from_counter() -> bool:
+    """Whether kernels generate random numbers themselves."""
+    return bool(options.get("random") == "philox")
+
+
+# eager's own stream --------------------------------------------------------------------------------------------------------
+
+
+def drawn_bernoulli(builder: Builder, like_result: torch.Tensor, dtype: torch.dtype, p: float) -> Tensor:
+    """Fresh memory laid out as `like_result`, filled by bernoulli_(p): the call that eager makes, on the same elements in the
+    same order."""
+    shape = tuple(sizes.as_size(n) for n in like_result.shape)
+    strides = tuple(sizes.as_size(n) for n in like_result.stride())
+    buffer = builder.new_buffer(shape, dtype, like_result.device, strides)
+    reason = "random numbers come from eager's own stream"
+    size, stride = ([builder.argument(n) for n in values] for values in (shape, strides))
+    settings = (("dtype", dtype), ("device", like_result.device))
+    origins = (builder.origin,)
+    builder.emit(
+        Extern(builder.name("lib"), aten.empty_strided.default, (size, stride), settings, (buffer.name,), origins, reason)
+    )
+    builder.emit(
+        Extern(
+            builder.name("lib"), aten.bernoulli_.float, (Ref(whole(buffer)), p), (), (None,), origins, reason,
+            mutates=(buffer.name,),
+        )
+    )  # fmt: skip
+    return stored(whole(buffer), like_result.device)
+
+
+@lowers(*overloads("native_dropout"))
+def native_dropout(builder: Builder, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """(x·noise, mask) with noise = mask / (1 - p) in the type of x, as eager's dropout computes it. p = 1 draws nothing."""
+    check_dtypes(x.dtype)
+    if not train or p == 0:
+        return computed(x.sizes, x.dtype, x.device, x.at), _full_mask(x, True)
+    if p == 1:
+        mask = _full_mask(x, False)
+    elif from_counter():
+        mask = counted_bernoulli(builder, x.sizes, torch.bool, x.device, 1 - p)
+    elif x.device.type == "cpu":
+        mask = drawn_bernoulli(builder, builder.result(1), torch.bool, 1 - p)
+    else:
+        raise LoweringError(f"on {x.device.type} eager draws dropout masks inside its own kernel.")
+    return _dropped(x, mask, p), mask
+
+
+def _dropped(x: Tensor, mask: Tensor, p: float) -> Tensor:
+    def at(point: Point) -> Node:
+        value = x.at(point)
+        kept = like(0, value) if p == 1 else convert(node("div", like(1, value), like(1 - p, value)), x.dtype)
+        return node("mul", value, selected(mask.at(point), kept, like(0, value)))
+
+    return computed(x.sizes, x.dtype, x.device, at)
+
+
+def _full_mask(x: Tensor, value: bool) -> Tensor:
+    return computed(x.sizes, torch.bool, x.device, lambda _: expr.const(value, torch.bool))
+
+
+@lowers(*overloads("bernoulli.p"))
+def bernoulli_p(builder: Builder, x: Tensor, p: float, generator: Any = None) -> Tensor:
+    """0 and 1 in the type of `x`, whose values are not read."""
+    _require_default(generator)
+    result = builder.result()
+    check_dtypes(result.dtype)
+    if from_counter():
+        return counted_bernoulli(builder, x.sizes, result.dtype, x.device, p)
+    return drawn_bernoulli(builder, result, result.dtype, p)
+
+
+def _require_default(generator: Any) -> None:
+    if generator is not None:
+        raise LoweringError("a generator was given: its own stream is the library's to draw from.")
+
+
+# numbers from a counter ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Seed:
+    """The buffer of the program's one seed and how many operators have counters so far."""
+
+    buffer: str
+    operators: int = 0
+
+
+_SEEDS: weakref.WeakKeyDictionary[Builder, _Seed] = weakref.WeakKeyDictionary()
+
+
+def counter(builder: Builder, out_sizes: tuple[sympy.Expr, ...], device: torch.device) -> Callable[[Point], tuple[Node, Node]]:
+    """point → (seed, offset) for a fresh operator whose result has `out_sizes`; the first of a program draws the seed."""
+    if builder not in _SEEDS:
+        seed = builder.library(
+            aten.randint.default,
+            (2**63 - 1, [1]),
+            {"dtype": torch.int64, "device": device},
+            "one seed for the kernels' own random numbers",
+            results=torch.empty(1, dtype=torch.int64, device=device),
+        )
+        _SEEDS[builder] = _Seed(seed.view.buffer)
+    state = _SEEDS[builder]
+    first = state.operators * COUNTERS_PER_OPERATOR
+    state.operators += 1
+    strides = sizes.contiguous_strides(out_sizes)
+
+    def at(point: Point) -> tuple[Node, Node]:
+        number = sum((i * s for i, s in zip(point, strides, strict=True)), sympy.Integer(first))
+        return expr.load(torch.int64, state.buffer, sizes.ZERO), expr.index_value(number)
+
+    return at
+
+
+def counted(
+    builder: Builder, name: str, draw: torch.dtype, element: Callable[[Node, Point], Node], result: torch.Tensor | None = None
+) -> Tensor:
+    """The tensor of the traced result whose element is `element(number, point)`, `number` being drawn by the operation `name` in
+    type `draw`."""
+    if not from_counter():
+        raise LoweringError("random numbers come from eager's own stream (option random='eager').")
+    result = builder.result() if result is None else result
+    check_dtypes(result.dtype)
+    out_sizes = tuple(sizes.as_size(n) for n in result.shape)
+    at = counter(builder, out_sizes, result.device)
+    return computed(
+        out_sizes,
+        result.dtype,
+        result.device,
+        lambda point: widen(element(expr.op(name, draw, *at(point)), point), result.dtype),
+    )
+
+
+def counted_bernoulli(
+    builder: Builder, out_sizes: tuple[sympy.Expr, ...], dtype: torch.dtype, device: torch.device, p: float
+) -> Tensor:
+    """1 with probability `p`, else 0."""
+    at = counter(builder, out_sizes, device)
+
+    def element(point: Point) -> Node:
+        u = expr.op("philox_uniform", torch.float32, *at(point))
+        return widen(node("lt", u, like(p, u)), dtype)
+
+    return computed(out_sizes, dtype, device, element)
+
+
+def uniform_number(dtype: torch.dtype) -> Callable[[Node, Point], Node]:
+    """A number of [0, 1) that is representable in `dtype`."""
+
+    def element(u: Node, _: Point) -> Node:
+        if dtype not in _UNIFORM_BITS:
+            return u
+        steps = like(2.0 ** _UNIFORM_BITS[dtype], u)
+        return node("div", node("floor", node("mul", u, steps)), steps)
+
+    return element
+
+
+def _real(builder: Builder) -> torch.dtype:
+    """The floating-point type in which numbers for the current node are drawn."""
+    return torch.float64 if builder.result().dtype == torch.float64 else torch.float32
+
+
+@lowers(*overloads("rand rand_like"))
+def rand(builder: Builder, *arguments: Any, **settings: Any) -> Tensor:
+    return counted(builder, "philox_uniform", _real(builder), uniform_number(builder.result().dtype))
+
+
+@lowers(*overloads("randn randn_like"))
+def randn(builder: Builder, *arguments: Any, **settings: Any) -> Tensor:
+    return counted(builder, "philox_normal", _real(builder), lambda z, _: z)
+
+
+@lowers(*overloads("bernoulli"))
+def bernoulli(builder: Builder, p: Tensor, generator: Any = None) -> Tensor:
+    _require_default(generator)
+    return counted(
+        builder,
+        "philox_uniform",
+        torch.float32,
+        lambda u, point: widen(node("lt", u, widen(p.at(point), torch.float32)), p.dtype),
+    )
+
+
+@lowers(*overloads("uniform"))
+def uniform(builder: Builder, x: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Tensor:
+    _require_default(generator)
+    unit = uniform_number(builder.result().dtype)
+
+    def element(u: Node, point: Point) -> Node:
+        return node("add", node("mul", unit(u, point), like(high - low, u)), like(low, u))
+
+    return counted(builder, "philox_uniform", _real(builder), element)
+
+
+@lowers(*overloads("normal_functional"))
+def normal(builder: Builder, x: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
+    _require_default(generator)
+    return counted(
+        builder,
+        "philox_normal",
+        _real(builder),
+        lambda z, _: node("add", node("mul", z, like(std, z)), like(mean, z)),
+    )
+
+
+def _lower_randint(bounds: Callable[..., tuple[int, int]]) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, *arguments: Any, **settings: Any) -> Tensor:
+        """low + n mod (high - low) of a 63-bit number n: no range of 2³² or less is uneven by more than one part in 2³¹."""
+        low, high = bounds(*arguments)
+        if not all(isinstance(v, int) for v in (low, high)):
+            raise LoweringError("the bounds of randint are not numbers.")
+
+        def element(n: Node, _: Point) -> Node:
+            return node("add", node("remainder", n, like(high - low, n)), like(low, n))
+
+        return counted(builder, "philox_int", torch.int64, element)
+
+    return lowering
+
+
+lowers(*overloads("randint"))(_lower_randint(lambda high, *_: (0, high)))
+lowers(*overloads("randint.low"))(_lower_randint(lambda low, high, *_: (low, high)))
+lowers(*overloads("randint_like"))(_lower_randint(lambda x, high, *_: (0, high)))
+lowers(*overloads("randint_like.low_dtype"))(_lower_randint(lambda x, low, high, *_: (low, high)))

@@ -1,0 +1,311 @@
+"""Lowerings of reductions: one loop each, accumulating in float32 for the 16-bit floating-point types and int64 for integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.errors import LoweringError
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.overloads import overloads
+from polytile.frontend.lower.pointwise import check_dtypes, convert_to
+from polytile.frontend.lower.pointwise_table import like, node, selected
+from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.value import Point, Tensor, computed, widen
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import compute_dtype
+
+Dims = int | Sequence[int] | None
+Row = Callable[[Node, Point], Node]  # (element, point of the source) → row-level node
+
+
+def reduce_over(
+    builder: Builder, source: Tensor, dims: Dims, keepdim: bool, *outputs: tuple[Row, torch.dtype]
+) -> tuple[Tensor, ...]:
+    """One loop over `source` with an output for each (row-level expression, type). `dims` None or empty means all; a tensor of
+    no dimensions counts as one element. Raises LoweringError for types that loops do not compute with."""
+    check_dtypes(source.dtype, *[dtype for _, dtype in outputs])
+    if source.rank == 0:
+        source = computed((sizes.ONE,), source.dtype, source.device, lambda _, scalar=source: scalar.at(()))
+        dims, keepdim = [0], False
+    wanted = reduced_dims(source.rank, dims)
+    return tuple(builder.reduction(source, wanted, keepdim, outputs))
+
+
+def reduced_dims(rank: int, dims: Dims) -> list[int]:
+    """The dimensions counted from the front, in order; all of them for None and for none."""
+    if dims is None or (not isinstance(dims, int) and len(dims) == 0):
+        return list(range(rank))
+    listed = [dims] if isinstance(dims, int) else dims
+    return sorted({d % max(rank, 1) for d in listed})
+
+
+def count(source: Tensor, dims: Dims) -> sympy.Expr:
+    """How many elements are reduced to one."""
+    return sizes.product([source.sizes[d] for d in reduced_dims(source.rank, dims) if source.rank])
+
+
+def accumulated(kind: str, dtype: torch.dtype) -> Row:
+    """The reduction `kind` of the elements converted to `dtype`."""
+    return lambda x, _: expr.reduce(kind, compute_dtype(dtype), widen(x, dtype))
+
+
+# sums, products, means -------------------------------------------------------------------------------------------------
+
+
+@lowers(*overloads("sum sum.dim_IntList"))
+def sum_(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    out = builder.result().dtype
+    return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (accumulated("sum", out), out))[0]
+
+
+@lowers(*overloads("prod prod.dim_int"))
+def prod(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    out = builder.result().dtype
+    return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (accumulated("prod", out), out))[0]
+
+
+def converted_first(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """`x` with its elements explicitly converted to `dtype`, as an argument dtype= asks."""
+    if dtype is None or dtype == x.dtype:
+        return x
+    check_dtypes(dtype, x.dtype)
+    return computed(x.sizes, dtype, x.device, lambda point: convert_to(x.at(point), x.dtype, dtype))
+
+
+@lowers(*overloads("nansum"))
+def nansum(
+    builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    out = builder.result().dtype
+
+    def row(value: Node, _: Point) -> Node:
+        if value.dtype.is_floating_point:
+            value = selected(node("isnan", value), like(0, value), value)
+        return expr.reduce("sum", compute_dtype(out), widen(value, out))
+
+    return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (row, out))[0]
+
+
+@lowers(*overloads("mean mean.dim"))
+def mean(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    out = builder.result().dtype
+    n = count(x, dim)
+
+    def row(value: Node, _: Point) -> Node:
+        wide = compute_dtype(out)
+        return node("div", expr.reduce("sum", wide, widen(value, out)), expr.index_value(n, wide))
+
+    return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (row, out))[0]
+
+
+@lowers(*overloads("count_nonzero count_nonzero.dim_IntList"))
+def count_nonzero(builder: Builder, x: Tensor, dim: Dims = None) -> Tensor:
+    def row(value: Node, _: Point) -> Node:
+        return expr.reduce("sum", torch.int64, widen(widen(value, torch.bool), torch.int64))
+
+    return reduce_over(builder, x, dim, False, (row, torch.int64))[0]
+
+
+# extremes ------------------------------------------------------------------------------------------------------------------
+
+
+def _extreme(kind: str) -> Row:
+    """max or min; any or all for bool."""
+
+    def row(value: Node, _: Point) -> Node:
+        of_bool = {"max": "any", "min": "all"}
+        return expr.reduce(of_bool[kind] if value.dtype == torch.bool else kind, value.dtype, value)
+
+    return row
+
+
+def _lower_extreme(kind: str) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        return reduce_over(builder, x, dim, keepdim, (_extreme(kind), x.dtype))[0]
+
+    return lowering
+
+
+lowers(*overloads("amax max"))(_lower_extreme("max"))
+lowers(*overloads("amin min"))(_lower_extreme("min"))
+
+
+def _best(kind: str, source: Tensor, dims: Dims) -> Row:
+    """argmax or argmin of (element, its row-major position among the reduced dimensions); bool compares as uint8."""
+
+    def row(value: Node, point: Point) -> Node:
+        position = sizes.ZERO
+        for d in reduced_dims(source.rank, dims):
+            position = position * source.sizes[d] + point[d]
+        comparable = widen(value, torch.uint8) if value.dtype == torch.bool else value
+        return expr.reduce(kind, comparable.dtype, comparable, expr.index_value(position))
+
+    return row
+
+
+def _lower_best(kind: str) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if x.rank == 0:
+            return computed((), torch.int64, x.device, lambda _: expr.const(0, torch.int64))
+        best = _best(kind, x, dim)
+        index: Row = lambda value, point: expr.part(best(value, point), 1, torch.int64)  # noqa: E731
+        return reduce_over(builder, x, dim, keepdim, (index, torch.int64))[0]
+
+    return lowering
+
+
+lowers(*overloads("argmax"))(_lower_best("argmax"))
+lowers(*overloads("argmin"))(_lower_best("argmin"))
+
+
+def _lower_extreme_with_index(kind: str) -> Callable[..., tuple[Tensor, ...]]:
+    def lowering(builder: Builder, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, ...]:
+        if x.rank == 0:
+            zero = computed((), torch.int64, x.device, lambda _: expr.const(0, torch.int64))
+            return computed((), x.dtype, x.device, x.at), zero
+        best = _best(kind, x, dim)
+
+        def value_of(value: Node, point: Point) -> Node:
+            found = best(value, point)
+            return widen(expr.part(found, 0, found.dtype), x.dtype)
+
+        index: Row = lambda value, point: expr.part(best(value, point), 1, torch.int64)  # noqa: E731
+        return reduce_over(builder, x, dim, keepdim, (value_of, x.dtype), (index, torch.int64))
+
+    return lowering
+
+
+lowers(*overloads("max.dim"))(_lower_extreme_with_index("argmax"))
+lowers(*overloads("min.dim"))(_lower_extreme_with_index("argmin"))
+
+
+# truth ---------------------------------------------------------------------------------------------------------------------
+
+
+def _lower_truth(kind: str) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        """bool, or uint8 for uint8 as eager's. An empty list of dimensions reduces nothing."""
+        out = builder.result().dtype
+        if isinstance(dim, list | tuple) and not dim and builder.result().ndim == x.rank:
+            check_dtypes(x.dtype)
+            return computed(x.sizes, out, x.device, lambda point: widen(widen(x.at(point), torch.bool), out))
+
+        def row(value: Node, _: Point) -> Node:
+            return widen(expr.reduce(kind, torch.bool, widen(value, torch.bool)), out)
+
+        return reduce_over(builder, x, dim, keepdim, (row, out))[0]
+
+    return lowering
+
+
+lowers(*overloads("any any.dim any.dims"))(_lower_truth("any"))
+lowers(*overloads("all all.dim all.dims"))(_lower_truth("all"))
+
+
+# variance ------------------------------------------------------------------------------------------------------------------
+
+
+def _welford(x: Node) -> tuple[Node, Node]:
+    """(mean, sum of squared deviations) of `x`."""
+    both = expr.reduce("welford", x.dtype, x)
+    return expr.part(both, 0, x.dtype), expr.part(both, 1, x.dtype)
+
+
+def _variance_row(n: sympy.Expr, correction: float | None, root: bool) -> Row:
+    """Σ(x - mean)² / max(n - correction, 0), or its root."""
+
+    def row(value: Node, _: Point) -> Node:
+        squares = _welford(value)[1]
+        variance = node("div", squares, _degrees_of_freedom(n, 1 if correction is None else correction, value))
+        return node("sqrt", variance) if root else variance
+
+    return row
+
+
+def _degrees_of_freedom(n: sympy.Expr, correction: float, value: Node) -> Node:
+    if n.is_number:
+        return like(max(int(n) - correction, 0), value)
+    size = expr.index_value(n, value.dtype)
+    return size if correction == 0 else node("maximum", node("sub", size, like(correction, value)), like(0, value))
+
+
+def _lower_variance(root: bool) -> Callable[..., Tensor]:
+    def lowering(
+        builder: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+    ) -> Tensor:
+        out = builder.result().dtype
+        _require_float(x)
+        return reduce_over(builder, x, dim, keepdim, (_variance_row(count(x, dim), correction, root), out))[0]
+
+    return lowering
+
+
+lowers(*overloads("var.correction"))(_lower_variance(False))
+lowers(*overloads("std.correction"))(_lower_variance(True))
+
+
+def _lower_variance_with_mean(root: bool) -> Callable[..., tuple[Tensor, ...]]:
+    def lowering(
+        builder: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+    ) -> tuple[Tensor, ...]:
+        _require_float(x)
+        mean_row: Row = lambda value, _: _welford(value)[0]  # noqa: E731
+        spread = _variance_row(count(x, dim), correction, root)
+        return reduce_over(builder, x, dim, keepdim, (spread, x.dtype), (mean_row, x.dtype))
+
+    return lowering
+
+
+lowers(*overloads("var_mean.correction"))(_lower_variance_with_mean(False))
+lowers(*overloads("std_mean.correction"))(_lower_variance_with_mean(True))
+
+
+def _require_float(x: Tensor) -> None:
+    if not x.dtype.is_floating_point:
+        raise LoweringError(f"a variance of {x.dtype} values is not generated.")
+
+
+# norms ---------------------------------------------------------------------------------------------------------------------
+
+
+def _norm_row(order: float, dtype: torch.dtype) -> Row:
+    """The vector norm of order `order`, accumulated in the compute type of `dtype`."""
+    wide = compute_dtype(dtype)
+
+    def row(value: Node, _: Point) -> Node:
+        x = widen(value, dtype)
+        if order == 0:
+            return expr.reduce("sum", wide, widen(node("ne", x, like(0, x)), dtype))
+        if order == 2:
+            return node("sqrt", expr.reduce("sum", wide, node("mul", x, x)))
+        size = node("abs", x)
+        if math.isinf(order):
+            return expr.reduce("max" if order > 0 else "min", wide, size)
+        if order == 1:
+            return expr.reduce("sum", wide, size)
+        powers = expr.reduce("sum", wide, node("pow", size, like(order, size)))
+        return node("pow", powers, like(1 / order, powers))
+
+    return row
+
+
+@lowers(*overloads("linalg_vector_norm"))
+def linalg_vector_norm(
+    builder: Builder,
+    x: Tensor,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    out = builder.result().dtype
+    if isinstance(ord, complex | sympy.Expr):
+        raise LoweringError(f"a norm of order {ord} is not generated.")
+    return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (_norm_row(float(ord), out), out))[0]

@@ -1,0 +1,22 @@
+"""The table from ATen overloads to lowerings, filled by the files of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Lowering = Callable[..., Any]
+TABLE: dict[Any, Lowering] = {}
+
+
+def lowers(*overloads: Any) -> Callable[[Lowering], Lowering]:
+    """Registers `fn(builder, *args, **kwargs)` for the given OpOverloads. Arguments arrive as Tensor values, sympy sizes, Python
+    numbers, dtypes, lists of these, or None; the result is a Tensor, a size, None, or a tuple of these, shaped like the
+    operator's."""
+
+    def register(fn: Lowering) -> Lowering:
+        for overload in overloads:
+            TABLE[overload] = fn
+        return fn
+
+    return register

@@ -1,0 +1,104 @@
+"""The value of a tensor while a graph is lowered: a strided view of a buffer, or an expression not yet stored anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import View, compute_dtype
+
+Point = tuple[sympy.Expr, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of symbolic `sizes` and logical `dtype`.
+
+    Exactly one of the two forms: `view` (a strided look at a buffer), or `node` over `axes` (one symbol a dimension), to be
+    computed where it is used. Nodes hold compute types: float32 for bfloat16 and float16 tensors.
+    """
+
+    sizes: tuple[sympy.Expr, ...]
+    dtype: torch.dtype
+    device: torch.device
+    view: View | None = None
+    axes: tuple[sympy.Symbol, ...] = ()
+    node: Node | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def numel(self) -> sympy.Expr:
+        return sizes.product(self.sizes)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return compute_dtype(self.dtype)
+
+    def at(self, point: Sequence[sympy.Expr]) -> Node:
+        """The element at `point` (one index expression a dimension), in the compute type."""
+        point = tuple(point)
+        if self.view is not None:
+            return expr.load(self.compute_dtype, self.view.buffer, self.view.index(point))
+        assert self.node is not None
+        return expr.substitute((self.node,), dict(zip(self.axes, point, strict=True)))[0]
+
+
+def fresh_axes(sizes_: Sequence[sympy.Expr]) -> tuple[sympy.Symbol, ...]:
+    """The standard axis symbols d0, d1, ... of an unstored tensor."""
+    return tuple(sizes.axis(f"d{i}") for i in range(len(sizes_)))
+
+
+def computed(
+    sizes_: Sequence[sympy.Expr],
+    dtype: torch.dtype,
+    device: torch.device,
+    element: Callable[[Point], Node],
+) -> Tensor:
+    """The unstored tensor whose element at `point` is `element(point)` (in the compute type of `dtype`)."""
+    axes = fresh_axes(sizes_)
+    return Tensor(tuple(sizes_), dtype, device, axes=axes, node=element(axes))
+
+
+def stored(view: View, device: torch.device) -> Tensor:
+    return Tensor(view.sizes, view.dtype, device, view=view)
+
+
+def convert(node: Node, dtype: torch.dtype) -> Node:
+    """`node` as a value of the compute type of the logical `dtype`; a conversion to bfloat16 or float16 rounds."""
+    target = compute_dtype(dtype)
+    if isinstance(node, expr.Const):
+        if not (target != torch.bool and not target.is_floating_point and isinstance(node.value, float)):
+            node = expr.const(node.value, target)
+    if node.dtype != target:
+        node = expr.op("cast", target, node)
+    if dtype == torch.bfloat16:
+        return expr.op("round_bf16", target, node)
+    if dtype == torch.float16:
+        return expr.op("round_f16", target, node)
+    return node
+
+
+def widen(node: Node, dtype: torch.dtype) -> Node:
+    """`node` in the compute type of `dtype`, without rounding to `dtype` (for arithmetic between stored values)."""
+    target = compute_dtype(dtype)
+    if node.dtype == target:
+        return node
+    if isinstance(node, expr.Const):
+        return expr.const(node.value, target)
+    return expr.op("cast", target, node)
+
+
+def broadcast_point(source: Sequence[sympy.Expr], target: Sequence[sympy.Expr], point: Point) -> Point:
+    """The point of a tensor of sizes `source` that broadcasting to sizes `target` reads at `point`."""
+    lead = len(target) - len(source)
+    return tuple(
+        sizes.ZERO if n == 1 and target[lead + i] != 1 else point[lead + i] for i, n in enumerate(source)
+    )

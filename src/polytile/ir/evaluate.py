@@ -1,0 +1,436 @@
+"""What one loop computes, by definition: every value of its body as a torch tensor over the loop's grid.
+
+A grid has one dimension for each axis, then one for each reduced axis. A value that does not vary along an axis has
+size 1 there. All loads of a chunk of the grid are done before its stores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, ModularIndexing, PythonMod
+
+from polytile.errors import IRError
+from polytile.ir import expr, ops, philox, sizes
+from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
+from polytile.ir.program import Loop, Store, compute_dtype, element_level
+
+CHUNK_POINTS = 4_000_000
+Number = Any  # a Python int, or an int64 tensor that broadcasts to the grid
+Value = Any  # a tensor that broadcasts to the grid; for a multi-result node a tuple of them
+
+
+def run_loop(
+    loop: Loop,
+    buffers: Mapping[str, torch.Tensor],
+    size_values: Mapping[sympy.Symbol, int],
+    precision: torch.dtype | None = torch.float64,
+    accumulator: torch.Tensor | None = None,
+) -> None:
+    """Runs `loop` on `buffers` (name → tensor whose first element is the buffer's first) and writes what it stores.
+
+    Floating-point values are computed in `precision`, or in the types that the nodes name where it is None; integers
+    are exact. A stored value is converted to the type of the tensor given, which may be wider than the buffer's.
+    `accumulator` is what `Accumulator` stands for, of the shape of `loop.axes`. Raises IndexError where a checked
+    index is out of range, IRError where the loop reaches outside a buffer.
+    """
+    grid = [(a.symbol, _size(a.size, size_values)) for a in loop.axes + loop.reduced]
+    for bounds in _chunks([n for _, n in grid], len(loop.axes)):
+        part = accumulator
+        if part is not None:
+            part = part[tuple(slice(a, b) for a, b in bounds[: len(loop.axes)])]
+        _Chunk(loop, buffers, size_values, precision, part, bounds).run()
+
+
+def _size(size: sympy.Expr, values: Mapping[sympy.Symbol, int]) -> int:
+    return sizes.evaluate(size, values)
+
+
+def _chunks(lengths: list[int], n_axes: int) -> Iterator[list[tuple[int, int]]]:
+    """The grid in pieces of at most about CHUNK_POINTS points, cut along its longest axis that is not reduced."""
+    whole = [(0, n) for n in lengths]
+    points = math.prod(lengths)
+    if points <= CHUNK_POINTS or n_axes == 0:
+        yield whole
+        return
+    cut = max(range(n_axes), key=lambda i: lengths[i])
+    step = max(1, CHUNK_POINTS * lengths[cut] // points)
+    for start in range(0, lengths[cut], step):
+        yield [(start, min(start + step, n)) if i == cut else (0, n) for i, n in enumerate(lengths)]
+
+
+@dataclass
+class _Chunk:
+    """The evaluation of one piece of a loop's grid; `bounds` are (first, end) for each axis."""
+
+    loop: Loop
+    buffers: Mapping[str, torch.Tensor]
+    sizes: Mapping[sympy.Symbol, int]
+    precision: torch.dtype | None
+    accumulator: torch.Tensor | None
+    bounds: list[tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        axes = self.loop.axes + self.loop.reduced
+        self.rank = len(axes)
+        self.n_axes = len(self.loop.axes)
+        self.lengths = [end - start for start, end in self.bounds]
+        self.position = {a.symbol: i for i, a in enumerate(axes)}
+        self.device = next((self.buffer(s.buffer).device for s in self.loop.stores), torch.device("cpu"))
+        self.axis_values: dict[sympy.Symbol, torch.Tensor] = {}
+        for i, axis in enumerate(axes):
+            shape = [1] * self.rank
+            shape[i] = self.lengths[i]
+            self.axis_values[axis.symbol] = torch.arange(*self.bounds[i], device=self.device).reshape(shape)
+
+    def run(self) -> None:
+        nodes = list(expr.walk(*self.loop.roots))
+        kept = {id(root) for root in self.loop.roots}
+        last_use = {id(child): i for i, node in enumerate(nodes) for child in node.children}
+        values: dict[int, Value] = {}
+        for i, node in enumerate(nodes):
+            values[id(node)] = self.value(node, [values[id(c)] for c in node.children])
+            for child in node.children:
+                if last_use[id(child)] == i and id(child) not in kept:
+                    values.pop(id(child), None)
+        for store in self.loop.stores:
+            self.store(store, [values[id(r)] for r in store.roots])
+
+    def type_of(self, dtype: torch.dtype) -> torch.dtype:
+        """The type in which values of type `dtype` are computed here."""
+        return self.precision if self.precision is not None and dtype.is_floating_point else dtype
+
+    # values ----------------------------------------------------------------------------------------------------------
+
+    def value(self, node: Node, args: list[Value]) -> Value:
+        match node:
+            case Const():
+                return torch.tensor(node.value, dtype=self.type_of(node.dtype), device=self.device)
+            case Index():
+                number = self.number(node.expr, {})
+                return self.tensor(number).to(self.type_of(node.dtype))
+            case Load():
+                return self.load(node, args)
+            case Op():
+                return self.op(node, args)
+            case Reduce():
+                return self.reduce(node, args)
+            case Scan():
+                return self.scan(node, args)
+            case Part():
+                return args[0][node.k]
+            case Accumulator():
+                return self.accumulated(node)
+        raise IRError(f"loop {self.loop.name}: the interpreter knows no node {type(node).__name__}.")
+
+    def accumulated(self, node: Accumulator) -> torch.Tensor:
+        if self.accumulator is None:
+            raise IRError(f"loop {self.loop.name} reads Accumulator but is no template's epilogue.")
+        return self.accumulator.to(self.type_of(node.dtype))
+
+    def op(self, node: Op, args: list[torch.Tensor]) -> torch.Tensor:
+        special = _SPECIAL_OPS.get(node.name)
+        if special is not None:
+            return special(self, node, args)
+        result = ops.definition(node.name).meaning(*args)
+        return result.to(self.type_of(node.dtype))
+
+    # indices ---------------------------------------------------------------------------------------------------------
+
+    def number(self, index: sympy.Expr, env: Mapping[sympy.Symbol, Number]) -> Number:
+        """The value of an index expression at every point: an int where it does not vary, else an int64 tensor."""
+        return _evaluate(self.at_sizes(index), {**self.axis_values, **env})
+
+    def tensor(self, number: Number) -> torch.Tensor:
+        return torch.as_tensor(number, dtype=torch.int64, device=self.device)
+
+    def at_sizes(self, index: sympy.Expr) -> sympy.Expr:
+        """`index` with the size symbols replaced by their values."""
+        return index.xreplace({s: sympy.Integer(self.sizes[s]) for s in index.free_symbols if s in self.sizes})
+
+    def strided(self, flat: torch.Tensor, index: sympy.Expr) -> torch.Tensor | None:
+        """The elements `flat[index]` as a strided view, size 1 along axes that do not occur; None if `index` is not
+        linear."""
+        shape, strides, offset = [1] * self.rank, [0] * self.rank, 0
+        for term, factor in self.at_sizes(index).expand().as_coefficients_dict().items():
+            if not factor.is_Integer or not (term == 1 or term in self.position):
+                return None
+            if term == 1:
+                offset += int(factor)
+            else:
+                i = self.position[term]
+                shape[i], strides[i] = self.lengths[i], int(factor)
+                offset += int(factor) * self.bounds[i][0]
+        last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        if 0 in shape or min(strides, default=0) < 0:
+            return None
+        if offset < 0 or last >= flat.numel():
+            reach = f"index {index} runs from {offset} to {last} in {flat.numel()} elements"
+            raise IRError(f"loop {self.loop.name}: {reach}.")
+        return flat.as_strided(shape, strides, flat.storage_offset() + offset)
+
+    def checked(self, index: Number, flat: torch.Tensor, what: str) -> torch.Tensor:
+        """`index` as a tensor, all of it inside `flat`."""
+        index = self.tensor(index)
+        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= flat.numel()):
+            bad = int(index.min()) if int(index.min()) < 0 else int(index.max())
+            raise IRError(f"loop {self.loop.name} {what} at {bad}, outside of its {flat.numel()} elements.")
+        return index
+
+    # loads and stores ------------------------------------------------------------------------------------------------
+
+    def load(self, node: Load, args: list[torch.Tensor]) -> torch.Tensor:
+        flat = flat_view(self.buffer(node.buffer))
+        if not args:
+            view = self.strided(flat, node.index)
+            if view is not None:
+                return self.loaded(view, node)
+        k = len(node.indirect)
+        index = self.number(node.index, {expr.indirect_symbol(i): v for i, v in enumerate(args[:k])})
+        what = f"reads {node.buffer}[{node.index}]"
+        if node.mask is None:
+            return self.loaded(flat[self.checked(index, flat, what)], node)
+        mask, index = torch.broadcast_tensors(args[k], self.tensor(index))
+        read = torch.zeros(mask.shape, dtype=flat.dtype, device=self.device)
+        read[mask] = flat[self.checked(index[mask], flat, what)]
+        return self.loaded(read, node)
+
+    def buffer(self, name: str) -> torch.Tensor:
+        if name not in self.buffers:
+            raise IRError(f"loop {self.loop.name} uses buffer {name}, which has no storage yet.")
+        return self.buffers[name]
+
+    def loaded(self, raw: torch.Tensor, node: Load) -> torch.Tensor:
+        """Stored elements as values: converted to the compute type, or bit-cast where the node names another type."""
+        same = compute_dtype(raw.dtype) == node.dtype or raw.dtype == self.type_of(node.dtype)
+        if not same and raw.dtype.itemsize == node.dtype.itemsize:
+            raw = raw.contiguous().view(node.dtype)
+        return raw.to(self.type_of(node.dtype), copy=True)
+
+    def store(self, store: Store, args: list[torch.Tensor]) -> None:
+        flat = flat_view(self.buffer(store.buffer))
+        k = len(store.indirect)
+        value = args[0].to(flat.dtype)
+        if store.mode == "set" and len(args) == 1:
+            view = self.strided(flat, store.index)
+            if view is not None and _broadcasts_to(value.shape, view.shape):
+                view.copy_(value)
+                return
+        index = self.number(store.index, {expr.indirect_symbol(i): v for i, v in enumerate(args[1 : 1 + k])})
+        index = self.tensor(index)
+        mask = args[1 + k] if store.mask is not None else torch.tensor(True, device=self.device)
+        points = torch.broadcast_shapes(index.shape, value.shape, mask.shape, self.store_shape(store))
+        index, value, mask = index.expand(points), value.expand(points), mask.expand(points)
+        index = self.checked(index[mask], flat, f"writes {store.buffer}[{store.index}]")
+        flat.index_put_((index,), value[mask], accumulate=store.mode == "add")
+
+    def store_shape(self, store: Store) -> list[int]:
+        """The points at which a store runs: the whole grid, or that of the axes at row level."""
+        if element_level(self.loop, store):
+            return self.lengths
+        return self.lengths[: self.n_axes] + [1] * (self.rank - self.n_axes)
+
+    # reductions and scans --------------------------------------------------------------------------------------------
+
+    def over_reduced(self, value: torch.Tensor) -> torch.Tensor:
+        """`value` with all reduced dimensions, at full length, made one at the end."""
+        lead = list(value.shape[: self.n_axes]) if value.dim() else [1] * self.n_axes
+        full = value.expand(lead + self.lengths[self.n_axes :])
+        return full.reshape(lead + [math.prod(self.lengths[self.n_axes :])])
+
+    def reduce(self, node: Reduce, args: list[torch.Tensor]) -> Value:
+        rows = torch.broadcast_tensors(*[self.over_reduced(a) for a in args])
+        results = _REDUCTIONS[node.kind](rows, self.type_of(node.dtype))
+        shaped = tuple(r.reshape(list(r.shape) + [1] * (self.rank - self.n_axes)) for r in results)
+        return shaped if node.kind in expr.MULTI_REDUCE else shaped[0]
+
+    def scan(self, node: Scan, args: list[torch.Tensor]) -> Value:
+        rows = torch.broadcast_tensors(*[self.over_reduced(a) for a in args])
+        results = _SCANS[node.kind](rows, self.type_of(node.dtype))
+        shaped = tuple(r.reshape(list(r.shape[:-1]) + self.lengths[self.n_axes :]) for r in results)
+        return shaped if node.kind in expr.MULTI_SCAN else shaped[0]
+
+
+def flat_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Everything in the tensor's storage from its first element on, as one dimension."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    return tensor.as_strided((max(count, 0),), (1,), tensor.storage_offset())
+
+
+def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:
+    return not shape or all(n in (1, m) for n, m in zip(shape, target, strict=True))
+
+
+# index expressions ---------------------------------------------------------------------------------------------------
+
+
+def _extreme(choose: Callable[..., torch.Tensor]) -> Callable[..., Number]:
+    def of(*args: Number) -> Number:
+        result = args[0]
+        for arg in args[1:]:
+            result = choose(torch.as_tensor(result), torch.as_tensor(arg))
+        return result
+
+    return of
+
+
+_FUNCTIONS: dict[Any, Callable[..., Number]] = {
+    FloorDiv: lambda a, d: a // d,
+    CleanDiv: lambda a, d: a // d,
+    Mod: lambda a, d: a % d,
+    PythonMod: lambda a, d: a % d,
+    ModularIndexing: lambda a, d, m: (a // d) % m,
+    sympy.Pow: lambda a, n: a**n,
+    sympy.Max: _extreme(torch.maximum),
+    sympy.Min: _extreme(torch.minimum),
+}
+
+
+def _evaluate(index: sympy.Expr, env: Mapping[sympy.Symbol, Number]) -> Number:
+    """An index expression on integers and int64 tensors."""
+    if index.is_Integer:
+        return int(index)
+    if index.is_Symbol:
+        if index not in env:
+            raise IRError(f"index symbol {index} is no axis of the loop and no size with a value.")
+        return env[index]
+    args = [_evaluate(a, env) for a in index.args]
+    if index.is_Add:
+        return sum(args[1:], args[0])
+    if index.is_Mul:
+        return math.prod(args[1:], start=args[0])
+    for function, meaning in _FUNCTIONS.items():
+        if isinstance(index, function):
+            return meaning(*args)
+    raise IRError(f"the interpreter cannot evaluate {type(index).__name__} in the index {index}.")
+
+
+# operations whose meaning the table of operations leaves to the node -------------------------------------------------
+
+
+def _cast(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Tensor:
+    return args[0].to(chunk.type_of(node.dtype))
+
+
+def _bitcast(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Tensor:
+    raw = args[0].to(node.args[0].dtype).contiguous()
+    return raw.view(node.dtype).to(chunk.type_of(node.dtype))
+
+
+def _check_index(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Tensor:
+    index, size = args
+    wrong = (index < -size) | (index >= size)
+    if bool(wrong.any()):
+        bad = int(torch.broadcast_to(index, wrong.shape)[wrong][0])
+        name, length = chunk.loop.name, int(size.max())
+        raise IndexError(f"index {bad} is out of range in {name}: its dimension has {length} elements.")
+    return torch.where(index < 0, index + size, index)
+
+
+def _random(generate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda chunk, node, args: generate(*args, chunk.type_of(node.dtype))
+
+
+_SPECIAL_OPS: dict[str, Callable[..., torch.Tensor]] = {
+    "cast": _cast,
+    "bitcast": _bitcast,
+    "check_index": _check_index,
+    "philox_uniform": _random(philox.uniform),
+    "philox_normal": _random(philox.normal),
+    "philox_int": _random(philox.integer),
+}
+
+
+# reductions: rows [..., n] and the result type → results [...] -------------------------------------------------------
+
+Rows = tuple[torch.Tensor, ...]
+Results = tuple[torch.Tensor, ...]
+
+
+def smallest(dtype: torch.dtype) -> bool | int | float:
+    """The identity of max."""
+    return False if dtype == torch.bool else -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def largest(dtype: torch.dtype) -> bool | int | float:
+    """The identity of min."""
+    return True if dtype == torch.bool else math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def _max(rows: Rows, dtype: torch.dtype) -> Results:
+    x = rows[0].to(dtype)
+    return (x.amax(-1) if x.shape[-1] else x.new_full(x.shape[:-1], smallest(dtype)),)
+
+
+def _min(rows: Rows, dtype: torch.dtype) -> Results:
+    x = rows[0].to(dtype)
+    return (x.amin(-1) if x.shape[-1] else x.new_full(x.shape[:-1], largest(dtype)),)
+
+
+def _arg(extreme: Callable[[Rows, torch.dtype], Results]) -> Callable[[Rows, torch.dtype], Results]:
+    """The extreme (NaN, if there is one) and the smallest index at which it stands."""
+
+    def of(rows: Rows, dtype: torch.dtype) -> Results:
+        value, index = rows
+        best = extreme((value,), value.dtype)[0]
+        hit = value == best.unsqueeze(-1)
+        if value.dtype.is_floating_point:
+            hit |= value.isnan()
+        found = torch.where(hit, index, torch.iinfo(index.dtype).max)
+        return best, _min((found,), index.dtype)[0]
+
+    return of
+
+
+def _welford(rows: Rows, dtype: torch.dtype) -> Results:
+    x = rows[0].to(dtype)
+    mean = x.mean(-1)
+    return mean, (x - mean.unsqueeze(-1)).square().sum(-1)
+
+
+def _online_softmax(rows: Rows, dtype: torch.dtype) -> Results:
+    best = _max(rows, dtype)[0]
+    return best, (rows[0].to(dtype) - best.unsqueeze(-1)).exp().sum(-1)
+
+
+_REDUCTIONS: dict[str, Callable[[Rows, torch.dtype], Results]] = {
+    "sum": lambda rows, dtype: (rows[0].sum(-1, dtype=dtype),),
+    "prod": lambda rows, dtype: (rows[0].prod(-1, dtype=dtype),),
+    "max": _max,
+    "min": _min,
+    "any": lambda rows, dtype: (rows[0].any(-1).to(dtype),),
+    "all": lambda rows, dtype: (rows[0].all(-1).to(dtype),),
+    "argmax": _arg(_max),
+    "argmin": _arg(_min),
+    "welford": _welford,
+    "online_softmax": _online_softmax,
+}
+
+
+# scans: rows [..., n] → rows [..., n] --------------------------------------------------------------------------------
+
+
+def _scan_extreme(cumulative: Callable[..., Any]) -> Callable[[Rows, torch.dtype], Results]:
+    """The running extreme and the index of its last occurrence."""
+
+    def of(rows: Rows, dtype: torch.dtype) -> Results:
+        value, index = rows
+        best, position = cumulative(value, dim=-1)
+        return best, torch.gather(index.expand(value.shape), -1, position)
+
+    return of
+
+
+_SCANS: dict[str, Callable[[Rows, torch.dtype], Results]] = {
+    "sum": lambda rows, dtype: (rows[0].cumsum(-1, dtype=dtype),),
+    "prod": lambda rows, dtype: (rows[0].cumprod(-1, dtype=dtype),),
+    "logsumexp": lambda rows, dtype: (rows[0].to(dtype).logcumsumexp(-1),),
+    "max": _scan_extreme(torch.cummax),
+    "min": _scan_extreme(torch.cummin),
+}
+REDUCE_KINDS, SCAN_KINDS = tuple(_REDUCTIONS), tuple(_SCANS)

@@ -1,0 +1,215 @@
+"""The reference interpreter: what a program means, run with torch operators. Slow to start, right by construction.
+
+Tests compare programs before and after a pass with it, and `run_loop` is what the accuracy gate compares generated
+kernels with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.errors import IRError
+from polytile.ir import sizes
+from polytile.ir.evaluate import flat_view, run_loop
+from polytile.ir.program import Assert, Buffer, Extern, Loop, Program, Ref, Template, View, compute_dtype
+
+Argument = torch.Tensor | int
+
+
+def run(program: Program, args: Sequence[Argument], precision: torch.dtype | None = None) -> list[Any]:
+    """The outputs of `program` for `args` (tensors and ints, as `program.inputs` lists them): tensors, ints and Nones.
+
+    Inputs that the program writes are changed; an output that is a view of an input aliases it. With `precision` all
+    floating-point arithmetic of loops and templates is done in that type. Raises ValueError where an argument does
+    not fit the program, RuntimeError where one of its assertions fails, IndexError where a checked index is out of
+    range.
+    """
+    return _Run(program, bind(program, args), precision).outputs(args)
+
+
+def run_template(
+    template: Template,
+    buffers: Mapping[str, torch.Tensor],
+    size_values: Mapping[sympy.Symbol, int],
+    precision: torch.dtype | None = torch.float64,
+) -> None:
+    """The product in `precision` (None: the type in which the output is computed), then the epilogue; writes into
+    `buffers`."""
+    a, b = (view_tensor(v, buffers, size_values) for v in (template.a, template.b))
+    dtype = compute_dtype(template.out.dtype)
+    if precision is not None and dtype.is_floating_point:
+        dtype = precision
+    product = torch.matmul(a.to(dtype), b.to(dtype))
+    if template.epilogue is None:
+        view_tensor(template.out, buffers, size_values).copy_(product)
+        return
+    shape = [sizes.evaluate(axis.size, size_values) for axis in template.epilogue.axes]
+    run_loop(template.epilogue, buffers, size_values, precision, product.reshape(shape))
+
+
+def view_tensor(
+    view: View, buffers: Mapping[str, torch.Tensor], size_values: Mapping[sympy.Symbol, int]
+) -> torch.Tensor:
+    """`view` as a tensor that shares the memory of its buffer."""
+    if view.buffer not in buffers:
+        raise IRError(f"buffer {view.buffer} is read before anything wrote it.")
+    base = buffers[view.buffer]
+    base = (
+        base if base.dtype == view.dtype or base.dtype.itemsize != view.dtype.itemsize else _bitcast(base, view.dtype)
+    )
+    shape = [sizes.evaluate(n, size_values) for n in view.sizes]
+    strides = [sizes.evaluate(s, size_values) for s in view.strides]
+    return base.as_strided(shape, strides, base.storage_offset() + sizes.evaluate(view.offset, size_values))
+
+
+def _bitcast(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return flat_view(base).view(dtype)
+
+
+# sizes ---------------------------------------------------------------------------------------------------------------
+
+
+def bind(program: Program, args: Sequence[Argument]) -> dict[sympy.Symbol, int]:
+    """The value of every size symbol that `args` determine; raises ValueError where two arguments disagree."""
+    if len(args) != len(program.inputs):
+        raise ValueError(f"program {program.name} takes {len(program.inputs)} arguments, {len(args)} were given.")
+    values: dict[sympy.Symbol, int] = {}
+    waiting = list(_facts(program, args))
+    while waiting:
+        left = [fact for fact in waiting if not _learn(fact, values)]
+        if len(left) == len(waiting):
+            break
+        waiting = left
+    return values
+
+
+def _facts(program: Program, args: Sequence[Argument]) -> Iterator[tuple[sympy.Expr, int, str]]:
+    """(size expression, its value, where it comes from) for every size and stride among the arguments."""
+    for item, arg in zip(program.inputs, args, strict=True):
+        if item.size is not None:
+            yield item.size, int(arg), item.name
+        if item.buffer is not None:
+            buffer = program.buffers[item.buffer]
+            if not isinstance(arg, torch.Tensor) or arg.dim() != len(buffer.sizes):
+                raise ValueError(f"{item.name} must be a tensor of {len(buffer.sizes)} dimensions, got {arg!r}.")
+            for d, size in enumerate(buffer.sizes):
+                yield size, arg.shape[d], f"{item.name}.size({d})"
+            for d, stride in enumerate(buffer.strides):
+                if arg.numel() > 0 and arg.shape[d] > 1:
+                    yield stride, arg.stride(d), f"{item.name}.stride({d})"
+
+
+def _learn(fact: tuple[sympy.Expr, int, str], values: dict[sympy.Symbol, int]) -> bool:
+    """Binds the one unknown symbol of a linear size expression, or checks a known one; False where more must be
+    known."""
+    size, value, where = fact
+    known = size.xreplace({s: sympy.Integer(values[s]) for s in size.free_symbols if s in values})
+    unknown = sorted(known.free_symbols, key=str)
+    if not unknown:
+        if int(known) != value:
+            raise ValueError(f"{where} is {value}, but the program needs {size} = {known}.")
+        return True
+    factor = sizes.coefficient(known, unknown[0]) if len(unknown) == 1 else None
+    if factor is None or not factor.is_Integer:
+        return False
+    values[unknown[0]] = int((value - known.xreplace({unknown[0]: sizes.ZERO})) / factor)
+    return True
+
+
+# programs ------------------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """One execution: the tensors and size values so far."""
+
+    def __init__(self, program: Program, values: dict[sympy.Symbol, int], precision: torch.dtype | None) -> None:
+        self.program = program
+        self.values = values
+        self.precision = precision
+        self.buffers: dict[str, torch.Tensor] = {}
+
+    def outputs(self, args: Sequence[Argument]) -> list[Any]:
+        for item, arg in zip(self.program.inputs, args, strict=True):
+            if item.buffer is not None:
+                self.buffers[item.buffer] = arg  # type: ignore[assignment]
+        self.buffers.update(self.program.constants)
+        for operation in self.program.operations:
+            self.learn_scalars()
+            if isinstance(operation, Extern):
+                self.call(operation)
+            elif isinstance(operation, Assert):
+                self.check(operation)
+            else:
+                self.compute(operation)
+        self.learn_scalars()
+        return [self.result(o) for o in self.program.outputs]
+
+    def learn_scalars(self) -> None:
+        """Binds the symbols whose values stand in buffers."""
+        for symbol, name in self.program.scalars.items():
+            if symbol not in self.values and name in self.buffers:
+                self.values[symbol] = int(self.buffers[name].item())
+
+    def allocate(self, buffer: Buffer) -> torch.Tensor:
+        """Fresh memory with a pattern that shows where nothing was written: NaN, or the largest integer."""
+        shape = [sizes.evaluate(n, self.values) for n in buffer.sizes]
+        strides = [sizes.evaluate(n, self.values) for n in buffer.strides]
+        tensor = torch.empty_strided(shape, strides, dtype=buffer.dtype, device=buffer.device)
+        if buffer.dtype.is_floating_point:
+            tensor.fill_(float("nan"))
+        elif buffer.dtype != torch.bool and not buffer.dtype.is_complex:
+            tensor.fill_(torch.iinfo(buffer.dtype).max)
+        return tensor
+
+    def need(self, names: set[str]) -> None:
+        for name in sorted(names):
+            if name not in self.buffers:
+                self.buffers[name] = self.allocate(self.program.buffers[name])
+
+    def compute(self, operation: Loop | Template) -> None:
+        self.need(operation.writes())
+        if isinstance(operation, Loop):
+            run_loop(operation, self.buffers, self.values, self.precision)
+        else:
+            run_template(operation, self.buffers, self.values, self.precision)
+
+    def check(self, operation: Assert) -> None:
+        holds = operation.condition
+        if isinstance(holds, sympy.Basic):
+            holds = holds.xreplace({s: sympy.Integer(self.values[s]) for s in holds.free_symbols if s in self.values})
+        if not bool(holds):
+            raise RuntimeError(operation.message)
+
+    def call(self, operation: Extern) -> None:
+        """A library call; its results are copied into the buffers it declares."""
+        kwargs = {name: self.argument(value) for name, value in operation.kwargs}
+        result = operation.target(*self.argument(operation.args), **kwargs)
+        results = list(result) if isinstance(result, tuple | list) else [result]
+        for symbol, how in operation.symbols:
+            value = results[0] if how[0] == "item" else results[how[1]].shape[how[2]]
+            self.values[symbol] = int(value.item() if isinstance(value, torch.Tensor) else value)
+        for name, value in zip(operation.outputs, results, strict=False):
+            if name is not None:
+                self.need({name})
+                self.buffers[name].copy_(value)
+
+    def argument(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self.result(value.value)
+        if isinstance(value, tuple | list):
+            return type(value)(self.argument(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self.argument(v) for k, v in value.items()}
+        return value
+
+    def result(self, output: View | sympy.Expr | None) -> Any:
+        if isinstance(output, View):
+            return view_tensor(output, self.buffers, self.values)
+        return None if output is None else sizes.evaluate(output, self.values)
+
+
+__all__ = ["Argument", "bind", "run", "run_loop", "run_template", "view_tensor"]

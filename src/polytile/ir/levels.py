@@ -1,0 +1,94 @@
+"""When in a loop a value can be computed: row or element level, and after how many reductions.
+
+A loop with nested reductions runs in passes over its reduced axes. Pass d (from 0) can use what d reductions one inside the other
+have given; row-level work that needs d reductions is done between pass d-1 and pass d. As one number, the stage:
+
+    element level, needs d reductions   stage 2d
+    row level, needs d reductions       stage 2d - 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sympy
+
+from polytile.ir import expr
+from polytile.ir.expr import Load, Node, Reduce
+from polytile.ir.program import Loop, depends_on_point, element_level
+
+
+def depth(*roots: Node) -> int:
+    """The longest chain of reductions, one inside the other, under `roots`."""
+    found: dict[int, int] = {}
+    for node in expr.walk(*roots):
+        inner = max((found[id(c)] for c in node.children), default=0)
+        found[id(node)] = inner + isinstance(node, Reduce)
+    return max((found[id(r)] for r in roots), default=0)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A value that is needed at `stage`: a store's (`buffer` names its target) or a reduction's argument (`buffer` is None)."""
+
+    stage: int
+    roots: tuple[Node, ...]
+    buffer: str | None = None
+
+
+def uses(loop: Loop) -> Iterator[Use]:
+    """Everything the loop evaluates at its top: its stores, and the arguments of its reductions."""
+    reduced = {a.symbol for a in loop.reduced}
+    for store in loop.stores:
+        stage = 2 * depth(*store.roots)
+        yield Use(stage if element_level(loop, store) else stage - 1, store.roots, store.buffer)
+    for node in expr.walk(*loop.roots):
+        if isinstance(node, Reduce):
+            varies = any(depends_on_point(a, reduced) for a in node.args)
+            yield Use(2 * depth(*node.args) if varies or reduced else 0, node.args)
+
+
+def loads_of(use: Use) -> set[Load]:
+    """The loads that are done for `use` itself: those outside any reduction under it."""
+    found: set[Load] = set()
+    stack, seen = list(use.roots), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or isinstance(node, Reduce):
+            continue
+        seen.add(id(node))
+        if isinstance(node, Load):
+            found.add(node)
+        stack.extend(node.children)
+    return found
+
+
+def in_place_fault(loop: Loop, aliases: dict[str, str] | None = None) -> str | None:
+    """Why a buffer that the loop both reads and writes would be read after the loop has changed it; None if it is not.
+
+    Legal is: every read is of the very element that the same point writes, at no later stage than the write, and the write is a
+    plain one ("set", no indirect index). `aliases` maps written buffers to the buffers whose memory they would share.
+    """
+    aliases = aliases or {}
+    all_uses = list(uses(loop))
+    loads = [(use, load) for use in all_uses for load in loads_of(use)]
+    for store, use in zip(loop.stores, all_uses, strict=False):
+        memory = aliases.get(store.buffer, store.buffer)
+        for other, load in loads:
+            if load.buffer not in (memory, store.buffer):
+                continue
+            if store.mode != "set" or store.indirect or load.indirect or not same_index(load.index, store.index):
+                return f"reads {load.buffer}[{load.index}] and writes {store.buffer}[{store.index}] in the same memory"
+            if other.stage > use.stage:
+                return f"reads {load.buffer}[{load.index}] again after it wrote {store.buffer}[{store.index}]"
+    return None
+
+
+def same_index(a: sympy.Expr, b: sympy.Expr) -> bool:
+    return a == b or sympy.expand(a - b) == 0
+
+
+def deep(loop: Loop) -> bool:
+    """Whether something at element level needs a reduction's result, so that rows are gone through more than once."""
+    return any(use.stage >= 2 and use.stage % 2 == 0 for use in uses(loop))

@@ -1,0 +1,116 @@
+"""The table of pointwise operations: name, number of arguments, result type, meaning and rough cost.
+
+The meaning is a torch function: the reference interpreter runs it, and every code generator must agree with it. A code
+generator has its own table from these names to text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polytile.errors import IRError
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """`result` says how the result type follows: "same" as the arguments, "bool", or "given" (stated by the node). `cost` is in
+    multiply-adds of one vector lane; 8 or more counts as worth keeping instead of recomputing."""
+
+    name: str
+    arity: int
+    meaning: Callable[..., Any]
+    result: str = "same"
+    cost: float = 1.0
+
+
+def _div_trunc(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="trunc")
+
+
+def _div_floor(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="floor")
+
+
+def _integer_fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.fmod(a, torch.where(b == 0, torch.ones_like(b), b))
+
+
+def _integer_remainder(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.remainder(a, torch.where(b == 0, torch.ones_like(b), b))
+
+
+def _float_or(integer: Callable[..., Any], floating: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b: floating(a, b) if a.dtype.is_floating_point else integer(a, b)
+
+
+def _rounded_through(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x.to(torch.float32).to(dtype).to(x.dtype)
+
+
+_special = torch.special
+
+TABLE: tuple[OpDef, ...] = (
+    # arithmetic
+    OpDef("add", 2, torch.add), OpDef("sub", 2, torch.sub), OpDef("mul", 2, torch.mul),
+    OpDef("div", 2, torch.true_divide, cost=4),
+    OpDef("neg", 1, torch.neg), OpDef("abs", 1, torch.abs), OpDef("fma", 3, lambda a, b, c: a * b + c),
+    OpDef("minimum", 2, torch.minimum), OpDef("maximum", 2, torch.maximum),
+    OpDef("floordiv", 2, _float_or(_div_floor, torch.floor_divide), cost=8),
+    OpDef("truncdiv", 2, _float_or(_div_trunc, lambda a, b: torch.div(a, b, rounding_mode="trunc")), cost=8),
+    OpDef("remainder", 2, _float_or(_integer_remainder, torch.remainder), cost=8),
+    OpDef("fmod", 2, _float_or(_integer_fmod, torch.fmod), cost=8),
+    OpDef("reciprocal", 1, torch.reciprocal, cost=4), OpDef("sqrt", 1, torch.sqrt, cost=4),
+    OpDef("rsqrt", 1, torch.rsqrt, cost=6), OpDef("sign", 1, torch.sign, cost=2),
+    # rounding
+    OpDef("floor", 1, torch.floor), OpDef("ceil", 1, torch.ceil), OpDef("trunc", 1, torch.trunc),
+    OpDef("round", 1, torch.round),
+    OpDef("round_bf16", 1, _rounded_through(torch.bfloat16)), OpDef("round_f16", 1, _rounded_through(torch.float16)),
+    # exponentials, logarithms, powers
+    OpDef("exp", 1, torch.exp, cost=12), OpDef("exp2", 1, torch.exp2, cost=12), OpDef("expm1", 1, torch.expm1, cost=16),
+    OpDef("log", 1, torch.log, cost=14), OpDef("log2", 1, torch.log2, cost=14), OpDef("log10", 1, torch.log10, cost=14),
+    OpDef("log1p", 1, torch.log1p, cost=18), OpDef("pow", 2, torch.pow, cost=40),
+    OpDef("sigmoid", 1, torch.sigmoid, cost=16), OpDef("erf", 1, torch.erf, cost=20), OpDef("erfc", 1, torch.erfc, cost=24),
+    OpDef("erfinv", 1, torch.erfinv, cost=30),
+    # trigonometric and hyperbolic
+    OpDef("sin", 1, torch.sin, cost=20), OpDef("cos", 1, torch.cos, cost=20), OpDef("tan", 1, torch.tan, cost=24),
+    OpDef("asin", 1, torch.asin, cost=20), OpDef("acos", 1, torch.acos, cost=20), OpDef("atan", 1, torch.atan, cost=20),
+    OpDef("atan2", 2, torch.atan2, cost=30), OpDef("sinh", 1, torch.sinh, cost=20), OpDef("cosh", 1, torch.cosh, cost=20),
+    OpDef("tanh", 1, torch.tanh, cost=18), OpDef("asinh", 1, torch.asinh, cost=24), OpDef("acosh", 1, torch.acosh, cost=24),
+    OpDef("atanh", 1, torch.atanh, cost=24),
+    # special functions
+    OpDef("lgamma", 1, torch.lgamma, cost=60), OpDef("digamma", 1, torch.digamma, cost=60),
+    OpDef("i0", 1, torch.special.i0, cost=40), OpDef("i0e", 1, _special.i0e, cost=40), OpDef("i1", 1, _special.i1, cost=40),
+    OpDef("i1e", 1, _special.i1e, cost=40), OpDef("hypot", 2, torch.hypot, cost=10),
+    OpDef("copysign", 2, torch.copysign, cost=2), OpDef("nextafter", 2, torch.nextafter, cost=8),
+    # comparisons and tests
+    OpDef("eq", 2, torch.eq, "bool"), OpDef("ne", 2, torch.ne, "bool"), OpDef("lt", 2, torch.lt, "bool"),
+    OpDef("le", 2, torch.le, "bool"), OpDef("gt", 2, torch.gt, "bool"), OpDef("ge", 2, torch.ge, "bool"),
+    OpDef("isnan", 1, torch.isnan, "bool"), OpDef("isinf", 1, torch.isinf, "bool"),
+    OpDef("signbit", 1, torch.signbit, "bool"),
+    # logic on bool; and/or/xor/not on integers are the bitwise_ names
+    OpDef("logical_and", 2, torch.logical_and, "bool"), OpDef("logical_or", 2, torch.logical_or, "bool"),
+    OpDef("logical_xor", 2, torch.logical_xor, "bool"), OpDef("logical_not", 1, torch.logical_not, "bool"),
+    OpDef("bitwise_and", 2, torch.bitwise_and), OpDef("bitwise_or", 2, torch.bitwise_or),
+    OpDef("bitwise_xor", 2, torch.bitwise_xor), OpDef("bitwise_not", 1, torch.bitwise_not),
+    OpDef("shift_left", 2, torch.bitwise_left_shift), OpDef("shift_right", 2, torch.bitwise_right_shift),
+    # selection and conversion
+    OpDef("where", 3, torch.where, "given"), OpDef("cast", 1, lambda x: x, "given"),
+    OpDef("bitcast", 1, lambda x: x, "given"),
+    # checked index: value < 0 counts from the end; out of [-size, size) is an error at run time (IndexError)
+    OpDef("check_index", 2, lambda i, n: torch.where(i < 0, i + n, i), cost=2),
+    # counter-based random numbers: arguments (seed, offset), both int64
+    OpDef("philox_uniform", 2, lambda s, o: s, "given", cost=40), OpDef("philox_normal", 2, lambda s, o: s, "given", cost=60),
+    OpDef("philox_int", 2, lambda s, o: s, "given", cost=40),
+)  # fmt: skip
+BY_NAME: dict[str, OpDef] = {definition.name: definition for definition in TABLE}
+
+
+def definition(name: str) -> OpDef:
+    """The table's row; raises IRError for an unknown name."""
+    if name not in BY_NAME:
+        raise IRError(f"there is no IR operation {name!r}; see polytile/ir/ops.py for the table.")
+    return BY_NAME[name]

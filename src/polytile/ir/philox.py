@@ -1,0 +1,58 @@
+"""The counter-based generator that `philox_*` operations stand for: Philox 4x32 with 10 rounds.
+
+Key: the 64-bit seed (low word, high word). Counter: (low, high word of the 64-bit offset, 0, 0). Every generator of
+code must give the same words. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+
+    uniform   (w0 >> 8) · 2⁻²⁴                                             in [0, 1)
+    normal    sqrt(-2·log(u))·cos(2π·v), u = ((w0 >> 8) + 1)·2⁻²⁴, v = (w1 >> 8)·2⁻²⁴   (Box-Muller)
+    int       (w1·2³² + w0) mod 2⁶³ for int64, w0 mod 2³¹ for int32          never negative
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+_ROUNDS = 10
+
+
+def words(seed: torch.Tensor, offset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The four 32-bit words, as int64 in [0, 2³²), for int64 `seed` and `offset` of shapes that broadcast together."""
+    seed, offset = torch.broadcast_tensors(seed, offset)
+    key0, key1 = seed & _WORD, (seed >> 32) & _WORD
+    c0, c1 = offset & _WORD, (offset >> 32) & _WORD
+    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
+        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
+        key0, key1 = (key0 + _WEYL[0]) & _WORD, (key1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def _multiply(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low words of the 64-bit product (int64 arithmetic wraps, and keeps all 64 bits)."""
+    product = word * factor
+    return (product >> 32) & _WORD, product & _WORD
+
+
+def uniform(seed: torch.Tensor, offset: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Uniform in [0, 1), 24 bits."""
+    return (words(seed, offset)[0] >> 8).to(dtype) * 2.0**-24
+
+
+def normal(seed: torch.Tensor, offset: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Standard normal."""
+    w0, w1, _, _ = words(seed, offset)
+    u, v = ((w0 >> 8) + 1).to(dtype) * 2.0**-24, (w1 >> 8).to(dtype) * 2.0**-24
+    return torch.sqrt(-2.0 * torch.log(u)) * torch.cos(2.0 * math.pi * v)
+
+
+def integer(seed: torch.Tensor, offset: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Uniform over the nonnegative values of int32 or int64."""
+    w0, w1, _, _ = words(seed, offset)
+    return (w0 & 0x7FFFFFFF).to(dtype) if dtype == torch.int32 else ((w1 & 0x7FFFFFFF) << 32) | w0

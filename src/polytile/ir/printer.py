@@ -1,0 +1,142 @@
+"""The IR as text a person can read.
+
+    loop softmax0 for p0 < s0 over r0 < s1        # softmax
+      t0 = load arg0[p0*s1 + r0] : float32
+      t1 = reduce max t0
+      ...
+      buf0[p0*s1 + r0] = t5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sympy
+import torch
+
+from polytile.ir import expr
+from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
+from polytile.ir.program import Assert, Axis, Buffer, Extern, Input, Loop, Program, Ref, Store, Template, View
+
+
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def index_text(index: sympy.Expr) -> str:
+    return str(index)
+
+
+def loop_text(loop: Loop, indent: str = "") -> str:
+    """`loop` with its values numbered in evaluation order."""
+    head = f"{indent}loop {loop.name}"
+    if loop.axes:
+        head += " for " + _axes(loop.axes)
+    if loop.reduced:
+        head += " over " + _axes(loop.reduced)
+    if loop.origins:
+        head += "  # " + ", ".join(loop.origins)
+    return "\n".join([head, *body_lines(loop.stores, indent + "  ")])
+
+
+def body_lines(stores: Iterable[Store], indent: str) -> list[str]:
+    """One line a value and one a store."""
+    stores = list(stores)
+    names: dict[int, str] = {}
+    lines = []
+    roots = [r for s in stores for r in s.roots]
+    for node in expr.walk(*roots):
+        if isinstance(node, Const):
+            names[id(node)] = f"{node.value!r}"
+            continue
+        names[id(node)] = f"t{len(lines)}"
+        lines.append(f"{indent}{names[id(node)]} = {_node_text(node, names)} : {type_name(node.dtype)}")
+    for store in stores:
+        assign = "=" if store.mode == "set" else "+="
+        target = f"{store.buffer}[{_indirect(store.index, store.indirect, names)}]"
+        mask = f" where {names[id(store.mask)]}" if store.mask is not None else ""
+        lines.append(f"{indent}{target} {assign} {names[id(store.value)]}{mask}")
+    return lines
+
+
+def _axes(axes: tuple[Axis, ...]) -> str:
+    return ", ".join(f"{a.symbol} < {index_text(a.size)}" for a in axes)
+
+
+def _indirect(index: sympy.Expr, indirect: tuple[Node, ...], names: dict[int, str]) -> str:
+    text = index_text(index)
+    for k, node in enumerate(indirect):
+        text = text.replace(str(expr.indirect_symbol(k)), names[id(node)])
+    return text
+
+
+def _node_text(node: Node, names: dict[int, str]) -> str:
+    args = " ".join(names[id(c)] for c in node.children)
+    match node:
+        case Index():
+            return f"index {index_text(node.expr)}"
+        case Load():
+            mask = f" where {names[id(node.mask)]}" if node.mask is not None else ""
+            return f"load {node.buffer}[{_indirect(node.index, node.indirect, names)}]{mask}"
+        case Op():
+            return f"{node.name} {args}"
+        case Reduce():
+            return f"reduce {node.kind} {args}"
+        case Scan():
+            return f"scan {node.kind} {args}"
+        case Part():
+            return f"part {node.k} of {args}"
+        case Accumulator():
+            return "accumulator"
+    return repr(node)
+
+
+def view_text(view: View) -> str:
+    offset = f"+{index_text(view.offset)}" if view.offset != 0 else ""
+    return f"{view.buffer}{offset}{_shape(view.sizes)}:{_shape(view.strides)}"
+
+
+def _shape(values: Iterable[sympy.Expr]) -> str:
+    return "(" + ", ".join(index_text(v) for v in values) + ")"
+
+
+def buffer_text(buffer: Buffer) -> str:
+    return f"{buffer.name}: {type_name(buffer.dtype)}{_shape(buffer.sizes)} strides {_shape(buffer.strides)} {buffer.role}"
+
+
+def _argument(value: object) -> str:
+    if isinstance(value, Ref):
+        return view_text(value.value) if isinstance(value.value, View) else index_text(value.value)
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_argument(v) for v in value) + "]"
+    return str(value)
+
+
+def operation_text(op: Loop | Template | Extern | Assert) -> str:
+    if isinstance(op, Loop):
+        return loop_text(op)
+    if isinstance(op, Template):
+        head = f"{op.kind} {op.name}: {view_text(op.out)} = {view_text(op.a)} @ {view_text(op.b)}"
+        head += "  # " + ", ".join(op.origins) if op.origins else ""
+        return head + ("\n" + loop_text(op.epilogue, "  epilogue ") if op.epilogue else "")
+    if isinstance(op, Extern):
+        outputs = ", ".join(o or "_" for o in op.outputs)
+        args = ", ".join([_argument(a) for a in op.args] + [f"{k}={_argument(v)}" for k, v in op.kwargs])
+        symbols = "".join(f" defines {s} by {' '.join(map(str, how))}" for s, how in op.symbols)
+        return f"library {op.name}: {outputs} = {op.target}({args}){symbols}  # {op.reason}"
+    return f"assert {op.condition}  # {op.message}"
+
+
+def _input_text(item: Input) -> str:
+    return f"{item.name}: size {item.size}" if item.buffer is None else item.name
+
+
+def program_text(program: Program) -> str:
+    """The whole program."""
+    lines = [f"program {program.name}({', '.join(_input_text(i) for i in program.inputs)})"]
+    lines += ["  " + buffer_text(b) for b in program.buffers.values()]
+    for op in program.operations:
+        lines += ["  " + line for line in operation_text(op).splitlines()]
+    outputs = [view_text(o) if isinstance(o, View) else str(o) for o in program.outputs]
+    lines.append(f"  return {', '.join(outputs)}")
+    return "\n".join(lines)

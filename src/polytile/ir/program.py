@@ -1,0 +1,280 @@
+"""Programs: buffers and the ordered nodes (loops, templates, library calls, size assignments) that fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+
+COMPUTE_DTYPE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+def compute_dtype(storage: torch.dtype) -> torch.dtype:
+    """The type in which values of a tensor of type `storage` are computed."""
+    return COMPUTE_DTYPE.get(storage, storage)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A strided block of memory. `sizes` and `strides` (elements) are sympy expressions; `role` is "input", "temp" or
+    "constant" (a tensor held by the graph)."""
+
+    name: str
+    dtype: torch.dtype
+    sizes: tuple[sympy.Expr, ...]
+    strides: tuple[sympy.Expr, ...]
+    device: torch.device = torch.device("cpu")
+    role: str = "temp"
+
+    @property
+    def numel(self) -> sympy.Expr:
+        return sizes.product(self.sizes)
+
+    @property
+    def storage_size(self) -> sympy.Expr:
+        """Elements from the first to the last, for nonempty sizes."""
+        return sum(((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True)), sizes.ONE)
+
+    def index(self, point: tuple[sympy.Expr, ...]) -> sympy.Expr:
+        """Offset in elements of the element at `point`."""
+        return sum((i * s for i, s in zip(point, self.strides, strict=True)), sizes.ZERO)
+
+
+@dataclass(frozen=True)
+class View:
+    """A strided look at a buffer: `offset` and strides in elements of the buffer's own type. `dtype` differs from the buffer's
+    only for a bit-cast view."""
+
+    buffer: str
+    dtype: torch.dtype
+    sizes: tuple[sympy.Expr, ...]
+    strides: tuple[sympy.Expr, ...]
+    offset: sympy.Expr = sizes.ZERO
+
+    def index(self, point: tuple[sympy.Expr, ...]) -> sympy.Expr:
+        return self.offset + sum((i * s for i, s in zip(point, self.strides, strict=True)), sizes.ZERO)
+
+
+def whole(buffer: Buffer) -> View:
+    return View(buffer.name, buffer.dtype, buffer.sizes, buffer.strides)
+
+
+@dataclass(frozen=True)
+class Axis:
+    symbol: sympy.Symbol
+    size: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Store:
+    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` "add" accumulates, and then several points
+    may share an element. `indirect` is as in Load; where `mask` is given and false nothing is written."""
+
+    buffer: str
+    index: sympy.Expr
+    value: Node
+    mode: str = "set"
+    indirect: tuple[Node, ...] = ()
+    mask: Node | None = None
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        return (self.value, *self.indirect) + ((self.mask,) if self.mask is not None else ())
+
+    def with_roots(self, roots: tuple[Node, ...], index: sympy.Expr | None = None) -> Store:
+        k = len(self.indirect)
+        mask = roots[1 + k] if self.mask is not None else None
+        return replace(
+            self, value=roots[0], indirect=roots[1 : 1 + k], mask=mask, index=self.index if index is None else index
+        )
+
+    def symbols(self) -> set[sympy.Symbol]:
+        """Axis symbols that the stored element or its value depends on, through reductions too."""
+        own = self.index.free_symbols - {expr.indirect_symbol(k) for k in range(len(self.indirect))}
+        return own | expr.free_symbols(*self.roots)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """For every point of `axes`, and where a value needs it every point of `reduced`: evaluate and store.
+
+    A store whose index or value depends on a reduced axis outside any Reduce is done at every point of `axes × reduced`
+    (element level), else once per point of `axes` (row level). `origins` names the source operators.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    stores: tuple[Store, ...]
+    origins: tuple[str, ...] = ()
+
+    @property
+    def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
+        return {a.symbol: a.size for a in self.axes + self.reduced}
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        return tuple(r for s in self.stores for r in s.roots)
+
+    def reads(self) -> set[str]:
+        return {load.buffer for load in expr.loads(*self.roots)}
+
+    def writes(self) -> set[str]:
+        return {s.buffer for s in self.stores}
+
+    def map_roots(self, rule: Any, index_map: Any = None) -> Loop:
+        """The loop with `rule(roots) -> roots` applied to all its values at once and `index_map` to the store indices."""
+        new = rule(self.roots)
+        stores, at = [], 0
+        for store in self.stores:
+            n = len(store.roots)
+            stores.append(store.with_roots(new[at : at + n], index_map(store.index) if index_map else None))
+            at += n
+        return replace(self, stores=tuple(stores))
+
+    def substitute(self, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> Loop:
+        """Index symbols replaced in values and store indices (the axes themselves stay)."""
+        return self.map_roots(lambda roots: expr.substitute(roots, mapping), lambda i: sizes.substitute(i, mapping))
+
+
+def element_level(loop: Loop, store: Store) -> bool:
+    """Whether `store` runs at every point of `axes × reduced`."""
+    if not loop.reduced:
+        return True
+    reduced = {a.symbol for a in loop.reduced}
+    own = store.index.free_symbols - {expr.indirect_symbol(k) for k in range(len(store.indirect))}
+    return bool(own & reduced) or any(depends_on_point(r, reduced) for r in store.roots)
+
+
+def depends_on_point(root: Node, reduced: set[sympy.Symbol]) -> bool:
+    """Whether a value varies with the reduced axes outside any Reduce (a Scan always does)."""
+    stack, seen = [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or isinstance(node, expr.Reduce):
+            continue
+        seen.add(id(node))
+        if isinstance(node, expr.Scan) or any(e.free_symbols & reduced for e in node.indices):
+            return True
+        stack.extend(node.children)
+    return False
+
+
+@dataclass(frozen=True)
+class Template:
+    """A matmul: out[b, m, n] = Σ_k a[b, m, k]·b[b, k, n], then `epilogue` over the same (b, m, n) points.
+
+    `a` is (batch, m, k) and `b` (batch, k, n) as views; `out` names the buffer that receives the plain product when there is no
+    epilogue, and stands for the accumulator inside it. The epilogue is a Loop over axes (batch, m, n) whose values read
+    `Accumulator`; `out` is then written only if one of its stores says so.
+    """
+
+    name: str
+    kind: str
+    a: View
+    b: View
+    out: View
+    epilogue: Loop | None = None
+    origins: tuple[str, ...] = ()
+
+    def reads(self) -> set[str]:
+        own = {self.a.buffer, self.b.buffer}
+        return own | (self.epilogue.reads() if self.epilogue else set())
+
+    def writes(self) -> set[str]:
+        return self.epilogue.writes() if self.epilogue else {self.out.buffer}
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for a value inside an Extern's arguments: a View, or a symbolic size."""
+
+    value: View | sympy.Expr
+
+
+@dataclass(frozen=True)
+class Extern:
+    """A library (ATen) call: `target(*args, **kwargs)`; every tensor and size among the arguments is a Ref. `outputs` names the
+    buffers it allocates, None for results that are not tensors or not used. `symbols` are sizes that are known only from its
+    result: (symbol, how), how being ("item",) or ("size", output number, dimension)."""
+
+    name: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[str | None, ...]
+    origins: tuple[str, ...] = ()
+    reason: str = ""
+    symbols: tuple[tuple[sympy.Symbol, tuple[Any, ...]], ...] = ()
+    mutates: tuple[str, ...] = ()
+
+    def reads(self) -> set[str]:
+        return {v.buffer for v in views_in((self.args, self.kwargs))}
+
+    def writes(self) -> set[str]:
+        return {o for o in self.outputs if o is not None} | set(self.mutates)
+
+
+@dataclass(frozen=True)
+class Assert:
+    """A run-time check on sizes: `condition` is a sympy Boolean; `message` is raised as RuntimeError where it is false."""
+
+    name: str
+    condition: Any
+    message: str
+
+    def reads(self) -> set[str]:
+        return set()
+
+    def writes(self) -> set[str]:
+        return set()
+
+
+Operation = Loop | Template | Extern | Assert
+
+
+def views_in(value: Any) -> Iterator[View]:
+    """The views inside nested arguments."""
+    if isinstance(value, Ref):
+        if isinstance(value.value, View):
+            yield value.value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from views_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from views_in(item)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One argument of the compiled function: a tensor (its buffer's name) or an integer (the size symbol or expression)."""
+
+    name: str
+    buffer: str | None = None
+    size: sympy.Expr | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled graph: `operations` in execution order. `outputs` are views (a view of an input aliases it), sizes, or None."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    buffers: Mapping[str, Buffer]
+    operations: tuple[Operation, ...]
+    outputs: tuple[View | sympy.Expr | None, ...]
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    scalars: Mapping[sympy.Symbol, str] = field(default_factory=dict)
+
+    def input_buffers(self) -> set[str]:
+        return {i.buffer for i in self.inputs if i.buffer is not None}
+
+    def output_buffers(self) -> set[str]:
+        return {o.buffer for o in self.outputs if isinstance(o, View)}

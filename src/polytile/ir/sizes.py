@@ -1,0 +1,260 @@
+"""Symbolic sizes and the algebra of indices: exact integer polynomials with floor-division and modulus.
+
+A size is a sympy expression over the ShapeEnv's positive integer symbols; an index is one over loop axes as well. The rules of
+`simplify` read like algebra:
+
+    (d*q + r) // d  →  q          where 0 ≤ r < d
+    (d*q + r) %  d  →  r          where 0 ≤ r < d
+    d*(x // d) + x % d  →  x
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
+
+Size = sympy.Expr
+Ranges = Mapping[sympy.Symbol, sympy.Expr]
+
+ZERO, ONE = sympy.Integer(0), sympy.Integer(1)
+_MOD_CLASSES = (Mod, PythonMod)
+_WORK_SYMBOLS: dict[sympy.Symbol, sympy.Symbol] = {}
+
+
+def axis(name: str) -> sympy.Symbol:
+    """A loop axis or other index variable: an integer ≥ 0."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def as_size(value: object) -> sympy.Expr:
+    """int, sympy expression or torch.SymInt as an exact sympy expression; never specialises a SymInt."""
+    if isinstance(value, sympy.Expr):
+        return value
+    if isinstance(value, int):
+        return sympy.Integer(value)
+    node = getattr(value, "node", None)
+    if node is None:
+        raise TypeError(f"{value!r} of type {type(value).__name__} is not a size.")
+    return node.expr
+
+
+def product(sizes: Iterable[sympy.Expr]) -> sympy.Expr:
+    return sympy.prod(list(sizes), start=ONE) if sizes else ONE
+
+
+def contiguous_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
+    """Row-major strides in elements; a dimension of size 0 or 1 counts as 1, as torch does."""
+    strides, running = [], ONE
+    for size in reversed(sizes):
+        strides.append(running)
+        running = running * (sympy.Max(size, 1) if size == 0 else size)
+    return tuple(reversed(strides))
+
+
+@functools.lru_cache(maxsize=100_000)
+def is_nonnegative(expr: sympy.Expr) -> bool:
+    """Whether `expr` is ≥ 0 for every value of its symbols: each positive symbol s is written s' + 1 with s' ≥ 0 and the
+    expanded polynomial must have no negative coefficient (sufficient, not necessary)."""
+    if expr.is_Integer:
+        return bool(expr >= 0)
+    if expr.is_nonnegative:
+        return True
+    shifted = expr.xreplace({s: _shifted(s) for s in expr.free_symbols if s.is_positive})
+    expanded = sympy.expand(shifted)
+    return all(_nonnegative_term(term) for term in sympy.Add.make_args(expanded))
+
+
+def _shifted(symbol: sympy.Symbol) -> sympy.Expr:
+    if symbol not in _WORK_SYMBOLS:
+        _WORK_SYMBOLS[symbol] = sympy.Symbol(symbol.name + "'", integer=True, nonnegative=True)
+    return _WORK_SYMBOLS[symbol] + 1
+
+
+def _nonnegative_term(term: sympy.Expr) -> bool:
+    coefficient, rest = term.as_coeff_Mul()
+    return bool(coefficient >= 0) and (rest == 1 or bool(rest.is_nonnegative))
+
+
+def equal(a: sympy.Expr, b: sympy.Expr) -> bool:
+    """Whether a = b for every value of the symbols, by expansion."""
+    return a == b or sympy.expand(a - b) == 0
+
+
+@functools.lru_cache(maxsize=100_000)
+def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+    """a / b where the division is exact as polynomials with integer coefficients, else None."""
+    if b == 1:
+        return a
+    if a == b:
+        return ONE
+    if a == 0:
+        return ZERO
+    if a.is_Integer and b.is_Integer:
+        return a // b if a % b == 0 else None
+    quotient = sympy.cancel(sympy.expand(a) / sympy.expand(b)) if not _has_division(a + b) else sympy.expand(a) / b
+    numerator, denominator = quotient.as_numer_denom()
+    return sympy.expand(numerator) if denominator == 1 else None
+
+
+def _has_division(expr: sympy.Expr) -> bool:
+    return expr.has(FloorDiv, ModularIndexing, *_MOD_CLASSES)
+
+
+def upper_bound(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
+    """Largest value of an index that is linear in its axes with nonnegative coefficients; None if it is not."""
+    bound = ZERO
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        axes = [s for s in term.free_symbols if s in ranges]
+        if any(isinstance(f, FloorDiv | ModularIndexing | Mod | PythonMod) for f in sympy.preorder_traversal(term)):
+            inner = _division_bound(term, ranges)
+            if inner is None:
+                return None
+            bound += inner
+            continue
+        if not _nonnegative_term(term):
+            return None
+        bound += term.xreplace({a: ranges[a] - 1 for a in axes})
+    return sympy.expand(bound)
+
+
+def _division_bound(term: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
+    """Upper bound of c·(x % d) and c·(x // d)."""
+    coefficient, factors = term.as_coeff_Mul()
+    result = coefficient
+    if coefficient < 0:
+        return None
+    for factor in sympy.Mul.make_args(factors):
+        if isinstance(factor, _MOD_CLASSES):
+            result *= factor.args[1] - 1
+        elif isinstance(factor, FloorDiv):
+            top = upper_bound(factor.args[0], ranges)
+            if top is None:
+                return None
+            exact = divide(sympy.expand(top + 1), factor.args[1])
+            result *= (exact - 1) if exact is not None else FloorDiv(top, factor.args[1])
+        elif factor in ranges:
+            result *= ranges[factor] - 1
+        elif factor.is_nonnegative:
+            result *= factor
+        else:
+            return None
+    return result
+
+
+def split_by(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """(q, r) with expr = divisor·q + r, putting every term that divides exactly into q."""
+    quotient, rest = ZERO, ZERO
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        exact = divide(term, divisor)
+        if exact is None:
+            rest += term
+        else:
+            quotient += exact
+    return quotient, rest
+
+
+def _fits_below(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> bool:
+    """0 ≤ expr < divisor for every value."""
+    bound = upper_bound(expr, ranges)
+    return bound is not None and is_nonnegative(sympy.expand(divisor - 1 - bound))
+
+
+def floor_div(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:
+    """x // d for x ≥ 0, d > 0, simplified under the axes' ranges."""
+    if d == 1:
+        return x
+    quotient, rest = split_by(x, d)
+    if rest == 0 or _fits_below(rest, d, ranges):
+        return quotient
+    if is_nonnegative(rest) or quotient == 0:
+        return quotient + FloorDiv(rest, d)
+    return FloorDiv(x, d)
+
+
+def modulo(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:
+    """x % d for x ≥ 0, d > 0, simplified under the axes' ranges."""
+    if d == 1:
+        return ZERO
+    _, rest = split_by(x, d)
+    if rest == 0 or _fits_below(rest, d, ranges):
+        return rest
+    return Mod(rest, d) if is_nonnegative(rest) else Mod(x, d)
+
+
+def simplify(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
+    """`expr` with every division and modulus removed that the ranges allow, expanded."""
+    if not expr.free_symbols:
+        return expr
+    if not _has_division(expr):
+        return _expanded(expr)
+    rebuilt = _simplify_divisions(expr, ranges)
+    return _rejoin(sympy.expand(rebuilt))
+
+
+@functools.lru_cache(maxsize=100_000)
+def _expanded(expr: sympy.Expr) -> sympy.Expr:
+    return sympy.expand(expr)
+
+
+def _simplify_divisions(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
+    if not expr.args or not _has_division(expr):
+        return expr
+    args = [_simplify_divisions(a, ranges) for a in expr.args]
+    if isinstance(expr, FloorDiv):
+        return floor_div(args[0], args[1], ranges)
+    if isinstance(expr, ModularIndexing):
+        return modulo(floor_div(args[0], args[1], ranges), args[2], ranges)
+    if isinstance(expr, _MOD_CLASSES):
+        return modulo(args[0], args[1], ranges)
+    return expr.func(*args)
+
+
+def _rejoin(expr: sympy.Expr) -> sympy.Expr:
+    """d*(x // d) + x % d → x, with any common factor."""
+    if not expr.is_Add or not expr.has(Mod):
+        return expr
+    terms = list(expr.args)
+    for term in terms:
+        for factor in sympy.Mul.make_args(term):
+            if not isinstance(factor, Mod):
+                continue
+            x, d = factor.args
+            scale = term / factor
+            partner = sympy.expand(scale * d) * FloorDiv(x, d)
+            if partner in terms:
+                rest = [t for t in terms if t not in (term, partner)]
+                return _rejoin(sympy.expand(sympy.Add(*rest) + scale * x))
+    return expr
+
+
+def coefficient(expr: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
+    """c where expr = c·symbol + rest and neither c nor rest holds symbol; None where expr is not linear in symbol."""
+    if symbol not in expr.free_symbols:
+        return ZERO
+    total = ZERO
+    for term in sympy.Add.make_args(_expanded(expr)):
+        if symbol not in term.free_symbols:
+            continue
+        rest = term / symbol
+        if symbol in rest.free_symbols:
+            return None
+        total += rest
+    return total
+
+
+def substitute(expr: sympy.Expr, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+    """Simultaneous replacement of symbols."""
+    if not mapping or not (expr.free_symbols & mapping.keys()):
+        return expr
+    return expr.xreplace(dict(mapping))
+
+
+def evaluate(expr: sympy.Expr, values: Mapping[sympy.Symbol, int]) -> int:
+    """The integer value of `expr` with every symbol given; raises KeyError naming a missing symbol."""
+    missing = [s for s in expr.free_symbols if s not in values]
+    if missing:
+        raise KeyError(f"size {expr} needs a value for {missing[0]}")
+    return int(expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols}))

@@ -1,0 +1,394 @@
+"""The verifier: what makes a program legal, as a table of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from polytile.errors import IRError
+from polytile.ir import expr, levels, ops, sizes
+from polytile.ir.evaluate import REDUCE_KINDS, SCAN_KINDS
+from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
+from polytile.ir.program import (
+    COMPUTE_DTYPE,
+    Assert,
+    Buffer,
+    Extern,
+    Loop,
+    Operation,
+    Program,
+    Ref,
+    Template,
+    View,
+    compute_dtype,
+    views_in,
+)
+
+RESULTS = {"argmax": 2, "argmin": 2, "welford": 2, "online_softmax": 2}
+ARGUMENTS = {"argmax": 2, "argmin": 2}
+SCAN_RESULTS = {"max": 2, "min": 2}
+SCAN_ARGUMENTS = {"max": 2, "min": 2}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is known where an operation stands: the program, buffers with contents, sizes with values."""
+
+    program: Program
+    filled: frozenset[str]
+    symbols: frozenset[sympy.Symbol]
+    epilogue_of: Template | None = None
+
+    def buffer(self, name: str) -> Buffer:
+        if name not in self.program.buffers:
+            raise IRError(f"buffer {name} is not declared")
+        return self.program.buffers[name]
+
+
+LoopCheck = Callable[[Loop, Scope], Iterator[str]]
+OperationCheck = Callable[[Operation, Scope], Iterator[str]]
+
+
+def verify(program: Program, after: str = "") -> None:
+    """Raises IRError naming the pass (`after`), the operation and the rule that `program` breaks."""
+    symbols = frozenset(_input_symbols(program))
+    filled = frozenset(program.input_buffers() | {n for n, b in program.buffers.items() if b.role == "constant"})
+    for message in _program_faults(program):
+        raise IRError(f"{_after(after)}program {program.name}: {message}.")
+    for operation in program.operations:
+        scope = Scope(program, filled, symbols)
+        try:
+            _check(operation, scope)
+        except IRError as error:
+            raise IRError(f"{_after(after)}{operation.name}: {error}.") from None
+        filled |= operation.writes()
+        if isinstance(operation, Extern):
+            symbols |= {symbol for symbol, _ in operation.symbols}
+        symbols |= {s for s, name in program.scalars.items() if name in filled}
+    for output in program.outputs:
+        if isinstance(output, View) and output.buffer not in filled:
+            raise IRError(f"{_after(after)}program {program.name}: output {output.buffer} is never written.")
+
+
+def _after(name: str) -> str:
+    return f"after {name}: " if name else ""
+
+
+def _check(operation: Operation, scope: Scope) -> None:
+    for name, check in OPERATION_RULES.items():
+        _raise(name, check(operation, scope))
+    if isinstance(operation, Loop):
+        _check_loop(operation, scope)
+    if isinstance(operation, Template) and operation.epilogue is not None:
+        _check_loop(operation.epilogue, Scope(scope.program, scope.filled, scope.symbols, operation))
+
+
+def _check_loop(loop: Loop, scope: Scope) -> None:
+    for name, check in LOOP_RULES.items():
+        _raise(name, check(loop, scope))
+
+
+def _raise(rule: str, messages: Iterator[str]) -> None:
+    for message in messages:
+        raise IRError(f"{message} (rule: {rule})")
+
+
+def _input_symbols(program: Program) -> Iterator[sympy.Symbol]:
+    for item in program.inputs:
+        if item.size is not None:
+            yield from item.size.free_symbols
+        if item.buffer is not None:
+            buffer = program.buffers[item.buffer]
+            for size in buffer.sizes + buffer.strides:
+                yield from size.free_symbols
+
+
+def _program_faults(program: Program) -> Iterator[str]:
+    names = [operation.name for operation in program.operations]
+    yield from (f"two operations are named {n}" for n in sorted({n for n in names if names.count(n) > 1}))
+    for name, buffer in program.buffers.items():
+        if name != buffer.name:
+            yield f"buffer {buffer.name} is listed as {name}"
+        if len(buffer.sizes) != len(buffer.strides):
+            yield f"buffer {name} has {len(buffer.sizes)} sizes and {len(buffer.strides)} strides"
+    for item in program.inputs:
+        if item.buffer is not None and item.buffer not in program.buffers:
+            yield f"input {item.name} has no buffer {item.buffer}"
+    yield from (f"constant {n} is no buffer" for n in program.constants if n not in program.buffers)
+
+
+# operations ----------------------------------------------------------------------------------------------------------
+
+
+def _reads_filled(operation: Operation, scope: Scope) -> Iterator[str]:
+    for name in sorted(operation.reads()):
+        scope.buffer(name)
+        if name not in scope.filled and not (isinstance(operation, Template) and name in operation.writes()):
+            yield f"reads buffer {name}, which nothing has written yet"
+
+
+def _writes_declared(operation: Operation, scope: Scope) -> Iterator[str]:
+    for name in sorted(operation.writes()):
+        if scope.buffer(name).role == "constant":
+            yield f"writes the constant {name}"
+
+
+def _views_fit(operation: Operation, scope: Scope) -> Iterator[str]:
+    for view in _views(operation):
+        buffer = scope.buffer(view.buffer)
+        if len(view.sizes) != len(view.strides):
+            yield f"a view of {view.buffer} has {len(view.sizes)} sizes and {len(view.strides)} strides"
+        yield from _unknown(set().union(*[s.free_symbols for s in (*view.sizes, *view.strides, view.offset)]), scope)
+        last = view.offset + sum(((n - 1) * s for n, s in zip(view.sizes, view.strides, strict=True)), sizes.ZERO)
+        if view.dtype == buffer.dtype and _surely_outside(last, buffer):
+            yield f"a view of {view.buffer} reaches element {last}"
+
+
+def _views(operation: Operation) -> list[View]:
+    if isinstance(operation, Template):
+        return [operation.a, operation.b, operation.out]
+    return list(views_in((operation.args, operation.kwargs))) if isinstance(operation, Extern) else []
+
+
+def _unknown(symbols: set[sympy.Symbol], scope: Scope) -> Iterator[str]:
+    for symbol in sorted(symbols - scope.symbols, key=str):
+        yield f"uses the size {symbol}, whose value is not known here"
+
+
+def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
+    if not isinstance(operation, Template):
+        return
+    a, b, out = operation.a.sizes, operation.b.sizes, operation.out.sizes
+    if not len(a) == len(b) == len(out) == 3:
+        yield f"views of {len(a)}, {len(b)} and {len(out)} dimensions; a product takes (batch, m, k) and (batch, k, n)"
+        return
+    pairs = {
+        "batch": (a[0], out[0]),
+        "batch of b": (b[0], out[0]),
+        "m": (a[1], out[1]),
+        "k": (a[2], b[1]),
+        "n": (b[2], out[2]),
+    }
+    for name, (one, other) in pairs.items():
+        if not sizes.equal(one, other):
+            yield f"the {name} sizes {one} and {other} differ"
+    scope.buffer(operation.out.buffer)
+
+
+def _library_arguments(operation: Operation, scope: Scope) -> Iterator[str]:
+    if not isinstance(operation, Extern):
+        return
+    if not callable(operation.target):
+        yield f"target {operation.target!r} cannot be called"
+    for size in _sizes_in((operation.args, operation.kwargs)):
+        yield from _unknown(size.free_symbols, scope)
+    for name in operation.outputs:
+        if name is not None:
+            scope.buffer(name)
+
+
+def _sizes_in(value: object) -> Iterator[sympy.Expr]:
+    if isinstance(value, Ref) and isinstance(value.value, sympy.Expr):
+        yield value.value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _sizes_in(item)
+
+
+def _assertion_known(operation: Operation, scope: Scope) -> Iterator[str]:
+    if isinstance(operation, Assert) and isinstance(operation.condition, sympy.Basic):
+        yield from _unknown(operation.condition.free_symbols, scope)
+
+
+OPERATION_RULES: dict[str, OperationCheck] = {
+    "a buffer is written before it is read": _reads_filled,
+    "a constant is not written": _writes_declared,
+    "a view lies inside its buffer": _views_fit,
+    "a product's sizes agree": _template_shape,
+    "a library call's arguments are known": _library_arguments,
+    "an assertion's sizes are known": _assertion_known,
+}
+
+
+# loops ---------------------------------------------------------------------------------------------------------------
+
+
+def _does_something(loop: Loop, scope: Scope) -> Iterator[str]:
+    if not loop.stores:
+        yield "stores nothing"
+    for store in loop.stores:
+        scope.buffer(store.buffer)
+        if store.mode not in ("set", "add"):
+            yield f"has a store of mode {store.mode!r}"
+
+
+def _one_definition(loop: Loop, scope: Scope) -> Iterator[str]:
+    symbols = [a.symbol for a in loop.axes + loop.reduced]
+    yield from (f"defines the axis {s} twice" for s in symbols if symbols.count(s) > 1)
+    for axis in loop.axes + loop.reduced:
+        yield from _unknown(axis.size.free_symbols, scope)
+
+
+def _known_symbols(loop: Loop, scope: Scope) -> Iterator[str]:
+    known = scope.symbols | set(loop.ranges)
+    stores = [store.symbols() for store in loop.stores]
+    for symbol in sorted(set().union(*stores) - known, key=str):
+        yield f"uses {symbol}, which is neither one of its axes nor a known size"
+
+
+def _types(loop: Loop, scope: Scope) -> Iterator[str]:
+    for node in expr.walk(*loop.roots):
+        if node.dtype in COMPUTE_DTYPE:
+            yield f"computes in {node.dtype}; values of that type are computed in {COMPUTE_DTYPE[node.dtype]}"
+        if isinstance(node, Op):
+            yield from _op_types(node)
+        if isinstance(node, Load):
+            stored = scope.buffer(node.buffer).dtype
+            if node.dtype != compute_dtype(stored) and node.dtype.itemsize != stored.itemsize:
+                yield f"loads {node.dtype} from {node.buffer}, which holds {stored}"
+            if node.mask is not None and node.mask.dtype != torch.bool:
+                yield f"loads {node.buffer} under a mask of {node.mask.dtype}"
+    for store in loop.stores:
+        if store.mask is not None and store.mask.dtype != torch.bool:
+            yield f"stores {store.buffer} under a mask of {store.mask.dtype}"
+
+
+def _op_types(node: Op) -> Iterator[str]:
+    definition = ops.definition(node.name)
+    types = [a.dtype for a in node.args]
+    if len(types) != definition.arity:
+        yield f"{node.name} takes {definition.arity} arguments, has {len(types)}"
+        return
+    want = _EXPECTED.get(node.name)
+    if want is not None:
+        message = want(node)
+        if message:
+            yield f"{node.name} {message}"
+    elif len(set(types)) > 1:
+        yield f"{node.name} has arguments of types {', '.join(map(str, types))}"
+    elif node.dtype != (torch.bool if definition.result == "bool" else types[0]):
+        yield f"{node.name} of {types[0]} gives {node.dtype}"
+
+
+def _where_types(node: Op) -> str:
+    condition, a, b = (n.dtype for n in node.args)
+    return "" if condition == torch.bool and a == b == node.dtype else f"of ({condition}, {a}, {b}) gives {node.dtype}"
+
+
+def _bitcast_types(node: Op) -> str:
+    same = node.args[0].dtype.itemsize == node.dtype.itemsize
+    return "" if same else f"from {node.args[0].dtype} to {node.dtype}, of another width"
+
+
+def _logical_types(node: Op) -> str:
+    return "" if {a.dtype for a in (*node.args, node)} == {torch.bool} else "takes and gives bool"
+
+
+def _random_types(node: Op) -> str:
+    return "" if {a.dtype for a in node.args} == {torch.int64} else "takes an int64 seed and offset"
+
+
+def _any_types(node: Op) -> str:
+    return ""
+
+
+_EXPECTED: dict[str, Callable[[Op], str]] = {
+    "where": _where_types,
+    "cast": _any_types,
+    "bitcast": _bitcast_types,
+    "logical_and": _logical_types,
+    "logical_or": _logical_types,
+    "logical_xor": _logical_types,
+    "logical_not": _logical_types,
+    "philox_uniform": _random_types,
+    "philox_normal": _random_types,
+    "philox_int": _random_types,
+}
+
+
+def _reductions(loop: Loop, scope: Scope) -> Iterator[str]:
+    for node in expr.walk(*loop.roots):
+        if isinstance(node, Reduce):
+            yield from _kind(node, REDUCE_KINDS, ARGUMENTS)
+            if not loop.reduced:
+                yield f"has a reduction ({node.kind}) but no reduced axis"
+        if isinstance(node, Scan):
+            yield from _kind(node, SCAN_KINDS, SCAN_ARGUMENTS)
+            if len(loop.reduced) != 1:
+                yield f"has a scan ({node.kind}) over {len(loop.reduced)} reduced axes; a scan has one"
+
+
+def _kind(node: Reduce | Scan, kinds: tuple[str, ...], arguments: dict[str, int]) -> Iterator[str]:
+    if node.kind not in kinds:
+        yield f"has a {type(node).__name__.lower()} of unknown kind {node.kind!r}"
+    elif len(node.args) != arguments.get(node.kind, 1):
+        yield f"{node.kind} takes {arguments.get(node.kind, 1)} arguments, has {len(node.args)}"
+
+
+def _results(node: Node) -> int:
+    if isinstance(node, Reduce):
+        return RESULTS.get(node.kind, 1)
+    return SCAN_RESULTS.get(node.kind, 1) if isinstance(node, Scan) else 1
+
+
+def _parts(loop: Loop, scope: Scope) -> Iterator[str]:
+    for root in loop.roots:
+        if _results(root) > 1:
+            yield "stores a value of several results without saying which part"
+    for node in expr.walk(*loop.roots):
+        if isinstance(node, Part):
+            if not 0 <= node.k < _results(node.node) or _results(node.node) == 1:
+                yield f"takes part {node.k} of a value of {_results(node.node)} results"
+        elif any(_results(c) > 1 for c in node.children):
+            yield "uses a value of several results without saying which part"
+
+
+def _epilogue(loop: Loop, scope: Scope) -> Iterator[str]:
+    template = scope.epilogue_of
+    if template is None:
+        if any(isinstance(n, Accumulator) for n in expr.walk(*loop.roots)):
+            yield "reads the accumulator but is no epilogue"
+        return
+    if loop.reduced:
+        yield "the epilogue has reduced axes"
+    shape = tuple(a.size for a in loop.axes)
+    if len(shape) != 3 or not all(sizes.equal(a, b) for a, b in zip(shape, template.out.sizes, strict=True)):
+        yield f"the epilogue runs over {shape}, the product over {template.out.sizes}"
+
+
+def _in_range(loop: Loop, scope: Scope) -> Iterator[str]:
+    reaches = [(s.buffer, s.index) for s in loop.stores if s.mask is None and not s.indirect]
+    reaches += [(n.buffer, n.index) for n in expr.loads(*loop.roots) if n.mask is None and not n.indirect]
+    for name, index in reaches:
+        last = sizes.upper_bound(index, loop.ranges)
+        if index.is_Integer and index < 0:
+            yield f"reaches element {index} of {name}"
+        if last is not None and _surely_outside(last, scope.buffer(name)):
+            yield f"reaches element {last} of {name}, which has {sympy.expand(scope.buffer(name).storage_size)}"
+
+
+def _surely_outside(last: sympy.Expr, buffer: Buffer) -> bool:
+    """Whether element `last` is past the end of `buffer` for all sizes (all ≥ 1)."""
+    return sizes.is_nonnegative(sympy.expand(last - buffer.storage_size))
+
+
+def _in_place(loop: Loop, scope: Scope) -> Iterator[str]:
+    fault = levels.in_place_fault(loop)
+    if fault is not None:
+        yield fault
+
+
+LOOP_RULES: dict[str, LoopCheck] = {
+    "a loop stores something": _does_something,
+    "an axis is defined once, by known sizes": _one_definition,
+    "indices hold axes and known sizes only": _known_symbols,
+    "types are as the table of operations says": _types,
+    "reductions and scans have reduced axes": _reductions,
+    "one part of several results is named": _parts,
+    "an epilogue runs over its product's points": _epilogue,
+    "indices stay inside their buffers": _in_range,
+    "a buffer written in place is read at the same element, not later": _in_place,
+}

@@ -1,0 +1,129 @@
+"""Canonical kernels: the same work gets the same names, so that it is generated, compiled, measured and remembered once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import sympy
+import torch
+
+from polytile.ir import expr, sizes
+from polytile.ir.printer import body_lines, loop_text, type_name
+from polytile.ir.program import Axis, Buffer, Loop, View
+from polytile.problem import digest
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """One tensor argument of a kernel: `role` is "in", "out" or "inout"."""
+
+    name: str
+    dtype: torch.dtype
+    role: str
+
+
+@dataclass(frozen=True)
+class LoopKernel:
+    """A loop over canonical names: tensors a0, a1, ... and size symbols n0, n1, ... in argument order."""
+
+    loop: Loop
+    tensors: tuple[TensorArg, ...]
+    symbols: tuple[sympy.Symbol, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """Everything that decides what the kernel computes, as text (source operators left out)."""
+        types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
+        return f"{types}\n{loop_text(replace(self.loop, name='kernel', origins=()))}"
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.text)
+
+    def storage(self, name: str) -> torch.dtype:
+        return next(t.dtype for t in self.tensors if t.name == name)
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """What a call of a canonical kernel passes: the program's buffers and size expressions, in argument order."""
+
+    buffers: tuple[str, ...]
+    sizes: tuple[sympy.Expr, ...]
+
+
+def canonical_symbols(found: list[sympy.Expr]) -> dict[sympy.Symbol, sympy.Symbol]:
+    """Size symbols among the expressions, renamed n0, n1, ... in order of appearance."""
+    mapping: dict[sympy.Symbol, sympy.Symbol] = {}
+    for e in found:
+        for symbol in sorted(e.free_symbols, key=str):
+            mapping.setdefault(symbol, sympy.Symbol(f"n{len(mapping)}", integer=True, positive=True))
+    return mapping
+
+
+def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel, CallSite]:
+    """The canonical kernel of `loop` and how to call it here."""
+    loop = _rename_axes(loop)
+    order, roles = _buffer_roles(loop)
+    own = {a.symbol for a in loop.axes + loop.reduced}
+    size_exprs = [a.size for a in loop.axes + loop.reduced]
+    for node in expr.walk(*loop.roots):
+        size_exprs += list(node.indices)
+    size_exprs += [s.index for s in loop.stores]
+    symbols = canonical_symbols([_without(e, own) for e in size_exprs])
+    names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
+    renamed = _rename(loop, names, symbols)
+    tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)
+    return LoopKernel(renamed, tensors, tuple(symbols.values())), CallSite(tuple(order), tuple(symbols.keys()))
+
+
+def _without(e: sympy.Expr, own: set[sympy.Symbol]) -> sympy.Expr:
+    """A carrier of the size symbols of `e` alone."""
+    drop = own | {s for s in e.free_symbols if s.name.startswith("ind")}
+    rest = sorted((s for s in e.free_symbols if s not in drop), key=str)
+    return sympy.Add(*rest) if rest else sizes.ZERO
+
+
+def _rename_axes(loop: Loop) -> Loop:
+    axes = tuple(Axis(sizes.axis(f"p{k}"), a.size) for k, a in enumerate(loop.axes))
+    reduced = tuple(Axis(sizes.axis(f"r{k}"), a.size) for k, a in enumerate(loop.reduced))
+    mapping = {
+        old.symbol: new.symbol for old, new in zip(loop.axes + loop.reduced, axes + reduced, strict=True)
+    }
+    return replace(loop.substitute(mapping), axes=axes, reduced=reduced)
+
+
+def _buffer_roles(loop: Loop) -> tuple[list[str], dict[str, str]]:
+    reads = [load.buffer for load in expr.loads(*loop.roots)]
+    writes = [s.buffer for s in loop.stores]
+    order = list(dict.fromkeys(reads + writes))
+    accumulates = {s.buffer for s in loop.stores if s.mode == "add" or s.indirect or s.mask is not None}
+    roles = {}
+    for b in order:
+        if b not in writes:
+            roles[b] = "in"
+        else:
+            roles[b] = "inout" if b in reads or b in accumulates else "out"
+    return order, roles
+
+
+def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> Loop:
+    def index_map(e: sympy.Expr) -> sympy.Expr:
+        return sizes.substitute(e, symbols)
+
+    def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
+        node = expr.rebuild(node, children, index_map)
+        if isinstance(node, expr.Load):
+            return expr.load(node.dtype, names[node.buffer], node.index, node.indirect, node.mask)
+        return node
+
+    renamed = loop.map_roots(lambda roots: expr.rewrite(roots, rule), index_map)
+    stores = tuple(replace(s, buffer=names[s.buffer]) for s in renamed.stores)
+    axes = tuple(Axis(a.symbol, index_map(a.size)) for a in renamed.axes)
+    reduced = tuple(Axis(a.symbol, index_map(a.size)) for a in renamed.reduced)
+    return replace(renamed, axes=axes, reduced=reduced, stores=stores)
+
+
+__all__ = ["CallSite", "LoopKernel", "TensorArg", "View", "body_lines", "canonicalize", "digest"]

@@ -1,0 +1,75 @@
+"""A generated C++ kernel as a Candidate: source made when first asked for, compiled in the pool, loaded when needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+from polytile.kernels.candidate import NativeEntry
+from polytile.problem import Config, digest
+from polytile.runtime import compile as compiler
+
+ENTRY = "polytile_kernel"
+
+
+class CppCandidate:
+    """`make_source()` gives the translation unit whose entry point is `polytile_kernel`; `valid` and `cost` are functions of
+    the concrete sizes. Candidates that differ in threads alone share one source and one library."""
+
+    origin = "cpp"
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        kernel_name: str,
+        make_source: Callable[[], str],
+        valid: Callable[[Mapping[str, int]], bool],
+        cost: Callable[[Mapping[str, int]], float],
+    ) -> None:
+        self._name, self._config, self._kernel_name = name, config, kernel_name
+        self._make_source, self._valid, self._cost = make_source, valid, cost
+        self._lock = threading.Lock()
+        self._compilation: compiler.Compilation | None = None
+
+    def __repr__(self) -> str:
+        return f"CppCandidate({self._kernel_name}: {self.name})"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def config(self) -> Config:
+        return self._config
+
+    @cached_property
+    def source(self) -> str:
+        return self._make_source()
+
+    @property
+    def source_hash(self) -> str:
+        return digest(self.source)
+
+    @property
+    def source_path(self) -> str:
+        """Where the source can be read once compilation was asked for."""
+        return str(self._compilation.result().source) if self._compilation is not None else ""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return self._valid(sizes)
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        return self._cost(sizes)
+
+    def prepare(self) -> None:
+        with self._lock:
+            if self._compilation is None:
+                self._compilation = compiler.compile_cpp(self._kernel_name, self.source)
+
+    def entry(self) -> NativeEntry:
+        self.prepare()
+        assert self._compilation is not None
+        library = self._compilation.result()
+        return NativeEntry(library.address(ENTRY), int(self.config.get("threads", 1) or 1), library)

@@ -1,0 +1,58 @@
+"""Generated register-blocked matmul kernels for CPUs.
+
+In: a GemmSpec (dtypes, known unit strides), a GemmConfig (form and blocks), perhaps an epilogue in C++.
+Out: `generate` gives the text of a translation unit (without the prelude), `configs` the ones worth trying, `valid` and
+`cost` what can run and how long it should take.
+Callers: the C++ source of candidates; nothing here compiles, runs or measures anything (Machine.measured aside).
+"""
+
+from __future__ import annotations
+
+from polytile.kernels.cpp.gemm import dot, stream, tile
+from polytile.kernels.cpp.gemm.cost import FORM_LAYOUTS, cost, valid
+from polytile.kernels.cpp.gemm.machine import Machine
+from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec
+from polytile.kernels.cpp.gemm.tables import configs
+
+_FORMS = {
+    "tile_packed": tile.generate,
+    "tile_direct": tile.generate,
+    "splitk": tile.generate,
+    "small": tile.generate,
+    "stream": stream.generate,
+    "dot": dot.generate,
+}
+
+
+def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int) -> str:
+    """The body of a translation unit that exports `name` (the native kernel ABI), to stand after the prelude.
+
+    ptrs: A, B, [C without an epilogue], then the epilogue's own. sizes: batch, M, N, K, a_stride_b, a_stride_m,
+    a_stride_k, b_stride_b, b_stride_k, b_stride_n, [c_stride_b, c_stride_m, c_stride_n without an epilogue], then the
+    epilogue's own. `lanes` is a power of two; vectors of `lanes` sums are VACC.
+
+    An epilogue defines `static inline void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n,
+    VACC acc, long count)`. It is called once for every vector of columns, of which the first `count` lanes count, with
+    the kernel's whole ptrs and sizes: its own start at spec.leading_ptrs and spec.leading_sizes.
+
+    Raises ValueError where spec, config and epilogue do not go together.
+    """
+    if spec.b_layout not in FORM_LAYOUTS[config.form]:
+        wanted = " or ".join(f"{layout!r}" for layout in FORM_LAYOUTS[config.form])
+        raise ValueError(f"form {config.form!r} needs a B of layout {wanted}; this one is {spec.b_layout!r}.")
+    if config.pairs and (spec.dtype != "bfloat16" or config.form not in ("tile_packed", "splitk", "dot")):
+        raise ValueError(
+            "pairs of k are for bfloat16 in the forms tile_packed, splitk and dot; "
+            f"this is {spec.dtype} in form {config.form!r}."
+        )
+    if (epilogue is not None) != spec.has_epilogue:
+        given = "an epilogue was given" if epilogue is not None else "no epilogue was given"
+        raise ValueError(f"GemmSpec.has_epilogue is {spec.has_epilogue} but {given}; make them agree.")
+    if lanes < 2 or lanes & (lanes - 1):
+        raise ValueError(f"lanes is {lanes}; vectors have a power of two of at least 2 lanes.")
+    if config.form == "dot" and (config.nv & (config.nv - 1) or config.nv > lanes):
+        raise ValueError(f"form 'dot' takes a power of two of at most {lanes} columns at once; nv is {config.nv}.")
+    return _FORMS[config.form](spec, config, name, epilogue, lanes)
+
+
+__all__ = ["GemmConfig", "GemmSpec", "Machine", "configs", "cost", "generate", "valid"]

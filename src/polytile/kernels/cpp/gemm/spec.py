@@ -1,0 +1,106 @@
+"""What a generated matmul computes (GemmSpec) and how (GemmConfig): the two frozen values that make a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from polytile.problem import Config
+
+STORAGE = ("float32", "bfloat16", "float64")
+A_LAYOUTS = ("k", "m", "any")
+B_LAYOUTS = ("n", "k", "any")
+FORMS = ("tile_packed", "tile_direct", "splitk", "stream", "dot", "small")
+
+PTRS = ("A", "B")
+OUTPUT_PTRS = ("C",)
+SIZES = ("batch", "M", "N", "K", "a_stride_b", "a_stride_m", "a_stride_k", "b_stride_b", "b_stride_k", "b_stride_n")
+OUTPUT_SIZES = ("c_stride_b", "c_stride_m", "c_stride_n")
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+
+
+@dataclass(frozen=True)
+class GemmSpec:
+    """C[batch, M, N] = sum over K of A[batch, M, K] * B[batch, K, N], all sizes and strides known only at run time.
+
+    `dtype` is the storage of A and B; sums are kept in float32 (float64 for float64) and rounded once to `out_dtype`.
+    `a_layout` and `b_layout` name the axis whose stride is known to be 1 ("any": none is). `batched` False promises
+    batch == 1. With `has_epilogue` the kernel has no C: the caller's C++ text receives the finished sums instead.
+    Raises ValueError for a value outside these tables, and for a narrowing that would round twice.
+    """
+
+    dtype: str = "float32"
+    a_layout: str = "k"
+    b_layout: str = "n"
+    batched: bool = False
+    out_dtype: str = "float32"
+    has_epilogue: bool = False
+
+    def __post_init__(self) -> None:
+        allowed = (
+            ("dtype", STORAGE), ("a_layout", A_LAYOUTS), ("b_layout", B_LAYOUTS), ("out_dtype", STORAGE),
+        )  # fmt: skip
+        for name, choices in allowed:
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"GemmSpec.{name} is {getattr(self, name)!r}; generated matmuls take {', '.join(choices)}."
+                )
+        if self.accumulator == "float64" and self.out_dtype == "bfloat16":
+            raise ValueError("GemmSpec: float64 sums stored as bfloat16 would round twice; store float32 and convert.")
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype of the sums, and of the vectors that an epilogue receives."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def leading_ptrs(self) -> int:
+        """How many pointers stand before the epilogue's own in `ptrs`."""
+        return len(PTRS) + (0 if self.has_epilogue else len(OUTPUT_PTRS))
+
+    @property
+    def leading_sizes(self) -> int:
+        """How many integers stand before the epilogue's own in `sizes`."""
+        return len(SIZES) + (0 if self.has_epilogue else len(OUTPUT_SIZES))
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """The tunable numbers of one kernel.
+
+    `form`: tile_packed (B copied into panels inside the call), tile_direct (tiles on B as it lies), splitk (tile_packed
+    with K divided over the threads: sums depend on their number), stream (rows of B read once, for small M), dot (dot
+    products along K for a B whose k is contiguous), small (one panel on the stack, no workspace). A register tile is
+    `mr` rows by `nv` vectors (dot: `nv` columns). `kc`, `mc`, `nc`: depth, rows and columns of a block (stream: `nc`
+    columns of sums held in L1). `unroll`: k steps in one turn of the inner loop. `pack_a`: copy A into tiles too.
+    `pairs`: bfloat16 only; multiply two k at once and never widen B (AVX512_BF16 instructions where there are any).
+    """
+
+    form: str
+    mr: int
+    nv: int
+    kc: int = 512
+    mc: int = 96
+    nc: int = 1024
+    unroll: int = 1
+    pack_a: bool = False
+    pairs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"GemmConfig.form is {self.form!r}; the forms are {', '.join(FORMS)}.")
+        for name in ("mr", "nv", "kc", "mc", "nc", "unroll"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"GemmConfig.{name} is {getattr(self, name)}; it must be at least 1.")
+
+    def as_config(self) -> Config:
+        """The same numbers as the Config that selection and the store deal in."""
+        return Config.of(**asdict(self))
+
+    @staticmethod
+    def of(config: Config) -> GemmConfig:
+        """The inverse of `as_config`; raises KeyError naming a number that `config` lacks."""
+        return GemmConfig(**{field.name: config[field.name] for field in fields(GemmConfig)})  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        flags = (" A" if self.pack_a else "") + (" pairs" if self.pairs else "")
+        return f"{self.form} {self.mr}x{self.nv} k{self.kc} m{self.mc} n{self.nc} u{self.unroll}{flags}"

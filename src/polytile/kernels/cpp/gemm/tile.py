@@ -1,0 +1,415 @@
+"""Forms tile_packed, tile_direct, splitk and small: register tiles over row blocks and column panels.
+
+tile_packed copies B into panels of NR columns inside the call (all threads of a team together), tile_direct reads B
+where it lies, splitk gives each thread a range of K and adds the partial sums at the end, small keeps one panel on the
+stack.
+"""
+
+from __future__ import annotations
+
+from polytile.kernels.cpp.gemm import unroll
+from polytile.kernels.cpp.gemm.common import MAC, PAIRS, entry, head
+from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec
+
+CONSTANTS = """\
+constexpr long MR = {mr}, NV = {nv}, NR = NV * L, STEP = {step}, KC = {kc}, MC = {mc}, NC = {nc}, GROUP = {group};
+constexpr bool PACK_A = {pack_a}, PACK_B = {pack_b};
+typedef {pa} PA;                                   // A and B as the register tile reads them
+typedef {pb} PB;
+"""
+
+# One step of one row of A or column of B, and one step of L columns of a row-major B.
+ELEMENT = """\
+static inline T element(const S* p, long, long) { return value(*p); }
+static inline V columns(const S* p, long, long) { return load(p); }
+static inline V steps_of(const S* p) { return load(p); }
+"""
+ELEMENT_PAIRS = """\
+static inline unsigned element(const S* p, long stride, long left) {
+  return p[0].bits | (left > 1 ? unsigned(p[stride].bits) << 16 : 0);
+}
+static inline V columns(const S* p, long stride, long left) {
+  const U32 low = __builtin_convertvector(*(const U16U*)p, U32);
+  return (V)(left > 1 ? low | __builtin_convertvector(*(const U16U*)(p + stride), U32) << 16 : low);
+}
+static inline V steps_of(const S* p) { return (V)*(const U32U*)p; }
+"""
+
+PACK_A = """\
+// rows x steps of A as [steps][rows]; `from` is a real k, the last step of an odd K is half empty.
+static void pack_a(const Problem& p, long item, long m, long rows, long from, long steps, PA* out) {
+  const S* a = a_of(p, item, m, from);
+  for (long q = 0; q < steps; ++q)
+    for (long i = 0; i < rows; ++i)
+      out[q * rows + i] = element(a + i * p.a_m + STEP * q * p.a_k, p.a_k, p.k - from - STEP * q);
+}
+"""
+
+PACK_A_M = """\
+// rows x steps of A as [steps][rows], from an A whose rows are neighbours: whole vectors are read and stored while
+// the matrix has rows enough, what they store past a step's rows is overwritten by the next step or lies in the next
+// tile's place.
+static void pack_a(const Problem& p, long item, long m, long rows, long from, long steps, PA* out) {
+  const S* a = a_of(p, item, m, from);
+  const bool vectors = m + (rows + L - 1) / L * L <= p.m;
+  for (long q = 0; q < steps; ++q, a += STEP * p.a_k, out += rows) {
+    const long left = p.k - from - STEP * q;
+    if (vectors)
+      for (long i = 0; i < rows; i += L) store(out + i, columns(a + i, p.a_k, left));
+    else
+      for (long i = 0; i < rows; ++i) out[i] = element(a + i, p.a_k, left);
+  }
+}
+"""
+
+PACK_A_K = """\
+// rows x steps of A as [steps][rows], from an A whose k is contiguous: `GROUP` >= rows rows by L steps transposed in
+// registers at a time. What a store writes past a step's rows is overwritten by the next step or lies in the next
+// tile's place.
+static void pack_a(const Problem& p, long item, long m, long rows, long from, long steps, PA* out) {
+  const S* row[GROUP];
+  for (long i = 0; i < GROUP; ++i) row[i] = a_of(p, item, m + least(i, rows - 1), from);
+  const long whole = least(steps, (p.k - from) / STEP) / L * L;
+  for (long q = 0; q < whole; q += L) {
+    V block[GROUP];
+    for (long i = 0; i < GROUP; ++i) block[i] = steps_of(row[i] + STEP * q);
+    transpose_group(block);
+    for (long g = 0; g < L / GROUP; ++g)
+      for (long i = 0; i < GROUP; ++i)
+        __builtin_memcpy(out + (q + g * GROUP + i) * rows, (const T*)&block[i] + g * GROUP, GROUP * sizeof(T));
+  }
+  for (long q = whole; q < steps; ++q)
+    for (long i = 0; i < rows; ++i) out[q * rows + i] = element(row[i] + STEP * q, 1, p.k - from - STEP * q);
+}
+"""
+
+PACK_B_N = """\
+// steps x cols of a row-major B as [steps][NR]; a vector that is not full ends in zeros.
+static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
+  const S* b = b_of(p, item, from, n);
+  const long whole = cols / L;
+  for (long q = 0; q < steps; ++q, b += STEP * p.b_k, out += NR) {
+    const long left = p.k - from - STEP * q;
+    __builtin_prefetch(b + 8 * STEP * p.b_k);
+    if (whole == NV)
+      for (long j = 0; j < NV; ++j) store(out + j * L, columns(b + j * L, p.b_k, left));
+    else {
+      for (long j = 0; j < whole; ++j) store(out + j * L, columns(b + j * L, p.b_k, left));
+      for (long j = whole * L; j < ceil_div(cols, L) * L; ++j) out[j] = j < cols ? element(b + j, p.b_k, left) : PB{};
+    }
+  }
+}
+"""
+
+PACK_B_K = """\
+// steps x cols of a B whose k is contiguous as [steps][NR], L x L blocks transposed in registers; columns past `cols`
+// repeat the last one: their sums are never used.
+static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
+  const long whole = least(steps, (p.k - from) / STEP) / L * L;
+  for (long j = 0; j < cols; j += L) {
+    const S* column[L];
+    for (long i = 0; i < L; ++i) column[i] = b_of(p, item, from, n + least(j + i, cols - 1));
+    for (long q = 0; q < whole; q += L) {
+      V block[L];
+      for (long i = 0; i < L; ++i) block[i] = steps_of(column[i] + STEP * q);
+      transpose(block);
+      for (long i = 0; i < L; ++i) store(out + (q + i) * NR + j, block[i]);
+    }
+    for (long q = whole; q < steps; ++q)
+      for (long i = 0; i < L; ++i) out[q * NR + j + i] = element(column[i] + STEP * q, 1, p.k - from - STEP * q);
+  }
+}
+"""
+
+PACK_B_ANY = """\
+// steps x cols of a B with any strides as [steps][NR]; a vector that is not full ends in zeros.
+static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
+  const S* b = b_of(p, item, from, n);
+  for (long q = 0; q < steps; ++q)
+    for (long j = 0; j < ceil_div(cols, L) * L; ++j)
+      out[q * NR + j] = j < cols ? element(b + STEP * q * p.b_k + j * p.b_n, p.b_k, p.k - from - STEP * q) : PB{};
+}
+"""
+
+# B read in place: only the last vector of a ragged panel is copied, so that no load passes the end of a row.
+PACK_B_TAIL = """\
+static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
+  const S* b = b_of(p, item, from, n + cols / L * L);
+  const long rest = cols % L;
+  if (!rest) return;
+  for (long q = 0; q < steps; ++q, b += p.b_k, out += L)
+    for (long j = 0; j < L; ++j) out[j] = j < rest ? b[j] : PB{};
+}
+"""
+
+COMPUTE = """\
+// Rows [m0, m1) x columns [n0, n1) of one item over one depth of K. `panels` holds B from column n0 on; sums that are
+// not `first` add to `partial` (origin m0, n0); those that are not `last` stay there.
+struct Block { long item, m0, m1, n0, n1, from, steps; bool first, last; const PB* panels; T* partial; long stride; };
+
+static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, long a_k, long m, long rows, long n,
+                     long cols, const PB* packed) {
+  alignas(64) T scratch[MR * NR];
+  T* out = scratch;
+  long stride = NR;
+  const bool once = q.first && q.last;
+  O* place = once && cols == NR ? in_place(p, q.item, m, n) : nullptr;
+  if (place) out = (T*)place, stride = p.sizes[11];
+  else if (!once) out = q.partial + (m - q.m0) * q.stride + (n - q.n0), stride = q.stride;
+  const PB* b = PACK_B ? packed : (const PB*)b_of(p, q.item, q.from, n);
+  const long b_k = PACK_B ? NR : p.b_k, whole = PACK_B ? ceil_div(cols, L) : cols / L;
+  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, q.steps, out, stride, !q.first);
+  else {
+    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * L, b_k, q.steps, out + j * L, stride, !q.first);
+    if (!PACK_B && cols % L) NARROW[rows](a, a_m, a_k, packed, L, q.steps, out + whole * L, stride, !q.first);
+  }
+  if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
+}
+
+static void compute(const Problem& p, const Block& q, PA* tiles) {
+  for (long m = q.m0; m < q.m1; m += MC) {
+    const long rows = least(MC, q.m1 - m), count = ceil_div(rows, MR), base = rows / count, extra = rows % count;
+    if (PACK_A)
+      for (long t = 0, i = 0, r; t < count; ++t, i += r)
+        r = base + (t < extra), pack_a(p, q.item, m + i, r, q.from, q.steps, tiles + i * q.steps);
+    for (long n = q.n0; n < q.n1; n += NR) {
+      const PB* panel = PACK_B ? q.panels + (n - q.n0) * q.steps : q.panels;
+      for (long t = 0, i = 0, r; t < count; ++t, i += r) {
+        r = base + (t < extra);
+        const PA* a = PACK_A ? tiles + i * q.steps : (const PA*)a_of(p, q.item, m + i, q.from);
+        multiply(p, q, a, p.a_m, PACK_A ? r : p.a_k, m + i, r, n, least(NR, q.n1 - n), panel);
+      }
+    }
+  }
+}
+"""
+
+# Workspace: per team one or two blocks of panels (two where a team packs together: it packs one while the other is
+# read) and, where K takes several depths, the partial sums; per thread packed tiles of A or the ragged last vector of
+# B.
+TILE_WORK = """\
+constexpr long PARTIAL_SUMS = 2 << 20;             // bounds the rows that keep partial sums at a time
+
+struct Call {
+  Problem p;
+  long depth, width, height, block, buffers, tile_block;
+  PB* panels; T* partial; PA* tiles; char* memory;
+};
+static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.m, MR) * ceil_div(p.n, NR); }
+static inline long padded(long bytes) { return (bytes + 4159) / 64 * 64; }
+
+static void open(Call& c) {
+  const Problem& p = c.p;
+  const long steps = ceil_div(p.k, STEP), depths = steps > KC / STEP ? ceil_div(steps, KC / STEP) : 1;
+  const long teams = least(p.threads, p.batch);
+  c.depth = steps ? ceil_div(steps, depths) : 1;
+  c.width = least(NC, ceil_div(p.n, NR) * NR);
+  c.height = depths > 1 ? least(p.m, ceil_div(PARTIAL_SUMS / c.width, MC) * MC) : p.m;
+  c.buffers = p.threads > teams ? 2 : 1;
+  c.block = c.depth * (c.width + (p.threads / teams - 1) * NR);
+  c.tile_block = PACK_A ? c.depth * least(MC, p.m) + GROUP + L : 0;
+  const long panels = padded((PACK_B ? teams * c.buffers * c.block : p.threads * c.depth * L) * sizeof(PB));
+  const long partial = depths > 1 ? padded(teams * c.height * c.width * sizeof(T)) : 0;
+  c.memory = (char*)malloc(panels + partial + padded(p.threads * c.tile_block * sizeof(PA)) + 64);
+  c.panels = (PB*)(((unsigned long)c.memory + 63) / 64 * 64);
+  c.partial = (T*)((char*)c.panels + panels);
+  c.tiles = (PA*)((char*)c.partial + partial);
+}
+static void close(Call& c) { free(c.memory); }
+
+// A thread's place in the grid of its team (row of row_count, col of col_count) and its rows and columns of one block.
+struct Share { long row, row_count, col, col_count, m0, m1, n0, n1; };
+
+static Share share_of(const Team& team, long row_count, long m, long rows, long n, long cols) {
+  const long panels = ceil_div(cols, NR), tiles = ceil_div(rows, MR), col_count = team.size / row_count;
+  const long row = team.rank % row_count, col = team.rank / row_count;
+  return {row, row_count, col, col_count,
+          m + least(rows, tiles * row / row_count * MR), m + least(rows, tiles * (row + 1) / row_count * MR),
+          n + least(cols, panels * col / col_count * NR), n + least(cols, panels * (col + 1) / col_count * NR)};
+}
+
+// The threads of one column of the grid copy its panels together, each a range of the steps.
+static void pack_share(const Problem& p, const Share& s, long item, long from, long depth, PB* block) {
+  const long blocks = depth / L, q0 = blocks * s.row / s.row_count * L;
+  const long q1 = s.row + 1 < s.row_count ? blocks * (s.row + 1) / s.row_count * L : depth;
+  for (long n = s.n0; n < s.n1; n += NR, block += NR * depth)
+    pack_b(p, item, n, least(NR, s.n1 - n), from + q0 * STEP, q1 - q0, block + q0 * NR);
+}
+
+// One thread's part of one block of columns, depth after depth: copy, wait for the team where panels are shared, multiply.
+static void part(const Call& c, const Team& team, const Share& s, bool active, long thread, long item, long turn,
+                 T* partial) {
+  const Problem& p = c.p;
+  const long steps = ceil_div(p.k, STEP), own = ceil_div(c.width / NR, s.col_count) * NR * c.depth;
+  for (long q = 0; q == 0 || q < steps; q += c.depth, ++turn) {
+    const long depth = least(c.depth, steps - q), from = q * STEP;
+    PB* block = c.panels;                          // a column's panels lie at one place in every block
+    if (PACK_B) block += (team.index * c.buffers + turn % c.buffers) * c.block + s.col * own;
+    else block += thread * c.depth * L;
+    if (PACK_B && active) pack_share(p, s, item, from, depth, block);
+    if (PACK_B && s.row_count > 1) GOMP_barrier();
+    if (!active || s.m0 >= s.m1 || s.n0 >= s.n1) continue;
+    if (!PACK_B) pack_b(p, item, s.n1 - (s.n1 - s.n0) % L, (s.n1 - s.n0) % L, from, depth, block);
+    compute(p, {item, s.m0, s.m1, s.n0, s.n1, from, depth, q == 0, q + depth >= steps, block, partial, c.width},
+            c.tiles + thread * c.tile_block);
+  }
+}
+
+static void work(const Call& c, long thread, long threads) {
+  const Problem& p = c.p;
+  const Team team = team_of(p, thread, threads);
+  const long depths = p.k ? ceil_div(ceil_div(p.k, STEP), c.depth) : 1;
+  const long row_count = row_parts(ceil_div(c.height, MR), c.width / NR, team.size);
+  long turn = 0;
+  for (long round = 0; round < team.rounds; ++round) {
+    const long item = round * team.teams + team.index;
+    for (long m = 0; m < p.m; m += c.height)
+      for (long n = 0; n < p.n; n += c.width, turn += depths) {
+        if (turn && depths > 1 && team.size > 1) GOMP_barrier();   // partial sums change owners between blocks
+        const Share s = share_of(team, row_count, m, least(c.height, p.m - m), n, least(c.width, p.n - n));
+        const bool active = team.index < team.teams && item < p.batch && s.col < s.col_count;
+        part(c, team, s, active, thread, item, turn, c.partial + (team.index * c.height + s.m0 - m) * c.width + s.n0 - n);
+      }
+  }
+}
+"""
+
+SPLITK_WORK = """\
+struct Call { Problem p; long depth, width, stride; PB* panels; T* partial; PA* tiles; long tile_block; char* memory; };
+static inline long most_threads(const Problem& p) { return least(p.threads, ceil_div(p.k, 4 * STEP) + !p.k); }
+static inline long padded(long bytes) { return (bytes + 4159) / 64 * 64; }
+
+static void open(Call& c) {
+  const Problem& p = c.p;
+  c.depth = least(KC / STEP, ceil_div(p.k, STEP));
+  c.stride = ceil_div(p.n, NR) * NR;
+  c.width = least(NC, c.stride);
+  c.tile_block = PACK_A ? c.depth * least(MC, p.m) + GROUP + L : 0;
+  const long panels = padded(p.threads * c.depth * c.width * sizeof(PB));
+  const long partial = padded(p.threads * p.m * c.stride * sizeof(T));
+  c.memory = (char*)malloc(panels + partial + p.threads * c.tile_block * sizeof(PA) + 64);
+  c.panels = (PB*)(((unsigned long)c.memory + 63) / 64 * 64);
+  c.partial = (T*)((char*)c.panels + panels);
+  c.tiles = (PA*)((char*)c.partial + partial);
+}
+static void close(Call& c) { free(c.memory); }
+
+// This thread's steps [s0, s1) of one item, all rows and columns, into its own partial sums.
+static void part(const Call& c, long thread, long item, long s0, long s1) {
+  const Problem& p = c.p;
+  PB* panels = c.panels + thread * c.depth * c.width;
+  for (long n = 0; n < p.n; n += c.width) {
+    const long cols = least(c.width, p.n - n);
+    for (long s = s0; s < s1; s += c.depth) {
+      const long depth = least(c.depth, s1 - s);
+      for (long j = 0; j < cols; j += NR)
+        pack_b(p, item, n + j, least(NR, cols - j), s * STEP, depth, panels + j * depth);
+      T* partial = c.partial + thread * p.m * c.stride + n;
+      compute(p, {item, 0, p.m, n, n + cols, s * STEP, depth, s == s0, false, panels, partial, c.stride},
+              c.tiles + thread * c.tile_block);
+    }
+  }
+}
+
+static void work(const Call& c, long thread, long threads) {
+  const Problem& p = c.p;
+  const long steps = ceil_div(p.k, STEP), parts = least(threads, steps);
+  for (long item = 0; item < p.batch; ++item) {
+    if (item && threads > 1) GOMP_barrier();
+    if (thread < parts) part(c, thread, item, steps * thread / parts, steps * (thread + 1) / parts);
+    if (threads > 1) GOMP_barrier();
+    for (long m = p.m * thread / threads; m < p.m * (thread + 1) / threads; ++m)
+      for (long n = 0; n < p.n; n += L) {
+        V sum = {};
+        for (long t = 0; t < parts; ++t) sum += load(c.partial + (t * p.m + m) * c.stride + n);
+        emit(p, item, m, n, sum, least(L, p.n - n));
+      }
+  }
+}
+"""
+
+SMALL_WORK = """\
+struct Call { Problem p; };
+static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.n, NR); }
+static void open(Call&) {}
+static void close(Call&) {}
+
+// Each thread takes whole panels; one panel (direct: its ragged last vector) lies on the stack while K fits KC.
+static void work(const Call& c, long thread, long threads) {
+  const Problem& p = c.p;
+  constexpr long WIDTH = PACK_B ? NR : L;
+  alignas(64) PB on_stack[KC / STEP * WIDTH];
+  const long panels = ceil_div(p.n, NR), units = p.batch * panels, steps = ceil_div(p.k, STEP);
+  PB* panel = p.k <= KC ? on_stack : (PB*)malloc(steps * WIDTH * sizeof(PB));
+  for (long unit = units * thread / threads; unit < units * (thread + 1) / threads; ++unit) {
+    const long item = unit / panels, n = unit % panels * NR, cols = least(NR, p.n - n);
+    pack_b(p, item, n, cols, 0, steps, panel);
+    compute(p, {item, 0, p.m, n, n + cols, 0, steps, true, true, panel, nullptr, 0}, nullptr);
+  }
+  if (panel != on_stack) free(panel);
+}
+"""
+
+# Measured on Zen 5 with weights in DRAM: 4 steps ahead is 5-15 % faster than none at M = 4..32 and costs nothing with
+# weights in L2/L3; 8 and 16 steps gain more from DRAM at M = 8 but lose 10-25 % from L3.
+PREFETCH_STEPS = 4
+
+WORK = {"tile_packed": TILE_WORK, "tile_direct": TILE_WORK, "splitk": SPLITK_WORK, "small": SMALL_WORK}
+PACK_A_OF = {"k": PACK_A_K, "m": PACK_A_M}
+PACK_B_OF = {"n": PACK_B_N, "k": PACK_B_K, "any": PACK_B_ANY}
+
+
+def packs_a(spec: GemmSpec, config: GemmConfig) -> bool:
+    """Whether A is copied into tiles: asked for, or needed (pairs of k in one lane)."""
+    return config.form != "small" and (config.pack_a or config.pairs)
+
+
+def packs_b(spec: GemmSpec, config: GemmConfig) -> bool:
+    """Whether B is copied into panels; `small` reads a row-major B in place."""
+    return config.form in ("tile_packed", "splitk") or (config.form == "small" and spec.b_layout != "n")
+
+
+def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int) -> str:
+    """The translation unit of one of the tile forms, without the prelude."""
+    tiled_a, panelled_b = packs_a(spec, config), packs_b(spec, config)
+    packed = "unsigned" if config.pairs else "T"
+    group = 1 << (config.mr - 1).bit_length()
+    constants = CONSTANTS.format(
+        group=group,
+        mr=config.mr,
+        nv=config.nv,
+        step=2 if config.pairs else 1,
+        kc=config.kc,
+        mc=max(config.mc // config.mr, 1) * config.mr,
+        nc=max(config.nc // (config.nv * lanes), 1) * config.nv * lanes,
+        pack_a=str(tiled_a).lower(),
+        pack_b=str(panelled_b).lower(),
+        pa=packed if tiled_a else "S",
+        pb=packed if panelled_b else "S",
+    )
+    access = "cols" if tiled_a else {"k": "rows", "m": "cols", "any": "both"}[spec.a_layout]
+    ahead = PREFETCH_STEPS if config.form == "tile_direct" else 0
+    transposes = (tiled_a and spec.a_layout == "k" and config.mr <= lanes, panelled_b and spec.b_layout == "k")
+    pack_a = PACK_A_NEVER if not tiled_a else PACK_A
+    if tiled_a and (transposes[0] or spec.a_layout == "m"):
+        pack_a = PACK_A_OF[spec.a_layout]
+    return "".join(
+        (
+            head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
+            constants,
+            PAIRS if config.pairs else MAC,
+            ELEMENT_PAIRS if config.pairs else ELEMENT,
+            unroll.shuffles(lanes) if any(transposes) else "",
+            unroll.transpose(lanes, group, "transpose_group") if transposes[0] else "",
+            unroll.transpose(lanes, lanes, "transpose") if transposes[1] else "",
+            pack_a,
+            PACK_B_OF[spec.b_layout] if panelled_b else PACK_B_TAIL,
+            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead),
+            COMPUTE,
+            WORK[config.form],
+            entry(name),
+        )
+    )
+
+
+PACK_A_NEVER = "static void pack_a(const Problem&, long, long, long, long, long, PA*) {}\n"

@@ -1,0 +1,182 @@
+"""The fully unrolled inner kernels: register tiles, dot products along K, rank-u updates, transposes in registers."""
+
+from __future__ import annotations
+
+
+def _lines(indent: int, statements: list[str]) -> str:
+    return "".join(" " * indent + statement + "\n" for statement in statements)
+
+
+def accumulators(rows: int, columns: int) -> list[str]:
+    """One declaration a row of the zeroed sums c0_0 ... c{rows-1}_{columns-1}."""
+    return ["V " + ", ".join(f"c{i}_{j} = {{}}" for j in range(columns)) + ";" for i in range(rows)]
+
+
+def unroll_pragma(unroll: int) -> list[str]:
+    return [f"#pragma GCC unroll {unroll}"] if unroll > 1 else []
+
+
+def tile(mr: int, nv: int, access: str, unroll: int, ahead: int = 0) -> str:
+    """A register tile: o[i, j] = (o[i, j] +) sum over k of a[i, k] * b[k, j], i < mr, j < nv * L.
+
+    `access` says how A is read: "rows" (k contiguous), "cols" (rows contiguous, or a packed tile whose a_k is mr),
+    "both" (neither). `ahead` prefetches B that many steps ahead, for a B read in place whose rows lie too far apart for
+    the hardware to guess. Registers: mr * nv sums, nv of B, one of A. Per k: mr * nv FMAs, nv loads, mr broadcasts.
+    """
+    element = {"rows": "a{i}[p]", "cols": "a[{i}]", "both": "*a{i}"}[access]
+    pointers = {
+        "rows": [f"const PA* a{i} = a + {i} * a_m;" for i in range(mr)],
+        "cols": [],
+        "both": [f"const PA* a{i} = a + {i} * a_m;" for i in range(mr)],
+    }[access]
+    advance = {"rows": "", "cols": "a += a_k;", "both": " ".join(f"a{i} += a_k;" for i in range(mr))}[access]
+    body = [f"const V b{j} = load(b + {j} * L);" for j in range(nv)]
+    for i in range(mr):
+        macs = " ".join(f"mac(c{i}_{j}, x, b{j});" for j in range(nv))
+        body.append(f"{{ const V x = broadcast(value({element.format(i=i)})); {macs} }}")
+    if ahead:
+        body += [f"__builtin_prefetch(b + {ahead} * b_k + {j} * L);" for j in range(nv)]
+    body.append(f"b += b_k; {advance}".rstrip())
+    old = [f"c{i}_{j} += load(o + {i} * o_m + {j} * L);" for i in range(mr) for j in range(nv)]
+    new = [f"store(o + {i} * o_m + {j} * L, c{i}_{j});" for i in range(mr) for j in range(nv)]
+    return (
+        f"static void tile{mr}x{nv}"
+        "(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add) {\n"
+        + _lines(2, accumulators(mr, nv) + pointers + unroll_pragma(unroll) + ["for (long p = 0; p < steps; ++p) {"])
+        + _lines(4, body)
+        + _lines(2, ["}", "if (add) {"])
+        + _lines(4, old)
+        + _lines(2, ["}", *new])
+        + "}\n"
+    )
+
+
+def tiles(mr: int, nv: int, access: str, unroll: int, ahead: int = 0) -> str:
+    """Every row tail of an mr x nv tile, in full width and one vector wide, and the tables that choose among them."""
+    widths = (nv, 1) if nv > 1 else (nv,)
+    text = "".join(tile(rows, width, access, unroll, ahead) for width in widths for rows in range(1, mr + 1))
+    text += "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool);\n"
+    for name, width in (("WIDE", nv), ("NARROW", 1)):
+        members = ", ".join(f"tile{rows}x{width}" for rows in range(1, mr + 1))
+        text += f"static const Tile {name}[MR + 1] = {{nullptr, {members}}};\n"
+    return text
+
+
+def swap_masks(lanes: int) -> list[tuple[int, list[int], list[int]]]:
+    """For each block size h = lanes/2 ... 1 the two shuffles (low, high) of a pair (x, y) that exchange h x h blocks.
+
+    low keeps x where lane & h is 0 and takes y's lane - h elsewhere; high keeps y where lane & h is set and takes x's
+    lane + h elsewhere.
+    """
+    stages = []
+    h = lanes // 2
+    while h:
+        low = [lane if not lane & h else lanes + lane - h for lane in range(lanes)]
+        high = [lane + h if not lane & h else lanes + lane for lane in range(lanes)]
+        stages.append((h, low, high))
+        h //= 2
+    return stages
+
+
+def shuffles(lanes: int) -> str:
+    """Functions low{h}(x, y) and high{h}(x, y) for every stage of `swap_masks`."""
+    text = ""
+    for h, low, high in swap_masks(lanes):
+        for name, mask in (("low", low), ("high", high)):
+            lanes_of = ", ".join(map(str, mask))
+            text += f"static inline V {name}{h}(V x, V y) {{ return SHUFFLE(x, y, {lanes_of}); }}\n"
+    return SHUFFLE_MACRO + text
+
+
+# GCC 12 and clang have the same builtin for constant shuffles; older GCC spells it with an index vector.
+SHUFFLE_MACRO = """\
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+typedef decltype(V{} == V{}) Index;
+#define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, Index{__VA_ARGS__})
+#endif
+"""
+
+
+def transpose(lanes: int, rows: int, name: str) -> str:
+    """name(v): `rows` vectors v[0] ... v[rows-1] transposed in log2(rows) stages of shuffles; rows is a power of two.
+
+    Before, v[i] holds row i: lanes / rows groups of `rows` columns. After, v[i] holds column i of each group in turn.
+    """
+    names = [f"v{i}" for i in range(rows)]
+    body = [f"V {', '.join(f'{name} = v[{i}]' for i, name in enumerate(names))}, x;"]
+    for h, _, _ in swap_masks(lanes):
+        for i in range(rows):
+            if h < rows and not i & h:
+                body.append(f"x = low{h}(v{i}, v{i + h}); v{i + h} = high{h}(v{i}, v{i + h}); v{i} = x;")
+    body += [f"v[{i}] = {name};" for i, name in enumerate(names)]
+    return f"static inline void {name}(V* v) {{\n" + _lines(2, body) + "}\n"
+
+
+def dot(mr: int, columns: int, lanes: int, unroll: int) -> str:
+    """mr x columns dot products along a contiguous K: o[i * o_m + j] = sum over k of a[i, k] * b[j, k].
+
+    `columns` is a power of two, at most `lanes`. The sums of one row are added across lanes by a tree of shuffles and
+    written as one vector whose first `columns` lanes count. Per vector of k: mr * columns FMAs for mr + columns loads.
+    """
+    body = [f"const V b{j} = fetch(b + {j} * b_n + p * W);" for j in range(columns)]
+    tail = [f"const V b{j} = fetch_n(b + {j} * b_n + p * W, rest);" for j in range(columns)]
+    for i in range(mr):
+        macs = " ".join(f"mac(c{i}_{j}, x, b{j});" for j in range(columns))
+        body.append(f"{{ const V x = fetch(a + {i} * a_m + p * W); {macs} }}")
+        tail.append(f"{{ const V x = fetch_n(a + {i} * a_m + p * W, rest); {macs} }}")
+    return (
+        f"static void dot{mr}x{columns}"
+        "(const PA* a, long a_m, const S* b, long b_n, long k, T* o, long o_m) {\n"
+        + _lines(2, accumulators(mr, columns) + ["long p = 0;", *unroll_pragma(unroll), "for (; p < k / W; ++p) {"])
+        + _lines(4, body)
+        + _lines(2, ["}", "if (const long rest = k % W) {"])
+        + _lines(4, tail)
+        + _lines(2, ["}", *(line for i in range(mr) for line in add_across(i, columns, lanes))])
+        + "}\n"
+    )
+
+
+def add_across(row: int, columns: int, lanes: int) -> list[str]:
+    """Statements that add c{row}_0 ... across their lanes and store them: a tree over the columns, then the lanes."""
+    statements = []
+    h = columns // 2
+    while h:
+        statements += [
+            f"c{row}_{j} = low{h}(c{row}_{j}, c{row}_{j + h}) + high{h}(c{row}_{j}, c{row}_{j + h});" for j in range(h)
+        ]
+        h //= 2
+    h = columns
+    while h < lanes:
+        statements.append(f"c{row}_0 += high{h}(c{row}_0, c{row}_0);")
+        h *= 2
+    return [*statements, f"store(o + {row} * o_m, c{row}_0);"]
+
+
+def update(mr: int, depth: int) -> str:
+    """A rank-`depth` update of mr rows of sums: sums[i, j] += sum over u < depth of a[i, u] * b[u, j], for j < cols.
+
+    Per vector of columns: mr * depth FMAs for depth loads of B and mr loads and stores of sums (in L1).
+    """
+    scalars = [
+        f"const V x{i}_{u} = broadcast(value(a[{i} * a_m + {u} * a_k]));" for i in range(mr) for u in range(depth)
+    ]
+
+    def step(load: str) -> list[str]:
+        body = [f"const V b{u} = {load.format(u=u)};" for u in range(depth)]
+        for i in range(mr):
+            macs = " ".join(f"mac(c, x{i}_{u}, b{u});" for u in range(depth))
+            body.append(f"{{ T* o = sums + {i} * stride + j; V c = load(o); {macs} store(o, c); }}")
+        return body
+
+    return (
+        f"static void update{mr}x{depth}"
+        "(const S* a, long a_m, long a_k, const S* b, long b_k, long cols, T* sums, long stride) {\n"
+        + _lines(2, [*scalars, "long j = 0;", "for (; j + L <= cols; j += L) {"])
+        + _lines(4, step("load(b + {u} * b_k + j)"))
+        + _lines(2, ["}", "if (j < cols) {"])
+        + _lines(4, step("load_n(b + {u} * b_k + j, cols - j)"))
+        + _lines(2, ["}"])
+        + "}\n"
+    )

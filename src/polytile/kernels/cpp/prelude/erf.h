@@ -1,0 +1,70 @@
+// erf: the error function, its complement and its inverse.
+// needs: log
+// gives: erf erfc erfinv
+namespace pt {
+namespace {
+
+PT_LIBM1(erf) PT_LIBM1(erfc)
+
+// float: x·P(x²)/Q(x²) (relative error 2^-29), 1 from 3.95 on.
+template <class T, int L> PT_FN V<T, L> erf(V<T, L> x) {
+  if constexpr (!same<T, float>) return libm_erf(x);
+  else {
+    x = clamp_exponent(x, -3.95f, 3.95f);
+    const V<T, L> z = x * x;
+    const V<T, L> p = horner(z, -1.296816397e-8, 4.640654612e-6, 3.779445184e-4, 3.843371536e-3, 5.427488227e-2, 0.1851685002,
+                             1.128379169);
+    const V<T, L> q = horner(z, 6.26945805e-5, 1.304072977e-3, 1.544374801e-2, 0.1139109372, 0.49743472, 1);
+    return x * p / q;
+  }
+}
+
+// float: e^-x²·P(x)/Q(x) for x >= 0 (relative error 2^-33), with x² in two pieces; 2 - erfc(-x) below.
+template <class T, int L> PT_FN V<T, L> erfc(V<T, L> x) {
+  if constexpr (!same<T, float>) return libm_erfc(x);
+  else {
+    const V<T, L> a = lesser(V<T, L>(10.2f), abs(x)), square = a * a;
+    const V<T, L> upper = as<T>(bits_of(a) & V<u32, L>(0xfffff000u));
+    const V<T, L> rest = (upper * upper - square) + (a - upper) * (a + upper);
+    const V<T, L> p = horner(a, 0.0100549729, 0.09308456041, 0.4031872988, 1.001958513, 1.435266103, 0.9999999999);
+    const V<T, L> q = horner(a, 0.01782199772, 0.1649870289, 0.7235642654, 1.858137466, 2.89472266, 2.563645259, 1);
+    const V<T, L> ratio = p / q, y = exp(-square) * (ratio - ratio * rest);
+    return select(x < V<T, L>(0.0f), V<T, L>(2.0f) - y, y);
+  }
+}
+
+// erfinv(x)/x as a function of w = -log(1 - x²), after Giles, "Approximating the erfinv function", 2010; own coefficients.
+template <int L> PT_FN V<float, L> erfinv_of_float(V<float, L> x) {
+  using F = V<float, L>;
+  const F one(1.0f), w = -log((one - x) * (one + x)), near = w - F(2.5f), far = sqrt(w) - F(3.0f);
+  const F p = horner(near, 2.82600539e-8, 3.43620428e-7, -3.52520419e-6, -4.39571295e-6, 2.18586239e-4, -1.25371024e-3,
+                     -4.17768257e-3, 0.246640727, 1.50140941);
+  const F q = horner(far, -1.69388455e-4, 8.40454086e-5, 1.30557467e-3, -3.65559151e-3, 5.76028973e-3, -7.62785645e-3,
+                     9.43534449e-3, 1.00167453, 2.83297706);
+  return select(abs(x) == one, x * F(infinity<float>), x * select(w < F(5.0f), p, q));
+}
+
+// double: a start good to a few digits, then Halley's method on erf, or on erfc where erf is too close to 1.
+static __attribute__((noinline)) double erfinv_of_double(double y) {
+  const double a = y < 0 ? -y : y;
+  if (!(a < 1)) return a == 1 ? y * __builtin_inf() : __builtin_nan("");
+  if (a < 1e-9) return y * 0.88622692545275801;  // sqrt(π)/2
+  const double w = -__builtin_log((1 - a) * (1 + a)), s = w < 5 ? w - 2.5 : __builtin_sqrt(w);
+  double x = w < 5 ? a * (1.50140941 + s * (0.246640727 + s * (-4.17768257e-3 + s * -1.25371024e-3))) : s - 0.1 - 0.35 / s;
+  for (int i = 0; i < (w < 5 ? 3 : 5); ++i) {
+    const double slope = 1.1283791670955126 * __builtin_exp(-x * x);  // 2/sqrt(π)
+    const double step = (a < 0.5 ? __builtin_erf(x) - a : (1 - a) - __builtin_erfc(x)) / slope;
+    x -= step / (1 + x * step);
+  }
+  return y < 0 ? -x : x;
+}
+
+template <class T, int L> PT_FN V<T, L> erfinv(V<T, L> x) {
+  if constexpr (same<T, float>) return erfinv_of_float(x);
+  else return each([](double v) { return erfinv_of_double(v); }, x);
+}
+
+PT_SCALAR1(erf) PT_SCALAR1(erfc) PT_SCALAR1(erfinv)
+
+}  // namespace
+}  // namespace pt

@@ -1,0 +1,79 @@
+// random: counter-based random numbers, Philox 4x32 with 10 rounds: key = seed, counter = (offset, 0, 0).
+// needs: convert log trig
+// gives: philox_words philox_uniform philox_normal philox_int
+// Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Words and formulas are those of ir/philox.py.
+namespace pt {
+namespace {
+
+// Both halves of a·b for 32-bit lanes.
+template <int L> struct Product { V<u32, L> high, low; };
+
+#if defined(PT_GCC_X86)
+PT_FN Raw<u64, 2> even_products(Raw<u64, 2> a, Raw<u64, 2> b) { return (Raw<u64, 2>)__builtin_ia32_pmuludq128((Ints4)a, (Ints4)b); }
+#if PT_WIDTH >= 32
+PT_FN Raw<u64, 4> even_products(Raw<u64, 4> a, Raw<u64, 4> b) { return (Raw<u64, 4>)__builtin_ia32_pmuludq256((Ints8)a, (Ints8)b); }
+#endif
+#if PT_WIDTH >= 64
+PT_FN Raw<u64, 8> even_products(Raw<u64, 8> a, Raw<u64, 8> b) {
+  return (Raw<u64, 8>)__builtin_ia32_pmuludq512_mask((Ints16)a, (Ints16)b, Longs8{}, u8(-1));
+}
+#endif
+#else
+template <class R> PT_FN R even_products(R a, R b) { return (a & 0xffffffffUL) * (b & 0xffffffffUL); }
+#endif
+
+template <int L> PT_FN Product<L> multiply(V<u32, L> a, u32 b) {
+  if constexpr (wide<u32, L>) {
+    const Product<L / 2> lo = multiply(a.lo, b), hi = multiply(a.hi, b);
+    return {{lo.high, hi.high}, {lo.low, hi.low}};
+  } else {
+    using Wide = Raw<u64, sizeof(a) / 8>;
+    using Reg = typename V<u32, L>::Inner;
+    const Wide x = (Wide)a.n, factor = u64(b) - Wide{};
+    const Wide even = even_products(x, factor), odd = even_products(x >> 32, factor);
+    const Wide upper = 0xffffffff00000000UL - Wide{};
+    return {V<u32, L>((Reg)((even >> 32) | (odd & upper))), V<u32, L>((Reg)((even & ~upper) | (odd << 32)))};
+  }
+}
+
+template <int L> struct Words { V<u32, L> w[4]; };
+
+template <int L> PT_FN Words<L> philox_words(alone<V<i64, L>> seed, V<i64, L> offset) {
+  using U = V<u32, L>;
+  const V<i64, L> half(32l);
+  U key0 = cast<u32>(seed), key1 = cast<u32>(seed >> half), c0 = cast<u32>(offset), c1 = cast<u32>(offset >> half), c2(0u), c3(0u);
+  PT_UNROLL for (int round = 0; round < 10; ++round) {
+    const Product<L> p = multiply(c0, 0xD2511F53u), q = multiply(c2, 0xCD9E8D57u);
+    c0 = q.high ^ c1 ^ key0, c1 = q.low, c2 = p.high ^ c3 ^ key1, c3 = p.low;
+    key0 += U(0x9E3779B9u), key1 += U(0xBB67AE85u);
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// The upper 24 bits as a whole number, exactly.
+template <int L> PT_FN V<float, L> upper_bits(V<u32, L> word) { return cast<float>(as<i32>(word >> V<u32, L>(8u))); }
+
+// In [0, 1), 24 bits.
+template <int L> PT_FN V<float, L> philox_uniform(alone<V<i64, L>> seed, V<i64, L> offset) {
+  return upper_bits(philox_words<L>(seed, offset).w[0]) * V<float, L>(0x1p-24f);
+}
+// Standard normal, by Box and Muller.
+template <int L> PT_FN V<float, L> philox_normal(alone<V<i64, L>> seed, V<i64, L> offset) {
+  using F = V<float, L>;
+  const Words<L> words = philox_words<L>(seed, offset);
+  const F u = (upper_bits(words.w[0]) + F(1.0f)) * F(0x1p-24f), v = upper_bits(words.w[1]) * F(0x1p-24f);
+  return sqrt(F(-2.0f) * log(u)) * cos(F(6.28318530717958647693f) * v);
+}
+// Never negative: 63 bits.
+template <int L> PT_FN V<i64, L> philox_int(alone<V<i64, L>> seed, V<i64, L> offset) {
+  const Words<L> words = philox_words<L>(seed, offset);
+  return (cast<i64>(words.w[1] & V<u32, L>(0x7fffffffu)) << V<i64, L>(32l)) | cast<i64>(words.w[0]);
+}
+// philox_int<i32, L>: never negative, 31 bits; philox_int<i64, L>: 63 bits.
+template <class T, int L> PT_FN V<T, L> philox_int(alone<V<i64, L>> seed, V<i64, L> offset) {
+  if constexpr (same<T, i32>) return as<i32>(philox_words<L>(seed, offset).w[0] & V<u32, L>(0x7fffffffu));
+  else return philox_int<L>(seed, offset);
+}
+
+}  // namespace
+}  // namespace pt

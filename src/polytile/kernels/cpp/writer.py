@@ -1,0 +1,34 @@
+"""Indented source text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Writer:
+    """Lines of source with a current depth."""
+
+    def __init__(self, indent: str = "  ") -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+        self.indent = indent
+
+    def line(self, text: str) -> None:
+        self.lines.append(self.indent * self.depth + text)
+
+    def extend(self, lines: Iterable[str]) -> None:
+        for text in lines:
+            self.line(text)
+
+    def open(self, text: str) -> None:
+        """A line that begins a block."""
+        self.line(text)
+        self.depth += 1
+
+    def close(self, text: str) -> None:
+        """The line that ends the block."""
+        self.depth -= 1
+        self.line(text)
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"

@@ -1,0 +1,65 @@
+"""Library calls as candidates: ATen's matmul, with the epilogue as a second kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polytile.kernels.candidate import PythonEntry
+from polytile.problem import Config, digest
+
+if TYPE_CHECKING:
+    from polytile.kernels.templates import GemmKernel
+
+RATE, BYTES, CALL = 80e9, 12e9, 3e-6  # multiply-adds/s and bytes/s of one core, s of a call: for ranking alone
+
+
+class MatmulLibrary:
+    """`torch.mm` or `torch.bmm` into the output, or into a scratch product that `unfused` (the epilogue's own MultiKernel) reads."""
+
+    name = "aten"
+    origin = "library"
+    config = Config()
+
+    def __init__(self, kernel: GemmKernel, unfused: Callable[..., None] | None) -> None:
+        self.kernel, self.unfused = kernel, unfused
+
+    @property
+    def source_hash(self) -> str:
+        return digest(f"aten {torch.__version__} {self.kernel.text}")
+
+    source_path = ""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return True
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        batch, m, n, k = (sizes[name] for name in ("batch", "M", "N", "K"))
+        element = self.kernel.in_dtype.itemsize
+        threads = torch.get_num_threads()
+        compute = batch * m * n * k / (RATE * threads)
+        memory = batch * (m * k + k * n + m * n) * element / (BYTES * min(threads, 4))
+        again = 2 * batch * m * n * element / (BYTES * min(threads, 4)) if self.unfused else 0.0
+        return max(compute, memory) + again + CALL * (2 if self.unfused else 1)
+
+    def prepare(self) -> None:
+        """Nothing to make: the epilogue's kernel compiles when it is first called."""
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call)
+
+    def _call(self, *args: Any) -> None:
+        from polytile.kernels.templates import operands
+
+        named, _ = operands(self.kernel, args)
+        a, b = named["A"], named["B"]
+        flat = a.shape[0] == 1
+        if self.unfused is None:
+            out = named["C"]
+            torch.mm(a[0], b[0], out=out[0]) if flat else torch.bmm(a, b, out=out)
+            return
+        product = torch.mm(a[0], b[0]) if flat else torch.bmm(a, b)
+        first, count = len(self.kernel.tensors), len(self.kernel.leading)
+        self.unfused(product, *args[2:first], *args[first + count :])

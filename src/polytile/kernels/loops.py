@@ -1,0 +1,61 @@
+"""The candidates of a loop kernel on this machine."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polytile.kernels import variants
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.cost import loop_cost
+from polytile.kernels.cpp import analysis, loops
+from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
+from polytile.kernels.rewrite import expand_welford
+from polytile.problem import Config
+from polytile.runtime import toolchain
+
+FLOAT_BYTES = 4
+
+
+def kernel_name(kernel: LoopKernel, origins: tuple[str, ...]) -> str:
+    """A readable name: what it does and its digest."""
+    words = [o.split(".")[1] if o.count(".") > 1 else o.split(".")[0] for o in dict.fromkeys(origins)]
+    label = "_".join(re.sub(r"\W", "", w).strip("_") for w in words[:4]) or "loop"
+    return f"{label[:48]}_{kernel.digest[:8]}"
+
+
+def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], most_threads: int) -> tuple[CppCandidate, ...]:
+    """Every variant × threads, canonical order. Raises LoweringError where the loop has no C++ form, CompilerMissing where there
+    is no compiler."""
+    tool = toolchain.find()
+    expanded = replace(kernel, loop=expand_welford(kernel.loop))
+    nest = analysis.nest_of(expanded.loop)
+    vector_bytes = tool.lanes * FLOAT_BYTES
+    name = kernel_name(kernel, origins)
+    lanes = vector_bytes // analysis.lane_bytes(nest)
+
+    @functools.cache
+    def source(variant: str) -> str:
+        return loops.generate(expanded, Config.of(variant=variant), ENTRY, vector_bytes)
+
+    def candidate(config: Config) -> CppCandidate:
+        variant = str(config["variant"])
+
+        def valid(size: Mapping[str, int]) -> bool:
+            return variants.valid(expanded, nest, config, size)
+
+        def cost(size: Mapping[str, int]) -> float:
+            return loop_cost(expanded, nest, config, size, lanes)
+
+        return CppCandidate(f"{variant} t{config['threads']}", config, name, lambda: source(variant), valid, cost)
+
+    found = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
+    _ = found[0].source  # whatever has no C++ form shows now, while a library call can still take its place
+    return found
+
+
+def check_messages(kernel: LoopKernel) -> tuple[str, ...]:
+    """The sentences for the kernel's run-time checks, in the order of their numbers."""
+    return loops.check_messages(replace(kernel, loop=expand_welford(kernel.loop)))

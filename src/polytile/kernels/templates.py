@@ -1,0 +1,249 @@
+"""Matmul kernels: canonical form, generated and library candidates, the epilogue fused into them or run after them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.ir import evaluate, expr, sizes
+from polytile.ir.printer import loop_text, type_name
+from polytile.ir.program import Buffer, Loop, Store, Template, View, compute_dtype
+from polytile.kernels import canonical
+from polytile.kernels.candidate import Candidate
+from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
+from polytile.kernels.cpp import epilogue as cpp_epilogue
+from polytile.kernels.cpp import gemm
+from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
+from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec
+from polytile.kernels.library import MatmulLibrary
+from polytile.problem import Config, digest
+from polytile.runtime import toolchain
+
+DECIDING = ("batch", "M", "N", "K")
+"""Integers on which the choice depends; strides are passed and do not."""
+
+PRODUCT = "product"
+
+
+@dataclass(frozen=True)
+class GemmKernel:
+    """A matmul over canonical names: tensors A, B, then C, or the epilogue's own tensors e0, e1, ...; integers in the order of
+    the generated kernels' ABI, then the epilogue's own size symbols."""
+
+    spec: GemmSpec
+    in_dtype: torch.dtype
+    product_dtype: torch.dtype
+    tensors: tuple[TensorArg, ...]
+    epilogue: Loop | None
+    symbols: tuple[sympy.Symbol, ...]
+    layouts: tuple[str, ...]
+    family: str = "mm"
+
+    @cached_property
+    def text(self) -> str:
+        types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
+        loop = loop_text(replace(self.epilogue, name="epilogue", origins=())) if self.epilogue else ""
+        return f"{self.spec} {self.product_dtype} {types}\n{loop}"
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.text)
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        return (*self.leading, *[s.name for s in self.symbols])
+
+    @property
+    def leading(self) -> tuple[str, ...]:
+        return gemm.SIZES + (() if self.spec.has_epilogue else gemm.OUTPUT_SIZES)
+
+
+def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[GemmKernel, CallSite]:
+    """The canonical kernel of `template` and how to call it here (views of A and B whose data starts at their first element)."""
+    a, b, out, loop = template.a, template.b, template.out, template.epilogue
+    extents = (*a.sizes[:1], a.sizes[1], b.sizes[2], a.sizes[2])
+    leading = [*extents, *a.strides, *b.strides]
+    spec = GemmSpec(
+        dtype=type_name(a.dtype),
+        a_layout=_unit(a, {2: "k", 1: "m"}),
+        b_layout=_unit(b, {2: "n", 1: "k"}),
+        batched=a.sizes[0] != 1,
+        out_dtype=type_name(out.dtype),
+        has_epilogue=loop is not None,
+    )
+    layouts = (spec.a_layout, spec.b_layout)
+    operands = (TensorArg("A", a.dtype, "in"), TensorArg("B", b.dtype, "in"))
+    if loop is None:
+        tensors = (*operands, TensorArg("C", out.dtype, "out"))
+        kernel = GemmKernel(spec, a.dtype, out.dtype, tensors, None, (), layouts)
+        return kernel, CallSite((_at(a, buffers), _at(b, buffers), _at(out, buffers)), (*leading, *out.strides))  # type: ignore[arg-type]
+    inner, site = canonical.canonicalize(loop, buffers)
+    names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
+    renamed = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
+    kernel = GemmKernel(
+        spec, a.dtype, out.dtype, (*operands, *renamed), _rename_tensors(inner.loop, names), inner.symbols, layouts
+    )
+    return kernel, CallSite((_at(a, buffers), _at(b, buffers), *site.buffers), (*leading, *site.sizes))  # type: ignore[arg-type]
+
+
+def _unit(view: View, letters: Mapping[int, str]) -> str:
+    """Which axis of an operand is known to have stride 1."""
+    return next((letter for d, letter in letters.items() if view.strides[d] == 1), "any")
+
+
+def _at(view: View, buffers: Mapping[str, Buffer]) -> str | View:
+    """The buffer itself where the view starts at its first element (strides are passed as integers), else the view."""
+    return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view
+
+
+def _rename_tensors(loop: Loop, names: Mapping[str, str]) -> Loop:
+    def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
+        node = expr.rebuild(node, children)
+        return expr.load(node.dtype, names[node.buffer], node.index, node.indirect, node.mask) if isinstance(node, expr.Load) else node
+
+    renamed = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    return replace(renamed, stores=tuple(replace(s, buffer=names[s.buffer]) for s in renamed.stores))
+
+
+def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:
+    words = [o.split(".")[1] if o.count(".") > 1 else o for o in dict.fromkeys(origins)]
+    return f"{'_'.join(words[:4])[:48].strip('_') or 'mm'}_{kernel.digest[:8]}"
+
+
+# candidates ------------------------------------------------------------------------------------------------------------
+
+
+def candidates(
+    kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int], unfused: Callable[..., None] | None, sources: Sequence[str]
+) -> tuple[Candidate, ...]:
+    """The candidates of the `sources` asked for: the library (with `unfused` run on its product), then generated kernels from
+    the configs of this instruction set, for each number of threads."""
+    found: list[Candidate] = []
+    if "library" in sources:
+        found.append(MatmulLibrary(kernel, unfused))
+    if "cpp" in sources:
+        found += _generated(kernel, origins, threads)
+    return tuple(found)
+
+
+def _generated(kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int]) -> list[CppCandidate]:
+    tool = toolchain.find()
+    spec, name = kernel.spec, kernel_name(kernel, origins)
+    lanes = tool.lanes if spec.accumulator == "float32" else max(1, tool.lanes // 2)
+
+    @functools.cache
+    def source(config: GemmConfig) -> str:
+        text = cpp_epilogue.generate(kernel, lanes) if kernel.epilogue is not None else None
+        return gemm.generate(spec, config, ENTRY, text, lanes)
+
+    def candidate(config: GemmConfig, count: int) -> CppCandidate:
+        machine = gemm.machine()
+
+        def valid(size: Mapping[str, int]) -> bool:
+            points = size["batch"] * size["M"] * size["N"] * max(1, size["K"])
+            return gemm.valid(spec, config, size) and (count == 1 or points >= 1 << 15)
+
+        def cost(size: Mapping[str, int]) -> float:
+            return gemm.cost(spec, config, size, count, machine)
+
+        numbers = Config.of(threads=count, **dict(config.as_config().values))
+        return CppCandidate(f"{config} t{count}", numbers, name, lambda: source(config), valid, cost)
+
+    return [candidate(config, count) for count in threads for config in gemm.configs(spec, lanes)]
+
+
+def reference(kernel: GemmKernel) -> Callable[..., None]:
+    """The product and the epilogue in float64, on the kernel's flat arguments."""
+
+    def run(*args: Any) -> None:
+        tensors, ints = operands(kernel, args)
+        product = torch.matmul(tensors["A"].double(), tensors["B"].double())
+        if kernel.epilogue is None:
+            tensors["C"].copy_(product)
+            return
+        values = dict(zip(kernel.symbols, ints, strict=True))
+        shape = [sizes.evaluate(a.size, values) for a in kernel.epilogue.axes]
+        evaluate.run_loop(kernel.epilogue, tensors, values, torch.float64, product.reshape(shape))
+
+    return run
+
+
+def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
+    """Flat arguments as named tensors, A, B and C as strided (batch, rows, columns) views; and the epilogue's integers."""
+    named = dict(zip([t.name for t in kernel.tensors], args, strict=False))
+    ints = args[len(kernel.tensors) :]
+    size = dict(zip(kernel.leading, ints, strict=False))
+    for name, rows, columns in (("A", "M", "K"), ("B", "K", "N"), ("C", "M", "N")):
+        if name in named:
+            letter = name.lower()
+            strides = [size[f"{letter}_stride_{axis}"] for axis in ("b", rows.lower(), columns.lower())]
+            shape = (size["batch"], size[rows], size[columns])
+            named[name] = named[name].as_strided(shape, strides, named[name].storage_offset())
+    return named, tuple(ints[len(kernel.leading) :])
+
+
+def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
+    """The epilogue as a loop kernel over a stored product (row-major batch × M × N, named `product`), then its own tensors."""
+    loop = kernel.epilogue
+    assert loop is not None
+    strides = sizes.contiguous_strides([a.size for a in loop.axes])
+    index = sum((a.symbol * s for a, s in zip(loop.axes, strides, strict=True)), sizes.ZERO)
+    dtype = compute_dtype(kernel.product_dtype)
+
+    def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
+        return expr.load(dtype, PRODUCT, index) if isinstance(node, expr.Accumulator) else expr.rebuild(node, children)
+
+    body = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    tensors = (TensorArg(PRODUCT, product_storage(kernel), "in"), *kernel.tensors[2:])
+    return LoopKernel(body, tensors, kernel.symbols)
+
+
+def product_storage(kernel: GemmKernel) -> torch.dtype:
+    """The type in which a library call leaves the product for the epilogue."""
+    return kernel.in_dtype
+
+
+def make_args(kernel: GemmKernel, size: Mapping[str, int]) -> list[Any]:
+    """Random flat arguments for the given sizes. Strides that `size` lacks are those of dense operands in the kernel's layouts."""
+    full = {**_dense_strides(kernel, size), **size}
+    tensors = []
+    for t in kernel.tensors:
+        if t.name in ("A", "B", "C"):
+            rows, columns = {"A": ("M", "K"), "B": ("K", "N"), "C": ("M", "N")}[t.name]
+            letter = t.name.lower()
+            last = sum(
+                (full[n] - 1) * full[f"{letter}_stride_{axis}"]
+                for n, axis in (("batch", "b"), (rows, rows.lower()), (columns, columns.lower()))
+            )
+            tensors.append(torch.randn(max(1, last + 1)).to(t.dtype))
+        else:
+            tensors.append(torch.randn(max(1, _extent(kernel, t.name, full))).to(t.dtype))
+    return [*tensors, *[full[name] for name in kernel.size_names]]
+
+
+def _dense_strides(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, int]:
+    m, n, k = size["M"], size["N"], size["K"]
+    a = (1, m) if kernel.spec.a_layout == "m" else (k, 1)
+    b = (1, k) if kernel.spec.b_layout == "k" else (n, 1)
+    return {
+        "batch": 1, "a_stride_b": m * k, "a_stride_m": a[0], "a_stride_k": a[1], "b_stride_b": k * n, "b_stride_k": b[0],
+        "b_stride_n": b[1], "c_stride_b": m * n, "c_stride_m": n, "c_stride_n": 1,
+    }  # fmt: skip
+
+
+def _extent(kernel: GemmKernel, name: str, size: Mapping[str, int]) -> int:
+    assert kernel.epilogue is not None
+    values = {s: size[s.name] for s in kernel.symbols}
+    top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in kernel.epilogue.axes}
+    places = [(load.buffer, load.index) for load in expr.loads(*kernel.epilogue.roots)]
+    places += [(s.buffer, s.index) for s in kernel.epilogue.stores]
+    return max(sizes.evaluate(index, {**values, **top}) + 1 for buffer, index in places if buffer == name)
+
+
+__all__ = ["DECIDING", "CallSite", "GemmKernel", "Store", "candidates", "canonicalize", "epilogue_alone", "kernel_name", "make_args", "operands", "reference"]

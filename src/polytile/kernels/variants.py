@@ -1,0 +1,101 @@
+"""Which ways there are to schedule a loop, and on how many threads: the candidates of every loop kernel, in canonical order.
+
+    plain        pointwise: blocks of the vector axis, divided over threads
+    persistent   reduction: each row read from memory once, costly values kept in a scratch row for later passes
+    looped       reduction: every pass reads the row again
+    split        reduction or scan: all threads share each row (few long rows)
+    atomic       accumulation where threads may meet in one element
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polytile import options
+from polytile.ir import sizes
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.cpp import analysis
+from polytile.kernels.cpp.analysis import Form, Nest
+from polytile.problem import Config
+
+SCRATCH_LIMIT = 1 << 20  # bytes of kept values a thread may hold: beyond the private caches keeping costs more than computing
+CACHE_LINE = 64
+
+
+def thread_counts(most: int) -> tuple[int, ...]:
+    """1, then powers of four, then all: few enough to measure, dense enough to be within 2× of the best count."""
+    counts = [1]
+    while counts[-1] * 4 < most:
+        counts.append(counts[-1] * 4)
+    return tuple(dict.fromkeys([*counts, most]))
+
+
+def most_threads() -> int:
+    """The threads a kernel may use: option `threads`, else torch's own number."""
+    import torch
+
+    return int(options.get("threads")) or torch.get_num_threads()
+
+
+def configs(kernel: LoopKernel, nest: Nest, most: int) -> tuple[Config, ...]:
+    """All configs of `kernel`, canonical order: fewer threads first, then the simpler variant."""
+    if nest.form is Form.POINTWISE:
+        return _pointwise(nest, most)
+    cached = bool(analysis.cached_nodes(nest))
+    whole_rows = (["persistent"] if cached else []) + ["looped"]
+    found = [Config.of(variant=v, threads=t) for t in thread_counts(most) for v in whole_rows]
+    if most > 1 and _splits(nest):
+        found.append(Config.of(variant="split", threads=most))
+    return tuple(found)
+
+
+def _pointwise(nest: Nest, most: int) -> tuple[Config, ...]:
+    plain = tuple(Config.of(variant="plain", threads=t) for t in thread_counts(most))
+    if not analysis.is_scatter(nest.loop) or analysis.scatter_axes(nest.loop):
+        return plain
+    accumulating = all(s.mode == "add" for s in nest.loop.stores if s.indirect or s.mode == "add")
+    return plain[:1] + ((Config.of(variant="atomic", threads=most),) if accumulating and most > 1 else ())
+
+
+def _splits(nest: Nest) -> bool:
+    """Whether threads can share one row: a scan needs a single row axis and single-result prefix."""
+    if not nest.scans:
+        return True
+    one = len(nest.scans) == 1 and nest.scans[0].kind in ("sum", "prod", "logsumexp")
+    return nest.form is Form.ROW and not nest.inner and one and nest.passes == 1 and not nest.reduces_in(0)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Concrete numbers of a loop at given sizes: independent rows (or items), points of a row, points in all."""
+
+    rows: int
+    row: int
+
+    @property
+    def points(self) -> int:
+        return self.rows * self.row
+
+
+def extent(kernel: LoopKernel, size: Mapping[str, int]) -> Extent:
+    values = {s: size[s.name] for s in kernel.symbols}
+    return Extent(
+        sizes.evaluate(sizes.product([a.size for a in kernel.loop.axes]), values),
+        sizes.evaluate(sizes.product([a.size for a in kernel.loop.reduced]), values),
+    )
+
+
+def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:
+    """Whether `config` makes sense at these sizes; the plain or looped variant on one thread always does."""
+    threads, variant = int(config["threads"]), config["variant"]
+    e = extent(kernel, size)
+    if threads > 1 and e.points < 1024:
+        return False
+    if variant == "persistent":
+        return e.row * 4 * max(1, len(analysis.cached_nodes(nest))) <= SCRATCH_LIMIT
+    if variant == "split":
+        return e.row >= 1024 and e.rows <= 4096
+    if nest.form is not Form.POINTWISE and threads > 1:
+        return e.rows >= 2
+    return True

@@ -1,0 +1,56 @@
+"""What was chosen for which sizes, on what grounds, and how the others stood."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from polytile.problem import Problem
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One candidate at the time of a decision: seconds per call (NaN if not measured) and a word on why not, if not."""
+
+    candidate: str
+    seconds: float = math.nan
+    note: str = ""
+
+    def __str__(self) -> str:
+        time = "" if math.isnan(self.seconds) else f" {self.seconds * 1e6:.4g} µs"
+        return f"{self.candidate}{time}{f' ({self.note})' if self.note else ''}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A regime's candidate. `link` names the link of the selector that answered, `provenance` says on what grounds.
+
+    `standings` has every candidate that was considered, in canonical order; `notes` what stronger links said in
+    passing. `tried` says that the candidate ran on these arguments in this process.
+    """
+
+    kernel: str
+    problem: Problem
+    sizes: tuple[tuple[str, int], ...]
+    regime: str
+    candidate: str
+    link: str
+    provenance: str
+    standings: tuple[Standing, ...] = ()
+    notes: tuple[str, ...] = ()
+    tried: bool = field(default=False, compare=False)
+
+    @property
+    def runners_up(self) -> tuple[Standing, ...]:
+        """The other candidates, fastest first, those without a time last."""
+        others = [standing for standing in self.standings if standing.candidate != self.candidate]
+        return tuple(sorted(others, key=lambda standing: (math.isnan(standing.seconds), standing.seconds)))
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes)
+        against = f"; others: {', '.join(map(str, self.runners_up))}" if self.runners_up else ""
+        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
+        return f"{self.kernel} [{sizes}] -> {self.candidate}: {self.provenance}{notes}{against}"
+
+
+__all__ = ["Decision", "Standing"]

@@ -1,0 +1,141 @@
+"""From an operation of a Program to the MultiKernel that runs it and the way it is called there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from polytile import options as settings
+from polytile.ir import evaluate, expr, sizes
+from polytile.ir.program import Buffer, Loop, Template, View
+from polytile.kernels import loops, templates, variants
+from polytile.kernels.canonical import LoopKernel, canonicalize
+from polytile.kernels.cpp.analysis import Form, nest_of
+from polytile.multikernel.multikernel import MultiKernel
+from polytile.multikernel.registry import define
+from polytile.multikernel.spec import ArgInfo, KernelSpec
+from polytile.runtime import regime
+
+Call = tuple[MultiKernel, tuple[str | View, ...], tuple[sympy.Expr, ...]]
+
+
+def define_loop(loop: Loop, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
+    """The MultiKernel of a loop, the buffers to pass and the integers to pass."""
+    kernel, site = canonicalize(loop, buffers)
+    candidates = loops.loop_candidates(kernel, loop.origins, variants.most_threads())
+    return define(loop_spec(kernel, loop.origins), candidates, options), site.buffers, site.sizes
+
+
+def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
+    names = tuple(s.name for s in kernel.symbols)
+    domain: set[sympy.Symbol] = set().union(*[a.size.free_symbols for a in kernel.loop.axes + kernel.loop.reduced])
+    return KernelSpec(
+        name=loops.kernel_name(kernel, origins),
+        family="loop",
+        kernel=kernel.digest,
+        args=tuple(ArgInfo(t.name, t.dtype, t.role) for t in kernel.tensors),
+        size_names=names,
+        size_keys=tuple(regime.BUCKET if s in domain else regime.IGNORE for s in kernel.symbols),
+        reduction=reduction_terms(kernel),
+        reduction_hint=_hint(kernel),
+        source_ops=origins,
+        checks=loops.check_messages(kernel),
+        reference=_reference(kernel),
+        make_args=lambda size: make_args(kernel, size),
+    )
+
+
+def reduction_terms(kernel: LoopKernel) -> tuple[str | int, ...]:
+    """Names and numbers whose product bounds the number of terms that one output element sums."""
+    terms: list[str | int] = []
+    for axis in kernel.loop.reduced:
+        for factor in sympy.Mul.make_args(axis.size):
+            terms += [int(factor)] if factor.is_Integer else [s.name for s in sorted(factor.free_symbols, key=str)]
+    return tuple(terms)
+
+
+def _hint(kernel: LoopKernel) -> str:
+    form = nest_of(kernel.loop).form
+    return {Form.ROW: "inner", Form.COLUMN: "outer", Form.POINTWISE: ""}[form]
+
+
+def _reference(kernel: LoopKernel) -> Any:
+    """The interpreter on this kernel's flat arguments, computing in float64."""
+
+    def run(*args: Any) -> None:
+        tensors = dict(zip([t.name for t in kernel.tensors], args, strict=False))
+        values = dict(zip(kernel.symbols, args[len(kernel.tensors) :], strict=True))
+        evaluate.run_loop(kernel.loop, tensors, values)
+
+    return run
+
+
+def make_args(kernel: LoopKernel, size: Mapping[str, int]) -> Sequence[Any]:
+    """Random flat arguments for the given sizes: tensors just large enough, then the integers."""
+    values = {s: size[s.name] for s in kernel.symbols}
+    extents: dict[str, int] = {t.name: 1 for t in kernel.tensors}
+    ranges = {a.symbol: sizes.evaluate(a.size, values) for a in kernel.loop.axes + kernel.loop.reduced}
+    for buffer, index, indirect in _places(kernel):
+        top = {s: max(0, ranges[s] - 1) for s in index.free_symbols if s in ranges}
+        for k, node in enumerate(indirect):
+            top[expr.indirect_symbol(k)] = max(0, _index_limit(node, values) - 1)
+        extents[buffer] = max(extents[buffer], sizes.evaluate(index, {**values, **top}) + 1)
+    return [*[_random(extents[t.name], t.dtype) for t in kernel.tensors], *[values[s] for s in kernel.symbols]]
+
+
+def _places(kernel: LoopKernel) -> list[tuple[str, sympy.Expr, tuple[expr.Node, ...]]]:
+    found = [(load.buffer, load.index, load.indirect) for load in expr.loads(*kernel.loop.roots)]
+    return found + [(s.buffer, s.index, s.indirect) for s in kernel.loop.stores]
+
+
+def _index_limit(node: expr.Node, values: Mapping[sympy.Symbol, int]) -> int:
+    """The size that an indirect index is checked against; 1 where there is none to see."""
+    for below in expr.walk(node):
+        if isinstance(below, expr.Op) and below.name == "check_index":
+            limit = below.args[1]
+            if isinstance(limit, expr.Const):
+                return int(limit.value)
+            if isinstance(limit, expr.Index):
+                return sizes.evaluate(limit.expr, values)
+    return 1
+
+
+def _random(count: int, dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(count).to(dtype)
+    return torch.zeros(count, dtype=dtype)  # integers may be indices: zero is in every range
+
+
+def define_template(template: Template, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
+    """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
+    kernel, site = templates.canonicalize(template, buffers)
+    fallback = _unfused(kernel, options)
+    threads = variants.thread_counts(variants.most_threads())
+    sources = str(options.get("sources", settings.get("sources"))).split(",")
+    candidates = templates.candidates(kernel, template.origins, threads, fallback, sources)
+    spec = KernelSpec(
+        name=templates.kernel_name(kernel, template.origins),
+        family=kernel.family,
+        kernel=kernel.digest,
+        args=tuple(ArgInfo(t.name, t.dtype, t.role) for t in kernel.tensors),
+        size_names=kernel.size_names,
+        size_keys=tuple(regime.BUCKET if name in templates.DECIDING else regime.IGNORE for name in kernel.size_names),
+        layouts=kernel.layouts,
+        reduction=("K",),
+        source_ops=template.origins,
+        reference=templates.reference(kernel),
+        make_args=lambda size: templates.make_args(kernel, size),
+    )
+    return define(spec, candidates, options), site.buffers, site.sizes
+
+
+def _unfused(kernel: templates.GemmKernel, options: Mapping[str, Any]) -> Any:
+    """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's arguments."""
+    if kernel.epilogue is None:
+        return None
+    alone = templates.epilogue_alone(kernel)
+    candidates = loops.loop_candidates(alone, alone.loop.origins, variants.most_threads())
+    return define(loop_spec(alone, alone.loop.origins), candidates, options)

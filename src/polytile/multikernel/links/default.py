@@ -1,0 +1,20 @@
+"""When nothing is known and nothing can be found out: a library kernel if there is one, else the first in order."""
+
+from __future__ import annotations
+
+from polytile.multikernel.links.prior import is_library
+from polytile.multikernel.selector import Answer, Request
+
+
+def choose(request: Request) -> Answer | None:
+    """Always an answer while a candidate is left."""
+    alive = request.alive
+    if not alive:
+        return None
+    library = next((candidate for candidate in alive if is_library(candidate)), None)
+    if library is not None:
+        return Answer(library, "the library's kernel, for want of knowledge")
+    return Answer(alive[0], "the first in order, for want of knowledge")
+
+
+__all__ = ["choose"]

@@ -1,0 +1,59 @@
+"""Candidates named by the option `force` or picked by a replaced clock (SPEC M7).
+
+`force` is a comma-separated list of patterns with shell wildcards: CANDIDATE, for every kernel that has such a
+candidate, or KERNEL=CANDIDATE for the kernels of that name. The first pattern that fits decides; of several
+candidates that fit it, the first in canonical order.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+
+from polytile import options
+from polytile.errors import OptionError
+from polytile.multikernel.links import measured
+from polytile.multikernel.selector import Answer, Request
+from polytile.tuning import measure
+
+
+def choose(request: Request) -> Answer | None:
+    """The forced candidate; the fastest by the replaced clock; or a note that what was forced cannot run here."""
+    note = None
+    for kernel, pattern in patterns(options.get("force")):
+        if kernel and not fnmatch.fnmatchcase(request.spec.name, kernel):
+            continue
+        for candidate in request.alive:
+            if fnmatch.fnmatchcase(candidate.name, pattern):
+                return Answer(candidate, f"forced by {pattern!r}")
+        if kernel:
+            note = Answer(None, f"{pattern!r} is forced but cannot run here")
+    if measure.replaced() and request.args is not None:
+        answer = measured.trial(request, request.alive, remember=False)
+        if answer.candidate is not None:
+            return Answer(answer.candidate, "fastest by a replaced clock", answer.scores, answer.tried)
+    return note
+
+
+def patterns(text: str) -> Iterator[tuple[str, str]]:
+    """(kernel pattern or "", candidate pattern) for each entry of the option."""
+    for entry in text.split(","):
+        kernel, equals, candidate = entry.strip().partition("=")
+        if equals:
+            yield kernel.strip(), candidate.strip()
+        elif kernel:
+            yield "", kernel
+
+
+def check(kernel: str, candidates: tuple[str, ...]) -> None:
+    """Raises OptionError where the option forces `kernel`, by a name without wildcards, to a candidate it does not
+    have."""
+    for named, pattern in patterns(options.get("force")):
+        if named == kernel and not any(fnmatch.fnmatchcase(candidate, pattern) for candidate in candidates):
+            raise OptionError(
+                f"option 'force' asks for candidate {pattern!r} of kernel {kernel!r}, which has none of that name; "
+                f"it has {', '.join(map(repr, candidates))}."
+            )
+
+
+__all__ = ["check", "choose", "patterns"]

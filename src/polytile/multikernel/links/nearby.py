@@ -1,0 +1,103 @@
+"""What has been measured on the same kernel at other sizes close by.
+
+Close by means: all flags equal (divisibility by 16, alignment, threads), sizes of which the value matters equal,
+sizes up to 8 equal (each is a regime of its own), and the others within RADIUS octaves, each. A neighbour counts if
+everything that would be measured now was measured there. The link answers
+
+- when a neighbour lies in the same regime, as a decision made there would have served this call in its process; or
+- when neighbours lie on both sides in every size, so that nothing is extrapolated;
+
+and in both cases only when all the neighbours concerned agree on the candidate. Otherwise it abstains. It is wrong
+where the best candidate changes twice between two neighbours, say at a size that just overflows a cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polytile import options
+from polytile.counters import counters
+from polytile.kernels.candidate import Candidate
+from polytile.multikernel.links.prior import shortlist
+from polytile.multikernel.selector import Answer, Request
+from polytile.runtime import regime
+from polytile.store import identity
+from polytile.tuning.decide import Score, combine, pick
+
+RADIUS = 0.5
+"""Octaves: the width of a regime bucket. Twice as far, the best of four matmul configs is another one in a third of
+cases."""
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A measured problem: how many octaves away, whether in the same regime, on which sides, and its best candidate."""
+
+    sizes: Mapping[str, int]
+    octaves: float
+    same_regime: bool
+    winner: Candidate
+    scores: tuple[Score | None, ...]
+
+
+def choose(request: Request) -> Answer | None:
+    """The candidate that the neighbours agree on; a note where they do not."""
+    found = neighbours(request)
+    inside = [neighbour for neighbour in found if neighbour.same_regime]
+    if not inside and not _surrounded(request, found):
+        return None
+    voters = inside or found
+    names = {neighbour.winner.name for neighbour in voters}
+    if len(names) > 1:
+        return Answer(None, f"neighbours disagree on {' and '.join(sorted(names))}")
+    nearest = min(voters, key=lambda neighbour: neighbour.octaves)
+    counters.add("store_hits")
+    where = ", ".join(f"{name}={size}" for name, size in nearest.sizes.items())
+    return Answer(nearest.winner, f"measured before, nearby at {where}", nearest.scores)
+
+
+def neighbours(request: Request) -> list[Neighbour]:
+    """The measured problems close by that say which of the request's candidates is best there."""
+    own = dict(request.problem.sizes)
+    bucketed = request.spec.bucketed()
+    wanted = {identity(candidate) for candidate in shortlist(request)}
+    found = []
+    for sizes, summaries in request.store.nearby(request.problem, request.environment):
+        octaves = distance(own, sizes, bucketed)
+        known = combine(summaries) if octaves <= RADIUS else {}
+        if not wanted <= known.keys():
+            continue
+        scores = request.scores(known)
+        best = pick(request.usable(scores), options.get("noise_band"))
+        if best is not None:
+            same = all(regime.bucket(own[name]) == regime.bucket(sizes[name]) for name in bucketed)
+            found.append(Neighbour(sizes, octaves, same, request.candidates[best], tuple(scores)))
+    return found
+
+
+def distance(first: Mapping[str, int], second: Mapping[str, int], bucketed: frozenset[str]) -> float:
+    """Octaves between two problems in the size that differs most; infinite where sizes differ that must not."""
+    if first.keys() != second.keys():
+        return math.inf
+    farthest = 0.0
+    for name, size in first.items():
+        other = second[name]
+        if size == other:
+            continue
+        if name not in bucketed or min(size, other) <= regime.EXACT_UP_TO:
+            return math.inf
+        farthest = max(farthest, abs(math.log2(size / other)))
+    return farthest
+
+
+def _surrounded(request: Request, found: Sequence[Neighbour]) -> bool:
+    """Whether one neighbour is at most and another at least as large in every size."""
+    own = dict(request.problem.sizes)
+    below = any(all(neighbour.sizes[name] <= size for name, size in own.items()) for neighbour in found)
+    above = any(all(neighbour.sizes[name] >= size for name, size in own.items()) for neighbour in found)
+    return below and above
+
+
+__all__ = ["RADIUS", "Neighbour", "choose", "distance", "neighbours"]

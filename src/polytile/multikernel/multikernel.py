@@ -1,0 +1,274 @@
+"""MultiKernel: candidates for one kernel behind one call, each regime of sizes sent to its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from polytile import options as settings
+from polytile import store
+from polytile.errors import CompilerMissing, InvalidInput, NoCandidate
+from polytile.kernels.candidate import Candidate, Entry, PythonEntry
+from polytile.multikernel import selector, trace
+from polytile.multikernel.decision import Decision
+from polytile.multikernel.inputs import check_inputs
+from polytile.multikernel.links import forced, prior
+from polytile.multikernel.selector import Request
+from polytile.multikernel.spec import KernelSpec
+from polytile.problem import Measurement, Outcome
+from polytile.runtime.launcher import Dispatcher
+from polytile.tuning.environment import environment
+from polytile.tuning.tune import run_once
+
+_CALLERS_FAULT = (IndexError, InvalidInput)
+"""Errors of a run that say something about the arguments, not about the candidate."""
+
+
+class MultiKernel:
+    """A kernel with several implementations.
+
+    `candidates` come in canonical order, with different names; `options` are those of the compile that this kernel
+    belongs to, in force whenever it has to choose. `dispatch` is what generated code calls, with the kernel's flat
+    arguments; a regime met for the first time chooses its candidate then and there (selector.py) and all later calls
+    go straight to it. Any number of threads may call.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.spec = spec
+        self.candidates = tuple(candidates)
+        self.options = settings.check(options or {}, f"options of kernel {spec.name!r}")
+        self._by_name = {candidate.name: candidate for candidate in self.candidates}
+        if not self.candidates or len(self._by_name) != len(self.candidates):
+            names = ", ".join(repr(candidate.name) for candidate in self.candidates) or "none"
+            raise ValueError(f"kernel {spec.name!r} needs candidates with different names; it was given {names}.")
+        self._lock = threading.RLock()
+        self._choosing: set[int] = set()
+        self._decisions: dict[int, Decision] = {}
+        self._rejected: dict[str, str] = {}
+        """Candidates that take part nowhere any more, and why: they do not compile, or gave a wrong result once."""
+        self._rejected_at: dict[int, dict[str, str]] = {}
+        """Candidates that cannot run in one regime, and why."""
+        self.dispatcher = Dispatcher(spec.name, spec.size_keys, self._on_miss, spec.tensor_keys, self._on_error)
+        with settings.override(**self.options):
+            checked = settings.get("check_inputs")
+        self.dispatch: Callable[..., None] = self._checked_call if checked else self.dispatcher
+
+    def __call__(self, *args: Any) -> None:
+        """Runs the kernel: tensors, then ints. Raises NoCandidate where nothing can run at these sizes."""
+        self.dispatch(*args)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decision of every regime met so far."""
+        with self._lock:
+            return tuple(self._decisions.values())
+
+    def decision_at(self, *args: Any) -> Decision | None:
+        """The decision that a call with these arguments, or these ints alone, would follow; None if there is none
+        yet."""
+        with self._lock:
+            return self._decisions.get(self.dispatcher.key_of(*args))
+
+    def choose(self, sizes: Mapping[str, int]) -> Decision:
+        """What would be chosen at these sizes (all of `spec.size_names`) without measuring; changes nothing.
+
+        Raises NoCandidate where nothing can run.
+        """
+        ints = tuple(sizes[name] for name in self.spec.size_names)
+        with self._lock, settings.override(**self.options):
+            key = self.dispatcher.key_of(*ints)
+            request = self._request(key, ints, None)
+            decision = selector.choose(request) if request.candidates else None
+            if decision is None:
+                raise NoCandidate(self._nothing_left(key, request))
+            return decision
+
+    def prepare(self, ints: Sequence[int]) -> None:
+        """Starts compiling, in the background, what a first call at these integers is going to need."""
+        ints = tuple(ints)
+        with self._lock, settings.override(**self.options):
+            key = self.dispatcher.key_of(*ints)
+            if key not in self._decisions:
+                self._prepare(self._request(key, ints, None))
+
+    def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
+        """Chooses ahead of calls for the hinted sizes, on arguments that `spec.make_args` makes at those very sizes;
+        the candidates that all the hints need compile side by side. Returns one decision for each hint (SPEC H3, H4).
+        """
+        if self.spec.make_args is None:
+            raise ValueError(f"kernel {self.spec.name!r} cannot make arguments for hinted sizes; call it instead.")
+        calls = [tuple(self.spec.make_args(hint)) for hint in hints]
+        keys = [self.dispatcher.key_of(*args) for args in calls]
+        with self._lock, settings.override(**self.options):
+            for key, args in zip(keys, calls, strict=True):
+                if key not in self._decisions:
+                    self._prepare(self._request(key, self.spec.split(args)[1], args))
+            for key, args in zip(keys, calls, strict=True):
+                if key not in self._decisions:
+                    self.dispatcher.insert(key, self._select(key, args))
+            return [self._decisions[key] for key in keys]
+
+    def forget(self) -> None:
+        """Forgets every decision and every failure; the next call chooses anew."""
+        with self._lock:
+            self.dispatcher.clear()
+            for memory in (self._decisions, self._rejected, self._rejected_at):
+                memory.clear()
+
+    def explain(self) -> str:
+        """The decisions as text, one a line."""
+        lines = [f"{self.spec.name}: {', '.join(candidate.name for candidate in self.candidates)}"]
+        return "\n".join([*lines, *(f"  {decision}" for decision in self.decisions)])
+
+    # A regime met for the first time.
+
+    def _on_miss(self, key: int, args: tuple[Any, ...]) -> Entry:
+        with self._lock, settings.override(**self.options):
+            return self._select(key, args)
+
+    def _select(self, key: int, args: tuple[Any, ...]) -> Entry:
+        """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
+        reentrant = key in self._choosing  # a candidate on trial called its own MultiKernel: do not try it again
+        self._choosing.add(key)
+        try:
+            while True:
+                request = self._request(key, self.spec.split(args)[1], None if reentrant else args)
+                forced.check(self.spec.name, tuple(self._by_name))
+                decision = selector.choose(request) if request.candidates else None
+                self._learn(key, request)
+                if decision is None:
+                    reasons = self._nothing_left(key, request)
+                    self._rejected_at.pop(key, None)  # what made them fail may pass, as a lack of memory does
+                    raise NoCandidate(reasons)
+                entry = self._made(key, self._by_name[decision.candidate], request)
+                if entry is not None:
+                    self._decisions[key] = decision
+                    trace.announce(self.spec, self.candidates, decision)
+                    if isinstance(entry, PythonEntry) and not decision.tried and len(request.candidates) > 1:
+                        return PythonEntry(_FirstRun(self, key, decision, entry))
+                    return entry
+        finally:
+            if not reentrant:
+                self._choosing.discard(key)
+
+    def _request(self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None) -> Request:
+        spec, sizes = self.spec, self.spec.sizes(ints)
+        pointers = [0 if t is None else t.data_ptr() for t in spec.split(args)[0]] if args and spec.tensor_keys else ()
+        rejected = {**self._rejected, **self._rejected_at.get(key, {})}
+        able = [c for c in self.candidates if c.name not in rejected and c.valid(sizes)]
+        return Request(
+            spec,
+            spec.problem(ints, pointers),
+            tuple(able),
+            sizes,
+            ints,
+            spec.regime(ints, pointers),
+            args,
+            environment(),
+            store.current(),
+        )
+
+    def _prepare(self, request: Request) -> None:
+        """Starts compiling what a decision at these sizes is going to need: the one candidate that is already known to win,
+        or those that will be measured."""
+        known = selector.choose(request) if request.candidates else None
+        if known is not None and known.link in ("only", "forced", "plan", "exact", "nearby"):
+            self._by_name[known.candidate].prepare()
+            return
+        for candidate in prior.shortlist(request):
+            candidate.prepare()
+
+    def _made(self, key: int, candidate: Candidate, request: Request) -> Entry | None:
+        """The candidate's entry; None, with the failure recorded, if it cannot be made."""
+        try:
+            candidate.prepare()
+            return candidate.entry()
+        except CompilerMissing as error:
+            self._rejected[candidate.name] = str(error)
+        except Exception as error:
+            self._record(request, candidate, Outcome.COMPILE_ERROR, error)
+            self._rejected[candidate.name] = f"{Outcome.COMPILE_ERROR.value}: {error}"
+        return None
+
+    def _learn(self, key: int, request: Request) -> None:
+        """Keeps what the links found out about candidates that fail."""
+        for name, reason in request.rejected.items():
+            if request.outcomes.get(name) in (Outcome.WRONG, Outcome.COMPILE_ERROR):
+                if name not in self._rejected and request.outcomes[name] is Outcome.WRONG:
+                    trace.wrong_result(self.spec, name, reason)
+                self._rejected[name] = reason
+            else:
+                self._rejected_at.setdefault(key, {})[name] = reason
+
+    def _record(self, request: Request, candidate: Candidate, outcome: Outcome, error: Exception) -> None:
+        detail = f"{type(error).__name__}: {error}"
+        request.store.append(
+            Measurement(
+                request.problem, candidate.name, candidate.config, candidate.source_hash, outcome, detail=detail,
+                environment=request.environment,
+            )
+        )  # fmt: skip
+
+    def _nothing_left(self, key: int, request: Request) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in request.sizes.items())
+        known = {**self._rejected_at.get(key, {}), **self._rejected, **request.rejected}
+        reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
+        return (
+            f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
+            "Enable another source of candidates with the option sources; 'library' can run everything."
+        )
+
+    # Calls off the straight path.
+
+    def _checked_call(self, *args: Any) -> None:
+        check_inputs(self.spec, args)
+        self.dispatcher(*args)
+
+    def _on_error(self, code: int) -> None:
+        """A native kernel's run-time check failed; returning leaves the error's text to the dispatcher."""
+        if 0 < code <= len(self.spec.checks):
+            raise IndexError(f"kernel {self.spec.name!r}: {self.spec.checks[code - 1]}")
+
+    def _failed(self, key: int, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
+        """The entry to use in place of a candidate that raised `error` in its first run."""
+        with self._lock, settings.override(**self.options):
+            candidate = self._by_name[decision.candidate]
+            self._record(self._request(key, self.spec.split(args)[1], args), candidate, Outcome.RAISED, error)
+            self._rejected_at.setdefault(key, {})[candidate.name] = f"raised {type(error).__name__}: {error}"
+            self._decisions.pop(key, None)
+            entry = self._select(key, args)
+            self.dispatcher.insert(key, entry)
+            return entry
+
+
+class _FirstRun:
+    """Runs a Python candidate that has not been tried at these sizes: if it raises, the call goes on with another.
+
+    What it may have changed by then is put back. After a run without an error the candidate stands in the table itself.
+    """
+
+    def __init__(self, owner: MultiKernel, key: int, decision: Decision, entry: PythonEntry) -> None:
+        self.owner, self.key, self.decision, self.entry = owner, key, decision, entry
+
+    def __call__(self, *args: Any) -> None:
+        roles = self.owner.spec.roles
+        kept = [(t, t.clone()) for t, role in zip(args, roles, strict=False) if role == "inout" and t is not None]
+        try:
+            self.entry.call(*args)
+        except _CALLERS_FAULT:
+            raise
+        except Exception as error:
+            with torch.no_grad():
+                for tensor, before in kept:
+                    tensor.copy_(before)
+            run_once(self.owner._failed(self.key, self.decision, args, error), args)
+        else:
+            self.owner.dispatcher.insert(self.key, self.entry)
+
+
+__all__ = ["MultiKernel"]

@@ -1,0 +1,39 @@
+"""One MultiKernel for each tuple of sub-kernels (SPEC M1), and which ones are alive."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polytile.kernels.candidate import Candidate
+from polytile.multikernel.multikernel import MultiKernel
+from polytile.multikernel.spec import KernelSpec
+from polytile.store import identity
+
+_lock = threading.Lock()
+_defined: weakref.WeakValueDictionary[Any, MultiKernel] = weakref.WeakValueDictionary()
+
+
+def define(spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[str, Any] | None = None) -> MultiKernel:
+    """The MultiKernel of these sub-kernels: an existing one if it has the same tuple of them, the same arguments and
+    the same options, whatever its name and the operators it came from; else a new one.
+    """
+    same_work = dataclasses.replace(spec, name="", source_ops=())
+    key = (same_work, tuple(identity(candidate) for candidate in candidates), tuple(sorted((options or {}).items())))
+    with _lock:
+        known = _defined.get(key)
+        if known is None:
+            known = _defined[key] = MultiKernel(spec, candidates, options)
+        return known
+
+
+def alive() -> list[MultiKernel]:
+    """Every MultiKernel that some program still holds, by name."""
+    with _lock:
+        return sorted(_defined.values(), key=lambda multikernel: multikernel.spec.name)
+
+
+__all__ = ["alive", "define"]

@@ -1,0 +1,147 @@
+"""The chain of links that answers which candidate runs at given sizes; the first link that knows decides.
+
+    forced → plan → exact → nearby → model → prior → measure → default
+
+Each link is one file in links/ with one function, `choose(request) -> Answer | None`. None: it has nothing to say. An
+Answer without a candidate: it has nothing to say, and why is worth telling. Links hold no state of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from polytile import options
+from polytile.kernels.candidate import Candidate
+from polytile.multikernel.decision import Decision, Standing
+from polytile.multikernel.spec import KernelSpec
+from polytile.problem import Outcome, Problem
+from polytile.store import Store, identity
+from polytile.store.records import Environment, Identity
+from polytile.tuning.decide import Score
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question to the selector.
+
+    `candidates` can run at these sizes, in canonical order. `args` are flat arguments to try them on, or None. A link
+    that finds that a candidate fails here puts it into `rejected` with the reason; `outcomes` gets how it ended.
+    """
+
+    spec: KernelSpec
+    problem: Problem
+    candidates: tuple[Candidate, ...]
+    sizes: Mapping[str, int]
+    ints: tuple[int, ...]
+    regime: str
+    args: tuple[Any, ...] | None
+    environment: Environment
+    store: Store
+    rejected: MutableMapping[str, str] = field(default_factory=dict)
+    outcomes: MutableMapping[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> tuple[Candidate, ...]:
+        """The candidates that no link has rejected so far."""
+        return tuple(candidate for candidate in self.candidates if candidate.name not in self.rejected)
+
+    def scores(self, known: Mapping[Identity, Score]) -> list[Score | None]:
+        """The scores of `candidates`, in their order."""
+        return [known.get(identity(candidate)) for candidate in self.candidates]
+
+    def usable(self, scores: Sequence[Score | None]) -> list[Score | None]:
+        """`scores` without those of rejected candidates."""
+        pairs = zip(self.candidates, scores, strict=True)
+        return [None if candidate.name in self.rejected else score for candidate, score in pairs]
+
+    def reject(self, candidate: str, outcome: Outcome, reason: str) -> None:
+        self.rejected[candidate] = reason
+        self.outcomes[candidate] = outcome
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a link says: the candidate (None: it abstains), on what grounds, and the scores it went by, if any, one
+    for each of the request's candidates. `tried`: the candidate has just run on the request's arguments."""
+
+    candidate: Candidate | None
+    provenance: str
+    scores: tuple[Score | None, ...] = ()
+    tried: bool = False
+
+
+Link = Callable[[Request], "Answer | None"]
+
+
+def chain() -> tuple[tuple[str, Link], ...]:
+    """(name, link) pairs, strongest first, as the options and torch's settings have them now.
+
+    Under torch.use_deterministic_algorithms no link may answer from a clock, or from what happens to have been measured
+    close by: the same program then chooses the same kernels on every run, unless this very problem has been measured.
+    """
+    from polytile.multikernel.links import default, exact, forced, measured, model, nearby, plan, prior
+
+    links: tuple[tuple[str, Link], ...] = (
+        ("forced", forced.choose),
+        ("plan", plan.choose),
+        ("exact", exact.choose),
+        ("nearby", nearby.choose),
+        ("model", model.choose),
+        ("prior", prior.choose),
+        ("measured", measured.choose),
+        ("default", default.choose),
+    )
+    if torch.are_deterministic_algorithms_enabled():
+        return tuple(link for link in links if link[0] not in ("nearby", "model", "measured"))
+    return links
+
+
+def may_measure(request: Request) -> bool:
+    """Whether candidates may be timed to answer `request`."""
+    allowed = options.get("tune") == "auto" and not torch.are_deterministic_algorithms_enabled()
+    return allowed and request.args is not None
+
+
+def choose(request: Request) -> Decision | None:
+    """The decision of the first link that has one; None if no candidate can run (`request.rejected` says why)."""
+    if len(request.candidates) == 1:
+        return _decision(request, "only", Answer(request.candidates[0], "the only one that can run"), ())
+    notes: list[str] = []
+    for name, link in chain():
+        answer = link(request)
+        if answer is not None and answer.candidate is not None:
+            return _decision(request, name, answer, tuple(notes))
+        if answer is not None:
+            notes.append(answer.provenance)
+    return None
+
+
+def _decision(request: Request, link: str, answer: Answer, notes: tuple[str, ...]) -> Decision:
+    assert answer.candidate is not None
+    scores = answer.scores or (None,) * len(request.candidates)
+    return Decision(
+        request.spec.name,
+        request.problem,
+        tuple(request.sizes.items()),
+        request.regime,
+        answer.candidate.name,
+        link,
+        answer.provenance,
+        tuple(_standing(request, c, score) for c, score in zip(request.candidates, scores, strict=True)),
+        notes,
+        answer.tried,
+    )
+
+
+def _standing(request: Request, candidate: Candidate, score: Score | None) -> Standing:
+    reason = request.rejected.get(candidate.name, "")
+    if score is None:
+        return Standing(candidate.name, note=reason)
+    return Standing(candidate.name, score.seconds, reason or ("" if score.ok else score.outcome.value))
+
+
+__all__ = ["Answer", "Link", "Request", "chain", "choose", "may_measure"]

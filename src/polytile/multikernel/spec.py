@@ -1,0 +1,161 @@
+"""What a MultiKernel computes and takes, apart from how: its arguments, what its choice depends on, and its
+reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from polytile import options
+from polytile.problem import Problem
+from polytile.runtime import device, regime
+
+ROLES = ("in", "out", "inout", "scratch")
+"""What a kernel does with a tensor: only reads it; writes all of it and reads nothing of it; both; uses it as it
+likes."""
+
+
+@dataclass(frozen=True)
+class ArgInfo:
+    """One tensor argument: its name in messages, its element type, and its role, one of ROLES."""
+
+    name: str
+    dtype: torch.dtype
+    role: str = "in"
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"argument {self.name!r} has the role {self.role!r}; roles are {', '.join(ROLES)}.")
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel as its callers see it. All sub-kernels of a MultiKernel share one.
+
+    The kernel is called with `args` tensors (None where an optional one is absent) and then one int for each of
+    `size_names`. `size_keys` has the regime code of each int and `tensor_keys`, if not empty, of each tensor
+    (runtime/regime.py): what has the code 0 takes no part in any choice, so an int derived from others should have
+    it.
+
+    `reference(*args)` is called like the kernel, with float64 in place of other floating types, and writes the out
+    and inout tensors; it must be right, not fast. `reduction` names the sizes (or gives the numbers) whose product is
+    the number of terms that an output element sums; `reduction_hint` says how the reduction runs through memory
+    ("inner", "outer", ""). `make_args(sizes)` makes the flat arguments for given sizes by name, some of which may be
+    missing where others imply them; without it nothing can be tuned ahead of a call. `checks` are the sentences for
+    run-time checks 1, 2, ...
+    """
+
+    name: str
+    family: str
+    kernel: str
+    args: tuple[ArgInfo, ...]
+    size_names: tuple[str, ...]
+    size_keys: tuple[int, ...]
+    tensor_keys: tuple[int, ...] = ()
+    layouts: tuple[str, ...] = ()
+    reduction: tuple[str | int, ...] = ()
+    reduction_hint: str = ""
+    source_ops: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    device: str = ""
+    reference: Callable[..., None] | None = field(default=None, compare=False, repr=False)
+    make_args: Callable[[Mapping[str, int]], Sequence[Any]] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.size_names) != len(self.size_keys):
+            raise ValueError(
+                f"kernel {self.name!r} has {len(self.size_names)} integer arguments and {len(self.size_keys)} regime "
+                "codes; each integer needs one."
+            )
+        if self.tensor_keys and len(self.tensor_keys) != len(self.args):
+            raise ValueError(
+                f"kernel {self.name!r} has {len(self.args)} tensor arguments and {len(self.tensor_keys)} tensor codes; "
+                "give one for each or none at all."
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(arg.name for arg in self.args)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(arg.role for arg in self.args)
+
+    def split(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """(tensors, ints) of flat arguments."""
+        return tuple(args[: len(self.args)]), tuple(args[len(self.args) :])
+
+    def sizes(self, ints: Sequence[int]) -> dict[str, int]:
+        """Every integer argument by name."""
+        return dict(zip(self.size_names, ints, strict=True))
+
+    def deciding(self, ints: Sequence[int]) -> tuple[tuple[str, int], ...]:
+        """The integers that a choice may depend on, by name."""
+        given = zip(self.size_names, ints, self.size_keys, strict=True)
+        return tuple((name, size) for name, size, code in given if code != regime.IGNORE)
+
+    def bucketed(self) -> frozenset[str]:
+        """Names of the sizes of which only the regime bucket matters."""
+        return frozenset(
+            name for name, code in zip(self.size_names, self.size_keys, strict=True) if code == regime.BUCKET
+        )
+
+    def flags(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> tuple[str, ...]:
+        """Facts about this call that kernels care about: "K%16" for sizes above 8 that 16 divides, "x@64" for tensors
+        aligned to 64 bytes (those that `tensor_keys` asks about; all of them where no pointers are given)."""
+        given = zip(self.size_names, ints, self.size_keys, strict=True)
+        divisible = [
+            f"{name}%16"
+            for name, size, code in given
+            if code == regime.BUCKET and size > regime.EXACT_UP_TO and size % 16 == 0
+        ]
+        aligned = []
+        for position, (name, code) in enumerate(zip(self.names, self.tensor_keys, strict=False)):
+            alignment = regime.ALIGNMENTS.get(code)
+            if alignment and (not pointers or pointers[position] % alignment == 0):
+                aligned.append(f"{name}@{alignment}")
+        return (*divisible, *aligned)
+
+    def problem(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> Problem:
+        """The Problem of a call with these integers: what its choice may depend on and nothing else.
+
+        `layouts` ends with the flags and the number of threads that a kernel may use, so that problems which differ in
+        sizes alone are in the same kind of regime.
+        """
+        return Problem(
+            self.family,
+            self.kernel,
+            self.deciding(ints),
+            tuple(str(arg.dtype).removeprefix("torch.") for arg in self.args),
+            (*self.layouts, *self.flags(ints, pointers), f"threads={threads()}"),
+            self.device or device.fingerprint(),
+        )
+
+    def regime(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> str:
+        """The regime as text, the same on every machine: "M=7 N=512..723%16 x@64". What plan files name decisions
+        by."""
+        words = []
+        for name, size, code in zip(self.size_names, ints, self.size_keys, strict=True):
+            if code == regime.EXACT or (code == regime.BUCKET and size <= regime.EXACT_UP_TO):
+                words.append(f"{name}={size}")
+            elif code == regime.BUCKET:
+                low, high = regime.bounds(regime.bucket(size))
+                words.append(f"{name}={low}..{high}" + ("%16" if size % 16 == 0 else ""))
+        return " ".join([*words, *(flag for flag in self.flags(ints, pointers) if "@" in flag)])
+
+    def reduction_length(self, ints: Sequence[int]) -> int:
+        """Number of terms that one output element sums."""
+        sizes = self.sizes(ints)
+        return math.prod(sizes[part] if isinstance(part, str) else part for part in self.reduction)
+
+
+def threads() -> int:
+    """Most threads that a kernel may use now."""
+    return options.get("threads") or torch.get_num_threads()
+
+
+__all__ = ["ROLES", "ArgInfo", "KernelSpec", "threads"]

@@ -1,0 +1,92 @@
+"""Each decision told once: a line on stderr (option debug ≥ 1) and a row of the metrics table (SPEC M11)."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import logging
+import math
+import os
+import sys
+from collections.abc import Sequence
+
+from polytile import options
+from polytile.kernels.candidate import Candidate
+from polytile.multikernel.decision import Decision
+from polytile.multikernel.spec import KernelSpec
+
+log = logging.getLogger("polytile.multikernel")
+
+COLUMNS = tuple(
+    "multikernel family operators kernels size_hints reduction_hint source_paths latencies_us pick link "
+    "provenance".split()
+)
+"""`kernels`, `source_paths` and `latencies_us` have one part for each sub-kernel, apart by ';', in canonical order. A
+part of `latencies_us` is empty where the sub-kernel was not timed."""
+
+
+def announce(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decision) -> None:
+    """Tells of a decision as the options `debug` and `metrics` ask."""
+    if options.get("debug") >= 1:
+        print(f"polytile: {decision}", file=sys.stderr)
+    path = options.get("metrics")
+    if path:
+        try:
+            _append(path, _row(spec, candidates, decision))
+        except OSError as error:
+            log.warning("The metrics table %s cannot be written: %s.", path, error.strerror)
+
+
+def wrong_result(spec: KernelSpec, candidate: str, detail: str) -> None:
+    """A candidate's result was wrong: a defect of its generator, told whatever the options say."""
+    log.warning("Candidate %r of kernel %r gives a wrong result and is not used: %s.", candidate, spec.name, detail)
+
+
+def _row(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decision) -> list[str]:
+    seconds = {standing.candidate: standing.seconds for standing in decision.standings}
+    times = [seconds.get(candidate.name, math.nan) for candidate in candidates]
+    return [
+        spec.name,
+        spec.family,
+        ";".join(spec.source_ops),
+        ";".join(candidate.name for candidate in candidates),
+        ";".join(f"{name}={size}" for name, size in decision.sizes),
+        spec.reduction_hint,
+        ";".join(source_path(candidate) for candidate in candidates),
+        ";".join("" if math.isnan(time) else f"{time * 1e6:.4f}" for time in times),
+        decision.candidate,
+        decision.link,
+        decision.provenance,
+    ]
+
+
+def source_path(candidate: Candidate) -> str:
+    """Where a candidate's source can be read (its attribute `source_path`, if any); else its origin and source hash."""
+    return str(getattr(candidate, "source_path", "") or f"{candidate.origin}:{candidate.source_hash}")
+
+
+def _append(path: str, row: Sequence[str]) -> None:
+    """One write to a file opened for appending: rows of several processes do not mix. Whoever comes first makes the
+    file, complete with its header, under a temporary name and links it into place."""
+    if not os.path.exists(path):
+        temporary = f"{path}.{os.getpid()}.tmp"
+        with open(temporary, "w") as file:
+            file.write(_line(COLUMNS))
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        os.unlink(temporary)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(descriptor, _line(row).encode())
+    finally:
+        os.close(descriptor)
+
+
+def _line(values: Sequence[str]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(values)
+    return buffer.getvalue()
+
+
+__all__ = ["COLUMNS", "announce", "source_path", "wrong_result"]

@@ -1,0 +1,142 @@
+"""Every setting of polytile in one table: name, type, default, environment variable, meaning.
+
+`docs/options.md` is generated from this table. Values come, strongest first, from `options={...}` of one compile, from
+`polytile.options.override(...)`, from the environment, and from the default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polytile.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table; `compile_key` says whether the option changes what is generated or chosen (SPEC X2)."""
+
+    name: str
+    type: type
+    default: Any
+    doc: str
+    choices: tuple[Any, ...] = ()
+    compile_key: bool = False
+
+    @property
+    def variable(self) -> str:
+        return "POLYTILE_" + self.name.upper()
+
+
+TABLE: tuple[Option, ...] = (
+    Option("cache_dir", str, str(Path.home() / ".cache" / "polytile"), "Directory of everything polytile keeps on disk."),
+    Option("debug", int, 0, "1 prints decisions, 2 also kernels, 3 also the IR between passes."),
+    Option("persist", bool, True, "Keep measurements and compiled kernels on disk for other processes (SPEC M8)."),
+    Option("cxx", str, "", "C++ compiler to use; empty: $CXX, then g++, then clang++."),
+    Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core."),
+    Option("tune", str, "auto", "auto: measure a shortlist where nothing is known; off: prior and store only.",
+           choices=("auto", "off")),
+    Option("shortlist", int, 4, "Candidates measured at sizes for which nothing is known."),
+    Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal (DESIGN 10)."),
+    Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed (DESIGN 9)."),
+    Option("check_inputs", bool, False, "Check every floating-point input of each kernel for NaN and infinity (SPEC M5).",
+           compile_key=True),
+    Option("force", str, "", "Force candidates: comma-separated KERNEL=CANDIDATE or CANDIDATE patterns (SPEC M7)."),
+    Option("plan", str, "", "Path of a plan file that pins every decision."),
+    Option("metrics", str, "", "Path of a CSV file that gets a row for each decision (SPEC M11)."),
+    Option("random", str, "eager", "eager: the same random stream as eager; philox: a faster counter-based generator.",
+           choices=("eager", "philox"), compile_key=True),
+    Option("threads", int, 0, "Most threads a kernel may use; 0: torch.get_num_threads()."),
+    Option("verify_ir", bool, False, "Run the verifier between all passes.", compile_key=False),
+    Option("fuse", bool, True, "Fuse loops; off makes one kernel for each operator.", compile_key=True),
+    Option("sources", str, "cpp,library", "Sources of candidates that take part, in order.", compile_key=True),
+)
+BY_NAME: dict[str, Option] = {option.name: option for option in TABLE}
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+_overrides: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("polytile_options", default=None)
+
+
+def _named(name: str) -> Option:
+    if name not in BY_NAME:
+        near = difflib.get_close_matches(name, BY_NAME, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise OptionError(f"polytile has no option {name!r}{hint} Options: {', '.join(sorted(BY_NAME))}.")
+    return BY_NAME[name]
+
+
+def _checked(option: Option, value: Any, origin: str) -> Any:
+    try:
+        if option.type is bool and isinstance(value, str):
+            low = value.strip().lower()
+            if low not in _TRUE + _FALSE:
+                raise ValueError(value)
+            value = low in _TRUE
+        elif option.type is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        elif not isinstance(value, option.type) or (option.type is int and isinstance(value, bool)):
+            if not isinstance(value, str) and not (option.type is float and isinstance(value, int)):
+                raise ValueError(value)
+            value = option.type(value)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"option {option.name!r} ({origin}) is {value!r}; it takes a value of type {option.type.__name__}."
+        ) from None
+    if option.choices and value not in option.choices:
+        raise OptionError(f"option {option.name!r} ({origin}) is {value!r}; choose from {', '.join(option.choices)}.")
+    return value
+
+
+def get(name: str) -> Any:
+    """The value in force of the option `name`; raises OptionError for an unknown name or a bad value."""
+    option = _named(name)
+    overrides = _overrides.get()
+    if overrides is not None and name in overrides:
+        return overrides[name]
+    if option.variable in os.environ:
+        return _checked(option, os.environ[option.variable], f"environment variable {option.variable}")
+    return option.default
+
+
+def check(values: Mapping[str, Any], origin: str = "options=") -> dict[str, Any]:
+    """`values` with every name and type checked; raises OptionError naming the option and the nearest known one."""
+    return {name: _checked(_named(name), value, origin) for name, value in values.items()}
+
+
+@contextlib.contextmanager
+def override(**values: Any) -> Iterator[None]:
+    """Within the block the given options have the given values, in this context (thread or task) only."""
+    token = _overrides.set({**(_overrides.get() or {}), **check(values, "override")})
+    try:
+        yield
+    finally:
+        _overrides.reset(token)
+
+
+def snapshot() -> dict[str, Any]:
+    """All options with the values in force."""
+    return {option.name: get(option.name) for option in TABLE}
+
+
+def compile_key() -> tuple[tuple[str, Any], ...]:
+    """The options that change what is generated; part of every cache key (SPEC X2)."""
+    return tuple((option.name, get(option.name)) for option in TABLE if option.compile_key)
+
+
+def as_markdown() -> str:
+    """The table as the text of docs/options.md."""
+    rows = ["| option | environment | default | meaning |", "| --- | --- | --- | --- |"]
+    for option in TABLE:
+        default = "~/.cache/polytile" if option.name == "cache_dir" else (repr(option.default))
+        choices = f" One of: {', '.join(option.choices)}." if option.choices else ""
+        rows.append(f"| `{option.name}` | `{option.variable}` | `{default}` | {option.doc}{choices} |")
+    return "# Options\n\nGenerated from `src/polytile/options.py`.\n\n" + "\n".join(rows) + "\n"
+
+
+__all__ = ["BY_NAME", "TABLE", "Option", "as_markdown", "check", "compile_key", "get", "override", "snapshot"]

@@ -1,0 +1,140 @@
+"""Unification of iteration domains: two loops' axes as one set of axes, matched through an index that both use.
+
+Axes are matched by the stride they have in a shared buffer, not by position, so a transposed or reshaped look at a buffer
+matches too. Where one side has an axis of size a·b and the other has b, and then a, the larger axis is split:
+
+    first  p0 < s0*s1, p1 < 64     index p0*64 + p1
+    second p0 < s0, p1 < s1, p2 < 64    index p0*s1*64 + p1*64 + p2
+    →      u0 < s0, u1 < s1, u2 < 64;   first: p0 = u0*s1 + u1, p1 = u2;   second: p0 = u0, p1 = u1, p2 = u2
+
+So no division or modulus is ever needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from polytile.ir import sizes
+from polytile.ir.program import Axis
+from polytile.passes.loops import linear
+
+Pair = tuple[sympy.Expr, sympy.Expr]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One axis of the common domain, with the axis of each loop that it is a part of (None: that loop does not have it)."""
+
+    axis: Axis
+    first: sympy.Symbol | None
+    second: sympy.Symbol | None
+
+
+@dataclass(frozen=True)
+class Unified:
+    """The common domain, and each loop's axes as linear functions of it."""
+
+    shared: tuple[Shared, ...]
+    first: Mapping[sympy.Symbol, sympy.Expr]
+    second: Mapping[sympy.Symbol, sympy.Expr]
+
+    @property
+    def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
+        return {s.axis.symbol: s.axis.size for s in self.shared}
+
+
+@dataclass
+class _Piece:
+    """A part of an axis: axis = Σ piece·weight over its pieces. `match` is the piece of the other loop it is equal to."""
+
+    axis: sympy.Symbol
+    size: sympy.Expr
+    weight: sympy.Expr
+    match: _Piece | None = None
+
+
+Strides = dict[sympy.Expr, _Piece]
+
+
+@functools.lru_cache(maxsize=20_000)
+def unify(first: tuple[Axis, ...], second: tuple[Axis, ...], pairs: tuple[Pair, ...]) -> Unified:
+    """The common domain of two loops, by `pairs` of indices (one of each loop) into the same buffer. Axes that no pair matches
+    stay apart. Whether the indices of a pair are now equal is the caller's to check."""
+    sides = [_whole(first), _whole(second)]
+    for one, other in pairs:
+        _match(sides[0], sides[1], _strides(sides[0], one, first), _strides(sides[1], other, second))
+    return _named(first, second, sides)
+
+
+def _whole(axes: tuple[Axis, ...]) -> list[_Piece]:
+    return [_Piece(a.symbol, sizes.simplify(a.size, {}), sizes.ONE) for a in axes if a.size != 1]
+
+
+def _match(left: list[_Piece], right: list[_Piece], mine: Strides | None, theirs: Strides | None) -> None:
+    """Matches pieces of equal stride, splitting the larger where sizes differ."""
+    while mine is not None and theirs is not None:
+        found = next((stride for stride in mine if stride in theirs), None)
+        if found is None:
+            return
+        a, b = mine.pop(found), theirs.pop(found)
+        if a.size != b.size and not _split(left, mine, a, b.size, found) and not _split(right, theirs, b, a.size, found):
+            return
+        a.match, b.match = b, a
+
+
+def _strides(pieces: list[_Piece], index: sympy.Expr, axes: tuple[Axis, ...]) -> Strides | None:
+    """Unmatched pieces by their stride in `index`; None where the index is not linear or two pieces share a stride."""
+    form = linear(index, tuple(a.symbol for a in axes))
+    if form is None:
+        return None
+    found: Strides = {}
+    for piece in pieces:
+        if piece.match is not None or piece.axis not in form.coefficients:
+            continue
+        stride = sympy.expand(form.coefficients[piece.axis] * piece.weight)
+        if stride in found:
+            return None
+        found[stride] = piece
+    return found
+
+
+def _split(pieces: list[_Piece], strides: Strides, piece: _Piece, inner: sympy.Expr, stride: sympy.Expr) -> bool:
+    """Splits `piece` (already taken from `strides`) into an outer piece and an inner one of size `inner`, which it becomes."""
+    count = sizes.divide(piece.size, inner)
+    outer_stride = sympy.expand(stride * inner)
+    if count is None or outer_stride in strides:
+        return False
+    outer = _Piece(piece.axis, count, sympy.expand(piece.weight * inner))
+    pieces.insert(pieces.index(piece), outer)
+    strides[outer_stride] = outer
+    piece.size = inner
+    return True
+
+
+def _named(first: tuple[Axis, ...], second: tuple[Axis, ...], sides: list[list[_Piece]]) -> Unified:
+    """Gives every piece a symbol; matched pieces share one. Order: the first loop's, then what only the second has."""
+    shared: list[Shared] = []
+    symbols: dict[int, sympy.Symbol] = {}
+    for piece in sides[0] + [p for p in sides[1] if p.match is None]:
+        axis = Axis(sizes.axis(f"u{len(shared)}"), piece.size)
+        symbols[id(piece)] = axis.symbol
+        if piece.match is not None:
+            symbols[id(piece.match)] = axis.symbol
+            shared.append(Shared(axis, piece.axis, piece.match.axis))
+        else:
+            of_first = any(piece is p for p in sides[0])
+            shared.append(Shared(axis, piece.axis if of_first else None, None if of_first else piece.axis))
+    return Unified(tuple(shared), _mapping(first, sides[0], symbols), _mapping(second, sides[1], symbols))
+
+
+def _mapping(
+    axes: tuple[Axis, ...], pieces: list[_Piece], symbols: dict[int, sympy.Symbol]
+) -> dict[sympy.Symbol, sympy.Expr]:
+    total = {a.symbol: sizes.ZERO for a in axes}
+    for piece in pieces:
+        total[piece.axis] += piece.weight * symbols[id(piece)]
+    return total

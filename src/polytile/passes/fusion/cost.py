@@ -1,0 +1,49 @@
+"""What a loop moves, in bytes, at stand-in sizes: the measure by which fusions are ranked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import sympy
+
+from polytile.ir import expr, ops
+from polytile.ir.expr import Node
+from polytile.ir.program import Buffer, Loop
+
+STAND_IN = 64  # for a size without a hint; only the order of fusions depends on it
+CHEAP = 8.0  # multiply-adds below which computing again beats storing and loading (see OpDef.cost)
+
+
+@functools.lru_cache(maxsize=50_000)
+def estimate(size: sympy.Expr) -> int:
+    """A size with every symbol stood in for."""
+    return int(size.xreplace({s: sympy.Integer(STAND_IN) for s in size.free_symbols}))
+
+
+def touched(index: sympy.Expr, axes: Mapping[sympy.Symbol, int], indirect: bool) -> int:
+    """Elements that an access reaches: the product of the axes in its index (all of the loop's points if it is indirect)."""
+    total = 1
+    for symbol, size in axes.items():
+        if indirect or symbol in index.free_symbols:
+            total *= size
+    return total
+
+
+def traffic(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes read from and written to each buffer, each element once."""
+    axes = {a.symbol: estimate(a.size) for a in loop.axes + loop.reduced}
+    reads: dict[str, int] = {}
+    writes: dict[str, int] = {}
+    for load in expr.loads(*loop.roots):
+        size = touched(load.index, axes, bool(load.indirect)) * buffers[load.buffer].dtype.itemsize
+        reads[load.buffer] = max(reads.get(load.buffer, 0), size)
+    for store in loop.stores:
+        size = touched(store.index, axes, bool(store.indirect)) * buffers[store.buffer].dtype.itemsize
+        writes[store.buffer] = max(writes.get(store.buffer, 0), size)
+    return reads, writes
+
+
+def compute(*roots: Node) -> float:
+    """Multiply-adds of computing `roots` once, by the table of operations."""
+    return sum(ops.definition(n.name).cost for n in expr.walk(*roots) if isinstance(n, expr.Op))

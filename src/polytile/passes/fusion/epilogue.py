@@ -1,0 +1,119 @@
+"""Pointwise work on a product becomes its epilogue: done on the accumulator, before anything is written.
+
+    matmul mm0: buf0 = x @ w                     matmul mm0: buf0 = x @ w
+    loop a for p0, p1                      →       epilogue for b, m, n
+      out[p0, p1] = maximum buf0[p0, p1] 0           out[m, n] = maximum accumulator 0
+
+A consumer qualifies if it goes over exactly the product's points, in whatever shape, and reads the product (or what an earlier
+part of the epilogue stores) only at its own point. The epilogue keeps the axes (batch, m, n): where the consumer splits the batch
+or m axis (heads, say) its indices hold `m // d` and `m % d`, once a row. An n axis that would have to be split does not fuse: it
+would cost a division a lane and break vector stores. Reductions are no epilogues.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import sympy
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Accumulator, Op
+from polytile.ir.program import Axis, Loop, Program, Store, Template, compute_dtype
+from polytile.passes.fusion.axes import unify
+from polytile.passes.fusion.graph import Graph
+from polytile.passes.fusion.merge import Domain, Unfit, join, pairs_of, passed_buffers
+from polytile.passes.loops import linear, merged_origins
+
+log = logging.getLogger("polytile.fusion")
+AXES = tuple(sizes.axis(name) for name in ("b", "m", "n"))
+
+
+def fuse_epilogues(program: Program) -> Program:
+    """`program` with pointwise consumers of products, and consumers of those, made epilogues."""
+    graph = Graph(program)
+    readers = _readers(program)
+    kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
+    for i, operation in list(graph.operations.items()):
+        if not isinstance(operation, Loop) or not _is_pointwise(operation):
+            continue
+        reads = operation.reads()
+        for j in sorted(graph.operations, reverse=True):
+            template = graph.operations[j]
+            if not isinstance(template, Template) or not template.writes() & reads or graph.ordered(j, i) != (j, i):
+                continue
+            passed = template.writes() & reads
+            droppable = frozenset(n for n in passed if n not in kept and readers[n] <= {i, j})
+            try:
+                fused = with_epilogue(template, operation, program, droppable)
+            except Unfit as reason:
+                log.debug("%s + %s: %s", template.name, operation.name, reason)
+                continue
+            new = graph.merge(j, i, fused)
+            for name in fused.reads() | reads | template.reads():
+                readers[name] = {k for k in readers.get(name, set()) if k not in (i, j)}
+            for name in fused.reads():
+                readers[name].add(new)
+            break
+    return replace(program, operations=graph.in_order())
+
+
+def _readers(program: Program) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for i, operation in enumerate(program.operations):
+        for name in operation.reads():
+            found.setdefault(name, set()).add(i)
+    return found
+
+
+def _is_pointwise(loop: Loop) -> bool:
+    """No reduction, no gather or scatter, nothing checked at run time."""
+    if loop.reduced or any(s.mode != "set" or s.indirect or s.mask is not None for s in loop.stores):
+        return False
+    nodes = list(expr.walk(*loop.roots))
+    return not any(
+        (isinstance(n, expr.Load) and n.indirect) or (isinstance(n, Op) and n.name == "check_index") for n in nodes
+    )
+
+
+def with_epilogue(template: Template, consumer: Loop, program: Program, droppable: frozenset[str]) -> Template:
+    """`template` with `consumer` done in its epilogue. Raises Unfit."""
+    if consumer.writes() & {template.a.buffer, template.b.buffer}:
+        raise Unfit("the consumer overwrites an operand of the product")
+    host = template.epilogue or plain_epilogue(template)
+    pairs = pairs_of(host, consumer, passed_buffers(host, consumer))
+    domain = _hosted(host, consumer, pairs)
+    merged = join(host, consumer, domain, program.buffers, droppable).loop
+    n = host.axes[2].symbol
+    if any(linear(index, (n,)) is None for store in merged.stores for index in (store.index,)):
+        raise Unfit("an index is not linear along n")
+    origins = merged_origins(template.origins, consumer.origins)
+    return replace(template, epilogue=replace(merged, name=template.name, origins=()), origins=origins)
+
+
+def plain_epilogue(template: Template) -> Loop:
+    """The epilogue that only stores the product."""
+    axes = tuple(Axis(symbol, size) for symbol, size in zip(AXES, template.out.sizes, strict=True))
+    product = expr.make(Accumulator, dtype=compute_dtype(template.out.dtype))
+    return Loop(template.name, axes, (), (Store(template.out.buffer, template.out.index(AXES), product),))
+
+
+def _hosted(host: Loop, consumer: Loop, pairs: tuple[tuple[sympy.Expr, sympy.Expr], ...]) -> Domain:
+    """The domain of `host` itself, with the consumer's axes as functions of (batch, m, n)."""
+    unified = unify(host.axes, consumer.axes, pairs)
+    if any(s.first is None or s.second is None for s in unified.shared):
+        raise Unfit("the consumer's points are not the product's")
+    ranges = host.ranges
+    pieces: dict[sympy.Symbol, sympy.Expr] = {}
+    for axis in host.axes:
+        held = [s for s in unified.shared if s.first == axis.symbol]
+        if len(held) > 1 and axis is host.axes[2]:
+            raise Unfit("the n axis would have to be split")
+        weight = sizes.ONE
+        for shared in reversed(held):  # innermost piece first
+            quotient = sizes.floor_div(axis.symbol, weight, ranges)
+            last = shared is held[0]
+            pieces[shared.axis.symbol] = quotient if last else sizes.modulo(quotient, shared.axis.size, ranges)
+            weight = sympy.expand(weight * shared.axis.size)
+    second = {symbol: sizes.substitute(index, pieces) for symbol, index in unified.second.items()}
+    return Domain(host.axes, (), {}, second)

@@ -1,0 +1,164 @@
+"""Dependencies between operations, as bitmasks: which must run before which, and which may become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import sympy
+import torch
+
+from polytile.ir.program import Assert, Extern, Loop, Operation, Program, Template
+
+
+class Graph:
+    """The operations of a program while they are fused. A group of fused operations is known by the number of its last member;
+    every original operation keeps its bit.
+
+    `before[i]` and `after[i]` are the operations that must run before and after group i (read after write, write after read,
+    write after write, sizes known only at run time, effects in order), directly or through others.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.operations: dict[int, Operation] = dict(enumerate(program.operations))
+        count = len(program.operations)
+        self.members = [1 << i for i in range(count)]
+        self.before = [0] * count
+        self.after = [0] * count
+        for i, direct in enumerate(_direct(program)):
+            for d in bits(direct):
+                self.before[i] |= self.before[d] | 1 << d
+        for i in range(count):
+            for d in bits(self.before[i]):
+                self.after[d] |= 1 << i
+
+    def ordered(self, i: int, j: int) -> tuple[int, int] | None:
+        """(i, j) or (j, i), the order in which the two must run; None if something else must run between them."""
+        if self.before[i] & self.members[j]:
+            i, j = j, i
+        between = self.after[i] & self.before[j] & ~(self.members[i] | self.members[j])
+        return None if between else (i, j)
+
+    def merge(self, i: int, j: int, operation: Operation) -> int:
+        """Groups i and j become one that does `operation`; returns its number."""
+        new, old = max(i, j), min(i, j)
+        both = self.members[i] | self.members[j]
+        before = (self.before[i] | self.before[j]) & ~both
+        after = (self.after[i] | self.after[j]) & ~both
+        del self.operations[old]
+        self.operations[new] = operation
+        self.members[new], self.before[new], self.after[new] = both, before, after
+        for k in self.operations:
+            if k != new and self.before[k] & both:
+                self.before[k] |= before | both
+            if k != new and self.after[k] & both:
+                self.after[k] |= after | both
+        return new
+
+    def in_order(self) -> tuple[Operation, ...]:
+        """The operations in an order that respects every dependency, as near to the original as can be."""
+        left, done = sorted(self.operations), 0
+        result = []
+        while left:
+            ready = next(k for k in left if not self.before[k] & ~done)
+            left.remove(ready)
+            done |= self.members[ready]
+            result.append(self.operations[ready])
+        return tuple(result)
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _direct(program: Program) -> Iterator[int]:
+    """For each operation the mask of those that it directly depends on."""
+    readers: dict[str, int] = {}
+    writers: dict[str, int] = {}
+    definers = _definers(program)
+    effects = asserts = 0
+    for i, operation in enumerate(program.operations):
+        reads, writes = operation.reads(), operation.writes()
+        mask = asserts
+        for name in reads:
+            mask |= writers.get(name, 0)
+        for name in writes:
+            mask |= writers.get(name, 0) | readers.get(name, 0)
+        if definers:
+            mask |= _or(definers[s] for s in symbols_of(operation, program) if s in definers)
+        if isinstance(operation, Extern) and has_effect(operation):
+            mask |= effects
+            effects = 1 << i
+        if isinstance(operation, Assert):
+            asserts |= 1 << i
+        for name in reads:
+            readers[name] = readers.get(name, 0) | 1 << i
+        for name in writes:
+            writers[name] = writers.get(name, 0) | 1 << i
+        yield mask & ((1 << i) - 1)
+
+
+def _or(masks: Iterator[int]) -> int:
+    total = 0
+    for mask in masks:
+        total |= mask
+    return total
+
+
+def _definers(program: Program) -> dict[sympy.Symbol, int]:
+    """Sizes known only at run time, with the operations that give them their values."""
+    found: dict[sympy.Symbol, int] = {}
+    for i, operation in enumerate(program.operations):
+        if isinstance(operation, Extern):
+            found.update({symbol: 1 << i for symbol, _ in operation.symbols})
+        for symbol, name in program.scalars.items():
+            if name in operation.writes():
+                found[symbol] = found.get(symbol, 0) | 1 << i
+    return found
+
+
+def symbols_of(operation: Operation, program: Program) -> set[sympy.Symbol]:
+    """Size symbols that must be known before `operation` runs, those of the buffers that it fills included."""
+    found: set[sympy.Symbol] = set()
+    for name in operation.writes() | operation.reads():
+        buffer = program.buffers[name]
+        found |= set().union(*[s.free_symbols for s in buffer.sizes + buffer.strides])
+    match operation:
+        case Loop():
+            found |= _loop_symbols(operation)
+        case Template():
+            for view in (operation.a, operation.b, operation.out):
+                found |= set().union(*[s.free_symbols for s in (*view.sizes, *view.strides, view.offset)])
+            found |= _loop_symbols(operation.epilogue) if operation.epilogue is not None else set()
+        case Extern():
+            found |= _argument_symbols((operation.args, operation.kwargs))
+        case Assert():
+            found |= getattr(operation.condition, "free_symbols", set())
+    return found
+
+
+def _loop_symbols(loop: Loop) -> set[sympy.Symbol]:
+    sizes = [a.size.free_symbols for a in loop.axes + loop.reduced]
+    return set().union(*sizes, *[s.symbols() for s in loop.stores])
+
+
+def _argument_symbols(value: object) -> set[sympy.Symbol]:
+    if isinstance(value, tuple | list):
+        return set().union(*[_argument_symbols(v) for v in value])
+    inner = getattr(value, "value", None)
+    if isinstance(inner, sympy.Expr):
+        return inner.free_symbols
+    parts = [*inner.sizes, *inner.strides, inner.offset] if inner is not None and hasattr(inner, "strides") else []
+    return set().union(*[p.free_symbols for p in parts])
+
+
+def has_effect(call: Extern) -> bool:
+    """Whether a library call does more than fill its outputs: it changes an argument, draws random numbers, or is unknown."""
+    target = call.target
+    if call.mutates or not isinstance(target, torch._ops.OpOverload):
+        return True
+    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags

@@ -1,0 +1,76 @@
+"""Which temporaries may take over the memory of one that dies: `reuse(program)` → {new buffer: old buffer}.
+
+A buffer may be written into the memory of another if the operation that fills it is the last to use the other, both have the same
+sizes, strides and element width, and every element is read by the point that writes it, not later (see `ir.levels`). Inputs are
+reused only if donated. The mapping is a permission: the wrapper's memory planner decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from polytile.ir import levels, sizes
+from polytile.ir.program import Buffer, Loop, Operation, Program, Template
+
+
+def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
+    """New buffer → old buffer; an old buffer is given once. `donated`: names of inputs whose memory the caller gives away."""
+    last_use, first_write = _lifetimes(program)
+    kept = program.output_buffers() | (program.input_buffers() - set(donated)) | set(program.scalars.values())
+    given: dict[str, str] = {}
+    for i, operation in enumerate(program.operations):
+        loop = _body(operation)
+        if loop is None:
+            continue
+        operands = {operation.a.buffer, operation.b.buffer} if isinstance(operation, Template) else set()
+        dying = [
+            n for n in sorted(loop.reads()) if n not in kept | operands and last_use[n] == i and n not in loop.writes()
+        ]
+        dying = [n for n in dying if program.buffers[n].role != "constant"]
+        for store in loop.stores:
+            new = program.buffers[store.buffer]
+            if new.role != "temp" or first_write[new.name] != i or new.name in given:
+                continue
+            old = next(
+                (n for n in dying if _same_memory(new, program.buffers[n]) and _safe(loop, new.name, n, given)), None
+            )
+            if old is not None:
+                given[new.name] = old
+                dying.remove(old)
+    return given
+
+
+def _body(operation: Operation) -> Loop | None:
+    if isinstance(operation, Loop):
+        return operation
+    return operation.epilogue if isinstance(operation, Template) else None
+
+
+def _lifetimes(program: Program) -> tuple[dict[str, int], dict[str, int]]:
+    """The last operation that uses each buffer, and the first that writes it."""
+    last: dict[str, int] = {}
+    first: dict[str, int] = {}
+    for i, operation in enumerate(program.operations):
+        for name in operation.reads() | operation.writes():
+            last[name] = i
+        for name in operation.writes():
+            first.setdefault(name, i)
+    return last, first
+
+
+def _same_memory(new: Buffer, old: Buffer) -> bool:
+    pairs = zip((*new.sizes, *new.strides), (*old.sizes, *old.strides), strict=False)
+    return (
+        len(new.sizes) == len(old.sizes)
+        and new.dtype.itemsize == old.dtype.itemsize
+        and new.device == old.device
+        and all(sizes.equal(a, b) for a, b in pairs)
+    )
+
+
+def _safe(loop: Loop, new: str, old: str, given: Mapping[str, str]) -> bool:
+    """Whether the loop stays right when `new` is written over `old`, along with what was given before."""
+    if any(s.buffer == new and s.mask is not None for s in loop.stores):
+        return False
+    return levels.in_place_fault(replace(loop), {**given, new: old}) is None

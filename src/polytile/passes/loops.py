@@ -1,0 +1,102 @@
+"""What passes do to loops: other axes for the same points, other names, other bodies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import sympy
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node, Scan
+from polytile.ir.program import Axis, Loop, Operation, Program, Template
+
+Mapped = Mapping[sympy.Symbol, sympy.Expr]
+
+
+def reindexed(loop: Loop, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], mapping: Mapped) -> Loop:
+    """`loop` over other axes: every index has `mapping` applied and is simplified under the new ranges."""
+    new = replace(loop, axes=axes, reduced=reduced)
+    ranges = new.ranges
+
+    def index_map(index: sympy.Expr) -> sympy.Expr:
+        return sizes.simplify(sizes.substitute(index, mapping), ranges)
+
+    return new.map_roots(lambda roots: expr.map_indices(roots, index_map), index_map)
+
+
+def canonical(loop: Loop) -> Loop:
+    """`loop` without axes of size 1, its axes named p0, p1, ... and r0, r1, ... in order."""
+    mapping: dict[sympy.Symbol, sympy.Expr] = {}
+    groups = []
+    for prefix, group in (("p", loop.axes), ("r", loop.reduced)):
+        kept = [a for a in group if a.size != 1]
+        mapping.update({a.symbol: sizes.ZERO for a in group if a.size == 1})
+        if prefix == "r" and group and not kept:  # a reduction of one element keeps its axis
+            kept = [group[0]]
+            del mapping[group[0].symbol]
+        renamed = [Axis(sizes.axis(f"{prefix}{i}"), a.size) for i, a in enumerate(kept)]
+        mapping.update({a.symbol: b.symbol for a, b in zip(kept, renamed, strict=True) if a.symbol != b.symbol})
+        groups.append(tuple(renamed))
+    if not mapping and groups == [loop.axes, loop.reduced]:
+        return loop
+    return reindexed(loop, groups[0], groups[1], mapping)
+
+
+def has_scan(loop: Loop) -> bool:
+    return any(isinstance(node, Scan) for node in expr.walk(*loop.roots))
+
+
+def indices(loop: Loop) -> list[sympy.Expr]:
+    """Every index expression of the loop, once each, in order of evaluation; those of stores last."""
+    found = [index for node in expr.walk(*loop.roots) for index in node.indices]
+    return list(dict.fromkeys(found + [store.index for store in loop.stores]))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """index = Σ coefficient·axis + rest, where `rest` and the coefficients hold none of the axes."""
+
+    coefficients: Mapped
+    rest: sympy.Expr
+
+
+@functools.lru_cache(maxsize=50_000)
+def linear(index: sympy.Expr, axes: tuple[sympy.Symbol, ...]) -> Linear | None:
+    """`index` as a linear function of `axes` (zero coefficients left out); None where it is not one."""
+    coefficients: dict[sympy.Symbol, sympy.Expr] = {}
+    rest = sizes.ZERO
+    held = set(axes)
+    for term in sympy.Add.make_args(sizes.simplify(index, {})):
+        inside = term.free_symbols & held
+        if not inside:
+            rest += term
+            continue
+        symbol = next(iter(inside))
+        factor = term / symbol
+        if len(inside) > 1 or symbol in factor.free_symbols:
+            return None
+        coefficients[symbol] = coefficients.get(symbol, sizes.ZERO) + factor
+    return Linear({s: sympy.expand(c) for s, c in coefficients.items()}, rest)
+
+
+def map_loops(program: Program, rule: Callable[[Loop], Loop], epilogues: bool = False) -> Program:
+    """`program` with `rule` applied to every loop, and to epilogues where asked."""
+
+    def one(operation: Operation) -> Operation:
+        if isinstance(operation, Loop):
+            return rule(operation)
+        if epilogues and isinstance(operation, Template) and operation.epilogue is not None:
+            return replace(operation, epilogue=rule(operation.epilogue))
+        return operation
+
+    return replace(program, operations=tuple(one(o) for o in program.operations))
+
+
+def merged_origins(*groups: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(origin for group in groups for origin in group))
+
+
+def node_count(*roots: Node) -> int:
+    return sum(1 for _ in expr.walk(*roots))

@@ -1,0 +1,78 @@
+"""The passes in order, and the instruments around them.
+
+Option `fuse` leaves out the fusions, `verify_ir` runs the verifier after each pass, `debug` 3 logs the IR wherever a pass changed it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from polytile import options
+from polytile.ir import printer
+from polytile.ir.program import Program
+from polytile.ir.verify import verify
+from polytile.passes.dce import eliminate_dead_code
+from polytile.passes.fusion.epilogue import fuse_epilogues
+from polytile.passes.fusion.horizontal import fuse_horizontally
+from polytile.passes.fusion.inline import inline_cheap
+from polytile.passes.fusion.vertical import fuse_vertically
+from polytile.passes.inplace import reuse
+from polytile.passes.merge_axes import merge_axes
+from polytile.passes.simplify import simplify
+from polytile.passes.split_axes import split_axes
+
+log = logging.getLogger("polytile")
+
+
+@dataclass(frozen=True)
+class Pass:
+    name: str
+    run: Callable[[Program], Program]
+    fusion: bool = False
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("simplify", simplify),
+    Pass("dead code", eliminate_dead_code),
+    Pass("split axes", split_axes),
+    Pass("epilogues", fuse_epilogues, fusion=True),
+    Pass("vertical fusion", fuse_vertically, fusion=True),
+    Pass("horizontal fusion", fuse_horizontally, fusion=True),
+    Pass("inlining", inline_cheap, fusion=True),
+    Pass("vertical fusion again", fuse_vertically, fusion=True),
+    Pass("simplify again", simplify),
+    Pass("dead code again", eliminate_dead_code),
+    Pass("merge axes", merge_axes),
+)
+
+
+class Optimized(NamedTuple):
+    """The program after all passes, and which new buffer may be written over which old one (`passes.inplace`)."""
+
+    program: Program
+    reuse: dict[str, str]
+
+
+def optimize(program: Program) -> Optimized:
+    """`program` after every pass. Raises IRError, with option `verify_ir`, where a pass breaks a rule of the IR."""
+    _inspect(program, "lowering", 0.0, True)
+    for step in PASSES:
+        if step.fusion and not options.get("fuse"):
+            continue
+        start, before = time.perf_counter(), program
+        program = step.run(program)
+        _inspect(program, step.name, time.perf_counter() - start, program.operations != before.operations)
+    return Optimized(program, reuse(program))
+
+
+def _inspect(program: Program, after: str, seconds: float, changed: bool) -> None:
+    """The instruments: verifier and log."""
+    if options.get("verify_ir"):
+        verify(program, after)
+    if options.get("debug") >= 3:
+        text = "\n" + printer.program_text(program) if changed else " (nothing changed)"
+        log.info("after %s, %.1f ms, %d operations:%s", after, 1e3 * seconds, len(program.operations), text)

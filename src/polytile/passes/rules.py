@@ -1,0 +1,238 @@
+"""The algebra of values as a table: (reading, pattern, result). Tried in order at every operation, arguments first.
+
+A pattern is an operation's name with arguments that are a number (the constant of that value), a letter (any node; the same
+letter twice: the same node), or a pattern. `when` is a further condition. No rule changes a floating-point result in any bit, NaN
+payloads aside: x + 0 is not x where x is -0, so that rule is for integers, and x + -0.0 has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polytile.ir import expr, ops
+from polytile.ir.expr import Const, Node, Op
+
+Bindings = dict[str, Node]
+Pattern = Any  # (name, argument, ...), a number, or a letter
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`reading` says it in a person's words; `result` gets the bindings and the node that matched."""
+
+    reading: str
+    pattern: tuple[Any, ...]
+    result: Callable[[Bindings, Node], Node]
+    when: Callable[[Bindings, Node], bool] = lambda m, node: True
+
+
+def _integer(m: Bindings, node: Node) -> bool:
+    return not node.dtype.is_floating_point and not node.dtype.is_complex
+
+
+def _x(m: Bindings, node: Node) -> Node:
+    return m["x"]
+
+
+def _zero(m: Bindings, node: Node) -> Node:
+    return expr.const(0, node.dtype)
+
+
+def _boolean(value: bool) -> Callable[[Bindings, Node], Node]:
+    return lambda m, node: expr.const(value, torch.bool)
+
+
+def _op(name: str, *letters: str) -> Callable[[Bindings, Node], Node]:
+    return lambda m, node: expr.op(name, node.dtype, *[m[letter] for letter in letters])
+
+
+def _constants(*letters: str) -> Callable[[Bindings, Node], bool]:
+    return lambda m, node: _integer(m, node) and all(isinstance(m[letter], Const) for letter in letters)
+
+
+def _regroup(name: str) -> Callable[[Bindings, Node], Node]:
+    return lambda m, node: expr.op(name, node.dtype, m["x"], fold(expr.op(name, node.dtype, m["c"], m["d"])))
+
+
+def _constant_first(m: Bindings, node: Node) -> bool:
+    return isinstance(m["c"], Const) and not isinstance(m["x"], Const)
+
+
+def _same_compare(m: Bindings, node: Node) -> bool:
+    return not m["x"].dtype.is_floating_point
+
+
+# What each type holds exactly: a cast there and back through a type that holds all values changes nothing.
+_EXACT: dict[torch.dtype, tuple[torch.dtype, ...]] = {
+    torch.bool: (
+        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64,
+    ),
+    torch.uint8: (torch.int16, torch.int32, torch.int64, torch.float32, torch.float64),
+    torch.int8: (torch.int16, torch.int32, torch.int64, torch.float32, torch.float64),
+    torch.int16: (torch.int32, torch.int64, torch.float32, torch.float64),
+    torch.int32: (torch.int64, torch.float64),
+    torch.float32: (torch.float64,),
+}  # fmt: skip
+
+
+def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether every value of `narrow` is a value of `wide`."""
+    return wide == narrow or wide in _EXACT.get(narrow, ())
+
+
+def _lossless_inside(m: Bindings, node: Node) -> bool:
+    """cast(cast(x)): the inner cast loses nothing, and casting x directly means the same (a bool target tests for zero)."""
+    assert isinstance(node, Op)
+    return holds(node.args[0].dtype, m["x"].dtype)
+
+
+def _no_cast(m: Bindings, node: Node) -> bool:
+    return m["x"].dtype == node.dtype
+
+
+def _rounds(m: Bindings, node: Node) -> bool:
+    assert isinstance(node, Op)
+    return is_rounded(m["x"], node.name)
+
+
+_ROUNDED_IF_ARGUMENTS_ARE = ("neg", "abs", "minimum", "maximum", "trunc", "floor", "ceil", "round", "sign")
+_HALF_DIGITS = {"round_bf16": torch.bfloat16, "round_f16": torch.float16}
+
+
+def is_rounded(node: Node, rounding: str) -> bool:
+    """Whether `node` surely is a value of the half type that `rounding` rounds to, so that rounding it changes nothing."""
+    if isinstance(node, Const):
+        value = torch.tensor(node.value, dtype=torch.float64)
+        return bool(value.to(_HALF_DIGITS[rounding]).to(torch.float64) == value)
+    if not isinstance(node, Op):
+        return False
+    if node.name == rounding:
+        return True
+    if node.name == "where":
+        return all(is_rounded(a, rounding) for a in node.args[1:])
+    return node.name in _ROUNDED_IF_ARGUMENTS_ARE and all(is_rounded(a, rounding) for a in node.args)
+
+
+RULES: tuple[Rule, ...] = (
+    # constants stand last
+    Rule("c + x → x + c", ("add", "c", "x"), _op("add", "x", "c"), _constant_first),
+    Rule("c · x → x · c", ("mul", "c", "x"), _op("mul", "x", "c"), _constant_first),
+    Rule("c ∧ x → x ∧ c", ("logical_and", "c", "x"), _op("logical_and", "x", "c"), _constant_first),
+    Rule("c ∨ x → x ∨ c", ("logical_or", "c", "x"), _op("logical_or", "x", "c"), _constant_first),
+    Rule("min(c, x) → min(x, c)", ("minimum", "c", "x"), _op("minimum", "x", "c"), _constant_first),
+    Rule("max(c, x) → max(x, c)", ("maximum", "c", "x"), _op("maximum", "x", "c"), _constant_first),
+    # neutral and absorbing elements
+    Rule("x + 0 → x  (integers)", ("add", "x", 0), _x, _integer),
+    Rule("x + -0.0 → x", ("add", "x", -0.0), _x),
+    Rule("x - 0 → x", ("sub", "x", 0), _x),
+    Rule("x · 1 → x", ("mul", "x", 1), _x),
+    Rule("x / 1 → x", ("div", "x", 1), _x),
+    Rule("x · 0 → 0  (integers)", ("mul", "x", 0), _zero, _integer),
+    Rule("x - x → 0  (integers)", ("sub", "x", "x"), _zero, _integer),
+    Rule("x // 1 → x  (integers)", ("floordiv", "x", 1), _x, _integer),
+    Rule("x % 1 → 0  (integers)", ("remainder", "x", 1), _zero, _integer),
+    Rule("x ^ 1 → x", ("pow", "x", 1), _x),
+    Rule("x · -1 → -x", ("mul", "x", -1), _op("neg", "x"), lambda m, node: node.dtype.is_floating_point),
+    # signs
+    Rule("-(-x) → x", ("neg", ("neg", "x")), _x),
+    Rule("|-x| → |x|", ("abs", ("neg", "x")), _op("abs", "x")),
+    Rule("||x|| → |x|", ("abs", ("abs", "x")), _op("abs", "x")),
+    Rule("x + (-y) → x - y", ("add", "x", ("neg", "y")), _op("sub", "x", "y")),
+    Rule("x - (-y) → x + y", ("sub", "x", ("neg", "y")), _op("add", "x", "y")),
+    # constants meet
+    Rule("(x + c) + d → x + (c + d)  (integers)", ("add", ("add", "x", "c"), "d"), _regroup("add"), _constants("c", "d")),
+    Rule("(x · c) · d → x · (c · d)  (integers)", ("mul", ("mul", "x", "c"), "d"), _regroup("mul"), _constants("c", "d")),
+    # extremes
+    Rule("min(x, x) → x", ("minimum", "x", "x"), _x),
+    Rule("max(x, x) → x", ("maximum", "x", "x"), _x),
+    Rule("max(max(x, y), y) → max(x, y)", ("maximum", ("maximum", "x", "y"), "y"), _op("maximum", "x", "y")),
+    Rule("min(min(x, y), y) → min(x, y)", ("minimum", ("minimum", "x", "y"), "y"), _op("minimum", "x", "y")),
+    Rule("max(x, -∞) → x", ("maximum", "x", -math.inf), _x),
+    Rule("min(x, ∞) → x", ("minimum", "x", math.inf), _x),
+    # selection and logic
+    Rule("where(true, x, y) → x", ("where", True, "x", "y"), _x),
+    Rule("where(false, x, y) → y", ("where", False, "x", "y"), lambda m, node: m["y"]),
+    Rule("where(c, x, x) → x", ("where", "c", "x", "x"), _x),
+    Rule("where(¬c, x, y) → where(c, y, x)", ("where", ("logical_not", "c"), "x", "y"), _op("where", "c", "y", "x")),
+    Rule("¬¬x → x", ("logical_not", ("logical_not", "x")), _x),
+    Rule("x ∧ true → x", ("logical_and", "x", True), _x),
+    Rule("x ∧ false → false", ("logical_and", "x", False), _boolean(False)),
+    Rule("x ∧ x → x", ("logical_and", "x", "x"), _x),
+    Rule("x ∨ false → x", ("logical_or", "x", False), _x),
+    Rule("x ∨ true → true", ("logical_or", "x", True), _boolean(True)),
+    Rule("x ∨ x → x", ("logical_or", "x", "x"), _x),
+    # comparisons of a value with itself
+    Rule("x = x → true  (integers)", ("eq", "x", "x"), _boolean(True), _same_compare),
+    Rule("x ≠ x → false  (integers)", ("ne", "x", "x"), _boolean(False), _same_compare),
+    Rule("x < x → false", ("lt", "x", "x"), _boolean(False)),
+    Rule("x > x → false", ("gt", "x", "x"), _boolean(False)),
+    Rule("x ≤ x → true  (integers)", ("le", "x", "x"), _boolean(True), _same_compare),
+    Rule("x ≥ x → true  (integers)", ("ge", "x", "x"), _boolean(True), _same_compare),
+    # conversions
+    Rule("cast to its own type → x", ("cast", "x"), _x, _no_cast),
+    Rule("cast(cast(x)) → cast(x) where the inner loses nothing", ("cast", ("cast", "x")), _op("cast", "x"), _lossless_inside),
+    Rule("round(x) → x where x is rounded already", ("round_bf16", "x"), _x, _rounds),
+    Rule("round(x) → x where x is rounded already", ("round_f16", "x"), _x, _rounds),
+)  # fmt: skip
+_BY_NAME: dict[str, tuple[Rule, ...]] = {
+    name: tuple(rule for rule in RULES if rule.pattern[0] == name) for name in {rule.pattern[0] for rule in RULES}
+}
+
+
+def match(pattern: Pattern, node: Node, found: Bindings) -> bool:
+    """Whether `node` has the form of `pattern`; the letters' nodes go into `found`."""
+    if isinstance(pattern, str):
+        return found.setdefault(pattern, node) is node
+    if isinstance(pattern, tuple):
+        if not isinstance(node, Op) or node.name != pattern[0] or len(node.args) != len(pattern) - 1:
+            return False
+        return all(match(p, a, found) for p, a in zip(pattern[1:], node.args, strict=True))
+    return isinstance(node, Const) and is_number(node, pattern)
+
+
+def is_number(node: Const, value: bool | int | float) -> bool:
+    """Whether the constant is `value`: of the same sign where it is a zero, a bool only for a bool."""
+    if isinstance(value, bool) or isinstance(node.value, bool):
+        return node.value is value
+    same_sign = math.copysign(1.0, node.value) == math.copysign(1.0, value)
+    return node.value == value and (same_sign or value != 0)
+
+
+def apply(node: Node) -> Node:
+    """`node` rewritten by the first rule that fits, again and again; its arguments are rewritten already."""
+    for _ in range(16):
+        new = _apply_once(node)
+        if new is node:
+            return node
+        node = new
+    return node
+
+
+def _apply_once(node: Node) -> Node:
+    if not isinstance(node, Op):
+        return node
+    folded = fold(node)
+    if folded is not node:
+        return folded
+    for rule in _BY_NAME.get(node.name, ()):
+        found: Bindings = {}
+        if match(rule.pattern, node, found) and rule.when(found, node):
+            return rule.result(found, node)
+    return node
+
+
+_NOT_FOLDED = ("check_index", "bitcast", "philox_uniform", "philox_normal", "philox_int")
+
+
+def fold(node: Node) -> Node:
+    """An operation on constants alone as the constant it gives, computed in its own type."""
+    if not isinstance(node, Op) or node.name in _NOT_FOLDED or not all(isinstance(a, Const) for a in node.args):
+        return node
+    args = [torch.tensor(a.value, dtype=a.dtype) for a in node.args if isinstance(a, Const)]
+    value = args[0].to(node.dtype) if node.name == "cast" else ops.definition(node.name).meaning(*args).to(node.dtype)
+    return expr.const(value.item(), node.dtype)

@@ -1,0 +1,165 @@
+"""Algebra on values and indices: the table of `rules.py`, and what a loop's ranges decide.
+
+p0 < s0 holds:   lt (index p0) (index s0)  →  true
+load x[p0 // 4 * 4 + p0 % 4]               →  load x[p0]
+load x[p0] where true                      →  load x[p0]
+index p0 + 1  (an addition of indices)     →  index (p0 + 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import sympy
+import torch
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Const, Index, Load, Node, Op, Part, Reduce
+from polytile.ir.program import Buffer, Loop, Program
+from polytile.passes import rules
+from polytile.passes.fusion.merge import ROUNDING
+from polytile.passes.loops import map_loops
+
+
+def simplify(program: Program) -> Program:
+    """`program` with the values and indices of every loop and epilogue simplified; floating-point results stay as they are."""
+    return map_loops(program, lambda loop: simplify_loop(loop, program.buffers), epilogues=True)
+
+
+def simplify_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
+    ranges = loop.ranges
+    single = bool(loop.reduced) and all(a.size == 1 for a in loop.reduced)
+
+    def index_map(index: sympy.Expr) -> sympy.Expr:
+        return sizes.simplify(index, ranges)
+
+    def rule(node: Node, children: tuple[Node, ...]) -> Node:
+        node = expr.rebuild(node, children, index_map)
+        if isinstance(node, Load) and isinstance(node.mask, Const):
+            return _decided_load(node)
+        if single and isinstance(node, Part | Reduce):
+            node = _of_one_element(node)
+        if isinstance(node, Op):
+            node = _decided(node, ranges, buffers)
+        return rules.apply(node)
+
+    new = loop.map_roots(lambda roots: expr.rewrite(roots, rule), index_map)
+    stores = tuple(
+        replace(s, mask=None) if isinstance(s.mask, Const) and s.mask.value else s
+        for s in new.stores
+        if not (isinstance(s.mask, Const) and not s.mask.value)
+    )
+    if single and not any(isinstance(n, Reduce | expr.Scan) for s in stores for n in expr.walk(*s.roots)):
+        new = replace(new, axes=new.axes + new.reduced, reduced=())
+    return replace(new, stores=stores)
+
+
+def _decided_load(node: Load) -> Node:
+    """A load whose mask is known."""
+    assert isinstance(node.mask, Const)
+    return (
+        expr.load(node.dtype, node.buffer, node.index, node.indirect) if node.mask.value else expr.const(0, node.dtype)
+    )
+
+
+def _of_one_element(node: Node) -> Node:
+    """A reduction over one element."""
+    if isinstance(node, Reduce) and node.kind in ("sum", "prod", "max", "min", "any", "all"):
+        value = node.args[0]
+        return value if value.dtype == node.dtype else expr.op("cast", node.dtype, value)
+    if isinstance(node, Part) and isinstance(node.node, Reduce) and node.node.kind in ("argmax", "argmin"):
+        return node.node.args[node.k]
+    return node
+
+
+# what the ranges decide --------------------------------------------------------------------------------------------------
+
+
+def _decided(node: Op, ranges: sizes.Ranges, buffers: Mapping[str, Buffer]) -> Node:
+    if node.name in _COMPARISONS:
+        sides = [_as_index(a) for a in node.args]
+        if sides[0] is not None and sides[1] is not None:
+            answer = _COMPARISONS[node.name](sides[0] - sides[1], ranges)
+            return node if answer is None else expr.const(answer, torch.bool)
+    if node.name in _INDEX_ARITHMETIC and node.dtype == torch.int64:
+        sides = [_as_index(a) for a in node.args]
+        if sides[0] is not None and sides[1] is not None and any(isinstance(a, Index) for a in node.args):
+            return expr.index_value(sizes.simplify(_INDEX_ARITHMETIC[node.name](*sides), ranges), torch.int64)
+    if node.name in ROUNDING.values() and isinstance(node.args[0], Load):
+        if ROUNDING.get(buffers[node.args[0].buffer].dtype) == node.name:
+            return node.args[0]
+    return node
+
+
+def _as_index(node: Node) -> sympy.Expr | None:
+    """The exact index expression that an integer node stands for (int64, where no axis or size overflows)."""
+    if node.dtype != torch.int64:
+        return None
+    if isinstance(node, Index):
+        return node.expr
+    return sympy.Integer(node.value) if isinstance(node, Const) else None
+
+
+_INDEX_ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+}
+
+
+def _at_most(difference: sympy.Expr, limit: int, ranges: sizes.Ranges) -> bool:
+    """Whether `difference` ≤ limit at every point."""
+    top = highest(difference, ranges)
+    return top is not None and sizes.is_nonnegative(sympy.expand(limit - top))
+
+
+def highest(index: sympy.Expr, ranges: sizes.Ranges) -> sympy.Expr | None:
+    """The largest value over the ranges of an expression linear in its axes, with coefficients of either sign."""
+    bound = sizes.ZERO
+    for term in sympy.Add.make_args(sizes.simplify(index, ranges)):
+        axes = [s for s in term.free_symbols if s in ranges]
+        if not axes:
+            bound += term
+        elif len(axes) == 1 and sizes.is_nonnegative(factor := term / axes[0]) and axes[0] not in factor.free_symbols:
+            bound += factor * (ranges[axes[0]] - 1)
+        elif sizes.is_nonnegative(-term):
+            continue  # a term that is never positive is largest at 0
+        else:
+            top = sizes.upper_bound(term, ranges)
+            if top is None:
+                return None
+            bound += top
+    return sympy.expand(bound)
+
+
+def _less(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:
+    if _at_most(difference, -1, ranges):
+        return True
+    return False if _at_most(-difference, 0, ranges) else None
+
+
+def _less_equal(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:
+    if _at_most(difference, 0, ranges):
+        return True
+    return False if _at_most(-difference, -1, ranges) else None
+
+
+def _equal(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:
+    if sizes.simplify(difference, ranges) == 0:
+        return True
+    return False if _at_most(difference, -1, ranges) or _at_most(-difference, -1, ranges) else None
+
+
+def _negated(answer: bool | None) -> bool | None:
+    return None if answer is None else not answer
+
+
+_COMPARISONS: dict[str, Callable[[sympy.Expr, sizes.Ranges], bool | None]] = {
+    "lt": _less,
+    "le": _less_equal,
+    "gt": lambda difference, ranges: _less(-difference, ranges),
+    "ge": lambda difference, ranges: _less_equal(-difference, ranges),
+    "eq": _equal,
+    "ne": lambda difference, ranges: _negated(_equal(difference, ranges)),
+}

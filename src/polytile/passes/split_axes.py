@@ -1,0 +1,78 @@
+"""Divisions and moduli of axes removed by splitting the axis.
+
+    loop for p0 < 6*s0                          loop for p0 < s0, p1 < 6
+      out[p0] = x[(p0 % 6)*s0 + p0 // 6]   →      out[6*p0 + p1] = x[p1*s0 + p0]
+
+An axis is split where its size divides exactly and fewer divisions are left then. The reduced axis of a scan stays whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
+
+from polytile.ir import sizes
+from polytile.ir.program import Axis, Loop, Program
+from polytile.passes.loops import canonical, has_scan, indices, linear, map_loops, reindexed
+
+_DIVISIONS = (FloorDiv, Mod, PythonMod, ModularIndexing)
+MAX_SPLITS = 12
+
+
+def split_axes(program: Program) -> Program:
+    """`program` with the axes of every loop split where that removes divisions from its indices."""
+    return map_loops(program, split_loop)
+
+
+def split_loop(loop: Loop) -> Loop:
+    for _ in range(MAX_SPLITS):
+        before = _divisions(loop)
+        if not before:
+            return loop
+        better = next((new for new in _candidates(loop, before) if len(_divisions(new)) < len(before)), None)
+        if better is None:
+            return loop
+        loop = canonical(better)
+    return loop
+
+
+def _divisions(loop: Loop) -> list[sympy.Expr]:
+    """Divisions and moduli of the loop's axes in its indices, once each."""
+    axes = set(loop.ranges)
+    found: dict[sympy.Expr, None] = {}
+    for index in indices(loop):
+        if index.has(*_DIVISIONS):
+            found.update({e: None for e in index.atoms(*_DIVISIONS) if e.free_symbols & axes})
+    return sorted(found, key=lambda e: (len(str(e)), str(e)))
+
+
+def _candidates(loop: Loop, divisions: list[sympy.Expr]) -> Iterator[Loop]:
+    """The loop with one axis split at the divisor of one of its divisions."""
+    tried = set()
+    whole = {a.symbol for a in loop.reduced} if has_scan(loop) else set()
+    for division in divisions:
+        numerator, divisor = division.args[0], division.args[1]
+        for axis in loop.axes + loop.reduced:
+            form = linear(numerator, (axis.symbol,)) if not numerator.has(*_DIVISIONS) else None
+            if form is None or axis.symbol not in form.coefficients or axis.symbol in whole:
+                continue
+            inner = sizes.divide(divisor, form.coefficients[axis.symbol])
+            if inner is None or inner == 1 or (axis, inner) in tried:
+                continue
+            tried.add((axis, inner))
+            outer = sizes.divide(sympy.expand(axis.size), inner)
+            if outer is not None and outer != 1:
+                yield _split(loop, axis, outer, inner)
+
+
+def _split(loop: Loop, axis: Axis, outer: sympy.Expr, inner: sympy.Expr) -> Loop:
+    """`axis` as (outer, inner), axis = outer·size(inner) + inner."""
+    pair = (Axis(sizes.axis("outer"), outer), Axis(sizes.axis("inner"), inner))
+    mapping = {axis.symbol: pair[0].symbol * inner + pair[1].symbol}
+
+    def group(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(new for a in axes for new in (pair if a is axis else (a,)))
+
+    return reindexed(loop, group(loop.axes), group(loop.reduced), mapping)

@@ -1,0 +1,107 @@
+"""Problem, Config and Measurement: the plain frozen values that every room shares.
+
+Generation makes candidates for a Problem, selection picks one, tuning measures it, the store keeps the Measurement and
+learning reads it back. Nothing here knows how any of that is done.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+Scalar = int | float | str | bool
+
+
+def digest(text: str, length: int = 16) -> str:
+    """First `length` hexadecimal digits of the SHA-256 of `text`; names things by content."""
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+@dataclass(frozen=True)
+class Config:
+    """The tunable numbers of one kernel (variant, threads, blocks, ...), in a fixed order.
+
+    `hint` names the sizes the config was made for; it is part of the identity (SPEC H2), so equal numbers made for
+    different hints stay apart.
+    """
+
+    values: tuple[tuple[str, Scalar], ...] = ()
+    hint: tuple[tuple[str, int], ...] = ()
+
+    @staticmethod
+    def of(hint: Mapping[str, int] | None = None, **values: Scalar) -> Config:
+        return Config(tuple(sorted(values.items())), tuple(sorted((hint or {}).items())))
+
+    def __getitem__(self, name: str) -> Scalar:
+        return dict(self.values)[name]
+
+    def get(self, name: str, default: Scalar | None = None) -> Scalar | None:
+        return dict(self.values).get(name, default)
+
+    def __str__(self) -> str:
+        numbers = " ".join(f"{k}={v}" for k, v in self.values)
+        made_for = " for " + ",".join(f"{k}={v}" for k, v in self.hint) if self.hint else ""
+        return (numbers or "default") + made_for
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One piece of work to choose a kernel for.
+
+    `family` is "loop", "mm", ...; `kernel` is the content digest of the work itself (IR text with canonical names, or the
+    template and its epilogue); `sizes` are the concrete run-time sizes by name; `layouts` says what else about the
+    arguments matters (strides order, alignment, divisibility flags); `device` is a device fingerprint.
+    """
+
+    family: str
+    kernel: str
+    sizes: tuple[tuple[str, int], ...]
+    dtypes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    @cached_property
+    def key(self) -> str:
+        """Canonical text of every field: equal problems, and only those, have equal keys."""
+        return json.dumps(
+            [self.family, self.kernel, self.sizes, self.dtypes, self.layouts, self.device], separators=(",", ":")
+        )
+
+    @property
+    def size(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.kernel[:8]} [{', '.join(f'{k}={v}' for k, v in self.sizes)}]"
+
+
+class Outcome(enum.Enum):
+    """How the attempt to run a candidate on a problem ended."""
+
+    OK = "ok"
+    WRONG = "wrong result"
+    COMPILE_ERROR = "did not compile"
+    CRASHED = "crashed"
+    TIMEOUT = "timed out"
+    RAISED = "raised an error"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One candidate on one problem: every timing sample (seconds), the outcome and the error found. Never overwritten."""
+
+    problem: Problem
+    candidate: str
+    config: Config
+    source_hash: str
+    outcome: Outcome
+    samples: tuple[float, ...] = ()
+    max_error: float | None = None
+    compile_seconds: float | None = None
+    detail: str = ""
+    condition: str = "back-to-back"
+    environment: tuple[tuple[str, str], ...] = field(default=(), repr=False)

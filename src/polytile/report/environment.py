@@ -1,0 +1,58 @@
+"""The machine and the software this process runs on, as text values: what a result must carry to be compared later."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import sys
+
+import torch
+
+from polytile.runtime.cpu import cpu, usable_cores
+
+PACKAGES = ("numpy", "sympy", "triton")
+
+
+def memory_gib() -> float:
+    """Memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def accelerator() -> str:
+    """Name, memory and compute capability of the CUDA device in use; empty without one."""
+    if not torch.cuda.is_available():
+        return ""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return f"{properties.name} {properties.total_memory / 2**30:.0f} GiB sm_{properties.major}{properties.minor}"
+
+
+def environment() -> dict[str, str]:
+    """Every value that a stored result carries, by name. All values are text; what the machine lacks is left out."""
+    import polytile
+
+    facts = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "polytile": polytile.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": cpu().model,
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "cores": str(usable_cores()),
+        "threads": str(torch.get_num_threads()),
+        "memory GiB": f"{memory_gib():.0f}",
+        "accelerator": accelerator(),
+        "cuda": torch.version.cuda or "" if torch.cuda.is_available() else "",
+    }
+    for package in PACKAGES:
+        try:
+            facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    facts["command"] = " ".join(sys.orig_argv[1:])
+    return {name: value for name, value in facts.items() if value}
+
+
+__all__ = ["accelerator", "environment", "memory_gib"]

@@ -1,0 +1,29 @@
+"""The lowest room: compile C++ text, load it, and launch it.
+
+In: C++ source (the ABI of generated kernels), tensors and integers. Out: shared objects in the cache, kernel addresses,
+Dispatchers (regime key -> entry), burst timings, the device's fingerprint. Any room may call; it knows none of them.
+Nothing is started at import: no compiler, no thread. A warm process starts no compiler and no other program at all.
+"""
+
+from polytile.runtime.compile import Compilation, Library, SourceRejected, compile_cpp, compile_log, load
+from polytile.runtime.device import describe, fingerprint
+from polytile.runtime.launcher import Dispatcher, PythonDispatcher, empty_strided_cpu, time_burst
+from polytile.runtime.native import prepare as prepare_launcher
+from polytile.runtime.toolchain import Toolchain
+
+__all__ = [
+    "Compilation",
+    "Dispatcher",
+    "Library",
+    "PythonDispatcher",
+    "SourceRejected",
+    "Toolchain",
+    "compile_cpp",
+    "compile_log",
+    "describe",
+    "empty_strided_cpu",
+    "fingerprint",
+    "load",
+    "prepare_launcher",
+    "time_burst",
+]

@@ -1,0 +1,403 @@
+"""The compile service: source text in, a checked shared object out; the same text is never compiled twice.
+
+A shared object is named by the digest of all it depends on (source, flags, compiler, processor). A request that the
+cache can answer is answered at once, with no thread and no compiler. Others wait in a queue that a few daemon threads
+serve, each running one compiler; whoever needs a result that nobody has begun runs the compiler itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import errno
+import functools
+import json
+import os
+import queue
+import re
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from polytile import options
+from polytile.counters import counters
+from polytile.errors import CompileFailed, CompilerMissing
+from polytile.problem import digest
+from polytile.runtime import toolchain
+from polytile.runtime.cache import Cache, current
+from polytile.runtime.cpu import usable_cores
+
+FORMAT = 1
+"""Part of every key; raise it when the same source and flags should be compiled anew."""
+
+TIMEOUT_SECONDS = 300.0
+"""A compiler that takes longer is stopped; the largest generated kernels take about 2 s."""
+
+DISK_FULL = "No space left on device"
+
+SUFFIXES = {"c++": ".cpp", "c": ".c"}
+
+
+class SourceRejected(CompileFailed):
+    """The compiler did not accept a source file.
+
+    `command` is the command line, `messages` what the compiler wrote, `source` the file, kept for reading.
+    """
+
+    def __init__(self, name: str, command: tuple[str, ...], messages: str, source: Path, ending: str) -> None:
+        self.name, self.command, self.messages, self.source = name, command, messages, source
+        super().__init__(
+            f"kernel {name!r} did not compile: {command[0]} {ending}.\n  source: {source}\n"
+            f"  command: {shlex.join(command)}\n  messages:\n{messages.rstrip()}"
+        )
+
+
+class LoadFailed(CompileFailed):
+    """A shared object was compiled but this process cannot load it or does not find the kernel in it."""
+
+
+class CompileRecord(NamedTuple):
+    """One answered request: wall seconds of the compiler, 0.0 where the cache had the answer."""
+
+    name: str
+    seconds: float
+    cached: bool
+
+
+@dataclass(frozen=True)
+class Order:
+    """Everything that one run of the compiler depends on."""
+
+    name: str
+    source: str
+    language: str
+    flags: tuple[str, ...]
+    command: tuple[str, ...]
+    identity: str
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Digest of all that can change the binary; the name and the compiler's path cannot."""
+        return digest(json.dumps([FORMAT, self.language, self.flags, self.identity, self.source]), 24)
+
+    @functools.cached_property
+    def stem(self) -> str:
+        """File name in the cache without its suffix: readable and unique."""
+        return f"kernels/{re.sub(r'[^A-Za-z0-9_]+', '_', self.name)[:60]}-{self.key}"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A compiled shared object: its file, the source beside it, and the seconds that compiling took (0.0: cached)."""
+
+    order: Order
+    cache: Cache
+    path: Path
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return self.order.name
+
+    @property
+    def key(self) -> str:
+        return self.order.key
+
+    @property
+    def source(self) -> Path:
+        return self.path.with_suffix(SUFFIXES[self.order.language])
+
+    @property
+    def cached(self) -> bool:
+        return self.seconds == 0.0
+
+    def address(self, symbol: str) -> int:
+        """Address of the C function `symbol`; see `load`."""
+        return load(self, symbol)
+
+
+class Compilation(Future[Library]):
+    """The promise of a Library. `result()` without a timeout does the work itself if nobody has begun it."""
+
+    def __init__(self, work: Callable[[], Library]) -> None:
+        super().__init__()
+        self._work = work
+        self._claim = threading.Lock()
+
+    def run(self) -> None:
+        """Does the work unless some thread already does or did; never raises, the Future carries the error."""
+        if self._claim.acquire(blocking=False) and self.set_running_or_notify_cancel():
+            try:
+                library = self._work()
+            except BaseException as error:
+                self.set_exception(error)
+            else:
+                self.set_result(library)
+
+    def result(self, timeout: float | None = None) -> Library:
+        if timeout is None and not self.done():
+            self.run()
+        return super().result(timeout)
+
+
+class _Pool:
+    """Daemon threads that run Compilations in order. Grows to the wanted number when work comes, not before."""
+
+    def __init__(self) -> None:
+        self.waiting: queue.SimpleQueue[Compilation] = queue.SimpleQueue()
+        self.threads = 0
+        self.idle = threading.Semaphore(0)
+        self.lock = threading.Lock()
+
+    def submit(self, compilation: Compilation) -> None:
+        wanted = options.get("compile_workers") or usable_cores()
+        with self.lock:
+            self.waiting.put(compilation)
+            if not self.idle.acquire(blocking=False) and self.threads < wanted:
+                self.threads += 1
+                threading.Thread(target=self._serve, name="polytile-compile", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                compilation = self.waiting.get_nowait()
+            except queue.Empty:
+                self.idle.release()
+                compilation = self.waiting.get()
+            compilation.run()
+
+
+class _State:
+    """What the service knows in this process. A forked child starts with nothing: it has none of the threads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pool = _Pool()
+        self.asked: set[str] = set()
+        self.compilations: dict[tuple[Path, str], Compilation] = {}
+        self.records: list[CompileRecord] = []
+        self.running: set[subprocess.Popen[str]] = set()
+        self.loaded: dict[Path, ctypes.CDLL] = {}
+
+
+_state = _State()
+
+
+def reset() -> None:
+    """Forgets every request of this process, so that each is looked up on disk and counted again."""
+    global _state
+    _state = _State()
+
+
+os.register_at_fork(after_in_child=reset)
+
+
+@atexit.register
+def _stop_compilers() -> None:
+    for process in list(_state.running):
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Ends a compiler driver and the programs that it runs; it removes its own temporary files."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGTERM)
+
+
+def compile_cpp(name: str, source: str, flags: tuple[str, ...] = ()) -> Compilation:
+    """Asks for the shared object of the C++ `source` of the kernel `name`; returns at once.
+
+    The result raises CompilerMissing, SourceRejected (a CompileFailed) or CacheError. Equal sources share one result.
+    """
+    digested = digest(source)
+    with _state.lock:
+        if digested not in _state.asked:
+            _state.asked.add(digested)
+            counters.add("kernels_generated")
+    return _request(name, source, "c++", lambda tools: (*tools.flags, *_openmp_flags(), *flags))
+
+
+def compile_c(name: str, source: str, flags: tuple[str, ...] = ()) -> Compilation:
+    """Asks for the shared object of a C extension; as `compile_cpp`, but not counted as a generated kernel."""
+    return _request(name, source, "c", lambda tools: (*toolchain.EXTENSION_FLAGS, *flags))
+
+
+def _request(
+    name: str, source: str, language: str, flags: Callable[[toolchain.Toolchain], tuple[str, ...]]
+) -> Compilation:
+    try:
+        tools = toolchain.find()
+    except CompilerMissing as error:
+        failed = Compilation(functools.partial(_raise, error))
+        failed.run()
+        return failed
+    order = Order(name, source, language, flags(tools), tools.command, tools.identity)
+    cache = current()
+    place = (cache.root, order.key)
+    with _state.lock:
+        known = _state.compilations.get(place)
+        if known is not None and not _failed(known):
+            return known
+        compilation = _state.compilations[place] = Compilation(lambda: _fetch(order, cache) or _build(order, cache))
+    if cache.holds(f"{order.stem}.so"):
+        compilation.run()  # a look-up, unless the file is damaged
+    else:
+        _state.pool.submit(compilation)
+    return compilation
+
+
+def _raise(error: Exception) -> Library:
+    raise error
+
+
+def _failed(compilation: Compilation) -> bool:
+    return compilation.done() and (compilation.cancelled() or compilation.exception() is not None)
+
+
+@functools.cache
+def _openmp_flags() -> tuple[str, ...]:
+    """Nothing where torch has brought an OpenMP runtime with GOMP_parallel into the process; else -fopenmp."""
+    import torch  # noqa: F401  (loads the runtime)
+
+    return () if hasattr(ctypes.CDLL(None), "GOMP_parallel") else ("-fopenmp",)
+
+
+def _record(order: Order, seconds: float, cached: bool) -> None:
+    with _state.lock:
+        _state.records.append(CompileRecord(order.name, seconds, cached))
+
+
+def compile_log() -> list[CompileRecord]:
+    """Every request answered in this process, in order of completion."""
+    with _state.lock:
+        return list(_state.records)
+
+
+def _fetch(order: Order, cache: Cache) -> Library | None:
+    path = cache.check(f"{order.stem}.so")
+    if path is None:
+        return None
+    _record(order, 0.0, cached=True)
+    return Library(order, cache, path, 0.0)
+
+
+def _build(order: Order, cache: Cache) -> Library:
+    """Runs the compiler into a temporary file, then seals it and renames it into the cache."""
+    source = cache.write(order.stem + SUFFIXES[order.language], order.source.encode(), sealed=False)
+    output = cache.scratch()
+    begin = time.perf_counter()
+    try:
+        _run_compiler(order, source, output)
+        seconds = time.perf_counter() - begin
+        path = cache.write(f"{order.stem}.so", output.read_bytes())
+    except SourceRejected as error:
+        if DISK_FULL not in error.messages:
+            raise
+        cache.in_force.give_up(OSError(errno.ENOSPC, DISK_FULL))
+        return _build(order, cache)
+    finally:
+        with contextlib.suppress(OSError):
+            output.unlink()
+    _record(order, seconds, cached=False)
+    return Library(order, cache, path, seconds)
+
+
+def _run_compiler(order: Order, source: Path, output: Path) -> None:
+    command = (*order.command, *order.flags, "-x", order.language, str(source), "-o", str(output))
+    counters.add("compiler_runs")
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C"},
+        start_new_session=True,
+    )
+    state = _state
+    state.running.add(process)
+    try:
+        messages, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    except BaseException as error:  # too slow, or Ctrl-C
+        _stop(process)
+        messages, _ = process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            ending = f"was stopped after {TIMEOUT_SECONDS:.0f} s"
+            raise SourceRejected(order.name, command, messages, source, ending) from None
+        raise
+    finally:
+        state.running.discard(process)
+    if process.returncode != 0:
+        raise SourceRejected(order.name, command, messages, source, f"ended with status {process.returncode}")
+
+
+def verified(library: Library) -> Library:
+    """`library` if its file is whole, else the same compiled again. A damaged file must not be loaded: it kills."""
+    return library if library.cache.check(f"{library.order.stem}.so") == library.path else _rebuilt(library)
+
+
+def load(library: Library, symbol: str) -> int:
+    """Address of the C function `symbol` of `library`, which stays loaded until the process ends.
+
+    The file is checked first. A damaged one, or one that the dynamic loader refuses, is set aside and compiled again,
+    once. Raises LoadFailed if that does not help.
+    """
+    with _state.lock:
+        loaded = _state.loaded.get(library.path)
+    if loaded is None:
+        loaded = _load_file(verified(library), last=False)
+        with _state.lock:
+            _state.loaded[library.path] = loaded
+    try:
+        function = getattr(loaded, symbol)
+    except AttributeError:
+        raise LoadFailed(
+            f"the shared object of kernel {library.name!r} has no C function {symbol!r}; see {library.source}."
+        ) from None
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _load_file(library: Library, last: bool) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(library.path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        if last:
+            raise LoadFailed(
+                f"the shared object of kernel {library.name!r} was compiled but cannot be loaded: {error}; see "
+                f"{library.source}."
+            ) from error
+        library.cache.set_aside(f"{library.order.stem}.so", f"cannot be loaded ({error})")
+    return _load_file(_rebuilt(library), last=True)
+
+
+def _rebuilt(library: Library) -> Library:
+    """The library compiled anew; equal requests made from now on share the result."""
+    order, cache = library.order, library.cache
+    with _state.lock:
+        compilation = Compilation(lambda: _fetch(order, cache) or _build(order, cache))
+        _state.compilations[(cache.root, order.key)] = compilation
+    return compilation.result()
+
+
+__all__ = [
+    "Compilation",
+    "CompileRecord",
+    "Library",
+    "LoadFailed",
+    "SourceRejected",
+    "compile_c",
+    "compile_cpp",
+    "compile_log",
+    "load",
+    "reset",
+    "verified",
+]

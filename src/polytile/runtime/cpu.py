@@ -1,0 +1,77 @@
+"""The processor that this process runs on, as /proc/cpuinfo and /sys describe it. Starts no other program."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from polytile.problem import digest
+
+_MODEL_FIELDS = ("model name", "Model", "cpu model", "cpu", "CPU part")
+_NUMBER_FIELDS = ("cpu family", "model", "CPU implementer", "CPU part", "CPU variant")
+_FLAG_FIELDS = ("flags", "Features", "isa", "features")
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """Model name, machine architecture and the instruction-set flags that the kernel reports, sorted."""
+
+    model: str
+    machine: str
+    flags: tuple[str, ...]
+
+    @property
+    def identity(self) -> str:
+        """Text that differs wherever code made with -march=native may differ."""
+        return f"{self.machine} {self.model} {digest(' '.join(self.flags))}"
+
+
+def parse(text: str, machine: str) -> Cpu:
+    """The Cpu that the text of a /proc/cpuinfo describes; the first processor speaks for all."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    parts = [fields[name] for name in _NUMBER_FIELDS if name in fields]
+    model = next((fields[name] for name in _MODEL_FIELDS if fields.get(name)), "unknown")
+    flags = next((fields[name] for name in _FLAG_FIELDS if fields.get(name)), "")
+    return Cpu(" ".join([model, *parts]), machine, tuple(sorted(set(flags.split()))))
+
+
+@functools.cache
+def cpu() -> Cpu:
+    """This machine's processor, read once for each process."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        text = ""
+    return parse(text, os.uname().machine)
+
+
+@functools.cache
+def cache_sizes() -> dict[str, int]:
+    """Bytes of each cache level of the first core by name ("L1d", "L2", "L3"); empty where /sys does not say."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    sizes: dict[str, int] = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+            if kind == "Instruction":
+                continue
+            name = f"L{level}" + ("d" if level == "1" else "")
+            sizes[name] = int(size[:-1]) * units[size[-1]] if size[-1] in units else int(size)
+        except (OSError, ValueError, IndexError):
+            continue
+    return sizes
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on (its affinity mask), at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+__all__ = ["Cpu", "cache_sizes", "cpu", "parse", "usable_cores"]

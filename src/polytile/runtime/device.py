@@ -1,0 +1,65 @@
+"""Which machine this is, as far as it decides what kernel is fastest: part of every Problem and measurement."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from typing import Any
+
+import torch
+
+from polytile.errors import CompilerMissing
+from polytile.problem import digest
+from polytile.runtime import toolchain
+from polytile.runtime.cpu import cache_sizes, cpu, usable_cores
+
+
+def describe() -> dict[str, Any]:
+    """Facts about the CPU and the libraries, all plain JSON values.
+
+    `threads` is torch.get_num_threads() now; `cores` are those this process may use; `caches` are bytes by name;
+    `flags` is a digest of the processor's flags; `isa` and `compiler` come from the compiler ("unknown" and "none"
+    where there is none).
+    """
+    isa, compiler = _compiler()
+    threads = torch.get_num_threads()
+    return {**_fixed(), "cores": usable_cores(), "threads": threads, "isa": isa, "compiler": compiler}
+
+
+def fingerprint() -> str:
+    """Short id, equal wherever `describe()` is equal: "cpu-avx512-8t-1f0c9a52d8e4"."""
+    facts = describe()
+    return f"cpu-{facts['isa']}-{facts['threads']}t-{digest(json.dumps(facts, sort_keys=True), 12)}"
+
+
+@functools.cache
+def _fixed() -> dict[str, Any]:
+    return {
+        "kind": "cpu",
+        "machine": cpu().machine,
+        "model": cpu().model,
+        "flags": digest(" ".join(cpu().flags)),
+        "caches": cache_sizes(),
+        "torch": torch.__version__,
+        "libc": _libc(),
+    }
+
+
+def _libc() -> str:
+    """Name and version of the C library, whose libm eager calls: "glibc 2.36"."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
+    except (AttributeError, ValueError, OSError):
+        return "unknown"
+
+
+def _compiler() -> tuple[str, str]:
+    try:
+        tools = toolchain.find()
+    except CompilerMissing:
+        return "unknown", "none"
+    return tools.isa, tools.version
+
+
+__all__ = ["describe", "fingerprint"]

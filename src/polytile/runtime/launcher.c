@@ -1,0 +1,548 @@
+/* The dispatch table in C: from a Python call to a compiled kernel in about a tenth of a microsecond.
+
+   A Dispatcher is called with tensors first and integers after them. It takes the data pointers and the integers out of
+   their Python objects, packs what matters of them into a key of 64-bit words (regime.py says which), looks the key up in
+   a hash table and calls the entry found: a native kernel, without the GIL, or a Python callable. What is not in the
+   table, what is not a plain CPU tensor and every error goes to Python functions that launcher.py passes in.
+
+   No torch header is used. The at::Tensor inside a tensor's Python object lies at an offset that native.py finds and
+   tests when it loads this module; its address is the handle that torch's stable C functions (aoti_torch_*) take. */
+
+enum { MAX_ARGUMENTS = 4096, TORCH_CPU = 0 };
+
+/* Set once by configure(). Without a fast path `tensor` is NULL, which no type equals. */
+static struct {
+    PyTypeObject *tensor, *parameter;
+    Py_ssize_t handle_offset;
+    int32_t (*get_data_ptr)(void *handle, void **pointer);
+    int32_t (*get_device_type)(void *handle, int32_t *type);
+    PyObject *slow_pointer; /* (kernel name, position, argument) -> address, or raises */
+    PyObject *bad_integer;  /* (kernel name, position, argument) raises */
+    PyObject *bad_count;    /* (kernel name, tensors or -1, integers, given) raises */
+} configured;
+
+/* ---- arguments ---- */
+
+static int fast_pointer(PyObject *argument, void **pointer)
+{
+    PyTypeObject *type = Py_TYPE(argument);
+    if (type != configured.tensor && type != configured.parameter)
+        return 0;
+    void *handle = (char *)argument + configured.handle_offset;
+    int32_t device;
+    return configured.get_device_type(handle, &device) == 0 && device == TORCH_CPU
+           && configured.get_data_ptr(handle, pointer) == 0 && *pointer != NULL;
+}
+
+static int slow_pointer(PyObject *name, Py_ssize_t position, PyObject *argument, void **pointer)
+{
+    PyObject *address = PyObject_CallFunction(configured.slow_pointer, "OnO", name, position, argument);
+    if (address == NULL)
+        return -1;
+    *pointer = PyLong_AsVoidPtr(address);
+    Py_DECREF(address);
+    return *pointer == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Data pointer of a tensor; NULL for None and for a tensor without elements. -1 and an exception on failure. */
+static inline int pointer_of(PyObject *name, Py_ssize_t position, PyObject *argument, void **pointer)
+{
+    if (fast_pointer(argument, pointer))
+        return 0;
+    if (argument == Py_None) {
+        *pointer = NULL;
+        return 0;
+    }
+    return slow_pointer(name, position, argument, pointer);
+}
+
+static inline int integer_of(PyObject *name, Py_ssize_t position, PyObject *argument, long *integer)
+{
+    *integer = PyLong_AsLong(argument);
+    if (*integer != -1 || !PyErr_Occurred())
+        return 0;
+    if (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        PyObject *none = PyObject_CallFunction(configured.bad_integer, "OnO", name, position, argument);
+        Py_XDECREF(none);
+        if (none != NULL)
+            PyErr_SetString(PyExc_TypeError, "not an integer");
+    }
+    return -1;
+}
+
+/* ---- keys as Python ints ---- */
+
+static PyObject *packed(const int64_t *words, Py_ssize_t count)
+{
+    return PyObject_CallMethod((PyObject *)&PyLong_Type, "from_bytes", "y#s", (const char *)words,
+                               count * (Py_ssize_t)sizeof(int64_t), "little");
+}
+
+/* The words of a packed key, as a new bytes object. OverflowError for an int that no key of this table packs to. */
+static PyObject *unpacked(Dispatcher *self, PyObject *key)
+{
+    return PyObject_CallMethod(key, "to_bytes", "ns", self->word_count * (Py_ssize_t)sizeof(int64_t), "little");
+}
+
+/* ---- the call ---- */
+
+static PyObject *report(Dispatcher *self, long code)
+{
+    PyObject *none = PyObject_CallFunction(self->on_error, "l", code);
+    if (none != NULL) {
+        Py_DECREF(none);
+        PyErr_Format(PyExc_IndexError, "kernel %R: run-time check %ld failed", self->name, code);
+    }
+    return NULL;
+}
+
+static PyObject *run(Dispatcher *self, Slot slot, PyObject *const *arguments, Py_ssize_t count, void *const *pointers,
+                     const long *integers)
+{
+    if (slot.call != NULL) {
+        PyObject *result = PyObject_Vectorcall(slot.call, arguments, (size_t)count, NULL);
+        if (result == NULL)
+            return NULL;
+        Py_DECREF(result);
+    } else {
+        long code;
+        Py_BEGIN_ALLOW_THREADS
+        code = slot.kernel(pointers, integers, slot.threads);
+        Py_END_ALLOW_THREADS
+        if (code != 0)
+            return report(self, code);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *miss(Dispatcher *self, const int64_t *words, PyObject *const *arguments, Py_ssize_t count,
+                      void *const *pointers, const long *integers)
+{
+    PyObject *key = packed(words, self->word_count), *tuple = PyTuple_New(count), *entry = NULL, *result = NULL;
+    if (key != NULL && tuple != NULL) {
+        for (Py_ssize_t i = 0; i < count; i++)
+            PyTuple_SET_ITEM(tuple, i, Py_NewRef(arguments[i]));
+        entry = PyObject_CallFunctionObjArgs(self->on_miss, self, key, tuple, NULL);
+    }
+    Py_XDECREF(key);
+    Py_XDECREF(tuple);
+    Slot slot;
+    if (entry != NULL && slot_of(entry, &slot) == 0) {
+        result = run(self, slot, arguments, count, pointers, integers);
+        Py_DECREF(slot.entry);
+        Py_XDECREF(slot.call);
+    }
+    Py_XDECREF(entry);
+    return result;
+}
+
+static PyObject *bad_count(Dispatcher *self, Py_ssize_t given)
+{
+    PyObject *none =
+        PyObject_CallFunction(configured.bad_count, "Onnn", self->name, self->tensors, self->integers, given);
+    if (none != NULL) {
+        Py_DECREF(none);
+        PyErr_SetString(PyExc_TypeError, "wrong number of arguments");
+    }
+    return NULL;
+}
+
+/* The number of tensors is that of the tensor key, or else of the first call that succeeded. */
+static inline int accepts(Dispatcher *self, Py_ssize_t tensors)
+{
+    if (self->tensors >= 0)
+        return tensors == self->tensors;
+    return tensors >= 0 && tensors + self->integers <= MAX_ARGUMENTS;
+}
+
+static inline void append_tensor_words(Dispatcher *self, void *const *pointers, int64_t *words)
+{
+    if (self->tensor_codes == NULL)
+        return;
+    for (Py_ssize_t i = 0; i < self->tensors; i++)
+        if (self->tensor_codes[i] != ANY)
+            *words++ = (uintptr_t)pointers[i] % (self->tensor_codes[i] == ALIGNED_64 ? 64 : 16) == 0;
+}
+
+static inline int64_t *append_integer_word(int64_t *words, unsigned char code, long integer)
+{
+    if (code != IGNORE)
+        *words++ = code == BUCKET ? bucket(integer) : integer;
+    return words;
+}
+
+static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged), tensors = count - self->integers;
+    if (keywords != NULL && PyTuple_GET_SIZE(keywords) > 0)
+        return PyErr_Format(PyExc_TypeError, "kernel %R takes no keyword arguments", self->name);
+    if (!accepts(self, tensors))
+        return bad_count(self, count);
+
+    void *pointers[tensors + 1];
+    long integers[self->integers + 1];
+    int64_t words[self->word_count + 1], *next = words;
+    for (Py_ssize_t i = 0; i < tensors; i++)
+        if (pointer_of(self->name, i, arguments[i], &pointers[i]) < 0)
+            return NULL;
+    for (Py_ssize_t i = 0; i < self->integers; i++) {
+        if (integer_of(self->name, tensors + i, arguments[tensors + i], &integers[i]) < 0)
+            return NULL;
+        next = append_integer_word(next, self->codes[i], integers[i]);
+    }
+    append_tensor_words(self, pointers, next);
+
+    PyObject *result;
+    Slot slot = *find(self, words);
+    if (slot.entry == NULL) {
+        result = miss(self, words, arguments, count, pointers, integers);
+    } else { /* own references: another thread may clear the table while the kernel runs */
+        Py_INCREF(slot.entry);
+        Py_XINCREF(slot.call);
+        result = run(self, slot, arguments, count, pointers, integers);
+        Py_DECREF(slot.entry);
+        Py_XDECREF(slot.call);
+    }
+    if (self->tensors < 0 && result != NULL)
+        self->tensors = tensors;
+    return result;
+}
+
+/* ---- methods ---- */
+
+static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "insert takes a key and an entry, not %zd arguments", count);
+    Slot content, old;
+    PyObject *bytes = unpacked(self, arguments[0]);
+    if (bytes == NULL || slot_of(arguments[1], &content) < 0) {
+        Py_XDECREF(bytes);
+        return NULL;
+    }
+    const int64_t *words = (const int64_t *)PyBytes_AS_STRING(bytes);
+    if (3 * (self->used + 1) > 2 * self->capacity && grow(self) < 0) {
+        old = content;
+        content.entry = NULL;
+    } else {
+        Slot *slot = find(self, words);
+        old = *slot;
+        self->used += old.entry == NULL;
+        place(self, slot, words, content);
+    }
+    Py_DECREF(bytes);
+    Py_XDECREF(old.entry);
+    Py_XDECREF(old.call);
+    if (content.entry == NULL)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *dispatcher_get(PyObject *object, PyObject *key)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    PyObject *bytes = unpacked(self, key);
+    if (bytes == NULL)
+        return NULL;
+    PyObject *entry = find(self, (const int64_t *)PyBytes_AS_STRING(bytes))->entry;
+    entry = Py_NewRef(entry ? entry : Py_None);
+    Py_DECREF(bytes);
+    return entry;
+}
+
+static PyObject *dispatcher_table(PyObject *object, PyObject *unused)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    PyObject *table = PyDict_New();
+    for (size_t i = 0; table != NULL && i < self->capacity; i++) {
+        if (self->slots[i].entry == NULL)
+            continue;
+        PyObject *key = packed(&self->words[i * (size_t)self->word_count], self->word_count);
+        if (key == NULL || PyDict_SetItem(table, key, self->slots[i].entry) < 0)
+            Py_CLEAR(table);
+        Py_XDECREF(key);
+    }
+    return table;
+}
+
+static PyObject *dispatcher_clear(PyObject *object, PyObject *unused)
+{
+    if (empty((Dispatcher *)object) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* key_of(*integers) takes every tensor for aligned; key_of(*tensors, *integers) looks at them. */
+static PyObject *dispatcher_key_of(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    Py_ssize_t tensors = count - self->integers;
+    if (tensors != 0 && !accepts(self, tensors))
+        return bad_count(self, count);
+    Py_ssize_t known = self->tensors > tensors ? self->tensors : tensors;
+    void *pointers[known + 1];
+    int64_t words[self->word_count + 1], *next = words;
+    memset(pointers, 0, sizeof pointers);
+    for (Py_ssize_t i = 0; i < tensors; i++)
+        if (pointer_of(self->name, i, arguments[i], &pointers[i]) < 0)
+            return NULL;
+    for (Py_ssize_t i = 0; i < self->integers; i++) {
+        long integer;
+        if (integer_of(self->name, tensors + i, arguments[tensors + i], &integer) < 0)
+            return NULL;
+        next = append_integer_word(next, self->codes[i], integer);
+    }
+    append_tensor_words(self, pointers, next);
+    return packed(words, self->word_count);
+}
+
+/* Copies a tuple of codes 0..2 into a new array; counts those that are not 0. */
+static unsigned char *codes_of(PyObject *tuple, Py_ssize_t *words)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(tuple);
+    unsigned char *codes = PyMem_Calloc((size_t)count + 1, 1);
+    if (codes == NULL)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; codes != NULL && i < count; i++) {
+        long code = PyLong_AsLong(PyTuple_GET_ITEM(tuple, i));
+        if (code < 0 || code > 2) {
+            if (!PyErr_Occurred())
+                PyErr_Format(PyExc_ValueError, "key code %ld at position %zd is not 0, 1 or 2", code, i);
+            PyMem_Free(codes);
+            return NULL;
+        }
+        codes[i] = (unsigned char)code;
+        *words += code != 0;
+    }
+    return codes;
+}
+
+static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"name", "key", "tensor_key", "on_miss", "on_error", NULL};
+    PyObject *name, *key, *tensor_key, *on_miss, *on_error;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "UO!O!OO", names, &name, &PyTuple_Type, &key, &PyTuple_Type,
+                                     &tensor_key, &on_miss, &on_error))
+        return NULL;
+    Py_ssize_t integers = PyTuple_GET_SIZE(key), tensors = PyTuple_GET_SIZE(tensor_key);
+    if (integers + tensors > MAX_ARGUMENTS)
+        return PyErr_Format(PyExc_ValueError, "kernel %R has more than %d arguments", name, MAX_ARGUMENTS);
+    Dispatcher *self = (Dispatcher *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = dispatch;
+    self->name = Py_NewRef(name);
+    self->key = Py_NewRef(key);
+    self->tensor_key = Py_NewRef(tensor_key);
+    self->on_miss = Py_NewRef(on_miss);
+    self->on_error = Py_NewRef(on_error);
+    self->integers = integers;
+    self->tensors = tensors > 0 ? tensors : -1;
+    self->codes = codes_of(key, &self->word_count);
+    if (self->codes != NULL && tensors > 0)
+        self->tensor_codes = codes_of(tensor_key, &self->word_count);
+    if (PyErr_Occurred() || allocate(self, 8) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int dispatcher_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->on_miss);
+    Py_VISIT(self->on_error);
+    for (size_t i = 0; self->slots != NULL && i < self->capacity; i++) {
+        Py_VISIT(self->slots[i].entry);
+        Py_VISIT(self->slots[i].call);
+    }
+    return 0;
+}
+
+static int dispatcher_clear_references(PyObject *object)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    if (self->slots != NULL && self->used > 0 && empty(self) < 0)
+        PyErr_Clear();
+    Py_XSETREF(self->on_miss, Py_NewRef(Py_None));
+    Py_XSETREF(self->on_error, Py_NewRef(Py_None));
+    return 0;
+}
+
+static void dispatcher_dealloc(PyObject *object)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    for (size_t i = 0; self->slots != NULL && i < self->capacity; i++) {
+        Py_XDECREF(self->slots[i].entry);
+        Py_XDECREF(self->slots[i].call);
+    }
+    PyMem_Free(self->slots);
+    PyMem_Free(self->words);
+    PyMem_Free(self->codes);
+    PyMem_Free(self->tensor_codes);
+    Py_XDECREF(self->name);
+    Py_XDECREF(self->key);
+    Py_XDECREF(self->tensor_key);
+    Py_XDECREF(self->on_miss);
+    Py_XDECREF(self->on_error);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef dispatcher_methods[] = {
+    {"insert", (PyCFunction)(void (*)(void))dispatcher_insert, METH_FASTCALL, "insert(key, entry)"},
+    {"get", dispatcher_get, METH_O, "get(key) -> entry or None"},
+    {"table", dispatcher_table, METH_NOARGS, "table() -> dict of key to entry"},
+    {"clear", dispatcher_clear, METH_NOARGS, "clear() forgets every entry"},
+    {"key_of", (PyCFunction)(void (*)(void))dispatcher_key_of, METH_FASTCALL, "key_of(*integers) -> key"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef dispatcher_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Dispatcher, vectorcall), READONLY, NULL},
+    {"name", T_OBJECT, offsetof(Dispatcher, name), READONLY, "name of the kernel, for errors"},
+    {"key", T_OBJECT, offsetof(Dispatcher, key), READONLY, "codes of the integer arguments"},
+    {"tensor_key", T_OBJECT, offsetof(Dispatcher, tensor_key), READONLY, "codes of the tensor arguments"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot dispatcher_slots[] = {
+    {Py_tp_new, dispatcher_new},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_traverse, dispatcher_traverse},
+    {Py_tp_clear, dispatcher_clear_references},
+    {Py_tp_dealloc, dispatcher_dealloc},
+    {Py_tp_methods, dispatcher_methods},
+    {Py_tp_members, dispatcher_members},
+    {0, NULL},
+};
+
+static PyType_Spec dispatcher_spec = {
+    .name = "polytile_launcher.Dispatcher",
+    .basicsize = sizeof(Dispatcher),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = dispatcher_slots,
+};
+
+/* ---- the module ---- */
+
+/* configure(slow_pointer, bad_integer, bad_count, tensor, parameter, offset, get_data_ptr, get_device_type): the last
+   five describe the fast path and are None, None, 0, 0, 0 where there is none. */
+static PyObject *configure(PyObject *module, PyObject *arguments)
+{
+    PyObject *slow, *integer, *count, *tensor, *parameter;
+    Py_ssize_t offset;
+    unsigned long long get_data_ptr, get_device_type;
+    if (!PyArg_ParseTuple(arguments, "OOOOOnKK", &slow, &integer, &count, &tensor, &parameter, &offset, &get_data_ptr,
+                          &get_device_type))
+        return NULL;
+    int fast = tensor != Py_None;
+    if (fast && (!PyType_Check(tensor) || !PyType_Check(parameter) || !get_data_ptr || !get_device_type))
+        return PyErr_Format(PyExc_TypeError, "configure takes two types, an offset and two addresses");
+    Py_XSETREF(configured.slow_pointer, Py_NewRef(slow));
+    Py_XSETREF(configured.bad_integer, Py_NewRef(integer));
+    Py_XSETREF(configured.bad_count, Py_NewRef(count));
+    configured.handle_offset = offset;
+    configured.get_data_ptr = (int32_t(*)(void *, void **))(uintptr_t)get_data_ptr;
+    configured.get_device_type = (int32_t(*)(void *, int32_t *))(uintptr_t)get_device_type;
+    configured.tensor = fast ? (PyTypeObject *)Py_NewRef(tensor) : NULL;
+    configured.parameter = fast ? (PyTypeObject *)Py_NewRef(parameter) : NULL;
+    Py_RETURN_NONE;
+}
+
+/* probe(argument) -> its data pointer by the fast path, or None where that path does not take it. */
+static PyObject *probe(PyObject *module, PyObject *argument)
+{
+    void *pointer;
+    if (!fast_pointer(argument, &pointer))
+        Py_RETURN_NONE;
+    return PyLong_FromVoidPtr(pointer);
+}
+
+static PyObject *bucket_method(PyObject *module, PyObject *size)
+{
+    long long value = PyLong_AsLongLong(size);
+    return value == -1 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(bucket(value));
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* time_burst(name, entry, arguments, tensors, repeats) -> (seconds, code of the first call that failed, or 0) */
+static PyObject *time_burst(PyObject *module, PyObject *parsed)
+{
+    PyObject *name, *entry, *tuple;
+    Py_ssize_t tensors, repeats;
+    if (!PyArg_ParseTuple(parsed, "UOO!nn", &name, &entry, &PyTuple_Type, &tuple, &tensors, &repeats))
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(tuple);
+    if (tensors < 0 || tensors > count || count > MAX_ARGUMENTS)
+        return PyErr_Format(PyExc_ValueError, "time_burst: %zd of %zd arguments cannot be tensors", tensors, count);
+    PyObject *const *arguments = ((PyTupleObject *)tuple)->ob_item;
+    void *pointers[tensors + 1];
+    long integers[count - tensors + 1], code = 0;
+    for (Py_ssize_t i = 0; i < tensors; i++)
+        if (pointer_of(name, i, arguments[i], &pointers[i]) < 0)
+            return NULL;
+    for (Py_ssize_t i = tensors; i < count; i++)
+        if (integer_of(name, i, arguments[i], &integers[i - tensors]) < 0)
+            return NULL;
+    Slot slot;
+    if (slot_of(entry, &slot) < 0)
+        return NULL;
+    double begin = now(), end;
+    int raised = 0;
+    if (slot.call != NULL) {
+        for (Py_ssize_t i = 0; i < repeats && !raised; i++) {
+            PyObject *result = PyObject_Vectorcall(slot.call, arguments, (size_t)count, NULL);
+            raised = result == NULL;
+            Py_XDECREF(result);
+        }
+        end = now();
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        begin = now();
+        for (Py_ssize_t i = 0; i < repeats && code == 0; i++)
+            code = slot.kernel(pointers, integers, slot.threads);
+        end = now();
+        Py_END_ALLOW_THREADS
+    }
+    Py_DECREF(slot.entry);
+    Py_XDECREF(slot.call);
+    return raised ? NULL : Py_BuildValue("dl", end - begin, code);
+}
+
+static PyMethodDef module_methods[] = {
+    {"configure", configure, METH_VARARGS, NULL},
+    {"probe", probe, METH_O, NULL},
+    {"bucket", bucket_method, METH_O, NULL},
+    {"time_burst", time_burst, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "polytile_launcher", .m_size = -1, .m_methods = module_methods,
+};
+
+PyMODINIT_FUNC PyInit_polytile_launcher(void)
+{
+    PyObject *type = PyType_FromSpec(&dispatcher_spec);
+    PyObject *module = type != NULL ? PyModule_Create(&module_definition) : NULL;
+    if (module == NULL || PyModule_AddObject(module, "Dispatcher", type) < 0) {
+        Py_XDECREF(type);
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
+}

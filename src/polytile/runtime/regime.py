@@ -1,0 +1,73 @@
+"""Regime keys: what a dispatch table distinguishes about the arguments of a call. `launcher.c` computes the same in C.
+
+A key is a sequence of signed 64-bit words, first one for each integer argument that matters and then one for each
+tensor argument that matters, in argument order. As a Python int it is the words one after another, word 0 lowest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+IGNORE, BUCKET, EXACT = 0, 1, 2
+"""Codes of an integer argument: it does not matter; its regime bucket matters; its value matters."""
+
+ANY, ALIGNED_64, ALIGNED_16 = 0, 1, 2
+"""Codes of a tensor argument: nothing about it matters; whether its data starts at a multiple of 64, of 16 bytes."""
+
+ALIGNMENTS = {ALIGNED_64: 64, ALIGNED_16: 16}
+
+EXACT_UP_TO = 8
+_FIRST_WORD = 16
+_WORD_BITS = 64
+_MASK = (1 << _WORD_BITS) - 1
+
+
+def bucket(size: int) -> int:
+    """The word of a size: itself up to 8; above, 16 + 2 * h + d with the half octave h = floor(2 * log2(size)) and
+    d = 1 if 16 divides the size, else 0."""
+    if size <= EXACT_UP_TO:
+        return size
+    half_octave = (size * size).bit_length() - 1
+    return _FIRST_WORD + 2 * half_octave + (size % 16 == 0)
+
+
+def bounds(word: int) -> tuple[int, int]:
+    """Smallest and largest size (16-divisibility apart) whose bucket is `word`, a value of `bucket`."""
+    if word <= EXACT_UP_TO:
+        return word, word
+    half_octave = (word - _FIRST_WORD) // 2
+    low, above = (math.isqrt((1 << power) - 1) + 1 for power in (half_octave, half_octave + 1))
+    return max(low, EXACT_UP_TO + 1), above - 1
+
+
+def words_of(
+    key: Sequence[int], integers: Sequence[int], tensor_key: Sequence[int] = (), pointers: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """The words of one call: `key` and `tensor_key` hold the codes, `pointers` the addresses of the tensors' data."""
+    words = [bucket(n) if code == BUCKET else n for code, n in zip(key, integers, strict=True) if code != IGNORE]
+    words += [int(p % ALIGNMENTS[code] == 0) for code, p in zip(tensor_key, pointers, strict=False) if code != ANY]
+    return tuple(words)
+
+
+def count(key: Sequence[int], tensor_key: Sequence[int] = ()) -> int:
+    """Words in a key made with these codes."""
+    return sum(code != IGNORE for code in key) + sum(code != ANY for code in tensor_key)
+
+
+def pack(words: Iterable[int]) -> int:
+    """The words as one non-negative int."""
+    packed = 0
+    for position, word in enumerate(words):
+        packed |= (word & _MASK) << (_WORD_BITS * position)
+    return packed
+
+
+def unpack(key: int, length: int) -> tuple[int, ...]:
+    """The `length` words of a packed key. Raises OverflowError for an int that no such key packs to."""
+    data = key.to_bytes(length * 8, "little")
+    return tuple(int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8))
+
+
+__all__ = ["ALIGNED_16", "ALIGNED_64", "ANY", "BUCKET", "EXACT", "IGNORE", "bounds", "bucket", "count", "pack",
+           "unpack", "words_of"]  # fmt: skip

@@ -1,0 +1,156 @@
+/* First part of the launcher (native.py compiles it and launcher.c as one unit): regime keys and the hash table. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+typedef long (*Kernel)(void *const *pointers, const long *integers, long threads);
+
+enum { IGNORE = 0, BUCKET = 1, EXACT = 2 };
+enum { ANY = 0, ALIGNED_64 = 1, ALIGNED_16 = 2 };
+
+/* ---- regime keys, as in regime.py ---- */
+
+static inline int64_t bucket(int64_t size)
+{
+    if (size <= 8)
+        return size;
+    int exponent = 63 - __builtin_clzll((uint64_t)size);
+    unsigned __int128 square = (unsigned __int128)size * (unsigned __int128)size;
+    int half_octave = 2 * exponent + (int)(square >> (2 * exponent + 1));
+    return 16 + 2 * half_octave + (size % 16 == 0);
+}
+
+static inline uint64_t hash_of(const int64_t *words, Py_ssize_t count)
+{
+    uint64_t hash = 0x243F6A8885A308D3u;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        hash = (hash ^ (uint64_t)words[i]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
+/* ---- the table: open addressing, a power of two of slots, at most two thirds full ---- */
+
+typedef struct {
+    PyObject *entry; /* NULL: the slot is empty */
+    PyObject *call;  /* Python callable, or NULL for a native kernel */
+    Kernel kernel;
+    long threads;
+} Slot;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *name, *key, *tensor_key;
+    PyObject *on_miss;  /* (dispatcher, key, arguments) -> entry, which it has inserted */
+    PyObject *on_error; /* (code) raises */
+    unsigned char *codes, *tensor_codes;
+    Py_ssize_t integers, tensors; /* numbers of arguments; tensors is -1 until the first call */
+    Py_ssize_t word_count;
+    Slot *slots;
+    int64_t *words; /* word_count of them for each slot */
+    size_t capacity, used;
+} Dispatcher;
+
+static Slot *find(Dispatcher *self, const int64_t *words)
+{
+    size_t bytes = (size_t)self->word_count * sizeof(int64_t), mask = self->capacity - 1;
+    for (size_t i = hash_of(words, self->word_count) & mask;; i = (i + 1) & mask) {
+        Slot *slot = &self->slots[i];
+        if (slot->entry == NULL || memcmp(&self->words[i * (size_t)self->word_count], words, bytes) == 0)
+            return slot;
+    }
+}
+
+static void place(Dispatcher *self, Slot *slot, const int64_t *words, Slot content)
+{
+    size_t position = (size_t)(slot - self->slots) * (size_t)self->word_count;
+    memcpy(&self->words[position], words, (size_t)self->word_count * sizeof(int64_t));
+    *slot = content;
+}
+
+static int allocate(Dispatcher *self, size_t capacity)
+{
+    Slot *slots = PyMem_Calloc(capacity, sizeof(Slot));
+    int64_t *words = PyMem_Calloc(capacity * (size_t)self->word_count + 1, sizeof(int64_t));
+    if (slots == NULL || words == NULL) {
+        PyMem_Free(slots);
+        PyMem_Free(words);
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->slots = slots;
+    self->words = words;
+    self->capacity = capacity;
+    self->used = 0;
+    return 0;
+}
+
+static int grow(Dispatcher *self)
+{
+    Slot *slots = self->slots;
+    int64_t *words = self->words;
+    size_t capacity = self->capacity, used = self->used;
+    if (allocate(self, 2 * capacity) < 0)
+        return -1;
+    for (size_t i = 0; i < capacity; i++)
+        if (slots[i].entry != NULL) {
+            const int64_t *key = &words[i * (size_t)self->word_count];
+            place(self, find(self, key), key, slots[i]);
+        }
+    self->used = used;
+    PyMem_Free(slots);
+    PyMem_Free(words);
+    return 0;
+}
+
+/* Removes every entry; runs Python code only when the table is consistent again. */
+static int empty(Dispatcher *self)
+{
+    Slot *slots = self->slots;
+    int64_t *words = self->words;
+    size_t capacity = self->capacity;
+    if (allocate(self, 8) < 0)
+        return -1;
+    for (size_t i = 0; i < capacity; i++) {
+        Py_XDECREF(slots[i].entry);
+        Py_XDECREF(slots[i].call);
+    }
+    PyMem_Free(slots);
+    PyMem_Free(words);
+    return 0;
+}
+
+/* The Slot for an entry object, with new references: NativeEntry has `address` and `threads`, PythonEntry has `call`. */
+static int slot_of(PyObject *entry, Slot *slot)
+{
+    *slot = (Slot){0};
+    if (PyObject_HasAttrString(entry, "call")) {
+        slot->call = PyObject_GetAttrString(entry, "call");
+        if (slot->call == NULL)
+            return -1;
+    } else {
+        PyObject *address = PyObject_GetAttrString(entry, "address");
+        PyObject *threads = address ? PyObject_GetAttrString(entry, "threads") : NULL;
+        if (threads != NULL) {
+            slot->kernel = (Kernel)PyLong_AsVoidPtr(address);
+            slot->threads = PyLong_AsLong(threads);
+        }
+        Py_XDECREF(address);
+        Py_XDECREF(threads);
+        if (PyErr_Occurred())
+            return -1;
+        if (slot->kernel == NULL) {
+            PyErr_SetString(PyExc_ValueError, "the address of a native entry is 0; it must be that of a loaded kernel");
+            return -1;
+        }
+    }
+    Py_INCREF(entry);
+    slot->entry = entry;
+    return 0;
+}

@@ -1,0 +1,214 @@
+"""The C++ compiler at hand: where it is, what it is, and what instruction set it generates with -march=native.
+
+Found once and remembered on disk under the compiler's path, modification time and size and under the processor's
+identity, so a later process starts no program to know it, and machines that share a cache directory keep apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from polytile import options
+from polytile.errors import CompilerMissing
+from polytile.problem import digest
+from polytile.runtime import cache
+from polytile.runtime.cpu import cpu
+
+log = logging.getLogger("polytile")
+
+FORMAT = 1
+"""Version of the record on disk; raise it when the fields of Toolchain change their meaning."""
+
+DEFAULT_COMPILERS = ("g++", "clang++")
+
+NATIVE_FLAGS: tuple[tuple[str, ...], ...] = (("-march=native",), ("-mcpu=native",), ())
+"""Ways of asking for the machine's own instruction set; the first that the compiler accepts is used."""
+
+KERNEL_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-math-errno", "-fno-trapping-math",
+                "-ffp-contract=fast", "-fno-semantic-interposition")  # fmt: skip
+"""Flags of generated kernels: eager's inf and nan semantics (no -ffast-math); -O3 only takes longer to compile."""
+
+EXTENSION_FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-w", "-fno-strict-aliasing")
+"""Flags of the launcher, a C extension of this Python."""
+
+ISA_TABLE: tuple[tuple[str, int, tuple[str, ...]], ...] = (
+    ("avx512", 16, ("AVX512F", "AVX512BW", "AVX512DQ", "AVX512VL")),
+    ("avx2", 8, ("AVX2", "FMA")),
+    ("avx", 8, ("AVX",)),
+    ("sse", 4, ("SSE2",)),
+    ("neon", 4, ("ARM_NEON",)),
+    ("vsx", 4, ("VSX",)),
+)
+"""Instruction set, float lanes of its vector registers, macros that must all be defined; the first match is it."""
+
+_FEATURE = re.compile(r"#define __((?:AVX|SSE|SSSE|AMX|ARM_FEATURE_|ARM_NEON)\w*?|FMA|F16C|BMI2?|GFNI|VSX)(?:__)? \S*")
+
+INSTALL = (
+    "Install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install; conda: "
+    "conda install gxx), or name one with the option cxx, POLYTILE_CXX or CXX."
+)
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A working C++ compiler and what it makes of this machine.
+
+    `command` starts the compiler (`path` is its first word), `version` is the first line of its --version, `native` the
+    flags that ask for this machine's instruction set, `isa` a name of ISA_TABLE or "scalar", `lanes` the floats of one
+    vector register, `features` the instruction-set macros in lower case, `macros` a digest of all predefined macros.
+    """
+
+    command: tuple[str, ...]
+    kind: str
+    version: str
+    native: tuple[str, ...]
+    isa: str
+    lanes: int
+    features: tuple[str, ...]
+    macros: str
+
+    @property
+    def path(self) -> str:
+        return self.command[0]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flags of every generated kernel."""
+        return (*KERNEL_FLAGS, *self.native)
+
+    @property
+    def identity(self) -> str:
+        """Text that differs wherever the same source and flags may give another binary. Part of every kernel's key."""
+        return f"{self.kind}; {self.version}; {self.isa} {self.macros}; {cpu().identity}"
+
+
+_known: dict[tuple[str, ...], Toolchain] = {}
+
+
+def find() -> Toolchain:
+    """The compiler that the option `cxx`, then $CXX, then PATH name. Raises CompilerMissing.
+
+    A process that finds the record of an earlier one on disk starts no program.
+    """
+    asked = (options.get("cxx"), os.environ.get("CXX", ""), os.environ.get("PATH", ""))
+    if asked not in _known:
+        command = _locate(asked[0], asked[1])
+        _known[asked] = _recall(command) or _remember(command, _examine(command))
+    return _known[asked]
+
+
+def reset() -> None:
+    """Forgets the compilers found by this process; the next `find` looks again."""
+    _known.clear()
+
+
+def _locate(option: str, variable: str) -> tuple[str, ...]:
+    """Words of the command that starts the compiler, the first one an absolute path."""
+    if option:
+        command = _resolved(option)
+        if command is None:
+            raise CompilerMissing(f"The option cxx is {option!r}, but there is no such program on PATH. {INSTALL}")
+        return command
+    if variable:
+        command = _resolved(variable)
+        if command is not None:
+            return command
+        log.warning("$CXX is %r, but there is no such program; polytile looks for g++ and clang++ instead.", variable)
+    for name in DEFAULT_COMPILERS:
+        command = _resolved(name)
+        if command is not None:
+            return command
+    raise CompilerMissing(
+        f"polytile compiles kernels with a C++ compiler, but PATH has no {' or '.join(DEFAULT_COMPILERS)}. {INSTALL}"
+    )
+
+
+def _resolved(text: str) -> tuple[str, ...] | None:
+    words = shlex.split(text)
+    path = shutil.which(os.path.expanduser(words[0])) if words else None
+    return (os.path.abspath(path), *words[1:]) if path else None
+
+
+def _record_name(command: tuple[str, ...]) -> str:
+    """File of what is known of a compiler: changes when the compiler is replaced or the processor is another."""
+    stamps = []
+    for word in command:  # "ccache g++": both programs matter
+        program = shutil.which(word)
+        if program:
+            status = os.stat(program)
+            stamps.append((program, status.st_mtime_ns, status.st_size))
+    return f"toolchain/{digest(json.dumps([FORMAT, command, stamps, cpu().identity]))}.json"
+
+
+def _recall(command: tuple[str, ...]) -> Toolchain | None:
+    text = cache.current().read(_record_name(command))
+    if text is None:
+        return None
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()
+    }
+    return Toolchain(**fields)
+
+
+def _remember(command: tuple[str, ...], toolchain: Toolchain) -> Toolchain:
+    text = json.dumps(dataclasses.asdict(toolchain), indent=1)
+    cache.current().write(_record_name(command), text.encode())
+    return toolchain
+
+
+def _examine(command: tuple[str, ...]) -> Toolchain:
+    """Asks the compiler what it is. Starts it two to four times; about 30 ms."""
+    version = _output(command, "--version")
+    if version is None:
+        raise CompilerMissing(f"{shlex.join(command)} is there but does not run. {INSTALL}")
+    for native in NATIVE_FLAGS:
+        macros = _output(command, *native, "-dM", "-E", "-x", "c++", os.devnull)
+        if macros is not None:
+            return describe(command, version, native, macros)
+    raise CompilerMissing(f"{shlex.join(command)} runs but does not preprocess C++. {INSTALL}")
+
+
+def describe(command: tuple[str, ...], version: str, native: tuple[str, ...], macros: str) -> Toolchain:
+    """The Toolchain that these answers of a compiler mean. `macros` is the output of -dM -E."""
+    kind = "clang" if "#define __clang__ " in macros else "gcc" if "#define __GNUC__ " in macros else ""
+    if not kind:
+        raise CompilerMissing(f"{shlex.join(command)} is neither GCC nor clang, as kernels need. {INSTALL}")
+    defined = {match[1] for match in map(_FEATURE.fullmatch, macros.splitlines()) if match}
+    isa, lanes = next(((name, n) for name, n, needed in ISA_TABLE if defined.issuperset(needed)), ("scalar", 1))
+    return Toolchain(
+        command=command,
+        kind=kind,
+        version=(version.splitlines() or [""])[0].strip(),
+        native=native,
+        isa=isa,
+        lanes=lanes,
+        features=tuple(sorted(name.lower() for name in defined)),
+        macros=digest("\n".join(sorted(macros.splitlines()))),
+    )
+
+
+def _output(command: tuple[str, ...], *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+__all__ = ["CompilerMissing", "Toolchain", "describe", "find", "reset"]

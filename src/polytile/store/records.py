@@ -1,0 +1,200 @@
+"""Measurements as rows of text and numbers, and back; the Summary of one measurement that lookups work with."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from polytile.problem import Config, Measurement, Outcome, Problem, digest
+from polytile.store.summary import summarise
+
+Environment = tuple[tuple[str, str], ...]
+Identity = tuple[str, str, str]
+Row = Mapping[str, Any]
+
+SUMMARY_COLUMNS = tuple(
+    "id uid problem relatives sizes candidate config source_hash outcome seconds noise condition".split()
+)
+"""The columns of schema.SUMMARIES, in order."""
+
+
+class Identified(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> Config: ...
+    @property
+    def source_hash(self) -> str: ...
+
+
+def identity(candidate: Identified) -> Identity:
+    """(name, config with its hint, source hash): what must be equal for a measurement to speak about `candidate`."""
+    return candidate.name, config_text(candidate.config), candidate.source_hash
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a lookup returns of one measurement: whom it speaks about, how it ended, seconds and their relative
+    error."""
+
+    uid: str
+    problem: str
+    relatives: str
+    sizes: str
+    who: Identity
+    outcome: Outcome
+    seconds: float
+    noise: float
+    condition: str = "back-to-back"
+
+    @property
+    def size(self) -> dict[str, int]:
+        return dict(json.loads(self.sizes))
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def config_text(config: Config) -> str:
+    return compact([config.values, config.hint])
+
+
+def config_of(text: str) -> Config:
+    values, hint = json.loads(text)
+    return Config(tuple((k, v) for k, v in values), tuple((k, v) for k, v in hint))
+
+
+def problem_digest(problem: Problem) -> str:
+    return digest(problem.key, 24)
+
+
+def relatives_digest(problem: Problem) -> str:
+    """Names everything about the problem save its sizes."""
+    return digest(compact([problem.family, problem.kernel, problem.dtypes, problem.layouts, problem.device]), 24)
+
+
+def environment_text(environment: Iterable[tuple[str, str]]) -> str:
+    return compact(sorted(environment))
+
+
+def environment_digest(environment: Iterable[tuple[str, str]]) -> str:
+    return digest(environment_text(environment), 24)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The three rows of one measurement, by table."""
+
+    problem: Row
+    environment: Row
+    measurement: Row
+
+    @property
+    def summary(self) -> tuple[Any, ...]:
+        """The row of schema.SUMMARIES that this measurement will be; its number is not known yet."""
+        row = {**self.problem, **self.measurement, "id": 0}
+        return tuple(row[name] for name in SUMMARY_COLUMNS)
+
+
+def rows_of(measurement: Measurement) -> Rows:
+    problem = measurement.problem
+    environment = environment_text(measurement.environment)
+    seconds, noise = summarise(measurement.samples)
+    problem_row = {
+        "digest": problem_digest(problem),
+        "relatives": relatives_digest(problem),
+        "family": problem.family,
+        "kernel": problem.kernel,
+        "sizes": compact(problem.sizes),
+        "dtypes": compact(problem.dtypes),
+        "layouts": compact(problem.layouts),
+        "device": problem.device,
+    }
+    measurement_row = {
+        "uid": os.urandom(12).hex(),
+        "taken_at": time.time(),
+        "problem": problem_row["digest"],
+        "environment": digest(environment, 24),
+        "candidate": measurement.candidate,
+        "config": config_text(measurement.config),
+        "source_hash": measurement.source_hash,
+        "outcome": measurement.outcome.value,
+        "seconds": seconds if measurement.samples else None,
+        "noise": noise if math.isfinite(noise) else None,
+        "samples": compact(measurement.samples),
+        "max_error": measurement.max_error,
+        "compile_seconds": measurement.compile_seconds,
+        "detail": measurement.detail,
+        "condition": measurement.condition,
+    }
+    return Rows(problem_row, {"digest": measurement_row["environment"], "facts": environment}, measurement_row)
+
+
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+
+
+def summary_of(row: tuple[Any, ...]) -> Summary:
+    """A row of schema.SUMMARIES."""
+    _, uid, problem, relatives, sizes, candidate, config, source_hash, outcome, seconds, noise, condition = row
+    return Summary(
+        uid,
+        problem,
+        relatives,
+        sizes,
+        (candidate, config, source_hash),
+        _OUTCOMES.get(outcome, Outcome.RAISED),
+        math.nan if seconds is None else seconds,
+        math.inf if noise is None else noise,
+        condition,
+    )
+
+
+def measurement_of(row: tuple[Any, ...]) -> Measurement:
+    """A row of schema.MEASUREMENTS."""
+    family, kernel, sizes, dtypes, layouts, device, facts, candidate, config, source_hash, outcome, *rest = row
+    samples, max_error, compile_seconds, detail, condition = rest
+    problem = Problem(
+        family,
+        kernel,
+        tuple((name, size) for name, size in json.loads(sizes)),
+        tuple(json.loads(dtypes)),
+        tuple(json.loads(layouts)),
+        device,
+    )
+    return Measurement(
+        problem,
+        candidate,
+        config_of(config),
+        source_hash,
+        _OUTCOMES.get(outcome, Outcome.RAISED),
+        tuple(json.loads(samples)),
+        max_error,
+        compile_seconds,
+        detail,
+        condition,
+        tuple((name, value) for name, value in json.loads(facts)),
+    )
+
+
+__all__ = [
+    "Environment",
+    "Identified",
+    "Identity",
+    "Rows",
+    "Summary",
+    "config_of",
+    "config_text",
+    "environment_digest",
+    "identity",
+    "measurement_of",
+    "problem_digest",
+    "relatives_digest",
+    "rows_of",
+    "summary_of",
+]

@@ -1,0 +1,182 @@
+"""The accuracy gate: no candidate is timed, let alone launched for real, before its results have been compared.
+
+A candidate runs once on poisoned clones of the caller's arguments; every argument that it writes to must then agree
+with the reference, which runs on the same arguments in float64. Where the two disagree the candidate is held against
+the reference at the arguments' own precision as well: a formula that overflows or cancels in float32 does so in every
+float32 kernel, and a candidate need only be about as good as the straightforward one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polytile.tuning.clones import Clones, widened
+from polytile.tuning.tolerance import tolerance
+
+log = logging.getLogger("polytile.tuning")
+
+Reference = Callable[..., None]
+"""Called with the kernel's own flat arguments, tensors then ints; writes the written ones. Must accept float64
+tensors."""
+
+EXCUSE = 4.0
+"""A candidate may be this many times as far from float64 as the reference at the arguments' own precision."""
+
+CHUNK = 1 << 22
+"""Elements compared at once, so that comparing large outputs needs little memory."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the results were right; the largest error relative to |expected| + rms(expected); what was wrong."""
+
+    ok: bool
+    max_error: float | None = None
+    detail: str = ""
+
+
+class Gate:
+    """The expected results of one problem, and the comparison with them.
+
+    `names` and `roles` describe the tensor arguments. With `wide` the reference runs in float64. `unavailable` says why
+    there is nothing to compare with, if so; then every candidate passes. Raises what the reference raises when the
+    arguments themselves are at fault (IndexError).
+    """
+
+    def __init__(
+        self,
+        args: Sequence[Any],
+        roles: Sequence[str],
+        names: Sequence[str],
+        reference: Reference | None,
+        reduction: int = 1,
+        wide: bool = True,
+    ) -> None:
+        self._args, self._roles, self._names = tuple(args), tuple(roles), tuple(names)
+        self._reference, self._reduction = reference, reduction
+        self.clones = Clones(args, roles)
+        self._random = torch.get_rng_state()
+        self.unavailable = "" if reference else "there is no reference"
+        wide_args = widened(args, roles) if reference and wide else None
+        self._expected = self._evaluate(wide_args) if wide_args else None
+        self._wide = self._expected is not None
+        self._own: list[torch.Tensor] | None = None
+        if reference and not self._wide:
+            self._expected = self._evaluate(Clones(args, roles).args)
+            if self._expected is None:
+                log.warning("Candidates are used without a check of their results, for %s.", self.unavailable)
+
+    def check(self, run: Callable[[tuple[Any, ...]], None]) -> Verdict:
+        """Runs a candidate once on the clones and judges what it wrote. Passes on what `run` raises."""
+        self.clones.restore()
+        self.clones.poison()
+        torch.set_rng_state(self._random)
+        run(self.clones.args)
+        beside = self.clones.damage()
+        if beside is not None:
+            return Verdict(False, None, f"wrote outside argument {self._names[beside]!r}")
+        if self._expected is None:
+            return Verdict(True, None, self.unavailable)
+        verdict = self._compare(self._expected)
+        if not verdict.ok and self._wide:
+            excused = self._compare(own := self._own_precision())
+            if excused.ok or (verdict.max_error or math.inf) <= EXCUSE * self._error_of(own):
+                return Verdict(True, verdict.max_error)
+        return verdict
+
+    def _own_precision(self) -> list[torch.Tensor]:
+        """What the reference writes at the arguments' own precision; what it wrote in float64 if it cannot."""
+        if self._own is None:
+            assert self._expected is not None
+            self._own = self._evaluate(Clones(self._args, self._roles).args) or self._expected
+        return self._own
+
+    def _evaluate(self, args: tuple[Any, ...]) -> list[torch.Tensor] | None:
+        """What the reference writes when it is called with `args`; None if it fails."""
+        assert self._reference is not None
+        torch.set_rng_state(self._random)
+        try:
+            self._reference(*args)
+        except IndexError:
+            raise
+        except Exception as error:
+            self.unavailable = f"the reference failed ({type(error).__name__}: {error})"
+            return None
+        self.unavailable = ""
+        return [args[i] for i in self.clones.written]
+
+    def _compare(self, expected: Sequence[torch.Tensor]) -> Verdict:
+        worst = 0.0
+        for position, right in zip(self.clones.written, expected, strict=True):
+            name, got = self._names[position], self.clones.args[position]
+            place = f"argument {name!r}"
+            allowed = tolerance(got.dtype, self._reduction) * (1 if right.dtype != got.dtype else 2)
+            error, why = compare(got, right)
+            worst = max(worst, error)
+            if why:
+                return Verdict(False, math.inf, f"{place} {why}")
+            if error > allowed:
+                return Verdict(False, error, f"{place} is off by {error:.2g} of its values; {allowed:.2g} is allowed")
+        return Verdict(True, worst)
+
+    def _error_of(self, own: Sequence[torch.Tensor]) -> float:
+        """Distance of the reference at the arguments' own precision from the one in float64."""
+        assert self._expected is not None
+        errors = [compare(mine, right) for mine, right in zip(own, self._expected, strict=True)]
+        return max((error for error, why in errors if not why), default=0.0)
+
+
+def compare(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, str]:
+    """(largest |got - expected| / (|expected| + rms(expected)), what cannot be expressed so: NaN or infinity in the
+    wrong place, unequal integers). `expected` is compared as rounded to got's dtype where that makes it infinite."""
+    if got.dtype.is_complex:
+        got, expected = torch.view_as_real(got), torch.view_as_real(expected)
+    if not got.dtype.is_floating_point:
+        same = torch.equal(_comparable(got), _comparable(expected.to(got.dtype)))
+        return (0.0, "") if same else (0.0, "differs from the reference")
+    squares, count, worst = 0.0, 0, 0.0
+    for _, right in _chunks(got, expected):
+        finite = right.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        squares += float(finite.square().sum())
+        count += finite.numel()
+    scale = math.sqrt(squares / count) if count else 0.0
+    for mine, right in _chunks(got, expected):
+        finite = right.to(got.dtype).isfinite()
+        if not bool(finite.all() & mine.isfinite().all()):
+            rounded = right.to(got.dtype)[~finite]
+            if not torch.equal(finite, mine.isfinite()) or not torch.equal(_labels(mine[~finite]), _labels(rounded)):
+                return math.inf, "has NaN or infinite values where the reference has others"
+            mine, right = mine[finite], right[finite]
+        distance = (mine.double() - right).abs_()
+        relative = distance / (right.abs() + scale)
+        worst = max(worst, float(relative.masked_fill_(distance == 0, 0.0).max()) if relative.numel() else 0.0)
+    return worst, ""
+
+
+def _labels(special: torch.Tensor) -> torch.Tensor:
+    """NaN and the two infinities as numbers that compare equal to themselves."""
+    return special.double().nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Booleans as the bytes in memory: any but 0 and 1 is wrong."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def _chunks(got: torch.Tensor, expected: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both tensors in pieces of about CHUNK elements, cut along their longest dimension."""
+    if got.numel() <= CHUNK:
+        yield got, expected
+        return
+    longest = max(range(got.dim()), key=lambda dimension: got.shape[dimension])
+    pieces = -(-got.numel() // CHUNK)
+    yield from zip(got.chunk(pieces, longest), expected.chunk(pieces, longest), strict=True)
+
+
+__all__ = ["Gate", "Reference", "Verdict", "compare"]

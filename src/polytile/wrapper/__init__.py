@@ -1,0 +1,12 @@
+"""The wrapper: the program that calls the kernels.
+
+Enters: a Program, for each of its loops and templates a KernelCall (what to call, with which buffers and sizes), and the buffers
+that may share memory. Leaves: structured lines (`lines.py`), planned for memory, and one callable made by a backend from them.
+Called by `polytile.compiler`; knows ir and runtime.
+"""
+
+from polytile.wrapper.backends import backend, register_backend
+from polytile.wrapper.lines import KernelCall, Line
+from polytile.wrapper.schedule import schedule
+
+__all__ = ["KernelCall", "Line", "backend", "register_backend", "schedule"]

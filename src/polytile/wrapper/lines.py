@@ -1,0 +1,164 @@
+"""The structured lines of a wrapper: everything a program does, with no text that a backend would have to parse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.ir.program import Buffer, View
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """How one loop or template is called here: `run(*tensors, *ints)`, the buffers or views to pass, and the integers."""
+
+    name: str
+    run: Callable[..., None] = field(compare=False, repr=False)
+    tensors: tuple[str | View, ...]
+    sizes: tuple[sympy.Expr, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Base of all lines."""
+
+
+@dataclass(frozen=True)
+class Comment(Line):
+    """Says what the following lines do: source operators, the reason of a library call."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TakeArguments(Line):
+    """Binds the caller's arguments to names and empties the caller's list, so that inputs can be freed early."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BindSize(Line):
+    """`symbol` is size `dim` of `tensor`, or its stride; or the integer argument `argument` solved for the symbol."""
+
+    symbol: sympy.Symbol
+    value: sympy.Expr | None = None
+    tensor: str | None = None
+    dim: int = 0
+    stride: bool = False
+
+
+@dataclass(frozen=True)
+class DefineKernel(Line):
+    name: str
+    run: Callable[..., None] = field(compare=False, repr=False)
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Constant(Line):
+    """A tensor that the graph holds."""
+
+    name: str
+    value: torch.Tensor = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Allocate(Line):
+    buffer: Buffer
+
+
+@dataclass(frozen=True)
+class Free(Line):
+    """The name is not used any more."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Reuse(Line):
+    """`buffer` takes over the memory of `old`, which is not used any more."""
+
+    buffer: Buffer
+    old: Buffer
+
+
+@dataclass(frozen=True)
+class MakeView(Line):
+    """`name` is a strided view of a buffer; `alias`: the user gets it and must see it as a view."""
+
+    name: str
+    view: View
+    alias: bool = False
+
+
+@dataclass(frozen=True)
+class CallKernel(Line):
+    kernel: str
+    tensors: tuple[str, ...]
+    sizes: tuple[sympy.Expr, ...]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A library call's argument that is not a plain value: the name of a tensor, or a size."""
+
+    value: str | sympy.Expr
+
+
+@dataclass(frozen=True)
+class CallLibrary(Line):
+    """`result = target(*args, **kwargs)`."""
+
+    result: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class PickOutput(Line):
+    """`buffer` is output number `k` of a library call (None: its only result), in the layout the program was compiled for."""
+
+    buffer: Buffer
+    source: str
+    k: int | None
+
+
+@dataclass(frozen=True)
+class PickSize(Line):
+    """`symbol` is what a library call returned: the result itself, or size `dim` of its output `k`."""
+
+    symbol: sympy.Symbol
+    source: str
+    k: int | None = None
+    dim: int | None = None
+
+
+@dataclass(frozen=True)
+class CheckSizes(Line):
+    """RuntimeError(message) unless the condition on sizes holds."""
+
+    condition: Any
+    message: str
+
+
+@dataclass(frozen=True)
+class EnterDevice(Line):
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class LeaveDevice(Line):
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Return(Line):
+    """The results: names of tensors, sizes, or None."""
+
+    values: tuple[str | sympy.Expr | None, ...]

@@ -1,0 +1,29 @@
+"""Each behaviour starts with nothing compiled and nothing counted, and a recompile limit passed is an error, not eager."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import polytile
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(clean_slate: None) -> Iterator[None]:
+    forget()
+    with torch._dynamo.config.patch(
+        recompile_limit=64, accumulated_recompile_limit=512, fail_on_recompile_limit_hit=True,
+        capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True,
+    ):  # fmt: skip
+        yield
+    forget()
+
+
+def forget() -> None:
+    """Lets go of every compiled graph and of the kernels that only it held."""
+    torch._dynamo.reset()
+    polytile.reset()
+    gc.collect()

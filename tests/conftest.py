@@ -1,0 +1,65 @@
+"""What every test starts from: a cache directory of its own run, a fixed seed, nothing compiled, counters at zero."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+# Generated examples say whether behaviour holds, never how fast: no deadline. In CI the examples are the same each run.
+hypothesis.settings.register_profile("local", deadline=None, max_examples=30, print_blob=True)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, print_blob=True, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache directory for the run, shared by its processes: kernels compile once, the user's own is left alone."""
+    base = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        base = base.parent
+    directory = base / "polytile-cache"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    before = os.environ.get("POLYTILE_CACHE_DIR")
+    os.environ["POLYTILE_CACHE_DIR"] = str(directory)
+    yield directory
+    if before is None:
+        os.environ.pop("POLYTILE_CACHE_DIR", None)
+    else:
+        os.environ["POLYTILE_CACHE_DIR"] = before
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache directory that holds nothing, for tests of what is made, kept and found again."""
+    directory = tmp_path / "polytile-cache"
+    directory.mkdir(mode=0o700)
+    monkeypatch.setenv("POLYTILE_CACHE_DIR", str(directory))
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def clean_slate() -> Iterator[None]:
+    """Fixed seed and default dtype; afterwards Dynamo forgets what it compiled and the counters are back at zero."""
+    torch.manual_seed(0)
+    default = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(default)
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    if "polytile.counters" in sys.modules:
+        sys.modules["polytile.counters"].counters.reset()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)

@@ -1,0 +1,156 @@
+"""A small driver for the tests of single lowerings: traces a function with symbolic sizes and lowers it to a Program.
+
+`lower(fn, *args)` gives the Program, `check(fn, *args)` also runs it through the reference interpreter and compares with eager.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from polytile.errors import LoweringError
+from polytile.frontend import lower as lowerings
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.decompositions import decompositions
+from polytile.frontend.lower.registry import TABLE
+from polytile.frontend.lower.value import Tensor, stored
+from polytile.ir import sizes
+from polytile.ir.program import Buffer, Extern, Input, Program, View, whole
+
+
+def trace(fn: Callable[..., Any], *args: Any, symbolic: bool = True) -> torch.fx.GraphModule:
+    """`fn` as a functional graph of decomposed ATen operators; `args` are tensors and ints."""
+    mode = "symbolic" if symbolic else "fake"
+    functional = torch.func.functionalize(fn, remove="mutations")
+    graph = make_fx(functional, tracing_mode=mode, decomposition_table=decompositions())(*args)
+    graph.graph.eliminate_dead_code()
+    return graph
+
+
+def lower(fn: Callable[..., Any], *args: Any, symbolic: bool = True) -> Program:
+    """The Program of `fn`; an operator without a lowering, or one that declines its arguments, becomes a library call."""
+    return lower_graph(trace(fn, *args, symbolic=symbolic))
+
+
+def lower_graph(graph: torch.fx.GraphModule) -> Program:
+    for module in pkgutil.iter_modules(lowerings.__path__):
+        importlib.import_module(f"{lowerings.__name__}.{module.name}")
+    builder = Builder()
+    inputs: list[Input] = []
+    constants: dict[str, torch.Tensor] = {}
+    env: dict[torch.fx.Node, Any] = {}
+    outputs: tuple[Any, ...] = ()
+    for node in graph.graph.nodes:
+        builder.node = node
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            env[node] = _placeholder(builder, node, inputs)
+        elif node.op == "get_attr":
+            constants[node.name] = getattr(graph, node.target)
+            env[node] = _named(builder, node.name, constants[node.name], "constant")
+        elif node.op == "output":
+            outputs = tuple(_output(builder, env, n) for n in _flat(node.args[0]))
+        elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            env[node] = sizes.as_size(value)
+        elif node.target is operator.getitem:
+            env[node] = env[node.args[0]][node.args[1]]
+        else:
+            env[node] = _call(builder, node, torch.fx.map_arg(node.args, env.get), torch.fx.map_arg(node.kwargs, env.get))
+    return Program("test", tuple(inputs), builder.buffers, tuple(builder.operations), outputs, constants)
+
+
+def _call(builder: Builder, node: torch.fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
+    args = tuple(_plain(a) for a in args)
+    kwargs = {k: _plain(v) for k, v in kwargs.items()}
+    lowering = TABLE.get(node.target)
+    if lowering is None:
+        return builder.library(node.target, args, kwargs, f"{node.target} has no lowering")
+    done = len(builder.operations)
+    try:
+        return lowering(builder, *args, **kwargs)
+    except LoweringError as error:
+        del builder.operations[done:]
+        return builder.library(node.target, args, kwargs, str(error))
+
+
+def _plain(value: Any) -> Any:
+    """FX's immutable lists and dicts as plain ones."""
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(v) for v in value)
+    return value
+
+
+def _placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input]) -> Any:
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        size = sizes.as_size(value) if value is not None else None
+        inputs.append(Input(node.name, size=size))
+        return size
+    inputs.append(Input(node.name, buffer=node.name))
+    return _named(builder, node.name, value, "input")
+
+
+def _named(builder: Builder, name: str, value: torch.Tensor, role: str) -> Tensor:
+    shape = tuple(sizes.as_size(n) for n in value.shape)
+    strides = tuple(sizes.as_size(n) for n in value.stride())
+    builder.buffers[name] = Buffer(name, value.dtype, shape, strides, value.device, role)
+    return stored(whole(builder.buffers[name]), value.device)
+
+
+def _flat(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def _output(builder: Builder, env: dict[torch.fx.Node, Any], node: Any) -> View | sympy.Expr | None:
+    value = env.get(node) if isinstance(node, torch.fx.Node) else node
+    if not isinstance(value, Tensor):
+        return value
+    meta = node.meta["val"]
+    strides = tuple(sizes.as_size(n) for n in meta.stride())
+    if value.view is None or value.view.strides != strides:
+        value = builder.realize(value, strides)
+    return value.view
+
+
+def library_calls(program: Program) -> list[str]:
+    """The operators that became library calls."""
+    return [str(op.target) for op in program.operations if isinstance(op, Extern)]
+
+
+def run(program: Program, args: list[Any]) -> list[Any]:
+    from polytile.ir import interpret
+
+    return interpret.run(program, args)
+
+
+def check(
+    fn: Callable[..., Any], *args: Any, library: bool = False, rtol: float | None = None, atol: float | None = None
+) -> Program:
+    """Lowers `fn`, runs the Program on `args` (sizes of 2 and more are symbolic) and compares values, types, sizes and strides with
+    eager. Unless `library`, no operator may have become a library call."""
+    program = lower(fn, *args)
+    if not library:
+        assert library_calls(program) == [], library_calls(program)
+    torch.manual_seed(0)
+    expected = _flat(fn(*args))
+    torch.manual_seed(0)
+    got = run(program, list(args))
+    assert len(got) == len(expected)
+    for mine, eager in zip(got, expected, strict=True):
+        if not isinstance(eager, torch.Tensor):
+            assert mine == eager, (mine, eager)
+            continue
+        if eager.numel():
+            assert mine.stride() == eager.stride(), (mine.stride(), eager.stride())
+        torch.testing.assert_close(mine, eager, rtol=rtol, atol=atol, equal_nan=True)
+    return program

@@ -1,0 +1,41 @@
+"""Every test has a cache directory of its own, and a clock that goes by what its candidates say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from polytile import options, store
+from polytile.runtime import launcher
+from tests.multikernel.helpers import Call
+
+
+@pytest.fixture(autouse=True)
+def own_cache(empty_cache: object) -> Iterator[None]:
+    yield
+    store.forget()
+
+
+@pytest.fixture(autouse=True)
+def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Bursts take what the candidates say; the list has the name of every candidate that was timed."""
+    timed: list[str] = []
+    real = launcher.time_burst
+
+    def time_burst(entry: Any, args: Sequence[Any], repeats: int) -> float:
+        call = getattr(entry, "call", None)
+        if not isinstance(call, Call):
+            return real(entry, args, repeats)
+        timed.append(call.owner.name)
+        return repeats * call.owner.seconds(args[2:])
+
+    monkeypatch.setattr(launcher, "time_burst", time_burst)
+    return timed
+
+
+@pytest.fixture
+def no_persist() -> Iterator[None]:
+    with options.override(persist=False):
+        yield

@@ -1,0 +1,73 @@
+"""What a KernelSpec says about a call: its sizes, regime, flags and problem; and the merging of scratch buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import hypothesis.strategies as st
+import pytest
+import sympy
+import torch
+from hypothesis import given
+
+from polytile.multikernel import ArgInfo, Scratch, merge_scratch
+from polytile.runtime.launcher import PythonDispatcher
+from tests.multikernel.helpers import SPEC, spec
+
+SIZES = st.integers(0, 5000)
+
+
+@given(st.tuples(SIZES, SIZES), st.tuples(SIZES, SIZES), st.lists(st.sampled_from([0, 1, 2]), min_size=2, max_size=2))
+def test_the_regime_text_differs_exactly_where_the_dispatch_key_does(
+    first: tuple[int, int], second: tuple[int, int], keys: list[int]
+) -> None:
+    one = spec(size_keys=tuple(keys))
+    dispatch = PythonDispatcher("double", keys, lambda key, args: None)
+    same_key = dispatch.key_of(*first) == dispatch.key_of(*second)
+    assert (one.regime(first) == one.regime(second)) == same_key
+
+
+def test_a_regime_reads_well() -> None:
+    assert SPEC.regime((7, 512)) == "M=7 N=512..724%16"
+    assert spec(size_keys=(0, 2)).regime((7, 513)) == "N=513"
+    aligned = spec(tensor_keys=(1, 0))
+    assert aligned.regime((7, 100), (128, 0)) == "M=7 N=91..127 x@64"
+    assert aligned.regime((7, 100), (132, 0)) == "M=7 N=91..127"
+
+
+def test_a_problem_has_the_sizes_that_matter_and_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYTILE_THREADS", "3")
+    one = spec(size_keys=(1, 0), tensor_keys=(2, 0), layouts=("x row-major",))
+    problem = one.problem((32, 100), (16, 0))
+    assert problem.sizes == (("M", 32),)
+    assert problem.layouts == ("x row-major", "M%16", "x@16", "threads=3")
+    assert problem.dtypes == ("float32", "float32")
+    assert one.problem((32, 999), (16, 0)) == problem
+    assert one.problem((33, 100), (16, 0)).layouts == ("x row-major", "x@16", "threads=3")
+
+
+def test_the_reduction_length_is_the_product_of_its_parts() -> None:
+    assert dataclasses.replace(SPEC, reduction=("N", 4)).reduction_length((10, 25)) == 100
+    assert SPEC.reduction_length((10, 25)) == 1
+
+
+def test_mistakes_in_a_spec_are_told() -> None:
+    with pytest.raises(ValueError, match="'double' has 2 integer arguments and 1 regime codes"):
+        spec(size_keys=(1,))
+    with pytest.raises(ValueError, match="'double' has 2 tensor arguments and 1 tensor codes"):
+        spec(tensor_keys=(1,))
+    with pytest.raises(ValueError, match="'x' has the role 'input'; roles are in, out, inout, scratch"):
+        ArgInfo("x", torch.float32, "input")
+
+
+def test_scratch_buffers_are_merged_by_name_each_as_large_as_the_largest_request() -> None:
+    n = sympy.Symbol("n", integer=True, positive=True)
+    persistent: list[Scratch] = []
+    looped = [Scratch("row", torch.float32, n), Scratch("partial", torch.float32, 64)]
+    split = [Scratch("partial", torch.float32, 256), Scratch("row", torch.float32, 2 * n)]
+    row, partial = merge_scratch([persistent, looped, split])
+    assert (row.name, row.elements) == ("row", 2 * n)
+    assert (partial.name, partial.elements) == ("partial", 256)
+    assert merge_scratch([persistent]) == ()
+    with pytest.raises(ValueError, match="'row' is asked for as torch.float32 and as torch.float16"):
+        merge_scratch([looped, [Scratch("row", torch.float16, n)]])

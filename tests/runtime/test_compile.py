@@ -1,0 +1,234 @@
+"""The compile service: never twice, in parallel, and whole files only."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polytile import counters, options
+from polytile.errors import CompileFailed, CompilerMissing
+from polytile.runtime import SourceRejected, cache, compile_cpp, compile_log, load
+from polytile.runtime import compile as compiler
+from tests.runtime.helpers import entry, forget, library, returned, tiny
+
+
+def slow_compiler(folder: Path, seconds: float) -> tuple[str, Path]:
+    """A compiler that takes `seconds` longer and writes a line to a log when it starts and when it ends."""
+    program, log = folder / "slow-g++", folder / "log"
+    log.write_text("")
+    program.write_text(
+        "#!/bin/bash\n"
+        'if [[ " $* " != *" -o "* ]]; then exec g++ "$@"; fi\n'
+        f'echo + >>{log}; sleep {seconds}; g++ "$@"; code=$?; echo - >>{log}; exit $code\n'
+    )
+    program.chmod(0o755)
+    return str(program), log
+
+
+def most_at_once(log: Path) -> int:
+    running = most = 0
+    for line in log.read_text().split():
+        running += 1 if line == "+" else -1
+        most = max(most, running)
+    return most
+
+
+def test_source_in_kernel_out(home: Path) -> None:
+    made = compile_cpp("my kernel", tiny(7)).result()
+    assert returned(load(made, "k")) == 7
+    assert made.path.parent == home / "kernels" and made.path.name.startswith("my_kernel-")
+    assert made.source.read_text() == tiny(7), "the source lies beside the shared object for people to read"
+    assert list((home / "tmp").iterdir()) == []
+
+
+def test_equal_sources_are_compiled_once_and_counted_once() -> None:
+    first = [compile_cpp("k", tiny(1)) for _ in range(5)]
+    assert len({future.result().path for future in first}) == 1
+    compile_cpp("k", tiny(2)).result()
+    assert counters["kernels_generated"] == 2
+    assert counters["compiler_runs"] == 2
+    assert [(record.name, record.cached) for record in compile_log()] == [("k", False), ("k", False)]
+    assert all(record.seconds > 0 for record in compile_log())
+
+
+def test_a_new_process_finds_everything_without_compiler_or_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_cpp("k", tiny(1)).result()
+    forget()
+    threads = threading.active_count()
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    made = compile_cpp("k", tiny(1))
+    assert made.done() and returned(made.result().address("k")) == 1
+    assert (counters["kernels_generated"], counters["compiler_runs"]) == (1, 0)
+    assert compile_log() == [("k", 0.0, True)]
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("what", ["source", "flags", "processor", "compiler"])
+def test_whatever_can_change_the_binary_changes_the_key(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compile_cpp("k", tiny(1)).result()
+    compiler.reset()
+    if what == "processor":
+        monkeypatch.setattr("polytile.runtime.toolchain.cpu", lambda: type("Cpu", (), {"identity": "another"}))
+    elif what == "compiler":
+        found = compiler.toolchain.find()
+        monkeypatch.setattr(compiler.toolchain, "find", lambda: compiler.toolchain.Toolchain(
+            found.command, found.kind, "another version", found.native, found.isa, found.lanes, found.features,
+            found.macros))  # fmt: skip
+    second = compile_cpp("k", tiny(2 if what == "source" else 1), flags=("-DX",) if what == "flags" else ()).result()
+    assert second.key != first.key
+
+
+def test_rejected_source_carries_command_messages_and_the_file(home: Path) -> None:
+    failed = compile_cpp("broken", 'extern "C" long k() { return no_such_name; }')
+    with pytest.raises(SourceRejected, match="no_such_name") as caught:
+        failed.result()
+    error = caught.value
+    assert isinstance(error, CompileFailed)
+    assert error.source.read_text().startswith("extern") and str(error.source) in str(error)
+    assert "-O2" in error.command and "no_such_name" in error.messages and error.name == "broken"
+    with pytest.raises(SourceRejected):
+        compile_cpp("broken", 'extern "C" long k() { return no_such_name; }').result()
+    assert counters["compiler_runs"] == 2, "a failure is tried again when asked again: it may have passed"
+
+
+def test_without_a_compiler_the_result_raises_and_says_what_to_install() -> None:
+    with options.override(cxx="no-such-compiler"):
+        future = compile_cpp("k", tiny(1))
+    with pytest.raises(CompilerMissing, match="Install one"):
+        future.result()
+
+
+def test_a_missing_symbol_is_named() -> None:
+    with pytest.raises(CompileFailed, match="no C function 'other'"):
+        compile_cpp("k", tiny(1)).result().address("other")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(os.urandom(20_000))
+
+
+def foreign(path: Path) -> None:
+    shutil.copy(compile_cpp("other", tiny(99)).result().path, path)
+
+
+@pytest.mark.parametrize("damage", [truncate, garbage, foreign])
+@pytest.mark.parametrize("moment", ["before the request", "between request and load"])
+def test_a_damaged_library_is_set_aside_and_rebuilt(
+    damage: Callable[[Path], None], moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = compile_cpp("k", tiny(5)).result().path
+    forget()
+    made = None if moment == "before the request" else compile_cpp("k", tiny(5)).result()
+    damage(path)
+    before = counters["compiler_runs"]
+    made = made or compile_cpp("k", tiny(5)).result()
+    assert returned(made.address("k")) == 5
+    assert counters["compiler_runs"] == before + 1
+    assert path.with_name(path.name + ".bad").exists() and "set aside" in caplog.text
+
+
+def test_a_whole_file_that_the_loader_refuses_is_rebuilt(caplog: pytest.LogCaptureFixture) -> None:
+    made = compile_cpp("k", tiny(6)).result()
+    cache.current().write(f"{made.order.stem}.so", b"\x7fELF but not really")
+    assert returned(made.address("k")) == 6
+    assert "cannot be loaded" in caplog.text
+
+
+def test_a_kernel_that_never_loads_is_an_error_and_not_a_loop() -> None:
+    made = compile_cpp("k", 'extern "C" long nowhere(); extern "C" long k() { return nowhere(); }').result()
+    with pytest.raises(CompileFailed, match=r"cannot be loaded.*nowhere"):
+        made.address("k")
+
+
+def test_a_full_disk_moves_the_work_to_a_private_directory(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = tmp_path / "g++-on-full-disk"
+    program.write_text(
+        "#!/bin/bash\n"
+        f'if [[ " $* " == *" -o {home}"* ]]; then echo "ld: No space left on device"; exit 1; fi\n'
+        'exec g++ "$@"\n'
+    )
+    program.chmod(0o755)
+    with options.override(cxx=str(program)):
+        made = compile_cpp("k", tiny(3)).result()
+    assert returned(made.address("k")) == 3
+    assert home not in made.path.parents
+    assert [record for record in caplog.records if "No space left" in record.getMessage()]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_compilers_run_in_parallel_up_to_the_option(tmp_path: Path, workers: int) -> None:
+    program, log = slow_compiler(tmp_path, 0.3)
+    with options.override(cxx=program, compile_workers=workers):
+        futures = [compile_cpp("k", tiny(i)) for i in range(4)]
+    done, _ = concurrent.futures.wait(futures, timeout=60)
+    assert len(done) == 4 and sorted(returned(f.result().address("k")) for f in done) == [0, 1, 2, 3]
+    assert most_at_once(log) == workers
+
+
+def test_who_needs_a_kernel_does_not_wait_for_the_queue(tmp_path: Path) -> None:
+    program, _ = slow_compiler(tmp_path, 1.0)
+    with options.override(cxx=program, compile_workers=1):
+        queue = [compile_cpp("k", tiny(i)) for i in range(5)]
+    assert returned(queue[-1].result().address("k")) == 4
+    assert not queue[2].done()
+    for future in queue:
+        future.cancel()
+
+
+def test_a_compiler_that_hangs_is_stopped(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, _ = slow_compiler(tmp_path, 50)
+    monkeypatch.setattr(compiler, "TIMEOUT_SECONDS", 0.3)
+    with options.override(cxx=program), pytest.raises(SourceRejected, match="was stopped after"):
+        compile_cpp("k", tiny(1)).result()
+    assert list((home / "tmp").iterdir()) == []
+
+
+def test_a_forked_child_can_compile(home: Path) -> None:
+    compile_cpp("k", tiny(1)).result()
+    concurrent.futures.wait([compile_cpp("k", tiny(2))], timeout=60)
+    child = os.fork()
+    if child == 0:
+        future = compile_cpp("k", tiny(3))
+        concurrent.futures.wait([future], timeout=30)
+        os._exit(0 if future.done() and returned(future.result().address("k")) == 3 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_threads_come_from_torchs_own_openmp_runtime() -> None:
+    import torch
+
+    made, seen = library(), torch.zeros(1, dtype=torch.int64)
+    headers = subprocess.run(["readelf", "-d", made.path], capture_output=True, text=True).stdout
+    assert "Dynamic section" in headers and "libgomp" not in headers
+    call = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)(entry("team").address)
+    call(ctypes.byref(ctypes.c_void_p(seen.data_ptr())), None, 2)
+    assert seen.item() == 2
+
+
+def test_a_process_without_gomp_links_the_compilers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    compiler._openmp_flags.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler.ctypes, "CDLL", Nothing)
+        assert compiler._openmp_flags() == ("-fopenmp",)
+    made = library()
+    compiler._openmp_flags.cache_clear()
+    assert "-fopenmp" in made.order.flags and made.address("team")
+    assert "libgomp" in subprocess.run(["readelf", "-d", made.path], capture_output=True, text=True).stdout

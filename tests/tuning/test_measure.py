@@ -1,0 +1,164 @@
+"""Races between candidates, by a clock that the tests turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from polytile.kernels.candidate import PythonEntry
+from polytile.tuning import measure
+from polytile.tuning.measure import Contender, Limits, race
+
+
+@dataclass
+class Machine:
+    """A fake clock: each contender's calls take the seconds in `speeds`, plus noise."""
+
+    speeds: dict[str, float]
+    noise: float = 0.0
+    now: float = 0.0
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def burst(self, contender: Contender, repeats: int) -> float:
+        self.calls.append((contender.name, repeats))
+        seconds = repeats * self.speeds[contender.name] * (1 + self.noise * self.random.random())
+        self.now += seconds
+        return seconds
+
+    def count(self, name: str) -> int:
+        return sum(called == name for called, _ in self.calls)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine({})
+    monkeypatch.setattr(measure, "time_burst", made.burst)
+    monkeypatch.setattr(measure, "clock", lambda: made.now)
+    monkeypatch.setattr(measure, "_involuntary_switches", lambda: 0)
+    yield made
+
+
+def contenders(machine: Machine, **speeds: float) -> list[Contender]:
+    machine.speeds = speeds
+    return [Contender(name, PythonEntry(lambda: None), ()) for name in speeds]
+
+
+def test_short_kernels_are_timed_in_bursts_and_long_ones_call_by_call(machine: Machine) -> None:
+    short, long = race(contenders(machine, short=1e-6, long=2e-3))
+    assert ("short", 100) in machine.calls
+    assert all(repeats == 1 for name, repeats in machine.calls if name == "long")
+    assert short.seconds == pytest.approx(1e-6) and long.seconds == pytest.approx(2e-3)
+
+
+def test_candidates_take_turns(machine: Machine) -> None:
+    race(contenders(machine, a=1e-5, b=1e-5, c=1e-5))
+    bursts = [name for name, repeats in machine.calls if repeats > 1]
+    rounds = [bursts[i : i + 3] for i in range(0, len(bursts), 3)]
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in rounds)
+    assert len({tuple(turn) for turn in rounds}) == 3
+
+
+def test_a_clear_loser_leaves_the_race_early(machine: Machine) -> None:
+    best, close, slow = race(contenders(machine, best=1e-5, close=1.04e-5, slow=1.5e-5))
+    assert len(slow.samples) == 5
+    assert len(best.samples) == len(close.samples) == 40
+    assert slow.seconds == pytest.approx(1.5e-5)
+
+
+def test_a_long_hopeless_candidate_is_called_twice_and_no_more(machine: Machine) -> None:
+    _, hopeless = race(contenders(machine, good=5e-3, hopeless=0.5))
+    assert machine.count("hopeless") == 2
+    assert hopeless.seconds == pytest.approx(0.5)
+
+
+def test_cheap_problems_take_a_few_tens_of_milliseconds(machine: Machine) -> None:
+    race(contenders(machine, a=1e-5, b=1e-5, c=1e-5, d=1e-5))
+    assert machine.now < 0.06
+    machine.now = 0.0
+    race(contenders(machine, a=1e-3, b=1e-3, c=1e-3, d=1e-3))
+    assert machine.now < 0.06
+
+
+def test_dear_problems_end_after_the_longest_time_with_a_sample_each(machine: Machine) -> None:
+    timings = race(contenders(machine, a=2.0, b=2.0, c=2.0))
+    assert machine.now < 15.0
+    assert all(timing.samples for timing in timings)
+
+
+def test_noise_comes_with_the_time(machine: Machine) -> None:
+    machine.noise = 0.3
+    (timing,) = race(contenders(machine, a=1e-5))
+    assert 1e-5 < timing.seconds < 1.15e-5
+    assert 0.005 < timing.noise < 0.2
+
+
+def test_bursts_that_the_scheduler_broke_are_taken_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = iter(range(10_000))
+    broken = [False]
+
+    def counter() -> int:
+        return next(switches) if broken[0] else 0
+
+    plain = machine.burst
+
+    def sometimes_broken(contender: Contender, repeats: int) -> float:
+        broken[0] = repeats > 1 and len(machine.calls) % 4 == 0
+        return plain(contender, repeats) * (50 if broken[0] else 1)
+
+    monkeypatch.setattr(measure, "time_burst", sometimes_broken)
+    monkeypatch.setattr(measure, "_involuntary_switches", counter)
+    (timing,) = race(contenders(machine, a=1e-5))
+    assert timing.samples and max(timing.samples) < 2e-5
+
+
+def test_on_a_machine_that_is_always_busy_there_are_samples_all_the_same(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switches = iter(range(100_000))
+    monkeypatch.setattr(measure, "_involuntary_switches", lambda: next(switches))
+    timings = race(contenders(machine, a=1e-5, b=1e-5))
+    assert all(len(timing.samples) >= 10 for timing in timings)
+
+
+def test_a_candidate_that_raises_leaves_the_race_and_the_others_go_on(machine: Machine) -> None:
+    plain, calls = machine.burst, [0]
+
+    def burst(contender: Contender, repeats: int) -> float:
+        calls[0] += contender.name == "bad"
+        if contender.name == "bad" and calls[0] > 6:
+            raise RuntimeError("out of memory")
+        return plain(contender, repeats)
+
+    measure.time_burst = burst  # undone by the fixture
+    bad, good = race(contenders(machine, bad=1e-5, good=1.01e-5))
+    assert isinstance(bad.error, RuntimeError)
+    assert len(good.samples) >= 5 and good.error is None
+
+
+def test_an_interrupt_ends_the_race(machine: Machine) -> None:
+    def interrupted(contender: Contender, repeats: int) -> float:
+        raise KeyboardInterrupt
+
+    measure.time_burst = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        race(contenders(machine, a=1e-5))
+
+
+def test_arguments_are_put_back_before_every_burst(machine: Machine) -> None:
+    restored = [0]
+    (contender,) = contenders(machine, a=1e-5)
+    race([Contender("a", contender.entry, (), lambda: restored.__setitem__(0, restored[0] + 1))], Limits(rounds=5))
+    assert restored[0] == 2 + 5
+
+
+def test_real_kernels_are_timed_by_the_launcher() -> None:
+    x, y = torch.randn(64, 64), torch.zeros(64, 64)
+    fast = Contender("fast", PythonEntry(lambda x, y: y.copy_(x)), (x, y))
+    slow = Contender("slow", PythonEntry(lambda x, y: y.copy_(torch.linalg.inv(x @ x))), (x, y))
+    first, second = race([slow, fast])
+    assert first.seconds > second.seconds > 0
