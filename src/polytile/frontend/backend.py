@@ -14,6 +14,7 @@ import torch.fx
 from torch._dynamo import register_backend
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from polytile import options as settings
 from polytile import runtime
@@ -79,12 +80,13 @@ class _Compilers:
             if settings.get("debug") >= 3:
                 log.info("%s", graph.print_readable(print_output=False))
             lowered = lower_graph(graph, name)
-            try:
-                compiled = compiler.compile_program(lowered, self.given, traced_sizes(graph))
-            except CompilerMissing as error:
-                return _without_compiler(graph, name, str(error))
-            if self.hints is not None:
-                compiler.warm(compiled, hinted_sizes(self.hints, graph))
+            with unset_fake_temporarily():  # AOTAutograd compiles under a mode that would make every new tensor a fake one
+                try:
+                    compiled = compiler.compile_program(lowered, self.given, traced_sizes(graph))
+                except CompilerMissing as error:
+                    return _without_compiler(graph, name, str(error))
+                if self.hints is not None:
+                    compiler.warm(compiled, hinted_sizes(self.hints, graph))
             return compiled
 
 
