@@ -1,4 +1,4 @@
-"""Generated matmul kernels: every form, layout, dtype and tail against float64, epilogues, threads, bounds, the prior."""
+"""Generated matmul kernels: every form, layout, dtype and tail against float64; epilogues; threads; the prior."""
 
 from __future__ import annotations
 
@@ -107,14 +107,11 @@ def operands(
 
 
 def assert_close(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tolerance: float) -> None:
-    """Every element within `tolerance` of float64, relative to the result and to the sum of magnitudes."""
-    exact = a.double() @ b.double()
-    scale = (
-        exact.abs() + 1e-2 * (a.double().abs() @ b.double().abs())
-        if tolerance > 1e-4
-        else a.double().abs() @ b.double().abs()
-    )
-    assert (((c.double() - exact).abs() - tolerance * scale) <= 0).all(), (c.double() - exact).abs().max()
+    """Every element within `tolerance` of float64, relative to the sum of magnitudes (bfloat16: to the result)."""
+    exact, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    scale = exact.abs() + 0.01 * magnitude if c.dtype == torch.bfloat16 else magnitude
+    error = (c.double() - exact).abs()
+    assert not (error > tolerance * scale).any() and not error.isnan().any(), error.max()
 
 
 def layouts(form: str) -> list[tuple[str, str]]:
@@ -126,28 +123,35 @@ def test_every_form_and_layout_is_right_at_odd_sizes(form: str, a_layout: str, b
     torch.manual_seed(0)
     spec = GemmSpec(a_layout=a_layout, b_layout=b_layout)
     function = kernel(spec, SMALL_BLOCKS[form])
-    shapes = [s for i, s in enumerate(itertools.product(SIZES, SIZES, (0, *SIZES))) if i % 9 == 0] + [(200, 200, 200)]
+    shapes = [s for i, s in enumerate(itertools.product(SIZES, SIZES, (0, *SIZES))) if i % 13 == 0] + [(200, 200, 200)]
     for number, (m, n, k) in enumerate(shapes):
         a, b = operands(spec, 1, m, n, k)
         assert_close(matmul(function, a, b, threads=(1, 2, 4)[number % 3]), a, b, TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("a_layout", "b_layout"), [("k", "n"), ("k", "k"), ("m", "n"), ("any", "any")])
+@pytest.mark.parametrize(
+    ("dtype", "a_layout", "b_layout"),
+    [
+        ("float32", "k", "n"),
+        ("float32", "any", "k"),
+        ("bfloat16", "m", "n"),
+        ("bfloat16", "k", "k"),
+        ("float64", "m", "k"),
+        ("float64", "k", "any"),
+    ],
+)
 def test_every_config_of_the_tables_is_right(dtype: str, a_layout: str, b_layout: str) -> None:
     torch.manual_seed(1)
     spec = GemmSpec(dtype, a_layout, b_layout, batched=True, out_dtype=dtype)
+    shapes = ((1, 17, 65, 200), (3, 3, 63, 65), (2, 1, 1, 1), (1, 65, 200, 1030))
     for config in configs(spec, LANES[dtype]):
         function = kernel(spec, config)
-        for (batch, m, n, k), threads in zip(
-            ((1, 17, 65, 200), (3, 3, 63, 65), (1, 65, 200, 1030), (2, 1, 1, 1)), (1, 2, 4, 2)
-        ):
+        for threads, (batch, m, n, k) in enumerate(shapes, 1):
             a, b = operands(spec, batch, m, n, k)
             assert_close(matmul(function, a, b, threads), a, b, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("lanes", [4, 8])
+@pytest.mark.parametrize(("form", "lanes"), list(zip(FORMS, (4, 8, 4, 4, 8, 8), strict=True)))
 def test_narrower_vectors_are_right(form: str, lanes: int) -> None:
     spec = GemmSpec(b_layout=FORM_LAYOUTS[form][0])
     function = kernel(spec, SMALL_BLOCKS[form], lanes=lanes)
@@ -163,9 +167,7 @@ def test_batch_items_may_be_strided_or_expanded(form: str) -> None:
     for threads in (1, 2, 4):
         a, b = operands(spec, 5, 17, 65, 63)
         assert_close(matmul(function, a, b, threads), a, b, TOLERANCE["float32"])
-        assert_close(
-            matmul(function, a[::2], b[1::2].repeat(2, 1, 1)[:3], threads), a[::2], b[1::2].repeat(2, 1, 1)[:3], 1e-5
-        )
+        assert_close(matmul(function, a[::2], b[1:4], threads), a[::2], b[1:4], TOLERANCE["float32"])
         shared = b[2:3].expand(5, -1, -1)
         assert_close(matmul(function, a, shared, threads), a, shared, TOLERANCE["float32"])
         assert_close(matmul(function, a[:1].expand(5, -1, -1), b, threads), a[:1].expand(5, -1, -1), b, 1e-5)
@@ -173,7 +175,7 @@ def test_batch_items_may_be_strided_or_expanded(form: str) -> None:
 
 COUNTING_EPILOGUE = """
 static inline void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n, VACC acc, long count) {
-  float* out = (float*)ptrs[2] + (batch * sizes[1] + m) * sizes[10] + n;   // sizes[10]: columns of a row of out and times
+  float* out = (float*)ptrs[2] + (batch * sizes[1] + m) * sizes[10] + n;   // sizes[10]: elements in a row
   int* times = (int*)ptrs[3] + (batch * sizes[1] + m) * sizes[10] + n;
   for (long i = 0; i < count; ++i) out[i] = 2 * acc[i] + ((const float*)ptrs[4])[n + i], ++times[i];
 }
@@ -248,16 +250,15 @@ class Guarded:
 def test_nothing_is_read_or_written_past_the_end(form: str, dtype: str) -> None:
     guarded = Guarded()
     for pairs in {False, dtype == "bfloat16" and form in ("tile_packed", "splitk", "dot")}:
-        for a_layout, b_layout in (("k", FORM_LAYOUTS[form][0]), ("m", FORM_LAYOUTS[form][-1])):
-            if b_layout == "any":
-                b_layout = "k"
-            spec = GemmSpec(dtype, a_layout, b_layout, out_dtype=dtype)
-            function = kernel(spec, replace(SMALL_BLOCKS[form], pairs=pairs, pack_a=form == "tile_packed"))
-            for m, n, k in ((1, 1, 1), (3, 17, 65), (17, 65, 63), (65, 31, 200)):
-                a, b = (guarded.copy(t) for t in operands(spec, 1, m, n, k))
-                c = guarded.copy(torch.zeros(1, m, n, dtype=DTYPES[dtype]))
-                assert call(function, a, b, (c,), c.stride(), 2) == 0
-                assert_close(c, a, b, TOLERANCE[dtype])
+        layouts_of_b = [layout for layout in FORM_LAYOUTS[form] if layout != "any"]
+        spec = GemmSpec(dtype, "m", layouts_of_b[-1]) if pairs else GemmSpec(dtype, "k", layouts_of_b[0])
+        spec = replace(spec, out_dtype=dtype)
+        function = kernel(spec, replace(SMALL_BLOCKS[form], pairs=pairs, pack_a=form == "tile_packed"))
+        for m, n, k in ((1, 1, 1), (3, 17, 65), (17, 65, 63), (65, 31, 200)):
+            a, b = (guarded.copy(t) for t in operands(spec, 1, m, n, k))
+            c = guarded.copy(torch.zeros(1, m, n, dtype=DTYPES[dtype]))
+            assert call(function, a, b, (c,), c.stride(), 2) == 0
+            assert_close(c, a, b, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -32,7 +32,7 @@ class Fake:
     call: Callable[..., None] = double
     failure: Exception | None = None
     can: Callable[[Mapping[str, int]], bool] = lambda sizes: True
-    config: Config = Config()
+    config: Config = field(default_factory=Config)
     source_hash: str = ""
     calls: list[tuple[int, ...]] = field(default_factory=list)
     prepared: int = 0

@@ -284,7 +284,6 @@ def test_a_candidate_that_calls_its_own_multikernel_does_not_recurse_without_end
 
 
 def test_checked_inputs_name_the_argument_and_the_kernel() -> None:
-    looked_at: list[int] = []
     kernel = MultiKernel(SPEC, [Fake("a")], {"check_inputs": True})
     x, y, m, n = arguments(4, 4)
     y.fill_(float("nan"))  # an output may hold anything before
@@ -294,14 +293,13 @@ def test_checked_inputs_name_the_argument_and_the_kernel() -> None:
         InvalidInput, match=r"'x' of kernel 'double' holds 1 NaN and 1 infinite .* the first at \[1, 2\]"
     ):
         kernel.dispatch(x, y, m, n)
-    assert not looked_at
 
 
 def test_each_distinct_input_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     many = spec(args=(*(ArgInfo(f"x{i}", torch.float32) for i in range(3)), ArgInfo("i", torch.int64), SPEC.args[1]))
-    looked_at = []
+    looked_at: list[int] = []
     real = torch.isfinite
-    monkeypatch.setattr(torch, "isfinite", lambda tensor: looked_at.append(1) or real(tensor))
+    monkeypatch.setattr(torch, "isfinite", lambda tensor: (looked_at.append(1), real(tensor))[1])
     kernel = MultiKernel(many, [Fake("a", call=lambda *_: None)], {"check_inputs": True})
     x, y, m, n = arguments(4, 4)
     kernel(x, x, x.t(), torch.zeros(3, dtype=torch.int64), y, m, n)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from polytile import counters, options, store
 from polytile.errors import OptionError
-from polytile.multikernel import Decision, MultiKernel
+from polytile.multikernel import Decision, MultiKernel, trace
 from polytile.multikernel.links import model, plan
 from polytile.problem import Config, Problem
 from polytile.tuning import measure
@@ -99,9 +98,10 @@ def test_what_another_process_measured_meanwhile_is_used() -> None:
 def test_a_size_of_the_same_regime_needs_no_new_measurement() -> None:
     decided(*pair(), m=600, n=64)
     new_process()
-    decision = decided(*pair(), m=608 + 1, n=64)
-    assert decision.link == "measured"  # 600 is not divisible by 16 and neither is 609, but 600 % 8 does not matter
-    assert decided(*pair(), m=611, n=64).link == "nearby"
+    decision = decided(*pair(), m=611, n=64)
+    assert (decision.candidate, decision.link) == ("b", "nearby")
+    assert decision.provenance == "measured before, nearby at M=600, N=64"
+    assert counters["store_hits"] == 1
 
 
 def test_a_size_between_two_measured_ones_that_agree_needs_no_new_measurement() -> None:
@@ -312,14 +312,24 @@ def test_every_decision_is_a_row_of_the_metrics_table(tmp_path: Path) -> None:
     assert [row["link"] for row in rows] == ["measured", "measured", "exact"]
 
 
+def in_child(work: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return child
+
+
 def test_processes_that_write_metrics_at_once_write_one_header_and_whole_rows(tmp_path: Path) -> None:
-    code = (
-        "import sys; from polytile.multikernel import trace\n"
-        "for i in range(200): trace._append(sys.argv[1], ['double', 'x' * 500, *map(str, range(9))])"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "m.csv")]
-    writers = [subprocess.Popen(command, env={"PYTHONPATH": ":".join(sys.path)}) for _ in range(3)]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    def write() -> None:
+        for _ in range(200):
+            trace._append(str(tmp_path / "m.csv"), ["double", "x" * 500, *map(str, range(9))])
+
+    children = [in_child(write) for _ in range(3)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
     with (tmp_path / "m.csv").open() as file:
         rows = list(csv.reader(file))
     assert rows[0][0] == "multikernel" and len(rows) == 601

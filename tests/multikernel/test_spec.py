@@ -69,5 +69,5 @@ def test_scratch_buffers_are_merged_by_name_each_as_large_as_the_largest_request
     assert (row.name, row.elements) == ("row", 2 * n)
     assert (partial.name, partial.elements) == ("partial", 256)
     assert merge_scratch([persistent]) == ()
-    with pytest.raises(ValueError, match="'row' is asked for as torch.float32 and as torch.float16"):
+    with pytest.raises(ValueError, match=r"'row' is asked for as torch\.float32 and as torch\.float16"):
         merge_scratch([looped, [Scratch("row", torch.float16, n)]])

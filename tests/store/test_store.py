@@ -68,9 +68,9 @@ def test_all_lookups_of_a_program_read_the_file_once(
     tmp_path: Path, measurement: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Store(tmp_path / "s").append(*(measurement(m) for m in range(10, 60)))
-    reads = []
+    reads: list[object] = []
     read = SqliteFile.summaries
-    monkeypatch.setattr(SqliteFile, "summaries", lambda self, *args: reads.append(args) or read(self, *args))
+    monkeypatch.setattr(SqliteFile, "summaries", lambda self, *args: (reads.append(args), read(self, *args))[1])
     kept = Store(tmp_path / "s")
     for m in range(80):
         assert bool(kept.exact(measurement(m).problem, measurement().environment)) == (10 <= m < 60)
@@ -142,7 +142,8 @@ def test_threads_append_and_look_up_at_the_same_time(tmp_path: Path, measurement
 
 def test_reading_a_store_imports_neither_torch_nor_sqlalchemy(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib, polytile.store as s; s.Store(pathlib.Path(sys.argv[1])).measurements(); "
+        "import sys, pathlib, tests.store.alone, polytile.store as store\n"
+        "store.Store(pathlib.Path(sys.argv[1])).measurements()\n"
         "print([name for name in ('torch', 'sqlalchemy') if name in sys.modules])"
     )
     ran = subprocess.run(

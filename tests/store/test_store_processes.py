@@ -19,6 +19,7 @@ from polytile.store import Store
 WRITER = """
 import sys, pathlib
 sys.path[:0] = {path!r}
+import tests.store.alone
 from polytile.store import Store
 from tests.store.helpers import make
 worker, count = int(sys.argv[2]), int(sys.argv[3])
@@ -90,8 +91,8 @@ def test_a_forked_child_uses_the_store_and_leaves_the_parents_whole(
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-@pytest.mark.parametrize("_", range(3))
-def test_stores_made_by_several_processes_at_once_are_one_store(tmp_path: Path, _: int) -> None:
+@pytest.mark.parametrize("again", range(3))
+def test_stores_made_by_several_processes_at_once_are_one_store(tmp_path: Path, again: int) -> None:
     writers = [writer(tmp_path / "s", worker, 1) for worker in range(4)]
     for process in writers:
         _, errors = process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Clones stand in for what a kernel writes: same sizes, strides, alignment and overlaps, and nothing reaches the caller."""
+"""Clones stand in for what a kernel writes: same sizes, strides, alignment and overlaps; the caller sees nothing."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ class Fake:
     call: Callable[..., None]
     failure: Exception | None = None
     origin: str = "cpp"
-    config: Config = Config()
+    config: Config = field(default_factory=Config)
     source_hash: str = "h"
     compile_seconds: float = 0.25
     prepared: int = 0
@@ -63,7 +63,7 @@ def test_each_candidate_becomes_a_measurement(empty_cache: object) -> None:
         raise RuntimeError("no kernel for such strides")
 
     asked = task(
-        Fake("right", double),
+        right_one := Fake("right", double),
         Fake("wrong", lambda x, y, n: y.copy_(x * 3)),
         Fake("does not compile", double, CompileFailed("error: expected ';'")),
         Fake("raises", raises),
@@ -77,7 +77,7 @@ def test_each_candidate_becomes_a_measurement(empty_cache: object) -> None:
     assert right.environment == environment()
     assert "'y' is off by" in attempts[1].detail
     assert "such strides" in attempts[3].detail
-    assert all(candidate.prepared for candidate in asked.candidates)
+    assert right_one.prepared == 1
     assert bool((asked.args[1] == 5.0).all())
 
 

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Max, Mod, ModularIndexing, PythonMod
 
 Size = sympy.Expr
 Ranges = Mapping[sympy.Symbol, sympy.Expr]
@@ -39,6 +39,14 @@ def as_size(value: object) -> sympy.Expr:
     if node is None:
         raise TypeError(f"{value!r} of type {type(value).__name__} is not a size.")
     return node.expr
+
+
+def as_stride(value: object) -> sympy.Expr:
+    """A traced stride: as `as_size`, without the max(1, n) that torch writes for a size n that may be 0, since where it is
+    there are no elements to be apart."""
+    stride = as_size(value)
+    guarded = {e: next(a for a in e.args if a != 1) for e in stride.atoms(sympy.Max, Max) if len(e.args) == 2 and ONE in e.args}
+    return stride.xreplace(guarded)
 
 
 def product(sizes: Iterable[sympy.Expr]) -> sympy.Expr:
@@ -106,17 +114,20 @@ def _has_division(expr: sympy.Expr) -> bool:
 def upper_bound(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
     """Largest value of an index that is linear in its axes with nonnegative coefficients; None if it is not."""
     bound = ZERO
+    by_axes: dict[sympy.Expr, sympy.Expr] = {}
     for term in sympy.Add.make_args(sympy.expand(expr)):
-        axes = [s for s in term.free_symbols if s in ranges]
         if any(isinstance(f, FloorDiv | ModularIndexing | Mod | PythonMod) for f in sympy.preorder_traversal(term)):
             inner = _division_bound(term, ranges)
             if inner is None:
                 return None
             bound += inner
             continue
-        if not _nonnegative_term(term):
+        factor, axes = term.as_independent(*[s for s in term.free_symbols if s in ranges], as_Add=False)
+        by_axes[axes] = by_axes.get(axes, ZERO) + factor
+    for axes, factor in by_axes.items():
+        if not is_nonnegative(sympy.expand(factor)):
             return None
-        bound += term.xreplace({a: ranges[a] - 1 for a in axes})
+        bound += factor * axes.xreplace({a: ranges[a] - 1 for a in axes.free_symbols})
     return sympy.expand(bound)
 
 
@@ -145,15 +156,32 @@ def _division_bound(term: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
 
 
 def split_by(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """(q, r) with expr = divisor·q + r, putting every term that divides exactly into q."""
+    """(q, r) with expr = divisor·q + r, putting everything that divides exactly into q."""
+    expr = sympy.expand(expr)
+    if sympy.expand(divisor).is_Add:
+        return _long_division(expr, divisor)
     quotient, rest = ZERO, ZERO
-    for term in sympy.Add.make_args(sympy.expand(expr)):
+    for term in sympy.Add.make_args(expr):
         exact = divide(term, divisor)
         if exact is None:
             rest += term
         else:
             quotient += exact
     return quotient, rest
+
+
+@functools.lru_cache(maxsize=20_000)
+def _long_division(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """(q, r) by polynomial division for a divisor such as s - 1, in a symbol whose leading coefficient there is 1; (0, expr)
+    where there is none."""
+    for symbol in sorted(divisor.free_symbols, key=str):
+        if _has_division(expr + divisor) or not divisor.is_polynomial(symbol) or not expr.is_polynomial(symbol):
+            continue
+        top = sympy.Poly(divisor, symbol)
+        if top.LC() == 1:
+            quotient, rest = sympy.div(sympy.Poly(expr, symbol), top)
+            return sympy.expand(quotient.as_expr()), sympy.expand(rest.as_expr())
+    return ZERO, expr
 
 
 def _fits_below(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> bool:
@@ -181,7 +209,9 @@ def modulo(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     _, rest = split_by(x, d)
     if rest == 0 or _fits_below(rest, d, ranges):
         return rest
-    return Mod(rest, d) if is_nonnegative(rest) else Mod(x, d)
+    if is_nonnegative(rest):
+        return Mod(rest, d)
+    return Mod(x, d) if is_nonnegative(x) else PythonMod(x, d)
 
 
 def simplify(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:

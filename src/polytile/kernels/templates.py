@@ -20,7 +20,8 @@ from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
 from polytile.kernels.cpp import gemm
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
-from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec
+from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec, Machine
+from polytile.kernels.cpp.gemm.spec import OUTPUT_SIZES, SIZES
 from polytile.kernels.library import MatmulLibrary
 from polytile.problem import Config, digest
 from polytile.runtime import toolchain
@@ -61,7 +62,7 @@ class GemmKernel:
 
     @property
     def leading(self) -> tuple[str, ...]:
-        return gemm.SIZES + (() if self.spec.has_epilogue else gemm.OUTPUT_SIZES)
+        return SIZES + (() if self.spec.has_epilogue else OUTPUT_SIZES)
 
 
 def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[GemmKernel, CallSite]:
@@ -132,9 +133,15 @@ def candidates(
     return tuple(found)
 
 
+@functools.cache
+def _machine() -> Machine:
+    return Machine.detected()
+
+
 def _generated(kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int]) -> list[CppCandidate]:
     tool = toolchain.find()
     spec, name = kernel.spec, kernel_name(kernel, origins)
+    machine = _machine()
     lanes = tool.lanes if spec.accumulator == "float32" else max(1, tool.lanes // 2)
 
     @functools.cache
@@ -143,8 +150,6 @@ def _generated(kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int
         return gemm.generate(spec, config, ENTRY, text, lanes)
 
     def candidate(config: GemmConfig, count: int) -> CppCandidate:
-        machine = gemm.machine()
-
         def valid(size: Mapping[str, int]) -> bool:
             points = size["batch"] * size["M"] * size["N"] * max(1, size["K"])
             return gemm.valid(spec, config, size) and (count == 1 or points >= 1 << 15)

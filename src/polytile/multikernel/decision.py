@@ -26,7 +26,8 @@ class Decision:
     """A regime's candidate. `link` names the link of the selector that answered, `provenance` says on what grounds.
 
     `standings` has every candidate that was considered, in canonical order; `notes` what stronger links said in
-    passing. `tried` says that the candidate ran on these arguments in this process.
+    passing. `from_store` says that it rests on measurements taken earlier, `tried` that the candidate ran on these
+    arguments just now.
     """
 
     kernel: str
@@ -38,6 +39,7 @@ class Decision:
     provenance: str
     standings: tuple[Standing, ...] = ()
     notes: tuple[str, ...] = ()
+    from_store: bool = False
     tried: bool = field(default=False, compare=False)
 
     @property

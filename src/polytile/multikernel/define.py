@@ -133,7 +133,8 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], options: 
 
 
 def _unfused(kernel: templates.GemmKernel, options: Mapping[str, Any]) -> Any:
-    """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's arguments."""
+    """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
+    arguments."""
     if kernel.epilogue is None:
         return None
     alone = templates.epilogue_alone(kernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from polytile import options as settings
 from polytile import store
+from polytile.counters import counters
 from polytile.errors import CompilerMissing, InvalidInput, NoCandidate
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry
 from polytile.multikernel import selector, trace
@@ -148,6 +150,7 @@ class MultiKernel:
                 entry = self._made(key, self._by_name[decision.candidate], request)
                 if entry is not None:
                     self._decisions[key] = decision
+                    counters.add("store_hits", decision.from_store)
                     trace.announce(self.spec, self.candidates, decision)
                     if isinstance(entry, PythonEntry) and not decision.tried and len(request.candidates) > 1:
                         return PythonEntry(_FirstRun(self, key, decision, entry))
@@ -174,9 +177,9 @@ class MultiKernel:
         )
 
     def _prepare(self, request: Request) -> None:
-        """Starts compiling what a decision at these sizes is going to need: the one candidate that is already known to win,
-        or those that will be measured."""
-        known = selector.choose(request) if request.candidates else None
+        """Starts compiling what a decision at these sizes is going to need: the one candidate that is already known to
+        win, or those that will be measured."""
+        known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
         if known is not None and known.link in ("only", "forced", "plan", "exact", "nearby"):
             self._by_name[known.candidate].prepare()
             return

@@ -65,12 +65,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a link says: the candidate (None: it abstains), on what grounds, and the scores it went by, if any, one
-    for each of the request's candidates. `tried`: the candidate has just run on the request's arguments."""
+    """What a link says: the candidate (None: it abstains), on what grounds, and the scores it went by, if any, one for
+    each of the request's candidates. `from_store`: it rests on measurements taken earlier; `tried`: the candidate has
+    just run on the request's arguments."""
 
     candidate: Candidate | None
     provenance: str
     scores: tuple[Score | None, ...] = ()
+    from_store: bool = False
     tried: bool = False
 
 
@@ -133,6 +135,7 @@ def _decision(request: Request, link: str, answer: Answer, notes: tuple[str, ...
         answer.provenance,
         tuple(_standing(request, c, score) for c, score in zip(request.candidates, scores, strict=True)),
         notes,
+        answer.from_store,
         answer.tried,
     )
 

@@ -16,6 +16,7 @@ from polytile.ir import printer
 from polytile.ir.program import Program
 from polytile.ir.verify import verify
 from polytile.passes.dce import eliminate_dead_code
+from polytile.passes.duplicates import merge_duplicates
 from polytile.passes.fusion.epilogue import fuse_epilogues
 from polytile.passes.fusion.horizontal import fuse_horizontally
 from polytile.passes.fusion.inline import inline_cheap
@@ -24,6 +25,7 @@ from polytile.passes.inplace import reuse
 from polytile.passes.merge_axes import merge_axes
 from polytile.passes.simplify import simplify
 from polytile.passes.split_axes import split_axes
+from polytile.passes.strides import plain_strides
 
 log = logging.getLogger("polytile")
 
@@ -36,6 +38,7 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
+    Pass("plain strides", plain_strides),
     Pass("simplify", simplify),
     Pass("dead code", eliminate_dead_code),
     Pass("split axes", split_axes),
@@ -44,6 +47,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("horizontal fusion", fuse_horizontally, fusion=True),
     Pass("inlining", inline_cheap, fusion=True),
     Pass("vertical fusion again", fuse_vertically, fusion=True),
+    Pass("duplicates", merge_duplicates, fusion=True),
     Pass("simplify again", simplify),
     Pass("dead code again", eliminate_dead_code),
     Pass("merge axes", merge_axes),

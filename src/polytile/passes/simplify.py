@@ -86,6 +86,8 @@ def _decided(node: Op, ranges: sizes.Ranges, buffers: Mapping[str, Buffer]) -> N
         sides = [_as_index(a) for a in node.args]
         if sides[0] is not None and sides[1] is not None and any(isinstance(a, Index) for a in node.args):
             return expr.index_value(sizes.simplify(_INDEX_ARITHMETIC[node.name](*sides), ranges), torch.int64)
+    if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.is_floating_point:
+        return expr.index_value(node.args[0].expr, node.dtype) if node.args[0].dtype == torch.int64 else node
     if node.name in ROUNDING.values() and isinstance(node.args[0], Load):
         if ROUNDING.get(buffers[node.args[0].buffer].dtype) == node.name:
             return node.args[0]

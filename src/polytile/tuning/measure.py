@@ -93,8 +93,8 @@ def race(contenders: Sequence[Contender], limits: Limits = LIMITS) -> list[Timin
 
     An exception of one contender ends its part in the race and is returned; KeyboardInterrupt passes through.
     """
-    # A candidate may call another MultiKernel, which then races within this race: the lock must be reentrant. It must not be
-    # waited for without end either, as whoever holds it may be waiting for a MultiKernel that this thread is choosing for.
+    # A candidate may call another MultiKernel, which then races within this race: the lock must be reentrant. Nor may
+    # it be waited for without end: whoever holds it may be waiting for a MultiKernel that this thread is choosing for.
     alone = _one_race_at_a_time.acquire(timeout=limits.longest)
     try:
         return _Race(contenders, limits).run()

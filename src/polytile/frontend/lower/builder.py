@@ -211,7 +211,7 @@ class Builder:
                 outputs.append(None)
                 return None
             shape = tuple(sizes.as_size(n) for n in value.shape)
-            buffer = self.new_buffer(shape, value.dtype, value.device, tuple(sizes.as_size(n) for n in value.stride()))
+            buffer = self.new_buffer(shape, value.dtype, value.device, tuple(sizes.as_stride(n) for n in value.stride()))
             outputs.append(buffer.name)
             symbols.extend((n, ("size", k, d)) for d, n in enumerate(shape) if _unbacked(n) and self.define(n))
             return stored(whole(buffer), value.device)

@@ -28,7 +28,7 @@ def made(builder: Builder, element: Callable[[Point], Node]) -> Tensor:
     check_dtypes(result.dtype)
     if result.layout != torch.strided:
         raise LoweringError(f"generated loops fill only strided memory, not {result.layout}.")
-    if result.device.type == "cpu" and result.is_pinned():
+    if builder.node is not None and builder.node.kwargs.get("pin_memory"):
         raise LoweringError("generated loops do not allocate pinned memory.")
     return computed(builder.result_sizes(), result.dtype, result.device, lambda p: widen(element(p), result.dtype))
 

@@ -30,7 +30,7 @@ FROM_TORCH = """
 # Lowered whole, or better as a library call than as torch takes them apart.
 KEPT = """
     _scaled_dot_product_flash_attention_for_cpu all baddbmm bernoulli count_nonzero embedding_bag
-    floor_divide nansum rrelu_with_noise rrelu_with_noise_ rsub std
+    floor_divide nansum rrelu_with_noise rrelu_with_noise_ rsub std take
 """.split()
 
 

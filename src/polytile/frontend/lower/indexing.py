@@ -12,17 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.positions import Place, extent, place_at, position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored
-from polytile.frontend.lower.views import is_dense, require_loop_dtype, reshape_point, wrap_dim
+from polytile.frontend.lower.views import is_dense, require_loop_dtype, reshape_point, traced_strides, wrap_dim
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import Extern, Store, View
+from polytile.ir.program import Store, View
 from polytile.ir.sizes import ONE, ZERO, Size, as_size
 
 aten = torch.ops.aten
@@ -180,7 +179,7 @@ def unsafe_masked_index(
 
 def duplicate(builder: Builder, source: Tensor) -> View:
     """A copy of `source` in a buffer of its own, laid out as the current node's result."""
-    strides = [as_size(s) for s in builder.result().stride()]
+    strides = traced_strides(builder.result())
     copy = builder.realize(
         source, strides if is_dense(source.sizes, strides) else sizes.contiguous_strides(source.sizes)
     )
@@ -385,29 +384,3 @@ def embedding_dense_backward(
 
     _write(builder, grad.sizes, store)
     return stored(target, grad.device)
-
-
-# values that become sizes ---------------------------------------------------------------------------------------------
-
-
-@lowers(aten._local_scalar_dense.default)
-def item(builder: Builder, source: Tensor) -> Size:
-    """The value of a tensor of one element as a size: a symbol that the library call defines."""
-    if source.dtype.is_floating_point or source.dtype.is_complex:
-        raise LoweringError(f"a number of type {source.dtype} is not a size.")
-    assert builder.node is not None
-    traced = builder.node.meta["val"]
-    symbols = [s for s in sorted(free_unbacked_symbols(traced), key=str) if builder.define(s)]
-    builder.emit(
-        Extern(
-            builder.name("lib"),
-            aten._local_scalar_dense.default,
-            (builder.argument(source),),
-            (),
-            (None,),
-            (builder.origin,),
-            "the value is needed outside of tensors",
-            tuple((s, ("item",)) for s in symbols),
-        )
-    )
-    return as_size(traced)

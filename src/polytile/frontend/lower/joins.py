@@ -24,6 +24,7 @@ from polytile.frontend.lower.views import (
     require_loop_dtype,
     selected_index,
     slice_start,
+    traced_strides,
     wrap_dim,
 )
 from polytile.ir import expr, sizes
@@ -150,7 +151,7 @@ def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _side_by_side(builder: Builder, pieces: Sequence[Piece], dim: int) -> Tensor:
     """Each piece stored to its place in one buffer."""
     result, shape = builder.result(), builder.result_sizes()
-    buffer = builder.new_buffer(shape, result.dtype, result.device, [as_size(s) for s in result.stride()])
+    buffer = builder.new_buffer(shape, result.dtype, result.device, traced_strides(result))
     for piece in pieces:
         place = View(
             buffer.name,

@@ -15,13 +15,13 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.errors import LoweringError
+from polytile.errors import LoweringError, PolytileError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, fresh_axes, stored
 from polytile.ir import expr, sizes
 from polytile.ir.program import View
-from polytile.ir.sizes import ONE, ZERO, Size, as_size
+from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
 
 aten = torch.ops.aten
 
@@ -66,7 +66,7 @@ def strided(
     view = source.view
     traced = builder.result(k).stride()
     strides = tuple(
-        as_size(traced[i]) if dim.size == 1 else sum((step * view.strides[d] for d, step in dim.steps), ZERO)
+        as_stride(traced[i]) if dim.size == 1 else sum((step * view.strides[d] for d, step in dim.steps), ZERO)
         for i, dim in enumerate(dims)
     )
     offset = sum((at * view.strides[d] for d, at in origin.items()), view.offset)
@@ -196,7 +196,7 @@ def reshape(builder: Builder, source: Tensor, target: Shape) -> Tensor:
     """`source` with sizes `target`: a view where strides can say it, else index algebra."""
     if source.view is None:
         return reindexed(source, target, reshape_point(source.sizes, target))
-    traced = tuple(as_size(s) for s in builder.result().stride())
+    traced = traced_strides(builder.result())
     strides = reshape_strides(source.sizes, source.view.strides, target, traced)
     if strides is None:
         return reindexed(source, target, reshape_point(source.sizes, target))
@@ -220,12 +220,15 @@ def view(builder: Builder, source: Tensor, size: Sequence[Size]) -> Tensor:
 def _traced_view(builder: Builder, source: Tensor, target: Shape) -> Tensor | None:
     """The view with the strides that tracing found (it may know by a guard what the algebra here does not), which hold
     if `source` is laid out as it was in tracing."""
-    assert source.view is not None
     traced = traced_argument(builder)
-    if traced is None or tuple(as_size(s) for s in traced.stride()) != source.view.strides:
+    if source.view is None or traced is None or traced_strides(traced) != tuple(map(as_stride, source.view.strides)):
         return None
-    strides = tuple(as_size(s) for s in builder.result().stride())
+    strides = traced_strides(builder.result())
     return stored(View(source.view.buffer, source.view.dtype, target, strides, source.view.offset), source.device)
+
+
+def traced_strides(traced: torch.Tensor) -> Shape:
+    return tuple(as_stride(stride) for stride in traced.stride())
 
 
 def traced_argument(builder: Builder, k: int = 0) -> torch.Tensor | None:
@@ -381,7 +384,7 @@ def _traced_start(builder: Builder, dim: int) -> Size:
     takes_part = builder.node is not None and builder.node.target in (aten.slice.Tensor, aten.select.int)
     if traced is not None and takes_part and dim < traced.dim():
         moved = sympy.expand(as_size(result.storage_offset()) - as_size(traced.storage_offset()))
-        start = sizes.divide(moved, as_size(traced.stride(dim)))
+        start = sizes.divide(moved, as_stride(traced.stride(dim)))
         if start is not None:
             return start
     raise LoweringError("it is not known where the slice starts: its bounds may count from either end.")
@@ -473,11 +476,14 @@ def as_strided(
 
 def _laid_out_as_traced(builder: Builder, source: Tensor, traced: torch.Tensor) -> Tensor:
     """`source` stored with the strides that `traced` has, so that offsets into its memory mean the same."""
-    strides = tuple(as_size(s) for s in traced.stride())
+    strides = traced_strides(traced)
     if source.view is not None and source.view.strides == strides:
         return source
     if not is_dense(source.sizes, strides):
-        raise LoweringError("as_strided of a temporary that is itself a part of a larger one has lost the larger one.")
+        raise PolytileError(
+            "as_strided of a temporary that is a part of a larger one, which is not stored: "
+            "call clone() on the part, or as_strided on the whole."
+        )
     require_loop_dtype(source.dtype)
     return builder.realize(source, strides)
 

@@ -23,6 +23,7 @@ from polytile.kernels.cpp.writer import Writer
 from polytile.problem import Config
 
 POINTWISE_BLOCK = 4096  # elements of the vector axis in one work item
+COLUMN_BLOCK = 1024  # rows summed before the running values are folded into the totals
 
 
 def generate(kernel: LoopKernel, config: Config, name: str, vector_bytes: int) -> str:
@@ -263,7 +264,7 @@ class _Unit:
             out.close("}")
 
     def _row_pass(self, out: Writer, scope: Scope, k: int, split: bool) -> None:
-        nest, vec = self.nest, self.nest.vec
+        nest = self.nest
         reduces, stores = nest.reduces_in(k), nest.stores_in(k)
         if not reduces and not stores:
             return
@@ -275,10 +276,7 @@ class _Unit:
             out.line(f"V<{kind}, 1> {name}({initial});")
         if scans and split:
             self._scan_prefix(out, scope, k, scans)
-        out.open(f"auto pass{k} = [&](auto tail, const long {vec.symbol}, const long n, Acc{k}& acc) PT_INLINE {{")
-        out.extend(self._pass_lines(scope, k, reduces, stores))
-        out.close("};")
-        self._sweep(out, k, split, bool(scans))
+        self._sweep(out, k, split, bool(scans), self._pass_lines(scope, k, reduces, stores))
         if reduces:
             if split:
                 out.line(f"auto others{k} = shared{k} + (row & 1) * threads;")
@@ -339,7 +337,7 @@ class _Unit:
             stride *= axis.size
         return text.index(sympy.expand(position))
 
-    def _sweep(self, out: Writer, k: int, split: bool, sequential: bool) -> None:
+    def _sweep(self, out: Writer, k: int, split: bool, sequential: bool, body: list[str]) -> None:
         """Runs pass k over the row: loops over the inner axes, then the sweep of the vector axis. A split row divides its
         outermost inner axis, or the vector axis if that is the only one."""
         inner, vec = self.nest.inner, self.nest.vec
@@ -353,6 +351,9 @@ class _Unit:
                 out.open(f"for (long {name} = 0; {name} < {count}; ++{name}) {{")
         if split and not inner:
             first, last = self._share(size)
+        out.open(f"auto pass{k} = [&](auto tail, const long {vec.symbol}, const long n, Acc{k}& acc) PT_INLINE {{")
+        out.extend(body)
+        out.close("};")
         unroll = 1 if sequential else self.unroll()
         out.line(f"sweep<L, {unroll}>({first}, {last}, total{k}, pass{k});")
         for _ in inner:
@@ -535,16 +536,8 @@ class _Unit:
         for k in range(self.nest.passes):
             out.line("{")
             out.line(f"Acc{k} " + ", ".join(f"c{u}" for u in names) + ";")
-            for depth, axis in enumerate(self.loop.reduced):
-                count, name = text.index(axis.size), axis.symbol
-                if depth == 0 and split:
-                    out.open(f"for (long {name} = ({count}) * tid / workers; {name} < ({count}) * (tid + 1) / workers; ++{name}) {{")
-                else:
-                    out.open(f"for (long {name} = 0; {name} < {count}; ++{name}) {{")
-            for u in names:
-                out.line(f"pass{k}({tag}, {place[u]}, {live}, s{u}, c{u}, {reduced});")
-            for _ in self.loop.reduced:
-                out.close("}")
+            calls = [f"pass{k}({tag}, {place[u]}, {live}, s{u}, " + "b{0}, ".format(u) + f"{reduced});" for u in names]
+            self._column_loops(out, k, split, len(names), calls)
             if split and self.nest.reduces_in(k):
                 out.line(f"auto others = shared{k} + (row & 1) * threads;")
                 for u in names:
@@ -556,6 +549,30 @@ class _Unit:
             for u in names:
                 out.line(f"state{k + 1}({tag}, {place[u]}, {live}, s{u}, c{u});")
             out.line("}")
+
+    def _column_loops(self, out: Writer, k: int, split: bool, width: int, calls: list[str]) -> None:
+        """The loops over the reduced axes around the calls of pass k. Running values are folded into c0, c1, ... after every
+        block of rows, so that rounding errors grow with the block and not with the column; a scan's carries stay."""
+        first, rest = self.loop.reduced[0], self.loop.reduced[1:]
+        count, name = text.index(first.size), first.symbol
+        low, high = (f"({count}) * tid / workers", f"({count}) * (tid + 1) / workers") if split else ("0", count)
+        block = "last" if self.nest.scans else f"at + {COLUMN_BLOCK} < last ? at + {COLUMN_BLOCK} : last"
+        out.line(f"const long last = {high};")
+        out.open(f"for (long at = {low}; at < last;) {{")
+        out.line(f"const long stop = {block};")
+        out.line(f"Acc{k} " + ", ".join(f"b{u}" for u in range(width)) + ";")
+        out.open(f"for (long {name} = at; {name} < stop; ++{name}) {{")
+        for axis in rest:
+            out.open(f"for (long {axis.symbol} = 0; {axis.symbol} < {text.index(axis.size)}; ++{axis.symbol}) {{")
+        for call in calls:
+            out.line(call)
+        for _ in rest:
+            out.close("}")
+        out.close("}")
+        for u in range(width):
+            out.line(f"c{u}.merge(b{u});")
+        out.line("at = stop;")
+        out.close("}")
 
 
 def uses_threads(kernel: LoopKernel) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from polytile import options
-from polytile.counters import counters
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request
 from polytile.problem import Outcome
@@ -19,8 +18,7 @@ def choose(request: Request) -> Answer | None:
     index = pick(request.usable(scores), options.get("noise_band"))
     if index is None:
         return None
-    counters.add("store_hits")
-    return Answer(request.candidates[index], "measured before, at these sizes", tuple(scores))
+    return Answer(request.candidates[index], "measured before, at these sizes", tuple(scores), from_store=True)
 
 
 def recorded(request: Request) -> list[Score | None] | None:

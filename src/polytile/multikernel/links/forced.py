@@ -31,7 +31,7 @@ def choose(request: Request) -> Answer | None:
     if measure.replaced() and request.args is not None:
         answer = measured.trial(request, request.alive, remember=False)
         if answer.candidate is not None:
-            return Answer(answer.candidate, "fastest by a replaced clock", answer.scores, answer.tried)
+            return Answer(answer.candidate, "fastest by a replaced clock", answer.scores, tried=answer.tried)
     return note
 
 

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polytile import options
-from polytile.counters import counters
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request
@@ -53,9 +52,8 @@ def choose(request: Request) -> Answer | None:
     if len(names) > 1:
         return Answer(None, f"neighbours disagree on {' and '.join(sorted(names))}")
     nearest = min(voters, key=lambda neighbour: neighbour.octaves)
-    counters.add("store_hits")
     where = ", ".join(f"{name}={size}" for name, size in nearest.sizes.items())
-    return Answer(nearest.winner, f"measured before, nearby at {where}", nearest.scores)
+    return Answer(nearest.winner, f"measured before, nearby at {where}", nearest.scores, from_store=True)
 
 
 def neighbours(request: Request) -> list[Neighbour]:

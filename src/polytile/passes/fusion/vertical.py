@@ -25,8 +25,8 @@ def _propose(fuser: Fuser, first: int, second: int) -> Proposal | None:
     if not passed or a.scatter:
         return None
     droppable = fuser.droppable(first, second)
-    if b.scatter and droppable != set(a.writes):  # a scatter runs on fewer threads: only what it alone needs goes along
-        return None
+    if b.scatter and (a.loop.reduced or b.loop.reduced or droppable != set(a.writes)):
+        return None  # a scatter runs on fewer threads: only cheap work that it alone needs goes along
     saved = sum(b.reads[n] for n in passed) + sum(a.writes[n] for n in droppable)
     saved += sum(min(a.reads[n], b.reads[n]) for n in a.reads if n in b.reads)
     return Proposal(first, second, saved, droppable)

@@ -1,4 +1,4 @@
-"""Which configs to try: one table per instruction set in canonical order (ties go to the first), best all-rounder first.
+"""Which configs to try: one table per instruction set in canonical order (ties go to the first), all-rounders first.
 
 Chosen on an AMD EPYC (Zen 5, AVX-512; AVX2 on the same machine) over M 1..1024, K and N 768..3072, squares 64..1024 and
 attention shapes; NEON's rows follow from its 32 registers of 4 lanes and are not measured.

@@ -236,7 +236,7 @@ static void pack_share(const Problem& p, const Share& s, long item, long from, l
     pack_b(p, item, n, least(NR, s.n1 - n), from + q0 * STEP, q1 - q0, block + q0 * NR);
 }
 
-// One thread's part of one block of columns, depth after depth: copy, wait for the team where panels are shared, multiply.
+// One thread's part of one block, depth after depth: copy, wait for the team where panels are shared, multiply.
 static void part(const Call& c, const Team& team, const Share& s, bool active, long thread, long item, long turn,
                  T* partial) {
   const Problem& p = c.p;
@@ -268,7 +268,8 @@ static void work(const Call& c, long thread, long threads) {
         if (turn && depths > 1 && team.size > 1) GOMP_barrier();   // partial sums change owners between blocks
         const Share s = share_of(team, row_count, m, least(c.height, p.m - m), n, least(c.width, p.n - n));
         const bool active = team.index < team.teams && item < p.batch && s.col < s.col_count;
-        part(c, team, s, active, thread, item, turn, c.partial + (team.index * c.height + s.m0 - m) * c.width + s.n0 - n);
+        T* partial = c.partial + (team.index * c.height + s.m0 - m) * c.width + s.n0 - n;
+        part(c, team, s, active, thread, item, turn, partial);
       }
   }
 }

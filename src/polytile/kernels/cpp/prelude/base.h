@@ -196,7 +196,7 @@ template <class M, class T, int L> PT_FN V<T, L> select(V<M, L> m, V<T, L> a, al
 // One bit a lane: whether it is set. For one register of at most 64 lanes.
 template <class M, int L> PT_FN u64 mask_bits(V<M, L> m) {
   static_assert(!is_float<M>, "a mask has integer lanes");
-  constexpr u64 live = L == 64 ? ~u64(0) : (u64(1) << (L % 64)) - 1;
+  [[maybe_unused]] constexpr u64 live = L == 64 ? ~u64(0) : (u64(1) << (L % 64)) - 1;
   if constexpr (wide<M, L>) return mask_bits(m.lo) | mask_bits(m.hi) << (L / 2);
 #if defined(PT_AVX512)
   else if constexpr (sizeof(m) == 64 && sizeof(M) == 1) return __builtin_ia32_cvtb2mask512((Raw<char, 64>)m.n);

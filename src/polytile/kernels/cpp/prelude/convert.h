@@ -108,7 +108,7 @@ template <class To, class From, int L> PT_FN V<To, L> resize_one(V<From, L> v) {
 #if defined(__clang__)
   return convert_plain<To>(v);
 #else
-  using Out = typename V<To, L>::Inner;
+  using Out [[maybe_unused]] = typename V<To, L>::Inner;
   if constexpr (sizeof(To) > sizeof(From)) {
 #if defined(PT_GCC_X86) && defined(__SSE4_1__)
     return {(Out)x86_widen<sizeof(From), sizeof(To), sizeof(V<To, L>), is_signed<From>>(v.n)};

@@ -9,7 +9,7 @@ namespace {
 PT_LIBM2(fmod)
 
 // Integers. --------------------------------------------------------------------------------------------------------------
-template <class T> static __attribute__((noinline)) T divide_one(T a, T b) {
+template <class T> inline __attribute__((noinline)) T divide_one(T a, T b) {
   if constexpr (is_signed<T>) if (b == T(-1)) return T(unsigned_of<T>(0) - unsigned_of<T>(a));
   return a / b;
 }

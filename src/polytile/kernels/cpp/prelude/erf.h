@@ -6,30 +6,31 @@ namespace {
 
 PT_LIBM1(erf) PT_LIBM1(erfc)
 
-// float: x·P(x²)/Q(x²) (relative error 2^-29), 1 from 3.95 on.
+// float: x + x·P(x²) up to 1, beyond it 1 - 2^Q(|x|), where Q stands for log2(erfc).
 template <class T, int L> PT_FN V<T, L> erf(V<T, L> x) {
   if constexpr (!same<T, float>) return libm_erf(x);
   else {
-    x = clamp_exponent(x, -3.95f, 3.95f);
-    const V<T, L> z = x * x;
-    const V<T, L> p = horner(z, -1.296816397e-8, 4.640654612e-6, 3.779445184e-4, 3.843371536e-3, 5.427488227e-2, 0.1851685002,
-                             1.128379169);
-    const V<T, L> q = horner(z, 6.26945805e-5, 1.304072977e-3, 1.544374801e-2, 0.1139109372, 0.49743472, 1);
-    return x * p / q;
+    const V<T, L> a = lesser(V<T, L>(4.0f), abs(x)), one(1.0f), z = x * x;
+    const V<T, L> near = mad(x, horner(z, 7.84228832e-5, -8.00679321e-4, 5.18796267e-3, -2.68536434e-2, 0.112835824, -0.37612626,
+                                       0.128379166), x);
+    const V<T, L> q = horner(a, 2.6781109e-4, -4.24172729e-3, 3.14612873e-2, -0.148657069, -0.920759022, -1.62597847,
+                             -5.09516627e-4);
+    const V<T, L> n = q + V<T, L>(magic<T>) - V<T, L>(magic<T>);
+    const V<T, L> p = horner(q - n, 1.32733211e-3, 9.67159681e-3, 5.55070266e-2, 0.240222409, 0.693147004, 1);
+    return select(a < one, near, copysign(one - p * scale_one(n), x));
   }
 }
 
-// float: e^-x²·P(x)/Q(x) for x >= 0 (relative error 2^-33), with x² in two pieces; 2 - erfc(-x) below.
+// float, in double: e^-x²·P(x)/Q(x) for x >= 0 (relative error 2^-33), 2 - erfc(-x) below.
 template <class T, int L> PT_FN V<T, L> erfc(V<T, L> x) {
   if constexpr (!same<T, float>) return libm_erfc(x);
   else {
-    const V<T, L> a = lesser(V<T, L>(10.2f), abs(x)), square = a * a;
-    const V<T, L> upper = as<T>(bits_of(a) & V<u32, L>(0xfffff000u));
-    const V<T, L> rest = (upper * upper - square) + (a - upper) * (a + upper);
-    const V<T, L> p = horner(a, 0.0100549729, 0.09308456041, 0.4031872988, 1.001958513, 1.435266103, 0.9999999999);
-    const V<T, L> q = horner(a, 0.01782199772, 0.1649870289, 0.7235642654, 1.858137466, 2.89472266, 2.563645259, 1);
-    const V<T, L> ratio = p / q, y = exp(-square) * (ratio - ratio * rest);
-    return select(x < V<T, L>(0.0f), V<T, L>(2.0f) - y, y);
+    using D = V<double, L>;
+    const D a = cast<double>(lesser(V<T, L>(10.2f), abs(x)));
+    const D p = horner(a, 0.0100549729, 0.09308456041, 0.4031872988, 1.001958513, 1.435266103, 0.9999999999);
+    const D q = horner(a, 0.01782199772, 0.1649870289, 0.7235642654, 1.858137466, 2.89472266, 2.563645259, 1);
+    const D y = exp(-(a * a)) * p / q;
+    return cast<float>(select(x < V<T, L>(0.0f), D(2.0) - y, y));
   }
 }
 
@@ -45,7 +46,7 @@ template <int L> PT_FN V<float, L> erfinv_of_float(V<float, L> x) {
 }
 
 // double: a start good to a few digits, then Halley's method on erf, or on erfc where erf is too close to 1.
-static __attribute__((noinline)) double erfinv_of_double(double y) {
+inline __attribute__((noinline)) double erfinv_of_double(double y) {
   const double a = y < 0 ? -y : y;
   if (!(a < 1)) return a == 1 ? y * __builtin_inf() : __builtin_nan("");
   if (a < 1e-9) return y * 0.88622692545275801;  // sqrt(π)/2

@@ -38,6 +38,11 @@ template <class T, int L> PT_FN V<T, L> scale(V<T, L> p, V<T, L> n) {
 #endif
 }
 
+// 2^n, n a whole number and the result a normal one.
+template <class T, int L> PT_FN V<T, L> scale_one(V<T, L> n) {
+  return power_of_two<T, L>(as<int_of<T>>(n + V<T, L>(magic<T>)) - as<int_of<T>>(V<T, L>(magic<T>)));
+}
+
 template <class T, int L> struct Reduced { V<T, L> n, r; };  // x = n·ln 2 + r
 
 // For x in the range of `lowest` to `highest`; NaN stays NaN.
@@ -80,17 +85,28 @@ template <class T, int L> PT_FN V<T, L> exp2(V<T, L> x) {
   return scale(p, n);
 }
 
-// e^x - 1 = 2·(s·(e^r - 1) + (s - 1/2)) with s = 2^(n-1), which cannot overflow before the result does.
-template <class T, int L> PT_FN V<T, L> expm1(V<T, L> x) {
-  constexpr bool f = same<T, float>;
-  const auto [n, r] = reduce_ln2(clamp_exponent(x, f ? T(-20) : T(-40), f ? T(90) : T(711)));
+// e^r - 1 for |r| <= ln(2)/2.
+template <class T, int L> PT_FN V<T, L> expm1_near(V<T, L> r) {
   V<T, L> q;
-  if constexpr (f) q = horner(r, 1.97356785e-4, 1.39330188e-3, 8.33357498e-3, 4.16664854e-2, 0.166666657, 0.5);
+  if constexpr (same<T, float>)
+    q = horner(r, 1.97356785e-4, 1.39330188e-3, 8.33357498e-3, 4.16664854e-2, 0.166666657, 0.5);
   else
     q = horner(r, 2.0891069346213259e-9, 2.5109186456054503e-8, 2.7557347454423908e-7, 2.755724377539565e-6,
                2.4801587244360753e-5, 1.9841269886570874e-4, 1.3888888888920151e-3, 8.3333333333214434e-3,
                4.1666666666666616e-2, 0.16666666666666677, 0.5);
-  const V<T, L> e = mad(r * r, q, r), s = scale(V<T, L>(T(0.5)), n), y = mad(s, e, s - V<T, L>(T(0.5)));
+  return mad(r * r, q, r);
+}
+// e^x - 1 = s·(e^r - 1) + (s - 1), s = 2^n, where s is a normal number: |x| <= 80.
+template <class T, int L> PT_FN V<T, L> expm1_small(V<T, L> x) {
+  const auto [n, r] = reduce_ln2(x);
+  const V<T, L> s = scale_one(n);
+  return mad(s, expm1_near(r), s - V<T, L>(T(1)));
+}
+// The same by halves, 2·(s·(e^r - 1) + (s - 1/2)) with s = 2^(n-1), which cannot overflow before the result does.
+template <class T, int L> PT_FN V<T, L> expm1(V<T, L> x) {
+  constexpr bool f = same<T, float>;
+  const auto [n, r] = reduce_ln2(clamp_exponent(x, f ? T(-20) : T(-40), f ? T(89) : T(709.9)));
+  const V<T, L> half(T(0.5)), s = scale(half, n), y = mad(s, expm1_near(r), s - half);
   return select(x == V<T, L>(T(0)), x, y + y);  // the sign of 0 stays
 }
 

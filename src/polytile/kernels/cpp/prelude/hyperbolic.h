@@ -4,18 +4,10 @@
 namespace pt {
 namespace {
 
-// float: x·P(x²)/Q(x²) (relative error 2^-29), 1 from 9.02 on. double: (e^2x - 1)/(e^2x + 1).
+// -u/(u + 2) with u = e^-2|x| - 1, which lies between -1 and 0.
 template <class T, int L> PT_FN V<T, L> tanh(V<T, L> x) {
-  if constexpr (same<T, float>) {
-    x = clamp_exponent(x, -9.02f, 9.02f);
-    const V<T, L> z = x * x;
-    const V<T, L> p = horner(z, -1.213725608e-11, 3.049550655e-8, 2.79701696e-5, 3.866478214e-3, 0.1367843878, 0.9999999986);
-    const V<T, L> q = horner(z, 1.284763155e-6, 3.935371136e-4, 2.723906892e-2, 0.4701177079, 1);
-    return x * p / q;
-  } else {
-    const V<T, L> a = lesser(V<T, L>(T(22)), abs(x)), e = expm1(a + a);
-    return copysign(e / (e + V<T, L>(T(2))), x);
-  }
+  const V<T, L> u = expm1_small(greater(V<T, L>(T(-40)), abs(x) * V<T, L>(T(-2))));
+  return copysign(u / (u + V<T, L>(T(2))), x);
 }
 
 template <class T, int L> PT_FN V<T, L> cosh(V<T, L> x) {
@@ -28,9 +20,9 @@ template <class T, int L> PT_FN V<T, L> sinh(V<T, L> x) {
   return copysign(select(a < one, near, h - V<T, L>(T(0.25)) / h), x);
 }
 
-// Above 2^30 the square would say nothing more (and at last overflow): log(2a).
+// Where the square of a would say nothing more (and at last overflow), log(2a).
 template <class T, int L> PT_FN V<T, L> log1p_or_double(V<T, L> near, V<T, L> a) {
-  const auto far = a > V<T, L>(T(0x1p30));
+  const auto far = a > V<T, L>(same<T, float> ? T(0x1p30) : T(0x1p60));
   return log1p(select(far, a, near)) + select(far, V<T, L>(T(0.69314718055994531)), V<T, L>(T(0)));
 }
 template <class T, int L> PT_FN V<T, L> asinh(V<T, L> x) {

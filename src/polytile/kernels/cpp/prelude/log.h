@@ -84,7 +84,7 @@ template <class T, int L> PT_FN V<T, L> log2(V<T, L> x) {
 
 template <class T, int L> PT_FN V<T, L> log10(V<T, L> x) {
   constexpr bool f = same<T, float>;
-  constexpr T high = f ? T(0x1.344p-2) : T(0x1.34413509f8p-2), low = f ? T(0x1.3509f8p-18) : T(-0x1.80433b83b532ap-44);
+  constexpr T high = f ? T(0x1.344p-2) : T(0x1.34413509f6p-2), low = f ? T(0x1.3509f8p-18) : T(0x1.9fef311f12b36p-42);
   const auto [e, m] = part(x);
   const V<T, L> y = mad(log1p_near(m - V<T, L>(T(1))), V<T, L>(T(0.43429448190325183)), e * V<T, L>(low));
   return log_edges(x, mad(e, V<T, L>(high), y));

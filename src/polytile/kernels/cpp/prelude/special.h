@@ -13,7 +13,7 @@ PT_LIBM2(nextafter) PT_LIBM2(hypot)
 
 // As torch has it: at 0 infinite with the other sign, NaN at the other poles. Reflection below 0, then upwards to 10, where the
 // asymptotic series in 1/x² begins.
-static __attribute__((noinline)) double digamma_of(double x) {
+inline __attribute__((noinline)) double digamma_of(double x) {
   constexpr double pi = 3.14159265358979323846;
   if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
   double y = 0;
@@ -30,7 +30,7 @@ static __attribute__((noinline)) double digamma_of(double x) {
 }
 
 // The modified Bessel function of order 0 or 1, times e^-|x|: its power series up to 20, its asymptotic one above.
-template <int Order> static __attribute__((noinline)) double bessel_i_scaled(double x) {
+template <int Order> inline __attribute__((noinline)) double bessel_i_scaled(double x) {
   const double a = x < 0 ? -x : x;
   double sum = 1, term = 1;
   if (a <= 20) {
@@ -40,11 +40,11 @@ template <int Order> static __attribute__((noinline)) double bessel_i_scaled(dou
   } else if (a < __builtin_inf()) {
     for (double k = 1; k < 40 && (term > 1e-18 || term < -1e-18); k += 1)
       sum += term *= ((2 * k - 1) * (2 * k - 1) - 4 * Order * Order) / (8 * a * k);
-    sum /= __builtin_sqrt(6.28318530717958647693 * a);
+    sum *= 0.39894228040143267794 / __builtin_sqrt(a);  // 1/sqrt(2π)
   } else sum = a == a ? 0 : a;
-  return Order == 1 && x < 0 ? -sum : sum;
+  return Order == 1 ? __builtin_copysign(sum, x) : sum;
 }
-template <int Order> static __attribute__((noinline)) double bessel_i(double x) {
+template <int Order> inline __attribute__((noinline)) double bessel_i(double x) {
   const double a = x < 0 ? -x : x;
   if (a == __builtin_inf()) return Order == 1 ? x : a;
   if (a < 700) return __builtin_exp(a) * bessel_i_scaled<Order>(x);
