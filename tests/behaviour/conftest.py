@@ -25,5 +25,6 @@ def nothing_compiled(clean_slate: None) -> Iterator[None]:
 def forget() -> None:
     """Lets go of every compiled graph and of the kernels that only it held."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     polytile.reset()
     gc.collect()

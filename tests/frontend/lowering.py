@@ -102,7 +102,7 @@ def _placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input]) -> 
 
 def _named(builder: Builder, name: str, value: torch.Tensor, role: str) -> Tensor:
     shape = tuple(sizes.as_size(n) for n in value.shape)
-    strides = tuple(sizes.as_size(n) for n in value.stride())
+    strides = tuple(sizes.as_stride(n) for n in value.stride())
     builder.buffers[name] = Buffer(name, value.dtype, shape, strides, value.device, role)
     return stored(whole(builder.buffers[name]), value.device)
 
@@ -116,7 +116,7 @@ def _output(builder: Builder, env: dict[torch.fx.Node, Any], node: Any) -> View 
     if not isinstance(value, Tensor):
         return value
     meta = node.meta["val"]
-    strides = tuple(sizes.as_size(n) for n in meta.stride())
+    strides = tuple(sizes.as_stride(n) for n in meta.stride())
     if value.view is None or value.view.strides != strides:
         value = builder.realize(value, strides)
     return value.view

@@ -184,7 +184,7 @@ class _Driver:
 
     def _layout(self, fake: torch.Tensor, value: Tensor) -> tuple[sympy.Expr, ...] | None:
         """The traced strides where they are dense, else row-major."""
-        strides = tuple(sizes.as_size(s) for s in fake.stride())
+        strides = tuple(sizes.as_stride(s) for s in fake.stride())
         return strides if dense(value.sizes, strides) else sizes.contiguous_strides(value.sizes)
 
     # sizes, checks, mutation -------------------------------------------------------------------------------------------
@@ -236,11 +236,12 @@ class _Driver:
         if not isinstance(value, Tensor):
             return value
         fake = item.meta["val"]
-        strides = tuple(sizes.as_size(s) for s in fake.stride())
+        strides = tuple(sizes.as_stride(s) for s in fake.stride())
         same = value.view is not None and all(
             n == 1 or sizes.equal(a, b) for n, a, b in zip(value.sizes, value.view.strides, strides, strict=True)
         )
         if not same:
+            self.builder.node = item
             value = self.builder.realize(value, strides if dense(value.sizes, strides) else sizes.contiguous_strides(value.sizes))
             self.env[item] = value
         assert value.view is not None
@@ -248,7 +249,7 @@ class _Driver:
 
     def _named(self, name: str, value: torch.Tensor, role: str) -> Tensor:
         shape = tuple(sizes.as_size(n) for n in value.shape)
-        strides = tuple(sizes.as_size(n) for n in value.stride())
+        strides = tuple(sizes.as_stride(n) for n in value.stride())
         self.builder.buffers[name] = Buffer(name, value.dtype, shape, strides, value.device, role)
         return stored(whole(self.builder.buffers[name]), value.device)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, ModularIndexing, PythonMod
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
 from polytile.errors import IRError
 from polytile.ir import expr, ops, philox, sizes
@@ -186,6 +186,9 @@ class _Chunk:
 
     def load(self, node: Load, args: list[torch.Tensor]) -> torch.Tensor:
         flat = flat_view(self.buffer(node.buffer))
+        if 0 in self.lengths:  # no point at all: nothing is read
+            none = [min(n, 1) for n in self.lengths]
+            return torch.zeros(none, dtype=self.type_of(node.dtype), device=self.device)
         if not args:
             view = self.strided(flat, node.index)
             if view is not None:
@@ -286,6 +289,8 @@ _FUNCTIONS: dict[Any, Callable[..., Number]] = {
     PythonMod: lambda a, d: a % d,
     ModularIndexing: lambda a, d, m: (a // d) % m,
     sympy.Pow: lambda a, n: a**n,
+    Max: _extreme(torch.maximum),
+    Min: _extreme(torch.minimum),
     sympy.Max: _extreme(torch.maximum),
     sympy.Min: _extreme(torch.minimum),
 }

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import sympy
 import torch
 
 from polytile.ir import expr, sizes
-from polytile.ir.printer import body_lines, loop_text, type_name
-from polytile.ir.program import Axis, Buffer, Loop, View
+from polytile.ir.printer import loop_text, type_name
+from polytile.ir.program import Axis, Buffer, Loop
 from polytile.problem import digest
 
 
@@ -126,4 +127,8 @@ def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Symbol,
     return replace(renamed, axes=axes, reduced=reduced, stores=stores)
 
 
-__all__ = ["CallSite", "LoopKernel", "TensorArg", "View", "body_lines", "canonicalize", "digest"]
+def precision_of(tensors: Sequence[TensorArg], args: Sequence[Any]) -> torch.dtype | None:
+    """The type in which a reference is to compute on these arguments: float64 where any was widened to it, else None, that is
+    the arguments' own."""
+    wide = (a.dtype == torch.float64 != t.dtype for t, a in zip(tensors, args, strict=False) if isinstance(a, torch.Tensor))
+    return torch.float64 if any(wide) else None

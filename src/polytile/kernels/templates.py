@@ -13,7 +13,7 @@ import torch
 
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import Buffer, Loop, Store, Template, View, compute_dtype
+from polytile.ir.program import Buffer, Loop, Template, View, compute_dtype
 from polytile.kernels import canonical
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
@@ -164,17 +164,20 @@ def _generated(kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int
 
 
 def reference(kernel: GemmKernel) -> Callable[..., None]:
-    """The product and the epilogue in float64, on the kernel's flat arguments."""
+    """The product and the epilogue on the kernel's flat arguments: in float64 where they were widened, else in the type in which
+    sums are kept."""
 
     def run(*args: Any) -> None:
         tensors, ints = operands(kernel, args)
-        product = torch.matmul(tensors["A"].double(), tensors["B"].double())
+        precision = canonical.precision_of(kernel.tensors, args)
+        sums = precision or compute_dtype(kernel.in_dtype)
+        product = torch.matmul(tensors["A"].to(sums), tensors["B"].to(sums))
         if kernel.epilogue is None:
             tensors["C"].copy_(product)
             return
         values = dict(zip(kernel.symbols, ints, strict=True))
         shape = [sizes.evaluate(a.size, values) for a in kernel.epilogue.axes]
-        evaluate.run_loop(kernel.epilogue, tensors, values, torch.float64, product.reshape(shape))
+        evaluate.run_loop(kernel.epilogue, tensors, values, precision, product.reshape(shape))
 
     return run
 
@@ -249,6 +252,3 @@ def _extent(kernel: GemmKernel, name: str, size: Mapping[str, int]) -> int:
     places = [(load.buffer, load.index) for load in expr.loads(*kernel.epilogue.roots)]
     places += [(s.buffer, s.index) for s in kernel.epilogue.stores]
     return max(sizes.evaluate(index, {**values, **top}) + 1 for buffer, index in places if buffer == name)
-
-
-__all__ = ["DECIDING", "CallSite", "GemmKernel", "Store", "candidates", "canonicalize", "epilogue_alone", "kernel_name", "make_args", "operands", "reference"]

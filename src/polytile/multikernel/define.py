@@ -12,7 +12,7 @@ from polytile import options as settings
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Loop, Template, View
 from polytile.kernels import loops, templates, variants
-from polytile.kernels.canonical import LoopKernel, canonicalize
+from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
 from polytile.kernels.cpp.analysis import Form, nest_of
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.registry import define
@@ -63,12 +63,12 @@ def _hint(kernel: LoopKernel) -> str:
 
 
 def _reference(kernel: LoopKernel) -> Any:
-    """The interpreter on this kernel's flat arguments, computing in float64."""
+    """The interpreter on this kernel's flat arguments: in float64 where they were widened, else in their own types."""
 
     def run(*args: Any) -> None:
         tensors = dict(zip([t.name for t in kernel.tensors], args, strict=False))
         values = dict(zip(kernel.symbols, args[len(kernel.tensors) :], strict=True))
-        evaluate.run_loop(kernel.loop, tensors, values)
+        evaluate.run_loop(kernel.loop, tensors, values, precision_of(kernel.tensors, args))
 
     return run
 

@@ -81,7 +81,7 @@ class Free(Line):
 
 @dataclass(frozen=True)
 class Reuse(Line):
-    """`buffer` takes over the memory of `old`, which is not used any more."""
+    """`buffer` lives in the memory of `old`, which is freed right here or after the next kernel (that computes in place)."""
 
     buffer: Buffer
     old: Buffer

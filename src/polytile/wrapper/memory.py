@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import sympy
@@ -14,13 +14,14 @@ from polytile.wrapper.lines import Allocate, Free, Line, Reuse
 PoolKey = tuple[sympy.Expr, torch.dtype, torch.device]
 
 
-def plan(lines: Iterable[Line], program: Program) -> tuple[Line, ...]:
-    """The lines with Free + later Allocate of equal memory joined to one Reuse. Only temporaries of this program are reused,
-    and never one that a library call may have returned an alias of."""
+def plan(lines: Iterable[Line], program: Program, taken: Set[str] = frozenset()) -> tuple[Line, ...]:
+    """The lines with an Allocate of memory that was freed before made a Reuse. Only temporaries of this program are reused, and
+    neither those in `taken`, whose memory has gone over to another buffer already, nor one that a library call may have
+    returned an alias of."""
     lines = list(lines)
-    shared = _maybe_aliased(program)
+    shared = _maybe_aliased(program) | taken
     free: dict[PoolKey, list[int]] = {}
-    replaced: dict[int, Line | None] = {}
+    replaced: dict[int, tuple[Line, ...]] = {}
     for position, line in enumerate(lines):
         if isinstance(line, Free) and line.name in program.buffers:
             buffer = program.buffers[line.name]
@@ -30,9 +31,9 @@ def plan(lines: Iterable[Line], program: Program) -> tuple[Line, ...]:
             freed = pool.pop()
             old = lines[freed]
             assert isinstance(old, Free)
-            replaced[freed] = None
-            replaced[position] = Reuse(line.buffer, program.buffers[old.name])
-    return tuple(new for k, line in enumerate(lines) if (new := replaced.get(k, line)) is not None)
+            replaced[freed] = ()
+            replaced[position] = (Reuse(line.buffer, program.buffers[old.name]), old)
+    return tuple(new for k, line in enumerate(lines) for new in replaced.get(k, (line,)))
 
 
 def _key(buffer: Buffer) -> PoolKey:

@@ -134,10 +134,10 @@ class _PythonWriter:
     def Reuse(self, line: lines.Reuse) -> None:
         new, old = line.buffer, line.old
         if new.sizes == old.sizes and new.strides == old.strides:
-            self.add(f"{new.name} = {old.name}; del {old.name}  # reuse")
+            self.add(f"{new.name} = {old.name}  # reuse")
         else:
             shape, strides = self.shape(new.sizes), self.shape(new.strides)
-            self.add(f"{new.name} = _reinterpret({old.name}, {shape}, {strides}, 0); del {old.name}  # reuse")
+            self.add(f"{new.name} = _reinterpret({old.name}, {shape}, {strides}, 0)  # reuse")
 
     def MakeView(self, line: lines.MakeView) -> None:
         view = line.view

@@ -21,7 +21,8 @@ CallOf = Callable[[Loop | Template], KernelCall]
 def schedule(program: Program, call_of: CallOf, inplace: Mapping[str, str] | None = None) -> tuple[Line, ...]:
     """The lines of `program`. `call_of` says how each loop and template is called; `inplace` maps a new buffer to one that dies
     where it is born and whose memory it may take."""
-    return plan(_Schedule(program, call_of, inplace or {}).lines(), program)
+    made = _Schedule(program, call_of, inplace or {})
+    return plan(made.lines(), program, made.taken)
 
 
 class _Schedule:
@@ -34,6 +35,7 @@ class _Schedule:
         self.defined: list[Line] = []
         self.known: set[sympy.Symbol] = set()
         self.count = 0
+        self.taken: set[str] = set()
 
     def lines(self) -> tuple[Line, ...]:
         self._arguments()
@@ -111,7 +113,7 @@ class _Schedule:
             old = self.inplace.get(name)
             if old is not None and old in live and last.get(old) == position:
                 self.out.append(lines.Reuse(buffer, self.program.buffers[old]))
-                live.discard(old)
+                self.taken.add(old)
             else:
                 self.out.append(lines.Allocate(buffer))
             live.add(name)

@@ -16,15 +16,14 @@ from torch._ops import OpOverload
 from torch._prims_common import get_computation_dtype
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
 
-from polytile.frontend.lower import norms
+from polytile.frontend.lower import losses, norms
 from polytile.frontend.lower.overloads import all_overloads, overloads
 
 # Taken apart by torch's own rules, beyond the core table.
 FROM_TORCH = """
     _adaptive_avg_pool2d _log_softmax_backward_data _native_batch_norm_legit _batch_norm_with_update
-    _batch_norm_with_update_functional addmv dist elu gelu hardtanh huber_loss leaky_relu native_batch_norm
+    addmv dist elu gelu hardtanh huber_loss leaky_relu native_batch_norm
     rrelu_with_noise_backward ldexp tril_indices triu_indices
-    batch_norm_backward
 """.split()
 
 # Lowered whole, or better as a library call than as torch takes them apart.
@@ -73,6 +72,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "_softmax_backward_data.default": _softmax_backward_data,
+    **losses.DECOMPOSITIONS,
     **norms.DECOMPOSITIONS,
 }
 

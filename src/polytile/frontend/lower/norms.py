@@ -205,6 +205,22 @@ def _legit_functional(
     return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
+def _with_update_functional(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor | None, ...]:
+    """As `_legit_functional` in training, with the memory that a library's own backward would need: none."""
+    out, mean, rstd, new_mean, new_var = _batch_norm(
+        input, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+    return out, mean, rstd, input.new_empty((0,), dtype=torch.uint8), new_mean, new_var
+
+
 def _legit_no_training(
     input: Tensor,
     weight: Tensor | None,
@@ -261,6 +277,24 @@ def native_batch_norm_backward(
     return d_input, d_weight, d_bias
 
 
+def batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_var: Tensor | None,
+    update: bool,
+    eps: float,
+    output_mask: list[bool],
+    reserve: Tensor,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    return native_batch_norm_backward(
+        grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
+    )
+
+
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "native_layer_norm.default": native_layer_norm,
     "native_layer_norm_backward.default": native_layer_norm_backward,
@@ -269,5 +303,7 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "_native_batch_norm_legit_functional.default": _legit_functional,
     "_native_batch_norm_legit_no_training.default": _legit_no_training,
     "_native_batch_norm_legit.no_stats": _legit_no_stats,
+    "_batch_norm_with_update_functional.default": _with_update_functional,
     "native_batch_norm_backward.default": native_batch_norm_backward,
+    "batch_norm_backward.default": batch_norm_backward,
 }

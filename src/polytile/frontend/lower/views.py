@@ -84,6 +84,9 @@ def _source_point(rank: int, dims: Sequence[Dim], origin: dict[int, Size], point
 def reindexed(source: Tensor, out_sizes: Sequence[Size], where: Callable[[Point], Point]) -> Tensor:
     """The unstored tensor whose element at `point` is element `where(point)` of `source`, its indices simplified."""
     require_loop_dtype(source.dtype)
+    if has_static_zero(out_sizes):  # reads nothing, so that no load can be moved out of a loop that never runs
+        zero = expr.const(0, source.compute_dtype)
+        return computed(out_sizes, source.dtype, source.device, lambda point: zero)
     axes = fresh_axes(out_sizes)
     ranges = dict(zip(axes, out_sizes, strict=True))
     node = source.at(where(axes))
@@ -517,8 +520,6 @@ def flip(builder: Builder, source: Tensor, dims: Sequence[int]) -> Tensor:
 def repeat(builder: Builder, source: Tensor, repeats: Sequence[Size | int]) -> Tensor:
     target = builder.result_sizes()
     lead = len(target) - source.rank
-    if has_static_zero(target):
-        return reindexed(source, target, lambda point: (ZERO,) * source.rank)
 
     def where(point: Point) -> Point:
         ranges = dict(zip(point, target, strict=True))

@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from polytile.ir import expr, ops, sizes
-from polytile.ir.expr import Load, Node, Op, Part, Reduce, Scan
+from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import Axis, Loop, Store, element_level
 
 SMALL = 8  # a constant axis shorter than this makes a poor vector
@@ -51,6 +51,8 @@ class Nest:
 
     def _facts(self, node: Node, below: list[Facts]) -> Facts:
         own: set[sympy.Symbol] = set().union(*[e.free_symbols for e in node.indices]) if node.indices else set()
+        if isinstance(node, Accumulator):
+            own = {a.symbol for a in self.loop.axes}
         deps = frozenset(own).union(*[f.deps for f in below])
         level = max((f.level for f in below), default=0)
         scanned = isinstance(node, Scan) or any(f.scanned for f in below)

@@ -4,7 +4,7 @@
 namespace pt {
 namespace {
 
-PT_LIBM2(nextafter) PT_LIBM2(hypot)
+PT_LIBM2(hypot)
 
 #define PT_BY_DOUBLE(name, one)                                                                  \
   template <class T, int L> PT_FN V<T, L> name(V<T, L> v) {                                      \
@@ -59,7 +59,14 @@ PT_BY_DOUBLE(i0e, bessel_i_scaled<0>)
 PT_BY_DOUBLE(i1e, bessel_i_scaled<1>)
 #undef PT_BY_DOUBLE
 
-template <class T, int L> PT_FN V<T, L> nextafter(V<T, L> a, alone<V<T, L>> b) { return libm_nextafter<T, L>(a, b); }
+// The next number from a towards b: numbers of one sign are ordered as their bits are.
+template <class T, int L> PT_FN V<T, L> nextafter(V<T, L> a, alone<V<T, L>> b) {
+  using I = V<int_of<T>, L>;
+  const V<T, L> zero(T(0));
+  const I bits = as<int_of<T>>(a), outwards = as<int_of<T>>(a < b) ^ as<int_of<T>>(a < zero);  // -1: away from 0
+  const V<T, L> least = copysign(as<T>(I(int_of<T>(1))), b), moved = as<T>(bits - (outwards | I(int_of<T>(1))));
+  return select(a == b, b, select((a != a) | (b != b), a + b, select(a == zero, least, moved)));
+}
 
 // sqrt(a² + b²) without overflow on the way: float in double.
 template <class T, int L> PT_FN V<T, L> hypot(V<T, L> a, alone<V<T, L>> b) {
