@@ -73,7 +73,7 @@ def test_each_candidate_becomes_a_measurement(empty_cache: object) -> None:
     outcomes = [attempt.measurement and attempt.measurement.outcome for attempt in attempts]
     assert outcomes == [Outcome.OK, Outcome.WRONG, Outcome.COMPILE_ERROR, Outcome.RAISED, None]
     right = attempts[0].measurement
-    assert right is not None and len(right.samples) >= 3 and right.max_error == 0.0 and right.compile_seconds == 0.25
+    assert right is not None and right.samples and right.max_error == 0.0 and right.compile_seconds == 0.25
     assert right.environment == environment()
     assert "'y' is off by" in attempts[1].detail
     assert "such strides" in attempts[3].detail

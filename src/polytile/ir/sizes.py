@@ -253,9 +253,9 @@ def _rejoin(expr: sympy.Expr) -> sympy.Expr:
                 continue
             x, d = factor.args
             scale = term / factor
-            partner = sympy.expand(scale * d) * FloorDiv(x, d)
-            if partner in terms:
-                rest = [t for t in terms if t not in (term, partner)]
+            partner = sympy.Add.make_args(sympy.expand(scale * d * FloorDiv(x, d)))
+            if all(p in terms for p in partner):
+                rest = [t for t in terms if t != term and t not in partner]
                 return _rejoin(sympy.expand(sympy.Add(*rest) + scale * x))
     return expr
 

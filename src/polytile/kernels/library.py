@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from polytile.ir import evaluate
 from polytile.kernels.candidate import PythonEntry
+from polytile.kernels.canonical import LoopKernel
 from polytile.problem import Config, digest
 
 if TYPE_CHECKING:
@@ -63,3 +65,37 @@ class MatmulLibrary:
         product = torch.mm(a[0], b[0]) if flat else torch.bmm(a, b)
         first, count = len(self.kernel.tensors), len(self.kernel.leading)
         self.unfused(product, *args[2:first], *args[first + count :])
+
+
+class InterpretedLoop:
+    """The reference interpreter as the candidate of last resort: torch operators on index grids, right and slow. It runs only
+    where every generated kernel failed; `explain()` and the log then say so."""
+
+    name = "interpreted"
+    origin = "reference"
+    config = Config()
+    source_path = ""
+
+    def __init__(self, kernel: LoopKernel) -> None:
+        self.kernel = kernel
+
+    @property
+    def source_hash(self) -> str:
+        return digest(f"interpreted {torch.__version__} {self.kernel.text}")
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return True
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        return 1.0
+
+    def prepare(self) -> None:
+        """Nothing to make."""
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call)
+
+    def _call(self, *args: Any) -> None:
+        tensors = dict(zip([t.name for t in self.kernel.tensors], args, strict=False))
+        values = dict(zip(self.kernel.symbols, args[len(self.kernel.tensors) :], strict=True))
+        evaluate.run_loop(self.kernel.loop, tensors, values, None)

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polytile.kernels import variants
+from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cost import loop_cost
 from polytile.kernels.cpp import analysis, loops
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
+from polytile.kernels.library import InterpretedLoop
 from polytile.kernels.rewrite import expand_welford
 from polytile.problem import Config
 from polytile.runtime import toolchain
@@ -26,8 +28,8 @@ def kernel_name(kernel: LoopKernel, origins: tuple[str, ...]) -> str:
     return f"{label[:48]}_{kernel.digest[:8]}"
 
 
-def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], most_threads: int) -> tuple[CppCandidate, ...]:
-    """Every variant × threads, canonical order. Raises LoweringError where the loop has no C++ form, CompilerMissing where there
+def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], most_threads: int) -> tuple[Candidate, ...]:
+    """Every variant × threads, canonical order, then the interpreter as the last resort. Raises LoweringError where the loop has no C++ form, CompilerMissing where there
     is no compiler."""
     tool = toolchain.find()
     expanded = replace(kernel, loop=expand_welford(kernel.loop))
@@ -53,7 +55,7 @@ def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], most_threads: 
 
     found = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
     _ = found[0].source  # whatever has no C++ form shows now, while a library call can still take its place
-    return found
+    return (*found, InterpretedLoop(kernel))
 
 
 def check_messages(kernel: LoopKernel) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from polytile.tuning.serial import one_thread
+
 ALIGNMENT = 64
 GUARD = 128
 """Bytes before and after each block that no kernel may touch; a multiple of ALIGNMENT."""
@@ -156,20 +158,21 @@ class Clones:
 
     def restore(self) -> None:
         """Puts back the caller's values where a kernel reads what it also writes."""
-        for block in self._blocks:
-            block.restore()
+        with one_thread():
+            for block in self._blocks:
+                block.restore()
 
     def poison(self) -> None:
         """Fills outputs that no kernel reads with NaN (integers: a rare value) and sets the guards."""
-        for block in self._blocks:
-            block.poison()
+        with one_thread():
+            for block in self._blocks:
+                block.poison()
 
     def damage(self) -> int | None:
         """Position of a written argument beside which a kernel wrote since `poison`; None if there is none."""
-        for block in self._blocks:
-            if block.damaged():
-                return next(span.position for span in block.group if span.written)
-        return None
+        with one_thread():
+            damaged = next((block for block in self._blocks if block.damaged()), None)
+        return next(span.position for span in damaged.group if span.written) if damaged else None
 
 
 def widened(args: Sequence[Any], roles: Sequence[str]) -> tuple[Any, ...] | None:

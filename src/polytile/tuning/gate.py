@@ -8,6 +8,7 @@ float32 kernel, and a candidate need only be about as good as the straightforwar
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from polytile.tuning.clones import Clones, widened
+from polytile.tuning.serial import one_thread
 from polytile.tuning.tolerance import tolerance
 
 log = logging.getLogger("polytile.tuning")
@@ -28,8 +30,11 @@ tensors."""
 EXCUSE = 4.0
 """A candidate may be this many times as far from float64 as the reference at the arguments' own precision."""
 
-CHUNK = 1 << 22
-"""Elements compared at once, so that comparing large outputs needs little memory."""
+CHUNK = 1 << 16
+"""Elements compared at once: few enough for the cache, so that comparing takes little memory and little time."""
+
+SMALL = 1 << 20
+"""Elements of all arguments up to which the reference runs on one thread (serial.py)."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +106,10 @@ class Gate:
         """What the reference writes when it is called with `args`; None if it fails."""
         assert self._reference is not None
         torch.set_rng_state(self._random)
+        elements = sum(arg.numel() for arg in args if isinstance(arg, torch.Tensor))
         try:
-            self._reference(*args)
+            with one_thread() if elements <= SMALL else contextlib.nullcontext():
+                self._reference(*args)
         except IndexError:
             raise
         except Exception as error:
@@ -114,8 +121,7 @@ class Gate:
     def _compare(self, expected: Sequence[torch.Tensor]) -> Verdict:
         worst = 0.0
         for position, right in zip(self.clones.written, expected, strict=True):
-            name, got = self._names[position], self.clones.args[position]
-            place = f"argument {name!r}"
+            got, place = self.clones.args[position], f"argument {self._names[position]!r}"
             allowed = tolerance(got.dtype, self._reduction) * (1 if right.dtype != got.dtype else 2)
             error, why = compare(got, right)
             worst = max(worst, error)
@@ -137,26 +143,33 @@ def compare(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, str]:
     wrong place, unequal integers). `expected` is compared as rounded to got's dtype where that makes it infinite."""
     if got.dtype.is_complex:
         got, expected = torch.view_as_real(got), torch.view_as_real(expected)
-    if not got.dtype.is_floating_point:
-        same = torch.equal(_comparable(got), _comparable(expected.to(got.dtype)))
-        return (0.0, "") if same else (0.0, "differs from the reference")
-    squares, count, worst = 0.0, 0, 0.0
-    for _, right in _chunks(got, expected):
-        finite = right.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        squares += float(finite.square().sum())
-        count += finite.numel()
-    scale = math.sqrt(squares / count) if count else 0.0
-    for mine, right in _chunks(got, expected):
-        finite = right.to(got.dtype).isfinite()
-        if not bool(finite.all() & mine.isfinite().all()):
-            rounded = right.to(got.dtype)[~finite]
-            if not torch.equal(finite, mine.isfinite()) or not torch.equal(_labels(mine[~finite]), _labels(rounded)):
-                return math.inf, "has NaN or infinite values where the reference has others"
-            mine, right = mine[finite], right[finite]
-        distance = (mine.double() - right).abs_()
-        relative = distance / (right.abs() + scale)
-        worst = max(worst, float(relative.masked_fill_(distance == 0, 0.0).max()) if relative.numel() else 0.0)
+    with one_thread():
+        if not got.dtype.is_floating_point:
+            same = torch.equal(_comparable(got), _comparable(expected.to(got.dtype)))
+            return (0.0, "") if same else (0.0, "differs from the reference")
+        scale = _root_mean_square(expected)
+        worst = 0.0
+        for mine, right in _pieces(got, expected):
+            finite = right.to(got.dtype).isfinite()
+            if not bool((finite & mine.isfinite()).all()):
+                rounded = right.to(got.dtype)[~finite]
+                if not torch.equal(finite, mine.isfinite()) or not torch.equal(
+                    _labels(mine[~finite]), _labels(rounded)
+                ):
+                    return math.inf, "has NaN or infinite values where the reference has others"
+                mine, right = mine[finite], right[finite]
+            distance = (mine.double() - right).abs_()
+            relative = (distance / (right.abs() + scale)).masked_fill_(distance == 0, 0.0)
+            worst = max(worst, float(relative.max()) if relative.numel() else 0.0)
     return worst, ""
+
+
+def _root_mean_square(expected: torch.Tensor) -> float:
+    """Of the finite values; 0 where there are none."""
+    squares = 0.0
+    for (piece,) in _pieces(expected):
+        squares += float(piece.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square_().sum())
+    return math.sqrt(squares / max(1, expected.numel()))
 
 
 def _labels(special: torch.Tensor) -> torch.Tensor:
@@ -169,14 +182,15 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
-def _chunks(got: torch.Tensor, expected: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both tensors in pieces of about CHUNK elements, cut along their longest dimension."""
-    if got.numel() <= CHUNK:
-        yield got, expected
+def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one shape in pieces of at most CHUNK elements, cut along their longest dimensions."""
+    shape = tensors[0].shape
+    if tensors[0].numel() <= CHUNK:
+        yield tensors
         return
-    longest = max(range(got.dim()), key=lambda dimension: got.shape[dimension])
-    pieces = -(-got.numel() // CHUNK)
-    yield from zip(got.chunk(pieces, longest), expected.chunk(pieces, longest), strict=True)
+    longest = max(range(len(shape)), key=lambda dimension: shape[dimension])
+    for parts in zip(*(tensor.chunk(-(-tensor.numel() // CHUNK), longest) for tensor in tensors), strict=True):
+        yield from _pieces(*parts)
 
 
 __all__ = ["Gate", "Reference", "Verdict", "compare"]

@@ -151,21 +151,19 @@ def _prefix_products(shape: Sequence[Size]) -> Iterator[Size]:
         yield running
 
 
-def reshape_strides(shape: Shape, strides: Shape, target: Shape, traced: Sequence[Size]) -> Shape | None:
-    """Strides under which the elements of (shape, strides) have sizes `target`, or None if no strides do.
+def reshape_strides(source: Tensor, target: Shape, traced: Shape) -> Shape | None:
+    """Strides under which the elements of the stored `source` have sizes `target`, or None if no strides do.
 
     Dimensions of size 1 get the stride in `traced`; so do all of them where there are no elements.
     """
-    if has_static_zero(shape):
-        return tuple(traced)
-    result = list(traced)
-    for ins, outs in dim_groups(shape, target):
-        inner = ins[-1]
-        merges = all(sizes.equal(strides[a], strides[b] * shape[b]) for a, b in itertools.pairwise(ins))
-        if not merges:
+    if source.view is None or has_static_zero(source.sizes):
+        return traced
+    result, strides = list(traced), source.view.strides
+    for ins, outs in dim_groups(source.sizes, target):
+        if not all(sizes.equal(strides[a], strides[b] * source.sizes[b]) for a, b in itertools.pairwise(ins)):
             return None
         for d, stride in zip(outs, sizes.contiguous_strides([target[d] for d in outs]), strict=True):
-            result[d] = stride * strides[inner]
+            result[d] = stride * strides[ins[-1]]
     return tuple(result)
 
 
@@ -195,39 +193,23 @@ def unflatten(flat: Size, shape: Sequence[Size], ranges: sizes.Ranges) -> list[S
     return [flat, *reversed(indices)]
 
 
-def reshape(builder: Builder, source: Tensor, target: Shape) -> Tensor:
-    """`source` with sizes `target`: a view where strides can say it, else index algebra."""
-    if source.view is None:
-        return reindexed(source, target, reshape_point(source.sizes, target))
-    traced = traced_strides(builder.result())
-    strides = reshape_strides(source.sizes, source.view.strides, target, traced)
-    if strides is None:
-        return reindexed(source, target, reshape_point(source.sizes, target))
-    return stored(View(source.view.buffer, source.view.dtype, target, strides, source.view.offset), source.device)
-
-
 @lowers(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(builder: Builder, source: Tensor, size: Sequence[Size]) -> Tensor:
+    """`source` with other sizes: a view where strides can say it, else index algebra."""
     target = builder.result_sizes()
-    result = reshape(builder, source, target)
-    if (
-        result.view is None
-        and source.view is not None
-        and builder.node is not None
-        and builder.node.target == aten.view.default
-    ):
-        return _traced_view(builder, source, target) or result
-    return result
-
-
-def _traced_view(builder: Builder, source: Tensor, target: Shape) -> Tensor | None:
-    """The view with the strides that tracing found (it may know by a guard what the algebra here does not), which hold
-    if `source` is laid out as it was in tracing."""
-    traced = traced_argument(builder)
-    if source.view is None or traced is None or traced_strides(traced) != tuple(map(as_stride, source.view.strides)):
-        return None
-    strides = traced_strides(builder.result())
+    strides = _traced_view(builder, source) or reshape_strides(source, target, traced_strides(builder.result()))
+    if strides is None or source.view is None:
+        return reindexed(source, target, reshape_point(source.sizes, target))
     return stored(View(source.view.buffer, source.view.dtype, target, strides, source.view.offset), source.device)
+
+
+def _traced_view(builder: Builder, source: Tensor) -> Shape | None:
+    """The strides that tracing found for the result; they hold if `source` is laid out as it was in tracing."""
+    traced = traced_argument(builder)
+    if source.view is None or traced is None:
+        return None
+    layouts = zip(source.sizes, source.view.strides, traced_strides(traced), strict=True)
+    return traced_strides(builder.result()) if all(n == 1 or sizes.equal(a, b) for n, a, b in layouts) else None
 
 
 def traced_strides(traced: torch.Tensor) -> Shape:

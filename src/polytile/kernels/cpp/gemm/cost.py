@@ -5,7 +5,7 @@ operands; what is copied first; and what is written at the end. A register tile 
 
     max(m * v / 2 (two FMAs a cycle), (m + v) / 2 (two loads a cycle), 4 (latency of an FMA)) cycles,
 
-a streamed update of depth u max(m * u / 2, (u + m) / 2, m (one store a cycle)) per vector of columns and u steps.
+a streamed update of depth u max(m * u / 2, (u + m) / 2, 1.6 m (stores)) per vector of columns and u steps.
 Reading costs the bytes over the bandwidth of the level that holds the operand; a block of `mc` rows reads B once more.
 
 Where it is wrong: it takes the operands to be in cache if they fit. A model that runs through more weights than the
@@ -28,7 +28,10 @@ from polytile.kernels.cpp.gemm.spec import ELEMENT_BYTES, GemmConfig, GemmSpec
 COPY_B_CYCLES = {"n": 5.0, "k": 8.0, "any": 40.0}
 COPY_A_CYCLES = {"k": 10.0, "m": 14.0, "any": 40.0}
 FINISH_CYCLES = 2.0  # for one vector of sums: out of the registers, to the epilogue, to memory
+STORE_CYCLES = 1.6  # for one vector of sums loaded, updated and stored again by the stream form (measured at M = 8)
 TILE_CYCLES = 30.0  # to set one register tile up
+# How much slower B is read a panel at a time from rows far apart, and where all rows fall into the same cache sets.
+SCATTERED, SCATTERED_SAME_SETS = 1.2, 1.6
 WORKSPACE_SECONDS = 5e-8
 SPLITK_PARTIAL_BYTES = 8 << 20
 SMALL_PANEL_BYTES = 512 << 10
@@ -114,7 +117,7 @@ def _dot_compute(s: _Shape, c: GemmConfig) -> float:
 
 def _stream_compute(s: _Shape, c: GemmConfig) -> float:
     depth = stream_depth(ceil(s.rows), c.unroll)
-    per_vector = max(s.rows * depth / 2, (depth + s.rows) / 2, s.rows)
+    per_vector = max(s.rows * depth / 2, (depth + s.rows) / 2, s.rows * STORE_CYCLES)
     updates = ceil(s.k / depth)
     return (
         s.batch
@@ -159,10 +162,9 @@ def _reading(
     items_b = s.batch if sizes.get("b_stride_b", 1) else 1
     bandwidth = machine.bandwidth(items_b * b_bytes + s.batch * a_bytes, threads)
     passes = s.row_tiles if c.form == "stream" else max(1, ceil(s.m / c.mc))
-    scattered = 2.0 if c.form in ("tile_direct", "small") and spec.b_layout == "n" and s.n > 4 * c.nv * s.lanes else 1.0
-    apart = sizes.get("b_stride_k", s.n) * element
-    if c.form in ("tile_direct", "small") and spec.b_layout == "n" and apart % 4096 == 0:
-        scattered *= 1.5  # every row of B falls into the same cache sets
+    scattered, apart = 1.0, sizes.get("b_stride_k", s.n) * element
+    if c.form in ("tile_direct", "small") and spec.b_layout == "n" and s.n > 4 * c.nv * s.lanes:
+        scattered = SCATTERED_SAME_SETS if apart % 4096 == 0 else SCATTERED
     again = (passes - 1) * 0.25  # later passes find part of B nearer
     return s.batch * (b_bytes * scattered * (1 + again) + a_bytes) / bandwidth
 

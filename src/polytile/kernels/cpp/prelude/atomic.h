@@ -4,12 +4,6 @@
 namespace pt {
 namespace {
 
-template <class S> struct ValueOf { using type = S; };
-template <> struct ValueOf<bf16> { using type = float; };
-template <> struct ValueOf<f16> { using type = float; };
-template <> struct ValueOf<bool8> { using type = u8; };
-template <class S> using value_of = typename ValueOf<S>::type;  // what an element of S is computed in
-
 // *p = f(*p), all at once.
 template <class S, class F> inline void atomic_apply(S* p, F f) {
   using Bits = unsigned_of<stored<S>>;

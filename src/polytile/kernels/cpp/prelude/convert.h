@@ -1,6 +1,6 @@
 // convert: values from one lane type to another, masks from one lane size to another, bf16 and f16.
 // needs: base
-// gives: cast mask_cast round_to from_storage to_storage
+// gives: cast mask_cast round_to from_storage to_storage value_of stored
 namespace pt {
 namespace {
 
@@ -263,6 +263,12 @@ template <> struct Stored<bool8> { using type = u8; };
 template <> struct Stored<bool> { using type = u8; };
 template <class S> using stored = typename Stored<S>::type;  // the lanes in which elements of S are moved
 template <class S> constexpr bool is_bool = same<S, bool8> || same<S, bool>;
+
+template <class S> struct ValueOf { using type = S; };
+template <> struct ValueOf<bf16> { using type = float; };
+template <> struct ValueOf<f16> { using type = float; };
+template <> struct ValueOf<bool8> { using type = u8; };
+template <class S> using value_of = typename ValueOf<S>::type;  // what an element of S is computed in
 
 // The value v as lanes of To; floats truncate towards zero; bool8 gives u8 lanes, 1 where v is not 0 (NaN is not).
 template <class To, class From, int L> PT_FN V<stored<To>, L> cast(V<From, L> v) {

@@ -1,0 +1,97 @@
+"""One buffer for what is stored twice: a loop that stores one value at the same elements of two like buffers.
+
+    loop a for p0                       loop a for p0
+      buf0[p0] = t3                 →     buf0[p0] = t3
+      buf1[p0] = t3                     (every use of buf1 reads buf0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Load, Node
+from polytile.ir.levels import same_index
+from polytile.ir.program import Buffer, Extern, Loop, Operation, Program, Ref, Template, View
+
+
+def merge_duplicates(program: Program) -> Program:
+    """`program` with duplicate temporaries made one. A buffer that anything else writes stays apart, as do two outputs."""
+    writers: dict[str, int] = {}
+    for operation in program.operations:
+        for name in operation.writes():
+            writers[name] = writers.get(name, 0) + 1
+    outputs = program.output_buffers()
+    mapping: dict[str, str] = {}
+    for operation in program.operations:
+        loop = operation.epilogue if isinstance(operation, Template) else operation
+        if isinstance(loop, Loop):
+            for name, other in _pairs(loop, program.buffers):
+                free = all(writers[n] == 1 and n not in mapping and n not in program.scalars.values() for n in (name, other))
+                if free and not {name, other} <= outputs:
+                    kept, gone = (other, name) if other in outputs else (name, other)
+                    mapping[gone] = kept
+    return renamed(program, mapping) if mapping else program
+
+
+def _pairs(loop: Loop, buffers: Mapping[str, Buffer]) -> Iterator[tuple[str, str]]:
+    """Buffers of the loop that get the same values at the same elements."""
+    plain = [s for s in loop.stores if s.mode == "set" and not s.indirect and s.mask is None]
+    for i, one in enumerate(plain):
+        for other in plain[i + 1 :]:
+            if one.value is other.value and same_index(one.index, other.index):
+                if _alike(buffers[one.buffer], buffers[other.buffer]):
+                    yield one.buffer, other.buffer
+
+
+def _alike(a: Buffer, b: Buffer) -> bool:
+    if (a.dtype, a.device, a.role, b.role, len(a.sizes)) != (b.dtype, b.device, "temp", "temp", len(b.sizes)):
+        return False
+    pairs = zip((*a.sizes, *a.strides), (*b.sizes, *b.strides), strict=True)
+    return all(sizes.equal(x, y) for x, y in pairs)
+
+
+def renamed(program: Program, mapping: Mapping[str, str]) -> Program:
+    """`program` with uses of the buffers in `mapping` made uses of others, and stores to them left out."""
+    operations = tuple(_renamed_operation(o, mapping) for o in program.operations)
+    outputs = tuple(_renamed_value(o, mapping) if isinstance(o, View) else o for o in program.outputs)
+    return replace(program, operations=operations, outputs=outputs)
+
+
+def _renamed_operation(operation: Operation, mapping: Mapping[str, str]) -> Operation:
+    match operation:
+        case Loop():
+            return _renamed_loop(operation, mapping)
+        case Template():
+            views = {name: _renamed_value(getattr(operation, name), mapping) for name in ("a", "b", "out")}
+            epilogue = _renamed_loop(operation.epilogue, mapping) if operation.epilogue is not None else None
+            return replace(operation, epilogue=epilogue, **views)
+        case Extern():
+            args, kwargs = (_renamed_value(v, mapping) for v in (operation.args, operation.kwargs))
+            return replace(operation, args=args, kwargs=kwargs)
+    return operation
+
+
+def _renamed_loop(loop: Loop, mapping: Mapping[str, str]) -> Loop:
+    def rule(node: Node, children: tuple[Node, ...]) -> Node:
+        node = expr.rebuild(node, children)
+        if isinstance(node, Load) and node.buffer in mapping:
+            return expr.load(node.dtype, mapping[node.buffer], node.index, node.indirect, node.mask)
+        return node
+
+    new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    return replace(new, stores=tuple(s for s in new.stores if s.buffer not in mapping))
+
+
+def _renamed_value(value: Any, mapping: Mapping[str, str]) -> Any:
+    if isinstance(value, View):
+        return replace(value, buffer=mapping.get(value.buffer, value.buffer))
+    if isinstance(value, Ref):
+        return Ref(_renamed_value(value.value, mapping))
+    if isinstance(value, tuple | list):
+        return type(value)(_renamed_value(v, mapping) for v in value)
+    if isinstance(value, dict):
+        return {k: _renamed_value(v, mapping) for k, v in value.items()}
+    return value

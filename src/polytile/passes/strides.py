@@ -1,0 +1,70 @@
+"""Strides of dense tensors without their case for emptiness: Max(1, n) → n in every index of a buffer that n = 0 leaves empty.
+
+Torch writes the stride of a dimension as the product of Max(1, n) over the dimensions inside it. Where one of them is 0 the
+buffer has no element, no index into it is ever used, and n serves as well: indices become polynomials that fusion can match.
+The buffers themselves keep their strides, which is what the caller sees.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+
+import sympy
+from torch.utils._sympy.functions import Max
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Load, Node
+from polytile.ir.program import Buffer, Loop, Operation, Program, Template, View
+
+_MAXIMA = (Max, sympy.Max)  # torch's own class and sympy's
+
+
+def plain_strides(program: Program) -> Program:
+    """`program` with Max(1, n) gone from the indices of loops, epilogues and products."""
+    buffers = program.buffers
+
+    def one(operation: Operation) -> Operation:
+        if isinstance(operation, Loop):
+            return _in_loop(operation, buffers)
+        if isinstance(operation, Template):
+            views = {name: _in_view(getattr(operation, name), buffers) for name in ("a", "b", "out")}
+            epilogue = _in_loop(operation.epilogue, buffers) if operation.epilogue is not None else None
+            return replace(operation, epilogue=epilogue, **views)
+        return operation
+
+    return replace(program, operations=tuple(one(o) for o in program.operations))
+
+
+def _in_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
+    if not any(index.has(*_MAXIMA) for node in expr.walk(*loop.roots) for index in node.indices) and not any(
+        store.index.has(*_MAXIMA) for store in loop.stores
+    ):
+        return loop
+
+    def rule(node: Node, children: tuple[Node, ...]) -> Node:
+        if not isinstance(node, Load):
+            return expr.rebuild(node, children)
+        return expr.rebuild(node, children, lambda index: without_max(index, buffers[node.buffer].numel))
+
+    new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    return replace(
+        new, stores=tuple(replace(s, index=without_max(s.index, buffers[s.buffer].numel)) for s in new.stores)
+    )
+
+
+def _in_view(view: View, buffers: Mapping[str, Buffer]) -> View:
+    strides = tuple(without_max(s, buffers[view.buffer].numel) for s in view.strides)
+    return view if strides == view.strides else replace(view, strides=strides)
+
+
+@functools.lru_cache(maxsize=20_000)
+def without_max(index: sympy.Expr, elements: sympy.Expr) -> sympy.Expr:
+    """`index` with Max(1, n) → n wherever n divides the number of `elements` of the buffer."""
+    found = {}
+    for largest in index.atoms(*_MAXIMA):
+        others = [a for a in largest.args if a != 1]
+        if len(others) == 1 < len(largest.args) and sizes.divide(sympy.expand(elements), others[0]) is not None:
+            found[largest] = others[0]
+    return sympy.expand(index.xreplace(found)) if found else index

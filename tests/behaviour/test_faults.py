@@ -1,0 +1,234 @@
+"""What goes wrong around a compile: missing compiler, damaged or unusable cache, misspelt options. Results stay right."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import polytile
+from polytile import options
+from polytile.errors import OptionError
+from polytile.runtime import cache
+from polytile.runtime import compile as compile_service
+from tests.behaviour.helpers import check, compiled, decisions, in_process, lines_with, report_of, sized
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+# No compiler.
+
+
+def test_without_a_compiler_library_calls_do_the_work_and_say_so(empty_cache: Path, tmp_path: Path) -> None:
+    nothing = tmp_path / "empty"
+    nothing.mkdir()
+    report = report_of(in_process(empty_cache, PATH=str(nothing), CXX=""))
+    assert report["worst"] <= 1
+    assert len(lines_with(report["messages"], "WARNING", "C++ compiler")) == 1, report["messages"]
+    assert "apt install g++" in report["messages"]
+    assert report["counters"]["kernels_generated"] == report["counters"]["compiler_runs"] == 0
+    assert report["counters"]["graphs_compiled"] == 1
+    assert any("mm" in operator for operator in report["counters"]["library_calls"])
+    worked = [row for row in report["operators"] if row[1] != "view"]
+    assert worked and all(how == "library" and "compiler" in reason for _, how, reason in worked)
+
+
+def test_a_compiler_that_is_not_there_is_named(empty_cache: Path) -> None:
+    report = report_of(in_process(empty_cache, "--sizes", "20", POLYTILE_CXX="g++-that-is-not-there"))
+    assert report["worst"] <= 1
+    assert lines_with(report["messages"], "g++-that-is-not-there", "Install")
+
+
+def test_a_compiler_that_fails_leaves_the_library(empty_cache: Path, tmp_path: Path) -> None:
+    """It answers what it is, and then compiles nothing."""
+    broken = tmp_path / "broken-g++"
+    broken.write_text('#!/bin/bash\nif [[ " $* " == *" -o "* ]]; then echo "no memory left" >&2; exit 1; fi\nexec g++ "$@"\n')
+    broken.chmod(0o755)
+    report = report_of(in_process(empty_cache, "--sizes", "20", POLYTILE_CXX=str(broken)))
+    assert report["worst"] <= 8
+    assert "no memory left" in report["messages"] or "did not compile" in report["messages"]
+    assert not list(empty_cache.rglob("*.so"))
+
+
+# The cache directory.
+
+
+def test_a_cache_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    place.write_text("not a directory")
+    report = report_of(in_process(place, "--sizes", "20"))
+    assert report["worst"] <= 8
+    assert len(lines_with(report["messages"], str(place), "cannot be used")) == 1, report["messages"]
+    assert "POLYTILE_CACHE_DIR" in report["messages"]
+    assert place.read_text() == "not a directory"
+
+
+def test_a_full_disk(empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    real = cache.write_atomically
+
+    def full(path: Path, content: bytes, temporary: Path, durable: bool = False) -> None:
+        if path.is_relative_to(empty_cache):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, content, temporary, durable)
+
+    monkeypatch.setattr(cache, "write_atomically", full)
+    check(softmax, compiled(softmax), *sized((23, 450)))
+    assert decisions()[0].candidate.split()[0] in ("persistent", "looped", "split")
+    warnings = [record.message for record in caplog.records if "cannot be used" in record.message]
+    assert len(warnings) == 1 and "No space left" in warnings[0]
+    assert not list(empty_cache.rglob("*.so"))
+    cache.reset()
+
+
+def test_a_damaged_cache_is_set_aside_and_made_again(empty_cache: Path) -> None:
+    first = report_of(in_process(empty_cache))
+    store = empty_cache / "store.sqlite3"
+    libraries = sorted(empty_cache.rglob("*.so"))
+    assert libraries
+    for path in [store, *libraries]:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    truncated = report_of(in_process(empty_cache))
+    assert truncated["worst"] <= 8
+    assert truncated["counters"]["compiler_runs"] >= 1 and truncated["counters"]["candidates_benchmarked"] > 0
+    assert list(empty_cache.rglob("*.so.bad")) and lines_with(truncated["messages"], "WARNING", "truncated")
+    assert lines_with(truncated["messages"], "store")
+    again = report_of(in_process(empty_cache, "--alone"))
+    assert again["counters"]["compiler_runs"] == again["counters"]["candidates_benchmarked"] == 0
+    assert again["messages"] == "" and again["digests"] == truncated["digests"]
+    assert first["worst"] <= 8
+
+
+def test_garbage_in_every_file_of_the_cache(empty_cache: Path) -> None:
+    report_of(in_process(empty_cache, "--sizes", "20"))
+    for path in [path for path in empty_cache.rglob("*") if path.is_file()]:
+        path.write_bytes(os.urandom(3000))
+    for name in ("store.sqlite3-wal", "kernels/softmax.so", "README", "tmp/left-over"):
+        (empty_cache / name).write_bytes(os.urandom(300))
+    report = report_of(in_process(empty_cache, "--sizes", "20"))
+    assert report["worst"] <= 8
+    assert report["counters"]["compiler_runs"] > 0 and report["counters"]["candidates_benchmarked"] > 0
+    assert (empty_cache / "kernels/softmax.so").stat().st_size == 300, "files of others are left alone"
+
+
+def test_a_kernel_half_written_by_a_process_that_died_is_not_used(empty_cache: Path) -> None:
+    check(softmax, compiled(softmax), *sized((23, 450)))
+    names = sorted(path.name for path in (empty_cache / "kernels").glob("*.so"))
+    torch._dynamo.reset()
+    polytile.reset()
+    compile_service.reset()
+    for name in names:
+        whole = (empty_cache / "kernels" / name).read_bytes()
+        (empty_cache / "kernels" / name).unlink()
+        (empty_cache / "tmp" / f"{name}.part").write_bytes(whole[:100])
+    check(softmax, compiled(softmax), *sized((24, 451)))
+    assert all(len(path.read_bytes()) > 100 for path in (empty_cache / "kernels").glob("*.so"))
+
+
+# Options.
+
+
+def test_a_misspelt_option_names_the_nearest() -> None:
+    with pytest.raises(OptionError, match="'forse'; did you mean 'force'"):
+        polytile.compile(softmax, options={"forse": "looped"})
+    with pytest.raises(OptionError, match="did you mean 'shortlist'"):
+        compiled(softmax, short_list=2)(*sized((4, 9)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("tune", "always", "choose from auto, off"),
+        ("shortlist", "many", "type int"),
+        ("shortlist", True, "type int"),
+        ("persist", "perhaps", "type bool"),
+        ("noise_band", "wide", "type float"),
+        ("random", "mersenne", "choose from eager, philox"),
+    ],
+)
+def test_a_bad_value_says_what_is_allowed(name: str, value: object, told: str) -> None:
+    with pytest.raises(OptionError, match=told) as error:
+        polytile.compile(softmax, options={name: value})
+    assert repr(name) in str(error.value) and repr(value) in str(error.value)
+
+
+def test_a_bad_value_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYTILE_TUNE", "atuo")
+    with pytest.raises(OptionError, match="POLYTILE_TUNE.*'atuo'; choose from auto, off"):
+        compiled(softmax)(*sized((4, 9)))
+
+
+def test_options_of_one_compile_stay_with_it() -> None:
+    (x,) = sized((31, 640))
+    check(softmax, compiled(softmax, force="looped t1"), x)
+    check(softmax, compiled(softmax, force="persistent t1"), x)
+    assert {d.candidate for d in decisions()} == {"looped t1", "persistent t1"}
+    assert options.get("force") == ""
+
+
+def test_an_unknown_source_of_candidates_is_refused() -> None:
+    with pytest.raises(OptionError, match="sources"):
+        compiled(softmax, sources="cpp,libary")(*sized((4, 9)))
+
+
+# Arguments.
+
+
+def test_an_index_out_of_range_raises_as_in_eager() -> None:
+    def function(x: Tensor, index: Tensor) -> Tensor:
+        return x[index] * 2
+
+    run = compiled(function)
+    (x,) = sized((10, 6))
+    check(function, run, x, torch.tensor([1, -2, 9]))
+    for bad in ([3, 10], [-11]):
+        with pytest.raises(IndexError):
+            function(x, torch.tensor(bad))
+        with pytest.raises(IndexError):
+            run(x, torch.tensor(bad))
+    check(function, run, x, torch.tensor([0, 5, -10]))
+
+
+def test_shapes_that_do_not_fit_raise_and_leave_the_function_usable() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.relu(x @ y)
+
+    run = compiled(function)
+    x, y = sized((10, 6), (6, 7))
+    check(function, run, x, y)
+    with pytest.raises(Exception, match=r"6|5|shape|size"):
+        run(x, next(sized((5, 7))))
+    check(function, run, x, y)
+
+
+def test_another_dtype_is_another_graph_and_right() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.softmax(x, -1) * 3
+
+    run = compiled(function)
+    (x,) = sized((10, 60))
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
+        check(function, run, x.to(dtype))
+    assert polytile.counters["graphs_compiled"] == 3
+
+
+def test_mixed_dtypes_raise_what_eager_raises() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return x @ y
+
+    x, y = sized((10, 6), (6, 7))
+    with pytest.raises(RuntimeError):
+        function(x, y.double())
+    with pytest.raises(RuntimeError):
+        compiled(function)(x, y.double())
+
+
+def test_meta_tensors_work_as_in_eager() -> None:
+    x = torch.empty(4, 9, device="meta")
+    got = torch.compile(softmax, backend="polytile", dynamic=True)(x)
+    assert got.device.type == "meta" and got.shape == (4, 9)

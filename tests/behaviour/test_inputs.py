@@ -1,0 +1,277 @@
+"""What a compiled function takes: numbers and tensors in any order, layouts of all kinds, sizes known only at run time,
+and the check for NaN (SPEC M5)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from polytile.errors import InvalidInput
+from tests.behaviour.helpers import check, compiled, copied, graphs, multikernels, sized
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+# The option check_inputs.
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_bad_value_in_an_input_names_argument_and_kernel(bad: float) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.softmax(x, -1) * y
+
+    run = compiled(function, check_inputs=True)
+    x, y = sized((8, 40), (8, 40))
+    check(function, run, x, y)
+    y[3, 7] = bad
+    with pytest.raises(InvalidInput) as error:
+        run(x, y)
+    (kernel,) = multikernels()
+    assert repr(kernel.spec.name) in str(error.value)
+    assert "[3, 7]" in str(error.value) and "1 NaN" in str(error.value).replace("0 NaN and 1 infinite", "1 NaN")
+    assert any(repr(name) in str(error.value) for name in kernel.spec.names)
+
+
+def test_each_argument_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return x * y + torch.roll(x, 1, 0) * y.flip(0)
+
+    run = compiled(function, check_inputs=True)
+    x, y = sized((8, 40), (8, 40))
+    run(x, y)
+    looked: list[int] = []
+    real = torch.isfinite
+    monkeypatch.setattr(torch, "isfinite", lambda t: (looked.append(t.data_ptr()), real(t))[1])
+    run(x, x)
+    assert len(looked) == len(set(looked)) >= 1
+
+
+def test_without_the_option_bad_values_pass_as_in_eager() -> None:
+    (x,) = sized((8, 40))
+    x[2, 2] = float("nan")
+    check(softmax, compiled(softmax), x)
+
+
+def test_integers_are_not_checked() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * 2 + 1
+
+    check(function, compiled(function, check_inputs=True), torch.arange(-30, 30).view(6, 10))
+
+
+# Numbers among the arguments.
+
+
+@pytest.mark.parametrize("order", ["nxm", "xnm", "nmx"])
+def test_integers_and_tensors_in_any_order(order: str) -> None:
+    def function(**given: object) -> Tensor:
+        x, n, m = given["x"], given["n"], given["m"]
+        return torch.softmax(x.view(n, m) * n, -1) + m  # type: ignore[attr-defined]
+
+    code = f"def call({', '.join(order)}):\n    return function(x=x, n=n, m=m)\n"
+    scope: dict[str, object] = {"function": function}
+    exec(code, scope)
+    call = scope["call"]
+    run = compiled(call)  # type: ignore[arg-type]
+    for n, m in ((6, 7), (12, 30), (5, 3), (100, 17)):
+        values = {"x": next(sized((n * m,))), "n": n, "m": m}
+        torch.testing.assert_close(run(*[values[name] for name in order]), call(*[values[name] for name in order]))  # type: ignore[operator]
+    assert graphs()[1] == 1
+
+
+def test_floats_and_booleans() -> None:
+    def function(x: Tensor, scale: float, negate: bool) -> Tensor:
+        return torch.tanh(x * scale) * (-1 if negate else 1)
+
+    run = compiled(function)
+    (x,) = sized((6, 70))
+    for scale in (0.5, 2.0, 3.25, -1e-3):
+        for negate in (False, True):
+            check(function, run, x, scale, negate)
+
+
+def test_a_size_is_returned_with_tensors() -> None:
+    def function(x: Tensor) -> tuple[int, Tensor, int]:
+        return x.shape[0] * 2, x * 2, x.numel()
+
+    run = compiled(function)
+    for shape in ((3, 5), (7, 2), (40, 50)):
+        x = next(sized(shape))
+        got = run(x)
+        assert (got[0], got[2]) == (shape[0] * 2, x.numel())
+        assert torch.equal(got[1], x * 2)
+
+
+def test_none_and_nested_containers() -> None:
+    def function(given: dict[str, list[Tensor]], nothing: None) -> dict[str, object]:
+        a, b = given["pair"]
+        return {"sum": a + b, "nothing": nothing, "both": (a * 2, [b.sum(-1)])}
+
+    a, b = sized((6, 9), (6, 9))
+    got, want = compiled(function)({"pair": [a, b]}, None), function({"pair": [a, b]}, None)
+    torch.testing.assert_close(got, want)
+
+
+# Layouts of inputs and results.
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "every other": lambda x: torch.stack([x, x * 2], -1)[..., 0],
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "with an offset": lambda x: torch.cat([x[:1], x])[1:],
+    "permuted": lambda x: x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+}
+OPERATIONS = {
+    "pointwise": lambda x: torch.tanh(x) + 1,
+    "two": lambda x: x * x.flip(0),
+    "softmax": lambda x: torch.softmax(x, 1),
+    "sum": lambda x: x.sum(2),
+    "mean keeping": lambda x: x.mean((0, 3), keepdim=True),
+    "clone": lambda x: x.clone() * 2,
+    "contiguous": lambda x: (x + 1).contiguous(),
+    "matmul": lambda x: x @ x.transpose(-1, -2),
+    "joined": lambda x: torch.cat([x, x], 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_have_eagers_values_and_strides(layout: str) -> None:
+    def function(x: Tensor) -> dict[str, Tensor]:
+        return {name: operation(x) for name, operation in OPERATIONS.items()}
+
+    run = compiled(function, tune="off")
+    for shape in ((4, 3, 6, 5), (2, 8, 7, 9)):
+        check(function, run, LAYOUTS[layout](next(sized(shape))))
+
+
+def test_convolution_keeps_channels_last() -> None:
+    torch.manual_seed(1)
+    convolution = torch.nn.Conv2d(3, 8, 3, padding=1).to(memory_format=torch.channels_last)
+    run = compiled(lambda x: torch.relu(convolution(x)) * 2)
+    for shape in ((2, 3, 8, 9), (4, 3, 11, 6)):
+        x = next(sized(shape)).contiguous(memory_format=torch.channels_last)
+        want = torch.relu(convolution(x)) * 2
+        got = run(x)
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
+
+
+def test_one_graph_serves_another_layout_or_a_graph_of_its_own_does() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.softmax(x, -1)
+
+    run = compiled(function)
+    for n in (7, 20, 33):
+        (x,) = sized((n, n + 1))
+        for given in (x, x.t().contiguous().t(), torch.stack([x, x], -1)[..., 0]):
+            check(function, run, given)
+
+
+# Sizes that are known only at run time.
+
+
+def test_nonzero_makes_a_size() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        where = torch.nonzero(x > 0.5)
+        return where * 2, where.sum(0)
+
+    run = compiled(function)
+    for shape in ((5, 6), (40, 30), (3, 3)):
+        check(function, run, *sized(shape, seed=shape[0]))
+    check(function, run, -torch.ones(4, 4))
+    check(function, run, torch.ones(4, 5))
+
+
+def test_an_item_makes_a_size() -> None:
+    def function(x: Tensor, count: Tensor) -> Tensor:
+        n = count.item()
+        torch._check(n >= 2)
+        torch._check(n <= x.shape[0])
+        return torch.softmax(x.narrow(0, 0, n), -1) + n
+
+    run = compiled(function)
+    (x,) = sized((40, 30))
+    for n in (3, 40, 17, 2):
+        check(function, run, x, torch.tensor(n))
+    assert graphs()[1] == 1
+    for n in (1, 41):
+        with pytest.raises(RuntimeError):
+            run(x, torch.tensor(n))
+    check(function, run, x, torch.tensor(9))
+
+
+def test_a_boolean_mask_makes_a_size() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x[x > 0].exp()
+
+    run = compiled(function)
+    for shape in ((5, 6), (40, 30)):
+        check(function, run, *sized(shape, seed=3))
+
+
+# Randomness.
+
+GENERATORS = {
+    "rand": lambda x: torch.rand(x.shape) + x,
+    "randn": lambda x: torch.randn(x.shape) * x,
+    "rand_like": lambda x: torch.rand_like(x) - x,
+    "randint": lambda x: torch.randint(3, 50, x.shape) + x,
+    "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)) + x,
+    "dropout": lambda x: torch.nn.functional.dropout(x, 0.25),
+    "uniform": lambda x: torch.empty_like(x).uniform_(-2, 3) * x,
+    "normal": lambda x: torch.normal(x, 2.0),
+    "randperm": lambda x: x[torch.randperm(x.shape[0])] * 2,
+    "multinomial": lambda x: torch.multinomial(torch.softmax(x, -1), 3) * 2,
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_random_operators_follow_the_seed_as_in_eager(name: str) -> None:
+    function = GENERATORS[name]
+    run = compiled(function)
+    for shape in ((5, 8), (30, 17)):
+        (x,) = sized(shape)
+        for seed in (0, 77):
+            torch.manual_seed(seed)
+            want = [function(x), function(x)]
+            state = torch.get_rng_state()
+            torch.manual_seed(seed)
+            got = [run(x), run(x)]
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+            assert torch.equal(torch.get_rng_state(), state)
+            assert not torch.equal(got[0], got[1])
+
+
+def test_the_first_call_draws_what_later_calls_draw() -> None:
+    """Compiling and tuning take nothing from the stream."""
+    function = GENERATORS["dropout"]
+    (x,) = sized((50, 40))
+    torch.manual_seed(3)
+    want = function(*copied((x,)))
+    torch.manual_seed(3)
+    assert torch.equal(compiled(function)(x) == 0, want == 0)
+
+
+def test_philox_numbers_are_uniform_normal_and_repeat_for_a_seed() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.rand_like(x), torch.randn_like(x), torch.nn.functional.dropout(torch.ones_like(x), 0.3)
+
+    run = compiled(function, random="philox")
+    x = torch.ones(300, 200)
+    torch.manual_seed(11)
+    uniform, normal, kept = run(x)
+    assert 0 <= float(uniform.min()) < 0.001 and 0.999 < float(uniform.max()) < 1
+    assert abs(float(uniform.mean()) - 0.5) < 0.01 and abs(float(uniform.std()) - 12**-0.5) < 0.01
+    assert abs(float(normal.mean())) < 0.02 and abs(float(normal.std()) - 1) < 0.02
+    assert abs(float((kept == 0).float().mean()) - 0.3) < 0.01
+    torch.testing.assert_close(kept[kept != 0], torch.full_like(kept[kept != 0], 1 / 0.7))
+    second = run(x)
+    torch.manual_seed(11)
+    again = run(x)
+    for first, later, repeated in zip((uniform, normal, kept), second, again, strict=True):
+        assert torch.equal(first, repeated) and not torch.equal(first, later)

@@ -1,0 +1,300 @@
+"""Arguments that are changed, results that are views, arguments that share memory: as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import polytile
+from tests.behaviour.helpers import assert_as_exact, compiled, copied, graphs, sized, tensors, widened
+
+
+def same_storage(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def add_one(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x * 2
+
+
+def part(x: Tensor) -> Tensor:
+    x[1:3].mul_(2)
+    return x.sum(0)
+
+
+def columns(x: Tensor) -> Tensor:
+    x.t()[0].copy_(x[:, 1] * 3)
+    return torch.softmax(x, -1)
+
+
+def returned(x: Tensor) -> Tensor:
+    return x.mul_(torch.sigmoid(x))
+
+
+def read_before_and_after(x: Tensor) -> tuple[Tensor, Tensor]:
+    before = torch.exp(x)
+    x.sub_(x.mean(0))
+    return before, torch.exp(x)
+
+
+def swapped(x: Tensor) -> None:
+    first = x[0].clone()
+    x[0] = x[1]
+    x[1] = first
+
+
+def scattered(x: Tensor) -> Tensor:
+    index = torch.arange(x.shape[0]).flip(0)
+    x.index_add_(0, index, x * 2)
+    return x + 1
+
+
+def masked(x: Tensor) -> Tensor:
+    x.masked_fill_(x > 0.5, -1.0)
+    return x.cumsum(0)
+
+
+def zeroed(x: Tensor) -> Tensor:
+    y = x * 2
+    x.zero_()
+    return y
+
+
+MUTATIONS = [add_one, part, columns, returned, read_before_and_after, swapped, scattered, masked, zeroed]
+
+
+@pytest.mark.parametrize("function", MUTATIONS)
+def test_inputs_change_as_in_eager(function: Callable[[Tensor], Any]) -> None:
+    run = compiled(function)
+    for shape in ((5, 6), (30, 40), (7, 3)):
+        mine = next(sized(shape))
+        theirs, exact = copied(mine), widened(mine)
+        for _ in range(2):
+            got, want, right = run(mine), function(theirs), function(exact)
+            assert_as_exact((got, mine), (want, theirs), (right, exact), shape)
+    assert graphs() == (1, 1)
+
+
+def test_what_is_returned_after_a_change_is_the_input_itself() -> None:
+    (x,) = sized((5, 6))
+    assert compiled(returned)(x) is x
+
+
+def test_a_strided_input_is_changed_in_its_place() -> None:
+    whole = next(sized((10, 12)))
+    theirs = whole.clone()
+    run = compiled(add_one)
+    for pick in (lambda t: t[::2, 1::3], lambda t: t.t()[2:7], lambda t: t[3]):
+        run(pick(whole))
+        add_one(pick(theirs))
+        torch.testing.assert_close(whole, theirs)
+
+
+def test_a_change_shows_in_the_version_counter() -> None:
+    (x,) = sized((5, 6))
+    y = torch.ones(5, 6, requires_grad=True)
+    product = x * y
+    compiled(add_one)(x)
+    with pytest.raises(RuntimeError, match="inplace"):
+        product.sum().backward()
+
+
+# Results that are views of inputs.
+
+VIEWS = {
+    "transposed": lambda x: x.t(),
+    "viewed": lambda x: x.view(-1),
+    "sliced": lambda x: x[1:, ::2],
+    "expanded": lambda x: x[:, None].expand(-1, 3, -1),
+    "row": lambda x: x[2],
+    "diagonal": lambda x: x.diagonal(),
+    "the input": lambda x: x,
+    "unfolded": lambda x: x.unfold(1, 3, 2),
+    "split": lambda x: x.split(2),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_of_an_input_is_a_view(name: str) -> None:
+    view = VIEWS[name]
+
+    def function(x: Tensor) -> tuple[Any, Tensor]:
+        return view(x), x + 1
+
+    run = compiled(function)
+    for shape in ((4, 8), (6, 20)):
+        (x,) = sized(shape)
+        got, want = tensors(run(x)[0]), tensors(view(x))
+        assert len(got) == len(want)
+        for mine, theirs in zip(got, want, strict=True):
+            assert same_storage(mine, x)
+            assert (mine.shape, mine.stride(), mine.storage_offset()) == (
+                theirs.shape, theirs.stride(), theirs.storage_offset(),
+            )  # fmt: skip
+        got[0].fill_(7.0)
+        assert torch.equal(want[0], torch.full_like(want[0], 7.0)), "a write through the view reaches the input"
+
+
+def test_a_view_of_a_changed_input_shows_the_change() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        x.add_(1)
+        return x.t(), x[1:] * 2
+
+    run = compiled(function)
+    x = next(sized((4, 5)))
+    theirs = x.clone()
+    got, want = run(x), function(theirs)
+    torch.testing.assert_close(got, want)
+    assert same_storage(got[0], x)
+
+
+def test_two_results_that_share_memory_do_so() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = torch.exp(x)
+        return y, y.t(), y[1:]
+
+    got = compiled(function)(*sized((4, 5)))
+    assert same_storage(got[0], got[1]) and same_storage(got[0], got[2])
+    got[0].fill_(2.0)
+    assert torch.equal(got[1], torch.full((5, 4), 2.0)) and torch.equal(got[2], torch.full((3, 5), 2.0))
+
+
+def test_results_that_do_not_share_memory_in_eager_do_not_here() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return x * 1, x + 0, x.clone(), torch.exp(x) * 1
+
+    (x,) = sized((4, 5))
+    got = compiled(function)(x)
+    addresses = {t.untyped_storage().data_ptr() for t in (x, *got)}
+    assert len(addresses) == 5
+
+
+def test_results_of_one_call_are_not_overwritten_by_the_next() -> None:
+    run = compiled(lambda x: torch.softmax(x * 2, -1))
+    x, y = sized((6, 50), (6, 50))
+    first = run(x)
+    kept = first.clone()
+    run(y)
+    assert torch.equal(first, kept)
+
+
+# Arguments that share memory.
+
+
+def test_one_tensor_for_two_arguments_of_which_one_is_changed() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x * y
+
+    run = compiled(function)
+    for shape in ((4, 5), (9, 30)):
+        (x,) = sized(shape)
+        theirs = x.clone()
+        torch.testing.assert_close(run(x, x), function(theirs, theirs))
+        torch.testing.assert_close(x, theirs)
+        (a, b), (c, d) = tuple(sized(shape, shape)), tuple(sized(shape, shape))
+        torch.testing.assert_close(run(a, b), function(c, d))
+        torch.testing.assert_close(a, c)
+
+
+def test_overlapping_arguments_of_which_one_is_changed() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return y + 1
+
+    run = torch.compile(function, backend="polytile", dynamic=True)
+    for n in (10, 24):
+        (mine,) = sized((n, 6))
+        theirs = mine.clone()
+        half = n // 2
+        got = run(mine[: half + 2], mine[half:])
+        want = function(theirs[: half + 2], theirs[half:])
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_two_views_of_one_tensor_that_are_only_read() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.softmax(x * y, -1)
+
+    run = compiled(function)
+    whole = next(sized((12, 40)))
+    for a, b in ((whole[:6], whole[6:]), (whole[:6], whole[3:9]), (whole, whole)):
+        torch.testing.assert_close(run(a, b), function(a, b))
+
+
+# Training.
+
+
+def test_gradients_accumulate_and_hooks_run() -> None:
+    layer = nn.Linear(8, 8)
+    run = compiled(lambda x: torch.tanh(layer(x)))
+    (x,) = sized((5, 8))
+    seen: list[Tensor] = []
+    for _ in range(2):
+        out = run(x.requires_grad_())
+        out.register_hook(seen.append)
+        out.sum().backward()
+    reference = layer.weight.grad.clone()  # type: ignore[union-attr]
+    layer.zero_grad()
+    for _ in range(2):
+        torch.tanh(layer(x)).sum().backward()
+    torch.testing.assert_close(reference, layer.weight.grad)
+    assert len(seen) == 2
+
+
+def test_training_steps_with_an_optimizer_follow_eager() -> None:
+    def trained(compile_it: bool) -> list[Tensor]:
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(10, 16), nn.GELU(), nn.Linear(16, 4))
+        run = compiled(model) if compile_it else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(6):
+            x = next(sized((3 + step, 10), seed=step))
+            optimizer.zero_grad()
+            run(x).square().mean().backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    torch.testing.assert_close(trained(True), trained(False))
+    assert graphs() == (2, 1)
+
+
+def test_a_graph_kept_for_a_second_backward() -> None:
+    """torch asks for the setting wherever a compiled backward pass may reuse saved tensors' memory."""
+    run = compiled(lambda x: torch.softmax(x, -1) * x)
+    x = next(sized((5, 30))).requires_grad_()
+    with torch._functorch.config.patch(donated_buffer=False):
+        out = run(x)
+    first = torch.autograd.grad(out.sum(), x, retain_graph=True)
+    second = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(first[0], second[0])
+
+
+def test_results_that_need_no_gradient_say_so() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.argmax(-1), (x * 2).detach(), torch.exp(x)
+
+    got = compiled(function)(next(sized((5, 30))).requires_grad_())
+    assert [t.requires_grad for t in got] == [False, False, True]
+
+
+def test_a_changed_input_under_autograd() -> None:
+    def function(x: Tensor, running: Tensor) -> Tensor:
+        running.mul_(0.5).add_(x.detach().mean(0))
+        return torch.tanh(x - running)
+
+    run = compiled(function)
+    mine, theirs = next(sized((8,))), next(sized((8,)))
+    for n in (4, 9, 30):
+        x, y = (next(sized((n, 8), seed=n)).requires_grad_() for _ in range(2))
+        got, want = run(x, mine), function(y, theirs)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), y))
+    assert polytile.counters["graphs_compiled"] == 2
