@@ -1,4 +1,5 @@
-"""Each behaviour starts with nothing compiled and nothing counted, and a recompile limit passed is an error, not eager."""
+"""Each behaviour starts with nothing compiled and nothing counted; a recompile limit passed is an error and not eager, and
+the IR is verified after each pass."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ import polytile
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled(clean_slate: None) -> Iterator[None]:
+def nothing_compiled(clean_slate: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
+    monkeypatch.setenv("POLYTILE_VERIFY_IR", "1")
     with torch._dynamo.config.patch(
         recompile_limit=64, accumulated_recompile_limit=512, fail_on_recompile_limit_hit=True,
         capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True,

@@ -266,13 +266,13 @@ def test_training_steps_with_an_optimizer_follow_eager() -> None:
 
 
 def test_a_graph_kept_for_a_second_backward() -> None:
-    """torch asks for the setting wherever a compiled backward pass may reuse saved tensors' memory."""
+    """torch asks for the setting, whatever the backend, as a compiled backward pass may reuse saved tensors' memory."""
     run = compiled(lambda x: torch.softmax(x, -1) * x)
     x = next(sized((5, 30))).requires_grad_()
     with torch._functorch.config.patch(donated_buffer=False):
         out = run(x)
-    first = torch.autograd.grad(out.sum(), x, retain_graph=True)
-    second = torch.autograd.grad(out.sum(), x)
+        first = torch.autograd.grad(out.sum(), x, retain_graph=True)
+        second = torch.autograd.grad(out.sum(), x)
     assert torch.equal(first[0], second[0])
 
 

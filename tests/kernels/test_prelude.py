@@ -286,7 +286,8 @@ def values_for(source: torch.dtype, target: torch.dtype) -> torch.Tensor:
     if source == torch.bool:
         return torch.tensor([True, False] * 25)
     if source.is_floating_point:
-        span = 1e5 if target.is_floating_point or target == torch.bool else min(float(torch.iinfo(target).max), 2.0**62)
+        most = min(2.0**62, torch.finfo(source).max)
+        span = min(1e5, most) if target.is_floating_point or target == torch.bool else min(float(torch.iinfo(target).max), most)
         low = 0.0 if not target.is_floating_point and target != torch.bool and torch.iinfo(target).min == 0 else -span
         x = np.concatenate([rng.uniform(low, span, 500), rng.uniform(max(low, -2), 2, 500), [0.0]])
         if target.is_floating_point or target == torch.bool:
@@ -330,7 +331,8 @@ template <class S> long go() {
   mprotect(m, page, 0), mprotect(m + 2 * page, page, 0);  // a page of ours between two that may not be touched
   for (long n = 0; n <= L; ++n) {
     using T = value_of<S>;
-    for (S* p : {(S*)(m + 2 * page) - n, (S*)(m + page)}) {
+    for (int side = 0; side < 2; ++side) {
+      S* p = side ? (S*)(m + page) : (S*)(m + 2 * page) - n;
       store_n(p, iota<T, L>() + T(1), n);
       const V<T, L> v = load_n<T, L>(p, n);
       for (long i = 0; i < L; ++i)

@@ -70,9 +70,9 @@ def test_a_clear_loser_leaves_the_race_early(machine: Machine) -> None:
     assert slow.seconds == pytest.approx(1.5e-5)
 
 
-def test_a_long_hopeless_candidate_is_called_twice_and_no_more(machine: Machine) -> None:
+def test_a_long_hopeless_candidate_is_called_once_and_no_more(machine: Machine) -> None:
     _, hopeless = race(contenders(machine, good=5e-3, hopeless=0.5))
-    assert machine.count("hopeless") == 2
+    assert machine.count("hopeless") == 1
     assert hopeless.seconds == pytest.approx(0.5)
 
 
@@ -86,7 +86,11 @@ def test_cheap_problems_take_a_few_tens_of_milliseconds(machine: Machine) -> Non
 
 def test_dear_problems_end_after_the_longest_time_with_a_sample_each(machine: Machine) -> None:
     timings = race(contenders(machine, a=2.0, b=2.0, c=2.0))
-    assert machine.now < 15.0
+    assert machine.now <= 6.0
+    assert all(timing.samples for timing in timings)
+    machine.now = 0.0
+    timings = race(contenders(machine, a=0.5, b=0.5, c=0.5, d=0.5))
+    assert machine.now < 4.0
     assert all(timing.samples for timing in timings)
 
 

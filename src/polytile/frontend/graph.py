@@ -17,12 +17,12 @@ from polytile.errors import LoweringError
 from polytile.frontend import lower
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import TABLE
-from polytile.frontend.lower.value import Tensor, stored
-from polytile.ir import expr, ops, sizes
-from polytile.ir.program import Assert, Buffer, Extern, Input, Program, Template, View, whole
+from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
+from polytile.ir import expr, levels, ops, sizes
+from polytile.ir.program import Assert, Buffer, Extern, Input, Loop, Program, Template, View, whole
 
 KEEP_COST = 8.0  # multiply-adds a lane from which a value with several users is stored, not computed again
-KEEP_LOADS = 6  # distinct loads from which it is stored
+KEEP_LOADS = 2  # distinct loads from which it is stored: reading them again for each user costs more than one store and loads
 LARGEST_VALUE = 96  # nodes from which any value is stored, so that kernels stay of readable size
 
 
@@ -217,13 +217,12 @@ class _Driver:
                 reads = {load.buffer for load in expr.loads(value.node)}
                 if target.view.buffer in reads and any(u.op == "output" or u not in self.env for u in other.users):
                     self.env[other] = self.builder.realize(value, self._layout(other.meta["val"], value))
-        from polytile.frontend.lower.value import broadcast_point, computed, convert
-
-        value = computed(
-            target.sizes, target.dtype, target.device,
-            lambda p: convert(source.at(broadcast_point(source.sizes, target.sizes, p)), target.dtype),
-        )  # fmt: skip
-        self.builder.store(target.view, value)
+        self.builder.store(target.view, _converted(source, target))
+        written = self.builder.operations[-1]
+        if isinstance(written, Loop) and levels.in_place_fault(written):  # it would read elements already overwritten
+            self.builder.operations.pop()
+            source = self.builder.realize(source, sizes.contiguous_strides(source.sizes))
+            self.builder.store(target.view, _converted(source, target))
         self.reports.append(OperatorReport(_name(node.target), "generated", "writes an input in place"))
         self.env[node] = target
 
@@ -252,6 +251,14 @@ class _Driver:
         strides = tuple(sizes.as_stride(n) for n in value.stride())
         self.builder.buffers[name] = Buffer(name, value.dtype, shape, strides, value.device, role)
         return stored(whole(self.builder.buffers[name]), value.device)
+
+
+def _converted(source: Tensor, target: Tensor) -> Tensor:
+    """`source`, broadcast and converted to what `target` holds."""
+    return computed(
+        target.sizes, target.dtype, target.device,
+        lambda p: convert(source.at(broadcast_point(source.sizes, target.sizes, p)), target.dtype),
+    )  # fmt: skip
 
 
 _RANGE_HINTS = {

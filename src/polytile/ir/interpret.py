@@ -84,6 +84,11 @@ def bind(program: Program, args: Sequence[Argument]) -> dict[sympy.Symbol, int]:
         if len(left) == len(waiting):
             break
         waiting = left
+    for item, arg in zip(program.inputs, args, strict=True):  # strides that no element needs, but expressions may name
+        if item.buffer is not None and isinstance(arg, torch.Tensor):
+            for stride, value in zip(program.buffers[item.buffer].strides, arg.stride(), strict=True):
+                if isinstance(stride, sympy.Symbol):
+                    values.setdefault(stride, value)
     return values
 
 

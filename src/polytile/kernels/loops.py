@@ -29,9 +29,21 @@ def kernel_name(kernel: LoopKernel, origins: tuple[str, ...]) -> str:
 
 
 def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], most_threads: int) -> tuple[Candidate, ...]:
-    """Every variant × threads, canonical order, then the interpreter as the last resort. Raises LoweringError where the loop has no C++ form, CompilerMissing where there
-    is no compiler."""
+    """Every variant × threads, canonical order, then the interpreter as the last resort; the same objects for the same work.
+    Raises LoweringError where the loop has no C++ form, CompilerMissing where there is no compiler."""
     tool = toolchain.find()
+    key = (kernel.text, most_threads, tool.identity)
+    if key not in _made:
+        _made[key] = _candidates(kernel, origins, most_threads, tool)
+    return _made[key]
+
+
+_made: dict[tuple[str, int, str], tuple[Candidate, ...]] = {}
+
+
+def _candidates(
+    kernel: LoopKernel, origins: tuple[str, ...], most_threads: int, tool: toolchain.Toolchain
+) -> tuple[Candidate, ...]:
     expanded = replace(kernel, loop=expand_welford(kernel.loop))
     nest = analysis.nest_of(expanded.loop)
     vector_bytes = tool.lanes * FLOAT_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -113,7 +114,7 @@ def _rename_tensors(loop: Loop, names: Mapping[str, str]) -> Loop:
 
 
 def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:
-    words = [o.split(".")[1] if o.count(".") > 1 else o for o in dict.fromkeys(origins)]
+    words = [re.sub(r"\W", "", o.split(".")[1] if o.count(".") > 1 else o) for o in dict.fromkeys(origins)]
     return f"{'_'.join(words[:4])[:48].strip('_') or 'mm'}_{kernel.digest[:8]}"
 
 

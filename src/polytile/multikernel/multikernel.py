@@ -55,7 +55,9 @@ class MultiKernel:
         """Candidates that take part nowhere any more, and why: they do not compile, or gave a wrong result once."""
         self._rejected_at: dict[int, dict[str, str]] = {}
         """Candidates that cannot run in one regime, and why."""
-        self.dispatcher = Dispatcher(spec.name, spec.size_keys, self._on_miss, spec.tensor_keys, self._on_error)
+        self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
+            spec.name, spec.size_keys, self._on_miss, spec.tensor_keys, self._on_error
+        )
         with settings.override(**self.options):
             checked = settings.get("check_inputs")
         self.dispatch: Callable[..., None] = self._checked_call if checked else self.dispatcher

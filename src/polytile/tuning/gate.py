@@ -30,7 +30,7 @@ tensors."""
 EXCUSE = 4.0
 """A candidate may be this many times as far from float64 as the reference at the arguments' own precision."""
 
-CHUNK = 1 << 16
+CHUNK = 1 << 15
 """Elements compared at once: few enough for the cache, so that comparing takes little memory and little time."""
 
 SMALL = 1 << 20
@@ -76,6 +76,8 @@ class Gate:
             self._expected = self._evaluate(Clones(args, roles).args)
             if self._expected is None:
                 log.warning("Candidates are used without a check of their results, for %s.", self.unavailable)
+        written = zip(self.clones.written, self._expected or (), strict=self._expected is not None)
+        self._scales = {position: root_mean_square(right) for position, right in written}
 
     def check(self, run: Callable[[tuple[Any, ...]], None]) -> Verdict:
         """Runs a candidate once on the clones and judges what it wrote. Passes on what `run` raises."""
@@ -123,7 +125,7 @@ class Gate:
         for position, right in zip(self.clones.written, expected, strict=True):
             got, place = self.clones.args[position], f"argument {self._names[position]!r}"
             allowed = tolerance(got.dtype, self._reduction) * (1 if right.dtype != got.dtype else 2)
-            error, why = compare(got, right)
+            error, why = compare(got, right, self._scales.get(position) if expected is self._expected else None)
             worst = max(worst, error)
             if why:
                 return Verdict(False, math.inf, f"{place} {why}")
@@ -138,38 +140,58 @@ class Gate:
         return max((error for error, why in errors if not why), default=0.0)
 
 
-def compare(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, str]:
-    """(largest |got - expected| / (|expected| + rms(expected)), what cannot be expressed so: NaN or infinity in the
-    wrong place, unequal integers). `expected` is compared as rounded to got's dtype where that makes it infinite."""
+def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | None = None) -> tuple[float, str]:
+    """(largest |got - expected| / (|expected| + scale), what cannot be expressed so: NaN or infinity in the wrong
+    place, unequal integers). `scale` is the root mean square of `expected`, computed if not given. `expected` is
+    compared as rounded to got's dtype where that makes it infinite."""
     if got.dtype.is_complex:
         got, expected = torch.view_as_real(got), torch.view_as_real(expected)
     with one_thread():
         if not got.dtype.is_floating_point:
             same = torch.equal(_comparable(got), _comparable(expected.to(got.dtype)))
             return (0.0, "") if same else (0.0, "differs from the reference")
-        scale = _root_mean_square(expected)
+        scale = root_mean_square(expected) if scale is None else scale
         worst = 0.0
         for mine, right in _pieces(got, expected):
-            finite = right.to(got.dtype).isfinite()
-            if not bool((finite & mine.isfinite()).all()):
-                rounded = right.to(got.dtype)[~finite]
-                if not torch.equal(finite, mine.isfinite()) or not torch.equal(
-                    _labels(mine[~finite]), _labels(rounded)
-                ):
+            distance = _distance(mine, right, scale)
+            if not math.isfinite(distance):  # a NaN, an infinity, or 0 / 0: sort them out
+                same, distance = _careful_distance(mine, right, scale)
+                if not same:
                     return math.inf, "has NaN or infinite values where the reference has others"
-                mine, right = mine[finite], right[finite]
-            distance = (mine.double() - right).abs_()
-            relative = (distance / (right.abs() + scale)).masked_fill_(distance == 0, 0.0)
-            worst = max(worst, float(relative.max()) if relative.numel() else 0.0)
+            worst = max(worst, distance)
     return worst, ""
 
 
-def _root_mean_square(expected: torch.Tensor) -> float:
-    """Of the finite values; 0 where there are none."""
+def root_mean_square(expected: torch.Tensor) -> float:
+    """Of the finite values; 0 where there are none, and for integers."""
+    if expected.dtype.is_complex:
+        expected = torch.view_as_real(expected)
+    if not expected.dtype.is_floating_point or not expected.numel():
+        return 0.0
     squares = 0.0
-    for (piece,) in _pieces(expected):
-        squares += float(piece.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square_().sum())
-    return math.sqrt(squares / max(1, expected.numel()))
+    with one_thread():
+        for (piece,) in _pieces(expected):
+            square = float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2
+            if not math.isfinite(square):
+                square = float(piece.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square_().sum())
+            squares += square
+    return math.sqrt(squares / expected.numel())
+
+
+def _distance(got: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
+    """Largest |got - expected| / (|expected| + scale); not finite if any value is not, or if 0 is divided by 0."""
+    distance = got.double().sub_(expected).abs_()
+    return float(distance.div_(expected.abs().double().add_(scale)).max()) if got.numel() else 0.0
+
+
+def _careful_distance(got: torch.Tensor, expected: torch.Tensor, scale: float) -> tuple[bool, float]:
+    """(whether the two are finite in the same places and otherwise the same, distance of the finite values)."""
+    finite = expected.to(got.dtype).isfinite()
+    rounded = expected.to(got.dtype)[~finite]
+    if not torch.equal(finite, got.isfinite()) or not torch.equal(_labels(got[~finite]), _labels(rounded)):
+        return False, math.inf
+    differs = finite & (got.double() != expected)
+    return True, _distance(got[differs], expected[differs], scale)
 
 
 def _labels(special: torch.Tensor) -> torch.Tensor:

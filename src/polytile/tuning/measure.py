@@ -32,7 +32,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a race may take. Four candidates of 10 µs take about 20 ms, of 1 ms about 40 ms, of 0.5 s about 4 s."""
+    """How long a race may take. Four candidates of 10 µs take about 20 ms, of 1 ms about 50 ms, of 0.5 s about 3 s."""
 
     burst_seconds: float = 100e-6
     """A burst of a short kernel repeats it until it takes about so long; a longer kernel is called once."""
@@ -116,16 +116,18 @@ class _Lane:
         self.error: Exception | None = None
 
     def calibrate(self, limits: Limits) -> None:
-        """Two single calls decide how many make a burst; they are not samples, except of kernels that are called
-        once."""
-        singles = [self.burst(1), self.burst(1)] if self.racing else []
+        """Two single calls, or one of a long kernel, decide how many make a burst. They are no samples, except where a
+        burst is one call."""
+        call = self.burst(1)
+        if call < limits.seconds:
+            call = min(call, self.burst(1))
         if not self.racing:
             return
-        call = max(min(singles), 1e-9)
+        call = max(call, 1e-9)
         self.repeats = max(1, min(limits.max_repeats, round(limits.burst_seconds / call)))
         self.warm = call < limits.warm_seconds
         if self.repeats == 1:
-            self.samples.append(min(singles))
+            self.samples.append(call)
 
     def burst(self, repeats: int) -> float:
         """Seconds for `repeats` calls; on an exception the lane leaves the race."""

@@ -56,7 +56,7 @@ class _Unit:
             case Form.COLUMN:
                 (self.split_columns if self.variant == "split" else self.columns)(work)
         out = Writer()
-        for line in [f"// {self.loop.name}: {', '.join(self.loop.origins)}", *self._ir_comment()]:
+        for line in [f"// {', '.join(sorted(set(self.loop.origins)))}", *self._ir_comment()]:
             out.line(line)
         out.line(f"static constexpr int L = {self.lanes};")
         out.open(f'extern "C" long {self.name}(void* const* ptrs, const long* sizes, long threads) {{')

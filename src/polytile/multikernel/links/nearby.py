@@ -26,8 +26,7 @@ from polytile.store import identity
 from polytile.tuning.decide import Score, combine, pick
 
 RADIUS = 0.5
-"""Octaves: the width of a regime bucket. Twice as far, the best of four matmul configs is another one in a third of
-cases."""
+"""Octaves: the width of a regime bucket, so that neighbours lie in this bucket or in the one next to it."""
 
 
 @dataclass(frozen=True)

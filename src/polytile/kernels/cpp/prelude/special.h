@@ -1,18 +1,80 @@
-// special: functions that are rare. All go lane by lane, float by way of double; none is fast.
-// needs: arith
+// special: functions that are rare. Vectors of double for float; for double, lane by lane, accurate but slow.
+// needs: log trig
 // gives: lgamma digamma i0 i0e i1 i1e hypot nextafter
 namespace pt {
 namespace {
 
 PT_LIBM2(hypot)
 
-#define PT_BY_DOUBLE(name, one)                                                                  \
-  template <class T, int L> PT_FN V<T, L> name(V<T, L> v) {                                      \
-    return each([](T x) __attribute__((always_inline)) { return T(one(double(x))); }, v);        \
-  }
+// log Γ and its derivative. ----------------------------------------------------------------------------------------------
+// Both by their asymptotic series from 8 on; smaller arguments go up by 8, those below 1/2 (or 0) are reflected.
+template <int L> PT_FN V<double, L> shifted(V<double, L> z, V<i64, L> low) { return select(low, z + V<double, L>(8.0), z); }
 
-// As torch has it: at 0 infinite with the other sign, NaN at the other poles. Reflection below 0, then upwards to 10, where the
-// asymptotic series in 1/x² begins.
+// Sine and cosine of π/2 times the distance from x to the nearest whole number; the sine is 0 at whole numbers, exactly.
+template <int L> struct HalfAngle { V<double, L> s, c; };
+template <int L> PT_FN HalfAngle<L> half_angle(V<double, L> x) {
+  const V<double, L> r = (x - round(x)) * V<double, L>(1.57079632679489661923);
+  return {sin_near(r), cos_near(r)};
+}
+
+template <int L> PT_FN V<double, L> lgamma_in_double(V<double, L> x) {
+  using D = V<double, L>;
+  const D one(1.0), half(0.5);
+  const auto reflected = x < half;
+  const D z = select(reflected, one - x, x);
+  const auto low = z < D(8.0);
+  D p = z;
+  PT_UNROLL for (int k = 1; k < 8; ++k) p = p * (z + D(double(k)));
+  p = select(low, p, one);
+  const D y = shifted(z, low), v = one / y, w = v * v, log_y = log(y);
+  const D series = horner(w, 1. / 156, -691. / 360360, 1. / 1188, -1. / 1680, 1. / 1260, -1. / 360, 1. / 12);
+  const D stirling = mad(y - half, log_y, D(0.91893853320467274178) - y) + series * v;
+  const auto [s, c] = half_angle(x);
+  const D rest = log(select(reflected, D(3.14159265358979323846) * p / abs(D(2.0) * s * c), p));
+  return select(isinf(x), D(infinity<double>), select(reflected, rest - stirling, stirling - rest));
+}
+
+template <int L> PT_FN V<double, L> digamma_in_double(V<double, L> x) {
+  using D = V<double, L>;
+  const D zero(0.0), one(1.0);
+  const auto reflected = x < zero;
+  const D z = select(reflected, one - x, x);
+  const auto low = z < D(8.0);
+  D over = one, under = z;  // the sum of 1/(z + k), k < 8, as one fraction
+  PT_UNROLL for (int k = 1; k < 8; ++k) {
+    const D next = z + D(double(k));
+    over = mad(over, next, under), under = under * next;
+  }
+  const D y = shifted(z, low), v = one / y, w = v * v;
+  const D series = w * horner(w, 1. / 12, -691. / 32760, 1. / 132, -1. / 240, 1. / 252, -1. / 120, 1. / 12);
+  const auto [s, c] = half_angle(x);
+  const D cotangent = D(1.57079632679489661923) * (c * c - s * s) / (s * c);
+  const D r = log(y) - D(0.5) * v - series - select(low, over / under, zero) - select(reflected, cotangent, zero);
+  // As torch has it: at 0 infinite with the other sign, NaN at the other poles.
+  return select(x == zero, copysign(D(infinity<double>), -x), select(reflected & (s == zero), D(not_a_number<double>), r));
+}
+
+// Modified Bessel functions of order 0 and 1. ----------------------------------------------------------------------------
+// By their power series up to 8, by a polynomial in 1/x beyond (near-minimax, relative error 2^-29).
+template <int Order, bool Scaled, int L> PT_FN V<double, L> bessel_in_double(V<double, L> x) {
+  using D = V<double, L>;
+  const D a = abs(x), z = D(0.25) * a * a, t = D(1.0) / a;
+  D near(1.0), far;
+  PT_UNROLL for (int k = 14; k > 0; --k) near = mad(near * z, D(1.0 / (double(k) * (k + Order))), D(1.0));
+  if constexpr (Order == 0)
+    far = horner(t, 1.8403445925280948, -0.31078160484278616, 0.085935029843833569, 0.027189512711656077, 0.028097104744048664,
+                 0.049867381856361248, 0.39894228107197255);
+  else {
+    near = near * D(0.5) * a;
+    far = horner(t, -2.0901661279812851, 0.34337100162739936, -0.10431135919125586, -0.038589969562255258,
+                 -0.046804430725629495, -0.14960288858707718, 0.39894227961917289);
+  }
+  const D e = exp(Scaled ? -a : a), root = far / sqrt(a);
+  const D r = select(a < D(8.0), Scaled ? near * e : near, Scaled ? root : root * e);
+  return Order == 0 ? r : copysign(r, x);
+}
+
+// The functions of double. -----------------------------------------------------------------------------------------------
 inline __attribute__((noinline)) double digamma_of(double x) {
   constexpr double pi = 3.14159265358979323846;
   if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
@@ -29,8 +91,8 @@ inline __attribute__((noinline)) double digamma_of(double x) {
   return x == __builtin_inf() ? x : y + __builtin_log(x) - 0.5 / x - s;
 }
 
-// The modified Bessel function of order 0 or 1, times e^-|x|: its power series up to 20, its asymptotic one above.
-template <int Order> inline __attribute__((noinline)) double bessel_i_scaled(double x) {
+// Times e^-|x|: the power series up to 20, the asymptotic one above.
+template <int Order> inline __attribute__((noinline)) double bessel_scaled(double x) {
   const double a = x < 0 ? -x : x;
   double sum = 1, term = 1;
   if (a <= 20) {
@@ -44,21 +106,31 @@ template <int Order> inline __attribute__((noinline)) double bessel_i_scaled(dou
   } else sum = a == a ? 0 : a;
   return Order == 1 ? __builtin_copysign(sum, x) : sum;
 }
-template <int Order> inline __attribute__((noinline)) double bessel_i(double x) {
-  const double a = x < 0 ? -x : x;
-  if (a == __builtin_inf()) return Order == 1 ? x : a;
-  if (a < 700) return __builtin_exp(a) * bessel_i_scaled<Order>(x);
-  return __builtin_exp(a / 2) * bessel_i_scaled<Order>(x) * __builtin_exp(a / 2);  // e^a alone would overflow first
+template <int Order> inline __attribute__((noinline)) double bessel(double x) {
+  const double a = x < 0 ? -x : x, e = __builtin_exp(a / 2);
+  return e * bessel_scaled<Order>(x) * e;  // e^a alone would overflow first; NaN at infinity, as torch has it
 }
 
-PT_BY_DOUBLE(lgamma, __builtin_lgamma)
-PT_BY_DOUBLE(digamma, digamma_of)
-PT_BY_DOUBLE(i0, bessel_i<0>)
-PT_BY_DOUBLE(i1, bessel_i<1>)
-PT_BY_DOUBLE(i0e, bessel_i_scaled<0>)
-PT_BY_DOUBLE(i1e, bessel_i_scaled<1>)
+#define PT_BY_DOUBLE(name, vectors, one)                                                         \
+  template <class T, int L> PT_FN V<T, L> name(V<T, L> v) {                                      \
+    if constexpr (same<T, float>) return cast<float>(vectors(cast<double>(v)));                  \
+    else return each([](double x) { return one(x); }, v);                                        \
+  }
+PT_BY_DOUBLE(lgamma, lgamma_in_double, __builtin_lgamma)
+PT_BY_DOUBLE(digamma, digamma_in_double, digamma_of)
 #undef PT_BY_DOUBLE
+#define PT_BESSEL(name, order, scaled, one)                                                      \
+  template <class T, int L> PT_FN V<T, L> name(V<T, L> v) {                                      \
+    if constexpr (same<T, float>) return cast<float>(bessel_in_double<order, scaled>(cast<double>(v))); \
+    else return each([](double x) { return one<order>(x); }, v);                                 \
+  }
+PT_BESSEL(i0, 0, false, bessel)
+PT_BESSEL(i1, 1, false, bessel)
+PT_BESSEL(i0e, 0, true, bessel_scaled)
+PT_BESSEL(i1e, 1, true, bessel_scaled)
+#undef PT_BESSEL
 
+// Others. ----------------------------------------------------------------------------------------------------------------
 // The next number from a towards b: numbers of one sign are ordered as their bits are.
 template <class T, int L> PT_FN V<T, L> nextafter(V<T, L> a, alone<V<T, L>> b) {
   using I = V<int_of<T>, L>;

@@ -3,7 +3,7 @@
 // gives: sin cos tan
 //
 // x = n·π/2 + r with |r| <= π/4, π/2 in three pieces; polynomials for sin r and cos r, chosen and signed by n mod 4. Arguments too
-// large for three pieces go to the C library, lane by lane.
+// large for three pieces go to the C library.
 namespace pt {
 namespace {
 
@@ -61,7 +61,7 @@ template <class T, int L> PT_FN V<T, L> cos_near(V<T, L> r) {
   }
 }
 
-// sin(x + quarters·π/2), without the arguments too large for it.
+// sin(x + quarters·π/2), but for arguments that are too large.
 template <class T, int L> PT_FN V<T, L> sin_quarters(V<T, L> x, int quarters) {
   using I = V<int_of<T>, L>;
   const auto [n, r] = reduce_half_pi(x);
@@ -69,22 +69,28 @@ template <class T, int L> PT_FN V<T, L> sin_quarters(V<T, L> x, int quarters) {
   const V<T, L> y = select((q & one) == one, cos_near(r), sin_near(r));
   return as<T>(as<int_of<T>>(y) ^ ((q & I(int_of<T>(2))) << I(int_of<T>(8 * sizeof(T) - 2))));
 }
-template <class T, int L> PT_FN bool reducible(V<T, L> x) { return hall(abs(x) <= V<T, L>(most_reducible<T>)); }
-
-template <class T, int L> PT_FN V<T, L> sin(V<T, L> x) {
-  return __builtin_expect(reducible(x), 1) ? sin_quarters(x, 0) : libm_sin(x);
-}
-template <class T, int L> PT_FN V<T, L> cos(V<T, L> x) {
-  return __builtin_expect(reducible(x), 1) ? sin_quarters(x, 1) : libm_cos(x);
-}
-template <class T, int L> PT_FN V<T, L> tan(V<T, L> x) {
+template <class T, int L> PT_FN V<T, L> tan_near(V<T, L> x) {
   using I = V<int_of<T>, L>;
-  if (!__builtin_expect(reducible(x), 1)) return libm_tan(x);
   const auto [n, r] = reduce_half_pi(x);
   const auto odd = (n & I(int_of<T>(1))) != I(int_of<T>(0));
   const V<T, L> s = sin_near(r), c = cos_near(r);
   return select(odd, -c, s) / select(odd, s, c);
 }
+
+// y where x is reducible, f(x) from the C library elsewhere, so that no lane's result depends on its neighbours.
+template <class F, class T, int L> PT_FN V<T, L> mend_large(V<T, L> x, V<T, L> y, F f) {
+  const auto large = ~(abs(x) <= V<T, L>(most_reducible<T>));
+  if (__builtin_expect(hany(large), 0)) y = select(large, f(x), y);
+  return y;
+}
+#define PT_MENDED(name, near)                                                                    \
+  template <class T, int L> PT_FN V<T, L> name(V<T, L> x) {                                      \
+    return mend_large(x, near, [](V<T, L> v) { return libm_##name(v); });                        \
+  }
+PT_MENDED(sin, sin_quarters(x, 0))
+PT_MENDED(cos, sin_quarters(x, 1))
+PT_MENDED(tan, tan_near(x))
+#undef PT_MENDED
 
 PT_SCALAR1(sin) PT_SCALAR1(cos) PT_SCALAR1(tan)
 
