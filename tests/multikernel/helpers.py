@@ -34,6 +34,7 @@ class Fake:
     can: Callable[[Mapping[str, int]], bool] = lambda sizes: True
     config: Config = field(default_factory=Config)
     source_hash: str = ""
+    hard_limits: bool = False
     calls: list[tuple[int, ...]] = field(default_factory=list)
     prepared: int = 0
     made: int = 0

@@ -195,6 +195,19 @@ def test_sizes_zero_and_one_are_right() -> None:
         assert torch.equal(args[1], args[0] * 2)
 
 
+def test_a_candidate_with_hard_limits_must_be_valid_all_over_the_regime() -> None:
+    """A persistent reduction up to 1024 must not meet the 1040 that shares a regime with 1024."""
+    persistent = Fake("persistent", 1e-9, 1e-9, can=lambda sizes: sizes["N"] <= 1024)
+    kernel = MultiKernel(SPEC, [persistent, Fake("looped")])
+    kernel(*arguments(2, 1024))
+    assert kernel.decisions[0].candidate == "persistent"  # a preference: it runs beyond, only not as well
+    persistent.hard_limits = True
+    kernel = MultiKernel(SPEC, [persistent, Fake("looped")])
+    kernel(*arguments(2, 1024))
+    kernel(*arguments(2, 1008))
+    assert [decision.candidate for decision in kernel.decisions] == ["looped", "persistent"]
+
+
 def test_call_sites_with_the_same_sub_kernels_share_one_definition() -> None:
     a, b, c = Fake("a"), Fake("b"), Fake("c")
     first = define(SPEC, [a, b])

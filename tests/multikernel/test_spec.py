@@ -11,6 +11,8 @@ import torch
 from hypothesis import given
 
 from polytile.multikernel import ArgInfo, Scratch, merge_scratch
+from polytile.multikernel.spec import regime_ends
+from polytile.runtime import regime
 from polytile.runtime.launcher import PythonDispatcher
 from tests.multikernel.helpers import SPEC, spec
 
@@ -49,6 +51,22 @@ def test_a_problem_has_the_sizes_that_matter_and_the_flags(monkeypatch: pytest.M
 def test_the_reduction_length_is_the_product_of_its_parts() -> None:
     assert dataclasses.replace(SPEC, reduction=("N", 4)).reduction_length((10, 25)) == 100
     assert SPEC.reduction_length((10, 25)) == 1
+
+
+@given(st.integers(0, 100_000))
+def test_the_ends_of_a_regime_are_in_it_and_nothing_of_it_lies_beyond(size: int) -> None:
+    ends = regime_ends(size)
+    assert {regime.bucket(end) for end in ends} == {regime.bucket(size)}
+    step = 16 if size % 16 == 0 else 1
+    assert ends[0] <= size <= ends[-1]
+    assert regime.bucket(ends[0] - step) != regime.bucket(size) or ends[0] < step
+    assert regime.bucket(ends[-1] + step) != regime.bucket(size)
+
+
+def test_the_corners_of_a_regime_are_all_combinations_of_its_ends() -> None:
+    assert SPEC.corners((7, 64)) == [{"M": 7, "N": 64}, {"M": 7, "N": 80}]
+    assert len(SPEC.corners((100, 100))) == 4
+    assert spec(size_keys=(0, 2)).corners((100, 100)) == [{"M": 100, "N": 100}]
 
 
 def test_mistakes_in_a_spec_are_told() -> None:

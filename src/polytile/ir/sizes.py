@@ -102,12 +102,13 @@ def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         return ZERO
     if a.is_Integer and b.is_Integer:
         return a // b if a % b == 0 else None
-    quotient = sympy.cancel(sympy.expand(a) / sympy.expand(b)) if not _has_division(a + b) else sympy.expand(a) / b
+    quotient = sympy.cancel(sympy.expand(a) / sympy.expand(b)) if not has_division(a + b) else sympy.expand(a) / b
     numerator, denominator = quotient.as_numer_denom()
     return sympy.expand(numerator) if denominator == 1 else None
 
 
-def _has_division(expr: sympy.Expr) -> bool:
+def has_division(expr: sympy.Expr) -> bool:
+    """Whether a floor-division or modulus stands anywhere in `expr`."""
     return expr.has(FloorDiv, ModularIndexing, *_MOD_CLASSES)
 
 
@@ -175,7 +176,7 @@ def _long_division(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, s
     """(q, r) by polynomial division for a divisor such as s - 1, in a symbol whose leading coefficient there is 1; (0, expr)
     where there is none."""
     for symbol in sorted(divisor.free_symbols, key=str):
-        if _has_division(expr + divisor) or not divisor.is_polynomial(symbol) or not expr.is_polynomial(symbol):
+        if has_division(expr + divisor) or not divisor.is_polynomial(symbol) or not expr.is_polynomial(symbol):
             continue
         top = sympy.Poly(divisor, symbol)
         if top.LC() == 1:
@@ -218,7 +219,7 @@ def simplify(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     """`expr` with every division and modulus removed that the ranges allow, expanded."""
     if not expr.free_symbols:
         return expr
-    if not _has_division(expr):
+    if not has_division(expr):
         return _expanded(expr)
     rebuilt = _simplify_divisions(expr, ranges)
     return _rejoin(sympy.expand(rebuilt))
@@ -230,7 +231,7 @@ def _expanded(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _simplify_divisions(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
-    if not expr.args or not _has_division(expr):
+    if not expr.args or not has_division(expr):
         return expr
     args = [_simplify_divisions(a, ranges) for a in expr.args]
     if isinstance(expr, FloorDiv):

@@ -32,11 +32,11 @@ _CALLERS_FAULT = (IndexError, InvalidInput)
 class MultiKernel:
     """A kernel with several implementations.
 
-    `candidates` come in canonical order, with different names; `options` are those of the compile that this kernel
-    belongs to, in force whenever it has to choose. `dispatch` is what generated code calls, with the kernel's flat
-    arguments; a regime met for the first time chooses its candidate then and there (selector.py) and all later calls
-    go straight to it. Any number of threads may call.
-    """
+    `candidates` come in canonical order, with different names; a candidate that would do harm, not just badly, at
+    sizes that it calls invalid has an attribute `hard_limits` that is true, and must be valid all over a regime.
+    `options` are those of the compile that this kernel belongs to, in force whenever it has to choose. `dispatch` is
+    what generated code calls, with the kernel's flat arguments; a regime met for the first time chooses its candidate
+    then and there (selector.py) and all later calls go straight to it. Any number of threads may call."""
 
     def __init__(
         self, spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[str, Any] | None = None
@@ -165,7 +165,7 @@ class MultiKernel:
         spec, sizes = self.spec, self.spec.sizes(ints)
         pointers = [0 if t is None else t.data_ptr() for t in spec.split(args)[0]] if args and spec.tensor_keys else ()
         rejected = {**self._rejected, **self._rejected_at.get(key, {})}
-        able = [c for c in self.candidates if c.name not in rejected and c.valid(sizes)]
+        able = [c for c in self.candidates if c.name not in rejected and self._can_run(c, sizes, ints)]
         return Request(
             spec,
             spec.problem(ints, pointers),
@@ -177,6 +177,14 @@ class MultiKernel:
             environment(),
             store.current(),
         )
+
+    def _can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:
+        """Whether the candidate may serve the regime of these sizes: `valid` at the sizes themselves and, where it
+        says of itself that its limits are hard, all over the regime, as later calls of the regime go to it unasked."""
+        if not candidate.valid(sizes):
+            return False
+        hard = getattr(candidate, "hard_limits", False)
+        return not hard or all(candidate.valid(corner) for corner in self.spec.corners(ints))
 
     def _prepare(self, request: Request) -> None:
         """Starts compiling what a decision at these sizes is going to need: the one candidate that is already known to

@@ -128,7 +128,7 @@ def _decision(request: Request, link: str, answer: Answer, notes: tuple[str, ...
     return Decision(
         request.spec.name,
         request.problem,
-        tuple(request.sizes.items()),
+        request.spec.deciding(request.ints),
         request.regime,
         answer.candidate.name,
         link,

@@ -3,6 +3,7 @@ reference."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,10 +148,31 @@ class KernelSpec:
                 words.append(f"{name}={low}..{high}" + ("%16" if size % 16 == 0 else ""))
         return " ".join([*words, *(flag for flag in self.flags(ints, pointers) if "@" in flag)])
 
+    def corners(self, ints: Sequence[int]) -> list[dict[str, int]]:
+        """The sizes at the ends of the regime: every bucketed size at its smallest and at its largest, in all
+        combinations (with more than three of them: all smallest, all largest). Other integers stay as they are."""
+        ends = [
+            regime_ends(size) if code == regime.BUCKET else (size,)
+            for size, code in zip(ints, self.size_keys, strict=True)
+        ]
+        if sum(len(end) > 1 for end in ends) > 3:
+            return [self.sizes([end[0] for end in ends]), self.sizes([end[-1] for end in ends])]
+        return [self.sizes(corner) for corner in itertools.product(*ends)]
+
     def reduction_length(self, ints: Sequence[int]) -> int:
         """Number of terms that one output element sums."""
         sizes = self.sizes(ints)
         return math.prod(sizes[part] if isinstance(part, str) else part for part in self.reduction)
+
+
+def regime_ends(size: int) -> tuple[int, ...]:
+    """Smallest and largest size in the bucket of `size`, with the same divisibility by 16; one number if they agree."""
+    low, high = regime.bounds(regime.bucket(size))
+    if low < high and size % 16 == 0:
+        low, high = -(-low // 16) * 16, high // 16 * 16
+    elif low < high:
+        low, high = low + (low % 16 == 0), high - (high % 16 == 0)
+    return (low,) if low == high else (low, high)
 
 
 def threads() -> int:

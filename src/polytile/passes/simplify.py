@@ -16,18 +16,27 @@ import torch
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Load, Node, Op, Part, Reduce
-from polytile.ir.program import Buffer, Loop, Program
+from polytile.ir.program import Axis, Buffer, Loop, Program
 from polytile.passes import rules
 from polytile.passes.fusion.merge import ROUNDING
 from polytile.passes.loops import map_loops
 
 
 def simplify(program: Program) -> Program:
-    """`program` with the values and indices of every loop and epilogue simplified; floating-point results stay as they are."""
+    """`program` with sizes, and the values and indices of every loop and epilogue, simplified; floating-point results stay as
+    they are."""
+    program = replace(program, buffers={name: _simple_buffer(b) for name, b in program.buffers.items()})
     return map_loops(program, lambda loop: simplify_loop(loop, program.buffers), epilogues=True)
 
 
+def _simple_buffer(buffer: Buffer) -> Buffer:
+    """`buffer` with sizes such as s²//s written s."""
+    new = [tuple(sizes.simplify(n, {}) if sizes.has_division(n) else n for n in group) for group in (buffer.sizes, buffer.strides)]
+    return buffer if new == [buffer.sizes, buffer.strides] else replace(buffer, sizes=new[0], strides=new[1])
+
+
 def simplify_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
+    loop = replace(loop, axes=_simple_axes(loop.axes), reduced=_simple_axes(loop.reduced))
     ranges = loop.ranges
     single = bool(loop.reduced) and all(a.size == 1 for a in loop.reduced)
 
@@ -53,6 +62,10 @@ def simplify_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
     if single and not any(isinstance(n, Reduce | expr.Scan) for s in stores for n in expr.walk(*s.roots)):
         new = replace(new, axes=new.axes + new.reduced, reduced=())
     return replace(new, stores=stores)
+
+
+def _simple_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    return tuple(Axis(a.symbol, sizes.simplify(a.size, {})) for a in axes)
 
 
 def _decided_load(node: Load) -> Node:

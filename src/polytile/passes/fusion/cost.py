@@ -31,17 +31,16 @@ def touched(index: sympy.Expr, axes: Mapping[sympy.Symbol, int], indirect: bool)
 
 
 def traffic(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes read from and written to each buffer, each element once."""
+    """Bytes read from and written to each buffer: the elements of every distinct access, at most the whole buffer."""
     axes = {a.symbol: estimate(a.size) for a in loop.axes + loop.reduced}
     reads: dict[str, int] = {}
     writes: dict[str, int] = {}
-    for load in expr.loads(*loop.roots):
-        size = touched(load.index, axes, bool(load.indirect)) * buffers[load.buffer].dtype.itemsize
-        reads[load.buffer] = max(reads.get(load.buffer, 0), size)
-    for store in loop.stores:
-        size = touched(store.index, axes, bool(store.indirect)) * buffers[store.buffer].dtype.itemsize
-        writes[store.buffer] = max(writes.get(store.buffer, 0), size)
-    return reads, writes
+    accesses = [(reads, load.buffer, touched(load.index, axes, bool(load.indirect))) for load in expr.loads(*loop.roots)]
+    accesses += [(writes, store.buffer, touched(store.index, axes, bool(store.indirect))) for store in loop.stores]
+    for table, name, elements in accesses:
+        whole = max(1, estimate(buffers[name].storage_size))
+        table[name] = min(table.get(name, 0) + elements, whole)
+    return tuple({name: n * buffers[name].dtype.itemsize for name, n in table.items()} for table in (reads, writes))  # type: ignore[return-value]
 
 
 def compute(*roots: Node) -> float:

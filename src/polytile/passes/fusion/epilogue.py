@@ -6,8 +6,8 @@
 
 A consumer qualifies if it goes over exactly the product's points, in whatever shape, and reads the product (or what an earlier
 part of the epilogue stores) only at its own point. The epilogue keeps the axes (batch, m, n): where the consumer splits the batch
-or m axis (heads, say) its indices hold `m // d` and `m % d`, once a row. An n axis that would have to be split does not fuse: it
-would cost a division a lane and break vector stores. Reductions are no epilogues.
+or m axis (heads, say) its indices hold `m // d` and `m % d`, once a row. Where it splits n into parts that do not join again in every
+index it does not fuse: that would cost a division a lane and break vector stores. Reductions are no epilogues.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def with_epilogue(template: Template, consumer: Loop, program: Program, droppabl
     domain = _hosted(host, consumer, pairs)
     merged = join(host, consumer, domain, program.buffers, droppable).loop
     n = host.axes[2].symbol
-    if any(linear(index, (n,)) is None for store in merged.stores for index in (store.index,)):
-        raise Unfit("an index is not linear along n")
+    indices = [s.index for s in merged.stores] + [load.index for load in expr.loads(*merged.roots)]
+    if any(linear(index, (n,)) is None for index in indices):
+        raise Unfit("an index is not linear along n: the n axis would have to be split")
     origins = merged_origins(template.origins, consumer.origins)
     return replace(template, epilogue=replace(merged, name=template.name, origins=()), origins=origins)
 
@@ -107,8 +108,6 @@ def _hosted(host: Loop, consumer: Loop, pairs: tuple[tuple[sympy.Expr, sympy.Exp
     pieces: dict[sympy.Symbol, sympy.Expr] = {}
     for axis in host.axes:
         held = [s for s in unified.shared if s.first == axis.symbol]
-        if len(held) > 1 and axis is host.axes[2]:
-            raise Unfit("the n axis would have to be split")
         weight = sizes.ONE
         for shared in reversed(held):  # innermost piece first
             quotient = sizes.floor_div(axis.symbol, weight, ranges)

@@ -10,9 +10,9 @@ from polytile.ir.program import Program
 from polytile.passes.fusion.greedy import Fuser, Proposal
 from polytile.passes.fusion.merge import Merged
 
-# Siblings fuse if they save at least this share of what both move; below it the gain is lost in the longer body, and buffers
-# live longer. Known wrong: at sizes so small that calls dominate, any fusion gains.
-WORTHWHILE = 1 / 8
+# Siblings fuse if that saves at least this share of what the smaller one moves; below it the gain is lost in the longer body,
+# and buffers live longer. Known wrong: at sizes so small that calls dominate, any fusion gains.
+WORTHWHILE = 1 / 4
 
 
 def fuse_horizontally(program: Program) -> Program:
@@ -25,7 +25,7 @@ def _propose(fuser: Fuser, first: int, second: int) -> Proposal | None:
     if a.scatter or b.scatter or any(name in b.reads for name in a.writes):
         return None
     saved = sum(min(a.reads[n], b.reads[n]) for n in a.reads if n in b.reads)
-    if saved < WORTHWHILE * (a.bytes + b.bytes):
+    if saved < WORTHWHILE * min(a.bytes, b.bytes):
         return None
     return Proposal(first, second, saved, frozenset())
 
@@ -33,4 +33,4 @@ def _propose(fuser: Fuser, first: int, second: int) -> Proposal | None:
 def _accept(fuser: Fuser, proposal: Proposal, merged: Merged) -> bool:
     """Only what both read at the same element is truly read once."""
     a, b = fuser.facts[proposal.first], fuser.facts[proposal.second]
-    return sum(min(a.reads[n], b.reads[n]) for n in merged.common) >= WORTHWHILE * (a.bytes + b.bytes)
+    return sum(min(a.reads[n], b.reads[n]) for n in merged.common) >= WORTHWHILE * min(a.bytes, b.bytes)

@@ -137,6 +137,6 @@ def solve(stored: sympy.Expr, wanted: sympy.Expr, producer: Loop, ranges: Mapped
         mapping[axis.symbol] = rest if not axes else sizes.modulo(rest, axis.size, ranges)
         rest = sizes.floor_div(rest, axis.size, ranges)
         stride = sympy.expand(stride * axis.size)
-    if any(sizes._has_division(e) for e in mapping.values()):
+    if any(sizes.has_division(e) for e in mapping.values()):
         raise Unfit("the element read needs a division")
     return mapping

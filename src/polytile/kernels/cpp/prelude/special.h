@@ -31,7 +31,8 @@ template <int L> PT_FN V<double, L> lgamma_in_double(V<double, L> x) {
   const D stirling = mad(y - half, log_y, D(0.91893853320467274178) - y) + series * v;
   const auto [s, c] = half_angle(x);
   const D rest = log(select(reflected, D(3.14159265358979323846) * p / abs(D(2.0) * s * c), p));
-  return select(isinf(x), D(infinity<double>), select(reflected, rest - stirling, stirling - rest));
+  const D r = select(reflected, rest - stirling, stirling - rest);
+  return select(isinf(x), D(infinity<double>), select((x == one) | (x == D(2.0)), D(0.0), r));
 }
 
 template <int L> PT_FN V<double, L> digamma_in_double(V<double, L> x) {

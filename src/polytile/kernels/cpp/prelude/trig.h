@@ -2,8 +2,8 @@
 // needs: exp
 // gives: sin cos tan
 //
-// x = n·π/2 + r with |r| <= π/4, π/2 in three pieces; polynomials for sin r and cos r, chosen and signed by n mod 4. Arguments too
-// large for three pieces go to the C library.
+// x = n·π/2 + r with |r| <= π/4, π/2 in three pieces, all positive so that the sign of 0 stays; polynomials for sin r and cos r,
+// chosen and signed by n mod 4. Arguments too large for three pieces go to the C library.
 namespace pt {
 namespace {
 
@@ -23,9 +23,9 @@ template <class T, int L> PT_FN Quadrant<T, L> reduce_half_pi(V<T, L> x) {
   V<T, L> r;
   if constexpr (f) {
 #if defined(PT_FMA)
-    r = mad(-n, V<T, L>(T(0x1.921fb6p+0)), x);
-    r = mad(-n, V<T, L>(T(-0x1.777a5cp-25)), r);
-    r = mad(-n, V<T, L>(T(-0x1.ee59dap-50)), r);
+    r = mad(-n, V<T, L>(T(0x1.921fb4p+0)), x);
+    r = mad(-n, V<T, L>(T(0x1.4442dp-24)), r);
+    r = mad(-n, V<T, L>(T(0x1.846988p-48)), r);
 #else
     using D = V<double, L>;
     const D nd = cast<double>(n);
@@ -33,8 +33,8 @@ template <class T, int L> PT_FN Quadrant<T, L> reduce_half_pi(V<T, L> x) {
 #endif
   } else {
     r = mad(-n, V<T, L>(T(0x1.921fb54442d18p+0)), x);
-    r = mad(-n, V<T, L>(T(0x1.1a62633145c07p-54)), r);
-    r = mad(-n, V<T, L>(T(-0x1.f1976b7ed8fbcp-110)), r);
+    r = mad(-n, V<T, L>(T(0x1.1a62633145c06p-54)), r);
+    r = mad(-n, V<T, L>(T(0x1.c1cd129024e08p-107)), r);
   }
   return {as<int_of<T>>(shifted), r};  // the low bits of the shifted sum are those of n
 }
