@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import polytile
+import polytile.multikernel
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,8 @@ def nothing_compiled(clean_slate: None, monkeypatch: pytest.MonkeyPatch) -> Iter
     ):  # fmt: skip
         yield
     forget()
+    left = [kernel.spec.name for kernel in polytile.multikernel.alive()]
+    assert not left, f"kernels that no program needs any more are let go: {left}"
 
 
 def forget() -> None:

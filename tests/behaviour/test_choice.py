@@ -14,7 +14,7 @@ from torch import Tensor
 import polytile
 from polytile import compiler, options
 from polytile.errors import OptionError
-from polytile.multikernel import define
+from polytile.multikernel.registry import define
 from polytile.multikernel.trace import COLUMNS
 from polytile.tuning import measure
 from tests.behaviour.helpers import (

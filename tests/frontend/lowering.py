@@ -1,6 +1,7 @@
 """A small driver for the tests of single lowerings: traces a function with symbolic sizes and lowers it to a Program.
 
-`lower(fn, *args)` gives the Program, `check(fn, *args)` also runs it through the reference interpreter and compares with eager.
+`lower(fn, *args)` gives the Program, `check(fn, *args)` also runs it through the reference interpreter and compares
+with eager.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def trace(fn: Callable[..., Any], *args: Any, symbolic: bool = True) -> torch.fx
 
 
 def lower(fn: Callable[..., Any], *args: Any, symbolic: bool = True) -> Program:
-    """The Program of `fn`; an operator without a lowering, or one that declines its arguments, becomes a library call."""
+    """The Program of `fn`; an operator without a lowering, or one that declines its arguments, becomes a library
+    call."""
     return lower_graph(trace(fn, *args, symbolic=symbolic))
 
 
@@ -63,7 +65,9 @@ def lower_graph(graph: torch.fx.GraphModule) -> Program:
         elif node.target is operator.getitem:
             env[node] = env[node.args[0]][node.args[1]]
         else:
-            env[node] = _call(builder, node, torch.fx.map_arg(node.args, env.get), torch.fx.map_arg(node.kwargs, env.get))
+            env[node] = _call(
+                builder, node, torch.fx.map_arg(node.args, env.get), torch.fx.map_arg(node.kwargs, env.get)
+            )
     return Program("test", tuple(inputs), builder.buffers, tuple(builder.operations), outputs, constants)
 
 
@@ -136,8 +140,8 @@ def run(program: Program, args: list[Any]) -> list[Any]:
 def check(
     fn: Callable[..., Any], *args: Any, library: bool = False, rtol: float | None = None, atol: float | None = None
 ) -> Program:
-    """Lowers `fn`, runs the Program on `args` (sizes of 2 and more are symbolic) and compares values, types, sizes and strides with
-    eager. Unless `library`, no operator may have become a library call."""
+    """Lowers `fn`, runs the Program on `args` (sizes of 2 and more are symbolic) and compares values, types, sizes
+    and strides with eager. Unless `library`, no operator may have become a library call."""
     program = lower(fn, *args)
     if not library:
         assert library_calls(program) == [], library_calls(program)

@@ -126,7 +126,9 @@ def test_every_form_and_layout_is_right_at_odd_sizes(form: str, a_layout: str, b
     shapes = [s for i, s in enumerate(itertools.product(SIZES, SIZES, (0, *SIZES))) if i % 13 == 0] + [(200, 200, 200)]
     for number, (m, n, k) in enumerate(shapes):
         a, b = operands(spec, 1, m, n, k)
-        assert_close(matmul(function, a, b, threads=4 if number % 10 == 9 else 1 + number % 2), a, b, TOLERANCE["float32"])
+        assert_close(
+            matmul(function, a, b, threads=4 if number % 10 == 9 else 1 + number % 2), a, b, TOLERANCE["float32"]
+        )
 
 
 @pytest.mark.parametrize(

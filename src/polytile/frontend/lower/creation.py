@@ -22,8 +22,8 @@ Number = Any  # Python number or sympy expression
 
 
 def made(builder: Builder, element: Callable[[Point], Node]) -> Tensor:
-    """The tensor of the traced size and type whose element at `point` is `element(point)`, converted to that type; raises
-    LoweringError where the traced result is nothing that a loop can fill."""
+    """The tensor of the traced size and type whose element at `point` is `element(point)`, converted to that type;
+    raises LoweringError where the traced result is nothing that a loop can fill."""
     result = builder.result()
     check_dtypes(result.dtype)
     if result.layout != torch.strided:
@@ -33,7 +33,7 @@ def made(builder: Builder, element: Callable[[Point], Node]) -> Tensor:
     return computed(builder.result_sizes(), result.dtype, result.device, lambda p: widen(element(p), result.dtype))
 
 
-# constants -----------------------------------------------------------------------------------------------------------------
+# constants ------------------------------------------------------------------------------------------------------------
 
 
 def constant(builder: Builder, value: Number | Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def empty(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
     return constant(builder, 0)
 
 
-# ranges --------------------------------------------------------------------------------------------------------------------
+# ranges ---------------------------------------------------------------------------------------------------------------
 
 
 @lowers(*overloads("arange.start_step"))
@@ -122,7 +122,7 @@ def eye(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
     )
 
 
-# copies --------------------------------------------------------------------------------------------------------------------
+# copies ---------------------------------------------------------------------------------------------------------------
 
 
 @lowers(*overloads("clone lift_fresh_copy lift_fresh lift prims.clone"))
@@ -134,5 +134,3 @@ def clone(builder: Builder, x: Tensor, *, memory_format: torch.memory_format | N
     if memory_format in (None, torch.preserve_format) or strides == sizes.contiguous_strides(copied.sizes):
         return copied
     return builder.realize(copied, strides)
-
-

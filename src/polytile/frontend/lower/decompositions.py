@@ -1,7 +1,7 @@
 """Which ATen operators AOTAutograd takes apart before lowering, and how.
 
-The table is torch's core ATen decompositions, more of torch's own for what fuses well when taken apart, and this project's where
-torch's cost precision, a guard or a symbolic float; less what is lowered whole or stays a library call.
+The table is torch's core ATen decompositions, more of torch's own for what fuses well when taken apart, and this
+project's where torch's cost precision, a guard or a symbolic float; less what is lowered whole or stays a library call.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ OWN: dict[str, Callable[..., Any]] = {
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """The table for AOTAutograd; operators that this torch does not have are left out. Depends on the option `random`."""
+    """The table for AOTAutograd; operators that this torch does not have are left out. Depends on the option
+    `random`."""
     table: dict[Any, Callable[..., Any]] = dict(torch._decomp.core_aten_decompositions())
     table.update(torch._decomp.get_decompositions([op for name in FROM_TORCH for op in all_overloads(name)]))
     for op in [op for name in KEPT for op in all_overloads(name)]:

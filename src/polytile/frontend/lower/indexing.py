@@ -83,6 +83,28 @@ def embedding(
     return computed(shape, weight.dtype, weight.device, at)
 
 
+@lowers(aten.take.default)
+def take(builder: Builder, source: Tensor, index: Tensor) -> Tensor:
+    """The elements of the flattened `source` at `index`."""
+    require_loop_dtype(source.dtype)
+    require_index(index)
+    flat = flattened(builder.contiguous(source))
+
+    def at(point: Point) -> Node:
+        place = Place([ZERO])
+        place.put(0, position(index.at(point), source.numel, ranges_of(point, index.sizes)))
+        return place.load(flat)
+
+    return computed(index.sizes, source.dtype, source.device, at)
+
+
+def flattened(source: Tensor) -> Tensor:
+    """A stored row-major tensor as one dimension."""
+    view = source.view
+    assert view is not None
+    return stored(View(view.buffer, view.dtype, (source.numel,), (ONE,), view.offset), source.device)
+
+
 # x[indices] -----------------------------------------------------------------------------------------------------------
 
 
@@ -340,8 +362,8 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
     require_mode(source.dtype, mode)
     require_index(index)
     copy = builder.realize(source, sizes.contiguous_strides(source.sizes))
-    assert copy.view is not None
-    flat = View(copy.view.buffer, copy.view.dtype, (source.numel,), (ONE,), copy.view.offset)
+    flat = flattened(copy).view
+    assert flat is not None
     where = reshape_point(values.sizes, index.sizes)
 
     def store(point: Point) -> Store:

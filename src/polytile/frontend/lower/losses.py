@@ -1,4 +1,5 @@
-"""Gradients of losses, where torch's own rules would make a symbolic float of the mean's factor: here the count divides as an integer."""
+"""Gradients of losses, where torch's own rules would make a symbolic float of the mean's factor: here the count
+divides as an integer."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ MEAN = 1  # the reduction code that ATen passes: 0 none, 1 mean, 2 sum
 def _gradient(
     grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, derivative: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """derivative(input - target)·grad_output, over the number of elements for a mean; computed in float32 for the 16-bit types."""
+    """derivative(input - target)·grad_output, over the number of elements for a mean; computed in float32 for the
+    16-bit types."""
     grad, x, t = (v.to(get_computation_dtype(v.dtype)) for v in (grad_output, input, target))
     result = derivative(x - t) * grad
     return (result / input.numel() if reduction == MEAN else result).to(input.dtype)
@@ -25,9 +27,7 @@ def mse_loss_backward(grad_output: Tensor, input: Tensor, target: Tensor, reduct
     return _gradient(grad_output, input, target, reduction, lambda d: d * 2)
 
 
-def smooth_l1_loss_backward(
-    grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, beta: float
-) -> Tensor:
+def smooth_l1_loss_backward(grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
     """d / beta where |d| < beta, else the sign of d."""
     if beta == 0:
         return _gradient(grad_output, input, target, reduction, torch.sign)
@@ -36,9 +36,7 @@ def smooth_l1_loss_backward(
     )
 
 
-def huber_loss_backward(
-    grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float
-) -> Tensor:
+def huber_loss_backward(grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
     """d between -delta and delta, else the nearer of them."""
     return _gradient(grad_output, input, target, reduction, lambda d: torch.clamp(d, -delta, delta))
 

@@ -1,8 +1,8 @@
 """Normalisations taken apart into a Welford reduction and pointwise arithmetic.
 
-Decompositions with the signatures of their ATen operators; all are functional (AOTAutograd adds the copies that update running
-statistics). Statistics are computed in float32 for bfloat16 and float16 inputs. Counts stay integers, so that symbolic sizes
-never become symbolic floats.
+Decompositions with the signatures of their ATen operators; all are functional (AOTAutograd adds the copies that update
+running statistics). Statistics are computed in float32 for bfloat16 and float16 inputs. Counts stay integers, so that
+symbolic sizes never become symbolic floats.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _statistics_dtype(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
-    """Type in which eager returns the mean and reciprocal deviation: on the CPU the input's own unless a parameter is wider."""
+    """Type in which eager returns the mean and reciprocal deviation: on the CPU the input's own unless a parameter
+    is wider."""
     same = all(p is None or p.dtype == x.dtype for p in parameters)
     return x.dtype if x.device.type == "cpu" and same else get_computation_dtype(x.dtype)
 
@@ -45,7 +46,7 @@ def _count(x: Tensor, dims: Sequence[int]) -> Size:
     return math.prod(x.shape[d] for d in dims)
 
 
-# layer norm ------------------------------------------------------------------------------------------------------------
+# layer norm -----------------------------------------------------------------------------------------------------------
 
 
 def native_layer_norm(
@@ -69,8 +70,8 @@ def native_layer_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """d_input = rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = grad_out·weight.
 
-    Against float64, and with two elements a row (where everything cancels), its largest error is 0.4 of that of eager's formula
-    rstd·g + b·x + c; from 16 elements on they are equal.
+    Against float64, and with two elements a row (where everything cancels), its largest error is 0.4 of that of eager's
+    formula rstd·g + b·x + c; from 16 elements on they are equal.
     """
     axis = input.ndim - len(normalized_shape)
     inner, outer = list(range(axis, input.ndim)), list(range(axis))
@@ -95,7 +96,7 @@ def _sum(x: Tensor, dims: list[int]) -> Tensor:
     return torch.sum(x, dims) if dims else x.clone()
 
 
-# group norm ------------------------------------------------------------------------------------------------------------
+# group norm -----------------------------------------------------------------------------------------------------------
 
 
 def native_group_norm(
@@ -146,13 +147,13 @@ def _laid_out_like(x: Tensor, like: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch._prims_common.suggest_memory_format(like))
 
 
-# batch norm ------------------------------------------------------------------------------------------------------------
+# batch norm -----------------------------------------------------------------------------------------------------------
 
 BatchNorm = tuple[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None"]
 
 
-def _per_channel(x: Tensor | None, ndim: int) -> Tensor | None:
-    return None if x is None else x.reshape([1, -1] + [1] * (ndim - 2))
+def _per_channel(x: Tensor, ndim: int) -> Tensor:
+    return x.reshape([1, -1] + [1] * (ndim - 2))
 
 
 def _batch_norm(
@@ -166,7 +167,7 @@ def _batch_norm(
     eps: float,
 ) -> BatchNorm:
     """(output, saved mean, saved rstd, new running mean, new running variance); channels are dimension 1."""
-    scale, shift = _per_channel(weight, input.ndim), _per_channel(bias, input.ndim)
+    scale, shift = (None if p is None else _per_channel(p, input.ndim) for p in (weight, bias))
     dtype = _statistics_dtype(input, weight, running_mean)
     if not training:
         assert running_mean is not None and running_var is not None

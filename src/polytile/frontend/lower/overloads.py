@@ -9,8 +9,9 @@ from torch._ops import OpOverload
 
 
 def overloads(names: str) -> list[OpOverload]:
-    """The operators that `names` lists, apart by blanks: "packet.overload" in aten; "packet" for its default overload, and the
-    default overload in prims of that name where there is one; "prims.packet". Names that this torch lacks are left out."""
+    """The operators that `names` lists, apart by blanks: "packet.overload" in aten; "packet" for its default
+    overload, and the default overload in prims of that name where there is one; "prims.packet". Names that this
+    torch lacks are left out."""
     found = []
     for name in names.split():
         namespace, _, rest = name.partition(".")

@@ -39,7 +39,8 @@ def check_dtypes(*dtypes: torch.dtype) -> None:
 
 
 def check_operands(builder: Builder, operands: Sequence[Operand]) -> torch.device:
-    """The device of the result; raises LoweringError for a type that loops do not compute with, and for tensors elsewhere."""
+    """The device of the result; raises LoweringError for a type that loops do not compute with, and for tensors
+    elsewhere."""
     device = builder.result().device
     for operand in operands:
         if isinstance(operand, Tensor):
@@ -83,7 +84,8 @@ def operand(value: Operand, device: torch.device) -> Operand:
 
 
 def _check_scalars(operands: Sequence[Operand], dtype: torch.dtype) -> None:
-    """Raises LoweringError for an integer that does not fit the integer type computed in: what eager does then is its own."""
+    """Raises LoweringError for an integer that does not fit the integer type computed in: what eager does then is
+    its own."""
     if dtype.is_floating_point or dtype == torch.bool:
         return
     limits = torch.iinfo(dtype)
@@ -103,7 +105,7 @@ for _row in TABLE:
     lowers(*overloads(_row.names))(_lower_row(_row))
 
 
-# arithmetic with a factor ------------------------------------------------------------------------------------------------
+# arithmetic with a factor ---------------------------------------------------------------------------------------------
 
 
 @lowers(*overloads("add.Tensor add.Scalar"))
@@ -122,12 +124,12 @@ def rsub(builder: Builder, a: Operand, b: Operand, alpha: Any = 1) -> Tensor:
 
 
 def _times(factor: Any, x: Node) -> Node:
-    if isinstance(factor, sympy.Expr) and not factor.is_number or isinstance(factor, complex):
+    if (isinstance(factor, sympy.Expr) and not factor.is_number) or isinstance(factor, complex):
         raise LoweringError(f"the factor alpha={factor} is not a number.")
     return x if factor == 1 else node("mul", like(factor, x), x)
 
 
-# division ------------------------------------------------------------------------------------------------------------------
+# division -------------------------------------------------------------------------------------------------------------
 
 
 @lowers(*overloads("div.Tensor_mode div.Scalar_mode"))
@@ -152,7 +154,7 @@ def round_decimals(builder: Builder, x: Tensor, decimals: int = 0) -> Tensor:
     return elementwise(builder, element, Promotion.DEFAULT, x)
 
 
-# powers --------------------------------------------------------------------------------------------------------------------
+# powers ---------------------------------------------------------------------------------------------------------------
 
 _FLOAT_POWERS: dict[float, Element] = {
     0.0: lambda x: like(1, x),
@@ -207,7 +209,7 @@ def pow_tensor(builder: Builder, base: Operand, exponent: Tensor) -> Tensor:
     return elementwise(builder, element, Promotion.BOOL_TO_LONG, base, exponent)
 
 
-# bounds and choices --------------------------------------------------------------------------------------------------------
+# bounds and choices ---------------------------------------------------------------------------------------------------
 
 
 @lowers(*overloads("clamp clamp.Tensor clip clip.Tensor"))
@@ -243,7 +245,11 @@ def masked_fill(builder: Builder, x: Tensor, mask: Tensor, value: Operand) -> Te
 
 def _choice(builder: Builder, condition: Tensor, a: Operand, b: Operand) -> Tensor:
     """a where `condition` holds, else b, in the traced result type."""
-    device, dtype, out_sizes = check_operands(builder, (condition, a, b)), builder.result().dtype, builder.result_sizes()
+    device, dtype, out_sizes = (
+        check_operands(builder, (condition, a, b)),
+        builder.result().dtype,
+        builder.result_sizes(),
+    )
     check_dtypes(dtype)
     a, b = (operand(v, device) for v in (a, b))
 
@@ -255,7 +261,7 @@ def _choice(builder: Builder, condition: Tensor, a: Operand, b: Operand) -> Tens
     return computed(out_sizes, dtype, device, at)
 
 
-# comparisons and logic -----------------------------------------------------------------------------------------------------
+# comparisons and logic ------------------------------------------------------------------------------------------------
 
 
 def _lower_comparison(name: str) -> Callable[..., Tensor]:
@@ -287,7 +293,7 @@ for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
     lowers(*overloads(_name))(_lower_logic(_name))
 
 
-# conversions ---------------------------------------------------------------------------------------------------------------
+# conversions ----------------------------------------------------------------------------------------------------------
 
 
 @lowers(*overloads("_to_copy"))

@@ -1,8 +1,8 @@
 """The table of pointwise operators whose arguments are operands and nothing else: names, meaning, type promotion.
 
-Each row reads: these ATen overloads, over arguments of one computed type, are this expression. Names are "packet" (its default
-overload, and prims' operator of that name where there is one) or "packet.overload". Operators with further arguments (alpha,
-rounding modes, bounds) are in pointwise.py.
+Each row reads: these ATen overloads, over arguments of one computed type, are this expression. Names are "packet" (its
+default overload, and prims' operator of that name where there is one) or "packet.overload". Operators with further
+arguments (alpha, rounding modes, bounds) are in pointwise.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from polytile.ir import expr, ops
 from polytile.ir.expr import Node
 
 Element = Callable[..., Node]
+
 
 def _on_bool(name: str, swap_not: int | None = None) -> Element:
     """The logical operation `name`, with argument number `swap_not` negated first."""
@@ -48,8 +49,8 @@ ON_BOOL: Mapping[str, Element] = {
 
 
 def node(name: str, *args: Node) -> Node:
-    """The IR operation `name` on arguments of one type, with the result type that its definition says; raises LoweringError for
-    arithmetic that bool has not."""
+    """The IR operation `name` on arguments of one type, with the result type that its definition says; raises
+    LoweringError for arithmetic that bool has not."""
     dtype = args[0].dtype
     if dtype == torch.bool:
         if name not in ON_BOOL:
@@ -79,7 +80,7 @@ def selected(condition: Node, a: Node, b: Node) -> Node:
     return expr.op("where", a.dtype, condition, a, b)
 
 
-# expressions ---------------------------------------------------------------------------------------------------------------
+# expressions ----------------------------------------------------------------------------------------------------------
 
 
 def only_floats(name: str) -> Element:
@@ -163,13 +164,13 @@ def where(condition: Node, a: Node, b: Node) -> Node:
     return selected(condition, a, b)
 
 
-# the table -----------------------------------------------------------------------------------------------------------------
+# the table ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Row:
-    """`names`: overloads; `element`: what they compute from nodes of one type; `kind`: torch's promotion rule; `covers`: the
-    computed types for which the row holds, all if empty."""
+    """`names`: overloads; `element`: what they compute from nodes of one type; `kind`: torch's promotion rule;
+    `covers`: the computed types for which the row holds, all if empty."""
 
     names: str
     element: Element
@@ -198,8 +199,8 @@ def _row(names: str, element: str | Element, kind: Promotion, covers: frozenset[
 TABLE: tuple[Row, ...] = (
     # unary, floating-point result
     *_same_name(
-        """acos acosh asin asinh atan atanh cos cosh sin sinh tan tanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal
-        erf erfc erfinv sigmoid lgamma digamma i0""",
+        """acos acosh asin asinh atan atanh cos cosh sin sinh tan tanh exp exp2 expm1 log log2 log10 log1p
+        sqrt rsqrt reciprocal erf erfc erfinv sigmoid lgamma digamma i0""",
         TO_FLOAT,
     ),
     _row("special_i0e", "i0e", TO_FLOAT),
@@ -247,14 +248,14 @@ TABLE: tuple[Row, ...] = (
     _row("bitwise_or.Tensor bitwise_or.Scalar bitwise_or.Scalar_Tensor prims.bitwise_or", "bitwise_or", DEFAULT),
     _row("bitwise_xor.Tensor bitwise_xor.Scalar bitwise_xor.Scalar_Tensor prims.bitwise_xor", "bitwise_xor", DEFAULT),
     _row(
-        """bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor __lshift__.Tensor
-        __lshift__.Scalar prims.shift_left""",
+        """bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor
+        __lshift__.Tensor __lshift__.Scalar prims.shift_left""",
         "shift_left",
         DEFAULT,
     ),
     _row(
-        """bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor __rshift__.Tensor
-        __rshift__.Scalar prims.shift_right_arithmetic""",
+        """bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor
+        __rshift__.Tensor __rshift__.Scalar prims.shift_right_arithmetic""",
         "shift_right",
         DEFAULT,
     ),

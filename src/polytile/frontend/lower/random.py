@@ -1,8 +1,9 @@
 """Lowerings of random operators.
 
-With the option random="eager" numbers come from eager's own stream: the ATen call that eager makes, in graph order; only the
-arithmetic around it is generated. With random="philox" kernels generate them from a counter: one seed a call of the program,
-drawn from torch's default generator so that manual_seed reproduces it, and a range of 2⁴⁰ counters for each operator.
+With the option random="eager" numbers come from eager's own stream: the ATen call that eager makes, in graph order;
+only the arithmetic around it is generated. With random="philox" kernels generate them from a counter: one seed a call
+of the program, drawn from torch's default generator so that manual_seed reproduces it, and a range of 2⁴⁰ counters for
+each operator.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ def from_counter() -> bool:
     return bool(options.get("random") == "philox")
 
 
-# eager's own stream --------------------------------------------------------------------------------------------------------
+# eager's own stream ---------------------------------------------------------------------------------------------------
 
 
 def drawn_bernoulli(builder: Builder, like_result: torch.Tensor, dtype: torch.dtype, p: float) -> Tensor:
-    """Fresh memory laid out as `like_result`, filled by bernoulli_(p): the call that eager makes, on the same elements in the
-    same order."""
+    """Fresh memory laid out as `like_result`, filled by bernoulli_(p): the call that eager makes, on the same
+    elements in the same order."""
     shape = tuple(sizes.as_size(n) for n in like_result.shape)
     strides = tuple(sizes.as_size(n) for n in like_result.stride())
     buffer = builder.new_buffer(shape, dtype, like_result.device, strides)
@@ -53,7 +54,9 @@ def drawn_bernoulli(builder: Builder, like_result: torch.Tensor, dtype: torch.dt
     settings = (("dtype", dtype), ("device", like_result.device))
     origins = (builder.origin,)
     builder.emit(
-        Extern(builder.name("lib"), aten.empty_strided.default, (size, stride), settings, (buffer.name,), origins, reason)
+        Extern(
+            builder.name("lib"), aten.empty_strided.default, (size, stride), settings, (buffer.name,), origins, reason
+        )
     )
     builder.emit(
         Extern(
@@ -66,7 +69,8 @@ def drawn_bernoulli(builder: Builder, like_result: torch.Tensor, dtype: torch.dt
 
 @lowers(*overloads("native_dropout"))
 def native_dropout(builder: Builder, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """(x·noise, mask) with noise = mask / (1 - p) in the type of x, as eager's dropout computes it. p = 1 draws nothing."""
+    """(x·noise, mask) with noise = mask / (1 - p) in the type of x, as eager's dropout computes it. p = 1 draws
+    nothing."""
     check_dtypes(x.dtype)
     if not train or p == 0:
         return computed(x.sizes, x.dtype, x.device, x.at), _full_mask(x, True)
@@ -110,7 +114,7 @@ def _require_default(generator: Any) -> None:
         raise LoweringError("a generator was given: its own stream is the library's to draw from.")
 
 
-# numbers from a counter ----------------------------------------------------------------------------------------------------
+# numbers from a counter -----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -124,8 +128,11 @@ class _Seed:
 _SEEDS: weakref.WeakKeyDictionary[Builder, _Seed] = weakref.WeakKeyDictionary()
 
 
-def counter(builder: Builder, out_sizes: tuple[sympy.Expr, ...], device: torch.device) -> Callable[[Point], tuple[Node, Node]]:
-    """point → (seed, offset) for a fresh operator whose result has `out_sizes`; the first of a program draws the seed."""
+def counter(
+    builder: Builder, out_sizes: tuple[sympy.Expr, ...], device: torch.device
+) -> Callable[[Point], tuple[Node, Node]]:
+    """point → (seed, offset) for a fresh operator whose result has `out_sizes`; the first of a program draws the
+    seed."""
     if builder not in _SEEDS:
         seed = builder.library(
             aten.randint.default,
@@ -148,10 +155,14 @@ def counter(builder: Builder, out_sizes: tuple[sympy.Expr, ...], device: torch.d
 
 
 def counted(
-    builder: Builder, name: str, draw: torch.dtype, element: Callable[[Node, Point], Node], result: torch.Tensor | None = None
+    builder: Builder,
+    name: str,
+    draw: torch.dtype,
+    element: Callable[[Node, Point], Node],
+    result: torch.Tensor | None = None,
 ) -> Tensor:
-    """The tensor of the traced result whose element is `element(number, point)`, `number` being drawn by the operation `name` in
-    type `draw`."""
+    """The tensor of the traced result whose element is `element(number, point)`, `number` being drawn by the
+    operation `name` in type `draw`."""
     if not from_counter():
         raise LoweringError("random numbers come from eager's own stream (option random='eager').")
     result = builder.result() if result is None else result
@@ -241,7 +252,8 @@ def normal(builder: Builder, x: Tensor, mean: float = 0.0, std: float = 1.0, gen
 
 def _lower_randint(bounds: Callable[..., tuple[int, int]]) -> Callable[..., Tensor]:
     def lowering(builder: Builder, *arguments: Any, **settings: Any) -> Tensor:
-        """low + n mod (high - low) of a 63-bit number n: no range of 2³² or less is uneven by more than one part in 2³¹."""
+        """low + n mod (high - low) of a 63-bit number n: no range of 2³² or less is uneven by more than one part in
+        2³¹."""
         low, high = bounds(*arguments)
         if not all(isinstance(v, int) for v in (low, high)):
             raise LoweringError("the bounds of randint are not numbers.")

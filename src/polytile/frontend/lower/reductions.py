@@ -1,10 +1,10 @@
-"""Lowerings of reductions: one loop each, accumulating in float32 for the 16-bit floating-point types and int64 for integers."""
+"""Lowerings of reductions: one loop each, accumulating in float32 for the 16-bit floating-point types and int64 for
+integers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -27,12 +27,12 @@ Row = Callable[[Node, Point], Node]  # (element, point of the source) → row-le
 def reduce_over(
     builder: Builder, source: Tensor, dims: Dims, keepdim: bool, *outputs: tuple[Row, torch.dtype]
 ) -> tuple[Tensor, ...]:
-    """One loop over `source` with an output for each (row-level expression, type). `dims` None or empty means all; a tensor of
-    no dimensions counts as one element. Raises LoweringError for types that loops do not compute with."""
+    """One loop over `source` with an output for each (row-level expression, type). `dims` None or empty means all; a
+    tensor of no dimensions counts as one element. Raises LoweringError for types that loops do not compute with."""
     check_dtypes(source.dtype, *[dtype for _, dtype in outputs])
     if source.rank == 0:
-        source = computed((sizes.ONE,), source.dtype, source.device, lambda _, scalar=source: scalar.at(()))
-        dims, keepdim = [0], False
+        element = source.at(())
+        source, dims, keepdim = computed((sizes.ONE,), source.dtype, source.device, lambda _: element), [0], False
     wanted = reduced_dims(source.rank, dims)
     return tuple(builder.reduction(source, wanted, keepdim, outputs))
 
@@ -55,17 +55,21 @@ def accumulated(kind: str, dtype: torch.dtype) -> Row:
     return lambda x, _: expr.reduce(kind, compute_dtype(dtype), widen(x, dtype))
 
 
-# sums, products, means -------------------------------------------------------------------------------------------------
+# sums, products, means ------------------------------------------------------------------------------------------------
 
 
 @lowers(*overloads("sum sum.dim_IntList"))
-def sum_(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def sum_(
+    builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     out = builder.result().dtype
     return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (accumulated("sum", out), out))[0]
 
 
 @lowers(*overloads("prod prod.dim_int"))
-def prod(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def prod(
+    builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     out = builder.result().dtype
     return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (accumulated("prod", out), out))[0]
 
@@ -93,7 +97,9 @@ def nansum(
 
 
 @lowers(*overloads("mean mean.dim"))
-def mean(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def mean(
+    builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     out = builder.result().dtype
     n = count(x, dim)
 
@@ -112,7 +118,7 @@ def count_nonzero(builder: Builder, x: Tensor, dim: Dims = None) -> Tensor:
     return reduce_over(builder, x, dim, False, (row, torch.int64))[0]
 
 
-# extremes ------------------------------------------------------------------------------------------------------------------
+# extremes -------------------------------------------------------------------------------------------------------------
 
 
 def _extreme(kind: str) -> Row:
@@ -185,7 +191,7 @@ lowers(*overloads("max.dim"))(_lower_extreme_with_index("argmax"))
 lowers(*overloads("min.dim"))(_lower_extreme_with_index("argmin"))
 
 
-# truth ---------------------------------------------------------------------------------------------------------------------
+# truth ----------------------------------------------------------------------------------------------------------------
 
 
 def _lower_truth(kind: str) -> Callable[..., Tensor]:
@@ -208,7 +214,7 @@ lowers(*overloads("any any.dim any.dims"))(_lower_truth("any"))
 lowers(*overloads("all all.dim all.dims"))(_lower_truth("all"))
 
 
-# variance ------------------------------------------------------------------------------------------------------------------
+# variance -------------------------------------------------------------------------------------------------------------
 
 
 def _welford(x: Node) -> tuple[Node, Node]:
@@ -271,7 +277,7 @@ def _require_float(x: Tensor) -> None:
         raise LoweringError(f"a variance of {x.dtype} values is not generated.")
 
 
-# norms ---------------------------------------------------------------------------------------------------------------------
+# norms ----------------------------------------------------------------------------------------------------------------
 
 
 def _norm_row(order: float, dtype: torch.dtype) -> Row:

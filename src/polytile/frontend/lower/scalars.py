@@ -34,7 +34,8 @@ _FLOAT_FUNCTIONS: dict[type, str] = {
 
 
 def scalar_tensor(value: sympy.Expr, device: torch.device) -> sympy.Expr | float | Tensor:
-    """A symbolic number as an operand: integers as they are, constants as Python numbers, the rest as a tensor of no dimensions.
+    """A symbolic number as an operand: integers as they are, constants as Python numbers, the rest as a tensor of no
+    dimensions.
 
     Raises LoweringError for a function that has no IR operation.
     """

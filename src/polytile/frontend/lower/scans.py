@@ -1,4 +1,5 @@
-"""Lowerings of cumulative operators: one loop each, whose single reduced axis is the scanned one, storing at every point."""
+"""Lowerings of cumulative operators: one loop each, whose single reduced axis is the scanned one, storing at every
+point."""
 
 from __future__ import annotations
 
@@ -19,9 +20,7 @@ from polytile.ir.program import Axis, Store, compute_dtype, whole
 Element = Callable[[Node, Point], Node]  # (element, point) → node made of expr.scan
 
 
-def scan_along(
-    builder: Builder, source: Tensor, dim: int, *outputs: tuple[Element, torch.dtype]
-) -> tuple[Tensor, ...]:
+def scan_along(builder: Builder, source: Tensor, dim: int, *outputs: tuple[Element, torch.dtype]) -> tuple[Tensor, ...]:
     """One loop that scans `source` along `dim`, with an output of the same sizes for each (expression, type)."""
     check_dtypes(source.dtype, *[dtype for _, dtype in outputs])
     axes = list(builder.axes(source.sizes))
@@ -39,8 +38,8 @@ def scan_along(
 
 
 def accumulation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type that running totals of type `dtype` are kept in: one wider than float32 on the CPU, as eager's are; rounding
-    errors of a long prefix add up one element after the other."""
+    """The type that running totals of type `dtype` are kept in: one wider than float32 on the CPU, as eager's are;
+    rounding errors of a long prefix add up one element after the other."""
     wide = compute_dtype(dtype)
     return torch.float64 if wide == torch.float32 and dtype == wide and device.type == "cpu" else wide
 

@@ -1,4 +1,5 @@
-// arith: arithmetic that has no operator: rounding, roots, extremes, signs, tests. For floats, and for integers where it makes sense.
+// arith: arithmetic that has no operator: rounding, roots, extremes, signs, tests. For floats, and for integers where
+// it makes sense.
 // needs: convert
 // gives: abs sign sqrt rsqrt reciprocal floor ceil trunc round minimum maximum min max fmin fmax copysign isnan isinf isfinite signbit fma mad lesser greater
 namespace pt {
@@ -30,7 +31,7 @@ template <class T, int L, class... C> PT_FN V<T, L> horner(V<T, L> x, double top
   return p;
 }
 
-// One register at a time: instructions where the machine has them, lanes where not. ----------------------------------------
+// One register at a time: instructions where the machine has them, lanes where not. -----------------------------------
 #define PT_LANES1(name, f, d)                                                                    \
   template <class R> PT_FN R raw_##name(R v) {                                                   \
     R r;                                                                                         \
@@ -122,7 +123,7 @@ template <int Mode, class T, int L> PT_FN V<T, L> whole(V<T, L> v) {
   else return {raw_round<Mode>(v.n)};
 }
 
-// The functions themselves. ----------------------------------------------------------------------------------------------
+// The functions themselves. -------------------------------------------------------------------------------------------
 template <class T, int L> PT_FN V<T, L> sqrt(V<T, L> v) {
   if constexpr (wide<T, L>) return {sqrt(v.lo), sqrt(v.hi)}; else return {raw_sqrt(v.n)};
 }

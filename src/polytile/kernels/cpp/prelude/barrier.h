@@ -7,8 +7,8 @@ extern "C" void GOMP_barrier();
 namespace pt {
 namespace {
 
-// Threads of the innermost parallel() of this thread. The runtime's own team will not do: a parallel(1, f) is no team of the
-// runtime's, and a barrier in it would wait for the threads of a region around it.
+// Threads of the innermost parallel() of this thread. The runtime's own team will not do: a parallel(1, f) is no team
+// of the runtime's, and a barrier in it would wait for the threads of a region around it.
 static __thread long team_size = 1;
 
 inline void barrier() {

@@ -2,10 +2,11 @@
 // needs:
 // gives: V Raw bf16 f16 bool8 i8 i16 i32 i64 u8 u16 u32 u64 as low high join broadcast iota first_n select hany hall
 //
-// V<T, L> is L lanes of T (L a power of two, 1..64). It behaves like a GCC vector: operators, comparisons that give -1/0 masks,
-// v[i] to read and to write. It is a class because GCC scalarises or spills generic vectors that are wider than a register; here a
-// wide vector is two halves, each handled on its own. A vector of at most one register holds one GCC vector `n`, padded to 16
-// bytes where it is narrower: what the padding lanes hold is anybody's guess, and no operation on them traps.
+// V<T, L> is L lanes of T (L a power of two, 1..64). It behaves like a GCC vector: operators, comparisons that give
+// -1/0 masks, v[i] to read and to write. It is a class because GCC scalarises or spills generic vectors that are wider
+// than a register; here a wide vector is two halves, each handled on its own. A vector of at most one register holds
+// one GCC vector `n`, padded to 16 bytes where it is narrower: what the padding lanes hold is anybody's guess, and no
+// operation on them traps.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
@@ -149,7 +150,7 @@ template <class To, class From, int L> PT_FN V<To, L> as(V<From, L> v) {
   else return V<To, L>((typename V<To, L>::Inner)v.n);
 }
 
-// Halves ------------------------------------------------------------------------------------------------------------------
+// Halves --------------------------------------------------------------------------------------------------------------
 template <class T, int L, int From, int... I> PT_FN V<T, L / 2> half(V<T, L> v, Lanes<I...>) {
   if constexpr (raw_lanes<T, L / 2> == raw_lanes<T, L>) return {__builtin_shufflevector(v.n, v.n, (From + I) % raw_lanes<T, L>...)};
   else return {__builtin_shufflevector(v.n, v.n, (From + I)...)};
@@ -172,7 +173,7 @@ template <class T, int L> PT_FN V<T, 2 * L> join(V<T, L> lo, V<T, L> hi) {
   else return {raw_join<2 * L, typename V<T, L>::Inner, raw_lanes<T, L>>(lo.n, hi.n, Up<raw_lanes<T, 2 * L>>{})};
 }
 
-// Lane numbers and masks --------------------------------------------------------------------------------------------------
+// Lane numbers and masks ----------------------------------------------------------------------------------------------
 template <class T, int... I> PT_FN Raw<T, sizeof...(I)> raw_iota(Lanes<I...>) { return Raw<T, sizeof...(I)>{T(I)...}; }
 template <class T, int L> PT_FN V<T, L> iota() {  // 0, 1, 2, ...
   if constexpr (wide<T, L>) return {iota<T, L / 2>(), iota<T, L / 2>() + V<T, L / 2>(T(L / 2))};

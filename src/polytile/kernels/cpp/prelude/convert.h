@@ -4,9 +4,9 @@
 namespace pt {
 namespace {
 
-// Integers between lane sizes. -------------------------------------------------------------------------------------------
-// GCC 12 takes its conversions of vectors apart, so on x86 the instructions are named: one row for each size of lane before and
-// after, and each register width on the wider side.
+// Integers between lane sizes. ----------------------------------------------------------------------------------------
+// GCC 12 takes its conversions of vectors apart, so on x86 the instructions are named: one row for each size of lane
+// before and after, and each register width on the wider side.
 #if defined(PT_GCC_X86)
 using Bytes16 = Raw<char, 16>;
 using Bytes32 = Raw<char, 32>;
@@ -151,7 +151,7 @@ template <class T, class M, int L> PT_FN V<int_of<T>, L> mask_to(V<M, L> m) { re
 template <class T, int L, class M> PT_FN V<int_of<T>, L> mask_cast(V<M, L> m) { return mask_to<T>(m); }
 template <class T, class M, int L> PT_FN V<int_of<T>, L> mask_cast(V<M, L> m) { return mask_to<T>(m); }
 
-// Floats. ----------------------------------------------------------------------------------------------------------------
+// Floats. -------------------------------------------------------------------------------------------------------------
 // One register on either side.
 template <class To, class From, int L> PT_FN V<To, L> convert_one(V<From, L> v) {
 #if defined(PT_GCC_X86)
@@ -200,7 +200,7 @@ template <class To, class From, int L> PT_FN V<To, L> convert(V<From, L> v) {
   } else return convert_one<To>(v);
 }
 
-// bf16 and f16 -------------------------------------------------------------------------------------------------------------
+// bf16 and f16 --------------------------------------------------------------------------------------------------------
 template <int L> PT_FN V<float, L> bf16_to_float(V<u16, L> bits) { return as<float>(resize<u32>(bits) << V<u32, L>(16u)); }
 
 // To nearest, ties to even; NaN stays NaN.
@@ -255,7 +255,7 @@ template <int L> PT_FN V<u16, L> float_to_f16(V<float, L> v) {
   }
 }
 
-// Storage ------------------------------------------------------------------------------------------------------------------
+// Storage -------------------------------------------------------------------------------------------------------------
 template <class S> struct Stored { using type = S; };
 template <> struct Stored<bf16> { using type = u16; };
 template <> struct Stored<f16> { using type = u16; };

@@ -8,13 +8,13 @@ namespace {
 
 PT_LIBM2(fmod)
 
-// Integers. --------------------------------------------------------------------------------------------------------------
+// Integers. -----------------------------------------------------------------------------------------------------------
 template <class T> inline __attribute__((noinline)) T divide_one(T a, T b) {
   if constexpr (is_signed<T>) if (b == T(-1)) return T(unsigned_of<T>(0) - unsigned_of<T>(a));
   return a / b;
 }
-// Through floats that hold every value of the type (and double those below 2^52), the quotient's rounding cannot reach the next
-// whole number.
+// Through floats that hold every value of the type (and double those below 2^52), the quotient's rounding cannot reach
+// the next whole number.
 template <class T, int L> PT_FN V<T, L> divide_trunc(V<T, L> a, V<T, L> b) {
   b = select(b == V<T, L>(T(0)), V<T, L>(T(1)), b);
   if constexpr (sizeof(T) < 4) return cast<T>(cast<float>(a) / cast<float>(b));
@@ -33,7 +33,7 @@ template <class T, int L> PT_FN V<int_of<T>, L> opposed(V<T, L> r, V<T, L> b) {
   return (r != zero) & ((r < zero) ^ (b < zero));
 }
 
-// Floats. ----------------------------------------------------------------------------------------------------------------
+// Floats. -------------------------------------------------------------------------------------------------------------
 // a - trunc(a/b)·b, exactly. For float in double while the quotient has at most 52 bits; else by the C library.
 template <int L> PT_FN V<float, L> fmod_of_float(V<float, L> a, V<float, L> b) {
 #if defined(PT_FMA)
@@ -58,7 +58,7 @@ template <class T, int L> PT_FN V<T, L> floordiv_of_floats(V<T, L> a, V<T, L> b,
   return select(b == zero, ratio, select(q == zero, copysign(zero, ratio), down));
 }
 
-// Both. ------------------------------------------------------------------------------------------------------------------
+// Both. ---------------------------------------------------------------------------------------------------------------
 // The remainder with the sign of a.
 template <class T, int L> PT_FN V<T, L> fmod(V<T, L> a, alone<V<T, L>> b) {
   if constexpr (same<T, float>) return fmod_of_float(a, b);

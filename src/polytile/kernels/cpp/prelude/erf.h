@@ -34,7 +34,8 @@ template <class T, int L> PT_FN V<T, L> erfc(V<T, L> x) {
   }
 }
 
-// erfinv(x)/x as a function of w = -log(1 - x²), after Giles, "Approximating the erfinv function", 2010; own coefficients.
+// erfinv(x)/x as a function of w = -log(1 - x²), after Giles, "Approximating the erfinv function", 2010; own
+// coefficients.
 template <int L> PT_FN V<float, L> erfinv_of_float(V<float, L> x) {
   using F = V<float, L>;
   const F one(1.0f), w = -log((one - x) * (one + x)), near = w - F(2.5f), far = sqrt(w) - F(3.0f);

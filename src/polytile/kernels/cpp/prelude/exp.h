@@ -2,8 +2,8 @@
 // needs: arith
 // gives: exp exp2 expm1 sigmoid exp_times
 //
-// e^x = 2^n·e^r with n = round(x·log2 e) and |r| <= ln(2)/2; e^r is a polynomial (near-minimax fits, coefficients rounded one by
-// one; relative errors below 2^-28 for float and 2^-57 for double, then rounding).
+// e^x = 2^n·e^r with n = round(x·log2 e) and |r| <= ln(2)/2; e^r is a polynomial (near-minimax fits, coefficients
+// rounded one by one; relative errors below 2^-28 for float and 2^-57 for double, then rounding).
 namespace pt {
 namespace {
 

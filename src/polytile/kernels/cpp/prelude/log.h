@@ -2,15 +2,16 @@
 // needs: exp
 // gives: log log2 log10 log1p
 //
-// x = 2^e·m with m in [3/4, 3/2), so that e = 0 for x near 1 and nothing cancels; log(1 + f) = f - f²/2 + f³·P(f) for float, by
-// way of s = f/(2 + f) for double.
+// x = 2^e·m with m in [3/4, 3/2), so that e = 0 for x near 1 and nothing cancels; log(1 + f) = f - f²/2 + f³·P(f) for
+// float, by way of s = f/(2 + f) for double.
 namespace pt {
 namespace {
 
 template <class T, int L> struct Parted { V<T, L> e, m; };
 
 #if defined(PT_AVX512)
-// Exponent (a float) and mantissa by the instructions made for it: they know zero, subnormal, negative and infinite numbers.
+// Exponent (a float) and mantissa by the instructions made for it: they know zero, subnormal, negative and infinite
+// numbers.
 #define PT_PART(T, N, code, mask, ...)                                                                               \
   PT_FN Raw<T, N> raw_exponent(Raw<T, N> v) { return __builtin_ia32_getexp##code##_mask(v, v, mask __VA_ARGS__); }   \
   PT_FN Raw<T, N> raw_mantissa(Raw<T, N> v) { return __builtin_ia32_getmant##code##_mask(v, 11, v, mask __VA_ARGS__); }

@@ -2,12 +2,13 @@
 // needs: convert
 // gives: load load_n load_strided load_strided_n gather gather_mask store store_n store_strided store_strided_n store_stream scatter scatter_mask
 //
-// A load converts elements of S to lanes of T, a store lanes of T to elements of S (see cast and to_storage). The _n forms touch
-// the first n elements alone (0 <= n <= L) and give 0 in the other lanes; the _mask forms touch the elements whose mask is set.
+// A load converts elements of S to lanes of T, a store lanes of T to elements of S (see cast and to_storage). The _n
+// forms touch the first n elements alone (0 <= n <= L) and give 0 in the other lanes; the _mask forms touch the
+// elements whose mask is set.
 namespace pt {
 namespace {
 
-// Whole vectors. ---------------------------------------------------------------------------------------------------------
+// Whole vectors. ------------------------------------------------------------------------------------------------------
 template <class B, int L> PT_FN V<B, L> load_lanes(const void* p) {
   constexpr int bytes = sizeof(B) * L;
   if constexpr (wide<B, L>) return {load_lanes<B, L / 2>(p), load_lanes<B, L / 2>((const char*)p + bytes / 2)};
@@ -32,7 +33,7 @@ template <class B, int L> PT_FN void store_lanes(void* p, V<B, L> v) {
   }
 }
 
-// The first n lanes. -----------------------------------------------------------------------------------------------------
+// The first n lanes. --------------------------------------------------------------------------------------------------
 struct Pointer {  // the compilers differ in what their masked loads and stores point to
   void* p;
   template <class P> PT_FN operator P*() const { return (P*)p; }
@@ -151,8 +152,9 @@ template <class B, int L> PT_FN void stream_lanes(void* p, V<B, L> v) {
 }
 template <class S, class T, int L> PT_FN void store_stream(S* p, V<T, L> v) { stream_lanes(p, to_storage<S>(v)); }
 
-// Strided and indexed. ---------------------------------------------------------------------------------------------------
-// Lane by lane: gather instructions are no faster on most machines, and slow where they were mended against data sampling.
+// Strided and indexed. ------------------------------------------------------------------------------------------------
+// Lane by lane: gather instructions are no faster on most machines, and slow where they were mended against data
+// sampling.
 template <class B> PT_FN B one(const void* p, long i) {
   B x;
   __builtin_memcpy(&x, (const B*)p + i, sizeof(B));

@@ -29,8 +29,8 @@ template <class F> void run_member(void* f) {
   (*static_cast<F*>(f))(long(omp_get_thread_num()), threads);
 }
 
-// Calls f(thread, threads) on `threads` threads, or on fewer: inside another parallel region there is one. One thread asked for is
-// the caller, without a word to the runtime.
+// Calls f(thread, threads) on `threads` threads, or on fewer: inside another parallel region there is one. One thread
+// asked for is the caller, without a word to the runtime.
 template <class F> inline void parallel(long threads, F&& f) {
   if (threads <= 1) {
     const Team team(1);

@@ -6,7 +6,8 @@ namespace {
 
 PT_LIBM2(pow)
 
-// |x|^y in double: x is a float, so its exponent is in range, and 2^(y·log2|x|) leaves the floats long before the doubles.
+// |x|^y in double: x is a float, so its exponent is in range, and 2^(y·log2|x|) leaves the floats long before the
+// doubles.
 template <int L> PT_FN V<double, L> power_of_floats(V<double, L> x, V<double, L> y) {
   using D = V<double, L>;
   using I = V<i64, L>;

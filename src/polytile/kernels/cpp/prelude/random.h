@@ -1,7 +1,8 @@
 // random: counter-based random numbers, Philox 4x32 with 10 rounds: key = seed, counter = (offset, 0, 0).
 // needs: convert log trig
 // gives: philox_words philox_uniform philox_normal philox_int
-// Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Words and formulas are those of ir/philox.py.
+// Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Words and formulas are those of
+// ir/philox.py.
 namespace pt {
 namespace {
 

@@ -4,8 +4,8 @@
 namespace pt {
 namespace {
 
-// The lanes put together by f, an operation of two vectors, halving the vector until one lane is left: the same tree for every
-// register width.
+// The lanes put together by f, an operation of two vectors, halving the vector until one lane is left: the same tree
+// for every register width.
 template <class T, int L, class F> PT_FN T hreduce(V<T, L> v, F f) {
   if constexpr (L == 1) return v[0];
   else return hreduce(f(low(v), high(v)), f);

@@ -6,11 +6,12 @@ namespace {
 
 PT_LIBM2(hypot)
 
-// log Γ and its derivative. ----------------------------------------------------------------------------------------------
+// log Γ and its derivative. -------------------------------------------------------------------------------------------
 // Both by their asymptotic series from 8 on; smaller arguments go up by 8, those below 1/2 (or 0) are reflected.
 template <int L> PT_FN V<double, L> shifted(V<double, L> z, V<i64, L> low) { return select(low, z + V<double, L>(8.0), z); }
 
-// Sine and cosine of π/2 times the distance from x to the nearest whole number; the sine is 0 at whole numbers, exactly.
+// Sine and cosine of π/2 times the distance from x to the nearest whole number; the sine is 0 at whole numbers,
+// exactly.
 template <int L> struct HalfAngle { V<double, L> s, c; };
 template <int L> PT_FN HalfAngle<L> half_angle(V<double, L> x) {
   const V<double, L> r = (x - round(x)) * V<double, L>(1.57079632679489661923);
@@ -55,7 +56,7 @@ template <int L> PT_FN V<double, L> digamma_in_double(V<double, L> x) {
   return select(x == zero, copysign(D(infinity<double>), -x), select(reflected & (s == zero), D(not_a_number<double>), r));
 }
 
-// Modified Bessel functions of order 0 and 1. ----------------------------------------------------------------------------
+// Modified Bessel functions of order 0 and 1. -------------------------------------------------------------------------
 // By their power series up to 8, by a polynomial in 1/x beyond (near-minimax, relative error 2^-29).
 template <int Order, bool Scaled, int L> PT_FN V<double, L> bessel_in_double(V<double, L> x) {
   using D = V<double, L>;
@@ -75,7 +76,7 @@ template <int Order, bool Scaled, int L> PT_FN V<double, L> bessel_in_double(V<d
   return Order == 0 ? r : copysign(r, x);
 }
 
-// The functions of double. -----------------------------------------------------------------------------------------------
+// The functions of double. --------------------------------------------------------------------------------------------
 inline __attribute__((noinline)) double digamma_of(double x) {
   constexpr double pi = 3.14159265358979323846;
   if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
@@ -131,7 +132,7 @@ PT_BESSEL(i0e, 0, true, bessel_scaled)
 PT_BESSEL(i1e, 1, true, bessel_scaled)
 #undef PT_BESSEL
 
-// Others. ----------------------------------------------------------------------------------------------------------------
+// Others. -------------------------------------------------------------------------------------------------------------
 // The next number from a towards b: numbers of one sign are ordered as their bits are.
 template <class T, int L> PT_FN V<T, L> nextafter(V<T, L> a, alone<V<T, L>> b) {
   using I = V<int_of<T>, L>;

@@ -2,8 +2,8 @@
 // needs: exp
 // gives: sin cos tan
 //
-// x = n·π/2 + r with |r| <= π/4, π/2 in three pieces, all positive so that the sign of 0 stays; polynomials for sin r and cos r,
-// chosen and signed by n mod 4. Arguments too large for three pieces go to the C library.
+// x = n·π/2 + r with |r| <= π/4, π/2 in three pieces, all positive so that the sign of 0 stays; polynomials for sin r
+// and cos r, chosen and signed by n mod 4. Arguments too large for three pieces go to the C library.
 namespace pt {
 namespace {
 
