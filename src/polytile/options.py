@@ -42,7 +42,7 @@ TABLE: tuple[Option, ...] = (
     Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core."),
     Option("tune", str, "auto", "auto: measure a shortlist where nothing is known; off: prior and store only.",
            choices=("auto", "off")),
-    Option("shortlist", int, 4, "Candidates measured at sizes for which nothing is known."),
+    Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known."),
     Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal (DESIGN 10)."),
     Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed (DESIGN 9)."),
     Option("check_inputs", bool, False, "Check every floating-point input of each kernel for NaN and infinity (SPEC M5).",

@@ -30,8 +30,13 @@ from polytile.ir.program import Buffer, Extern, Input, Program, View, whole
 def trace(fn: Callable[..., Any], *args: Any, symbolic: bool = True) -> torch.fx.GraphModule:
     """`fn` as a functional graph of decomposed ATen operators; `args` are tensors and ints."""
     mode = "symbolic" if symbolic else "fake"
-    functional = torch.func.functionalize(fn, remove="mutations")
-    graph = make_fx(functional, tracing_mode=mode, decomposition_table=decompositions())(*args)
+
+    def of_these(*args: Any) -> Any:  # as many parameters as arguments, whatever the defaults of `fn`
+        return fn(*args)
+
+    graph = make_fx(
+        torch.func.functionalize(of_these, remove="mutations"), tracing_mode=mode, decomposition_table=decompositions()
+    )(*args)
     graph.graph.eliminate_dead_code()
     return graph
 

@@ -1,4 +1,5 @@
-"""Programs for tests, built operator by operator with every result stored, and the check that a pass keeps their meaning."""
+"""Programs for tests, built operator by operator with every result stored, and the check that a pass keeps their
+meaning."""
 
 from __future__ import annotations
 

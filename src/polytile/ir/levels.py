@@ -1,7 +1,8 @@
 """When in a loop a value can be computed: row or element level, and after how many reductions.
 
-A loop with nested reductions runs in passes over its reduced axes. Pass d (from 0) can use what d reductions one inside the other
-have given; row-level work that needs d reductions is done between pass d-1 and pass d. As one number, the stage:
+A loop with nested reductions runs in passes over its reduced axes. Pass d (from 0) can use what d reductions one
+inside the other have given; row-level work that needs d reductions is done between pass d-1 and pass d. As one
+number, the stage:
 
     element level, needs d reductions   stage 2d
     row level, needs d reductions       stage 2d - 1
@@ -30,7 +31,8 @@ def depth(*roots: Node) -> int:
 
 @dataclass(frozen=True)
 class Use:
-    """A value that is needed at `stage`: a store's (`buffer` names its target) or a reduction's argument (`buffer` is None)."""
+    """A value that is needed at `stage`: a store's (`buffer` names its target) or a reduction's argument (`buffer` is
+    None)."""
 
     stage: int
     roots: tuple[Node, ...]
@@ -67,8 +69,9 @@ def loads_of(use: Use) -> set[Load]:
 def in_place_fault(loop: Loop, aliases: dict[str, str] | None = None) -> str | None:
     """Why a buffer that the loop both reads and writes would be read after the loop has changed it; None if it is not.
 
-    Legal is: every read is of the very element that the same point writes, at no later stage than the write, and the write is a
-    plain one ("set", no indirect index). `aliases` maps written buffers to the buffers whose memory they would share.
+    Legal is: every read is of the very element that the same point writes, at no later stage than the write, and the
+    write is a plain one ("set", no indirect index). `aliases` maps written buffers to the buffers whose memory they
+    would share.
     """
     aliases = aliases or {}
     all_uses = list(uses(loop))

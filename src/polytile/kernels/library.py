@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +29,7 @@ class MatmulLibrary:
     def __init__(self, kernel: GemmKernel, unfused: Callable[..., None] | None) -> None:
         self.kernel, self.unfused = kernel, unfused
 
-    @property
+    @cached_property
     def source_hash(self) -> str:
         return digest(f"aten {torch.__version__} {self.kernel.text}")
 
@@ -79,7 +80,7 @@ class InterpretedLoop:
     def __init__(self, kernel: LoopKernel) -> None:
         self.kernel = kernel
 
-    @property
+    @cached_property
     def source_hash(self) -> str:
         return digest(f"interpreted {torch.__version__} {self.kernel.text}")
 

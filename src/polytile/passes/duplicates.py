@@ -18,7 +18,8 @@ from polytile.ir.program import Buffer, Extern, Loop, Operation, Program, Ref, T
 
 
 def merge_duplicates(program: Program) -> Program:
-    """`program` with duplicate temporaries made one. A buffer that anything else writes stays apart, as do two outputs."""
+    """`program` with duplicate temporaries made one. A buffer that anything else writes stays apart, as do two
+    outputs."""
     writers: dict[str, int] = {}
     for operation in program.operations:
         for name in operation.writes():
@@ -47,7 +48,8 @@ def _pairs(loop: Loop, buffers: Mapping[str, Buffer]) -> Iterator[tuple[str, str
 
 
 def _alike(a: Buffer, b: Buffer) -> bool:
-    """Whether the two can be one block of memory: the same elements are written at the same places, so shapes may differ."""
+    """Whether the two can be one block of memory: the same elements are written at the same places, so shapes may
+    differ."""
     same = (a.dtype, a.device, a.role, b.role) == (b.dtype, b.device, "temp", "temp")
     return same and sizes.equal(a.storage_size, b.storage_size)
 
@@ -64,9 +66,9 @@ def _renamed_operation(operation: Operation, mapping: Mapping[str, str]) -> Oper
         case Loop():
             return _renamed_loop(operation, mapping)
         case Template():
-            views = {name: _renamed_value(getattr(operation, name), mapping) for name in ("a", "b", "out")}
+            a, b, out = (_renamed_value(view, mapping) for view in (operation.a, operation.b, operation.out))
             epilogue = _renamed_loop(operation.epilogue, mapping) if operation.epilogue is not None else None
-            return replace(operation, epilogue=epilogue, **views)
+            return replace(operation, a=a, b=b, out=out, epilogue=epilogue)
         case Extern():
             args, kwargs = (_renamed_value(v, mapping) for v in (operation.args, operation.kwargs))
             return replace(operation, args=args, kwargs=kwargs)

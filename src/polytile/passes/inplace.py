@@ -1,8 +1,8 @@
 """Which temporaries may take over the memory of one that dies: `reuse(program)` → {new buffer: old buffer}.
 
-A buffer may be written into the memory of another if the operation that fills it is the last to use the other, both have the same
-sizes, strides and element width, and every element is read by the point that writes it, not later (see `ir.levels`). Inputs are
-reused only if donated. The mapping is a permission: the wrapper's memory planner decides.
+A buffer may be written into the memory of another if the operation that fills it is the last to use the other, both
+have the same sizes, strides and element width, and every element is read by the point that writes it, not later (see
+`ir.levels`). Inputs are reused only if donated. The mapping is a permission: the wrapper's memory planner decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from polytile.ir.program import Buffer, Loop, Operation, Program, Template
 
 
 def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
-    """New buffer → old buffer; an old buffer is given once. `donated`: names of inputs whose memory the caller gives away."""
+    """New buffer → old buffer; an old buffer is given once. `donated`: names of inputs whose memory the caller gives
+    away."""
     last_use, first_write = _lifetimes(program)
     kept = program.output_buffers() | (program.input_buffers() - set(donated)) | set(program.scalars.values())
     given: dict[str, str] = {}

@@ -3,9 +3,9 @@
     loop for p0 < s0, p1 < s1                loop for p0 < s0*s1
       out[p0*s1 + p1] = x[p0*s1 + p1]   →      out[p0] = x[p0]
 
-Two axes of one group are merged where every index is linear in both and strides fit: stride(outer) = size(inner)·stride(inner).
-Axes of size 1 go. Then the axes of each group are put in order: innermost the axis with the most unit-stride accesses (bytes
-count), outside it by falling stride in the loop's largest access.
+Two axes of one group are merged where every index is linear in both and strides fit: stride(outer) =
+size(inner)·stride(inner). Axes of size 1 go. Then the axes of each group are put in order: innermost the axis with
+the most unit-stride accesses (bytes count), outside it by falling stride in the loop's largest access.
 """
 
 from __future__ import annotations

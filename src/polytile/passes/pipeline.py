@@ -1,6 +1,7 @@
 """The passes in order, and the instruments around them.
 
-Option `fuse` leaves out the fusions, `verify_ir` runs the verifier after each pass, `debug` 3 logs the IR wherever a pass changed it.
+Option `fuse` leaves out the fusions, `verify_ir` runs the verifier after each pass, `debug` 3 logs the IR wherever a
+pass changed it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The algebra of values as a table: (reading, pattern, result). Tried in order at every operation, arguments first.
 
-A pattern is an operation's name with arguments that are a number (the constant of that value), a letter (any node; the same
-letter twice: the same node), or a pattern. `when` is a further condition. No rule changes a floating-point result in any bit, NaN
-payloads aside: x + 0 is not x where x is -0, so that rule is for integers, and x + -0.0 has its own.
+A pattern is an operation's name with arguments that are a number (the constant of that value), a letter (any node;
+the same letter twice: the same node), or a pattern. `when` is a further condition. No rule changes a floating-point
+result in any bit, NaN payloads aside: x + 0 is not x where x is -0, so that rule is for integers, and x + -0.0 has
+its own.
 """
 
 from __future__ import annotations
@@ -86,36 +87,14 @@ def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 
 def _lossless_inside(m: Bindings, node: Node) -> bool:
-    """cast(cast(x)): the inner cast loses nothing, and casting x directly means the same (a bool target tests for zero)."""
+    """cast(cast(x)): the inner cast loses nothing, and casting x directly means the same (a bool target tests for
+    zero)."""
     assert isinstance(node, Op)
     return holds(node.args[0].dtype, m["x"].dtype)
 
 
 def _no_cast(m: Bindings, node: Node) -> bool:
     return m["x"].dtype == node.dtype
-
-
-def _rounds(m: Bindings, node: Node) -> bool:
-    assert isinstance(node, Op)
-    return is_rounded(m["x"], node.name)
-
-
-_ROUNDED_IF_ARGUMENTS_ARE = ("neg", "abs", "minimum", "maximum", "trunc", "floor", "ceil", "round", "sign")
-_HALF_DIGITS = {"round_bf16": torch.bfloat16, "round_f16": torch.float16}
-
-
-def is_rounded(node: Node, rounding: str) -> bool:
-    """Whether `node` surely is a value of the half type that `rounding` rounds to, so that rounding it changes nothing."""
-    if isinstance(node, Const):
-        value = torch.tensor(node.value, dtype=torch.float64)
-        return bool(value.to(_HALF_DIGITS[rounding]).to(torch.float64) == value)
-    if not isinstance(node, Op):
-        return False
-    if node.name == rounding:
-        return True
-    if node.name == "where":
-        return all(is_rounded(a, rounding) for a in node.args[1:])
-    return node.name in _ROUNDED_IF_ARGUMENTS_ARE and all(is_rounded(a, rounding) for a in node.args)
 
 
 RULES: tuple[Rule, ...] = (
@@ -176,8 +155,6 @@ RULES: tuple[Rule, ...] = (
     # conversions
     Rule("cast to its own type → x", ("cast", "x"), _x, _no_cast),
     Rule("cast(cast(x)) → cast(x) where the inner loses nothing", ("cast", ("cast", "x")), _op("cast", "x"), _lossless_inside),
-    Rule("round(x) → x where x is rounded already", ("round_bf16", "x"), _x, _rounds),
-    Rule("round(x) → x where x is rounded already", ("round_f16", "x"), _x, _rounds),
 )  # fmt: skip
 _BY_NAME: dict[str, tuple[Rule, ...]] = {
     name: tuple(rule for rule in RULES if rule.pattern[0] == name) for name in {rule.pattern[0] for rule in RULES}

@@ -23,8 +23,8 @@ from polytile.passes.loops import map_loops
 
 
 def simplify(program: Program) -> Program:
-    """`program` with sizes, and the values and indices of every loop and epilogue, simplified; floating-point results stay as
-    they are."""
+    """`program` with sizes, and the values and indices of every loop and epilogue, simplified; floating-point results
+    stay as they are."""
     program = replace(program, buffers={name: _simple_buffer(b) for name, b in program.buffers.items()})
     return map_loops(program, lambda loop: simplify_loop(loop, program.buffers), epilogues=True)
 
@@ -86,7 +86,7 @@ def _of_one_element(node: Node) -> Node:
     return node
 
 
-# what the ranges decide --------------------------------------------------------------------------------------------------
+# what the ranges decide ----------------------------------------------------------------------------------------------
 
 
 def _decided(node: Op, ranges: sizes.Ranges, buffers: Mapping[str, Buffer]) -> Node:
@@ -101,10 +101,30 @@ def _decided(node: Op, ranges: sizes.Ranges, buffers: Mapping[str, Buffer]) -> N
             return expr.index_value(sizes.simplify(_INDEX_ARITHMETIC[node.name](*sides), ranges), torch.int64)
     if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.is_floating_point:
         return expr.index_value(node.args[0].expr, node.dtype) if node.args[0].dtype == torch.int64 else node
-    if node.name in ROUNDING.values() and isinstance(node.args[0], Load):
-        if ROUNDING.get(buffers[node.args[0].buffer].dtype) == node.name:
-            return node.args[0]
+    if node.name in _HALF and is_rounded(node.args[0], node.name, buffers):
+        return node.args[0]
     return node
+
+
+_HALF = {name: dtype for dtype, name in ROUNDING.items()}
+_KEEPS_ROUNDING = ("neg", "abs", "minimum", "maximum", "trunc", "floor", "ceil", "round", "sign")
+
+
+def is_rounded(node: Node, rounding: str, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether `node` surely is a value of the half type that `rounding` rounds to, so that rounding changes nothing."""
+    if isinstance(node, Const):
+        value = torch.tensor(node.value, dtype=torch.float64)
+        return bool(value.to(_HALF[rounding]).to(torch.float64) == value)
+    if isinstance(node, Load):
+        return buffers[node.buffer].dtype == _HALF[rounding]
+    if isinstance(node, Reduce):
+        return node.kind in ("max", "min") and is_rounded(node.args[0], rounding, buffers)
+    if not isinstance(node, Op):
+        return False
+    if node.name == "where":
+        return all(is_rounded(a, rounding, buffers) for a in node.args[1:])
+    keeps = node.name in _KEEPS_ROUNDING and all(is_rounded(a, rounding, buffers) for a in node.args)
+    return node.name == rounding or keeps
 
 
 def _as_index(node: Node) -> sympy.Expr | None:

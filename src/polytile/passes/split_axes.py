@@ -3,7 +3,8 @@
     loop for p0 < 6*s0                          loop for p0 < s0, p1 < 6
       out[p0] = x[(p0 % 6)*s0 + p0 // 6]   →      out[6*p0 + p1] = x[p1*s0 + p0]
 
-An axis is split where its size divides exactly and fewer divisions are left then. The reduced axis of a scan stays whole.
+An axis is split where its size divides exactly and fewer divisions are left then. The reduced axis of a scan stays
+whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Strides of dense tensors without their case for emptiness: Max(1, n) → n in every index of a buffer that n = 0 leaves empty.
+"""Strides of dense tensors without their case for emptiness: Max(1, n) → n in every index of a buffer that n = 0
+leaves empty.
 
-Torch writes the stride of a dimension as the product of Max(1, n) over the dimensions inside it. Where one of them is 0 the
-buffer has no element, no index into it is ever used, and n serves as well: indices become polynomials that fusion can match.
-The buffers themselves keep their strides, which is what the caller sees.
+Torch writes the stride of a dimension as the product of Max(1, n) over the dimensions inside it. Where one of them is
+0 the buffer has no element, no index into it is ever used, and n serves as well: indices become polynomials that
+fusion can match. The buffers themselves keep their strides, which is what the caller sees.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def plain_strides(program: Program) -> Program:
         if isinstance(operation, Loop):
             return _in_loop(operation, buffers)
         if isinstance(operation, Template):
-            views = {name: _in_view(getattr(operation, name), buffers) for name in ("a", "b", "out")}
+            a, b, out = (_in_view(view, buffers) for view in (operation.a, operation.b, operation.out))
             epilogue = _in_loop(operation.epilogue, buffers) if operation.epilogue is not None else None
-            return replace(operation, epilogue=epilogue, **views)
+            return replace(operation, a=a, b=b, out=out, epilogue=epilogue)
         return operation
 
     return replace(program, operations=tuple(one(o) for o in program.operations))

@@ -84,7 +84,7 @@ class Block:
         tensor = span.tensor
         offset = (self.offset + span.start - self.start) // tensor.element_size()
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return empty.set_(self.whole.untyped_storage(), offset, tensor.shape, tensor.stride())  # type: ignore[call-overload]
+        return empty.set_(self.whole.untyped_storage(), offset, tensor.shape, tensor.stride())
 
     def restore(self) -> None:
         """Puts back what the caller's tensors hold, where a kernel reads it."""
@@ -92,7 +92,7 @@ class Block:
             tensor = span.tensor
             offset = tensor.storage_offset() * tensor.element_size()
             original = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-            original.set_(tensor.untyped_storage(), offset, (span.end - span.start,), (1,))  # type: ignore[call-overload]
+            original.set_(tensor.untyped_storage(), offset, (span.end - span.start,), (1,))
             self.inner[span.start - self.start : span.end - self.start].copy_(original)
 
     def poison(self) -> None:

@@ -68,8 +68,7 @@ def elementwise(
     check_dtypes(dtype, result)
     if covers and dtype not in covers:
         raise LoweringError(f"{builder.origin} is not generated for {dtype}.")
-    _check_scalars(operands, dtype)
-    present = [operand(o, device) for o in operands if o is not None]
+    present = [_fitting(operand(o, device), dtype) for o in operands if o is not None]
 
     def at(*nodes: Node) -> Node:
         given = iter(nodes)
@@ -83,15 +82,17 @@ def operand(value: Operand, device: torch.device) -> Operand:
     return scalar_tensor(value, device) if isinstance(value, sympy.Expr) else value
 
 
-def _check_scalars(operands: Sequence[Operand], dtype: torch.dtype) -> None:
-    """Raises LoweringError for an integer that does not fit the integer type computed in: what eager does then is
-    its own."""
-    if dtype.is_floating_point or dtype == torch.bool:
-        return
+def _fitting(value: Operand, dtype: torch.dtype) -> Operand:
+    """An integer operand as a number of the integer type `dtype`: negative ones wrap in unsigned types. Raises
+    LoweringError for one that does not fit: what eager does then is its own."""
+    if not isinstance(value, int) or dtype.is_floating_point or dtype == torch.bool:
+        return value
     limits = torch.iinfo(dtype)
-    for operand in operands:
-        if isinstance(operand, int) and not limits.min <= operand <= limits.max:
-            raise LoweringError(f"{operand} does not fit {dtype}.")
+    if limits.min <= value <= limits.max:
+        return value
+    if limits.min == 0 and -limits.max <= value:
+        return value + limits.max + 1
+    raise LoweringError(f"{value} does not fit {dtype}.")
 
 
 def _lower_row(row: Row) -> Callable[..., Tensor]:
@@ -136,8 +137,16 @@ def _times(factor: Any, x: Node) -> Node:
 def div_mode(builder: Builder, a: Operand, b: Operand, rounding_mode: str | None = None) -> Tensor:
     if rounding_mode is None:
         return elementwise(builder, lambda x, y: node("div", x, y), Promotion.INT_TO_FLOAT, a, b)
-    name = {"trunc": "truncdiv", "floor": "floordiv"}[rounding_mode]
-    return elementwise(builder, lambda x, y: node(name, x, y), Promotion.DEFAULT, a, b)
+    result = builder.result().dtype
+
+    def element(x: Node, y: Node) -> Node:
+        if rounding_mode == "floor":
+            return node("floordiv", x, y)
+        if result in (torch.bfloat16, torch.float16):  # eager rounds the quotient before it truncates
+            return node("trunc", convert(node("div", x, y), result))
+        return node("truncdiv", x, y)
+
+    return elementwise(builder, element, Promotion.DEFAULT, a, b)
 
 
 @lowers(*overloads("round.decimals"))
@@ -268,13 +277,18 @@ def _lower_comparison(name: str) -> Callable[..., Tensor]:
     def lowering(builder: Builder, a: Operand, b: Operand) -> Tensor:
         """Compared in the promoted type; in int64 where a number does not fit that."""
         dtype = builder.promote(Promotion.ALWAYS_BOOL, a, b)[0]
-        try:
-            _check_scalars((a, b), dtype)
-        except LoweringError:
+        if any(isinstance(v, int) and not _holds(dtype, v) for v in (a, b)):
             dtype = torch.int64
         return elementwise(builder, lambda x, y: node(name, x, y), Promotion.ALWAYS_BOOL, a, b, compute_in=dtype)
 
     return lowering
+
+
+def _holds(dtype: torch.dtype, value: int) -> bool:
+    """Whether `value` is a number of type `dtype`."""
+    if dtype.is_floating_point or dtype == torch.bool:
+        return True
+    return torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):

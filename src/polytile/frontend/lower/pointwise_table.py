@@ -260,7 +260,7 @@ TABLE: tuple[Row, ...] = (
         DEFAULT,
     ),
     # binary, floating-point result
-    _row("div.Tensor div.Scalar", "div", TO_FLOAT),
+    _row("div.Tensor div.Scalar true_divide.Tensor true_divide.Scalar", "div", TO_FLOAT),
     _row("atan2", "atan2", TO_FLOAT),
     _row("copysign.Tensor copysign.Scalar prims.copysign", "copysign", TO_FLOAT),
 )  # fmt: skip

@@ -48,7 +48,7 @@ class CppCandidate:
     def source(self) -> str:
         return self._make_source()
 
-    @property
+    @cached_property
     def source_hash(self) -> str:
         return digest(self.source)
 

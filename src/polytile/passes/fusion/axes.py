@@ -1,7 +1,7 @@
 """Unification of iteration domains: two loops' axes as one set of axes, matched through an index that both use.
 
-Axes are matched by the stride they have in a shared buffer, not by position, so a transposed or reshaped look at a buffer
-matches too. Where one side has an axis of size a·b and the other has b, and then a, the larger axis is split:
+Axes are matched by the stride they have in a shared buffer, not by position, so a transposed or reshaped look at a
+buffer matches too. Where one side has an axis of size a·b and the other has b, and then a, the larger axis is split:
 
     first  p0 < s0*s1, p1 < 64     index p0*64 + p1
     second p0 < s0, p1 < s1, p2 < 64    index p0*s1*64 + p1*64 + p2
@@ -27,7 +27,8 @@ Pair = tuple[sympy.Expr, sympy.Expr]
 
 @dataclass(frozen=True)
 class Shared:
-    """One axis of the common domain, with the axis of each loop that it is a part of (None: that loop does not have it)."""
+    """One axis of the common domain, with the axis of each loop that it is a part of (None: that loop does not have
+    it)."""
 
     axis: Axis
     first: sympy.Symbol | None
@@ -49,7 +50,8 @@ class Unified:
 
 @dataclass
 class _Piece:
-    """A part of an axis: axis = Σ piece·weight over its pieces. `match` is the piece of the other loop it is equal to."""
+    """A part of an axis: axis = Σ piece·weight over its pieces. `match` is the piece of the other loop it is equal
+    to."""
 
     axis: sympy.Symbol
     size: sympy.Expr
@@ -62,8 +64,8 @@ Strides = dict[sympy.Expr, _Piece]
 
 @functools.lru_cache(maxsize=20_000)
 def unify(first: tuple[Axis, ...], second: tuple[Axis, ...], pairs: tuple[Pair, ...]) -> Unified:
-    """The common domain of two loops, by `pairs` of indices (one of each loop) into the same buffer. Axes that no pair matches
-    stay apart. Whether the indices of a pair are now equal is the caller's to check."""
+    """The common domain of two loops, by `pairs` of indices (one of each loop) into the same buffer. Axes that no
+    pair matches stay apart. Whether the indices of a pair are now equal is the caller's to check."""
     sides = [_whole(first), _whole(second)]
     for one, other in pairs:
         _match(sides[0], sides[1], _strides(sides[0], one, first), _strides(sides[1], other, second))
@@ -103,7 +105,8 @@ def _strides(pieces: list[_Piece], index: sympy.Expr, axes: tuple[Axis, ...]) ->
 
 
 def _split(pieces: list[_Piece], strides: Strides, piece: _Piece, inner: sympy.Expr, stride: sympy.Expr) -> bool:
-    """Splits `piece` (already taken from `strides`) into an outer piece and an inner one of size `inner`, which it becomes."""
+    """Splits `piece` (already taken from `strides`) into an outer piece and an inner one of size `inner`, which it
+    becomes."""
     count = sizes.divide(piece.size, inner)
     outer_stride = sympy.expand(stride * inner)
     if count is None or outer_stride in strides:

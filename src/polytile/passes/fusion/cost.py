@@ -22,7 +22,8 @@ def estimate(size: sympy.Expr) -> int:
 
 
 def touched(index: sympy.Expr, axes: Mapping[sympy.Symbol, int], indirect: bool) -> int:
-    """Elements that an access reaches: the product of the axes in its index (all of the loop's points if it is indirect)."""
+    """Elements that an access reaches: the product of the axes in its index (all of the loop's points if it is
+    indirect)."""
     total = 1
     for symbol, size in axes.items():
         if indirect or symbol in index.free_symbols:

@@ -4,10 +4,11 @@
     loop a for p0, p1                      →       epilogue for b, m, n
       out[p0, p1] = maximum buf0[p0, p1] 0           out[m, n] = maximum accumulator 0
 
-A consumer qualifies if it goes over exactly the product's points, in whatever shape, and reads the product (or what an earlier
-part of the epilogue stores) only at its own point. The epilogue keeps the axes (batch, m, n): where the consumer splits the batch
-or m axis (heads, say) its indices hold `m // d` and `m % d`, once a row. Where it splits n into parts that do not join again in every
-index it does not fuse: that would cost a division a lane and break vector stores. Reductions are no epilogues.
+A consumer qualifies if it goes over exactly the product's points, in whatever shape, and reads the product (or what
+an earlier part of the epilogue stores) only at its own point. The epilogue keeps the axes (batch, m, n): where the
+consumer splits the batch or m axis (heads, say) its indices hold `m // d` and `m % d`, once a row. Where it splits n
+into parts that do not join again in every index it does not fuse: that would cost a division a lane and break vector
+stores. Reductions are no epilogues.
 """
 
 from __future__ import annotations

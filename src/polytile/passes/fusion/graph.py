@@ -11,11 +11,11 @@ from polytile.ir.program import Assert, Extern, Loop, Operation, Program, Templa
 
 
 class Graph:
-    """The operations of a program while they are fused. A group of fused operations is known by the number of its last member;
-    every original operation keeps its bit.
+    """The operations of a program while they are fused. A group of fused operations is known by the number of its
+    last member; every original operation keeps its bit.
 
-    `before[i]` and `after[i]` are the operations that must run before and after group i (read after write, write after read,
-    write after write, sizes known only at run time, effects in order), directly or through others.
+    `before[i]` and `after[i]` are the operations that must run before and after group i (read after write, write
+    after read, write after write, sizes known only at run time, effects in order), directly or through others.
     """
 
     def __init__(self, program: Program) -> None:
@@ -157,7 +157,8 @@ def _argument_symbols(value: object) -> set[sympy.Symbol]:
 
 
 def has_effect(call: Extern) -> bool:
-    """Whether a library call does more than fill its outputs: it changes an argument, draws random numbers, or is unknown."""
+    """Whether a library call does more than fill its outputs: it changes an argument, draws random numbers, or is
+    unknown."""
     target = call.target
     if call.mutates or not isinstance(target, torch._ops.OpOverload):
         return True

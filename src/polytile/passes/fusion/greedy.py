@@ -1,7 +1,7 @@
 """Fusing pairs of loops, the pair that saves most memory traffic first, until no pair is left.
 
-The order is deterministic: bytes saved, then position in the program. A pair that did not fit is not tried again; a fused loop
-brings new pairs.
+The order is deterministic: bytes saved, then position in the program. A pair that did not fit is not tried again; a
+fused loop brings new pairs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ NEAREST = 8  # loops before and after that are paired with a loop over one buffe
 
 @dataclass(frozen=True)
 class Facts:
-    """What pairing needs to know of a loop: bytes by buffer, and the number of its points and rows as expanded polynomials."""
+    """What pairing needs to know of a loop: bytes by buffer, and the number of its points and rows as expanded
+    polynomials."""
 
     loop: Loop
     reads: dict[str, int]
@@ -41,7 +42,8 @@ class Facts:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Two loops to fuse, `first` before `second`, and the bytes that would be saved; `droppable`: stores not needed then."""
+    """Two loops to fuse, `first` before `second`, and the bytes that would be saved; `droppable`: stores not needed
+    then."""
 
     first: int
     second: int
@@ -124,7 +126,8 @@ class Fuser:
         heapq.heappush(self.heap, (-proposal.saved, proposal.first, proposal.second, proposal))
 
     def _proposal(self, i: int, j: int) -> Proposal | None:
-        """What fusing loops i and j would save as things stand; None if they are gone, kept apart, or plainly do not fit."""
+        """What fusing loops i and j would save as things stand; None if they are gone, kept apart, or plainly do not
+        fit."""
         if i not in self.facts or j not in self.facts or not _may_fit(self.facts[i], self.facts[j]):
             return None
         order = self.graph.ordered(i, j)

@@ -10,8 +10,8 @@ from polytile.ir.program import Program
 from polytile.passes.fusion.greedy import Fuser, Proposal
 from polytile.passes.fusion.merge import Merged
 
-# Siblings fuse if that saves at least this share of what the smaller one moves; below it the gain is lost in the longer body,
-# and buffers live longer. Known wrong: at sizes so small that calls dominate, any fusion gains.
+# Siblings fuse if that saves at least this share of what the smaller one moves; below it the gain is lost in the
+# longer body, and buffers live longer. Known wrong: at sizes so small that calls dominate, any fusion gains.
 WORTHWHILE = 1 / 4
 
 

@@ -5,8 +5,9 @@
     loop b for p0, p1
       out[p0, p1] = add y[p0, p1] scaled[p0]
 
-Only if every reader of the buffer is a loop or an epilogue that can compute the value at the elements it reads, so that the
-buffer goes away; only if computing costs less than CHEAP multiply-adds and reads no more than what reading the buffer would.
+Only if every reader of the buffer is a loop or an epilogue that can compute the value at the elements it reads, so
+that the buffer goes away; only if computing costs less than CHEAP multiply-adds and reads no more than what reading
+the buffer would.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def _loads_of(operation: Operation | None, name: str) -> int:
 
 
 def _is_cheap(producer: Loop, uses: int, buffers: Mapping[str, Buffer]) -> bool:
-    """A pointwise value of few loads that is loaded once, or whose inputs are no more to read than the buffer itself."""
+    """A pointwise value of few loads that is loaded once, or whose inputs are no more to read than the buffer
+    itself."""
     store = producer.stores[0]
     if producer.reduced or store.mode != "set" or store.indirect or store.mask is not None:
         return False
@@ -121,7 +123,8 @@ def _value_at(load: Load, producer: Loop, store: Store, buffer: Buffer, ranges: 
 def solve(stored: sympy.Expr, wanted: sympy.Expr, producer: Loop, ranges: Mapped) -> dict[sympy.Symbol, sympy.Expr]:
     """The producer's axes at which its store index is `wanted`, without division or modulus. Raises Unfit.
 
-    The store index must be a mixed-radix number of the axes: each stride the product of the next one and its axis' size.
+    The store index must be a mixed-radix number of the axes: each stride the product of the next one and its axis'
+    size.
     """
     form = linear(stored, tuple(a.symbol for a in producer.axes))
     axes = [a for a in producer.axes if a.size != 1]

@@ -1,12 +1,13 @@
 """Whether two loops may become one, and that one loop.
 
-In the merged loop a load of what the first loop stored is replaced by the value itself, so it must be of the very element that
-the same point stores. What each kind of pair needs of the common domain:
+In the merged loop a load of what the first loop stored is replaced by the value itself, so it must be of the very
+element that the same point stores. What each kind of pair needs of the common domain:
 
     pointwise + pointwise     the same points
     pointwise + reduction     all points (element level) or exactly the reduction's rows (row level)
     reduction + reduction     the same rows and the same reduced axes
-    scan                      as a reduction; its one reduced axis is never split, and it shares no loop with a reduction
+    scan                      as a reduction; its one reduced axis is never split, and it shares no loop with a
+    reduction
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from polytile.ir.program import Axis, Buffer, Loop, Store, compute_dtype, elemen
 from polytile.passes.fusion.axes import Pair, Shared, Unified, unify
 from polytile.passes.loops import Mapped, merged_origins, reindexed
 
-# A loop that reads or writes more buffers spills pointer registers on every machine, and one of more nodes spills values.
+# A loop that reads or writes more buffers spills pointer registers on every machine, and one of more nodes spills
+# values.
 MAX_BUFFERS = 16
 MAX_NODES = 250
 MAX_PAIRS = 16  # pairs of loads of one shared buffer that are tried for the unification
@@ -52,7 +54,8 @@ class Merged:
 
 
 def merge(first: Loop, second: Loop, buffers: Mapping[str, Buffer], droppable: frozenset[str]) -> Merged:
-    """One loop that does what `first` and then `second` do; stores to `droppable` buffers are left out. Raises Unfit."""
+    """One loop that does what `first` and then `second` do; stores to `droppable` buffers are left out. Raises
+    Unfit."""
     passed = passed_buffers(first, second)
     domain = _domain(
         unify(first.axes + first.reduced, second.axes + second.reduced, pairs_of(first, second, passed)), first, second
@@ -76,7 +79,7 @@ def join(first: Loop, second: Loop, domain: Domain, buffers: Mapping[str, Buffer
     return Merged(loop, common)
 
 
-# what passes between the loops -------------------------------------------------------------------------------------------
+# what passes between the loops ---------------------------------------------------------------------------------------
 
 
 def passed_buffers(first: Loop, second: Loop) -> set[str]:
@@ -115,8 +118,8 @@ def _common_reads(one: Loop, two: Loop) -> Iterator[str]:
 
 
 def stored_value(value: Node, buffer: Buffer) -> Node:
-    """What a load of `buffer` gives after `value` was stored there: converted to its type and, for bfloat16 and float16,
-    rounded."""
+    """What a load of `buffer` gives after `value` was stored there: converted to its type and, for bfloat16 and
+    float16, rounded."""
     dtype = compute_dtype(buffer.dtype)
     if value.dtype != dtype:
         value = expr.op("cast", dtype, value)
@@ -147,7 +150,7 @@ def _with_values(loop: Loop, stores: Mapping[str, Store], buffers: Mapping[str, 
     return loop.map_roots(lambda roots: expr.rewrite(roots, rule)) if stores else loop
 
 
-# the common domain -------------------------------------------------------------------------------------------------------
+# the common domain ---------------------------------------------------------------------------------------------------
 
 
 def _domain(unified: Unified, first: Loop, second: Loop) -> Domain:

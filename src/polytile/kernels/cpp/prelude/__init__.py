@@ -1,8 +1,8 @@
-"""The C++ that generated kernels start with: vectors, conversions, memory, maths, threads, as text without any #include.
+"""The C++ that generated kernels start with, text without any #include: vectors, conversions, memory, maths, threads.
 
-Enters: the names of parts, or a kernel's source to find them in. Leaves: the text to put before the kernel, the needed parts
-alone in their canonical order. Each part is one header beside this file; its first lines name the parts it needs and the names
-it gives. Called by the C++ generators alone.
+Enters: the names of parts, or a kernel's source to find them in. Leaves: the text to put before the kernel, the needed
+parts alone in their canonical order. Each part is one header beside this file; its first lines name the parts it needs
+and the names it gives. Called by the C++ generators alone.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 ALWAYS = ("base", "convert")
 ORDER = (
-    *ALWAYS, "memory", "arith", "reduce", "exp", "log", "trig", "arc", "hyperbolic", "erf", "pow", "division", "special", "random",
-    "barrier", "parallel", "atomic",
+    *ALWAYS, "memory", "arith", "reduce", "exp", "log", "trig", "arc", "hyperbolic", "erf", "pow", "division",
+    "special", "random", "barrier", "parallel", "atomic",
 )  # fmt: skip
-_HEADER = re.compile(r"// (?P<name>\w+): .*\n// needs:(?P<needs>.*)\n// gives:(?P<gives>.*)\n")
+_HEADER = re.compile(r"// (?P<name>\w+): .*\n// needs:(?P<needs>.*)\n// gives:(?P<gives>.*(?:\n//  .*)*)\n")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -42,7 +42,7 @@ def part(name: str) -> PreludePart:
     head = _HEADER.match(text)
     if head is None or head["name"] != name:
         raise ValueError(f"{name}.h must begin with the lines '// {name}: ...', '// needs: ...' and '// gives: ...'.")
-    return PreludePart(name, tuple(head["needs"].split()), frozenset(head["gives"].split()), text)
+    return PreludePart(name, tuple(head["needs"].split()), frozenset(head["gives"].replace("//", "").split()), text)
 
 
 def closure(parts: Iterable[str]) -> tuple[str, ...]:
@@ -71,8 +71,8 @@ def _text(names: tuple[str, ...]) -> str:
 def parts_of(source: str) -> frozenset[str]:
     """The parts that a kernel's text uses: those that give one of the names in it, comments aside.
 
-    A name counts wherever it stands, so a variable called `log` brings in the logarithms, at the price of a few milliseconds of
-    compile time; no use is missed.
+    A name counts wherever it stands, so a variable called `log` brings in the logarithms, at the price of a few
+    milliseconds of compile time; no use is missed.
     """
     owners = _owners()
     return frozenset(owners[word] for word in _WORD.findall(_COMMENT.sub(" ", source)) if word in owners)

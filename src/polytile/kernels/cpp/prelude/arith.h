@@ -1,7 +1,7 @@
-// arith: arithmetic that has no operator: rounding, roots, extremes, signs, tests. For floats, and for integers where
-// it makes sense.
+// arith: arithmetic that has no operator: rounding, roots, extremes, signs, tests; for integers where it makes sense.
 // needs: convert
-// gives: abs sign sqrt rsqrt reciprocal floor ceil trunc round minimum maximum min max fmin fmax copysign isnan isinf isfinite signbit fma mad lesser greater
+// gives: abs sign sqrt rsqrt reciprocal floor ceil trunc round minimum maximum min max fmin fmax copysign isnan isinf
+//        isfinite signbit fma mad lesser greater horner each
 namespace pt {
 namespace {
 
@@ -83,8 +83,10 @@ template <int Mode, class R> PT_FN R raw_round(R v) {
   constexpr int bytes = sizeof(R), lane = sizeof(v[0]);
   (void)bytes;
 #if defined(PT_AVX512)
-  if constexpr (bytes == 64 && lane == 4) return (R)__builtin_ia32_rndscaleps_mask((Raw<float, 16>)v, Mode | 8, (Raw<float, 16>)v, u16(-1), 4);
-  else if constexpr (bytes == 64) return (R)__builtin_ia32_rndscalepd_mask((Raw<double, 8>)v, Mode | 8, (Raw<double, 8>)v, u8(-1), 4);
+  using F = Raw<float, 16>;
+  using D = Raw<double, 8>;
+  if constexpr (bytes == 64 && lane == 4) return (R)__builtin_ia32_rndscaleps_mask((F)v, Mode | 8, (F)v, u16(-1), 4);
+  else if constexpr (bytes == 64) return (R)__builtin_ia32_rndscalepd_mask((D)v, Mode | 8, (D)v, u8(-1), 4);
   else
 #endif
 #if PT_WIDTH >= 32
@@ -146,7 +148,9 @@ template <class T, int L> PT_FN V<T, L> copysign(V<T, L> size, alone<V<T, L>> si
   const U mask(unsigned_of<T>(sign_bit<T>));
   return as<T>((bits_of(size) & ~mask) | (bits_of(sign) & mask));
 }
-template <class T, int L> PT_FN V<int_of<T>, L> signbit(V<T, L> v) { return as<int_of<T>>(v) < V<int_of<T>, L>(int_of<T>(0)); }
+template <class T, int L> PT_FN V<int_of<T>, L> signbit(V<T, L> v) {
+  return as<int_of<T>>(v) < V<int_of<T>, L>(int_of<T>(0));
+}
 template <class T, int L> PT_FN V<int_of<T>, L> isnan(V<T, L> v) { return v != v; }
 template <class T, int L> PT_FN V<int_of<T>, L> isinf(V<T, L> v) {
   if constexpr (is_float<T>) return abs(v) == V<T, L>(infinity<T>); else return {};
@@ -184,9 +188,11 @@ template <class T, int L> PT_FN V<T, L> fma(V<T, L> a, alone<V<T, L>> b, alone<V
 #if defined(PT_FMA)
   return mad(a, b, c);
 #else
-  V<T, L> r;
   if constexpr (!is_float<T>) return a * b + c;
-  PT_NO_UNROLL for (int i = 0; i < L; ++i) r[i] = same<T, float> ? __builtin_fmaf(a[i], b[i], c[i]) : __builtin_fma(a[i], b[i], c[i]);
+  V<T, L> r;
+  PT_NO_UNROLL for (int i = 0; i < L; ++i) {
+    if constexpr (same<T, float>) r[i] = __builtin_fmaf(a[i], b[i], c[i]); else r[i] = __builtin_fma(a[i], b[i], c[i]);
+  }
   return r;
 #endif
 }
@@ -205,7 +211,9 @@ template <class F, class T, int L> PT_FN V<T, L> each(F f, V<T, L> a, V<T, L> b)
 // The C library's function, by lane: LIBM1(sin) makes libm_sin.
 #define PT_LIBM1(name)                                                                           \
   template <class T, int L> PT_FN V<T, L> libm_##name(V<T, L> v) {                               \
-    return each([](T x) { if constexpr (same<T, float>) return __builtin_##name##f(x); else return __builtin_##name(x); }, v); \
+    return each([](T x) {                                                                        \
+      if constexpr (same<T, float>) return __builtin_##name##f(x); else return __builtin_##name(x); \
+    }, v);                                                                                       \
   }
 #define PT_LIBM2(name)                                                                           \
   template <class T, int L> PT_FN V<T, L> libm_##name(V<T, L> a, V<T, L> b) {                    \

@@ -152,7 +152,8 @@ template <class To, class From, int L> PT_FN V<To, L> as(V<From, L> v) {
 
 // Halves --------------------------------------------------------------------------------------------------------------
 template <class T, int L, int From, int... I> PT_FN V<T, L / 2> half(V<T, L> v, Lanes<I...>) {
-  if constexpr (raw_lanes<T, L / 2> == raw_lanes<T, L>) return {__builtin_shufflevector(v.n, v.n, (From + I) % raw_lanes<T, L>...)};
+  constexpr int n = raw_lanes<T, L>;
+  if constexpr (raw_lanes<T, L / 2> == n) return {__builtin_shufflevector(v.n, v.n, (From + I) % n...)};
   else return {__builtin_shufflevector(v.n, v.n, (From + I)...)};
 }
 template <class T, int L> PT_FN V<T, L / 2> low(V<T, L> v) {
@@ -203,7 +204,7 @@ template <class M, int L> PT_FN u64 mask_bits(V<M, L> m) {
   else if constexpr (sizeof(m) == 64 && sizeof(M) == 1) return __builtin_ia32_cvtb2mask512((Raw<char, 64>)m.n);
   else if constexpr (sizeof(m) == 64 && sizeof(M) == 2) return __builtin_ia32_cvtw2mask512((Raw<short, 32>)m.n);
   else if constexpr (sizeof(m) == 64 && sizeof(M) == 4) return __builtin_ia32_cvtd2mask512((Raw<int, 16>)m.n);
-  else if constexpr (sizeof(m) == 64 && sizeof(M) == 8) return __builtin_ia32_cvtq2mask512((Raw<long long, 8>)m.n) & live;
+  else if constexpr (sizeof(m) == 64 && sizeof(M) == 8) return __builtin_ia32_cvtq2mask512((Raw<long long, 8>)m.n);
 #endif
 #if defined(PT_AVX512) || defined(PT_AVX2)
   else if constexpr (sizeof(m) == 32 && sizeof(M) == 1) return u32(__builtin_ia32_pmovmskb256((Raw<char, 32>)m.n));
@@ -211,7 +212,7 @@ template <class M, int L> PT_FN u64 mask_bits(V<M, L> m) {
   else if constexpr (sizeof(m) == 32 && sizeof(M) == 8) return u32(__builtin_ia32_movmskpd256((Raw<double, 4>)m.n));
 #endif
 #if defined(__SSE2__)
-  else if constexpr (sizeof(m) == 16 && sizeof(M) == 1) return u32(__builtin_ia32_pmovmskb128((Raw<char, 16>)m.n)) & live;
+  else if constexpr (sizeof(m) == 16 && sizeof(M) == 1) return __builtin_ia32_pmovmskb128((Raw<char, 16>)m.n) & live;
   else if constexpr (sizeof(m) == 16 && sizeof(M) == 4) return u32(__builtin_ia32_movmskps((Raw<float, 4>)m.n)) & live;
   else if constexpr (sizeof(m) == 16 && sizeof(M) == 8) return u32(__builtin_ia32_movmskpd((Raw<double, 2>)m.n)) & live;
 #endif

@@ -147,7 +147,9 @@ template <class To, class From, int L> PT_FN V<To, L> resize(V<From, L> v) {
 }
 
 // A mask for lanes of T's size.
-template <class T, class M, int L> PT_FN V<int_of<T>, L> mask_to(V<M, L> m) { return resize<int_of<T>>(as<int_of<M>>(m)); }
+template <class T, class M, int L> PT_FN V<int_of<T>, L> mask_to(V<M, L> m) {
+  return resize<int_of<T>>(as<int_of<M>>(m));
+}
 template <class T, int L, class M> PT_FN V<int_of<T>, L> mask_cast(V<M, L> m) { return mask_to<T>(m); }
 template <class T, class M, int L> PT_FN V<int_of<T>, L> mask_cast(V<M, L> m) { return mask_to<T>(m); }
 
@@ -192,7 +194,6 @@ template <class To, class From, int L> PT_FN V<To, L> convert(V<From, L> v) {
   else if constexpr (!from_float && sizeof(From) < 4) return convert<To>(resize<i32>(v));
   else if constexpr (from_float && same<To, u32>) return resize<u32>(convert<i64>(v));
   else if constexpr (same<From, u32> && sizeof(To) == 8) return convert<To>(resize<i64>(v));
-  else if constexpr (in_halves<From, To, L> && sizeof(From) * L > 16) return join(convert<To>(low(v)), convert<To>(high(v)));
   else if constexpr (wide<From, L> || wide<To, L>) return join(convert<To>(low(v)), convert<To>(high(v)));
   else if constexpr (from_float && same<To, u64>) {  // values below 0 wrap, as a C++ compiler's code does on x86
     const V<u64, L> small = as<u64>(convert_one<i64>(v));
@@ -201,7 +202,9 @@ template <class To, class From, int L> PT_FN V<To, L> convert(V<From, L> v) {
 }
 
 // bf16 and f16 --------------------------------------------------------------------------------------------------------
-template <int L> PT_FN V<float, L> bf16_to_float(V<u16, L> bits) { return as<float>(resize<u32>(bits) << V<u32, L>(16u)); }
+template <int L> PT_FN V<float, L> bf16_to_float(V<u16, L> bits) {
+  return as<float>(resize<u32>(bits) << V<u32, L>(16u));
+}
 
 // To nearest, ties to even; NaN stays NaN.
 template <int L> PT_FN V<u16, L> float_to_bf16(V<float, L> v) {
@@ -235,7 +238,9 @@ template <int L> PT_FN V<float, L> f16_to_float(V<u16, L> h) {
 template <int L> PT_FN V<u16, L> float_to_f16(V<float, L> v) {
   if constexpr (wide<float, L>) return join(float_to_f16(low(v)), float_to_f16(high(v)));
 #if defined(PT_AVX512)
-  else if constexpr (L == 16) return {(Raw<u16, 16>)__builtin_ia32_vcvtps2ph512_mask(v.n, 0, Raw<short, 16>{}, u16(-1))};
+  else if constexpr (L == 16) {
+    return {(Raw<u16, 16>)__builtin_ia32_vcvtps2ph512_mask(v.n, 0, Raw<short, 16>{}, u16(-1))};
+  }
 #endif
 #if defined(__F16C__)
 #if PT_WIDTH >= 32
@@ -247,7 +252,7 @@ template <int L> PT_FN V<u16, L> float_to_f16(V<float, L> v) {
     using U = V<u32, L>;
     const U bits = as<u32>(v), sign = (bits >> U(16u)) & U(0x8000u), magnitude = bits & U(0x7fffffffu);
     const U odd = (magnitude >> U(13u)) & U(1u);
-    const U normal = (magnitude - U(0x37fff001u) + odd) >> U(13u);  // exponent less 112, plus just under half of a last place
+    const U normal = (magnitude - U(0x37fff001u) + odd) >> U(13u);  // exponent less 112, and half a last place
     const U tiny = as<u32>(as<float>(magnitude) + V<float, L>(0.5f)) - U(0x3f000000u);  // the sum rounds to 2^-24
     const U special = select(magnitude > U(0x7f800000u), U(0x7e00u), U(0x7c00u));
     const U finite = select(magnitude < U(0x38800000u), tiny, normal);

@@ -22,7 +22,8 @@ template <class T, int L> PT_FN V<T, L> divide_trunc(V<T, L> a, V<T, L> b) {
   else {
 #if defined(PT_AVX512)
     const V<u64, L> small(u64(1) << 52);
-    if (__builtin_expect(hall((as<u64>(abs(a)) < small) & (as<u64>(abs(b)) < small)), 1)) return cast<T>(cast<double>(a) / cast<double>(b));
+    const auto fits = (as<u64>(abs(a)) < small) & (as<u64>(abs(b)) < small);
+    if (__builtin_expect(hall(fits), 1)) return cast<T>(cast<double>(a) / cast<double>(b));
 #endif
     return each([](T x, T y) { return divide_one(x, y); }, a, b);
   }
@@ -99,7 +100,8 @@ template <class T, int L> PT_FN V<T, L> shift_right(V<T, L> a, alone<V<T, L>> co
   else return select(wanted <= U(last), as<T>(bits_of(a) >> safe), V<T, L>(T(0)));
 }
 
-PT_SCALAR2(floordiv) PT_SCALAR2(truncdiv) PT_SCALAR2(remainder) PT_SCALAR2(fmod) PT_SCALAR2(shift_left) PT_SCALAR2(shift_right)
+PT_SCALAR2(floordiv) PT_SCALAR2(truncdiv) PT_SCALAR2(remainder) PT_SCALAR2(fmod)
+PT_SCALAR2(shift_left) PT_SCALAR2(shift_right)
 
 }  // namespace
 }  // namespace pt

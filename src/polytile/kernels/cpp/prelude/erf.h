@@ -11,8 +11,8 @@ template <class T, int L> PT_FN V<T, L> erf(V<T, L> x) {
   if constexpr (!same<T, float>) return libm_erf(x);
   else {
     const V<T, L> a = lesser(V<T, L>(4.0f), abs(x)), one(1.0f), z = x * x;
-    const V<T, L> near = mad(x, horner(z, 7.84228832e-5, -8.00679321e-4, 5.18796267e-3, -2.68536434e-2, 0.112835824, -0.37612626,
-                                       0.128379166), x);
+    const V<T, L> near = mad(x, horner(z, 7.84228832e-5, -8.00679321e-4, 5.18796267e-3, -2.68536434e-2, 0.112835824,
+                                       -0.37612626, 0.128379166), x);
     const V<T, L> q = horner(a, 2.6781109e-4, -4.24172729e-3, 3.14612873e-2, -0.148657069, -0.920759022, -1.62597847,
                              -5.09516627e-4);
     const V<T, L> n = q + V<T, L>(magic<T>) - V<T, L>(magic<T>);
@@ -52,7 +52,8 @@ inline __attribute__((noinline)) double erfinv_of_double(double y) {
   if (!(a < 1)) return a == 1 ? y * __builtin_inf() : __builtin_nan("");
   if (a < 1e-9) return y * 0.88622692545275801;  // sqrt(π)/2
   const double w = -__builtin_log((1 - a) * (1 + a)), s = w < 5 ? w - 2.5 : __builtin_sqrt(w);
-  double x = w < 5 ? a * (1.50140941 + s * (0.246640727 + s * (-4.17768257e-3 + s * -1.25371024e-3))) : s - 0.1 - 0.35 / s;
+  double x = s - 0.1 - 0.35 / s;
+  if (w < 5) x = a * (1.50140941 + s * (0.246640727 + s * (-4.17768257e-3 + s * -1.25371024e-3)));
   for (int i = 0; i < (w < 5 ? 3 : 5); ++i) {
     const double slope = 1.1283791670955126 * __builtin_exp(-x * x);  // 2/sqrt(π)
     const double step = (a < 0.5 ? __builtin_erf(x) - a : (1 - a) - __builtin_erfc(x)) / slope;

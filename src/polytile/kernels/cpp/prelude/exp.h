@@ -7,7 +7,7 @@
 namespace pt {
 namespace {
 
-template <class T> constexpr T magic = same<T, float> ? T(0x1.8p23) : T(0x1.8p52);  // a sum with it is a rounded whole number
+template <class T> constexpr T magic = same<T, float> ? T(0x1.8p23) : T(0x1.8p52);  // x + magic - magic is x rounded
 template <class T> constexpr int mantissa_bits = same<T, float> ? 23 : 52;
 template <class T> constexpr int exponent_bias = same<T, float> ? 127 : 1023;
 
@@ -18,12 +18,17 @@ template <class T, int L> PT_FN V<T, L> power_of_two(V<int_of<T>, L> k) {
 }
 
 #if defined(PT_AVX512)
-PT_FN Raw<float, 16> raw_scale(Raw<float, 16> p, Raw<float, 16> n) { return __builtin_ia32_scalefps512_mask(p, n, p, u16(-1), 4); }
-PT_FN Raw<double, 8> raw_scale(Raw<double, 8> p, Raw<double, 8> n) { return __builtin_ia32_scalefpd512_mask(p, n, p, u8(-1), 4); }
-PT_FN Raw<float, 8> raw_scale(Raw<float, 8> p, Raw<float, 8> n) { return __builtin_ia32_scalefps256_mask(p, n, p, u8(-1)); }
-PT_FN Raw<double, 4> raw_scale(Raw<double, 4> p, Raw<double, 4> n) { return __builtin_ia32_scalefpd256_mask(p, n, p, u8(-1)); }
-PT_FN Raw<float, 4> raw_scale(Raw<float, 4> p, Raw<float, 4> n) { return __builtin_ia32_scalefps128_mask(p, n, p, u8(-1)); }
-PT_FN Raw<double, 2> raw_scale(Raw<double, 2> p, Raw<double, 2> n) { return __builtin_ia32_scalefpd128_mask(p, n, p, u8(-1)); }
+#define PT_SCALE(T, N, code, ...)                                                                \
+  PT_FN Raw<T, N> raw_scale(Raw<T, N> p, Raw<T, N> n) {                                          \
+    return __builtin_ia32_scalef##code##_mask(p, n, p, __VA_ARGS__);                             \
+  }
+PT_SCALE(float, 16, ps512, u16(-1), 4)
+PT_SCALE(double, 8, pd512, u8(-1), 4)
+PT_SCALE(float, 8, ps256, u8(-1))
+PT_SCALE(double, 4, pd256, u8(-1))
+PT_SCALE(float, 4, ps128, u8(-1))
+PT_SCALE(double, 2, pd128, u8(-1))
+#undef PT_SCALE
 #endif
 // p·2^n, n a whole number; into the subnormal numbers with one rounding.
 template <class T, int L> PT_FN V<T, L> scale(V<T, L> p, V<T, L> n) {
@@ -77,7 +82,8 @@ template <class T, int L> PT_FN V<T, L> exp2(V<T, L> x) {
   x = clamp_exponent(x, f ? T(-151) : T(-1076), f ? T(129) : T(1025));
   const V<T, L> n = x + V<T, L>(magic<T>) - V<T, L>(magic<T>), r = x - n;
   V<T, L> p;
-  if constexpr (f) p = horner(r, 0.00015329865, 0.00133911625, 0.00961849838, 0.0555035919, 0.240226477, 0.693147182, 1);
+  if constexpr (f)
+    p = horner(r, 1.5329865e-4, 1.33911625e-3, 9.61849838e-3, 5.55035919e-2, 0.240226477, 0.693147182, 1);
   else
     p = horner(r, 4.4396026250175033e-10, 7.0733337125843192e-9, 1.0178155584235667e-7, 1.321543823403392e-6,
                1.5252733643321738e-5, 1.5403530450288337e-4, 1.3333558146538503e-3, 9.6181291076005617e-3,

@@ -59,8 +59,8 @@ template <class T, int L> PT_FN V<T, L> log_edges(V<T, L> x, V<T, L> y) {
 // log(1 + f), f in [-1/4, 1/2].
 template <class T, int L> PT_FN V<T, L> log1p_near(V<T, L> f) {
   if constexpr (same<T, float>) {
-    const V<T, L> p = horner(f, 0.0375183113, -0.0909906998, 0.11697606, -0.127300218, 0.142768875, -0.166551977, 0.199995726,
-                             -0.250001669, 0.333333403);
+    const V<T, L> p = horner(f, 0.0375183113, -0.0909906998, 0.11697606, -0.127300218, 0.142768875, -0.166551977,
+                             0.199995726, -0.250001669, 0.333333403);
     const V<T, L> square = f * f;
     return mad(square, mad(f, p, V<T, L>(T(-0.5))), f);
   } else {

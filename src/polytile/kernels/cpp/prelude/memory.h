@@ -1,6 +1,7 @@
 // memory: loads and stores of storage types: contiguous, the first n lanes, strided, indexed.
 // needs: convert
-// gives: load load_n load_strided load_strided_n gather gather_mask store store_n store_strided store_strided_n store_stream scatter scatter_mask
+// gives: load load_n load_strided load_strided_n gather gather_mask
+//        store store_n store_strided store_strided_n store_stream scatter scatter_mask
 //
 // A load converts elements of S to lanes of T, a store lanes of T to elements of S (see cast and to_storage). The _n
 // forms touch the first n elements alone (0 <= n <= L) and give 0 in the other lanes; the _mask forms touch the
@@ -120,14 +121,20 @@ template <class B, int L> PT_FN void store_lanes_n(void* p, V<B, L> v, long n) {
   }
 }
 
-template <class T, int L, class S> PT_FN V<T, L> load(const S* p) { return from_storage<T, S>(load_lanes<stored<S>, L>(p)); }
+template <class T, int L, class S> PT_FN V<T, L> load(const S* p) {
+  return from_storage<T, S>(load_lanes<stored<S>, L>(p));
+}
 template <class T, int L, class S> PT_FN V<T, L> load_n(const S* p, long n) {
   return from_storage<T, S>(load_lanes_n<stored<S>, L>(p, n));
 }
 template <class S, class T, int L> PT_FN void store(S* p, V<T, L> v) { store_lanes(p, to_storage<S>(v)); }
 template <class S, int L, class T> PT_FN void store(alone<S>* p, V<T, L> v) { store_lanes(p, to_storage<S>(v)); }
-template <class S, class T, int L> PT_FN void store_n(S* p, V<T, L> v, long n) { store_lanes_n(p, to_storage<S>(v), n); }
-template <class S, int L, class T> PT_FN void store_n(alone<S>* p, V<T, L> v, long n) { store_lanes_n(p, to_storage<S>(v), n); }
+template <class S, class T, int L> PT_FN void store_n(S* p, V<T, L> v, long n) {
+  store_lanes_n(p, to_storage<S>(v), n);
+}
+template <class S, int L, class T> PT_FN void store_n(alone<S>* p, V<T, L> v, long n) {
+  store_lanes_n(p, to_storage<S>(v), n);
+}
 
 // A store that leaves the caches alone where the machine can (p a multiple of the vector's size, else a plain store).
 template <class B, int L> PT_FN void stream_lanes(void* p, V<B, L> v) {
@@ -168,12 +175,14 @@ template <class B, int L, class At, int... I> PT_FN V<B, L> pick(const void* p, 
 // Lanes at(0), at(1), ... of p.
 template <class B, int L, class At> PT_FN V<B, L> load_at(const void* p, At at) {
   if constexpr (wide<B, L>) {
-    return {load_at<B, L / 2>(p, at), load_at<B, L / 2>(p, [&](long i) __attribute__((always_inline)) { return at(i + L / 2); })};
+    const auto upper = [&](long i) __attribute__((always_inline)) { return at(i + L / 2); };
+    return {load_at<B, L / 2>(p, at), load_at<B, L / 2>(p, upper)};
   } else return pick<B, L>(p, at, Up<raw_lanes<B, L>>{});
 }
 
 template <class T, int L, class S> PT_FN V<T, L> load_strided(const S* p, long stride) {
-  return from_storage<T, S>(load_at<stored<S>, L>(p, [=](long i) __attribute__((always_inline)) { return i * stride; }));
+  const auto at = [=](long i) __attribute__((always_inline)) { return i * stride; };
+  return from_storage<T, S>(load_at<stored<S>, L>(p, at));
 }
 template <class T, int L, class S> PT_FN V<T, L> load_strided_n(const S* p, long stride, long n) {
   using B = stored<S>;
@@ -185,7 +194,9 @@ template <class S, class T, int L> PT_FN void store_strided(S* p, long stride, V
   const V<stored<S>, L> x = to_storage<S>(v);
   PT_UNROLL for (long i = 0; i < L; ++i) put(p, i * stride, x[i]);
 }
-template <class S, int L, class T> PT_FN void store_strided(alone<S>* p, long stride, V<T, L> v) { store_strided<S, T, L>(p, stride, v); }
+template <class S, int L, class T> PT_FN void store_strided(alone<S>* p, long stride, V<T, L> v) {
+  store_strided<S, T, L>(p, stride, v);
+}
 template <class S, class T, int L> PT_FN void store_strided_n(S* p, long stride, V<T, L> v, long n) {
   stored<S> row[L];
   store_lanes(row, to_storage<S>(v));
@@ -196,7 +207,8 @@ template <class S, int L, class T> PT_FN void store_strided_n(alone<S>* p, long 
 }
 
 template <class T, int L, class S> PT_FN V<T, L> gather(const S* p, V<i64, L> index) {
-  return from_storage<T, S>(load_at<stored<S>, L>(p, [=](long i) __attribute__((always_inline)) { return index[i]; }));
+  const auto at = [=](long i) __attribute__((always_inline)) { return index[i]; };
+  return from_storage<T, S>(load_at<stored<S>, L>(p, at));
 }
 template <class T, int L, class S, class M> PT_FN V<T, L> gather_mask(const S* p, V<i64, L> index, V<M, L> mask) {
   using B = stored<S>;

@@ -10,9 +10,13 @@ namespace {
 template <int L> struct Product { V<u32, L> high, low; };
 
 #if defined(PT_GCC_X86)
-PT_FN Raw<u64, 2> even_products(Raw<u64, 2> a, Raw<u64, 2> b) { return (Raw<u64, 2>)__builtin_ia32_pmuludq128((Ints4)a, (Ints4)b); }
+PT_FN Raw<u64, 2> even_products(Raw<u64, 2> a, Raw<u64, 2> b) {
+  return (Raw<u64, 2>)__builtin_ia32_pmuludq128((Ints4)a, (Ints4)b);
+}
 #if PT_WIDTH >= 32
-PT_FN Raw<u64, 4> even_products(Raw<u64, 4> a, Raw<u64, 4> b) { return (Raw<u64, 4>)__builtin_ia32_pmuludq256((Ints8)a, (Ints8)b); }
+PT_FN Raw<u64, 4> even_products(Raw<u64, 4> a, Raw<u64, 4> b) {
+  return (Raw<u64, 4>)__builtin_ia32_pmuludq256((Ints8)a, (Ints8)b);
+}
 #endif
 #if PT_WIDTH >= 64
 PT_FN Raw<u64, 8> even_products(Raw<u64, 8> a, Raw<u64, 8> b) {
@@ -42,7 +46,8 @@ template <int L> struct Words { V<u32, L> w[4]; };
 template <int L> PT_FN Words<L> philox_words(alone<V<i64, L>> seed, V<i64, L> offset) {
   using U = V<u32, L>;
   const V<i64, L> half(32l);
-  U key0 = cast<u32>(seed), key1 = cast<u32>(seed >> half), c0 = cast<u32>(offset), c1 = cast<u32>(offset >> half), c2(0u), c3(0u);
+  U key0 = cast<u32>(seed), key1 = cast<u32>(seed >> half);
+  U c0 = cast<u32>(offset), c1 = cast<u32>(offset >> half), c2(0u), c3(0u);
   PT_UNROLL for (int round = 0; round < 10; ++round) {
     const Product<L> p = multiply(c0, 0xD2511F53u), q = multiply(c2, 0xCD9E8D57u);
     c0 = q.high ^ c1 ^ key0, c1 = q.low, c2 = p.high ^ c3 ^ key1, c3 = p.low;

@@ -8,7 +8,9 @@ PT_LIBM2(hypot)
 
 // log Γ and its derivative. -------------------------------------------------------------------------------------------
 // Both by their asymptotic series from 8 on; smaller arguments go up by 8, those below 1/2 (or 0) are reflected.
-template <int L> PT_FN V<double, L> shifted(V<double, L> z, V<i64, L> low) { return select(low, z + V<double, L>(8.0), z); }
+template <int L> PT_FN V<double, L> shifted(V<double, L> z, V<i64, L> low) {
+  return select(low, z + V<double, L>(8.0), z);
+}
 
 // Sine and cosine of π/2 times the distance from x to the nearest whole number; the sine is 0 at whole numbers,
 // exactly.
@@ -53,7 +55,8 @@ template <int L> PT_FN V<double, L> digamma_in_double(V<double, L> x) {
   const D cotangent = D(1.57079632679489661923) * (c * c - s * s) / (s * c);
   const D r = log(y) - D(0.5) * v - series - select(low, over / under, zero) - select(reflected, cotangent, zero);
   // As torch has it: at 0 infinite with the other sign, NaN at the other poles.
-  return select(x == zero, copysign(D(infinity<double>), -x), select(reflected & (s == zero), D(not_a_number<double>), r));
+  const D elsewhere = select(reflected & (s == zero), D(not_a_number<double>), r);
+  return select(x == zero, copysign(D(infinity<double>), -x), elsewhere);
 }
 
 // Modified Bessel functions of order 0 and 1. -------------------------------------------------------------------------
@@ -64,8 +67,8 @@ template <int Order, bool Scaled, int L> PT_FN V<double, L> bessel_in_double(V<d
   D near(1.0), far;
   PT_UNROLL for (int k = 14; k > 0; --k) near = mad(near * z, D(1.0 / (double(k) * (k + Order))), D(1.0));
   if constexpr (Order == 0)
-    far = horner(t, 1.8403445925280948, -0.31078160484278616, 0.085935029843833569, 0.027189512711656077, 0.028097104744048664,
-                 0.049867381856361248, 0.39894228107197255);
+    far = horner(t, 1.8403445925280948, -0.31078160484278616, 0.085935029843833569, 0.027189512711656077,
+                 0.028097104744048664, 0.049867381856361248, 0.39894228107197255);
   else {
     near = near * D(0.5) * a;
     far = horner(t, -2.0901661279812851, 0.34337100162739936, -0.10431135919125586, -0.038589969562255258,
@@ -89,7 +92,8 @@ inline __attribute__((noinline)) double digamma_of(double x) {
   }
   for (; x < 10; x += 1) y -= 1 / x;
   const double z = 1 / (x * x);  // Bernoulli numbers over 2k
-  const double s = z * (1. / 12 - z * (1. / 120 - z * (1. / 252 - z * (1. / 240 - z * (1. / 132 - z * (691. / 32760 - z / 12))))));
+  const double end = 1. / 240 - z * (1. / 132 - z * (691. / 32760 - z / 12));
+  const double s = z * (1. / 12 - z * (1. / 120 - z * (1. / 252 - z * end)));
   return x == __builtin_inf() ? x : y + __builtin_log(x) - 0.5 / x - s;
 }
 

@@ -54,8 +54,9 @@ template <class T, int L> PT_FN V<T, L> cos_near(V<T, L> r) {
   if constexpr (same<T, float>)
     return mad(z, mad(z, horner(z, 2.44323091e-5, -1.38873095e-3, 4.16666456e-2), V<T, L>(T(-0.5))), one);
   else {
-    const V<T, L> p = horner(z, 4.6005338599686328e-14, -1.1467025889700285e-11, 2.0876723334920996e-9, -2.7557319065822491e-7,
-                             2.4801587301190277e-5, -1.3888888888888395e-3, 4.1666666666666664e-2);
+    const V<T, L> p = horner(z, 4.6005338599686328e-14, -1.1467025889700285e-11, 2.0876723334920996e-9,
+                             -2.7557319065822491e-7, 2.4801587301190277e-5, -1.3888888888888395e-3,
+                             4.1666666666666664e-2);
     const V<T, L> half = V<T, L>(T(0.5)) * z, near = one - half;  // what `near` lost comes back
     return near + mad(z * z, p, (one - near) - half);
   }
