@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -22,7 +23,7 @@ F32, I64, BOOL, BF16 = torch.float32, torch.int64, torch.bool, torch.bfloat16
 S0, S1, S2 = (sympy.Symbol(f"s{i}", positive=True, integer=True) for i in range(3))
 CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parent / "golden"
-Size = sympy.Expr | int
+Size: TypeAlias = "sympy.Expr | int"
 
 
 class Net:
@@ -41,9 +42,7 @@ class Net:
 
     def map(self, element: Callable[..., Node], *args: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """`element` of the broadcast arguments, stored."""
-        shape = max((a.sizes for a in args), key=len)
-        shape = tuple(next((a.sizes[d - len(shape)] for a in args if d - len(shape) >= -a.rank and a.sizes[d - len(shape)] != 1),
-                           sizes.ONE) for d in range(len(shape)))  # fmt: skip
+        shape = _broadcast(args)
         dtype = dtype or args[0].dtype
         return self.builder.realize(
             computed(shape, dtype, CPU, lambda p: element(*[a.at(broadcast_point(a.sizes, shape, p)) for a in args]))
@@ -78,8 +77,9 @@ class Net:
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """a (…, m, k) @ b (…, k, n), of rank 2 or 3."""
         out = self.builder.new_buffer((*a.sizes[:-1], b.sizes[-1]), a.dtype, CPU)
-        views = [_batched(v) for v in (a.view, b.view, whole(out)) if v is not None]
-        self.builder.emit(Template(self.builder.name("mm"), "mm", *views, origins=("mm",)))
+        assert a.view is not None and b.view is not None
+        name, views = self.builder.name("mm"), [_batched(v) for v in (a.view, b.view, whole(out))]
+        self.builder.emit(Template(name, "mm", views[0], views[1], views[2], origins=("mm",)))
         return stored(whole(out), CPU)
 
     def view(self, x: Tensor, *shape: Size) -> Tensor:
@@ -91,7 +91,8 @@ class Net:
     def permute(self, x: Tensor, *order: int) -> Tensor:
         assert x.view is not None
         dims, strides = x.view.sizes, x.view.strides
-        return stored(replace(x.view, sizes=tuple(dims[d] for d in order), strides=tuple(strides[d] for d in order)), CPU)
+        new = replace(x.view, sizes=tuple(dims[d] for d in order), strides=tuple(strides[d] for d in order))
+        return stored(new, CPU)
 
     def slice(self, x: Tensor, start: Size, length: Size) -> Tensor:
         """Part of the last dimension."""
@@ -107,6 +108,12 @@ class Net:
         views = tuple(o.view for o in outputs)
         inputs = tuple(Input(name, name) for name in self.inputs)
         return Program("test", inputs, self.builder.buffers, tuple(self.builder.operations), views)
+
+
+def _broadcast(args: Sequence[Tensor]) -> tuple[sympy.Expr, ...]:
+    rank = max(a.rank for a in args)
+    columns = [[a.sizes[d] for a in args if d >= -a.rank and a.sizes[d] != 1] for d in range(-rank, 0)]
+    return tuple(found[0] if found else sizes.ONE for found in columns)
 
 
 def _batched(view: View) -> View:
@@ -175,6 +182,6 @@ def layer_norm(net: Net, x: Tensor, weight: Tensor, bias: Tensor, count: float) 
 
 
 __all__ = [
-    "BF16", "BOOL", "CPU", "F32", "I64", "S0", "S1", "S2", "Net", "Sequence", "arguments", "assert_golden", "assert_same",
-    "kinds", "layer_norm", "loop_of", "softmax",
+    "BF16", "BOOL", "CPU", "F32", "I64", "S0", "S1", "S2", "Net", "arguments", "assert_golden", "assert_same", "kinds",
+    "layer_norm", "loop_of", "softmax",
 ]  # fmt: skip

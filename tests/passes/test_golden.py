@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from polytile import options
 from polytile.ir.program import Program
 from polytile.passes.pipeline import optimize

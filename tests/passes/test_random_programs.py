@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import hypothesis
 import hypothesis.strategies as st
+
 from polytile import options
 from polytile.frontend.lower.value import Tensor
 from polytile.ir.program import Program
@@ -87,7 +88,10 @@ def _write(net: Net, pool: list[Tensor], draw: Draw) -> None:
         net.write(target, net.op("add", target, source))
 
 
-STEPS = (_unary, _unary, _binary, _binary, _binary, _reduce, _reduce, _scan, _reshape, _back, _permute, _slice, _product, _write)
+STEPS = (
+    *(_unary, _unary, _binary, _binary, _binary, _reduce, _reduce),
+    *(_scan, _reshape, _back, _permute, _slice, _product, _write),
+)
 
 
 @st.composite

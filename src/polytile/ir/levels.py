@@ -31,8 +31,7 @@ def depth(*roots: Node) -> int:
 
 @dataclass(frozen=True)
 class Use:
-    """A value that is needed at `stage`: a store's (`buffer` names its target) or a reduction's argument (`buffer` is
-    None)."""
+    """Values that are needed at `stage`: a store's (`buffer` names its target) or a reduction's arguments (None)."""
 
     stage: int
     roots: tuple[Node, ...]

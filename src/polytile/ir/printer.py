@@ -43,7 +43,7 @@ def body_lines(stores: Iterable[Store], indent: str) -> list[str]:
     """One line a value and one a store."""
     stores = list(stores)
     names: dict[int, str] = {}
-    lines = []
+    lines: list[str] = []
     roots = [r for s in stores for r in s.roots]
     for node in expr.walk(*roots):
         if isinstance(node, Const):

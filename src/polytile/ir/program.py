@@ -9,9 +9,11 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.ir import expr, sizes
+from polytile.ir import expr
+from polytile.ir import sizes as algebra
 from polytile.ir.expr import Node
 
+CPU = torch.device("cpu")
 COMPUTE_DTYPE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
@@ -29,21 +31,21 @@ class Buffer:
     dtype: torch.dtype
     sizes: tuple[sympy.Expr, ...]
     strides: tuple[sympy.Expr, ...]
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     role: str = "temp"
 
     @property
     def numel(self) -> sympy.Expr:
-        return sizes.product(self.sizes)
+        return algebra.product(self.sizes)
 
     @property
     def storage_size(self) -> sympy.Expr:
         """Elements from the first to the last, for nonempty sizes."""
-        return sum(((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True)), sizes.ONE)
+        return sum(((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True)), algebra.ONE)
 
     def index(self, point: tuple[sympy.Expr, ...]) -> sympy.Expr:
         """Offset in elements of the element at `point`."""
-        return sum((i * s for i, s in zip(point, self.strides, strict=True)), sizes.ZERO)
+        return sum((i * s for i, s in zip(point, self.strides, strict=True)), algebra.ZERO)
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ class View:
     dtype: torch.dtype
     sizes: tuple[sympy.Expr, ...]
     strides: tuple[sympy.Expr, ...]
-    offset: sympy.Expr = sizes.ZERO
+    offset: sympy.Expr = algebra.ZERO
 
     def index(self, point: tuple[sympy.Expr, ...]) -> sympy.Expr:
-        return self.offset + sum((i * s for i, s in zip(point, self.strides, strict=True)), sizes.ZERO)
+        return self.offset + sum((i * s for i, s in zip(point, self.strides, strict=True)), algebra.ZERO)
 
 
 def whole(buffer: Buffer) -> View:
@@ -140,7 +142,7 @@ class Loop:
 
     def substitute(self, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> Loop:
         """Index symbols replaced in values and store indices (the axes themselves stay)."""
-        return self.map_roots(lambda roots: expr.substitute(roots, mapping), lambda i: sizes.substitute(i, mapping))
+        return self.map_roots(lambda roots: expr.substitute(roots, mapping), lambda i: algebra.substitute(i, mapping))
 
 
 def element_level(loop: Loop, store: Store) -> bool:

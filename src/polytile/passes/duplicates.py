@@ -1,8 +1,8 @@
 """One buffer for what is stored twice: a loop that stores one value at the same elements of two like buffers.
 
-    loop a for p0                       loop a for p0
-      buf0[p0] = t3                 →     buf0[p0] = t3
-      buf1[p0] = t3                     (every use of buf1 reads buf0)
+loop a for p0                       loop a for p0
+  buf0[p0] = t3                 →     buf0[p0] = t3
+  buf1[p0] = t3                     (every use of buf1 reads buf0)
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def merge_duplicates(program: Program) -> Program:
     for operation in program.operations:
         for name in operation.writes():
             writers[name] = writers.get(name, 0) + 1
-    outputs = program.output_buffers()
+    outputs, scalars = program.output_buffers(), set(program.scalars.values())
     mapping: dict[str, str] = {}
     for operation in program.operations:
         loop = operation.epilogue if isinstance(operation, Template) else operation
         if isinstance(loop, Loop):
             for name, other in _pairs(loop, program.buffers):
-                free = all(writers[n] == 1 and n not in mapping and n not in program.scalars.values() for n in (name, other))
-                if free and not {name, other} <= outputs:
+                free = [n for n in (name, other) if writers[n] == 1 and n not in mapping and n not in scalars]
+                if len(free) == 2 and not {name, other} <= outputs:
                     kept, gone = (other, name) if other in outputs else (name, other)
                     mapping[gone] = kept
     return renamed(program, mapping) if mapping else program

@@ -52,8 +52,8 @@ def _op(name: str, *letters: str) -> Callable[[Bindings, Node], Node]:
     return lambda m, node: expr.op(name, node.dtype, *[m[letter] for letter in letters])
 
 
-def _constants(*letters: str) -> Callable[[Bindings, Node], bool]:
-    return lambda m, node: _integer(m, node) and all(isinstance(m[letter], Const) for letter in letters)
+def _constants(m: Bindings, node: Node) -> bool:
+    return _integer(m, node) and isinstance(m["c"], Const) and isinstance(m["d"], Const)
 
 
 def _regroup(name: str) -> Callable[[Bindings, Node], Node]:
@@ -124,8 +124,8 @@ RULES: tuple[Rule, ...] = (
     Rule("x + (-y) → x - y", ("add", "x", ("neg", "y")), _op("sub", "x", "y")),
     Rule("x - (-y) → x + y", ("sub", "x", ("neg", "y")), _op("add", "x", "y")),
     # constants meet
-    Rule("(x + c) + d → x + (c + d)  (integers)", ("add", ("add", "x", "c"), "d"), _regroup("add"), _constants("c", "d")),
-    Rule("(x · c) · d → x · (c · d)  (integers)", ("mul", ("mul", "x", "c"), "d"), _regroup("mul"), _constants("c", "d")),
+    Rule("(x + c) + d → x + (c + d)  (integers)", ("add", ("add", "x", "c"), "d"), _regroup("add"), _constants),
+    Rule("(x · c) · d → x · (c · d)  (integers)", ("mul", ("mul", "x", "c"), "d"), _regroup("mul"), _constants),
     # extremes
     Rule("min(x, x) → x", ("minimum", "x", "x"), _x),
     Rule("max(x, x) → x", ("maximum", "x", "x"), _x),
@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
     Rule("x ≥ x → true  (integers)", ("ge", "x", "x"), _boolean(True), _same_compare),
     # conversions
     Rule("cast to its own type → x", ("cast", "x"), _x, _no_cast),
-    Rule("cast(cast(x)) → cast(x) where the inner loses nothing", ("cast", ("cast", "x")), _op("cast", "x"), _lossless_inside),
+    Rule("cast(cast(x)) → cast(x), the inner exact", ("cast", ("cast", "x")), _op("cast", "x"), _lossless_inside),
 )  # fmt: skip
 _BY_NAME: dict[str, tuple[Rule, ...]] = {
     name: tuple(rule for rule in RULES if rule.pattern[0] == name) for name in {rule.pattern[0] for rule in RULES}

@@ -31,8 +31,10 @@ def simplify(program: Program) -> Program:
 
 def _simple_buffer(buffer: Buffer) -> Buffer:
     """`buffer` with sizes such as s²//s written s."""
-    new = [tuple(sizes.simplify(n, {}) if sizes.has_division(n) else n for n in group) for group in (buffer.sizes, buffer.strides)]
-    return buffer if new == [buffer.sizes, buffer.strides] else replace(buffer, sizes=new[0], strides=new[1])
+    if not any(sizes.has_division(n) for n in buffer.sizes + buffer.strides):
+        return buffer
+    shape, strides = (tuple(sizes.simplify(n, {}) for n in group) for group in (buffer.sizes, buffer.strides))
+    return replace(buffer, sizes=shape, strides=strides)
 
 
 def simplify_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:

@@ -83,7 +83,8 @@ def _match(left: list[_Piece], right: list[_Piece], mine: Strides | None, theirs
         if found is None:
             return
         a, b = mine.pop(found), theirs.pop(found)
-        if a.size != b.size and not _split(left, mine, a, b.size, found) and not _split(right, theirs, b, a.size, found):
+        fits = a.size == b.size or _split(left, mine, a, b.size, found) or _split(right, theirs, b, a.size, found)
+        if not fits:
             return
         a.match, b.match = b, a
 

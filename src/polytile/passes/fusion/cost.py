@@ -36,7 +36,7 @@ def traffic(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], 
     axes = {a.symbol: estimate(a.size) for a in loop.axes + loop.reduced}
     reads: dict[str, int] = {}
     writes: dict[str, int] = {}
-    accesses = [(reads, load.buffer, touched(load.index, axes, bool(load.indirect))) for load in expr.loads(*loop.roots)]
+    accesses = [(reads, n.buffer, touched(n.index, axes, bool(n.indirect))) for n in expr.loads(*loop.roots)]
     accesses += [(writes, store.buffer, touched(store.index, axes, bool(store.indirect))) for store in loop.stores]
     for table, name, elements in accesses:
         whole = max(1, estimate(buffers[name].storage_size))

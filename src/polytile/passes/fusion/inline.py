@@ -29,7 +29,7 @@ def inline_cheap(program: Program) -> Program:
     """`program` without temporaries whose values are as well computed by their readers."""
     operations: list[Operation | None] = list(program.operations)
     kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
-    for i, operation in enumerate(program.operations):
+    for i in range(len(operations)):
         current = operations[i]
         if isinstance(current, Loop) and len(current.stores) == 1 and current.stores[0].buffer not in kept:
             _inline(i, current, operations, program.buffers)

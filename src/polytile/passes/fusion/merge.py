@@ -6,8 +6,7 @@ element that the same point stores. What each kind of pair needs of the common d
     pointwise + pointwise     the same points
     pointwise + reduction     all points (element level) or exactly the reduction's rows (row level)
     reduction + reduction     the same rows and the same reduced axes
-    scan                      as a reduction; its one reduced axis is never split, and it shares no loop with a
-    reduction
+    scan                      as a reduction; its one reduced axis is never split; no reductions beside it
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from polytile.ir.program import Axis, Buffer, Loop, Store, compute_dtype, elemen
 from polytile.passes.fusion.axes import Pair, Shared, Unified, unify
 from polytile.passes.loops import Mapped, merged_origins, reindexed
 
-# A loop that reads or writes more buffers spills pointer registers on every machine, and one of more nodes spills
-# values.
+# A loop over more buffers spills pointer registers on every machine, and one of more nodes spills values.
 MAX_BUFFERS = 16
 MAX_NODES = 250
 MAX_PAIRS = 16  # pairs of loads of one shared buffer that are tried for the unification
@@ -54,8 +52,7 @@ class Merged:
 
 
 def merge(first: Loop, second: Loop, buffers: Mapping[str, Buffer], droppable: frozenset[str]) -> Merged:
-    """One loop that does what `first` and then `second` do; stores to `droppable` buffers are left out. Raises
-    Unfit."""
+    """One loop that does what `first` and then `second` do, without stores to `droppable` buffers. Raises Unfit."""
     passed = passed_buffers(first, second)
     domain = _domain(
         unify(first.axes + first.reduced, second.axes + second.reduced, pairs_of(first, second, passed)), first, second
