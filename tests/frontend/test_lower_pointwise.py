@@ -18,9 +18,9 @@ from values import ALL, FLOATS, INTEGERS, numbers
 
 aten = torch.ops.aten
 
-OF_ANYTHING = """abs neg sign sgn ceil floor trunc round frac relu positive isnan isinf isposinf isneginf isfinite signbit
-    logical_not square sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1 log log2 log10 log1p sqrt
-    rsqrt reciprocal erf erfc erfinv sigmoid lgamma digamma i0 sinc deg2rad angle nan_to_num""".split()
+OF_ANYTHING = """abs neg sign sgn ceil floor trunc round frac relu positive isnan isinf isposinf isneginf isfinite
+    signbit logical_not square sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1 log log2 log10
+    log1p sqrt rsqrt reciprocal erf erfc erfinv sigmoid lgamma digamma i0 sinc deg2rad angle nan_to_num""".split()
 OF_FLOATS = {
     "relu6": F.relu6, "gelu": F.gelu, "gelu tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
     "mish": F.mish, "softplus": F.softplus, "elu": F.elu, "selu": F.selu, "celu": F.celu, "leaky_relu": F.leaky_relu,
@@ -56,14 +56,19 @@ def test_unary(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", OF_FLOATS)
 def test_activations(name: str, dtype: torch.dtype) -> None:
-    compare(OF_FLOATS[name], numbers(dtype, 4, 5))
+    x = numbers(dtype, 4, 5)
+    if name == "gelu":  # eager's vectors make NaN of the infinities
+        x = torch.nan_to_num(x, posinf=9.0, neginf=-9.0)
+    if name == "logit":  # its bounds are rounded first to the 16-bit type by eager
+        x = x.clamp(0.1, 0.9)
+    compare(OF_FLOATS[name], x)
 
 
 BINARY: dict[str, Callable[..., Any]] = {
     **{
         name: getattr(torch, name)
-        for name in """add sub mul div maximum minimum fmax fmin remainder fmod floor_divide pow atan2 copysign eq ne lt le
-        gt ge logical_and logical_or logical_xor""".split()
+        for name in """add sub mul div maximum minimum fmax fmin remainder fmod floor_divide pow atan2 copysign eq ne lt
+        le gt ge logical_and logical_or logical_xor""".split()
     },
     "div trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "div floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
@@ -127,15 +132,18 @@ def test_python_numbers(dtype: torch.dtype, scalar: float) -> None:
         compare(fn, x)
 
 
-@pytest.mark.parametrize("scalar", [300, -1], ids=str)
-def test_comparing_with_a_number_that_the_type_does_not_hold(scalar: int) -> None:
-    compare(lambda x: x < scalar, numbers(torch.uint8, 9))
+@pytest.mark.parametrize("scalar", [300, -1, 2**40 + 1], ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32], ids=str)
+def test_numbers_that_the_type_does_not_hold_wrap(dtype: torch.dtype, scalar: int) -> None:
+    compare(lambda x: (x < scalar) ^ (x == scalar), numbers(dtype, 9))
+    compare(lambda x: x + scalar, numbers(dtype, 9))
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 7, -1, -2, 0.5, -0.5, 1.5, 2.0, 3.0], ids=str)
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_constant_powers(dtype: torch.dtype, exponent: float) -> None:
-    compare(lambda x: x**exponent, numbers(dtype, 15))
+    x = numbers(dtype, 15)
+    compare(lambda x: x**exponent, x.abs() if dtype == torch.float16 else x)  # eager's half has no root of its own
 
 
 @pytest.mark.parametrize("base", [1, 2, 3, 2.0, 0.5, -1.5], ids=str)

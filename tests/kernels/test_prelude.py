@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,15 @@ def call(library: ctypes.CDLL, name: str, *arrays: Array | torch.Tensor, n: int 
     """Calls name(pointers..., n); n is the length of the first array."""
     count = len(arrays[0]) if n is None else n
     getattr(library, name)(*(pointer(a) for a in arrays), ctypes.c_long(count))
+
+
+def named(name: str, text: str) -> str:
+    return f"{name}: {text}"
+
+
+def same(y: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    """Equal bit for bit, but that one NaN is as good as another."""
+    torch.testing.assert_close(y, want, rtol=0, atol=0, equal_nan=True, msg=partial(named, what))
 
 
 # the parts ------------------------------------------------------------------------------------------------------------
@@ -187,7 +197,7 @@ COMMON = [n for n in MATHS if n not in RARE]
 
 @pytest.mark.parametrize(("march", "lanes"), TARGETS)
 def test_float_functions_stay_within_their_ulps_on_every_instruction_set(build: Any, march: str, lanes: int) -> None:
-    x = float_samples(4001 if march == "native" else 40009)
+    x = float_samples(10007 if march == "native" else 100003)
     library = build(maths_source(COMMON, "float"), march, lanes)
     for name in COMMON:
         y = np.empty_like(x)
@@ -204,7 +214,7 @@ def test_float_functions_stay_within_their_ulps_on_every_instruction_set(build: 
 @pytest.mark.parametrize(("march", "lanes"), [("native", 8), *([("x86-64", 2)] if X86 else [])])
 def test_double_functions_stay_within_their_ulps(build: Any, march: str, lanes: int) -> None:
     names = [n for n in COMMON if MATHS[n][2] is not None]
-    x = double_samples(100_000)
+    x = double_samples(30_000)
     library = build(maths_source(names, "double"), march, lanes)
     for name in names:
         y = np.empty_like(x)
@@ -226,9 +236,9 @@ def test_rare_functions_agree_with_torch(build: Any, dtype: str) -> None:
         call(library, f"{name}_{dtype}", x, y)
         with np.errstate(all="ignore"):
             want = MATHS[name][0](x).astype(kind)
-        assert (np.isnan(y) == np.isnan(want)).all() and (np.isinf(y) == np.isinf(want)).all(), name
-        scale = 3e-7 if dtype == "float" else 2e-13
-        np.testing.assert_allclose(y, want, rtol=scale, atol=scale * 1e-3 if dtype == "float" else scale, err_msg=name)
+        relative, absolute = (3e-7, 3e-10) if dtype == "float" else (2e-13, 2e-13)
+        got, wanted = torch.from_numpy(y), torch.from_numpy(want)
+        torch.testing.assert_close(got, wanted, rtol=relative, atol=absolute, equal_nan=True, msg=partial(named, name))
 
 
 def test_results_do_not_depend_on_the_lane_count(build: Any) -> None:
@@ -335,9 +345,7 @@ def test_conversions_agree_with_torch_for_every_pair(build: Any, march: str, lan
         x = values_for(source, target)
         y = torch.zeros(len(x), dtype=target)
         call(library, f"{s}_{t}", x, y)
-        torch.testing.assert_close(
-            y, x.to(target), rtol=0, atol=0, equal_nan=True, msg=lambda m, s=s, t=t: f"{s} to {t}: {m}"
-        )
+        same(y, x.to(target), f"{s} to {t}")
 
 
 @pytest.mark.parametrize(("march", "lanes"), TARGETS)
@@ -348,9 +356,9 @@ def test_half_precision_matches_torch_bit_by_bit(build: Any, march: str, lanes: 
         every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(dtype)
         decoded, encoded = torch.zeros(65536), torch.zeros(len(floats), dtype=dtype)
         call(library, f"{s}_float", every, decoded)
-        torch.testing.assert_close(decoded, every.float(), rtol=0, atol=0, equal_nan=True)
+        same(decoded, every.float(), f"{s} to float")
         call(library, f"float_{s}", floats, encoded)
-        torch.testing.assert_close(encoded, floats.to(dtype), rtol=0, atol=0, equal_nan=True)
+        same(encoded, floats.to(dtype), f"float to {s}")
 
 
 GUARD = """
@@ -470,14 +478,13 @@ INTEGER_PAIRS = "floordiv truncdiv remainder fmod shift_left shift_right minimum
 
 def integer_reference(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     one = torch.where(b == 0, torch.ones_like(b), b)
-    match name:
-        case "floordiv" | "truncdiv":
-            return torch.div(a, one, rounding_mode={"floordiv": "floor", "truncdiv": "trunc"}[name])
-        case "remainder" | "fmod":
-            return getattr(torch, name)(a, one)
-        case "shift_left" | "shift_right":
-            return getattr(torch, f"bitwise_{name.removeprefix('shift_')}_shift")(a, b)
-    return getattr(torch, name)(a, b)
+    if name in ("floordiv", "truncdiv"):
+        return torch.div(a, one, rounding_mode=name.removesuffix("div"))
+    functions: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        "remainder": torch.remainder, "fmod": torch.fmod, "shift_left": torch.bitwise_left_shift,
+        "shift_right": torch.bitwise_right_shift, "minimum": torch.minimum, "maximum": torch.maximum, "pow": torch.pow,
+    }  # fmt: skip
+    return functions[name](a, one if name in ("remainder", "fmod") else b)
 
 
 @pytest.mark.parametrize(("march", "lanes"), TARGETS)
@@ -500,8 +507,7 @@ def test_integers_divide_without_trapping_and_shift_as_torch(build: Any, march: 
                 b = b.abs().clamp(0, 9)
             y = torch.zeros_like(a)
             call(library, f"{name}_{t}", a, b, y)
-            want = integer_reference(name, a, b)
-            torch.testing.assert_close(y, want, rtol=0, atol=0, msg=lambda m, n=name, t=t: f"{n} of {t}: {m}")
+            same(y, integer_reference(name, a, b), f"{name} of {t}")
         lowest, minus, y = (
             torch.full((16,), info.min, dtype=dtype),
             torch.full((16,), -1).to(dtype),

@@ -19,10 +19,11 @@ from polytile.kernels import canonical
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
-from polytile.kernels.cpp import gemm
+from polytile.kernels.cpp import gemm, matmul
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
 from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec, Machine
 from polytile.kernels.cpp.gemm.spec import OUTPUT_SIZES, SIZES
+from polytile.kernels.cpp.matmul import MatmulCandidate
 from polytile.kernels.library import MatmulLibrary
 from polytile.problem import Config, digest
 from polytile.runtime import toolchain
@@ -139,29 +140,54 @@ def _machine() -> Machine:
     return Machine.detected()
 
 
-def _generated(kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int]) -> list[CppCandidate]:
+def _generated(kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int]) -> list[Candidate]:
+    """Every config on every number of threads; an epilogue is compiled into the matmul for a short K and bound to it for a long
+    one (see `cpp.matmul`)."""
     tool = toolchain.find()
     spec, name = kernel.spec, kernel_name(kernel, origins)
-    machine = _machine()
     lanes = tool.lanes if spec.accumulator == "float32" else max(1, tool.lanes // 2)
+    inlined = functools.cache(lambda config: gemm.generate(spec, config, ENTRY, _epilogue(kernel, lanes), lanes))
+    core = functools.cache(lambda config: matmul.core_source(spec, config, lanes))
+    finish = functools.cache(lambda: matmul.epilogue_source(kernel, lanes))
+    found: list[Candidate] = []
+    for count in threads:
+        for slot, config in enumerate(gemm.configs(spec, lanes)):
+            numbers = Config.of(threads=count, **dict(config.as_config().values))
+            label = f"{config} t{count}"
+            valid, cost = _judges(spec, config, count)
+            if kernel.epilogue is None:
+                found.append(CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost))
+                continue
+            short, long = _by_depth(valid)
+            found.append(CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost))
+            found.append(MatmulCandidate(label, numbers, name, (functools.partial(core, config), finish), slot, long, cost))
+    return found
 
-    @functools.cache
-    def source(config: GemmConfig) -> str:
-        text = cpp_epilogue.generate(kernel, lanes) if kernel.epilogue is not None else None
-        return gemm.generate(spec, config, ENTRY, text, lanes)
 
-    def candidate(config: GemmConfig, count: int) -> CppCandidate:
-        def valid(size: Mapping[str, int]) -> bool:
-            points = size["batch"] * size["M"] * size["N"] * max(1, size["K"])
-            return gemm.valid(spec, config, size) and (count == 1 or points >= 1 << 15)
+def _epilogue(kernel: GemmKernel, lanes: int) -> str | None:
+    return cpp_epilogue.generate(kernel, lanes) if kernel.epilogue is not None else None
 
-        def cost(size: Mapping[str, int]) -> float:
-            return gemm.cost(spec, config, size, count, machine)
 
-        numbers = Config.of(threads=count, **dict(config.as_config().values))
-        return CppCandidate(f"{config} t{count}", numbers, name, lambda: source(config), valid, cost)
+Valid = Callable[[Mapping[str, int]], bool]
 
-    return [candidate(config, count) for count in threads for config in gemm.configs(spec, lanes)]
+
+def _by_depth(valid: Valid) -> tuple[Valid, Valid]:
+    """`valid` for K up to INLINE_UP_TO, and for K beyond it."""
+    return (
+        lambda size: size["K"] <= matmul.INLINE_UP_TO and valid(size),
+        lambda size: size["K"] > matmul.INLINE_UP_TO and valid(size),
+    )
+
+
+def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Callable[[Mapping[str, int]], float]]:
+    """Whether a config can run at given sizes (threads need enough work to share), and its predicted seconds."""
+    machine = _machine()
+
+    def valid(size: Mapping[str, int]) -> bool:
+        points = size["batch"] * size["M"] * size["N"] * max(1, size["K"])
+        return gemm.valid(spec, config, size) and (threads == 1 or points >= 1 << 15)
+
+    return valid, lambda size: gemm.cost(spec, config, size, threads, machine)
 
 
 def reference(kernel: GemmKernel) -> Callable[..., None]:

@@ -64,6 +64,11 @@ def _constant_first(m: Bindings, node: Node) -> bool:
     return isinstance(m["c"], Const) and not isinstance(m["x"], Const)
 
 
+def _nonzero_first(m: Bindings, node: Node) -> bool:
+    """Of 0 and -0 an extreme may give the one that stands first."""
+    return _constant_first(m, node) and isinstance(m["c"], Const) and m["c"].value != 0
+
+
 def _same_compare(m: Bindings, node: Node) -> bool:
     return not m["x"].dtype.is_floating_point
 
@@ -103,8 +108,8 @@ RULES: tuple[Rule, ...] = (
     Rule("c · x → x · c", ("mul", "c", "x"), _op("mul", "x", "c"), _constant_first),
     Rule("c ∧ x → x ∧ c", ("logical_and", "c", "x"), _op("logical_and", "x", "c"), _constant_first),
     Rule("c ∨ x → x ∨ c", ("logical_or", "c", "x"), _op("logical_or", "x", "c"), _constant_first),
-    Rule("min(c, x) → min(x, c)", ("minimum", "c", "x"), _op("minimum", "x", "c"), _constant_first),
-    Rule("max(c, x) → max(x, c)", ("maximum", "c", "x"), _op("maximum", "x", "c"), _constant_first),
+    Rule("min(c, x) → min(x, c)", ("minimum", "c", "x"), _op("minimum", "x", "c"), _nonzero_first),
+    Rule("max(c, x) → max(x, c)", ("maximum", "c", "x"), _op("maximum", "x", "c"), _nonzero_first),
     # neutral and absorbing elements
     Rule("x + 0 → x  (integers)", ("add", "x", 0), _x, _integer),
     Rule("x + -0.0 → x", ("add", "x", -0.0), _x),

@@ -6,7 +6,8 @@ project's where torch's cost precision, a guard or a symbolic float; less what i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -83,7 +84,12 @@ OWN: dict[str, Callable[..., Any]] = {
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The table for AOTAutograd; operators that this torch does not have are left out."""
-    table: dict[Any, Callable[..., Any]] = dict(torch._decomp.core_aten_decompositions())
+    return dict(_table())
+
+
+@functools.cache
+def _table() -> Mapping[OpOverload, Callable[..., Any]]:
+    table: dict[Any, Callable[..., Any]] = dict(_core())
     table.update(torch._decomp.get_decompositions([op for name in FROM_TORCH for op in all_overloads(name)]))
     for op in [op for name in KEPT for op in all_overloads(name)]:
         table.pop(op, None)
@@ -92,6 +98,13 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     for name, rule in OWN.items():
         table.update(dict.fromkeys(overloads(name), rule))
     return table
+
+
+def _core() -> Mapping[Any, Callable[..., Any]]:
+    """torch's core ATen decompositions. The public call also lists every operator that is a composite of others,
+    which takes 100 ms and which the tracer takes apart without being told."""
+    short = getattr(torch._decomp, "_core_aten_decompositions_post_autograd", None)
+    return short() if short is not None else torch._decomp.core_aten_decompositions()
 
 
 def _of_floats(rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -68,7 +68,7 @@ def elementwise(
     check_dtypes(dtype, result)
     if covers and dtype not in covers:
         raise LoweringError(f"{builder.origin} is not generated for {dtype}.")
-    present = [_fitting(operand(o, device), dtype) for o in operands if o is not None]
+    present = [wrapped(operand(o, device), dtype) for o in operands if o is not None]
 
     def at(*nodes: Node) -> Node:
         given = iter(nodes)
@@ -82,17 +82,12 @@ def operand(value: Operand, device: torch.device) -> Operand:
     return scalar_tensor(value, device) if isinstance(value, sympy.Expr) else value
 
 
-def _fitting(value: Operand, dtype: torch.dtype) -> Operand:
-    """An integer operand as a number of the integer type `dtype`: negative ones wrap in unsigned types. Raises
-    LoweringError for one that does not fit: what eager does then is its own."""
+def wrapped(value: Operand, dtype: torch.dtype) -> Operand:
+    """An integer operand as a number of the integer type `dtype`, modulo 2ⁿ as eager wraps it."""
     if not isinstance(value, int) or dtype.is_floating_point or dtype == torch.bool:
         return value
     limits = torch.iinfo(dtype)
-    if limits.min <= value <= limits.max:
-        return value
-    if limits.min == 0 and -limits.max <= value:
-        return value + limits.max + 1
-    raise LoweringError(f"{value} does not fit {dtype}.")
+    return (value - limits.min) % 2**limits.bits + limits.min
 
 
 def _lower_row(row: Row) -> Callable[..., Tensor]:
@@ -271,28 +266,6 @@ def _choice(builder: Builder, condition: Tensor, a: Operand, b: Operand) -> Tens
 
 
 # comparisons and logic ------------------------------------------------------------------------------------------------
-
-
-def _lower_comparison(name: str) -> Callable[..., Tensor]:
-    def lowering(builder: Builder, a: Operand, b: Operand) -> Tensor:
-        """Compared in the promoted type; in int64 where a number does not fit that."""
-        dtype = builder.promote(Promotion.ALWAYS_BOOL, a, b)[0]
-        if any(isinstance(v, int) and not _holds(dtype, v) for v in (a, b)):
-            dtype = torch.int64
-        return elementwise(builder, lambda x, y: node(name, x, y), Promotion.ALWAYS_BOOL, a, b, compute_in=dtype)
-
-    return lowering
-
-
-def _holds(dtype: torch.dtype, value: int) -> bool:
-    """Whether `value` is a number of type `dtype`."""
-    if dtype.is_floating_point or dtype == torch.bool:
-        return True
-    return torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
-
-
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    lowers(*overloads(f"{_name}.Tensor {_name}.Scalar prims.{_name}"))(_lower_comparison(_name))
 
 
 def _lower_logic(name: str) -> Callable[..., Tensor]:

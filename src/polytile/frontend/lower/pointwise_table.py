@@ -259,6 +259,8 @@ TABLE: tuple[Row, ...] = (
         "shift_right",
         DEFAULT,
     ),
+    # comparisons
+    *[_row(f"{name}.Tensor {name}.Scalar prims.{name}", name, TO_BOOL) for name in ("eq", "ne", "lt", "le", "gt", "ge")],
     # binary, floating-point result
     _row("div.Tensor div.Scalar true_divide.Tensor true_divide.Scalar", "div", TO_FLOAT),
     _row("atan2", "atan2", TO_FLOAT),

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 UNIT_BATCH = Axis(sizes.axis("batch"), sizes.ONE)
 
 
-def generate(kernel: GemmKernel, lanes: int) -> str:
-    """Text that defines `epilogue(ptrs, sizes, batch, m, n, acc, count)`: the kernel's own pointers and integers start after
-    those of the matmul; `acc` holds the sums of columns n .. n + count - 1 of row m."""
+def generate(kernel: GemmKernel, lanes: int, leading: int | None = None, inline: bool = True) -> str:
+    """Text that defines `epilogue(ptrs, sizes, batch, m, n, acc, count)`: the kernel's own pointers start at `leading` (after
+    those of the matmul unless given), its integers after the matmul's; `acc` holds the sums of columns n .. n + count - 1 of
+    row m."""
+    leading = kernel.spec.leading_ptrs if leading is None else leading
     loop = kernel.epilogue
     assert loop is not None and len(loop.axes) == 3
     own = kernel.tensors[2:]
@@ -45,7 +47,7 @@ def generate(kernel: GemmKernel, lanes: int) -> str:
     for k, tensor in enumerate(own):
         kind = text.storage_type(tensor.dtype)
         const = "const " if tensor.role == "in" else ""
-        out.line(f"{const}{kind}* const {tensor.name} = ({const}{kind}*)ptrs[{kernel.spec.leading_ptrs + k}];")
+        out.line(f"{const}{kind}* const {tensor.name} = ({const}{kind}*)ptrs[{leading + k}];")
     for k, symbol in enumerate(kernel.symbols):
         out.line(f"const long {symbol.name} = sizes[{kernel.spec.leading_sizes + k}];")
     out.line("long error = 0; (void)error;")
@@ -53,7 +55,8 @@ def generate(kernel: GemmKernel, lanes: int) -> str:
     out.close("}")
     out.line("}  // namespace")
     out.line("}  // namespace pt")
-    out.open("static inline void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n, VACC acc, long count) {")
+    kind = "static inline" if inline else "static"
+    out.open(f"{kind} void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n, VACC acc, long count) {{")
     out.line(f"const pt::V<{element}, {lanes}> sums(acc);")
     out.line(f"if (__builtin_expect(count == {lanes}, 1)) pt::finish(pt::Full{{}}, ptrs, sizes, batch, m, n, sums, {lanes});")
     out.line("else pt::finish(pt::Part{}, ptrs, sizes, batch, m, n, sums, count);")

@@ -74,13 +74,14 @@ class Fuser:
                 self.writers.setdefault(name, set()).add(i)
             if isinstance(operation, Loop):
                 self.facts[i] = self._facts(operation)
-        self.heap: list[tuple[int, int, int, Proposal]] = []
+        self.heap: list[tuple[int, int, int, int, Proposal]] = []
+        self.pushed = 0
 
     def run(self) -> Program:
         for i in list(self.facts):
             self._push_all(i, [j for j in self._neighbours(i) if j > i])
         while self.heap:
-            _, _, _, proposal = heapq.heappop(self.heap)
+            *_, proposal = heapq.heappop(self.heap)
             now = self._proposal(proposal.first, proposal.second)
             if now == proposal:
                 self._try(proposal)
@@ -123,7 +124,8 @@ class Fuser:
                 self._push(proposal)
 
     def _push(self, proposal: Proposal) -> None:
-        heapq.heappush(self.heap, (-proposal.saved, proposal.first, proposal.second, proposal))
+        self.pushed += 1  # decides between equals: the same pair may be proposed twice
+        heapq.heappush(self.heap, (-proposal.saved, proposal.first, proposal.second, self.pushed, proposal))
 
     def _proposal(self, i: int, j: int) -> Proposal | None:
         """What fusing loops i and j would save as things stand; None if they are gone, kept apart, or plainly do not

@@ -159,6 +159,8 @@ def _domain(unified: Unified, first: Loop, second: Loop) -> Domain:
         axis = Axis(sizes.axis(f"{'r' if group is groups[1] else 'p'}{len(group)}"), shared.axis.size)
         symbols[shared.axis.symbol] = axis.symbol
         group.append(axis)
+    if not groups[1] and (first.reduced or second.reduced):
+        raise Unfit("the reduced axes have one point and drop out of the domain, which the reduction needs")
     mappings = [{k: sizes.substitute(v, symbols) for k, v in m.items()} for m in (unified.first, unified.second)]
     return Domain(tuple(groups[0]), tuple(groups[1]), mappings[0], mappings[1])
 

@@ -166,12 +166,12 @@ template <class T, int L> PT_FN V<T, L> sign(V<T, L> v) {
   else return select(v != zero, one, zero);
 }
 
-// NaN if either is NaN.
+// NaN if either is NaN. In a running minimum, `a`, what waits for the step before is the extreme itself, not the test.
 template <class T, int L> PT_FN V<T, L> minimum(V<T, L> a, alone<V<T, L>> b) {
-  if constexpr (is_float<T>) return select(a != a, a, lesser(a, b)); else return lesser(a, b);
+  if constexpr (is_float<T>) return select(b != b, b, lesser(b, a)); else return lesser(b, a);
 }
 template <class T, int L> PT_FN V<T, L> maximum(V<T, L> a, alone<V<T, L>> b) {
-  if constexpr (is_float<T>) return select(a != a, a, greater(a, b)); else return greater(a, b);
+  if constexpr (is_float<T>) return select(b != b, b, greater(b, a)); else return greater(b, a);
 }
 template <class T, int L> PT_FN V<T, L> min(V<T, L> a, alone<V<T, L>> b) { return minimum(a, b); }
 template <class T, int L> PT_FN V<T, L> max(V<T, L> a, alone<V<T, L>> b) { return maximum(a, b); }

@@ -8,6 +8,9 @@
 // one GCC vector `n`, padded to 16 bytes where it is narrower: what the padding lanes hold is anybody's guess, and no
 // operation on them traps.
 #pragma GCC diagnostic ignored "-Wpsabi"
+#if !defined(__clang__) && __GNUC__ < 12
+#error "polytile's kernels need GCC 12 or newer, or clang"
+#endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define PT_AVX512 1
