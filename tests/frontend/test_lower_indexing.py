@@ -51,7 +51,6 @@ READS: dict[str, Function] = {
     "apart": lambda x, i, j: x[i, :, j],
     "apart, leading dimensions first": lambda x, i, j: x[:, i].unsqueeze(0)[0, :, j],
     "one of a row": lambda x, i, j: x[:, i[:1]].squeeze(1),
-    "a row and a number": lambda x, i, j: torch.ops.aten.index.Tensor(x, [i, j[0, 0]]),
     "negative": lambda x, i, j: x[-i - 1],
     "int32": lambda x, i, j: x[i.int()],
     "computed source": lambda x, i, j: (x * 2).transpose(0, 1)[i],

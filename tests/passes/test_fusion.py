@@ -12,7 +12,7 @@ import torch
 
 from polytile.frontend.lower.value import Tensor
 from polytile.ir import expr, levels, sizes
-from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Ref, Store, View, whole
+from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Ref, Store, whole
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.horizontal import fuse_horizontally
 from polytile.passes.fusion.inline import inline_cheap
@@ -249,7 +249,7 @@ def test_unfit_loops_say_why() -> None:
     x = net.op("exp", net.input("x", S0, S0))
     program = net.program(net.op("add", x, net.permute(x, 1, 0)))
     first, second = (o for o in program.operations if isinstance(o, Loop))
-    with pytest.raises(Unfit, match="is stored at .* and read at"):
+    with pytest.raises(Unfit, match=r"is stored at .* and read at"):
         merge(first, second, program.buffers, frozenset())
 
 
@@ -357,8 +357,3 @@ def test_a_thousand_operations_take_a_few_seconds() -> None:
     after = optimize(program).program
     assert len(after.operations) < 0.4 * len(program.operations)
     assert time.perf_counter() - start < 60
-
-
-def view_of(tensor: Tensor) -> View:
-    assert tensor.view is not None
-    return tensor.view

@@ -79,12 +79,16 @@ class _Compilers:
             name = compiler.program_name(kind)
             if settings.get("debug") >= 3:
                 log.info("%s", graph.print_readable(print_output=False))
+            foreign = foreign_devices(graph)
+            if foreign:
+                why = f"polytile generates no kernels for {', '.join(foreign)} yet"
+                return _as_library_calls(graph, name, why)
             lowered = lower_graph(graph, name)
             with unset_fake_temporarily():  # AOTAutograd compiles under a mode that would make every new tensor a fake one
                 try:
                     compiled = compiler.compile_program(lowered, self.given, traced_sizes(graph))
                 except CompilerMissing as error:
-                    return _without_compiler(graph, name, str(error))
+                    return _as_library_calls(graph, name, f"no C++ compiler: {error}")
                 if self.hints is not None:
                     compiler.warm(compiled, hinted_sizes(self.hints, graph))
             return compiled
@@ -149,17 +153,24 @@ def hinted_sizes(hints: Any, graph: torch.fx.GraphModule) -> list[dict[sympy.Sym
 _warned: set[str] = set()
 
 
-def _without_compiler(graph: torch.fx.GraphModule, name: str, why: str) -> Callable[..., Any]:
+def foreign_devices(graph: torch.fx.GraphModule) -> list[str]:
+    """The device types of the graph's tensors for which there is no code generator."""
+    values = [v for node in graph.graph.nodes for v in torch.utils._pytree.tree_leaves(node.meta.get("val"))]
+    found = {v.device.type for v in values if isinstance(v, torch.Tensor)}
+    return sorted(found - {"cpu", "meta"})
+
+
+def _as_library_calls(graph: torch.fx.GraphModule, name: str, why: str) -> Callable[..., Any]:
     """Every operator as a library call: right, not fast, and said so."""
     from polytile import compiler
 
     if why not in _warned:
         _warned.add(why)
-        log.warning("polytile generates no kernels and runs ATen's instead: %s", why)
+        log.warning("polytile generates no kernels for this graph and runs ATen's instead: %s", why)
     reports = []
     for node in graph.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            reports.append(OperatorReport(str(node.target), "library", "no C++ compiler"))
+            reports.append(OperatorReport(str(node.target), "library", why))
             counters.add_library_call(str(node.target))
     counters.add("graphs_compiled")
     return compiler.record_library_program(name, tuple(reports), _Interpreted(graph))
@@ -168,7 +179,7 @@ def _without_compiler(graph: torch.fx.GraphModule, name: str, why: str) -> Calla
 class _Interpreted:
     """Runs the ATen graph node by node."""
 
-    source = "# no C++ compiler: the ATen graph is run as it is"
+    source = "# the ATen graph is run as it is"
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         self.graph = graph

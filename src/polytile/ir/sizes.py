@@ -14,6 +14,8 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.functions import FloorDiv, Max, Mod, ModularIndexing, PythonMod
 
 Size = sympy.Expr
@@ -30,7 +32,8 @@ def axis(name: str) -> sympy.Symbol:
 
 
 def as_size(value: object) -> sympy.Expr:
-    """int, sympy expression or torch.SymInt as an exact sympy expression; never specialises a SymInt."""
+    """int, sympy expression or torch.SymInt as an exact sympy expression; never specialises a SymInt. An expression that
+    the guards already hold to 1 is 1, so that it broadcasts."""
     if isinstance(value, sympy.Expr):
         return value
     if isinstance(value, int):
@@ -38,6 +41,8 @@ def as_size(value: object) -> sympy.Expr:
     node = getattr(value, "node", None)
     if node is None:
         raise TypeError(f"{value!r} of type {type(value).__name__} is not a size.")
+    if isinstance(value, torch.SymInt) and not node.expr.is_Atom and statically_known_true(value == 1):
+        return ONE
     return node.expr
 
 

@@ -28,6 +28,8 @@ def split_axes(program: Program) -> Program:
 
 
 def split_loop(loop: Loop) -> Loop:
+    if _divisions(loop):
+        loop = reindexed(loop, loop.axes, loop.reduced, {})
     for _ in range(MAX_SPLITS):
         before = _divisions(loop)
         if not before:

@@ -89,7 +89,15 @@ template <class T, int L> constexpr int raw_lanes = sizeof(T) * L < 16 ? 16 / in
 
 struct NoRaw {};
 template <class T, int L, bool Wide = wide<T, L>> struct Body { Raw<T, raw_lanes<T, L>> n; };
-template <class T, int L> struct Body<T, L, true> { V<T, L / 2> lo, hi; };
+template <class T, int L> struct Body<T, L, true> {  // copied half by half, which GCC keeps in registers
+  V<T, L / 2> lo, hi;
+  Body() = default;
+  PT_FN Body(const Body& b) : lo(b.lo), hi(b.hi) {}
+  PT_FN Body& operator=(const Body& b) {
+    lo = b.lo, hi = b.hi;
+    return *this;
+  }
+};
 template <class T, int L, bool Wide = wide<T, L>> struct Inside { using type = Raw<T, raw_lanes<T, L>>; };
 template <class T, int L> struct Inside<T, L, true> { using type = NoRaw; };
 
@@ -120,7 +128,7 @@ template <class T, int L> struct V : Body<T, L> {
   V() = default;  // not set; V{} is zero
   PT_FN V(Inner raw) { if constexpr (!wide<T, L>) this->n = raw; }
   PT_FN V(T x) {  // every lane x
-    if constexpr (wide<T, L>) this->lo = this->hi = V<T, L / 2>(x);
+    if constexpr (wide<T, L>) this->lo = V<T, L / 2>(x), this->hi = V<T, L / 2>(x);
     else this->n = x - Inner{};
   }
   PT_FN V(V<T, L / 2 + (L == 1)> lo, V<T, L / 2 + (L == 1)> hi) {

@@ -1,0 +1,149 @@
+"""What nobody needs goes, what is stored twice is stored once, and dying memory is offered to new buffers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from polytile.ir import sizes
+from polytile.ir.program import Extern, Loop, Program, Ref
+from polytile.passes.dce import eliminate_dead_code
+from polytile.passes.duplicates import merge_duplicates
+from polytile.passes.inplace import reuse
+from polytile.passes.pipeline import optimize
+from tests.passes.helpers import F32, I64, S0, S1, Net, assert_same, loop_of, softmax
+
+aten = torch.ops.aten
+EXTENTS = {S0: 3, S1: 5}
+
+
+# dead code ---------------------------------------------------------------------------------------------------------------
+
+
+def test_chains_that_end_nowhere_go_with_their_buffers() -> None:
+    net = Net()
+    x = net.input("x", S0, S1)
+    net.op("sin", net.op("exp", x))
+    net.mm(x, net.permute(x, 1, 0))
+    before = net.program(net.op("neg", x))
+    after = eliminate_dead_code(before)
+    assert len(after.operations) == 1
+    assert set(after.buffers) == {"x", *after.output_buffers()}
+    assert_same(before, after, EXTENTS)
+
+
+def test_one_of_several_stores_goes() -> None:
+    net = Net()
+    x = net.input("x", S0, S1)
+    net.op("sin", x)
+    kept = net.op("exp", x)
+    before = net.program(kept)
+    first, second = (o for o in before.operations if isinstance(o, Loop))
+    both = replace(before, operations=(replace(first, stores=first.stores + second.stores),))
+    after = eliminate_dead_code(both)
+    assert loop_of(after).writes() == before.output_buffers()
+
+
+def test_writes_to_inputs_are_kept() -> None:
+    net = Net()
+    x = net.input("x", S0, S1)
+    net.write(x, net.op("add", x, 1.0))
+    assert len(eliminate_dead_code(net.program()).operations) == 2
+
+
+CALLS = {
+    "pure": (aten.neg.default, (), False),
+    "random": (aten.rand_like.default, (), True),
+    "changes its argument": (aten.add_.Tensor, (1.0,), True),
+    "not an ATen operator": (torch.neg, (), True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_library_calls_are_kept_for_their_effects(name: str) -> None:
+    target, more, kept = CALLS[name]
+    net = Net()
+    x = net.input("x", S0, S1)
+    assert x.view is not None
+    out = net.builder.new_buffer(x.sizes, F32, torch.device("cpu"))
+    net.builder.emit(Extern("lib0", target, (Ref(x.view), *more), (), (out.name,)))
+    assert len(eliminate_dead_code(net.program()).operations) == kept
+
+
+# duplicates --------------------------------------------------------------------------------------------------------------
+
+
+def twice(outputs: int) -> Program:
+    """exp(x) stored in two buffers, both read by products."""
+    net = Net()
+    x, y = net.input("x", S0, S0), net.input("y", S0, S0)
+    copies = [net.op("exp", x), net.op("exp", x)]
+    products = [net.mm(c, y) for c in copies]
+    return net.program(*products, *copies[:outputs])
+
+
+@pytest.mark.parametrize("outputs", [0, 1, 2])
+def test_a_value_stored_twice_is_stored_once_unless_both_are_returned(outputs: int) -> None:
+    before = twice(outputs)
+    after = optimize(before).program
+    assert_same(before, after, EXTENTS)
+    stores = [s for o in after.operations if isinstance(o, Loop) for s in o.stores]
+    assert len(stores) == (2 if outputs == 2 else 1)
+
+
+def test_a_copy_that_is_changed_later_stays_apart() -> None:
+    net = Net()
+    x = net.input("x", S0, S1)
+    one, other = net.op("exp", x), net.op("exp", x)
+    net.write(one, net.input("y", S0, S1))
+    before = net.program(one, net.reduce("sum", other, 1))
+    first, second, *rest = before.operations
+    assert isinstance(first, Loop) and isinstance(second, Loop)
+    joined = replace(before, operations=(replace(second, stores=first.stores + second.stores), *rest))
+    after = merge_duplicates(joined)
+    assert after == joined
+    assert_same(before, after, EXTENTS)
+
+
+# memory that dies --------------------------------------------------------------------------------------------------------
+
+
+def mm_then(net: Net) -> Program:
+    x = net.input("x", S0, S0)
+    return optimize(net.program(net.reduce("sum", net.mm(softmax(net, net.mm(x, x)), x), 1))).program
+
+
+def test_a_result_may_be_written_over_the_temporary_it_is_computed_from() -> None:
+    program = mm_then(Net())
+    scores, softened = (loop_of(program).reads(), loop_of(program).writes())
+    assert reuse(program) == {softened.pop(): scores.pop()}
+
+
+def test_inputs_outputs_and_other_shapes_keep_their_memory() -> None:
+    net = Net()
+    x = net.input("x", S0, S0)
+    product = net.mm(x, x)
+    program = optimize(net.program(net.op("exp", x), product, net.reduce("sum", softmax(net, product), 1))).program
+    assert reuse(program) == {}
+
+
+def test_a_donated_input_gives_its_memory() -> None:
+    net = Net()
+    program = net.program(net.op("exp", net.input("x", S0, S1)))
+    (out,) = program.output_buffers()
+    assert reuse(program) == {}
+    assert reuse(program, donated=["x"]) == {out: "x"}
+
+
+def test_a_wider_or_differently_laid_out_buffer_gets_no_memory() -> None:
+    net = Net()
+    x = net.input("x", S0, S1)
+    columns = net.builder.realize(net.op("exp", x), (sizes.ONE, S0))
+    program = net.program(columns)
+    assert columns.view is not None and columns.view.buffer not in reuse(program)
+    net = Net()
+    indices = net.input("rows", S0, dtype=I64)
+    program = net.program(net.map(lambda v: v, indices, dtype=I64))
+    assert len(reuse(program, donated=["rows"])) == 1
