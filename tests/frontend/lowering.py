@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import operator
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -145,8 +145,8 @@ def run(program: Program, args: list[Any]) -> list[Any]:
 def check(
     fn: Callable[..., Any], *args: Any, library: bool = False, rtol: float | None = None, atol: float | None = None
 ) -> Program:
-    """Lowers `fn`, runs the Program on `args` (sizes of 2 and more are symbolic) and compares values, types, sizes
-    and strides with eager. Unless `library`, no operator may have become a library call."""
+    """Lowers `fn`, runs the Program on `args` (sizes of 2 and more are symbolic) and compares values, types, sizes and
+    strides with eager. Unless `library`, no operator may have become a library call."""
     program = lower(fn, *args)
     if not library:
         assert library_calls(program) == [], library_calls(program)
@@ -155,11 +155,43 @@ def check(
     torch.manual_seed(0)
     got = run(program, list(args))
     assert len(got) == len(expected)
-    for mine, eager in zip(got, expected, strict=True):
-        if not isinstance(eager, torch.Tensor):
-            assert mine == eager, (mine, eager)
-            continue
-        if eager.numel():
-            assert mine.stride() == eager.stride(), (mine.stride(), eager.stride())
-        torch.testing.assert_close(mine, eager, rtol=rtol, atol=atol, equal_nan=True)
+    for k, (mine, eager) in enumerate(zip(got, expected, strict=True)):
+        _compare(mine, eager, f"output {k}", rtol, atol)
     return program
+
+
+def check_each(
+    functions: Mapping[str, Callable[..., Any]],
+    *args: Any,
+    tolerances: Mapping[torch.dtype, float] | None = None,
+    library: bool = False,
+) -> None:
+    """`check` of all the functions in one program, of those that eager has for `args` at all; a failure names its function.
+    `tolerances`: absolute and relative by result type, 0 for types not given."""
+    able = {name: fn for name, fn in functions.items() if _works(fn, *args)}
+    assert able, "eager has none of these operators for these arguments"
+    program = lower(lambda *a: tuple(fn(*a) for fn in able.values()), *args)
+    if not library:
+        assert library_calls(program) == [], library_calls(program)
+    got = run(program, list(args))
+    for (name, fn), mine in zip(able.items(), got, strict=True):
+        eager = fn(*args)
+        tolerance = (tolerances or {}).get(eager.dtype, 0.0)
+        _compare(mine, eager, name, tolerance, tolerance)
+
+
+def _works(fn: Callable[..., Any], *args: Any) -> bool:
+    try:
+        fn(*args)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
+    return True
+
+
+def _compare(mine: Any, eager: Any, what: str, rtol: float | None, atol: float | None) -> None:
+    if not isinstance(eager, torch.Tensor):
+        assert mine == eager, (what, mine, eager)
+        return
+    if eager.numel():
+        assert mine.stride() == eager.stride(), (what, mine.stride(), eager.stride())
+    torch.testing.assert_close(mine, eager, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{what}: {m}")

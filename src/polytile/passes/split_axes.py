@@ -10,16 +10,18 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
 from polytile.ir import sizes
 from polytile.ir.program import Axis, Loop, Program
-from polytile.passes.loops import canonical, has_scan, indices, linear, map_loops, reindexed
+from polytile.passes.loops import Mapped, canonical, has_scan, indices, linear, map_loops, reindexed
 
 _DIVISIONS = (FloorDiv, Mod, PythonMod, ModularIndexing)
 MAX_SPLITS = 12
+OUTER, INNER = sizes.axis("outer"), sizes.axis("inner")
 
 
 def split_axes(program: Program) -> Program:
@@ -28,17 +30,41 @@ def split_axes(program: Program) -> Program:
 
 
 def split_loop(loop: Loop) -> Loop:
-    if _divisions(loop):
+    return traced_split(loop)[0]
+
+
+def traced_split(loop: Loop) -> tuple[Loop, dict[sympy.Symbol, sympy.Expr]]:
+    """The loop with its axes split, and the new axes as functions of the old ones (floor-divisions and moduli)."""
+    origin: dict[sympy.Symbol, sympy.Expr] = {a.symbol: a.symbol for a in loop.axes + loop.reduced}
+    before = _divisions(loop)
+    if before:
         loop = reindexed(loop, loop.axes, loop.reduced, {})
-    for _ in range(MAX_SPLITS):
         before = _divisions(loop)
-        if not before:
-            return loop
-        better = next((new for new in _candidates(loop, before) if len(_divisions(new)) < len(before)), None)
+    for _ in range(MAX_SPLITS):
+        better = next((new for new in _candidates(loop, before) if len(_divisions(new.loop)) < len(before)), None)
         if better is None:
-            return loop
-        loop = canonical(better)
-    return loop
+            break
+        loop, origin = better.renamed(origin)
+        before = _divisions(loop)
+    return loop, origin
+
+
+@dataclass(frozen=True)
+class _Split:
+    """`loop` has `axis` as OUTER and INNER, of `inner` elements."""
+
+    loop: Loop
+    axis: sympy.Symbol
+    inner: sympy.Expr
+
+    def renamed(self, origin: Mapped) -> tuple[Loop, dict[sympy.Symbol, sympy.Expr]]:
+        """The loop with canonical names, and its axes as functions of the original ones by `origin`, those of the loop
+        before the split."""
+        parts = {OUTER: FloorDiv(origin[self.axis], self.inner), INNER: Mod(origin[self.axis], self.inner)}
+        after = canonical(self.loop)
+        kept = [a for a in self.loop.axes if a.size != 1] + [a for a in self.loop.reduced if a.size != 1]
+        pairs = zip(after.axes + after.reduced, kept, strict=True)
+        return after, {new.symbol: parts.get(old.symbol, origin.get(old.symbol, sizes.ZERO)) for new, old in pairs}
 
 
 def _divisions(loop: Loop) -> list[sympy.Expr]:
@@ -51,7 +77,7 @@ def _divisions(loop: Loop) -> list[sympy.Expr]:
     return sorted(found, key=lambda e: (len(str(e)), str(e)))
 
 
-def _candidates(loop: Loop, divisions: list[sympy.Expr]) -> Iterator[Loop]:
+def _candidates(loop: Loop, divisions: list[sympy.Expr]) -> Iterator[_Split]:
     """The loop with one axis split at the divisor of one of its divisions."""
     tried = set()
     whole = {a.symbol for a in loop.reduced} if has_scan(loop) else set()
@@ -67,12 +93,12 @@ def _candidates(loop: Loop, divisions: list[sympy.Expr]) -> Iterator[Loop]:
             tried.add((axis, inner))
             outer = sizes.divide(sympy.expand(axis.size), inner)
             if outer is not None and outer != 1:
-                yield _split(loop, axis, outer, inner)
+                yield _Split(_split(loop, axis, outer, inner), axis.symbol, inner)
 
 
 def _split(loop: Loop, axis: Axis, outer: sympy.Expr, inner: sympy.Expr) -> Loop:
     """`axis` as (outer, inner), axis = outer·size(inner) + inner."""
-    pair = (Axis(sizes.axis("outer"), outer), Axis(sizes.axis("inner"), inner))
+    pair = (Axis(OUTER, outer), Axis(INNER, inner))
     mapping = {axis.symbol: pair[0].symbol * inner + pair[1].symbol}
 
     def group(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

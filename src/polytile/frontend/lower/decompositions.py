@@ -25,7 +25,7 @@ FROM_TORCH = """
     _adaptive_avg_pool2d _log_softmax_backward_data _native_batch_norm_legit _batch_norm_with_update
     addmv dist elu gelu hardtanh huber_loss leaky_relu native_batch_norm
     rrelu_with_noise_backward ldexp tril_indices triu_indices
-    permute_copy view_copy unbind_copy narrow_copy as_strided_copy as_strided_scatter
+    permute_copy view_copy unbind_copy narrow_copy as_strided_copy
 """.split()
 
 # Lowered whole, or better as a library call than as torch takes them apart.
@@ -33,9 +33,6 @@ KEPT = """
     _scaled_dot_product_flash_attention_for_cpu all baddbmm bernoulli count_nonzero embedding_bag
     floor_divide nansum rrelu_with_noise rrelu_with_noise_ rsub std take
 """.split()
-
-# Taken apart for floating-point tensors alone: of uint8 images eager interpolates in fixed point.
-OF_FLOATS = "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d".split()
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -93,8 +90,6 @@ def _table() -> Mapping[OpOverload, Callable[..., Any]]:
     table.update(torch._decomp.get_decompositions([op for name in FROM_TORCH for op in all_overloads(name)]))
     for op in [op for name in KEPT for op in all_overloads(name)]:
         table.pop(op, None)
-    for op in [op for name in OF_FLOATS for op in all_overloads(name) if op in table]:
-        table[op] = _of_floats(table[op])
     for name, rule in OWN.items():
         table.update(dict.fromkeys(overloads(name), rule))
     return table
@@ -105,10 +100,3 @@ def _core() -> Mapping[Any, Callable[..., Any]]:
     which takes 100 ms and which the tracer takes apart without being told."""
     short = getattr(torch._decomp, "_core_aten_decompositions_post_autograd", None)
     return short() if short is not None else torch._decomp.core_aten_decompositions()
-
-
-def _of_floats(rule: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return rule(x, *args, **kwargs) if x.dtype.is_floating_point else NotImplemented
-
-    return checked

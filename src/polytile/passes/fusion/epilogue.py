@@ -21,10 +21,11 @@ import sympy
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Op
 from polytile.ir.program import Axis, Loop, Program, Store, Template, compute_dtype
-from polytile.passes.fusion.axes import unify
+from polytile.passes.fusion.axes import Unified, unify
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.merge import Domain, Unfit, join, pairs_of, passed_buffers
 from polytile.passes.loops import linear, merged_origins
+from polytile.passes.split_axes import traced_split
 
 log = logging.getLogger("polytile.fusion")
 AXES = tuple(sizes.axis(name) for name in ("b", "m", "n"))
@@ -82,9 +83,7 @@ def with_epilogue(template: Template, consumer: Loop, program: Program, droppabl
     if consumer.writes() & {template.a.buffer, template.b.buffer}:
         raise Unfit("the consumer overwrites an operand of the product")
     host = template.epilogue or plain_epilogue(template)
-    pairs = pairs_of(host, consumer, passed_buffers(host, consumer))
-    domain = _hosted(host, consumer, pairs)
-    merged = join(host, consumer, domain, program.buffers, droppable).loop
+    merged = join(host, consumer, _hosted(host, consumer), program.buffers, droppable).loop
     n = host.axes[2].symbol
     indices = [s.index for s in merged.stores] + [load.index for load in expr.loads(*merged.roots)]
     if any(linear(index, (n,)) is None for index in indices):
@@ -100,20 +99,33 @@ def plain_epilogue(template: Template) -> Loop:
     return Loop(template.name, axes, (), (Store(template.out.buffer, template.out.index(AXES), product),))
 
 
-def _hosted(host: Loop, consumer: Loop, pairs: tuple[tuple[sympy.Expr, sympy.Expr], ...]) -> Domain:
-    """The domain of `host` itself, with the consumer's axes as functions of (batch, m, n)."""
-    unified = unify(host.axes, consumer.axes, pairs)
+def _hosted(host: Loop, consumer: Loop) -> Domain:
+    """The domain of `host` itself, with the consumer's axes as functions of (batch, m, n).
+
+    Consumers are matched with a copy of `host` whose axes are split until no index holds a division, so that work can
+    follow an earlier part of the epilogue that split an axis.
+    """
+    split, origin = traced_split(host)
+    pairs = pairs_of(split, consumer, passed_buffers(split, consumer))
+    unified = unify(split.axes, consumer.axes, pairs)
     if any(s.first is None or s.second is None for s in unified.shared):
         raise Unfit("the consumer's points are not the product's")
-    ranges = host.ranges
+    pieces = _pieces(unified, split)
+    second = {symbol: sizes.substitute(index, pieces) for symbol, index in unified.second.items()}
+    back = {symbol: sizes.simplify(sizes.substitute(index, origin), host.ranges) for symbol, index in second.items()}
+    return Domain(host.axes, (), {}, back)
+
+
+def _pieces(unified: Unified, loop: Loop) -> dict[sympy.Symbol, sympy.Expr]:
+    """The common axes as functions of those of `loop`, which came first in the unification."""
+    ranges = loop.ranges
     pieces: dict[sympy.Symbol, sympy.Expr] = {}
-    for axis in host.axes:
+    for axis in loop.axes:
         held = [s for s in unified.shared if s.first == axis.symbol]
         weight = sizes.ONE
         for shared in reversed(held):  # innermost piece first
             quotient = sizes.floor_div(axis.symbol, weight, ranges)
-            last = shared is held[0]
-            pieces[shared.axis.symbol] = quotient if last else sizes.modulo(quotient, shared.axis.size, ranges)
+            outermost = shared is held[0]
+            pieces[shared.axis.symbol] = quotient if outermost else sizes.modulo(quotient, shared.axis.size, ranges)
             weight = sympy.expand(weight * shared.axis.size)
-    second = {symbol: sizes.substitute(index, pieces) for symbol, index in unified.second.items()}
-    return Domain(host.axes, (), {}, second)
+    return pieces
