@@ -51,10 +51,7 @@ def test_each_hint_gets_its_decision_when_the_function_is_compiled(kind: str, em
     run = polytile.compile(function, hints=HINTS)
     check(function, run, *square(96, len(shapes)))
     at_first = {max(size for _, size in d.sizes) for d in decisions()}
-    if kind != "pointwise":
-        assert set(HINTS) <= at_first
-    else:  # one flat axis: n² points
-        assert {n * n for n in HINTS} <= at_first
+    assert set(HINTS) <= at_first
     counts = dict(polytile.counters)
     for hint in HINTS:
         check(function, run, *square(hint, len(shapes)))

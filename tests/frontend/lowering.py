@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
+from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from polytile.errors import LoweringError
@@ -29,14 +30,15 @@ from polytile.ir.program import Buffer, Extern, Input, Program, View, whole
 
 def trace(fn: Callable[..., Any], *args: Any, symbolic: bool = True) -> torch.fx.GraphModule:
     """`fn` as a functional graph of decomposed ATen operators; `args` are tensors and ints."""
-    mode = "symbolic" if symbolic else "fake"
 
     def of_these(*args: Any) -> Any:  # as many parameters as arguments, whatever the defaults of `fn`
         return fn(*args)
 
-    graph = make_fx(
-        torch.func.functionalize(of_these, remove="mutations"), tracing_mode=mode, decomposition_table=decompositions()
-    )(*args)
+    mode = "symbolic" if symbolic else "fake"
+    graph = make_fx(of_these, tracing_mode=mode, decomposition_table=decompositions())(*args)
+    if any(isinstance(n.target, OpOverload) and n.target._schema.is_mutable for n in graph.graph.nodes):
+        functional = torch.func.functionalize(graph, remove="mutations")
+        graph = make_fx(functional, tracing_mode=mode, decomposition_table=decompositions())(*args)
     graph.graph.eliminate_dead_code()
     return graph
 

@@ -95,6 +95,12 @@ def test_a_computed_operand_is_stored_once() -> None:
     assert [type(op) for op in program.operations] == [Loop, Template]
 
 
+def test_a_computed_operand_is_written_in_its_own_order_and_read_as_a_transpose() -> None:
+    program = check(lambda x, y: x.exp().t() @ y.sin().mT.contiguous().mT, torch.randn(6, 4), torch.randn(6, 5))
+    (template,) = templates(program)
+    assert template.a.strides[1] == 1 and template.b.strides[1] == 1
+
+
 def test_what_is_added_to_a_product_is_one_loop_that_reads_it() -> None:
     x, y, b = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
     program = check(lambda x, y, b: F.linear(x, y.t(), b).relu(), x, y, b)

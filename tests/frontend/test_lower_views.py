@@ -110,18 +110,17 @@ def _listed(value: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.parametrize("layout", ["transposed", "sliced", "offset"])
+@pytest.mark.parametrize("layout", ["transposed", "sliced"])
 def test_views_of_strided_inputs(name: str, layout: str) -> None:
     x = {
         "transposed": torch.randn(8, 6, 4).transpose(0, 2),
-        "sliced": torch.randn(4, 12, 16)[:, ::2, :8],
-        "offset": torch.randn(5, 6, 8)[1:],
+        "sliced": torch.randn(5, 12, 16)[1:, ::2, :8],
     }[layout]
     try:
         results = _listed(VIEWS[name](x))
     except RuntimeError:
         pytest.skip("eager has no such view")
-    if name == "as strided" and layout == "offset":
+    if name == "as strided" and layout == "sliced":
         pytest.skip("the place in memory is the input's storage offset, which this driver does not pass")
     program = check(VIEWS[name], x)
     assert (program.operations == ()) == all(aliases(y, x) for y in results)

@@ -460,6 +460,7 @@ template <int N> long go() {
     if (hsum(as<i32>(first_n<float, N>(n))) != -n || hsum(as<i64>(first_n<double, N>(n))) != -n) return 7;
   f += 1, f *= 2, f -= f / 2;
   if (hany(f != iota<float, N>() + 1) || hany((i & 1) != (i - (i >> 1 << 1))) || hall(!f)) return 8;
+  if (hany(round_to<bf16>(V<float, N>(1.001f)) != 1.0f) || hany(round_to<f16>(V<double, N>(1.0001)) != 1.0)) return 9;
   return 0;
 }
 """

@@ -157,7 +157,7 @@ def foreign_devices(graph: torch.fx.GraphModule) -> list[str]:
     """The device types of the graph's tensors for which there is no code generator."""
     values = [v for node in graph.graph.nodes for v in torch.utils._pytree.tree_leaves(node.meta.get("val"))]
     found = {v.device.type for v in values if isinstance(v, torch.Tensor)}
-    return sorted(found - {"cpu", "meta"})
+    return sorted(found - {"cpu"})
 
 
 def _as_library_calls(graph: torch.fx.GraphModule, name: str, why: str) -> Callable[..., Any]:

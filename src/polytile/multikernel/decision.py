@@ -18,7 +18,8 @@ class Standing:
 
     def __str__(self) -> str:
         time = "" if math.isnan(self.seconds) else f" {self.seconds * 1e6:.4g} µs"
-        return f"{self.candidate}{time}{f' ({self.note})' if self.note else ''}"
+        why = self.note.split("\n", 1)[0]  # a compiler's messages have many lines, a decision has one
+        return f"{self.candidate}{time}{f' ({why})' if why else ''}"
 
 
 @dataclass(frozen=True)

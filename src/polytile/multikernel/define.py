@@ -9,6 +9,7 @@ import sympy
 import torch
 
 from polytile import options as settings
+from polytile.errors import OptionError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Loop, Template, View
 from polytile.kernels import loops, templates, variants
@@ -114,7 +115,7 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], options: 
     kernel, site = templates.canonicalize(template, buffers)
     fallback = _unfused(kernel, options)
     threads = variants.thread_counts(variants.most_threads())
-    sources = str(options.get("sources", settings.get("sources"))).split(",")
+    sources = _sources(str(options.get("sources", settings.get("sources"))))
     candidates = templates.candidates(kernel, template.origins, threads, fallback, sources)
     spec = KernelSpec(
         name=templates.kernel_name(kernel, template.origins),
@@ -130,6 +131,19 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], options: 
         make_args=lambda size: templates.make_args(kernel, size),
     )
     return define(spec, candidates, options), site.buffers, site.sizes
+
+
+SOURCES = ("cpp", "library")
+
+
+def _sources(text: str) -> tuple[str, ...]:
+    """The names in the option `sources`, in its order. Raises OptionError for one that is none."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in SOURCES]
+    if unknown or not names:
+        what = f"names {unknown[0]!r}" if unknown else "names none"
+        raise OptionError(f"option 'sources' {what}; choose from {', '.join(SOURCES)}, comma-separated.")
+    return names
 
 
 def _unfused(kernel: templates.GemmKernel, options: Mapping[str, Any]) -> Any:

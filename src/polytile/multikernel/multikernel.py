@@ -206,14 +206,15 @@ class MultiKernel:
         except Exception as error:
             self._record(request, candidate, Outcome.COMPILE_ERROR, error)
             self._rejected[candidate.name] = f"{Outcome.COMPILE_ERROR.value}: {error}"
+            trace.rejected(self.spec, candidate.name, str(error), Outcome.COMPILE_ERROR)
         return None
 
     def _learn(self, key: int, request: Request) -> None:
         """Keeps what the links found out about candidates that fail."""
         for name, reason in request.rejected.items():
             if request.outcomes.get(name) in (Outcome.WRONG, Outcome.COMPILE_ERROR):
-                if name not in self._rejected and request.outcomes[name] is Outcome.WRONG:
-                    trace.wrong_result(self.spec, name, reason)
+                if name not in self._rejected:
+                    trace.rejected(self.spec, name, reason, request.outcomes[name])
                 self._rejected[name] = reason
             else:
                 self._rejected_at.setdefault(key, {})[name] = reason

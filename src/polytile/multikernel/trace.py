@@ -15,6 +15,7 @@ from polytile import options
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.spec import KernelSpec
+from polytile.problem import Outcome
 
 log = logging.getLogger("polytile.multikernel")
 
@@ -38,9 +39,10 @@ def announce(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decisi
             log.warning("The metrics table %s cannot be written: %s.", path, error.strerror)
 
 
-def wrong_result(spec: KernelSpec, candidate: str, detail: str) -> None:
-    """A candidate's result was wrong: a defect of its generator, told whatever the options say."""
-    log.warning("Candidate %r of kernel %r gives a wrong result and is not used: %s.", candidate, spec.name, detail)
+def rejected(spec: KernelSpec, candidate: str, detail: str, outcome: Outcome) -> None:
+    """A candidate's result was wrong or it did not compile: a defect of its generator, told whatever the options say."""
+    what = "gives a wrong result" if outcome is Outcome.WRONG else "did not compile"
+    log.warning("Candidate %r of kernel %r %s and is not used: %s.", candidate, spec.name, what, detail)
 
 
 def _row(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decision) -> list[str]:
@@ -89,4 +91,4 @@ def _line(values: Sequence[str]) -> str:
     return buffer.getvalue()
 
 
-__all__ = ["COLUMNS", "announce", "source_path", "wrong_result"]
+__all__ = ["COLUMNS", "announce", "rejected", "source_path"]

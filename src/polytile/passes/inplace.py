@@ -1,7 +1,7 @@
 """Which temporaries may take over the memory of one that dies: `reuse(program)` → {new buffer: old buffer}.
 
 A buffer may be written into the memory of another if the operation that fills it is the last to use the other, both
-have the same sizes, strides and element width, and every element is read by the point that writes it, not later (see
+have the same number and type of elements, and every element is read by the point that writes it, not later (see
 `ir.levels`). Inputs are reused only if donated. The mapping is a permission: the wrapper's memory planner decides.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from polytile.ir import levels, sizes
-from polytile.ir.program import Buffer, Loop, Operation, Program, Template
+from polytile.ir.program import Buffer, Extern, Loop, Operation, Program, Template
 
 
 def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
@@ -19,6 +19,7 @@ def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
     away."""
     last_use, first_write = _lifetimes(program)
     kept = program.output_buffers() | (program.input_buffers() - set(donated)) | set(program.scalars.values())
+    kept |= _maybe_aliased(program)
     given: dict[str, str] = {}
     for i, operation in enumerate(program.operations):
         loop = _body(operation)
@@ -61,13 +62,20 @@ def _lifetimes(program: Program) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _same_memory(new: Buffer, old: Buffer) -> bool:
-    pairs = zip((*new.sizes, *new.strides), (*old.sizes, *old.strides), strict=False)
-    return (
-        len(new.sizes) == len(old.sizes)
-        and new.dtype.itemsize == old.dtype.itemsize
-        and new.device == old.device
-        and all(sizes.equal(a, b) for a, b in pairs)
-    )
+    """Shapes may differ: what counts is that the same point reads and writes the same offset."""
+    like = new.dtype == old.dtype and new.device == old.device
+    return like and sizes.equal(new.storage_size, old.storage_size)
+
+
+def _maybe_aliased(program: Program) -> set[str]:
+    """Buffers that a library call takes and may give back as (part of) its result, and what such calls return."""
+    found: set[str] = set()
+    for operation in program.operations:
+        if isinstance(operation, Extern):
+            schema = getattr(operation.target, "_schema", None)
+            if schema is None or any(r.alias_info is not None for r in schema.returns):
+                found |= operation.reads() | operation.writes()
+    return found
 
 
 def _safe(loop: Loop, new: str, old: str, given: Mapping[str, str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -28,20 +28,21 @@ def reindexed(loop: Loop, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], map
 
 def canonical(loop: Loop) -> Loop:
     """`loop` without axes of size 1, its axes named p0, p1, ... and r0, r1, ... in order."""
-    mapping: dict[sympy.Symbol, sympy.Expr] = {}
+    mapping: dict[sympy.Symbol, sympy.Expr] = {a.symbol: sizes.ZERO for a in loop.axes + loop.reduced}
     groups = []
-    for prefix, group in (("p", loop.axes), ("r", loop.reduced)):
-        kept = [a for a in group if a.size != 1]
-        mapping.update({a.symbol: sizes.ZERO for a in group if a.size == 1})
-        if prefix == "r" and group and not kept:  # a reduction of one element keeps its axis
-            kept = [group[0]]
-            del mapping[group[0].symbol]
-        renamed = [Axis(sizes.axis(f"{prefix}{i}"), a.size) for i, a in enumerate(kept)]
-        mapping.update({a.symbol: b.symbol for a, b in zip(kept, renamed, strict=True) if a.symbol != b.symbol})
-        groups.append(tuple(renamed))
-    if not mapping and groups == [loop.axes, loop.reduced]:
+    for prefix, kept in zip("pr", kept_axes(loop), strict=True):
+        renamed = tuple(Axis(sizes.axis(f"{prefix}{i}"), a.size) for i, a in enumerate(kept))
+        mapping.update({a.symbol: b.symbol for a, b in zip(kept, renamed, strict=True)})
+        groups.append(renamed)
+    if groups == [loop.axes, loop.reduced]:
         return loop
-    return reindexed(loop, groups[0], groups[1], mapping)
+    return reindexed(loop, groups[0], groups[1], {a: b for a, b in mapping.items() if a != b})
+
+
+def kept_axes(loop: Loop) -> tuple[list[Axis], list[Axis]]:
+    """The axes and reduced axes of other sizes than 1; a reduction of one element keeps an axis."""
+    axes, reduced = ([a for a in group if a.size != 1] for group in (loop.axes, loop.reduced))
+    return axes, reduced or list(loop.reduced[:1])
 
 
 def has_scan(loop: Loop) -> bool:
@@ -100,3 +101,12 @@ def merged_origins(*groups: tuple[str, ...]) -> tuple[str, ...]:
 
 def node_count(*roots: Node) -> int:
     return sum(1 for _ in expr.walk(*roots))
+
+
+def touching(operations: Sequence[Operation]) -> dict[str, list[int]]:
+    """For each buffer the positions of the operations that read or write it."""
+    found: dict[str, list[int]] = {}
+    for i, operation in enumerate(operations):
+        for name in operation.reads() | operation.writes():
+            found.setdefault(name, []).append(i)
+    return found

@@ -23,6 +23,7 @@ from polytile.passes.fusion.horizontal import fuse_horizontally
 from polytile.passes.fusion.inline import inline_cheap
 from polytile.passes.fusion.vertical import fuse_vertically
 from polytile.passes.inplace import reuse
+from polytile.passes.layout import choose_layouts
 from polytile.passes.merge_axes import merge_axes
 from polytile.passes.simplify import simplify
 from polytile.passes.split_axes import split_axes
@@ -48,6 +49,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("horizontal fusion", fuse_horizontally, fusion=True),
     Pass("inlining", inline_cheap, fusion=True),
     Pass("vertical fusion again", fuse_vertically, fusion=True),
+    Pass("layouts", choose_layouts, fusion=True),
     Pass("duplicates", merge_duplicates, fusion=True),
     Pass("simplify again", simplify),
     Pass("dead code again", eliminate_dead_code),

@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonM
 
 from polytile.ir import sizes
 from polytile.ir.program import Axis, Loop, Program
-from polytile.passes.loops import Mapped, canonical, has_scan, indices, linear, map_loops, reindexed
+from polytile.passes.loops import Mapped, canonical, has_scan, indices, kept_axes, linear, map_loops, reindexed
 
 _DIVISIONS = (FloorDiv, Mod, PythonMod, ModularIndexing)
 MAX_SPLITS = 12
@@ -62,8 +62,8 @@ class _Split:
         before the split."""
         parts = {OUTER: FloorDiv(origin[self.axis], self.inner), INNER: Mod(origin[self.axis], self.inner)}
         after = canonical(self.loop)
-        kept = [a for a in self.loop.axes if a.size != 1] + [a for a in self.loop.reduced if a.size != 1]
-        pairs = zip(after.axes + after.reduced, kept, strict=True)
+        axes, reduced = kept_axes(self.loop)
+        pairs = zip(after.axes + after.reduced, axes + reduced, strict=True)
         return after, {new.symbol: parts.get(old.symbol, origin.get(old.symbol, sizes.ZERO)) for new, old in pairs}
 
 

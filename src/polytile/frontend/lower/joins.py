@@ -13,15 +13,16 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, PythonMod
 
-from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored
 from polytile.frontend.lower.views import (
     copied,
     diagonal_origin,
+    reindexed,
     require_known_sizes,
     require_loop_dtype,
+    reshape_point,
     selected_index,
     slice_start,
     traced_strides,
@@ -166,10 +167,12 @@ def _side_by_side(builder: Builder, pieces: Sequence[Piece], dim: int) -> Tensor
 
 @lowers(aten.roll.default)
 def roll(builder: Builder, source: Tensor, shifts: Sequence[Size | int], dims: Sequence[int] = ()) -> Tensor:
-    if not dims or source.rank == 0:
-        raise LoweringError("roll of the flattened tensor is left to its decomposition.")
+    if not dims:
+        flat, shape = (source.numel,), source.sizes
+        line = _rolled(reindexed(source, flat, reshape_point(shape, flat)), as_size(shifts[0]), 0)
+        return reindexed(line, shape, reshape_point(flat, shape))
     for shift, dim in zip(shifts, dims, strict=True):
-        source = _rolled(source, as_size(shift), wrap_dim(dim, source.rank))
+        source = _rolled(source, as_size(shift), wrap_dim(dim, source.rank)) if source.rank else copied(source)
     return source
 
 

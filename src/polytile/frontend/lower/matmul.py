@@ -15,7 +15,7 @@ from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored, widen
-from polytile.frontend.lower.views import has_static_zero
+from polytile.frontend.lower.views import has_static_zero, is_dense, traced_argument, traced_strides
 from polytile.ir import expr
 from polytile.ir.expr import Node
 from polytile.ir.program import Template, View, whole
@@ -27,9 +27,9 @@ OPERAND_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
 Number: TypeAlias = "bool | int | float | Size"
 
 
-def product(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
-    """out[..., m, n] = Σ_k a[..., m, k]·b[..., k, n] for operands of rank 2 or 3, stored; zero where there is nothing
-    to add up."""
+def product(builder: Builder, a: Tensor, b: Tensor, first: int) -> Tensor:
+    """out[..., m, n] = Σ_k a[..., m, k]·b[..., k, n] for operands of rank 2 or 3, stored; zero where there is nothing to
+    add up. `first`: the number of `a` among the current node's arguments."""
     for operand in (a, b):
         if operand.dtype not in OPERAND_DTYPES.get(operand.device.type, ()):
             raise LoweringError(
@@ -40,11 +40,22 @@ def product(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
     shape = (*a.sizes[:-1], b.sizes[-1])
     if has_static_zero(a.sizes) or has_static_zero(b.sizes):
         return computed(shape, a.dtype, a.device, lambda point: expr.const(0, a.compute_dtype))
-    operands = [builder.realize(operand) for operand in (a, b)]
+    operands = [operand_of(builder, operand, k) for k, operand in enumerate((a, b), first)]
     out = builder.new_buffer(shape, a.dtype, a.device)
-    views = [batched(operand.view) for operand in operands if operand.view is not None]
+    views = [batched(operand) for operand in operands]
     builder.emit(Template(builder.name("mm"), "mm", views[0], views[1], batched(whole(out)), None, (builder.origin,)))
     return stored(whole(out), a.device)
+
+
+def operand_of(builder: Builder, operand: Tensor, k: int) -> View:
+    """`operand`, argument `k` of the current node, stored; a computed one in the order of memory that eager would give
+    it, so that the transpose of a computed matrix is written row by row and read as a transpose."""
+    traced = traced_argument(builder, k)
+    strides = traced_strides(traced) if traced is not None else ()
+    laid_out = operand.view is None and len(strides) == operand.rank and is_dense(operand.sizes, strides)
+    view = builder.realize(operand, strides if laid_out else None).view
+    assert view is not None
+    return view
 
 
 def batched(view: View) -> View:
@@ -75,9 +86,9 @@ def plus(builder: Builder, bias: Tensor, result: Tensor, beta: Number, alpha: Nu
 
 @lowers(aten.mm.default, aten.bmm.default)
 def mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
-    return product(builder, a, b)
+    return product(builder, a, b, first=0)
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    return plus(builder, bias, product(builder, a, b), beta, alpha)
+    return plus(builder, bias, product(builder, a, b, first=1), beta, alpha)

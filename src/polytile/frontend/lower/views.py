@@ -14,6 +14,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from polytile.errors import LoweringError, PolytileError
 from polytile.frontend.lower.builder import Builder
@@ -337,10 +338,10 @@ def slice_start(
         return ZERO
     if first.is_Integer and n.is_Integer:
         return sizes.as_size(min(max(int(first) + (int(n) if first < 0 else 0), 0), int(n)))
-    ends = [n] if end is None else _bounds(as_size(end), n)
+    ends = [n] if end is None else _bounds(builder, as_size(end), n)
     fitting = [
         a
-        for a in _bounds(first, n)
+        for a in _bounds(builder, first, n)
         if any(sizes.equal(_slice_length(a, b, step), sizes.simplify(length, {})) for b in ends)
     ]
     if len(set(fitting)) == 1:
@@ -348,15 +349,29 @@ def slice_start(
     return _traced_start(builder, dim)
 
 
-def _bounds(bound: Size, n: Size) -> list[Size]:
+def _bounds(builder: Builder, bound: Size, n: Size) -> list[Size]:
     """What a slice bound may have become: itself, counted from the end, or clamped to 0 or `n`."""
     if bound.is_Integer and bound >= _NO_END:
         return [n]
-    if sizes.is_nonnegative(bound):
-        return [bound, n]
-    if sizes.is_nonnegative(-bound - 1):
-        return [sizes.simplify(bound + n, {}), ZERO]
-    return [bound, sizes.simplify(bound + n, {}), ZERO, n]
+    from_front, from_end = [bound, n], [sizes.simplify(bound + n, {}), ZERO]
+    known = counts_from_front(builder, bound)
+    return from_front + from_end if known is None else from_front if known else from_end
+
+
+def counts_from_front(builder: Builder, index: Size) -> bool | None:
+    """Whether an index or bound of the current node is ≥ 0, by algebra or by the guards of tracing; None if neither says."""
+    if sizes.is_nonnegative(index):
+        return True
+    if sizes.is_nonnegative(-index - 1):
+        return False
+    for node in builder.node.all_input_nodes if builder.node is not None else ():
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and value.node.expr == index:
+            if statically_known_true(value >= 0):
+                return True
+            if statically_known_true(value < 0):
+                return False
+    return None
 
 
 def _slice_length(start: Size, end: Size, step: Size) -> Size:
@@ -385,12 +400,11 @@ def select(builder: Builder, source: Tensor, dim: int, index: Size | int) -> Ten
 
 def selected_index(builder: Builder, index: Size, n: Size, dim: int) -> Size:
     """`index` counted from the front of a dimension of size `n`."""
-    if sizes.is_nonnegative(index):
-        return index
-    if sizes.is_nonnegative(-index - 1):
-        return sympy.expand(index + n)
-    if any(s.is_positive is None for s in index.free_symbols):
-        raise LoweringError(f"index {index} is known only at run time.")
+    known = counts_from_front(builder, index)
+    if known is not None:
+        return index if known else sympy.expand(index + n)
+    if free_unbacked_symbols(index):
+        raise LoweringError(f"index {index} is known only when the program runs.")
     return _traced_start(builder, dim)
 
 

@@ -12,7 +12,7 @@ the buffer would.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import sympy
@@ -21,35 +21,51 @@ from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Buffer, Loop, Operation, Program, Store, Template, compute_dtype
 from polytile.passes.fusion import cost
-from polytile.passes.fusion.merge import MAX_NODES, Unfit, stored_value
-from polytile.passes.loops import Mapped, linear, node_count
+from polytile.passes.fusion.merge import MAX_NODES, Unfit, stored_value, stores_on
+from polytile.passes.loops import Mapped, linear, node_count, touching
+
+MAX_LOADS = 4  # of a value computed again where it is read
 
 
 def inline_cheap(program: Program) -> Program:
     """`program` without temporaries whose values are as well computed by their readers."""
     operations: list[Operation | None] = list(program.operations)
+    users = touching(program.operations)
     kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
     for i in range(len(operations)):
-        current = operations[i]
-        if isinstance(current, Loop) and len(current.stores) == 1 and current.stores[0].buffer not in kept:
-            _inline(i, current, operations, program.buffers)
+        producer = operations[i]
+        if not isinstance(producer, Loop) or not _is_simple(producer) or producer.stores[0].buffer in kept:
+            continue
+        readers = [k for k in users[producer.stores[0].buffer] if k != i]
+        try:
+            changed = _inlined(i, producer, {k: operations[k] for k in readers}, operations, program.buffers)
+        except Unfit:
+            continue
+        operations[i] = None
+        for k, operation in changed.items():
+            operations[k] = operation
+        for name in producer.reads():
+            users[name] = sorted((set(users[name]) | changed.keys()) - {i})
     return replace(program, operations=tuple(o for o in operations if o is not None))
 
 
-def _inline(i: int, producer: Loop, operations: list[Operation | None], buffers: Mapping[str, Buffer]) -> None:
-    """Replaces the readers' loads by the value and removes the producer, or changes nothing."""
+def _inlined(
+    i: int,
+    producer: Loop,
+    readers: Mapping[int, Operation | None],
+    operations: Sequence[Operation | None],
+    buffers: Mapping[str, Buffer],
+) -> dict[int, Operation]:
+    """The readers with the value in place of their loads. Raises Unfit."""
     store = producer.stores[0]
-    users = [k for k, o in enumerate(operations) if k != i and o is not None and store.buffer in o.reads() | o.writes()]
-    uses = sum(_loads_of(operations[k], store.buffer) for k in users)
-    if not _is_cheap(producer, uses, buffers) or _overwritten(producer, i, max(users, default=i), operations):
-        return
-    try:
-        changed = {k: _with_value(operations[k], producer, buffers) for k in users}
-    except Unfit:
-        return
-    operations[i] = None
-    for k, operation in changed.items():
-        operations[k] = operation
+    uses = sum(_loads_of(reader, store.buffer) for reader in readers.values())
+    if not uses or not _is_affordable(producer, uses, buffers):
+        raise Unfit("computing it again costs more than reading it")
+    needs = producer.reads() | producer.writes()
+    between = [o for o in operations[i + 1 : max(readers) + 1] if o is not None]
+    if any(o.writes() & needs for o in between):
+        raise Unfit("what it is computed from changes before it is read")
+    return {k: _with_value(reader, producer, buffers) for k, reader in readers.items()}
 
 
 def _loads_of(operation: Operation | None, name: str) -> int:
@@ -57,28 +73,21 @@ def _loads_of(operation: Operation | None, name: str) -> int:
     return sum(load.buffer == name for load in expr.loads(*loop.roots)) if isinstance(loop, Loop) else 0
 
 
-def _is_cheap(producer: Loop, uses: int, buffers: Mapping[str, Buffer]) -> bool:
-    """A pointwise value of few loads that is loaded once, or whose inputs are no more to read than the buffer
-    itself."""
+def _is_simple(producer: Loop) -> bool:
+    """A plain store of a cheap pointwise value of few loads, none of them a gather."""
     store = producer.stores[0]
-    if producer.reduced or store.mode != "set" or store.indirect or store.mask is not None:
+    if len(producer.stores) > 1 or producer.reduced or store.mode != "set" or store.indirect or store.mask is not None:
         return False
-    loads = expr.loads(*producer.roots)
-    if any(load.indirect for load in loads) or any(
-        isinstance(n, Op) and n.name == "check_index" for n in expr.walk(*producer.roots)
-    ):
-        return False
+    nodes = list(expr.walk(*producer.roots))
+    loads = [n for n in nodes if isinstance(n, Load)]
+    checked = any(load.indirect for load in loads) or any(isinstance(n, Op) and n.name == "check_index" for n in nodes)
+    return not checked and len(loads) <= MAX_LOADS and cost.compute(*producer.roots) < cost.CHEAP
+
+
+def _is_affordable(producer: Loop, uses: int, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether the value is loaded once, or its inputs are no more to read than the buffer itself."""
     reads, writes = cost.traffic(producer, buffers)
-    own = writes[store.buffer]
-    affordable = uses <= 1 or sum(reads.values()) <= own * (uses + 1) / uses
-    return uses > 0 and cost.compute(*producer.roots) < cost.CHEAP and affordable and len(loads) <= 4
-
-
-def _overwritten(producer: Loop, first: int, last: int, operations: list[Operation | None]) -> bool:
-    """Whether something between the producer and its last reader changes what the producer reads."""
-    reads = producer.reads() | producer.writes()
-    between = [o for o in operations[first + 1 : last + 1] if o is not None]
-    return any(o.writes() & reads for o in between)
+    return uses == 1 or sum(reads.values()) <= writes[producer.stores[0].buffer] * (uses + 1) / uses
 
 
 def _with_value(operation: Operation | None, producer: Loop, buffers: Mapping[str, Buffer]) -> Operation:
@@ -103,6 +112,8 @@ def _with_value_in_loop(loop: Loop, producer: Loop, buffers: Mapping[str, Buffer
             raise Unfit("read through another index or as another type")
         return _value_at(node, producer, store, buffers[node.buffer], ranges)
 
+    if stores_on(loop, buffers) != stores_on(producer, buffers):
+        raise Unfit("the reader runs on another device")
     new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
     if node_count(*new.roots) > MAX_NODES:
         raise Unfit("the reader would be too large")

@@ -12,7 +12,7 @@ element that the same point stores. What each kind of pair needs of the common d
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sympy
 import torch
@@ -62,6 +62,8 @@ def merge(first: Loop, second: Loop, buffers: Mapping[str, Buffer], droppable: f
 
 def join(first: Loop, second: Loop, domain: Domain, buffers: Mapping[str, Buffer], droppable: frozenset[str]) -> Merged:
     """The merged loop over `domain`. Raises Unfit."""
+    if stores_on(first, buffers) != stores_on(second, buffers):
+        raise Unfit("they run on different devices")
     one = reindexed(first, domain.axes, domain.reduced, domain.first)
     two = reindexed(second, domain.axes, domain.reduced, domain.second)
     common = frozenset(_common_reads(one, two))
@@ -74,6 +76,11 @@ def join(first: Loop, second: Loop, domain: Domain, buffers: Mapping[str, Buffer
     if fault is not None:
         raise Unfit(fault)
     return Merged(loop, common)
+
+
+def stores_on(loop: Loop, buffers: Mapping[str, Buffer]) -> set[torch.device]:
+    """The device on which the loop runs: that of what it stores."""
+    return {buffers[store.buffer].device for store in loop.stores}
 
 
 # what passes between the loops ---------------------------------------------------------------------------------------
@@ -206,7 +213,3 @@ def _check_limits(loop: Loop) -> None:
     scans = any(isinstance(n, Scan) for n in nodes)
     if scans and (len(loop.reduced) != 1 or any(isinstance(n, Reduce) for n in nodes)):
         raise Unfit("a scan keeps its one reduced axis and shares no loop with a reduction")
-
-
-def renamed(loop: Loop, name: str) -> Loop:
-    return replace(loop, name=name)

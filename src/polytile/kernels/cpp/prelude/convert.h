@@ -297,7 +297,6 @@ template <class S, class T, int L> PT_FN V<stored<S>, L> to_storage(V<T, L> v) {
 
 // v rounded to what S can hold.
 template <class S, class T, int L> PT_FN V<T, L> round_to(V<T, L> v) { return from_storage<T, S>(to_storage<S>(v)); }
-template <class S, int L, class T> PT_FN V<T, L> round_to(V<T, L> v) { return from_storage<T, S>(to_storage<S>(v)); }
 
 }  // namespace
 }  // namespace pt

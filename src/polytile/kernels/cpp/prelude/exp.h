@@ -50,7 +50,7 @@ template <class T, int L> PT_FN V<T, L> scale_one(V<T, L> n) {
 
 template <class T, int L> struct Reduced { V<T, L> n, r; };  // x = n·ln 2 + r
 
-// For x in the range of `lowest` to `highest`; NaN stays NaN.
+// For x that clamp_exponent has seen; NaN stays NaN.
 template <class T, int L> PT_FN Reduced<T, L> reduce_ln2(V<T, L> x) {
   constexpr bool f = same<T, float>;
   constexpr T high = f ? T(0x1.62e4p-1) : T(0x1.62e42feep-1), low = f ? T(0x1.7f7d1cp-20) : T(0x1.a39ef35793c76p-33);
