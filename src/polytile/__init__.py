@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from polytile import options
 from polytile.counters import counters
 from polytile.errors import PolytileError
+from polytile.plans import save_plan
 
 if TYPE_CHECKING:
     from polytile.explanation import Explanation
 
 __version__ = "0.1.0"
-__all__ = ["PolytileError", "compile", "counters", "explain", "options", "reset"]
+__all__ = ["PolytileError", "compile", "counters", "explain", "options", "reset", "save_plan"]
 
 
 def compile(function: Any = None, *, hints: Any = None, options: Any = None, dynamic: bool | None = True, fullgraph: bool = False) -> Any:

@@ -35,6 +35,18 @@ class InvalidInput(PolytileError, ValueError):
     """An argument of a compiled function is not what the kernel needs (NaN check, shape, device)."""
 
 
+class PlanError(PolytileError):
+    """A plan file cannot be read or written as asked."""
+
+
+class NotInPlan(InvalidInput):
+    """The plan in force does not say what to run for these arguments, and the option `plan_missing` makes that an error."""
+
+
+class StoreError(PolytileError):
+    """A measurement store, or a file of exported measurements, is not there or is not what it should be."""
+
+
 class IRError(PolytileError):
     """The verifier found an illegal program; names the pass, the loop and the rule."""
 

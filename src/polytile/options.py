@@ -49,6 +49,8 @@ TABLE: tuple[Option, ...] = (
            compile_key=True),
     Option("force", str, "", "Force candidates: comma-separated KERNEL=CANDIDATE or CANDIDATE patterns (SPEC M7)."),
     Option("plan", str, "", "Path of a plan file that pins every decision."),
+    Option("plan_missing", str, "warn", "What to do where the plan does not say what to run, or its kernel has changed since.",
+           choices=("warn", "error")),
     Option("metrics", str, "", "Path of a CSV file that gets a row for each decision (SPEC M11)."),
     Option("random", str, "eager", "eager: the same random stream as eager; philox: a faster counter-based generator.",
            choices=("eager", "philox"), compile_key=True),

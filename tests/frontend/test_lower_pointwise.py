@@ -16,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from lowering import check, check_each, library_calls, lower
 from values import ALL, FLOATS, INTEGERS, numbers
 
-aten = torch.ops.aten
-
 OF_ANYTHING = """abs neg sign sgn ceil floor trunc round frac relu positive isnan isinf isposinf isneginf isfinite
     signbit logical_not square sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1 log log2 log10
     log1p sqrt rsqrt reciprocal erf erfc erfinv sigmoid lgamma digamma i0 sinc deg2rad angle nan_to_num""".split()

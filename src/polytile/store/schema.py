@@ -62,6 +62,8 @@ SELECT p.family, p.kernel, p.sizes, p.dtypes, p.layouts, p.device, e.facts, m.ca
 FROM measurements m JOIN problems p ON p.digest = m.problem JOIN environments e ON e.digest = m.environment
 ORDER BY m.id
 """
+RECORDS = MEASUREMENTS.replace("SELECT ", "SELECT m.uid, m.taken_at, ", 1)
+"""Rows of MEASUREMENTS with the name and the time of each: what a copy into another store has to keep."""
 
 
 def statements(text: str) -> list[str]:
@@ -77,6 +79,7 @@ __all__ = [
     "CREATE",
     "CREATE_SQLITE_ONLY",
     "MEASUREMENTS",
+    "RECORDS",
     "SUMMARIES",
     "VERSION",
     "statements",

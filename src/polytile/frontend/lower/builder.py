@@ -201,7 +201,7 @@ class Builder:
     def library(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reason: str, results: Any = None) -> Any:
         """An ATen call, correct for any operator: arguments are stored first, outputs are new buffers laid out as the fake
         results in `results` (default: the current node's) say. Returns Tensors (or sizes) shaped like the results."""
-        results = self.node.meta["val"] if results is None and self.node is not None else results
+        results = self.node.meta.get("val") if results is None and self.node is not None else results
         outputs: list[str | None] = []
         symbols: list[tuple[sympy.Symbol, tuple[Any, ...]]] = []
 

@@ -11,7 +11,7 @@ import torch
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.overloads import overloads
-from polytile.frontend.lower.pointwise import check_dtypes, converted, operand
+from polytile.frontend.lower.pointwise import check_dtypes, converted, operand, wrapped
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, widen
 from polytile.ir import expr, sizes
@@ -40,7 +40,8 @@ def constant(builder: Builder, value: Number | Tensor) -> Tensor:
     """`value` everywhere."""
     if isinstance(value, complex):
         raise LoweringError("generated loops do not compute with complex numbers.")
-    value = operand(value, builder.result().device)
+    check_dtypes(builder.result().dtype)
+    value = wrapped(operand(value, builder.result().device), builder.result().dtype)
     return made(builder, lambda point: builder.element(value, (), ()))
 
 

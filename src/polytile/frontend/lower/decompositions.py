@@ -15,14 +15,14 @@ import torch._decomp
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import get_computation_dtype
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
 
 from polytile.frontend.lower import losses, norms
 from polytile.frontend.lower.overloads import all_overloads, overloads
 
 # Taken apart by torch's own rules, beyond the core table.
 FROM_TORCH = """
-    _adaptive_avg_pool2d _log_softmax_backward_data _native_batch_norm_legit _batch_norm_with_update
+    _log_softmax_backward_data _native_batch_norm_legit _batch_norm_with_update
     addmv dist elu gelu hardtanh huber_loss leaky_relu native_batch_norm
     rrelu_with_noise_backward ldexp tril_indices triu_indices
     permute_copy view_copy unbind_copy narrow_copy as_strided_copy
@@ -70,7 +70,16 @@ def _softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_
     return ((g - torch.sum(g * y, dim, keepdim=True)) * y).to(input_dtype).contiguous()
 
 
+def _adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
+    """torch's own rule, where it compares no size that is known only at run time: that would make a graph for each."""
+    pairs = zip(x.shape[-2:], output_size, strict=True)
+    if not all((isinstance(n, int) and isinstance(m, int)) or statically_known_true(n % m == 0) for n, m in pairs):
+        return NotImplemented
+    return torch._decomp.decompositions.adaptive_avg_pool2d(x, output_size)
+
+
 OWN: dict[str, Callable[..., Any]] = {
+    "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "_softmax_backward_data.default": _softmax_backward_data,

@@ -255,7 +255,7 @@ def _choice(builder: Builder, condition: Tensor, a: Operand, b: Operand) -> Tens
         builder.result_sizes(),
     )
     check_dtypes(dtype)
-    a, b = (operand(v, device) for v in (a, b))
+    a, b = (wrapped(operand(v, device), dtype) for v in (a, b))
 
     def at(point: Point) -> Node:
         holds = widen(builder.element(condition, out_sizes, point), torch.bool)

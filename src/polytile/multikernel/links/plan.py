@@ -1,107 +1,72 @@
-"""Plan files: every decision of a program, pinned. Same plan, same kernels.
+"""What the plan file that the option `plan` names says (multikernel/planfile.py).
 
-A plan is JSON: {"format": "polytile plan", "version": 1, "decisions": [{"kernel": name, "digest": ..., "dtypes":
-[...], "layouts": [...], "regime": "M=512..723%16", "candidate": ..., "source": hash, "sizes": {...}}, ...]}. A
-decision is found by the kernel's digest, dtypes, layouts and regime; name and sizes are there for readers, and
-`device` and `threads` do not matter, so that a plan works on another machine of the same kind.
+Where it says nothing, or pins a kernel that has changed or cannot run, the option `plan_missing` decides: "warn" tells
+of it and lets the weaker links answer as if there were no plan (a changed kernel still runs); "error" raises NotInPlan.
+Nothing is measured for what a plan pins.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import logging
 from pathlib import Path
-from typing import Any
 
 from polytile import options
-from polytile.errors import OptionError
-from polytile.multikernel.decision import Decision
+from polytile.errors import NotInPlan, OptionError, PlanError
+from polytile.multikernel.planfile import Plan, differences, here, key_of, write
 from polytile.multikernel.selector import Answer, Request
-from polytile.multikernel.spec import KernelSpec
-from polytile.problem import digest
 
-FORMAT, VERSION = "polytile plan", 1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The decisions of one file: (what is decided) → candidate name and source hash."""
-
-    path: str
-    decisions: Mapping[str, tuple[str, str]]
-
-    @staticmethod
-    def read(path: str | os.PathLike[str]) -> Plan:
-        """Raises OptionError, with what to do, where there is no such file or it is no plan."""
-        try:
-            content = json.loads(Path(path).expanduser().read_text())
-            if content["format"] != FORMAT or content["version"] != VERSION:
-                raise ValueError(f"it is of version {content['version']}, this polytile reads {VERSION}")
-            decisions = {_key(entry): (entry["candidate"], entry["source"]) for entry in content["decisions"]}
-        except FileNotFoundError:
-            raise OptionError(
-                f"option 'plan' names {os.fspath(path)}, which does not exist; "
-                "write a plan there first or leave the option empty."
-            ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise OptionError(
-                f"option 'plan' names {os.fspath(path)}, which is no plan file ({error}); write it again."
-            ) from None
-        return Plan(os.fspath(path), decisions)
-
-
-def write(path: str | os.PathLike[str], decided: Iterable[tuple[KernelSpec, Decision, str]]) -> None:
-    """Writes a plan of (spec, decision, source hash of its candidate), atomically."""
-    entries = [
-        {
-            "kernel": spec.name,
-            **what(spec, decision.regime),
-            "candidate": decision.candidate,
-            "source": source,
-            "sizes": dict(decision.sizes),
-        }
-        for spec, decision, source in decided
-    ]
-    entries.sort(key=lambda entry: (str(entry["kernel"]), _key(entry)))
-    text = json.dumps({"format": FORMAT, "version": VERSION, "decisions": entries}, indent=1)
-    temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
-    Path(temporary).write_text(text + "\n")
-    os.replace(temporary, path)
-
-
-def what(spec: KernelSpec, regime: str) -> dict[str, Any]:
-    """What a plan's decision is about, as JSON values."""
-    dtypes = [str(arg.dtype).removeprefix("torch.") for arg in spec.args]
-    return {"digest": spec.kernel, "dtypes": dtypes, "layouts": list(spec.layouts), "regime": regime}
+log = logging.getLogger("polytile.multikernel")
 
 
 def choose(request: Request) -> Answer | None:
-    """The pinned candidate; a note where the plan has none for this regime or has one that cannot run or was
-    changed."""
+    """The pinned candidate; a note where the plan has none for this regime or one that cannot run."""
     path = options.get("plan")
     if not path:
         return None
-    found = _opened(path, _stamp(path)).decisions.get(_key(what(request.spec, request.regime)))
-    if found is None:
-        return Answer(None, "not in the plan")
-    name, source = found
-    candidate = next((candidate for candidate in request.alive if candidate.name == name), None)
+    pinned = opened(path).by_key.get(key_of(request.spec, request.regime))
+    if pinned is None:
+        return _missing(request, path, "not in the plan")
+    candidate = next((candidate for candidate in request.alive if candidate.name == pinned.candidate), None)
     if candidate is None:
-        return Answer(None, f"the plan's {name!r} cannot run here")
-    changed = "" if candidate.source_hash == source else ", though its source has changed since"
-    return Answer(candidate, f"pinned by {path}{changed}")
+        return _missing(request, path, f"the plan's {pinned.candidate!r} cannot run here")
+    if candidate.source_hash == pinned.source:
+        return Answer(candidate, f"pinned by {path}")
+    _missing(request, path, f"the source of {pinned.candidate!r} has changed since the plan was made")
+    return Answer(candidate, f"pinned by {path}, though its source has changed since")
 
 
-def _key(entry: Mapping[str, Any]) -> str:
-    return digest(json.dumps([entry[name] for name in ("digest", "dtypes", "layouts", "regime")]), 24)
+def opened(path: str) -> Plan:
+    """The plan at `path`, read once for each state of the file. Raises OptionError where it cannot be read."""
+    return _opened(path, _stamp(path))
+
+
+def _missing(request: Request, path: str, what: str) -> Answer:
+    """Warns or raises as `plan_missing` says, where a call is at stake and not just a preview of one."""
+    sizes = ", ".join(f"{name}={size}" for name, size in request.spec.deciding(request.ints))
+    if request.args is not None:
+        if options.get("plan_missing") == "error":
+            raise NotInPlan(
+                f"kernel {request.spec.name!r} at {sizes or 'any size'} (regime {request.regime or 'of all sizes'}): {what} "
+                f"({path}); make the plan anew with polytile.save_plan after a run at these sizes, or set the option "
+                "plan_missing to 'warn'."
+            )
+        log.warning("Kernel %r at %s: %s (%s).", request.spec.name, sizes or "any size", what, path)
+    return Answer(None, what)
 
 
 @functools.lru_cache(maxsize=8)
 def _opened(path: str, stamp: tuple[int, int]) -> Plan:
-    return Plan.read(path)
+    try:
+        plan = Plan.read(path)
+    except PlanError as error:
+        raise OptionError(f"option 'plan': {error}") from None
+    elsewhere = differences(plan.environment, here())
+    if elsewhere:
+        log.warning(
+            "The plan %s was made elsewhere, so results and times may differ: %s.", path, "; ".join(elsewhere)
+        )
+    return plan
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -113,4 +78,4 @@ def _stamp(path: str) -> tuple[int, int]:
         return 0, 0
 
 
-__all__ = ["FORMAT", "Plan", "choose", "what", "write"]
+__all__ = ["Plan", "choose", "opened", "write"]

@@ -20,7 +20,7 @@ import sympy
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Op
-from polytile.ir.program import Axis, Loop, Program, Store, Template, compute_dtype
+from polytile.ir.program import Axis, Loop, Operation, Program, Store, Template, compute_dtype
 from polytile.passes.fusion.axes import Unified, unify
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.merge import Domain, Unfit, join, pairs_of, passed_buffers
@@ -33,39 +33,50 @@ AXES = tuple(sizes.axis(name) for name in ("b", "m", "n"))
 
 def fuse_epilogues(program: Program) -> Program:
     """`program` with pointwise consumers of products, and consumers of those, made epilogues."""
-    graph = Graph(program)
-    readers = _readers(program)
-    kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
-    for i, operation in list(graph.operations.items()):
-        if not isinstance(operation, Loop) or not _is_pointwise(operation):
-            continue
-        reads = operation.reads()
-        for j in sorted(graph.operations, reverse=True):
-            template = graph.operations[j]
-            if not isinstance(template, Template) or not template.writes() & reads or graph.ordered(j, i) != (j, i):
+    state = _State(program)
+    for i, operation in enumerate(program.operations):
+        if isinstance(operation, Loop) and _is_pointwise(operation):
+            state.attach(i, operation)
+    return replace(program, operations=state.graph.in_order())
+
+
+class _State:
+    """The graph while loops are attached to products; `templates`: buffer → the product that writes it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.graph = Graph(program)
+        self.kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
+        self.readers: dict[str, set[int]] = {}
+        self.templates: dict[str, int] = {}
+        for i, operation in enumerate(program.operations):
+            self._note(i, operation)
+
+    def _note(self, i: int, operation: Operation) -> None:
+        for name in operation.reads():
+            self.readers.setdefault(name, set()).add(i)
+        if isinstance(operation, Template):
+            self.templates.update(dict.fromkeys(operation.writes(), i))
+
+    def attach(self, i: int, loop: Loop) -> None:
+        """Loop i becomes (part of) the epilogue of the last product that it reads and fits."""
+        reads = loop.reads()
+        for j in sorted({self.templates[name] for name in reads if name in self.templates}, reverse=True):
+            template = self.graph.operations[j]
+            assert isinstance(template, Template)
+            if self.graph.ordered(j, i) != (j, i):
                 continue
             passed = template.writes() & reads
-            droppable = frozenset(n for n in passed if n not in kept and readers[n] <= {i, j})
+            droppable = frozenset(n for n in passed if n not in self.kept and self.readers[n] <= {i, j})
             try:
-                fused = with_epilogue(template, operation, program, droppable)
+                fused = with_epilogue(template, loop, self.program, droppable)
             except Unfit as reason:
-                log.debug("%s + %s: %s", template.name, operation.name, reason)
+                log.debug("%s + %s: %s", template.name, loop.name, reason)
                 continue
-            new = graph.merge(j, i, fused)
-            for name in fused.reads() | reads | template.reads():
-                readers[name] = {k for k in readers.get(name, set()) if k not in (i, j)}
-            for name in fused.reads():
-                readers[name].add(new)
-            break
-    return replace(program, operations=graph.in_order())
-
-
-def _readers(program: Program) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
-    for i, operation in enumerate(program.operations):
-        for name in operation.reads():
-            found.setdefault(name, set()).add(i)
-    return found
+            for name in reads | template.reads():
+                self.readers[name] -= {i, j}
+            self._note(self.graph.merge(j, i, fused), fused)
+            return
 
 
 def _is_pointwise(loop: Loop) -> bool:

@@ -162,4 +162,4 @@ def has_effect(call: Extern) -> bool:
     target = call.target
     if call.mutates or not isinstance(target, torch._ops.OpOverload):
         return True
-    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+    return not target._schema.returns or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags

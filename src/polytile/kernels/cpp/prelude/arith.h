@@ -149,7 +149,7 @@ template <class T, int L> PT_FN V<T, L> copysign(V<T, L> size, alone<V<T, L>> si
   return as<T>((bits_of(size) & ~mask) | (bits_of(sign) & mask));
 }
 template <class T, int L> PT_FN V<int_of<T>, L> signbit(V<T, L> v) {
-  return as<int_of<T>>(v) < V<int_of<T>, L>(int_of<T>(0));
+  if constexpr (is_signed<T>) return as<int_of<T>>(v) < V<int_of<T>, L>(int_of<T>(0)); else return {};
 }
 template <class T, int L> PT_FN V<int_of<T>, L> isnan(V<T, L> v) { return v != v; }
 template <class T, int L> PT_FN V<int_of<T>, L> isinf(V<T, L> v) {

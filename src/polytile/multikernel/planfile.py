@@ -1,0 +1,202 @@
+"""Plan files: every decision of a program, pinned, one a line.
+
+A plan is JSON that a person can read and `git diff` can show:
+
+    {"format": "polytile plan", "version": 1,
+    "environment": {
+     "torch": "2.13.0", ...},
+    "decisions": [
+    {"kernel": "softmax_1f0c9a52", "regime": "M=512..723%16", "candidate": "looped t2", "source": ..., "digest": ...,
+     "dtypes": [...], "layouts": [...], "sizes": {...}},
+    ...]}
+
+A decision is found by the kernel's digest, dtypes, layouts and regime. Its name and sizes are there for readers. The
+environment says where the plan was made; it takes no part in finding a decision, so that a plan works on another
+machine of the same kind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from polytile.errors import PlanError
+from polytile.multikernel.decision import Decision
+from polytile.multikernel.spec import KernelSpec, threads
+from polytile.runtime import device
+from polytile.tuning.environment import environment
+
+FORMAT, VERSION = "polytile plan", 1
+
+Key = tuple[str, tuple[str, ...], tuple[str, ...], str]
+"""What a decision is about: kernel digest, dtypes, layouts, regime."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """One decision of a plan. `source` is the hash of the candidate's source; `sizes` are those it was first met at."""
+
+    kernel: str
+    regime: str
+    candidate: str
+    source: str
+    digest: str
+    dtypes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    @staticmethod
+    def of(spec: KernelSpec, decision: Decision, source: str) -> Pinned:
+        digest, dtypes, layouts, regime = key_of(spec, decision.regime)
+        return Pinned(spec.name, regime, decision.candidate, source, digest, dtypes, layouts, decision.sizes)
+
+    @property
+    def key(self) -> Key:
+        return self.digest, self.dtypes, self.layouts, self.regime
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kernel": self.kernel,
+            "regime": self.regime,
+            "candidate": self.candidate,
+            "source": self.source,
+            "digest": self.digest,
+            "dtypes": list(self.dtypes),
+            "layouts": list(self.layouts),
+            "sizes": dict(self.sizes),
+        }
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> Pinned:
+        texts = {name: entry[name] for name in ("kernel", "regime", "candidate", "source", "digest")}
+        if not all(isinstance(text, str) for text in texts.values()):
+            raise TypeError(f"the decision {json.dumps(entry)} has something else than text where text belongs")
+        sizes = tuple((name, int(size)) for name, size in entry["sizes"].items())
+        return Pinned(**texts, dtypes=tuple(entry["dtypes"]), layouts=tuple(entry["layouts"]), sizes=sizes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decisions of one file, and facts about the place where they were made."""
+
+    decisions: tuple[Pinned, ...]
+    environment: Mapping[str, str]
+
+    @cached_property
+    def by_key(self) -> Mapping[Key, Pinned]:
+        return {pinned.key: pinned for pinned in self.decisions}
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> Plan:
+        """Raises PlanError where there is no such file, or it is no plan, or pins one thing twice."""
+        try:
+            content = json.loads(Path(path).expanduser().read_text())
+            if content["format"] != FORMAT or content["version"] != VERSION:
+                raise ValueError(f"it is of version {content['version']}, this polytile reads {VERSION}")
+            decisions = tuple(Pinned.from_json(entry) for entry in content["decisions"])
+            facts = {str(name): str(value) for name, value in content["environment"].items()}
+        except FileNotFoundError:
+            raise PlanError(
+                f"{os.fspath(path)} does not exist; write a plan there first, with polytile.save_plan."
+            ) from None
+        except KeyError as error:
+            raise PlanError(f"{os.fspath(path)} is no plan file (it has no {error}); write it again.") from None
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise PlanError(f"{os.fspath(path)} is no plan file ({error}); write it again.") from None
+        plan = Plan(decisions, facts)
+        if len(plan.by_key) < len(decisions):
+            twice = next(pinned for pinned in decisions if plan.by_key[pinned.key] is not pinned)
+            raise PlanError(
+                f"{os.fspath(path)} says twice what kernel {twice.kernel!r} runs for {twice.regime}; "
+                "remove one of the lines."
+            )
+        return plan
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan atomically. Raises PlanError where the file cannot be written."""
+        target = Path(path).expanduser()
+        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_text(self.text())
+            os.replace(temporary, target)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise PlanError(f"the plan cannot be written to {target}: {error.strerror or error}.") from None
+
+    def text(self) -> str:
+        """The file: sorted, one fact and one decision a line, so that line tools show what has changed."""
+        ordered = sorted(self.decisions, key=lambda pinned: (pinned.kernel, pinned.key))
+        facts = _lines([f"{json.dumps(name)}: {json.dumps(self.environment[name])}" for name in sorted(self.environment)])
+        decisions = _lines([json.dumps(pinned.as_json()) for pinned in ordered])
+        return (
+            f'{{"format": {json.dumps(FORMAT)}, "version": {VERSION},\n'
+            f'"environment": {{{facts}}},\n"decisions": [{decisions}]}}\n'
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one plan says and the other does not, or not so; None where a plan says nothing."""
+
+    before: Pinned | None
+    after: Pinned | None
+
+    @property
+    def pinned(self) -> Pinned:
+        """Whichever of the two there is."""
+        present = self.after or self.before
+        assert present is not None
+        return present
+
+
+def compare(before: Plan, after: Plan) -> list[Change]:
+    """The decisions in which two plans differ: candidate or source. Names and sizes, which are for readers, may differ."""
+    changes = []
+    for key in sorted({**before.by_key, **after.by_key}):
+        old, new = before.by_key.get(key), after.by_key.get(key)
+        if old is None or new is None or (old.candidate, old.source) != (new.candidate, new.source):
+            changes.append(Change(old, new))
+    return changes
+
+
+def here() -> dict[str, str]:
+    """What of this process and machine could make a pinned kernel give other results or take another time."""
+    import polytile
+
+    facts = {name: value for name, value in environment() if name != "method"}
+    machine = device.describe()
+    facts.update({name: str(machine[name]) for name in ("model", "isa", "cores")}, threads=str(threads()))
+    return {"polytile": polytile.__version__, **facts}
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Each fact in which two environments differ, as words: "torch 2.11.0, here 2.13.0"."""
+    names = sorted({**before, **after})
+    return [
+        f"{name} {before.get(name, 'unknown')}, here {after.get(name, 'unknown')}"
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+
+
+def key_of(spec: KernelSpec, regime: str) -> Key:
+    """What a decision about this kernel in this regime is found by."""
+    dtypes = tuple(str(arg.dtype).removeprefix("torch.") for arg in spec.args)
+    return spec.kernel, dtypes, tuple(spec.layouts), regime
+
+
+def write(path: str | os.PathLike[str], decided: Iterable[tuple[KernelSpec, Decision, str]]) -> None:
+    """Writes a plan of (spec, decision, source hash of its candidate), made here and now."""
+    Plan(tuple(Pinned.of(*decision) for decision in decided), here()).write(path)
+
+
+def _lines(parts: Sequence[str]) -> str:
+    return "\n" + ",\n".join(parts) if parts else ""
+
+
+__all__ = ["FORMAT", "VERSION", "Change", "Key", "Pinned", "Plan", "compare", "differences", "here", "key_of", "write"]

@@ -1,0 +1,119 @@
+"""Measurements that no lookup can ever return again: found, shown, and removed when asked.
+
+Two kinds, by what must be equal for a lookup to find a measurement:
+
+- its source is superseded: a candidate of the same name and config, for the same kernel, device and environment, was
+  measured later from another source;
+- its environment is gone: torch, the compiler or the way of measuring is not the present one, and nothing has been
+  measured in that environment for some days (another machine that shares the store may still have the older torch).
+
+Other devices, thread settings and kernels that no program compiles any more are kept: nothing here can tell that they
+will not come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polytile.errors import StoreError
+from polytile.store.reading import BUSY_SECONDS, reading
+
+SOFTWARE = ("torch", "compiler", "method")
+"""The facts of an environment that an upgrade replaces for good."""
+
+DAYS = 30.0
+
+FOUND = """
+SELECT m.id, m.taken_at, m.environment, e.facts, p.family, p.kernel, p.device, m.candidate, m.config, m.source_hash
+FROM measurements m JOIN problems p ON p.digest = m.problem JOIN environments e ON e.digest = m.environment
+ORDER BY m.taken_at, m.id
+"""
+
+
+@dataclass(frozen=True)
+class Stale:
+    """Measurements, by their numbers, that can go, whose they are, and why."""
+
+    what: str
+    why: str
+    ids: tuple[int, ...]
+
+
+def stale(path: Path, present: Mapping[str, str], now: float, days: float = DAYS) -> list[Stale]:
+    """What can go from the store, in the environment `present`, at the time `now` (seconds since 1970).
+
+    The newest row of the file always stays: SQLite would give its number to the next one, and processes that read on
+    from the last number they know would miss that. Raises StoreError where the store cannot be read.
+    """
+    with reading(path) as connection:
+        rows = connection.execute(FOUND).fetchall()
+    last = max((row[0] for row in rows), default=0)
+    gone = _gone(rows, present, now - days * 86400)
+    groups: dict[tuple[str, str], list[int]] = {}
+    newest_source = {_maker(row): row[-1] for row in rows}
+    for row in rows:
+        number, environment, kernel, candidate = row[0], row[2], row[5], row[7]
+        if number == last:
+            continue
+        if environment in gone:
+            groups.setdefault((gone[environment], "this software is not here any more"), []).append(number)
+        elif newest_source[_maker(row)] != row[-1]:
+            groups.setdefault((f"{candidate} of {row[4]} {kernel[:8]}", "its source has changed since"), []).append(number)
+    return [Stale(what, why, tuple(ids)) for (what, why), ids in sorted(groups.items())]
+
+
+def remove(path: Path, found: Iterable[Stale]) -> int:
+    """Removes what `stale` found, all or nothing, and gives the space back; returns how many measurements went."""
+    ids = [(number,) for group in found for number in group.ids]
+    with reading(path), _writing(path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        before = connection.total_changes
+        connection.executemany("DELETE FROM measurements WHERE id = ?", ids)
+        removed = connection.total_changes - before
+        connection.execute("DELETE FROM problems WHERE digest NOT IN (SELECT problem FROM measurements)")
+        connection.execute("DELETE FROM environments WHERE digest NOT IN (SELECT environment FROM measurements)")
+        connection.execute("COMMIT")
+    with _writing(path) as connection, contextlib.suppress(sqlite3.OperationalError):  # busy: the space is used again
+        connection.execute("VACUUM")
+    return removed
+
+
+def _gone(rows: list[tuple[Any, ...]], present: Mapping[str, str], before: float) -> dict[str, str]:
+    """Digest → description of each environment whose software is not the present one, not used since `before`."""
+    last_used = {row[2]: row[1] for row in rows}  # rows come oldest first
+    facts = {row[2]: dict(json.loads(row[3])) for row in rows}
+    found = {}
+    for environment, said in facts.items():
+        other = [name for name in SOFTWARE if said.get(name) != present.get(name)]
+        if other and last_used[environment] < before:
+            found[environment] = ", ".join(f"{name} {said.get(name, 'unknown')}" for name in other)
+    return found
+
+
+def _maker(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Whose source a measurement is of: environment, kernel, device, candidate and config."""
+    _, _, environment, _, family, kernel, device, candidate, config, _ = row
+    return environment, family, kernel, device, candidate, config
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[sqlite3.Connection]:
+    connection = None
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        yield connection
+    except sqlite3.Error as error:
+        raise StoreError(f"nothing was removed from {path}: {error}.") from None
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+__all__ = ["DAYS", "SOFTWARE", "Stale", "remove", "stale"]

@@ -1,0 +1,157 @@
+"""Measurements as JSON lines: one a line, each complete in itself, so that files can be concatenated, cut, searched
+and read anywhere.
+
+    {"format": "polytile measurements", "version": 1}
+    {"uid": "5b0c...", "taken_at": 1766000000.0, "problem": {"family": "loop", "kernel": "1f0c...", "sizes": {"M": 64},
+     "dtypes": ["float32"], "layouts": ["threads=2"], "device": "cpu-..."}, "environment": {"torch": "2.13.0"},
+     "candidate": "looped t1", "config": {"values": {"threads": 1}, "hint": {}}, "source_hash": "...", "outcome": "ok",
+     "samples": [1e-05], "max_error": 1e-07, "compile_seconds": 0.3, "detail": "", "condition": "back-to-back"}
+
+(on one line each). Times are seconds. The header may come again further down. Keys that this version does not know are
+passed over. Infinity and NaN, which JSON lacks, are the texts "inf", "-inf" and "nan".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from polytile.errors import StoreError
+from polytile.problem import Config, Measurement, Outcome, Problem
+from polytile.store.reading import Record
+
+FORMAT, VERSION = "polytile measurements", 1
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a file of JSON lines holds: see Transfer."""
+
+    records: tuple[Record, ...]
+    damaged: tuple[str, ...] = ()
+    partial: str = ""
+
+
+def header() -> str:
+    return json.dumps({"format": FORMAT, "version": VERSION}) + "\n"
+
+
+def line(record: Record) -> str:
+    """The record as a line, its end included."""
+    m = record.measurement
+    values = {
+        "uid": record.uid,
+        "taken_at": record.taken_at,
+        "problem": {
+            "family": m.problem.family,
+            "kernel": m.problem.kernel,
+            "sizes": dict(m.problem.sizes),
+            "dtypes": m.problem.dtypes,
+            "layouts": m.problem.layouts,
+            "device": m.problem.device,
+        },
+        "environment": dict(m.environment),
+        "candidate": m.candidate,
+        "config": {"values": dict(m.config.values), "hint": dict(m.config.hint)},
+        "source_hash": m.source_hash,
+        "outcome": m.outcome.value,
+        "samples": [_out(sample) for sample in m.samples],
+        "max_error": _out(m.max_error),
+        "compile_seconds": _out(m.compile_seconds),
+        "detail": m.detail,
+        "condition": m.condition,
+    }
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
+def parse(content: bytes, name: str) -> Lines:
+    """The records in the text of a file, which messages call `name`.
+
+    A last line without an end is read if it is whole, else it is `partial`. Raises StoreError where there are lines and
+    not one can be read, and where a newer polytile wrote them.
+    """
+    found: list[Record] = []
+    damaged: list[str] = []
+    partial = ""
+    headers = 0
+    lines = content.split(b"\n")
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            values = json.loads(text)
+            if isinstance(values, dict) and "format" in values:
+                headers += 1
+                _check_header(values, name)
+                continue
+            found.append(_record(values))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            if number == len(lines):
+                partial = f"{name}: the last line, number {number}, was never finished and is left out"
+            else:
+                damaged.append(f"{name}: line {number} cannot be read ({why}) and is left out")
+    if not found and not headers and (damaged or partial):
+        raise StoreError(f"{name} does not hold exported measurements ({(*damaged, partial)[0]}).")
+    return Lines(tuple(found), tuple(damaged), partial)
+
+
+def _check_header(values: dict[str, Any], name: str) -> None:
+    if values["format"] != FORMAT:
+        raise StoreError(f"{name} does not hold exported measurements but {values['format']!r}.")
+    if values.get("version") != VERSION:
+        raise StoreError(
+            f"{name} holds measurements in version {values.get('version')}, and this polytile reads version {VERSION}; "
+            "export them with this version or update polytile."
+        )
+
+
+def _record(values: dict[str, Any]) -> Record:
+    """The record that `line` wrote; raises an exception of a built-in type where something is missing or wrong."""
+    problem, config = values["problem"], values["config"]
+    measurement = Measurement(
+        Problem(
+            _text(problem["family"]),
+            _text(problem["kernel"]),
+            _sizes(problem["sizes"]),
+            tuple(map(_text, problem["dtypes"])),
+            tuple(map(_text, problem["layouts"])),
+            _text(problem["device"]),
+        ),
+        _text(values["candidate"]),
+        Config(tuple(config["values"].items()), _sizes(config["hint"])),
+        _text(values["source_hash"]),
+        Outcome(values["outcome"]),
+        tuple(float(sample) for sample in values["samples"]),
+        _in(values["max_error"]),
+        _in(values["compile_seconds"]),
+        _text(values["detail"]),
+        _text(values["condition"]),
+        tuple(sorted((name, _text(value)) for name, value in values["environment"].items())),
+    )
+    return Record(_text(values["uid"]), float(values["taken_at"]), measurement)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} stands where text belongs")
+    return value
+
+
+def _sizes(values: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+    if not all(type(size) is int for size in values.values()):
+        raise TypeError(f"{values!r} has something else than integers for sizes")
+    return tuple(values.items())
+
+
+def _out(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _in(value: float | str | None) -> float | None:
+    return None if value is None else float(value)
+
+
+__all__ = ["FORMAT", "VERSION", "Lines", "header", "line", "parse"]

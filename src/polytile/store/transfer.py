@@ -1,0 +1,108 @@
+"""Measurements from one store or file into another: each arrives once, however often and in whatever order.
+
+A measurement's random `uid` names it everywhere. What is poured together is a set: A into B and B into A give equal
+sets, and doing it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from polytile.errors import StoreError
+from polytile.store import jsonl
+from polytile.store.reading import Record, reading, records
+from polytile.store.sqlite import SqliteFile, Unusable
+
+BATCH = 1000
+"""Measurements a transaction: an import that is killed keeps what it has done, and goes on when run again."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How many measurements were new and how many were there already; `damaged` has a sentence for each line that could
+    not be read, `partial` one for a last line that was never finished ("": there is none)."""
+
+    new: int
+    known: int
+    damaged: tuple[str, ...] = ()
+    partial: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.new} new, {self.known} known"
+
+
+def merge(source: Path, target: Path) -> Transfer:
+    """Adds every measurement of the store `source` to the store `target`, which is made if it is not there.
+
+    Raises StoreError where the source cannot be read, or the target is something else or cannot be written.
+    """
+    return add(records(source), target)
+
+
+def export_lines(source: Path, target: Path) -> Transfer:
+    """Appends the measurements of the store `source` that are not in the file `target` yet, as JSON lines.
+
+    What stands in the file stays as it is, except for a last line without an end, which a writer that was killed left
+    behind: that is cut off and told of. One exporter at a time: others wait.
+    """
+    found = records(source)
+    try:
+        with open(target, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            content = file.read()
+            there = jsonl.parse(content, str(target))
+            if there.partial:
+                content = content[: content.rfind(b"\n") + 1]
+                file.truncate(len(content))
+            known = {record.uid for record in there.records}
+            new = [record for record in found if record.uid not in known]
+            lines = [] if content else [jsonl.header()]
+            ended = b"" if not content or content.endswith(b"\n") else b"\n"
+            file.write(ended + "".join(lines + [jsonl.line(record) for record in new]).encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StoreError(f"the measurements cannot be written to {target}: {error.strerror or error}.") from None
+    return Transfer(len(new), len(found) - len(new), there.damaged, there.partial)
+
+
+def import_lines(source: Path, target: Path) -> Transfer:
+    """Adds the measurements of the JSON lines in `source` to the store `target`, which is made if it is not there.
+
+    Lines that cannot be read are left out and told of. Raises StoreError where the file is something else altogether,
+    or the target is something else or cannot be written.
+    """
+    try:
+        content = source.read_bytes()
+    except OSError as error:
+        raise StoreError(f"the measurements in {source} cannot be read: {error.strerror or error}.") from None
+    found = jsonl.parse(content, str(source))
+    done = add(found.records, target)
+    return Transfer(done.new, done.known, found.damaged, found.partial)
+
+
+def add(found: Iterable[Record], target: Path) -> Transfer:
+    """Adds the records that the store `target` does not have. Raises StoreError where it cannot take them."""
+    known: set[str] = set()
+    if target.exists() and target.stat().st_size:
+        with reading(target) as connection:
+            known = {uid for (uid,) in connection.execute("SELECT uid FROM measurements")}
+    given = {record.uid: record for record in found}
+    new = [record.rows for uid, record in given.items() if uid not in known]
+    file = SqliteFile(target)
+    try:
+        for first in range(0, len(new), BATCH):
+            file.append(new[first : first + BATCH])
+    except Unusable as error:
+        raise StoreError(f"the measurements cannot be added: {error}.") from None
+    finally:
+        file.close()
+    return Transfer(len(new), len(given) - len(new))
+
+
+__all__ = ["Transfer", "add", "export_lines", "import_lines", "merge"]

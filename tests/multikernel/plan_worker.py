@@ -1,0 +1,50 @@
+"""A process of its own that compiles a program, runs it at some sizes and reports as JSON.
+
+    python -m tests.multikernel.plan_worker [--plan FILE] [--save FILE] [--sizes 20,300]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+
+import torch
+import torch._dynamo
+from torch import Tensor
+
+import polytile
+
+
+def program(x: Tensor, weight: Tensor) -> Tensor:
+    """A product with an epilogue and a row reduction: two kernels at least, whose order of summation depends on the choice."""
+    return torch.softmax(torch.relu(x @ weight), -1)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    for name in ("--plan", "--save"):
+        arguments.add_argument(name, default="")
+    arguments.add_argument("--sizes", default="20,300")
+    given = arguments.parse_args()
+    options = {"plan": given.plan, "plan_missing": "error"} if given.plan else {}
+    run = polytile.compile(program, options=options)
+    digests = []
+    for size in map(int, given.sizes.split(",")):
+        generator = torch.Generator().manual_seed(size)
+        x, weight = torch.randn(size, 700, generator=generator), torch.randn(700, size + 5, generator=generator)
+        digests.append(hashlib.sha256(run(x, weight).contiguous().numpy().tobytes()).hexdigest())
+    if given.save:
+        polytile.save_plan(given.save)
+    decisions = [d for kernel in polytile.multikernel.alive() for d in kernel.decisions]
+    report = {
+        "digests": digests,
+        "counters": dict(polytile.counters),
+        "decisions": [[d.kernel, d.regime, d.candidate] for d in decisions],
+        "links": sorted({d.link for d in decisions}),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Same plan, same kernels, the same bits: in another process, whatever it has or has not on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from polytile.multikernel.planfile import Plan
+
+
+def worker(home: Path, *arguments: str) -> dict[str, Any]:
+    root = Path(__file__).parents[2]
+    settings = {"POLYTILE_CACHE_DIR": str(home), "PYTHONPATH": f"{root}:{root / 'src'}", "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.multikernel.plan_worker", *arguments],
+        capture_output=True, text=True, cwd=root, env={**os.environ, **settings}, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout.splitlines()[-1]), "messages": done.stderr}
+
+
+def test_a_plan_gives_the_same_kernels_and_bits_in_processes_that_have_measured_nothing(tmp_path: Path) -> None:
+    path, again = tmp_path / "program.plan", tmp_path / "again.plan"
+    made = worker(tmp_path / "first", "--save", str(path))
+    assert made["counters"]["candidates_benchmarked"] > 0
+
+    followed = worker(tmp_path / "second", "--plan", str(path), "--save", str(again))
+    assert followed["counters"]["candidates_benchmarked"] == followed["counters"]["store_hits"] == 0
+    assert followed["digests"] == made["digests"]
+    assert sorted(followed["decisions"]) == sorted(made["decisions"])
+    assert set(followed["links"]) <= {"plan", "only"} and followed["messages"] == ""
+    assert again.read_text() == path.read_text()
+
+    plan = Plan.read(path)  # now to the letter: another candidate for one decision
+    line = next(pinned for pinned in plan.decisions if dict(pinned.sizes).get("n0") == 300)
+    changed = dataclasses.replace(line, candidate=line.candidate[:-1] + ("2" if line.candidate.endswith("1") else "1"))
+    others = tuple(pinned for pinned in plan.decisions if pinned is not line)
+    Plan((*others, changed), plan.environment).write(path)
+    edited = worker(tmp_path / "first", "--plan", str(path))
+    assert [line.kernel, line.regime, changed.candidate] in edited["decisions"]
+    assert [line.kernel, line.regime, line.candidate] in made["decisions"]
+    assert edited["counters"]["candidates_benchmarked"] == 0
