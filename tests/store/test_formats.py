@@ -151,9 +151,9 @@ def test_a_foreign_file_is_an_error_and_no_store_is_made(tmp_path: Path, content
 def test_two_exporters_of_one_file_write_every_measurement_once(tmp_path: Path, measurement: Make) -> None:
     store = filled(tmp_path / "a", *[measurement(m) for m in range(300)])
     code = (
-        "import sys, pathlib; sys.path[:0] = {path!r}; import tests.store.alone; from polytile.store import transfer\n"
+        f"import sys, pathlib; sys.path[:0] = {sys.path!r}; import tests.store.alone; from polytile.store import transfer\n"
         "transfer.export_lines(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))"
-    ).format(path=sys.path)
+    )
     command = [sys.executable, "-c", code, str(store), str(tmp_path / "lines")]
     exporters = [subprocess.Popen(command) for _ in range(3)]
     assert [process.wait(60) for process in exporters] == [0, 0, 0]

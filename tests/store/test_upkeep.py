@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +29,8 @@ def kept(path: Path, *found: tuple[float, Measurement]) -> Path:
 
 
 def test_a_sound_store_is_counted_and_has_no_troubles(tmp_path: Path, measurement: Make) -> None:
-    path = kept(tmp_path / "s", (DAY, measurement(1)), (2 * DAY, measurement(2)), (3 * DAY, measurement(2, outcome=Outcome.WRONG)))
+    wrong = measurement(2, outcome=Outcome.WRONG)
+    path = kept(tmp_path / "s", (DAY, measurement(1)), (2 * DAY, measurement(2)), (3 * DAY, wrong))
     (tmp_path / "s.2.bad").write_bytes(b"")
     health = check.check(path)
     assert not health.troubles and health.set_aside == (tmp_path / "s.2.bad",)
@@ -120,11 +120,10 @@ def test_other_devices_and_thread_settings_are_kept(tmp_path: Path, measurement:
 
 def test_a_running_program_misses_nothing_that_is_added_after_a_removal(tmp_path: Path, measurement: Make) -> None:
     """SQLite gives a removed last row's number to the next one; a reader that goes on from there would not see it."""
-    old = dataclasses.replace(measurement(1), environment=(("torch", "2.11.0"),))
-    path = kept(tmp_path / "s", (0.0, measurement(5)), (1.0, old), (2.0, old))
+    new = dataclasses.replace(measurement(1), source_hash="new")
+    path = kept(tmp_path / "s", (1.0, measurement(1)), (9.0, new), (2.0, measurement(2)))  # the last row came by a merge
     running = Store(path)
-    assert running.exact(old.problem, old.environment) and not running.exact(measurement(7).problem, ENVIRONMENT)
-    found = cleanup.stale(path, PRESENT, time.time())
-    assert cleanup.remove(path, found) == 1
-    add([Record("later", 3.0, measurement(7))], path)
+    assert len(running.exact(new.problem, ENVIRONMENT)) == 2
+    assert cleanup.remove(path, cleanup.stale(path, PRESENT, NOW)) == 1
+    add([Record("later", 10.0, measurement(7))], path)
     assert running.refresh() == 1 and running.exact(measurement(7).problem, ENVIRONMENT)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from polytile import __version__
+from polytile.cli import plan, store
+from polytile.cli.plain import PlainErrors, StorePath, store_at
 
 app = typer.Typer(
     name="polytile",
+    cls=PlainErrors,
     help="polytile compiles PyTorch once and serves every shape at full speed. These commands look at what it does.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(store.app)
+app.add_typer(plan.app)
 
 
 @app.callback(invoke_without_command=True)
@@ -31,6 +39,49 @@ def doctor() -> None:
     findings = examine()
     show(findings.table())
     raise typer.Exit(1 if worst(findings) == "bad" else 0)
+
+
+@app.command("why")
+def explain_choice(
+    kernel: Annotated[str, typer.Argument(help="A kernel's name, a part of it, or the beginning of its digest.")],
+    sizes: Annotated[list[str] | None, typer.Argument(help="Its sizes: M=512 N=64, or the numbers in its order.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan that is in force; else the one the option plan names.")] = None,
+    store: StorePath = None,
+) -> None:
+    """Say which candidate runs a kernel at some sizes, on what grounds, and how the others did.
+
+    The answer is for this machine, environment and number of threads. Where nothing is known, the nearest measurement
+    is shown and in what it differs; the status is then 1.
+    """
+    from polytile.cli.why_command import answer
+    from polytile.report import show
+
+    reports, found = answer(kernel, sizes or [], store_at(store), plan)
+    for report in reports:
+        show(report)
+    raise typer.Exit(0 if found else 1)
+
+
+@app.command("tune")
+def tune_ahead(
+    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="What to tune: see below.")],
+    shapes: Annotated[
+        list[str] | None, typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Element type of the tensors made for --shapes.")] = "float32",
+    save_plan: Annotated[Path | None, typer.Option(help="Write what was decided to a plan file.")] = None,
+) -> None:
+    """Compile a function and call it at some sizes, so that later programs find everything measured.
+
+    With --shapes, FUNCTION is called with random tensors of these shapes. Without, FUNCTION is called once with nothing
+    and returns what to tune: a callable and a list of argument tuples.
+
+    Ctrl-C stops it and keeps everything that was measured; the same command then goes on where it stopped. POLYTILE_
+    variables set the options.
+    """
+    from polytile.cli.tune import calls_of, tune
+
+    raise typer.Exit(tune(*calls_of(target, shapes or [], dtype), save_plan))
 
 
 def main() -> None:

@@ -90,9 +90,7 @@ def _without(e: sympy.Expr, own: set[sympy.Symbol]) -> sympy.Expr:
 def _rename_axes(loop: Loop) -> Loop:
     axes = tuple(Axis(sizes.axis(f"p{k}"), a.size) for k, a in enumerate(loop.axes))
     reduced = tuple(Axis(sizes.axis(f"r{k}"), a.size) for k, a in enumerate(loop.reduced))
-    mapping = {
-        old.symbol: new.symbol for old, new in zip(loop.axes + loop.reduced, axes + reduced, strict=True)
-    }
+    mapping = {old.symbol: new.symbol for old, new in zip(loop.axes + loop.reduced, axes + reduced, strict=True)}
     return replace(loop.substitute(mapping), axes=axes, reduced=reduced)
 
 
@@ -130,5 +128,7 @@ def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Symbol,
 def precision_of(tensors: Sequence[TensorArg], args: Sequence[Any]) -> torch.dtype | None:
     """The type in which a reference is to compute on these arguments: float64 where any was widened to it, else None, that is
     the arguments' own."""
-    wide = (a.dtype == torch.float64 != t.dtype for t, a in zip(tensors, args, strict=False) if isinstance(a, torch.Tensor))
+    wide = (
+        a.dtype == torch.float64 != t.dtype for t, a in zip(tensors, args, strict=False) if isinstance(a, torch.Tensor)
+    )
     return torch.float64 if any(wide) else None

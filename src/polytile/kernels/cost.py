@@ -15,7 +15,8 @@ from collections.abc import Mapping
 
 from polytile.ir import expr, ops, sizes
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.analysis import Form, Nest, cached_nodes
+from polytile.kernels.cpp.analysis import Form, Nest
+from polytile.kernels.cpp.keeping import kept_values
 from polytile.kernels.variants import extent
 from polytile.problem import Config
 
@@ -30,7 +31,7 @@ def loop_cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str,
     """Seconds of one call; see the module's formula."""
     e = extent(kernel, size)
     threads, variant = int(config["threads"]), config["variant"]
-    cached = {id(n) for n, _ in cached_nodes(nest)} if variant in ("persistent", "split") else set()
+    cached = {id(n) for n in kept_values(nest)} if variant in ("persistent", "split") else set()
     compute = e.points * pass_work(nest, cached) / (2 * lanes * CLOCK)
     footprint = sum(tensor_bytes(kernel, size).values())
     again = 1.0 + (0.3 if _row_in_cache(e.row) else 1.0) * max(0, nest.passes - 1)

@@ -11,10 +11,10 @@ from polytile.kernels import variants
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cost import loop_cost
-from polytile.kernels.cpp import analysis, loops
+from polytile.kernels.cpp import analysis, checks, loops
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
 from polytile.kernels.library import InterpretedLoop
-from polytile.kernels.rewrite import expand_welford
+from polytile.kernels.rewrite import plain_reductions
 from polytile.problem import Config
 from polytile.runtime import toolchain
 
@@ -44,7 +44,7 @@ _made: dict[tuple[str, int, str], tuple[Candidate, ...]] = {}
 def _candidates(
     kernel: LoopKernel, origins: tuple[str, ...], most_threads: int, tool: toolchain.Toolchain
 ) -> tuple[Candidate, ...]:
-    expanded = replace(kernel, loop=expand_welford(kernel.loop))
+    expanded = replace(kernel, loop=plain_reductions(kernel.loop))
     nest = analysis.nest_of(expanded.loop)
     vector_bytes = tool.lanes * FLOAT_BYTES
     name = kernel_name(kernel, origins)
@@ -52,7 +52,7 @@ def _candidates(
 
     @functools.cache
     def source(variant: str) -> str:
-        return loops.generate(expanded, Config.of(variant=variant), ENTRY, vector_bytes)
+        return loops.generate(expanded, variant, ENTRY, vector_bytes)
 
     def candidate(config: Config) -> CppCandidate:
         variant = str(config["variant"])
@@ -72,4 +72,4 @@ def _candidates(
 
 def check_messages(kernel: LoopKernel) -> tuple[str, ...]:
     """The sentences for the kernel's run-time checks, in the order of their numbers."""
-    return loops.check_messages(replace(kernel, loop=expand_welford(kernel.loop)))
+    return checks.check_messages(plain_reductions(kernel.loop))

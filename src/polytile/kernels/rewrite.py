@@ -1,29 +1,83 @@
-"""Loop rewrites that only generation needs: reductions spelled in simpler ones."""
+"""Reductions and scans spelled in those that are generated: values of the result's type, no bool, no welford.
+
+sum(x) of type T      →  sum(cast(x, T))
+any(x), all(x)        →  cast(any(x ≠ 0), T)
+max(x), min(x)        →  any(x), all(x)                       for bool x
+argmax(x, i)          →  argmax(cast(x, uint8), i)            for bool x; scans likewise
+welford(x)            →  mean = sum(x) / n, sum((x - mean)²)
+"""
 
 from __future__ import annotations
 
 import torch
 
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Node, Part, Reduce
+from polytile.ir.expr import Const, Node, Part, Reduce, Scan
 from polytile.ir.program import Loop
 
+OF_BOOL = {"max": "any", "min": "all"}
 
-def expand_welford(loop: Loop) -> Loop:
-    """welford(x) → mean = sum(x) / n, then sum of (x - mean)²: two sweeps of a row that stays in cache, each one fully
-    vectorised, and more accurate than the one-sweep recurrence."""
+
+def plain_reductions(loop: Loop) -> Loop:
+    """`loop` without the reductions that generated code does not know."""
     count = sizes.product([a.size for a in loop.reduced])
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        if not (isinstance(node, Part) and isinstance(node.node, Reduce) and node.node.kind == "welford"):
-            return expr.rebuild(node, children)
-        x, dtype = children[0].children[0], node.dtype
-        total = expr.reduce("sum", dtype, x)
-        n = expr.index_value(count, torch.int64)
-        mean = expr.op("div", dtype, total, expr.op("cast", dtype, n) if not isinstance(n, expr.Const) else expr.const(n.value, dtype))
-        if node.k == 0:
-            return mean
-        centred = expr.op("sub", dtype, x, mean)
-        return expr.reduce("sum", dtype, expr.op("mul", dtype, centred, centred))
+        match node:
+            case Part(node=Reduce(kind="welford")):
+                return _deviations(children[0], node, expr.index_value(count, torch.int64))
+            case Part():
+                found = expr.rebuild(node, children)
+                own = children[0].children[0].dtype if node.k == 0 else node.dtype
+                return _cast(expr.part(children[0], node.k, own), node.dtype) if own != node.dtype else found
+            case Reduce(kind="welford"):
+                return expr.rebuild(node, children)
+            case Reduce():
+                return _reduce(node, children)
+            case Scan():
+                return _scan(node, children)
+        return expr.rebuild(node, children)
 
     return loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+
+
+def _reduce(node: Reduce, args: tuple[Node, ...]) -> Node:
+    value, rest = args[0], args[1:]
+    if rest:
+        value = _cast(value, torch.uint8) if value.dtype == torch.bool else value
+        return expr.reduce(node.kind, value.dtype, value, *rest)
+    if value.dtype == torch.bool == node.dtype and node.kind in OF_BOOL:
+        return expr.reduce(OF_BOOL[node.kind], torch.bool, value)
+    if node.kind in ("any", "all"):
+        return _cast(expr.reduce(node.kind, torch.bool, _cast(value, torch.bool)), node.dtype)
+    if node.dtype == torch.bool:  # a sum or product of bool is one too
+        return _cast(_reduce_as(node.kind, torch.uint8 if node.kind == "prod" else torch.int64, value), torch.bool)
+    return _reduce_as(node.kind, node.dtype, value)
+
+
+def _reduce_as(kind: str, dtype: torch.dtype, value: Node) -> Node:
+    return expr.reduce(kind, dtype, _cast(value, dtype))
+
+
+def _scan(node: Scan, args: tuple[Node, ...]) -> Node:
+    if len(args) == 1:
+        return expr.scan(node.kind, node.dtype, _cast(args[0], node.dtype))
+    value = _cast(args[0], torch.uint8) if args[0].dtype == torch.bool else args[0]
+    return expr.scan(node.kind, value.dtype, value, args[1])
+
+
+def _deviations(reduce: Node, part: Part, count: Node) -> Node:
+    """Two sweeps of a row that stays in cache, each one fully vectorised, and more accurate than the one-sweep
+    recurrence."""
+    dtype, x = part.dtype, reduce.children[0]
+    x = _cast(x, dtype)
+    n = expr.const(count.value, dtype) if isinstance(count, Const) else _cast(count, dtype)
+    mean = expr.op("div", dtype, expr.reduce("sum", dtype, x), n)
+    if part.k == 0:
+        return mean
+    centred = expr.op("sub", dtype, x, mean)
+    return expr.reduce("sum", dtype, expr.op("mul", dtype, centred, centred))
+
+
+def _cast(node: Node, dtype: torch.dtype) -> Node:
+    return node if node.dtype == dtype else expr.op("cast", dtype, node)

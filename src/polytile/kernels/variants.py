@@ -1,10 +1,10 @@
 """Which ways there are to schedule a loop, and on how many threads: the candidates of every loop kernel, in canonical order.
 
-    plain        pointwise: blocks of the vector axis, divided over threads
-    persistent   reduction: each row read from memory once, costly values kept in a scratch row for later passes
-    looped       reduction: every pass reads the row again
-    split        reduction or scan: all threads share each row (few long rows)
-    atomic       accumulation where threads may meet in one element
+plain        pointwise: blocks of the vector axis, divided over threads
+persistent   reduction: each row read from memory once, costly values kept in a scratch row for later passes
+looped       reduction: every pass reads the row again
+split        reduction or scan: all threads share each row (few long rows)
+atomic       accumulation where threads may meet in one element
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from polytile import options
 from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp import analysis
 from polytile.kernels.cpp.analysis import Form, Nest
+from polytile.kernels.cpp.keeping import kept_values
+from polytile.kernels.cpp.scatter import accumulates, owner_axis, scattered
 from polytile.problem import Config
 
-SCRATCH_LIMIT = 1 << 20  # bytes of kept values a thread may hold: beyond the private caches keeping costs more than computing
+SCRATCH_LIMIT = (
+    1 << 20
+)  # bytes of kept values a thread may hold: beyond the private caches keeping costs more than computing
 CACHE_LINE = 64
 
 
@@ -42,20 +45,20 @@ def configs(kernel: LoopKernel, nest: Nest, most: int) -> tuple[Config, ...]:
     """All configs of `kernel`, canonical order: fewer threads first, then the simpler variant."""
     if nest.form is Form.POINTWISE:
         return _pointwise(nest, most)
-    cached = bool(analysis.cached_nodes(nest))
-    whole_rows = (["persistent"] if cached else []) + ["looped"]
-    found = [Config.of(variant=v, threads=t) for t in thread_counts(most) for v in whole_rows]
-    if most > 1 and _splits(nest):
+    serial = bool(scattered(nest.loop))
+    whole_rows = (["persistent"] if kept_values(nest) else []) + ["looped"]
+    found = [Config.of(variant=v, threads=t) for t in thread_counts(1 if serial else most) for v in whole_rows]
+    if most > 1 and not serial and _splits(nest):
         found.append(Config.of(variant="split", threads=most))
     return tuple(found)
 
 
 def _pointwise(nest: Nest, most: int) -> tuple[Config, ...]:
     plain = tuple(Config.of(variant="plain", threads=t) for t in thread_counts(most))
-    if not analysis.is_scatter(nest.loop) or analysis.scatter_axes(nest.loop):
+    if not scattered(nest.loop) or owner_axis(nest.loop, nest.vec):
         return plain
-    accumulating = all(s.mode == "add" for s in nest.loop.stores if s.indirect or s.mode == "add")
-    return plain[:1] + ((Config.of(variant="atomic", threads=most),) if accumulating and most > 1 else ())
+    atomic = most > 1 and accumulates(nest.loop)
+    return plain[:1] + ((Config.of(variant="atomic", threads=most),) if atomic else ())
 
 
 def _splits(nest: Nest) -> bool:
@@ -93,7 +96,7 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     if threads > 1 and e.points < 1024:
         return False
     if variant == "persistent":
-        return e.row * 4 * max(1, len(analysis.cached_nodes(nest))) <= SCRATCH_LIMIT
+        return e.row * sum(n.dtype.itemsize for n in kept_values(nest)) <= SCRATCH_LIMIT
     if variant == "split":
         return e.row >= 1024 and e.rows <= 4096
     if nest.form is not Form.POINTWISE and threads > 1:

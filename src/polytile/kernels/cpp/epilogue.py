@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polytile.ir import expr, sizes
-from polytile.ir.program import Axis
+from polytile.ir import expr
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp import text
 from polytile.kernels.cpp.analysis import Form, Nest
-from polytile.kernels.cpp.body import Body, Checks, Scope
-from polytile.kernels.cpp.unit import preamble
+from polytile.kernels.cpp.body import Body, Scope
+from polytile.kernels.cpp.unit import arguments, preamble
 from polytile.kernels.cpp.writer import Writer
 
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
-
-UNIT_BATCH = Axis(sizes.axis("batch"), sizes.ONE)
 
 
 def generate(kernel: GemmKernel, lanes: int, leading: int | None = None, inline: bool = True) -> str:
@@ -30,11 +26,10 @@ def generate(kernel: GemmKernel, lanes: int, leading: int | None = None, inline:
     body_kernel = LoopKernel(loop, own, kernel.symbols)
     vec = loop.axes[2]
     nest = Nest(loop, Form.POINTWISE, vec, loop.axes[:2], ())
-    body = Body(body_kernel, nest, Checks(), str(lanes))
-    body.special = {id(node): "acc" for node in expr.walk(*loop.roots) if isinstance(node, expr.Accumulator)}
-    scope = Scope([], {})
-    for store in loop.stores:
-        body.store(store, scope)
+    body = Body(body_kernel, nest, str(lanes))
+    body.made = {id(node): lambda scope: "acc" for node in nest.nodes if isinstance(node, expr.Accumulator)}
+    scope = Scope()
+    body.stores(loop.stores, scope)
     out = Writer()
     element = "double" if kernel.spec.accumulator == "float64" else "float"
     batch, m, n = (a.symbol for a in loop.axes)
@@ -44,22 +39,20 @@ def generate(kernel: GemmKernel, lanes: int, leading: int | None = None, inline:
         f"template <class Tail> PT_FN void finish(Tail tail, void* const* ptrs, const long* sizes, const long {batch}, "
         f"const long {m}, const long {n}, const V<{element}, {lanes}> acc, const long n) {{"
     )
-    for k, tensor in enumerate(own):
-        kind = text.storage_type(tensor.dtype)
-        const = "const " if tensor.role == "in" else ""
-        out.line(f"{const}{kind}* const {tensor.name} = ({const}{kind}*)ptrs[{leading + k}];")
-    for k, symbol in enumerate(kernel.symbols):
-        out.line(f"const long {symbol.name} = sizes[{kernel.spec.leading_sizes + k}];")
-    out.line("long error = 0; (void)error;")
+    out.extend(arguments(body_kernel, leading, kernel.spec.leading_sizes))
     out.extend(scope.lines)
     out.close("}")
     out.line("}  // namespace")
     out.line("}  // namespace pt")
     kind = "static inline" if inline else "static"
-    out.open(f"{kind} void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n, VACC acc, long count) {{")
+    out.open(
+        f"{kind} void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n, VACC acc, long count) {{"
+    )
     out.line(f"const pt::V<{element}, {lanes}> sums(acc);")
-    out.line(f"if (__builtin_expect(count == {lanes}, 1)) pt::finish(pt::Full{{}}, ptrs, sizes, batch, m, n, sums, {lanes});")
+    out.line(
+        f"if (__builtin_expect(count == {lanes}, 1)) pt::finish(pt::Full{{}}, ptrs, sizes, batch, m, n, sums, {lanes});"
+    )
     out.line("else pt::finish(pt::Part{}, ptrs, sizes, batch, m, n, sums, count);")
     out.close("}")
     source = out.text()
-    return preamble(source).replace("using namespace pt;\n", "") + source
+    return preamble(source) + source

@@ -104,7 +104,10 @@ class MatmulCandidate:
             if not self._compilations:
                 core, finish = self.sources
                 label = f"matmul_{self.config['form']}_{self.config['mr']}x{self.config['nv']}"
-                self._compilations = (compiler.compile_cpp(label, core), compiler.compile_cpp(self._kernel_name, finish))
+                self._compilations = (
+                    compiler.compile_cpp(label, core),
+                    compiler.compile_cpp(self._kernel_name, finish),
+                )
 
     def entry(self) -> NativeEntry:
         self.prepare()

@@ -86,7 +86,9 @@ def _atom(e: sympy.Expr) -> str:
             return _extreme([_atom(a) for a in e.args], ">" if isinstance(e, sympy.Max) else "<")
     if type(e).__name__ in ("Max", "Min"):  # torch's own classes of the same meaning
         return _extreme([_atom(a) for a in e.args], ">" if type(e).__name__ == "Max" else "<")
-    raise LoweringError(f"the index expression {e} ({type(e).__name__}) has no C++ form; the operator runs as a library call.")
+    raise LoweringError(
+        f"the index expression {e} ({type(e).__name__}) has no C++ form; the operator runs as a library call."
+    )
 
 
 def _extreme(args: list[str], sign: str) -> str:

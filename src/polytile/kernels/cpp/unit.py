@@ -1,21 +1,80 @@
-"""A translation unit: the parts of the prelude that a body needs, this room's own helpers, and the body."""
+"""A translation unit in the making: what every schedule of a loop needs to know, and what stands around its body."""
 
 from __future__ import annotations
 
-import functools
-from importlib import resources
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from polytile.ir import sizes
+from polytile.ir.expr import Node
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.cpp import memory, support, text
+from polytile.kernels.cpp.analysis import Nest, lane_bytes, nest_of
+from polytile.kernels.cpp.body import Body
+from polytile.kernels.cpp.keeping import kept_values
 from polytile.kernels.cpp.prelude import parts_of, prelude
+from polytile.kernels.cpp.writer import Writer
+
+KEEPING = ("persistent", "split")  # variants whose rows keep costly values for later passes
 
 
-@functools.cache
-def _text(name: str) -> str:
-    return resources.files("polytile.kernels.cpp").joinpath(name).read_text()
+@dataclass
+class Unit:
+    """One kernel under one variant, for vectors of `vector_bytes` bytes."""
+
+    kernel: LoopKernel
+    variant: str
+    vector_bytes: int
+    nest: Nest = field(init=False)
+    body: Body = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nest = nest_of(self.kernel.loop)
+        self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if self.variant == "atomic" else memory.PLAIN)
+
+    @property
+    def lanes(self) -> int:
+        return self.vector_bytes // lane_bytes(self.nest)
+
+    @cached_property
+    def kept(self) -> dict[Node, int]:
+        """Values that this variant keeps from pass to pass, with the pass that makes each."""
+        return kept_values(self.nest) if self.variant in KEEPING else {}
+
+    def source(self, name: str, work: Writer) -> str:
+        """The whole text: the loop as a comment, then the function `name` around the lines of `work`."""
+        out = Writer()
+        out.extend(_comment(self.kernel))
+        out.line(f"static constexpr int L = {self.lanes};")
+        out.line("")
+        with out.block(f'extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{'):
+            out.extend(arguments(self.kernel))
+            out.line("long error = 0;")
+            domain = text.index(sizes.product([a.size for a in self.kernel.loop.axes]))
+            out.line(f"if ({domain} <= 0) return 0;")
+            out.extend(work.lines)
+            out.line("return error;")
+        return preamble(out.text()) + "using namespace pt;\n" + out.text()
+
+
+def arguments(kernel: LoopKernel, first_pointer: int = 0, first_size: int = 0) -> list[str]:
+    """Variables for the kernel's tensors and sizes, which stand at these places among the pointers and integers."""
+    lines = []
+    for k, tensor in enumerate(kernel.tensors, first_pointer):
+        kind = ("const " if tensor.role == "in" else "") + text.storage_type(tensor.dtype)
+        lines.append(f"{kind}* const {tensor.name} = ({kind}*)ptrs[{k}];")
+    for k, symbol in enumerate(kernel.symbols, first_size):
+        lines.append(f"const long {symbol} = sizes[{k}];")
+    return lines
 
 
 def preamble(body: str) -> str:
-    """What must stand before `body`: prelude, helpers of generated loops, and the namespace opened."""
-    helpers = _text("support.h")
-    if "logaddexp(" in body:
-        helpers += _text("support_logaddexp.h")
-    return prelude(parts_of(helpers + body)) + helpers + "using namespace pt;\n"
+    """What must stand before `body`: the parts of the prelude and of the generated loops' own helpers that it uses."""
+    helpers = support.text(body)
+    return prelude(parts_of(helpers + body)) + helpers
+
+
+def _comment(kernel: LoopKernel) -> list[str]:
+    plain = replace(kernel, loop=replace(kernel.loop, origins=()))
+    origins = ", ".join(dict.fromkeys(kernel.loop.origins))
+    return [f"// {origins}", *["//   " + line for line in plain.text.splitlines()]]

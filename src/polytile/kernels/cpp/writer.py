@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class Writer:
@@ -14,7 +15,7 @@ class Writer:
         self.indent = indent
 
     def line(self, text: str) -> None:
-        self.lines.append(self.indent * self.depth + text)
+        self.lines.append(self.indent * self.depth + text if text else "")
 
     def extend(self, lines: Iterable[str]) -> None:
         for text in lines:
@@ -25,10 +26,17 @@ class Writer:
         self.line(text)
         self.depth += 1
 
-    def close(self, text: str) -> None:
+    def close(self, text: str = "}") -> None:
         """The line that ends the block."""
         self.depth -= 1
         self.line(text)
+
+    @contextmanager
+    def block(self, head: str, tail: str = "}") -> Iterator[None]:
+        """Lines between `head` and `tail`, one step deeper."""
+        self.open(head)
+        yield
+        self.close(tail)
 
     def text(self) -> str:
         return "\n".join(self.lines) + "\n"

@@ -1,7 +1,9 @@
+// logaddexp: log(exp(a) + exp(b)).
+// gives: logaddexp
 namespace pt {
 namespace {
 
-// log(exp(a) + exp(b)) without overflow; equal infinities stay what they are.
+// Without overflow; equal infinities stay what they are.
 template <class T, int L> PT_FN V<T, L> logaddexp(V<T, L> a, V<T, L> b) {
   const V<T, L> high = maximum(a, b), low = minimum(a, b);
   return select(isinf(high) & (high == low), high, high + log1p(exp(low - high)));

@@ -1,0 +1,83 @@
+"""Measurements by kernel, as a person names kernels.
+
+A store knows a kernel by its digest alone. Names come from the sources that lie beside the store, which are called
+after the operators they came from; without them a kernel is called family_digest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polytile.errors import StoreError
+from polytile.store.reading import Record, records
+
+SOURCE = re.compile(r"(?P<name>.+_(?P<digest>[0-9a-f]{8}))-[0-9a-f]{24}\.cpp")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """All measurements of one kernel, oldest first, and the names it goes by."""
+
+    digest: str
+    names: tuple[str, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.records[0].measurement.problem.sizes)
+
+    def matches(self, word: str) -> bool:
+        return any(word in name for name in self.names) or self.digest.startswith(word)
+
+
+def kernels(store: Path) -> list[Kernel]:
+    """Every kernel of the store, by name. Raises StoreError where the store cannot be read."""
+    found: dict[str, list[Record]] = {}
+    for record in records(store):
+        found.setdefault(record.measurement.problem.kernel, []).append(record)
+    known = names_beside(store)
+    made = [Kernel(digest, _names(digest, rows, known), tuple(rows)) for digest, rows in found.items()]
+    return sorted(made, key=lambda kernel: kernel.name)
+
+
+def matching(store: Path, word: str) -> list[Kernel]:
+    """The kernels whose name has `word` in it or whose digest begins with it. Raises StoreError where there is none."""
+    everything = kernels(store)
+    found = [kernel for kernel in everything if kernel.matches(word)]
+    if not found:
+        there = ", ".join(kernel.name for kernel in everything) or "none at all"
+        raise StoreError(f"the store {store} has no measurement of a kernel called {word!r}; it has {there}.")
+    return found
+
+
+def the_one(store: Path, word: str) -> Kernel:
+    """The kernel that `word` means. Raises StoreError where there is none, or several and none of exactly that name."""
+    found = matching(store, word)
+    exactly = [kernel for kernel in found if word in (*kernel.names, kernel.digest)]
+    if len(found) > 1 and len(exactly) != 1:
+        raise StoreError(f"{word!r} may mean {', '.join(kernel.name for kernel in found)}; say more of the name.")
+    return exactly[0] if exactly else found[0]
+
+
+def names_beside(store: Path) -> Mapping[str, Sequence[str]]:
+    """First digits of a kernel's digest → names, from the generated sources in the store's cache directory."""
+    names: dict[str, list[str]] = {}
+    for source in sorted((store.parent / "kernels").glob("*.cpp")):
+        match = SOURCE.fullmatch(source.name)
+        if match and match["name"] not in names.setdefault(match["digest"], []):
+            names[match["digest"]].append(match["name"])
+    return names
+
+
+def _names(digest: str, rows: Sequence[Record], known: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    return tuple(known.get(digest[:8], ())) or (f"{rows[0].measurement.problem.family}_{digest[:8]}",)
+
+
+__all__ = ["Kernel", "kernels", "matching", "names_beside", "the_one"]

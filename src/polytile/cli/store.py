@@ -1,0 +1,209 @@
+"""`polytile store`: what has been measured, and moving it about."""
+
+from __future__ import annotations
+
+import enum
+import math
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polytile.cli.plain import StorePath, date, environment_text, sizes_text, store_at
+
+app = typer.Typer(
+    name="store",
+    help="Look at the measurement store, copy measurements between stores and files, check it and tidy it.",
+    no_args_is_help=True,
+)
+
+
+class Format(str, enum.Enum):
+    """What `export` writes."""
+
+    jsonl = "jsonl"
+    t4 = "t4"
+
+
+@app.command("ls")
+def list_store(store: StorePath = None) -> None:
+    """List the devices and environments of the store, and how much was measured in each."""
+    from polytile.report import Column, Table, show
+    from polytile.report.tables import count
+    from polytile.store.reading import Record, records
+
+    path = store_at(store)
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Record]] = {}
+    for record in records(path):
+        groups.setdefault((record.measurement.problem.device, record.measurement.environment), []).append(record)
+    rows = []
+    for (device, environment), found in groups.items():
+        problems = {record.measurement.problem for record in found}
+        counts = len({problem.kernel for problem in problems}), len(problems), len(found)
+        rows.append((device, environment_text(dict(environment)), *counts, date(found[-1].taken_at)))
+    numbers = [Column(name, count) for name in ("kernels", "problems", "measurements")]
+    show(Table.of(f"Measurements in {path}", ["device", "environment", *numbers, "newest"], sorted(rows)))
+
+
+@app.command("show")
+def show_kernel(
+    kernel: Annotated[str, typer.Argument(help="A kernel's name, a part of it, or the beginning of its digest.")] = "",
+    store: StorePath = None,
+) -> None:
+    """Show each measurement of a kernel: sizes, candidate, outcome, time. Without a name, list the kernels."""
+    from polytile.cli.kernels import kernels, matching
+    from polytile.report import Column, Table, show
+    from polytile.report.tables import count, error, micros
+    from polytile.store import summarise
+
+    path = store_at(store)
+    if not kernel:
+        rows = [(k.name, " ".join(k.size_names), len({r.measurement.problem for r in k.records}), len(k.records))
+                for k in kernels(path)]  # fmt: skip
+        numbers = [Column("problems", count), Column("measurements", count)]
+        show(Table.of(f"Kernels in {path}", ["kernel", "sizes", *numbers], rows))
+        return
+    numbers = [Column("µs", micros), Column("error", error)]
+    columns: list[Column | str] = ["sizes", "candidate", "outcome", *numbers, "source", "taken"]
+    for found in matching(path, kernel):
+        lines = []
+        for record in sorted(found.records, key=lambda record: (record.measurement.problem.sizes, record.taken_at)):
+            m = record.measurement
+            seconds, _ = summarise(m.samples)
+            known = None if math.isnan(seconds) else seconds
+            lines.append((sizes_text(m.problem.sizes), m.candidate, m.outcome.value, known, m.max_error,
+                          m.source_hash[:8], date(record.taken_at)))  # fmt: skip
+        show(Table.of(f"{found.name}, digest {found.digest}", columns, lines))
+
+
+@app.command("export")
+def export_store(
+    file: Annotated[Path, typer.Argument(help="The file to write. JSON lines are appended to what it holds.")],
+    format: Annotated[Format, typer.Option(help="JSON lines, or Kernel Tuner's T4 results.")] = Format.jsonl,
+    kernel: Annotated[str, typer.Option(help="For T4: this kernel alone (its name or a part of it).")] = "",
+    store: StorePath = None,
+) -> None:
+    """Write the measurements to a file: as JSON lines that `import` reads, or as T4 results for other tools."""
+    from polytile.errors import StoreError
+
+    path = store_at(store)
+    if format is Format.t4:
+        typer.echo(f"{_export_t4(path, file, kernel)} measurements written to {file}.")
+        return
+    if kernel:
+        raise StoreError("only T4 results can be exported for one kernel; leave --kernel out, or add --format t4.")
+    from polytile.store.transfer import export_lines
+
+    done = export_lines(path, file)
+    _tell(done.damaged, done.partial)
+    typer.echo(f"{done.new} measurements added to {file}; {done.known} were there already.")
+
+
+def _export_t4(path: Path, file: Path, kernel: str) -> int:
+    from polytile.cli.kernels import matching
+    from polytile.errors import StoreError
+    from polytile.store import kernel_tuner
+    from polytile.store.reading import records
+
+    found = [record for one in matching(path, kernel) for record in one.records] if kernel else records(path)
+    temporary = file.with_name(f"{file.name}.tmp")
+    try:
+        temporary.write_text(kernel_tuner.text(found))
+        temporary.replace(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"the measurements cannot be written to {file}: {error.strerror or error}.") from None
+    return len(found)
+
+
+@app.command("import")
+def import_store(
+    file: Annotated[Path, typer.Argument(help="A file of JSON lines, as `export` writes them.")],
+    store: StorePath = None,
+) -> None:
+    """Add the measurements of a file of JSON lines. Those that are in the store already stay as they are.
+
+    Lines that cannot be read are told of and left out; the status is then 1. A last line that was never finished is told
+    of too, but is no failure.
+    """
+    from polytile.store.transfer import import_lines
+
+    path = store_at(store)
+    done = import_lines(file, path)
+    _tell(done.damaged, done.partial)
+    typer.echo(f"{done.new} measurements added to {path}; {done.known} were there already.")
+    raise typer.Exit(1 if done.damaged else 0)
+
+
+@app.command("merge")
+def merge_store(
+    sources: Annotated[list[Path], typer.Argument(help="The stores to read, files or cache directories.")],
+    store: StorePath = None,
+) -> None:
+    """Add the measurements of other stores to this one. The others are only read."""
+    from polytile.store.reading import store_file
+    from polytile.store.transfer import merge
+
+    path = store_at(store)
+    for source in sources:
+        done = merge(store_file(source), path)
+        typer.echo(f"{done.new} measurements added from {store_file(source)} to {path}; {done.known} were there already.")
+
+
+@app.command("check")
+def check_store(store: StorePath = None) -> None:
+    """Read the whole store, say whether it is sound and what it holds. The status is 1 where it is not sound."""
+    from polytile.report import Table, show
+    from polytile.store.check import check
+
+    health = check(store_at(store))
+    rows = [
+        ("sound", "no" if health.troubles else "yes"),
+        ("size", f"{health.size_bytes / 2**10:.0f} KiB"),
+        *((name, str(number)) for name, number in health.counts.items()),
+        *((f"outcome: {name}", str(number)) for name, number in sorted(health.outcomes.items())),
+        ("taken", f"{date(health.oldest)} to {date(health.newest)}"),
+        ("set aside as damaged", ", ".join(path.name for path in health.set_aside) or "none"),
+    ]
+    show(Table.of(f"Store {health.path}", ["subject", "found"], rows, [f"- {trouble}." for trouble in health.troubles]))
+    raise typer.Exit(1 if health.troubles else 0)
+
+
+@app.command("gc")
+def collect(
+    store: StorePath = None,
+    days: Annotated[float, typer.Option(help="How long another torch or compiler must not have been used.", min=0)] = 30.0,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove them. Without it they are only shown.")] = False,
+) -> None:
+    """Show, and with --remove take out, measurements that no lookup can return any more.
+
+    Those are measurements of a kernel's source that has changed since, and of a torch or compiler that is not here any
+    more. Other devices and thread settings stay.
+    """
+    from polytile.report import Column, Table, show
+    from polytile.report.tables import count
+    from polytile.store import cleanup
+    from polytile.tuning.environment import environment
+
+    path = store_at(store)
+    found = cleanup.stale(path, dict(environment()), time.time(), days)
+    total = sum(len(group.ids) for group in found)
+    if not found:
+        typer.echo(f"Every measurement in {path} can still be used.")
+        return
+    columns: list[Column | str] = ["measurements of", "why", Column("count", count)]
+    show(Table.of(f"Can go from {path}", columns, [(group.what, group.why, len(group.ids)) for group in found]))
+    if remove:
+        typer.echo(f"{cleanup.remove(path, found)} measurements removed.")
+    else:
+        typer.echo(f"{total} measurements would go; nothing was removed. Add --remove to remove them.")
+
+
+def _tell(damaged: tuple[str, ...], partial: str) -> None:
+    for sentence in (*damaged, partial):
+        if sentence:
+            typer.echo(f"polytile: {sentence}.", err=True)
+
+
+__all__ = ["Format", "app"]

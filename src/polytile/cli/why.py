@@ -1,0 +1,205 @@
+"""`polytile why`: which candidate runs a kernel at given sizes, on what grounds; or what is missing for an answer.
+
+The answer is derived from the store (and the plan) as a call in this environment would derive it, with one difference:
+a store does not know the canonical order of candidates, so ties go to the one measured first, which is the same while a
+kernel's candidates were measured together.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polytile import options
+from polytile.cli.kernels import Kernel
+from polytile.errors import StoreError
+from polytile.multikernel.planfile import Pinned, Plan
+from polytile.problem import Problem
+from polytile.runtime import regime
+from polytile.store.reading import Record
+from polytile.store.records import Identity, summary_of
+from polytile.tuning.decide import Score, combine, pick
+
+WORD = re.compile(r"(?P<name>\w+)=(?P<low>-?\d+)(?:\.\.(?P<high>\d+)(?P<divides>%16)?)?")
+"""One size of a regime's text, as KernelSpec.regime writes it."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a call in this process brings along besides its sizes."""
+
+    device: str
+    environment: Mapping[str, str]
+    threads: int
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate: seconds per call (None if it has no time) and a word on how else it ended."""
+
+    candidate: str
+    seconds: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Why:
+    """`candidate` is None on a miss; then `differs` says in what the nearest measured problem differs from the asked one,
+    a sentence each, and `standings` are of that problem. `sizes` are those that the standings were measured at."""
+
+    sizes: tuple[tuple[str, int], ...]
+    candidate: str | None
+    provenance: str
+    standings: tuple[Ranked, ...] = ()
+    differs: tuple[str, ...] = field(default=())
+
+
+def sizes_of(kernel: Kernel, words: Sequence[str]) -> dict[str, int]:
+    """Sizes from "NAME=SIZE" words, or plain numbers in the kernel's order; those not given are taken from the store where
+    they are the same everywhere. Raises StoreError where a word is no size, or a size is missing."""
+    sizes: dict[str, int] = {}
+    for place, word in enumerate(words):
+        name, equals, number = word.partition("=")
+        if not equals:
+            name, number = kernel.size_names[place] if place < len(kernel.size_names) else "", word
+        if name not in kernel.size_names or not re.fullmatch(r"-?\d+", number):
+            names = " ".join(f"{name}=…" for name in kernel.size_names)
+            raise StoreError(f"{word!r} is no size of kernel {kernel.name}; give its sizes as {names}.")
+        sizes[name] = int(number)
+    for name in kernel.size_names:
+        values = {dict(record.measurement.problem.sizes)[name] for record in kernel.records}
+        if name not in sizes and len(values) > 1:
+            raise StoreError(
+                f"kernel {kernel.name} was measured at several {name} ({_some(values)}); add {name}=… to the sizes."
+            )
+        sizes.setdefault(name, values.pop() if len(values) == 1 else 0)
+    return {name: sizes[name] for name in kernel.size_names}
+
+
+def why(kernel: Kernel, sizes: Mapping[str, int], here: Here, plan: tuple[str, Plan] | None = None) -> list[Why]:
+    """The answers: one, or several where the kernel was measured at these sizes with other layouts too."""
+    asked = tuple(sizes.items())
+    if plan is not None:
+        name, content = plan
+        pinned = [p for p in content.decisions if p.digest == kernel.digest and covers(p, sizes)]
+        if pinned:
+            return [Why(asked, p.candidate, f"pinned by {name} for {p.regime}") for p in pinned]
+    groups = _groups(kernel.records)
+    near = sorted(groups, key=lambda key: _distance(key, sizes, here))
+    exact = [key for key in near if not differences(key, sizes, here)]
+    if exact:
+        return [_answer(groups[key], "measured at these sizes") for key in exact]
+    nearest = near[0]
+    if same_regime(nearest, sizes, here):
+        where = "measured in the same regime"
+        return [_answer(groups[nearest], where, differences(nearest, sizes, here))]
+    return [_miss(groups[nearest], differences(nearest, sizes, here))]
+
+
+def covers(pinned: Pinned, sizes: Mapping[str, int]) -> bool:
+    """Whether the regime of a plan's decision has these sizes in it."""
+    for word in pinned.regime.split():
+        match = WORD.fullmatch(word)
+        if match is None:
+            continue  # an alignment, which sizes do not tell
+        size, low = sizes.get(match["name"]), int(match["low"])
+        if size is None or not low <= size <= int(match["high"] or low):
+            return False
+        if match["high"] and bool(match["divides"]) != (size % 16 == 0):
+            return False
+    return True
+
+
+Key = tuple[Problem, tuple[tuple[str, str], ...]]
+"""What a lookup finds measurements by: problem and environment."""
+
+
+def differences(key: Key, sizes: Mapping[str, int], here: Here) -> tuple[str, ...]:
+    """Each field in which a measured problem differs from a call here at these sizes, as "field: there, here"."""
+    problem, environment = key
+    facts = dict(environment)
+    said = [
+        f"{name}: measured with {facts.get(name, 'none')}, here {here.environment.get(name, 'none')}"
+        for name in sorted({*facts, *here.environment})
+        if facts.get(name) != here.environment.get(name)
+    ]
+    if problem.device != here.device:
+        said.append(f"device: measured on {problem.device}, here {here.device}")
+    threads = f"threads={here.threads}"
+    measured = next((layout for layout in problem.layouts if layout.startswith("threads=")), threads)
+    if measured != threads:
+        said.append(f"threads: measured with {measured.removeprefix('threads=')}, here {here.threads}")
+    others = [(name, size, sizes[name]) for name, size in problem.sizes if size != sizes[name]]
+    return (*said, *(f"size {n}: measured at {there}, asked for {asked}{_apart(there, asked)}" for n, there, asked in others))
+
+
+def _apart(there: int, asked: int) -> str:
+    """Two sizes' regimes, in words, where they are different ones."""
+    if regime.bucket(there) == regime.bucket(asked):
+        return " (one regime)"
+    words = []
+    for size in (there, asked):
+        low, high = regime.bounds(regime.bucket(size))
+        divides = ", 16 divides it" if size % 16 == 0 else ", 16 does not divide it"
+        words.append(f"{low}..{high}{divides}" if low < high else str(size))
+    return f" (regimes {words[0]}; {words[1]})"
+
+
+def same_regime(key: Key, sizes: Mapping[str, int], here: Here) -> bool:
+    """Whether sizes alone differ, and so little that a call does not tell them apart."""
+    problem, _ = key
+    if differences(key, dict(problem.sizes), here):
+        return False
+    return all(regime.bucket(size) == regime.bucket(sizes[name]) for name, size in problem.sizes)
+
+
+def _distance(key: Key, sizes: Mapping[str, int], here: Here) -> tuple[Any, ...]:
+    """Nearest first: fewest fields other than sizes, then the same regime, then the fewest octaves in any size."""
+    problem, _ = key
+    others = len(differences(key, dict(problem.sizes), here))
+    octaves = [abs(math.log2(max(size, 1) / max(sizes[name], 1))) for name, size in problem.sizes]
+    return others, not same_regime(key, sizes, here), max(octaves, default=0.0), problem.key
+
+
+def _groups(records: Sequence[Record]) -> dict[Key, list[Record]]:
+    groups: dict[Key, list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.measurement.problem, record.measurement.environment), []).append(record)
+    return groups
+
+
+def _answer(records: Sequence[Record], provenance: str, differs: tuple[str, ...] = ()) -> Why:
+    scores = _scores(records)
+    best = pick(list(scores.values()), options.get("noise_band"))
+    sizes = records[0].measurement.problem.sizes
+    if best is None:
+        return Why(sizes, None, "no candidate could run when it was measured", _ranked(scores), differs)
+    return Why(sizes, list(scores)[best][0], provenance, _ranked(scores), differs)
+
+
+def _miss(records: Sequence[Record], differs: tuple[str, ...]) -> Why:
+    sizes = records[0].measurement.problem.sizes
+    return Why(sizes, None, "nothing was measured for this call", _ranked(_scores(records)), differs)
+
+
+def _scores(records: Sequence[Record]) -> dict[Identity, Score]:
+    """The score of each candidate's latest source, in the order in which candidates were first measured."""
+    latest = {(r.measurement.candidate, r.measurement.config): r.measurement.source_hash for r in records}
+    current = [r for r in records if latest[r.measurement.candidate, r.measurement.config] == r.measurement.source_hash]
+    return combine(summary_of(record.rows.summary) for record in current)
+
+
+def _ranked(scores: Mapping[Identity, Score]) -> tuple[Ranked, ...]:
+    made = [Ranked(who[0], s.seconds if s.ok else None, "" if s.ok else s.outcome.value) for who, s in scores.items()]
+    return tuple(sorted(made, key=lambda ranked: (ranked.seconds is None, ranked.seconds or 0.0)))
+
+
+def _some(values: set[int]) -> str:
+    shown = sorted(values)
+    return ", ".join(map(str, shown[:6])) + (", …" if len(shown) > 6 else "")
+
+
+__all__ = ["Here", "Ranked", "Why", "covers", "differences", "same_regime", "sizes_of", "why"]

@@ -1,0 +1,245 @@
+"""Reductions and scans down columns: every lane has a column of its own, the reduced axes run serially.
+
+Work is cut into tiles of four vectors of columns; the last tile of a row goes vector by vector. What happens to one vector
+stands in lambdas: pass{k} at a point of the reduced axes, state{k} once k passes are over.
+
+looped   every thread has tiles of its own
+split    all threads together go through each tile, dividing its rows, with a barrier between passes
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from polytile.ir.expr import Const, Node, Op
+from polytile.kernels.cpp import domain, reductions, scans, text
+from polytile.kernels.cpp.analysis import is_result
+from polytile.kernels.cpp.body import Scope
+from polytile.kernels.cpp.reductions import running
+from polytile.kernels.cpp.scatter import scattered
+from polytile.kernels.cpp.unit import Unit
+from polytile.kernels.cpp.writer import Writer
+
+WIDTH = 4  # vectors side by side
+
+
+def whole_columns(unit: Unit, out: Writer) -> None:
+    """Tiles divided over threads."""
+    if scattered(unit.kernel.loop):
+        out.line("threads = 1;")
+    tile = _Tile(unit, split=False)
+    tile.declare(out)
+    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        domain.share(out, "total")
+        _tiles(unit, out, tile, "begin", "end")
+
+
+def split_columns(unit: Unit, out: Writer) -> None:
+    """The rows of each tile divided over threads. What they share is the calling thread's."""
+    tile = _Tile(unit, split=True)
+    tile.declare(out)
+    for k in range(unit.nest.passes):
+        if unit.nest.reduces_in(k):
+            out.line(f"Scratch<Slots<Acc{k}, {WIDTH}>> all{k}(2 * threads);")
+    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        out.line("long turn = 0;")
+        _tiles(unit, out, tile, "0", "total")
+
+
+def _tiles(unit: Unit, out: Writer, tile: _Tile, begin: str, end: str) -> None:
+    """All tiles from `begin` to `end`, numbered through the outer axes."""
+    outer = unit.nest.outer
+    if outer:
+        out.line(f"long number = {begin} % tiles;")
+        domain.place(out, outer, f"{begin} / tiles")
+    counter = "item" if outer else "number"
+    with out.block(f"for (long {counter} = {begin}; {counter} < {end}; ++{counter}) {{"):
+        tile.one(out)
+        if outer:
+            with out.block("if (++number == tiles) {"):
+                out.line("number = 0;")
+                domain.advance(out, outer)
+
+
+class _Tile:
+    """The code of one tile."""
+
+    def __init__(self, unit: Unit, split: bool) -> None:
+        self.unit, self.nest, self.body, self.split = unit, unit.nest, unit.body, split
+
+    # what lives from lambda to lambda ----------------------------------------------------------------------------------
+
+    @cached_property
+    def state(self) -> list[Node]:
+        """Vector values outside the passes that a later lambda needs: fields of State."""
+        needed: set[int] = set()
+        for user, children in self._uses():
+            needed |= {id(c) for c in children if user is None or user != self._home(c)}
+        return [n for n in self.nest.nodes if id(n) in needed and self._home(n) is not None]
+
+    def _home(self, node: Node) -> int | None:
+        """k of the lambda state{k} that makes the value; None if none does."""
+        outside = not isinstance(node, Const) and not self.nest.in_pass(node) and self.nest.is_vector(node)
+        return self.nest.passes_before(node) if outside else None
+
+    def _uses(self) -> list[tuple[int | None, tuple[Node, ...]]]:
+        """(k, values) that state{k} needs, with None for a pass."""
+        found = [(None if is_result(n) else self._home(n), n.children) for n in self.nest.nodes]
+        found += [(k, s.roots) for k in range(self.nest.passes + 1) for s in self.nest.row_stores(k)]
+        return found + [(None, s.roots) for k in range(self.nest.passes) for s in self.nest.stores_in(k)]
+
+    def declare(self, out: Writer) -> None:
+        """Sizes, accumulators, State."""
+        out.line(
+            f"const long length = {text.index(self.nest.vec.size)}, tiles = (length + {WIDTH} * L - 1) / ({WIDTH} * L);"
+        )
+        out.line(
+            f"const long total = {domain.count(self.nest.outer)} * tiles;"
+            if self.nest.outer
+            else "const long total = tiles;"
+        )
+        for k in range(self.nest.passes):
+            carries = [line for scan in self.nest.scans_in(k) for line in scans.carries(self.nest, scan, "L")]
+            if self._accumulates(k):
+                out.extend(reductions.accumulator(f"Acc{k}", self.nest.reduces_in(k), carries))
+        fields = [f"  V<{text.value_type(n.dtype)}, L> {self.body.name(n)};" for n in self.state]
+        out.extend(["struct State {", *fields, "};"] if fields else ["struct State {};"])
+
+    def _accumulates(self, k: int) -> bool:
+        return bool(self.nest.reduces_in(k) or self.nest.scans_in(k))
+
+    # one tile ----------------------------------------------------------------------------------------------------------
+
+    def one(self, out: Writer) -> None:
+        uniform = Scope()
+        for node in self.nest.row_values:
+            if not self.nest.is_vector(node):
+                self.body.emit(node, uniform)
+        out.extend(uniform.lines)
+        for k in range(self.nest.passes + 1):
+            self._state(out, uniform, k)
+            if k < self.nest.passes:
+                self._pass(out, uniform, k)
+        with out.block("auto tile = [&](auto tail, auto width, const long column, const long n) PT_INLINE {", "};"):
+            self._run(out)
+        with out.block(f"if (const long column = number * {WIDTH} * L; column + {WIDTH} * L <= length) {{", "} else {"):
+            out.line(f"tile(Full{{}}, Width<{WIDTH}>{{}}, column, L);")
+        out.depth += 1
+        out.line(
+            "each_vector<L, 1>(column, length, [&](auto tail, long at, long n) PT_INLINE { tile(tail, Width<1>{}, at, n); });"
+        )
+        out.close()
+
+    def _known(self, uniform: Scope, values: int, results: int, leave: str = "return;") -> Scope:
+        """What is known of a column: values made in state lambdas before number `values`, results of `results` passes."""
+        scope = Scope([], dict(uniform.names), leave)
+        for node in self.state:
+            made = self.nest.passes_before(node)
+            if made <= results if is_result(node) else made < values:
+                scope.names[id(node)] = f"s.{self.body.name(node)}"
+        return scope
+
+    @property
+    def _head(self) -> str:
+        return f"auto tail, const long {self.nest.vec.symbol}, const long n, State& s"
+
+    def _pass(self, out: Writer, uniform: Scope, k: int) -> None:
+        """The lambda pass{k}: what pass k does at one point of the reduced axes."""
+        scope = self._known(uniform, k + 1, k)
+        scans.prepare(self.nest, self.body, column=True)
+        for r in running(self.nest.reduces_in(k)):
+            reductions.update(r, self.body, scope, masked=False)
+        self.body.stores(self.nest.stores_in(k), scope)
+        self.body.made = {}
+        acc = f", Acc{k}& acc" if self._accumulates(k) else ""
+        reduced = "".join(f", const long {a.symbol}" for a in self.nest.loop.reduced)
+        with out.block(f"auto pass{k} = [&]({self._head}{acc}{reduced}) PT_INLINE {{", "};"):
+            out.extend(scope.lines)
+
+    # between passes ----------------------------------------------------------------------------------------------------
+
+    def _fields(self, k: int) -> list[Node]:
+        """The fields of State that state{k} sets."""
+        return [n for n in self.state if self._home(n) == k]
+
+    def _state(self, out: Writer, uniform: Scope, k: int) -> None:
+        """The lambda state{k}; left out where it would do nothing."""
+        stores = self.nest.row_stores(k)
+        if not self._fields(k) and not stores:
+            return
+        checked = self._checks(k)
+        scope = self._known(uniform, k, k - 1, "return false;" if checked else "return;")
+        self._take_results(scope, k)
+        for node in self._fields(k):
+            if not is_result(node):
+                value = self.body.emit(node, scope)
+                scope.lines.append(f"s.{self.body.name(node)} = {value};")
+        if stores and self.split:
+            first, scope.lines = scope.lines, []
+            self.body.stores(stores, scope)
+            scope.lines = [*first, "if (thread == 0) {", *["  " + line for line in scope.lines], "}"]
+        else:
+            self.body.stores(stores, scope)
+        acc = f", Acc{k - 1}& acc" if k else ""
+        with out.block(f"auto state{k} = [&]({self._head}{acc}) PT_INLINE {{", "};"):
+            out.extend([*scope.lines, *(["return true;"] if checked else [])])
+
+    def _take_results(self, scope: Scope, k: int) -> None:
+        for r in running(self.nest.reduces_in(k - 1)) if k else []:
+            for node, value in reductions.results(r, self.nest, "acc", across=False):
+                scope.names[id(node)] = value
+                if node in self.state:
+                    scope.names[id(node)] = f"s.{self.body.name(node)}"
+                    scope.lines.append(f"{scope.names[id(node)]} = {value};")
+
+    def _checks(self, k: int) -> bool:
+        """Whether state{k} checks an index, and so may give up on its columns."""
+        return any(isinstance(n, Op) and n.name == "check_index" and self._home(n) == k for n in self.nest.nodes)
+
+    # the lambdas in turn -----------------------------------------------------------------------------------------------
+
+    def _run(self, out: Writer) -> None:
+        out.line("Slots<State, width.value> states;")
+        self._call_state(out, 0)
+        for k in range(self.nest.passes):
+            with out.block("{"):
+                if self._accumulates(k):
+                    out.line(f"Slots<Acc{k}, width.value> totals;")
+                self._loops(out, k)
+                if self.split and self.nest.reduces_in(k):
+                    out.line(f"put_together(totals, (Slots<Acc{k}, {WIDTH}>*)all{k}, turn++, thread, workers);")
+                self._call_state(out, k + 1)
+
+    def _call_state(self, out: Writer, k: int) -> None:
+        if not self._fields(k) and not self.nest.row_stores(k):
+            return
+        both, acc, given = ("states, totals", f", Acc{k - 1}& acc", ", acc") if k else ("states", "", "")
+        head, call = f"[&](long u, State& s{acc}) PT_INLINE", f"state{k}(tail, column + u * L, n, s{given})"
+        if self._checks(k):
+            out.line(f"if (!each_checked({both}, {head} {{ return {call}; }})) return;")
+        else:
+            out.line(f"each({both}, {head} {{ {call}; }});")
+
+    def _loops(self, out: Writer, k: int) -> None:
+        """The loops over the reduced axes around pass k. A scan runs in one go, its carries in the totals; else running
+        values are folded into the totals block by block."""
+        first, rest = self.nest.loop.reduced[0], self.nest.loop.reduced[1:]
+        size, name = domain.count([first]), first.symbol
+        begin, end = (f"{size} * thread / workers", f"{size} * (thread + 1) / workers") if self.split else ("0", size)
+        heads = [f"for (long {a.symbol} = 0; {a.symbol} < {text.index(a.size)}; ++{a.symbol}) {{" for a in rest]
+        closing = ["}"] * (len(rest) + 1)
+        if self.nest.scans_in(k) or not self.nest.reduces_in(k):
+            sets, acc = ("states, totals", f", Acc{k}& acc") if self._accumulates(k) else ("states", "")
+            heads.insert(0, f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{")
+        else:
+            sets, acc = "states, part", f", Acc{k}& acc"
+            heads.insert(0, f"fold_rows({begin}, {end}, totals, [&](long begin, long end, auto& part) PT_INLINE {{")
+            heads.insert(1, f"for (long {name} = begin; {name} < end; ++{name}) {{")
+            closing.append("});")
+        for head in heads:
+            out.open(head)
+        points = "".join(f", {a.symbol}" for a in self.nest.loop.reduced)
+        call = f"pass{k}(tail, column + u * L, n, s{', acc' if acc else ''}{points});"
+        out.line(f"each({sets}, [&](long u, State& s{acc}) PT_INLINE {{ {call} }});")
+        for line in closing:
+            out.close(line)

@@ -1,0 +1,63 @@
+"""Stores that may meet in one element: accumulating ones, and those at indices that are read from memory.
+
+Such stores are made by one thread in the order of the loop, unless some axis keeps threads apart: then each thread owns a
+range of that axis and goes through the others in order, so that the order of additions does not depend on the threads.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Const, Index, Node, Op
+from polytile.ir.program import Axis, Loop, Store
+
+
+def scattered(loop: Loop) -> list[Store]:
+    return [s for s in loop.stores if s.mode == "add" or s.indirect]
+
+
+def accumulates(loop: Loop) -> bool:
+    """Whether all stores that may meet are additions, whose order hardly matters."""
+    return all(s.mode == "add" for s in scattered(loop))
+
+
+def owner_axis(loop: Loop, vec: Axis) -> Axis | None:
+    """The axis to divide over threads: one whose points never share an element. The vector axis only if there is no other,
+    since a long outer axis divides as well and leaves vectors whole."""
+    safe = [a for a in loop.axes if all(_apart(s, a, loop) for s in scattered(loop))]
+    outer = [a for a in safe if a is not vec and not (a.size.is_Integer and a.size < 4)]
+    return next(iter(outer), vec if vec in safe else None)
+
+
+def _apart(store: Store, axis: Axis, loop: Loop) -> bool:
+    """Whether points that differ in `axis` never store to the same element, whatever the other axes are:
+
+    index = c·axis + q·(c·size) + rest   with 0 ≤ rest < c   →   axis = index // c % size
+    """
+    c = sizes.coefficient(store.index, axis.symbol)
+    if c is None or c == 0 or not sizes.is_nonnegative(c - 1):
+        return False
+    others = sympy.expand(store.index - c * axis.symbol)
+    _, rest = sizes.split_by(others, sympy.expand(c * axis.size))
+    bound = sizes.upper_bound(rest, {**loop.ranges, **_indirect_ranges(store)})
+    return bound is not None and sizes.is_nonnegative(sympy.expand(c - 1 - bound))
+
+
+def _indirect_ranges(store: Store) -> dict[sympy.Symbol, sympy.Expr]:
+    """Sizes below which the indirect values lie, where a check says so."""
+    found = {}
+    for k, node in enumerate(store.indirect):
+        size = _checked_size(node)
+        if size is not None:
+            found[expr.indirect_symbol(k)] = size
+    return found
+
+
+def _checked_size(node: Node) -> sympy.Expr | None:
+    if not (isinstance(node, Op) and node.name == "check_index"):
+        return None
+    size = node.args[1]
+    if isinstance(size, Const):
+        return sympy.Integer(int(size.value))
+    return size.expr if isinstance(size, Index) else None

@@ -1,0 +1,23 @@
+// extremes: the greatest or least value together with where it stands.
+// gives: arg_update arg_across
+namespace pt {
+namespace {
+
+// The better of two (value, index) pairs, lane by lane: NaN beats everything, ties go to the lower index.
+template <bool Max, class T, int L> PT_FN void arg_update(V<T, L>& v, V<i64, L>& i, V<T, L> x, V<i64, L> at) {
+  const auto better = (Max ? x > v : x < v) | ((x != x) & (v == v));
+  const auto tie = (x == v) | ((x != x) & (v != v));
+  const V<i64, L> take = mask_to<i64>(better) | (mask_to<i64>(tie) & (at < i));
+  v = select(take, x, v);
+  i = select(take, at, i);
+}
+template <class T> struct Extreme { T value; i64 index; };
+template <bool Max, class T, int L> PT_FN Extreme<T> arg_across(V<T, L> v, V<i64, L> i) {
+  V<T, 1> best(v[0]);
+  V<i64, 1> at(i[0]);
+  PT_NO_UNROLL for (int k = 1; k < L; ++k) arg_update<Max, T, 1>(best, at, V<T, 1>(v[k]), V<i64, 1>(i[k]));
+  return {best[0], at[0]};
+}
+
+}  // namespace
+}  // namespace pt

@@ -1,0 +1,69 @@
+// vectors: full and partial vectors behind one name: `tail` is Full, or Part where only the first n lanes count.
+// gives: Full Part PT_INLINE splat where vload vload_strided vload_gather vload_where vload_gather_where vstore
+namespace pt {
+namespace {
+
+#define PT_INLINE __attribute__((always_inline))
+
+struct Full { static constexpr bool partial = false; };
+struct Part { static constexpr bool partial = true; };
+
+PT_FN long smaller(long a, long b) { return a < b ? a : b; }
+template <class T, int L> PT_FN V<T, L> splat(T x) { return V<T, L>(x); }
+template <class T, int L> PT_FN V<T, L> where(V<i32, L> m, V<T, L> a, V<T, L> b) { return select(m, a, b); }
+
+template <class T, int L, class Tail, class S> PT_FN V<T, L> vload(Tail, const S* p, long n) {
+  if constexpr (Tail::partial) return load_n<T, L>(p, n); else return load<T, L>(p);
+}
+template <class T, int L, class Tail, class S> PT_FN V<T, L> vload_strided(Tail, const S* p, long stride, long n) {
+  if constexpr (Tail::partial) return load_strided_n<T, L>(p, stride, n); else return load_strided<T, L>(p, stride);
+}
+template <class T, int L, class Tail, class S> PT_FN V<T, L> vload_gather(Tail, const S* p, V<i64, L> index, long n) {
+  if constexpr (Tail::partial) return gather_mask<T, L>(p, index, first_n<i64, L>(n)); else return gather<T, L>(p, index);
+}
+template <int L, class Tail> PT_FN V<i32, L> live(Tail, V<i32, L> mask, long n) {
+  if constexpr (Tail::partial) return mask & first_n<i32, L>(n); else return mask;
+}
+template <class T, int L, class Tail, class S>
+PT_FN V<T, L> vload_gather_where(Tail tail, const S* p, V<i64, L> index, V<i32, L> mask, long n) {
+  return gather_mask<T, L>(p, index, live(tail, mask, n));
+}
+// Contiguous from p[at]: nearly always all lanes count, or none.
+template <class T, int L, class Tail, class S>
+PT_FN V<T, L> vload_where(Tail tail, const S* p, long at, V<i32, L> mask, long n) {
+  if (hall(mask)) return vload<T, L>(tail, p + at, n);
+  if (!hany(mask)) return V<T, L>{};
+  return gather_mask<T, L>(p, iota<i64, L>() + at, live(tail, mask, n));
+}
+
+template <class S, int L, class Tail, class T> PT_FN void vstore(Tail, S* p, V<T, L> v, long n) {
+  if constexpr (Tail::partial) store_n<S, T, L>(p, v, n); else store<S, T, L>(p, v);
+}
+template <class S, int L, class Tail, class T> PT_FN void vstore_strided(Tail, S* p, V<T, L> v, long stride, long n) {
+  if constexpr (Tail::partial) store_strided_n<S, T, L>(p, stride, v, n); else store_strided<S, T, L>(p, stride, v);
+}
+template <class S, int L, class Tail, class T>
+PT_FN void vstore_where(Tail tail, S* p, long at, V<T, L> v, V<i32, L> mask, long n) {
+  if (hall(mask)) return vstore<S, L>(tail, p + at, v, n);
+  if (hany(mask)) scatter_mask<S, T, L>(p, iota<i64, L>() + at, v, live(tail, mask, n));
+}
+
+// f(tail, position, count) for the vectors of [first, last), U of them at a time.
+template <int L, int U, class F> PT_FN void each_vector(long first, long last, F f) {
+  long i = first;
+  for (; U > 1 && i + U * L <= last; i += U * L) {
+    f(Full{}, i, L);
+    if constexpr (U > 1) f(Full{}, i + L, L);
+    if constexpr (U > 2) f(Full{}, i + 2 * L, L), f(Full{}, i + 3 * L, L);
+  }
+  for (; i + L <= last; i += L) f(Full{}, i, L);
+  if (i < last) f(Part{}, i, last - i);
+}
+
+// One thread's share of [0, size) begins at a multiple of L; share number `workers` is the end.
+template <int L> PT_FN long share(long size, long thread, long workers) {
+  return thread >= workers ? size : size / L * thread / workers * L;
+}
+
+}  // namespace
+}  // namespace pt

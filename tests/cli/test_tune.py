@@ -1,0 +1,121 @@
+"""`polytile tune`: everything measured ahead of time, and kept whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polytile import store
+from polytile.multikernel import alive, registry
+from polytile.multikernel.links import measured
+from polytile.multikernel.planfile import Plan
+from polytile.store.reading import records
+from tests.cli.helpers import run
+
+TARGET = '''
+import torch
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+def cases():
+    return softmax, [(torch.randn(20, 300),), (torch.randn(300, 20),)]
+
+def seven():
+    return 7
+
+def nothing():
+    return softmax, []
+
+NUMBER = 7
+'''
+
+
+@pytest.fixture
+def target(tmp_path: Path, empty_cache: Path) -> Iterator[Path]:
+    """A Python file to tune, with nothing compiled and nothing known."""
+    _new_process()
+    path = tmp_path / "target.py"
+    path.write_text(TARGET)
+    yield path
+    _new_process()
+
+
+def _new_process() -> None:
+    torch._dynamo.reset()
+    for kernel in alive():
+        kernel.forget()
+    registry._defined.clear()
+    store.forget()
+
+
+def test_what_a_function_returns_is_tuned_once(target: Path, empty_cache: Path) -> None:
+    first = run("tune", f"{target}:cases", "--save-plan", target.parent / "plan")
+    assert first.exit_code == 0, first.output
+    assert "[1/2] float32[20, 300]: 1 choice, " in first.output and "[2/2] float32[300, 20]" in first.output
+    assert "measured now" in first.output and "2 of 2 calls" in first.output
+    assert f"Kept in {empty_cache / 'store.sqlite3'}" in first.output and records(empty_cache / "store.sqlite3")
+    assert {dict(p.sizes)["n0"] for p in Plan.read(target.parent / "plan").decisions} >= {20, 300}
+    _new_process()
+    again = run("tune", f"{target}:cases")
+    assert "2 of 2 calls, 0 candidates measured" in again.output and "measured before" in again.output
+
+
+def test_a_function_is_called_with_tensors_of_the_given_shapes(target: Path) -> None:
+    result = run("tune", f"{target}:softmax", "--shapes", "20x300", "--shapes", "2x3x40", "--dtype", "bfloat16")
+    assert result.exit_code == 0
+    assert "bfloat16[20, 300]" in result.output and "bfloat16[2, 3, 40]" in result.output
+
+
+def test_ctrl_c_keeps_what_was_measured(target: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner, tasks = measured.tuner, []
+
+    def interrupted(task: Any) -> Any:
+        tasks.append(task)
+        if len(tasks) > 1:
+            raise KeyboardInterrupt
+        return tuner(task)
+
+    monkeypatch.setattr(measured, "tuner", interrupted)
+    result = run("tune", f"{target}:cases")
+    assert result.exit_code == 130 and "Stopped: 1 of 2 calls" in result.output
+    assert {record.measurement.problem.size["n0"] for record in records(empty_cache / "store.sqlite3")} == {20}
+    monkeypatch.setattr(measured, "tuner", tuner)
+    _new_process()
+    assert "[1/2] float32[20, 300]: 1 choice, 0 candidates measured" in run("tune", f"{target}:cases").output
+
+
+def test_a_call_that_fails_is_told_and_the_others_go_on(target: Path) -> None:
+    result = run("tune", f"{target}:softmax", "--shapes", "20x30,20x30", "--shapes", "20x30")
+    assert result.exit_code == 2
+    assert "[1/2] float32[20, 30] float32[20, 30]: TypeError" in result.output
+    assert "[2/2] float32[20, 30]: 1 choice" in result.output and "1 of 2 calls" in result.output
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("none.py:cases",), "there is no file"),
+        (("target.py",), "write it as FILE.py:function"),
+        (("target.py:gelu",), "has no function 'gelu'; it has softmax, cases, seven, nothing."),
+        (("target.py:NUMBER",), "has no function 'NUMBER'"),
+        (("target.py:softmax",), "cannot be called without arguments"),
+        (("target.py:seven",), "returned int; it has to return a callable and a list of argument tuples"),
+        (("target.py:nothing",), "it has to return a callable and a list of argument tuples"),
+        (("target.py:softmax", "--shapes", "4 by 3"), "'4 by 3' is no list of shapes"),
+        (("target.py:softmax", "--shapes", "4x3", "--dtype", "float31"), "no element type 'float31'"),
+    ],
+)
+def test_what_cannot_be_tuned_is_one_sentence(target: Path, words: tuple[str, ...], said: str) -> None:
+    result = run("tune", str(target.parent / words[0]), *words[1:])
+    assert result.exit_code == 2 and said in result.output and "Traceback" not in result.output
+
+
+def test_a_file_that_cannot_be_run_says_why(target: Path) -> None:
+    target.write_text("import torch\n1 / 0\n")
+    result = run("tune", f"{target}:cases")
+    assert result.exit_code == 2 and "cannot be run: ZeroDivisionError: division by zero" in result.output

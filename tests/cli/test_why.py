@@ -1,0 +1,120 @@
+"""`polytile why`: the answer with its grounds, or in what the nearest measurement differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polytile.multikernel.planfile import Pinned, Plan, here
+from polytile.problem import Outcome
+from tests.cli.helpers import DIGEST, filled, measured, named, run
+
+
+@pytest.fixture
+def store(empty_cache: Path) -> Path:
+    path = filled(
+        empty_cache / "store.sqlite3",
+        measured(candidate="persistent t1", seconds=3e-5),
+        measured(candidate="looped t1", seconds=1.01e-5),
+        measured(candidate="looped t2", seconds=1e-5),
+        measured(candidate="split t2", outcome=Outcome.COMPILE_ERROR),
+        measured((("M", 2000), ("N", 512)), candidate="split t2"),
+    )
+    named(path, "softmax_228d962c")
+    return path
+
+
+def rows(output: str) -> list[list[str]]:
+    """Candidate, µs, ratio and note of each row."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines() if line.startswith("| ")][1:]
+
+
+def test_the_answer_has_its_grounds_and_the_others_with_their_times(store: Path) -> None:
+    result = run("why", "softmax", "M=64", "N=512")
+    assert result.exit_code == 0
+    assert "softmax_228d962c at M=64 N=512 → looped t1: measured at these sizes" in result.output
+    assert rows(result.output)[1:] == [  # times within the noise band count as equal: the first in order runs
+        ["looped t2", "10.0", "0.99", ""],
+        ["looped t1", "10.1", "1.00", ""],
+        ["persistent t1", "30.0", "2.97", ""],
+        ["split t2", "–", "–", "did not compile"],
+    ]
+
+
+def test_sizes_can_be_plain_numbers_and_left_out_where_there_is_one(store: Path) -> None:
+    assert "at M=64 N=512 → looped t1" in run("why", "softmax", "64", "512").output
+    assert "at M=64 N=512 → looped t1" in run("why", "228d", "64").output
+
+
+def test_sizes_of_the_same_regime_are_answered_by_it(store: Path) -> None:
+    result = run("why", "softmax", "80", "528")
+    assert result.exit_code == 0
+    assert "at M=80 N=528 → looped t1: measured in the same regime (M=64 N=512)" in result.output
+
+
+@pytest.mark.parametrize(
+    "sizes, said",
+    [
+        (("72", "512"), "size M: measured at 64, asked for 72 (regimes 64..90, 16 divides it; 64..90, 16 does not divide it)"),
+        (("1900", "5"), "size N: measured at 512, asked for 5 (regimes 512..724, 16 divides it; 5)"),
+    ],
+)
+def test_a_miss_names_the_nearest_measurement_and_the_size_that_differs(
+    store: Path, sizes: tuple[str, str], said: str
+) -> None:
+    result = run("why", "softmax", *sizes)
+    assert result.exit_code == 1
+    assert "nothing was measured for this call; the nearest measurement is at" in result.output
+    assert f"- {said}." in result.output
+
+
+def test_a_miss_names_the_part_of_the_environment_that_differs(empty_cache: Path) -> None:
+    filled(empty_cache / "store.sqlite3", measured(torch="1.0", threads=77))
+    result = run("why", DIGEST, "64", "512")
+    assert result.exit_code == 1
+    assert "- torch: measured with 1.0, here 2." in result.output and "- threads: measured with 77, here" in result.output
+
+
+def test_what_another_environment_measured_does_not_answer_and_does_not_stand_in_the_way(store: Path) -> None:
+    filled(store, measured(candidate="other", seconds=1e-9, torch="1.0"))
+    assert "→ looped t1" in run("why", "softmax", "64", "512").output
+
+
+def test_only_the_latest_source_of_a_candidate_counts(store: Path) -> None:
+    filled(store, measured(candidate="persistent t1", seconds=1e-6, source="new"))
+    result = run("why", "softmax", "64", "512")
+    assert "→ persistent t1" in result.output and len(rows(result.output)) == 5
+
+
+def test_a_plan_answers_first(store: Path, tmp_path: Path) -> None:
+    regime = "M=64..90%16 N=512..724%16"
+    Plan((Pinned("softmax", regime, "split t9", "s", DIGEST, ("float32",)),), here()).write(tmp_path / "p")
+    inside = run("why", "softmax", "80", "512", "--plan", tmp_path / "p")
+    assert inside.exit_code == 0 and f"→ split t9: pinned by {tmp_path / 'p'} for {regime}" in inside.output
+    for outside in ("72", "96"):
+        assert "split t9" not in run("why", "softmax", outside, "512", "--plan", tmp_path / "p").output
+    assert run("why", "softmax", "64", "512", "--plan", tmp_path / "none").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("relu", "1"), "no measurement of a kernel called 'relu'; it has softmax_228d962c."),
+        (("softmax", "K=3"), "'K=3' is no size of kernel softmax_228d962c; give its sizes as M=… N=…."),
+        (("softmax", "M=many"), "'M=many' is no size"),
+        (("softmax", "1", "2", "3"), "'3' is no size"),
+        (("softmax",), "was measured at several M (64, 2000); add M=… to the sizes."),
+    ],
+)
+def test_what_was_asked_wrongly_is_said(store: Path, words: tuple[str, ...], said: str) -> None:
+    result = run("why", *words)
+    assert result.exit_code == 2 and said in result.output
+
+
+def test_a_name_that_fits_several_kernels_lists_them(store: Path) -> None:
+    filled(store, measured(kernel="0123456789abcdef"))
+    named(store, "softmax_backward_01234567")
+    result = run("why", "softmax", "64", "512")
+    assert result.exit_code == 2 and "may mean softmax_228d962c, softmax_backward_01234567" in result.output
+    assert run("why", "softmax_228d962c", "64", "512").exit_code == 0
