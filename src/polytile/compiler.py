@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
+
 from polytile import options, runtime
 from polytile.counters import counters
 from polytile.frontend.graph import Lowered, OperatorReport

@@ -195,6 +195,17 @@ def test_an_index_out_of_range_raises_as_in_eager() -> None:
     check(function, run, x, torch.tensor([0, 5, -10]))
 
 
+def test_an_assertion_on_values_holds_though_its_result_is_unused() -> None:
+    def function(index: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(index, 7) * 2
+
+    run = compiled(function)
+    check(function, run, torch.tensor([1, 0, 6]))
+    with pytest.raises(RuntimeError, match="Class values"):
+        run(torch.tensor([1, 2, 7, 3]))
+    check(function, run, torch.tensor([1, 0, 6, 5]))
+
+
 def test_shapes_that_do_not_fit_raise_and_leave_the_function_usable() -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         return torch.relu(x @ y)

@@ -38,7 +38,7 @@ def test_two_processes_at_once_share_one_directory(empty_cache: Path) -> None:
     warm = report_of(in_process(empty_cache, "--alone"))
     assert warm["counters"]["candidates_benchmarked"] == warm["counters"]["compiler_runs"] == 0
     assert not list(empty_cache.rglob("*.bad"))
-    assert not [path for path in (empty_cache / "tmp").iterdir()]
+    assert not list((empty_cache / "tmp").iterdir())
 
 
 def test_with_persistence_off_a_second_process_starts_over(empty_cache: Path) -> None:

@@ -25,8 +25,13 @@ def depth(*roots: Node) -> int:
     found: dict[int, int] = {}
     for node in expr.walk(*roots):
         inner = max((found[id(c)] for c in node.children), default=0)
-        found[id(node)] = inner + isinstance(node, Reduce)
+        found[id(node)] = inner + (sweeps(node) if isinstance(node, Reduce) else 0)
     return max((found[id(r)] for r in roots), default=0)
+
+
+def sweeps(node: Reduce) -> int:
+    """How often a reduction goes over its arguments: a kernel takes welford's mean first and its deviations after."""
+    return 2 if node.kind == "welford" else 1
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ def uses(loop: Loop) -> Iterator[Use]:
     for node in expr.walk(*loop.roots):
         if isinstance(node, Reduce):
             varies = any(depends_on_point(a, reduced) for a in node.args)
-            yield Use(2 * depth(*node.args) if varies or reduced else 0, node.args)
+            for sweep in range(sweeps(node)):
+                yield Use(2 * (depth(*node.args) + sweep) if varies or reduced else 0, node.args)
 
 
 def loads_of(use: Use) -> set[Load]:

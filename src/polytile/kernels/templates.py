@@ -108,7 +108,11 @@ def _at(view: View, buffers: Mapping[str, Buffer]) -> str | View:
 def _rename_tensors(loop: Loop, names: Mapping[str, str]) -> Loop:
     def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
         node = expr.rebuild(node, children)
-        return expr.load(node.dtype, names[node.buffer], node.index, node.indirect, node.mask) if isinstance(node, expr.Load) else node
+        return (
+            expr.load(node.dtype, names[node.buffer], node.index, node.indirect, node.mask)
+            if isinstance(node, expr.Load)
+            else node
+        )
 
     renamed = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
     return replace(renamed, stores=tuple(replace(s, buffer=names[s.buffer]) for s in renamed.stores))
@@ -123,7 +127,11 @@ def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:
 
 
 def candidates(
-    kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int], unfused: Callable[..., None] | None, sources: Sequence[str]
+    kernel: GemmKernel,
+    origins: Sequence[str],
+    threads: Sequence[int],
+    unfused: Callable[..., None] | None,
+    sources: Sequence[str],
 ) -> tuple[Candidate, ...]:
     """The candidates of the `sources` asked for: the library (with `unfused` run on its product), then generated kernels from
     the configs of this instruction set, for each number of threads."""
@@ -159,8 +167,12 @@ def _generated(kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int
                 found.append(CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost))
                 continue
             short, long = _by_depth(valid)
-            found.append(CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost))
-            found.append(MatmulCandidate(label, numbers, name, (functools.partial(core, config), finish), slot, long, cost))
+            found.append(
+                CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost)
+            )
+            found.append(
+                MatmulCandidate(label, numbers, name, (functools.partial(core, config), finish), slot, long, cost)
+            )
     return found
 
 

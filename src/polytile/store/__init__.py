@@ -4,7 +4,8 @@ Enters: Measurements (`append`), each with its Problem and environment. Leaves: 
 exactly (`exact`) or for its relatives at other sizes (`nearby`), and whole Measurements for export and learning.
 Callers: tuning, multikernel, learn, the commands. Calls nobody; needs neither torch nor SQLAlchemy to be imported (2
 ms instead of 120). Trouble with the file is logged and survived, never raised: a program runs without its memory,
-only slower the first time.
+only slower the first time. For a person, who wants to be told, reading, transfer (with jsonl and kernel_tuner), check and
+cleanup work on a file from outside and raise StoreError.
 """
 
 from polytile.store.records import Summary, identity

@@ -11,6 +11,7 @@ import torch.fx
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 from torch._prims_common import elementwise_dtypes
 
+from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import (
@@ -25,7 +26,6 @@ from polytile.ir.program import (
     compute_dtype,
     whole,
 )
-from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
 
 
 class Builder:
