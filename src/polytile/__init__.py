@@ -1,16 +1,19 @@
 """polytile: one compile, every shape at full speed.
 
-`import polytile` registers the torch.compile backend "polytile". `polytile.compile(f, hints=..., options=...)` is the same with
-more to say; `polytile.explain(f, *args)` shows what became of every operator; `polytile.counters` counts what was done.
+`import polytile` makes the torch.compile backend "polytile" known. `polytile.compile(f, hints=..., options=...)` is the
+same with more to say; `polytile.explain(f, *args)` shows what became of every operator; `polytile.counters` counts what
+was done. Importing polytile imports neither torch nor the compiler; both come with the first use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polytile import options
 from polytile.counters import counters
 from polytile.errors import PolytileError
+from polytile.frontend import register
 from polytile.plans import save_plan
 
 if TYPE_CHECKING:
@@ -20,39 +23,40 @@ __version__ = "0.1.0"
 __all__ = ["PolytileError", "compile", "counters", "explain", "options", "reset", "save_plan"]
 
 
-def compile(function: Any = None, *, hints: Any = None, options: Any = None, dynamic: bool | None = True, fullgraph: bool = False) -> Any:
-    """`torch.compile` with the polytile backend; see `polytile.frontend.backend.compile`."""
+def compile(
+    function: Callable[..., Any] | None = None,
+    *,
+    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = True,
+    fullgraph: bool = False,
+) -> Any:
+    """`torch.compile` with polytile as the backend and sizes symbolic from the start; also usable as a decorator.
+
+    `hints`: sizes for which kernels are chosen and compiled before the first call needs them: a list that every dynamic
+    size takes in turn, or a mapping from "s0", "s1", ... (dynamic sizes in argument order) to lists. `options`: rows of
+    `polytile.options`, which hold for this function alone, at compile time and later. Raises OptionError for an unknown
+    option or a bad value, HintError for hints that are no sizes, and, at the first call, for one that names no size.
+    """
     from polytile.frontend import backend
 
     return backend.compile(function, hints=hints, options=options, dynamic=dynamic, fullgraph=fullgraph)
 
 
-def explain(function: Any, *args: Any, **kwargs: Any) -> Explanation:
-    """What became of every operator of `function(*args, **kwargs)` and which kernels run; see `polytile.explanation.explain`."""
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """What became of every operator of `function(*args, **kwargs)` and which kernels run; see
+    `polytile.explanation.explain`."""
     from polytile.explanation import explain as run
 
     return run(function, *args, **kwargs)
 
 
 def reset() -> None:
-    """Starts the counters at zero and forgets which graphs were compiled; kernels, measurements and compiled functions stay."""
+    """Starts the counters at zero and forgets which graphs were compiled; kernels, measurements and compiled functions
+    stay."""
     from polytile import compiler
 
     compiler.reset()
 
 
-def _backend(graph: Any, example_inputs: Any, **keywords: Any) -> Any:
-    """The backend as Dynamo's registry holds it; the compiler is imported when the first graph arrives."""
-    from polytile.frontend import backend
-
-    return backend.polytile(graph, example_inputs, **keywords)
-
-
-def _register() -> None:
-    from torch._dynamo.backends import registry
-
-    if "polytile" not in registry._COMPILER_FNS:
-        registry.register_backend(_backend, name="polytile")
-
-
-_register()
+register.install()

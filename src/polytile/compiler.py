@@ -1,7 +1,7 @@
 """A Program becomes one callable: passes, kernels behind MultiKernels, wrapper.
 
-This is the one place that knows all the rooms. What it holds of a compiled graph (operators, kernels, wrapper source) is what
-`explain()` reports.
+This is the one place that knows all the rooms. What it holds of a compiled graph (operators, kernels, wrapper source)
+is what `explain()` reports.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,46 +24,48 @@ from polytile.ir.program import Extern, Loop, Program, Template
 from polytile.multikernel import MultiKernel
 from polytile.multikernel.define import define_loop, define_template
 from polytile.passes.pipeline import optimize
+from polytile.runtime.neutral import neutral
 from polytile.wrapper import KernelCall, backend, schedule
 
 log = logging.getLogger("polytile")
 
+Values = Mapping[sympy.Symbol, int]
 
-@dataclass
+
+@dataclass(frozen=True, eq=False)
 class CompiledProgram:
-    """A compiled graph: call it with the list of arguments (which it empties)."""
+    """A compiled graph. `call` takes the list of arguments, which it empties, and returns the list of results; whoever
+    holds `call` keeps all of it alive."""
 
     name: str
-    program: Program
     operators: tuple[OperatorReport, ...]
-    calls: tuple[tuple[MultiKernel, KernelCall], ...]
-    run: Any
+    source: str
+    call: Callable[[list[Any]], list[Any]]
+    program: Program | None = None
+    calls: tuple[tuple[MultiKernel, KernelCall], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    _boxed_call = True
-
-    @property
-    def source(self) -> str:
-        """Text of the wrapper."""
-        return self.run.source
 
     @property
     def multikernels(self) -> tuple[MultiKernel, ...]:
         return tuple(dict.fromkeys(multikernel for multikernel, _ in self.calls))
 
-    def __call__(self, args: list[Any]) -> list[Any]:
-        return self.run(args)
 
-
-_compiled: list[CompiledProgram] = []
+_compiled: list[weakref.ref[CompiledProgram]] = []
 _names = itertools.count()
 _lock = threading.Lock()
 
 
 def compiled_programs() -> tuple[CompiledProgram, ...]:
-    """Every graph compiled since the last reset, oldest first."""
+    """Every graph compiled since the last reset that is still in use, oldest first."""
     with _lock:
-        return tuple(_compiled)
+        found = [(reference, reference()) for reference in _compiled]
+        _compiled[:] = [reference for reference, program in found if program is not None]
+    return tuple(program for _, program in found if program is not None)
+
+
+def program_name(kind: str) -> str:
+    """A fresh name: inference0, forward1, backward2, ..."""
+    return f"{kind}{next(_names)}"
 
 
 def reset() -> None:
@@ -73,66 +76,72 @@ def reset() -> None:
     runtime.compile.reset()
 
 
-def compile_program(lowered: Lowered, given: Mapping[str, Any], hints: Mapping[sympy.Symbol, int]) -> CompiledProgram:
-    """Generates everything that `lowered` needs. `given` are the options of this compile; `hints` the sizes that the tracer saw:
-    kernels for them start compiling at once, side by side.
+def compile_program(
+    lowered: Lowered, given: Mapping[str, Any], traced: Values, hints: Sequence[Values] = ()
+) -> CompiledProgram:
+    """Generates everything that `lowered` needs. `given` are the options of this compile; `traced` the sizes that the
+    tracer saw: kernels for them start compiling at once, side by side. For `hints` kernels are chosen before this
+    returns (SPEC H1-H4).
 
     Raises CompilerMissing where no C++ compiler is found.
     """
-    program, inplace = optimize(lowered.program)
-    calls: list[tuple[MultiKernel, KernelCall]] = []
+    with neutral():
+        program, inplace = optimize(lowered.program)
+        calls: list[tuple[MultiKernel, KernelCall]] = []
 
-    def call_of(operation: Loop | Template) -> KernelCall:
-        define = define_template if isinstance(operation, Template) else define_loop
-        multikernel, tensors, extents = define(operation, program.buffers, given)
-        call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents)
-        calls.append((multikernel, call))
-        return call
+        def call_of(operation: Loop | Template) -> KernelCall:
+            if isinstance(operation, Template):
+                multikernel, tensors, extents = define_template(operation, program.buffers, given)
+            else:
+                multikernel, tensors, extents = define_loop(operation, program.buffers, given)
+            call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents)
+            calls.append((multikernel, call))
+            return call
 
-    lines = schedule(program, call_of, inplace)
-    run = backend("python")(program.name, lines)
-    for op in program.operations:
-        if isinstance(op, Extern):
-            counters.add_library_call(str(op.target))
-    counters.add("graphs_compiled")
-    compiled = CompiledProgram(program.name, program, lowered.operators, tuple(calls), run, dict(given))
-    _prepare(compiled, hints)
-    with _lock:
-        _compiled.append(compiled)
+        wrapped = backend("python")(program.name, schedule(program, call_of, inplace, traced))
+        _prepare(calls, traced)
+        _warm(calls, hints)
+    for operation in program.operations:
+        if isinstance(operation, Extern):
+            counters.add_library_call(str(operation.target))
     if options.get("debug") >= 2:
-        log.info("%s", compiled.source)
-    return compiled
+        log.info("%s", wrapped.source)
+    return record(program.name, lowered.operators, wrapped.source, wrapped.call, program, calls, given)
 
 
-def _prepare(compiled: CompiledProgram, hints: Mapping[sympy.Symbol, int]) -> None:
-    """Starts compiling what the first call will need, all kernels side by side."""
-    for multikernel, call in compiled.calls:
-        if all(e.free_symbols <= hints.keys() for e in call.sizes):
-            multikernel.prepare([sizes.evaluate(e, hints) for e in call.sizes])
-
-
-def record_library_program(name: str, operators: tuple[OperatorReport, ...], run: Any) -> CompiledProgram:
-    """A graph that runs without generated kernels, kept for `explain()` like any other."""
-    compiled = CompiledProgram(name, Program(name, (), {}, (), ()), operators, (), run)
+def record(
+    name: str,
+    operators: tuple[OperatorReport, ...],
+    source: str,
+    call: Callable[[list[Any]], list[Any]],
+    program: Program | None = None,
+    calls: Sequence[tuple[MultiKernel, KernelCall]] = (),
+    given: Mapping[str, Any] | None = None,
+) -> CompiledProgram:
+    """Counts a compiled graph and keeps it for `explain()` as long as `call` is alive."""
+    compiled = CompiledProgram(name, operators, source, call, program, tuple(calls), dict(given or {}))
+    call.polytile_program = compiled  # type: ignore[attr-defined]
+    counters.add("graphs_compiled")
     with _lock:
-        _compiled.append(compiled)
+        _compiled.append(weakref.ref(compiled))
     return compiled
 
 
-def warm(compiled: CompiledProgram, values: Sequence[Mapping[sympy.Symbol, int]]) -> None:
-    """Chooses kernels for the given values of the graph's size symbols ahead of calls (SPEC H1-H4)."""
-    for multikernel, call in compiled.calls:
-        wanted = [
-            dict(zip(multikernel.spec.size_names, [sizes.evaluate(e, v) for e in call.sizes], strict=True))
-            for v in values
-            if all(e.free_symbols <= v.keys() for e in call.sizes)
-        ]
+def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], traced: Values) -> None:
+    """Starts compiling what the first call will need, all kernels side by side."""
+    for multikernel, call in calls:
+        if _known(call, traced):
+            multikernel.prepare([sizes.evaluate(e, traced) for e in call.sizes])
+
+
+def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:
+    """Chooses kernels for the given values of the graph's size symbols ahead of calls."""
+    for multikernel, call in calls:
+        names = multikernel.spec.size_names
+        wanted = [[sizes.evaluate(e, values) for e in call.sizes] for values in hints if _known(call, values)]
         if wanted:
-            multikernel.warm(wanted)
+            multikernel.warm([dict(zip(names, extents, strict=True)) for extents in wanted])
 
 
-def program_name(kind: str) -> str:
-    """A fresh name: inference0, forward1, backward2, ..."""
-    return f"{kind}{next(_names)}"
-
-
+def _known(call: KernelCall, values: Values) -> bool:
+    return all(e.free_symbols <= values.keys() for e in call.sizes)

@@ -11,6 +11,10 @@ class OptionError(PolytileError, ValueError):
     """An option is unknown or its value is of the wrong type."""
 
 
+class HintError(PolytileError, ValueError):
+    """Hints are no sizes, or name a size that a graph does not have."""
+
+
 class CompilerMissing(PolytileError):
     """No C++ compiler was found."""
 
@@ -53,3 +57,7 @@ class IRError(PolytileError):
 
 class LoweringError(PolytileError):
     """An operator's arguments are outside what its lowering covers; the operator becomes a library call."""
+
+
+class LoweringFailed(PolytileError):
+    """A lowering raised an error of its own, or a graph is not of the form it must have: a defect of polytile."""

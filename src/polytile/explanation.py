@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+import cProfile
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from polytile import compiler
+from polytile.compiler import CompiledProgram
+from polytile.frontend.backend import Backend
 from polytile.multikernel.decision import Decision
 
 
@@ -37,7 +41,7 @@ class DecisionRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`str()` of it is the report; the rows are for programs."""
+    """`str()` of it is the report; the rows are for programs. `sources` has the wrapper of each graph."""
 
     graphs: tuple[str, ...]
     operators: tuple[OperatorRow, ...]
@@ -46,39 +50,38 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"{len(self.graphs)} graph(s): {', '.join(self.graphs)}", "", "operators"]
-        width = max((len(r.operator) for r in self.operators), default=0)
+        width = max((len(row.operator) for row in self.operators), default=0)
         for row in self.operators:
-            lines.append(f"  {row.operator:<{width}}  {row.count:>3} × {row.how}{f': {row.reason}' if row.reason else ''}")
+            reason = f": {row.reason}" if row.reason else ""
+            lines.append(f"  {row.operator:<{width}}  {row.count:>3} × {row.how}{reason}")
         lines += ["", "decisions"]
-        for d in self.decisions:
-            sizes = ", ".join(f"{k}={v}" for k, v in d.sizes)
-            time = f" {d.seconds * 1e6:.1f} µs" if d.seconds is not None else ""
-            lines.append(f"  {d.kernel} [{sizes}] → {d.candidate}{time}: {d.provenance}")
+        for decision in self.decisions:
+            sizes = ", ".join(f"{name}={size}" for name, size in decision.sizes)
+            time = f" {decision.seconds * 1e6:.1f} µs" if decision.seconds is not None else ""
+            lines.append(f"  {decision.kernel} [{sizes}] → {decision.candidate}{time}: {decision.provenance}")
         return "\n".join(lines)
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Runs `function(*args, **kwargs)` and reports on the graphs compiled for it.
+    """Runs `function(*args, **kwargs)` once and reports on the graphs that were compiled for the call or ran in it.
 
-    A function that is not compiled yet is compiled with polytile, sizes dynamic; one that is, is called as it is (call it with
-    sizes that are new to it, or after `polytile.reset()` and `torch._dynamo.reset()`, to see its graphs: those compiled earlier
-    are reported when this call compiles none).
+    A function that torch.compile or polytile.compile made is called as it is; any other is compiled for this one call,
+    with polytile's defaults and symbolic sizes.
     """
-    before = len(compiler.compiled_programs())
-    compiled = function
-    if not _is_compiled(function):
-        torch._dynamo.reset()
-        compiled = torch.compile(function, backend="polytile", dynamic=True)
-    compiled(*args, **kwargs)
-    programs = compiler.compiled_programs()
-    return report(programs[before:] or programs)
+    compiled = function if _is_compiled(function) else torch.compile(function, backend=Backend(), dynamic=True)
+    before = compiler.compiled_programs()
+    profile = cProfile.Profile()  # the only witness: compiled programs run as plain functions and leave no trace
+    profile.runcall(compiled, *args, **kwargs)
+    ran = {entry.code for entry in profile.getstats()}
+    programs = [p for p in compiler.compiled_programs() if p not in before or getattr(p.call, "__code__", None) in ran]
+    return report(programs)
 
 
 def _is_compiled(function: Any) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable") or isinstance(function, torch._dynamo.OptimizedModule)
 
 
-def report(programs: tuple[compiler.CompiledProgram, ...]) -> Explanation:
+def report(programs: Sequence[CompiledProgram]) -> Explanation:
     """The rows of the given graphs."""
     operators = collections.Counter((r.operator, r.how, r.reason) for p in programs for r in p.operators)
     multikernels = dict.fromkeys(m for p in programs for m in p.multikernels)
@@ -88,6 +91,6 @@ def report(programs: tuple[compiler.CompiledProgram, ...]) -> Explanation:
 
 
 def _row(decision: Decision) -> DecisionRow:
-    seconds = next((s.seconds for s in decision.standings if s.candidate == decision.candidate), float("nan"))
-    known = None if seconds != seconds else seconds
+    seconds = next((s.seconds for s in decision.standings if s.candidate == decision.candidate), math.nan)
+    known = None if math.isnan(seconds) else seconds
     return DecisionRow(decision.kernel, decision.sizes, decision.candidate, decision.provenance, known, decision.link)

@@ -86,7 +86,7 @@ def arguments(n: int = 50, m: int = 300) -> tuple[torch.Tensor, torch.Tensor, to
 
 
 def test_compiled_and_library_kernels_compete_and_only_right_ones_win(caplog: pytest.LogCaptureFixture) -> None:
-    kernel = MultiKernel(SPEC, candidates())
+    kernel = MultiKernel(SPEC, candidates(), {"shortlist": 4})
     args = arguments()
     kernel(*args)
     assert torch.equal(args[2], args[0][args[1]])

@@ -5,30 +5,31 @@ from __future__ import annotations
 import importlib
 import operator
 import pkgutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 import torch
 import torch.fx
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from polytile.errors import LoweringError
+from polytile.errors import LoweringError, LoweringFailed
 from polytile.frontend import lower
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
-from polytile.ir import expr, levels, ops, sizes
+from polytile.frontend.placement import bases, fits, laid_out, place
+from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Assert, Buffer, Extern, Input, Loop, Program, Template, View, whole
 
-KEEP_COST = 8.0  # multiply-adds a lane from which a value with several users is stored, not computed again
-KEEP_LOADS = 2  # distinct loads from which it is stored: reading them again for each user costs more than one store and loads
-LARGEST_VALUE = 96  # nodes from which any value is stored, so that kernels stay of readable size
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class OperatorReport:
-    """What became of one operator of the graph: `how` is "generated", "template", "library" or "view" (no work at all)."""
+    """What became of one operator of the graph: `how` is "generated", "template", "library" or "view" (no work at
+    all)."""
 
     operator: str
     how: str
@@ -42,10 +43,29 @@ class Lowered:
 
 
 def lower_graph(graph: torch.fx.GraphModule, name: str) -> Lowered:
-    """The Program of a functional ATen graph whose nodes carry fake values in `meta["val"]`; never specialises a symbol."""
+    """The Program of a functional ATen graph whose nodes carry fake values in `meta["val"]`; never specialises a
+    symbol. Raises LoweringFailed, naming the operator, where a lowering goes wrong."""
     _load_lowerings()
     return _Driver(graph, name).run()
 
+
+def unsupported(graph: torch.fx.GraphModule) -> str:
+    """Why no program can be made of the graph at all, "" if one can: tensors on a device without a code generator,
+    tensors without strides, arguments that are neither tensors nor numbers."""
+    for node in graph.graph.nodes:
+        for value in tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                if value.device.type != "cpu":
+                    return f"polytile generates no kernels for {value.device.type} yet"
+                if value.layout is not torch.strided or value.is_quantized:
+                    kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
+                    return f"polytile generates no kernels for {kind} tensors"
+            elif node.op == "placeholder" and not isinstance(value, _NUMBERS | str | None):
+                return f"polytile takes tensors and numbers, and argument {node.name} is a {type(value).__name__}"
+    return ""
+
+
+_NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
 
 _loaded = False
 
@@ -59,7 +79,8 @@ def _load_lowerings() -> None:
 
 
 class _Driver:
-    """The state of one walk over a graph."""
+    """The state of one walk over a graph. `env` has what each node became: a Tensor, a sympy number, a tuple of these,
+    or whatever a library operator takes as it is."""
 
     def __init__(self, graph: torch.fx.GraphModule, name: str) -> None:
         self.graph, self.name = graph, name
@@ -68,29 +89,28 @@ class _Driver:
         self.inputs: list[Input] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.reports: list[OperatorReport] = []
-        self.outputs: tuple[View | sympy.Expr | None, ...] = ()
+        self.outputs: tuple[View | sympy.Basic | None, ...] = ()
+        self.bases, self.changed = bases(graph.graph), _changed_inputs(graph.graph)
 
     def run(self) -> Lowered:
         for node in self.graph.graph.nodes:
             self.builder.node = node
-            handler = getattr(self, node.op)
-            handler(node)
-        program = Program(
-            self.name, tuple(self.inputs), self.builder.buffers, tuple(self.builder.operations), self.outputs, self.constants
-        )
+            getattr(self, node.op)(node)
+        buffers, operations = self.builder.buffers, tuple(self.builder.operations)
+        program = Program(self.name, tuple(self.inputs), buffers, operations, self.outputs, self.constants)
         return Lowered(program, tuple(self.reports))
 
-    # kinds of node -----------------------------------------------------------------------------------------------------
+    # kinds of node ---------------------------------------------------------------------------------------------------
 
     def placeholder(self, node: torch.fx.Node) -> None:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             self.inputs.append(Input(node.name, buffer=node.name))
             self.env[node] = self._named(node.name, value, "input")
+            self._define(*value.shape, *value.stride())
             return
-        size = None if value is None or isinstance(value, str) else _size(value)
-        if isinstance(size, sympy.Symbol):
-            self.builder.define(size)
+        size = _number(value) if isinstance(value, _NUMBERS) else None
+        self._define(size)
         self.inputs.append(Input(node.name, size=size))
         self.env[node] = size
 
@@ -100,67 +120,99 @@ class _Driver:
             value = getattr(value, part)
         if isinstance(value, torch.Tensor):
             self.constants[node.name] = value
-            self.env[node] = self._named(node.name, node.meta.get("val", value), "constant")
-        else:
-            self.env[node] = value
+            value = self._named(node.name, node.meta.get("val", value), "constant")
+        self.env[node] = value
 
     def call_function(self, node: torch.fx.Node) -> None:
         value, target = node.meta.get("val"), node.target
         if target is operator.getitem:
             self.env[node] = self.env[node.args[0]][node.args[1]]  # type: ignore[index]
-        elif target is torch.ops.aten._local_scalar_dense.default:
-            self._item(node, value)
-        elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool) and value is not None:
-            self.env[node] = _size(value)
-        elif target is torch.ops.aten._assert_scalar.default:
-            self._assert_scalar(node)
-        elif target in _RANGE_HINTS:
-            self.env[node] = None
-        elif target is torch.ops.aten.copy_.default:
-            self._copy_(node)
+        elif target in _HANDLERS:
+            _HANDLERS[target](self, node)
+        elif isinstance(value, _NUMBERS) and self._known(_number(value)):
+            self.env[node] = _number(value)
         else:
-            self.env[node] = self._store_if_shared(node, self._lowered(node))
-
-    call_method = call_module = call_function
+            result = self._lowered(node)
+            if isinstance(result, Tensor):
+                result = place(self.builder, node, result, needed=node in self.bases)
+            self.env[node] = result
 
     def output(self, node: torch.fx.Node) -> None:
-        flat, _ = torch.utils._pytree.tree_flatten(node.args[0])
-        self.outputs = tuple(self._output(item) for item in flat)
+        self.outputs = tuple(self._output(item) for item in tree_leaves(node.args[0]))
 
-    # one operator ------------------------------------------------------------------------------------------------------
+    # one operator ----------------------------------------------------------------------------------------------------
 
     def _lowered(self, node: torch.fx.Node) -> Any:
+        """The node's result by its lowering; by a library call where it has none, or none for these arguments."""
         args = tuple(_plain(a) for a in torch.fx.map_arg(node.args, self._value))
         kwargs = {k: _plain(v) for k, v in torch.fx.map_arg(dict(node.kwargs), self._value).items()}
-        target = node.target
-        lowering = TABLE.get(target)
-        done, reason = len(self.builder.operations), f"{_name(target)} has no lowering"
-        if lowering is not None:
-            try:
-                result = lowering(self.builder, *[self._scalars(a) for a in args], **{k: self._scalars(v) for k, v in kwargs.items()})
-                self._report(node, done, result)
-                return result
-            except LoweringError as error:
-                del self.builder.operations[done:]
-                reason = str(error)
-        self.reports.append(OperatorReport(_name(target), "library", reason))
-        return self.builder.library(target, args, kwargs, reason)
+        name, lowering = _name(node.target), TABLE.get(node.target)
+        if lowering is None:
+            number = isinstance(node.meta.get("val"), _NUMBERS)
+            reason = "its result is a number on the host" if number else f"{name} has no lowering"
+            return self._library(node, args, kwargs, reason)
+        mark = self.builder.mark()
+        given = [self._kernel_number(a) for a in args]
+        named = {k: self._kernel_number(v) for k, v in kwargs.items()}
+        done = len(self.builder.operations)
+        try:
+            result = lowering(self.builder, *given, **named)
+        except LoweringError as error:
+            self.builder.undo(mark)
+            return self._library(node, args, kwargs, str(error))
+        except Exception as error:
+            raise LoweringFailed(
+                f"the lowering of {name} raised {type(error).__name__}: {error} The node is {node.format_node()}. "
+                f"This is a defect of polytile."
+            ) from error
+        self._report(node, done, result)
+        return result
 
     def _value(self, node: torch.fx.Node) -> Any:
         return self.env[node]
 
-    def _scalars(self, value: Any) -> Any:
-        """Symbolic numbers that are not integers reach kernels as tensors of one element."""
-        if isinstance(value, sympy.Expr) and not value.is_integer and value.free_symbols:
-            target = torch.ops.aten.scalar_tensor.default
-            fake = torch.empty((), dtype=torch.float64, device="meta")
-            return self.builder.library(target, (value,), {"dtype": torch.float64}, "a number known only at run time", _on_cpu(fake))
+    def _kernel_number(self, value: Any) -> Any:
+        """Numbers that were read from a tensor or given as floats are known only to the host: they reach kernels as
+        tensors of one element. Those made of sizes stay expressions."""
+        if isinstance(value, sympy.Expr) and not all(s.is_integer for s in value.free_symbols):
+            fake = torch.empty((), dtype=torch.float64, device="cpu")
+            options, reason = {"dtype": torch.float64}, "a number known only at run time"
+            return self.builder.library(aten.scalar_tensor.default, (value,), options, reason, fake)
         return value
+
+    def _library(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        """The node as a library call. Results of higher-order operators may be nested; those of ATen are not."""
+        target, results = node.target, _results(node)
+        leaves, spec = tree_flatten(results)
+        nested = not isinstance(target, torch._ops.OpOverload)
+        if nested:
+            target, results = _Flat(target, results), leaves
+        if self._may_return_changed(target, args):
+            target = _Copied(target)
+        written = _written(target, args, kwargs)
+        for view in written:
+            self._store_readers(view.buffer, node)
+        self.reports.append(OperatorReport(_name(node.target), "library", reason))
+        found = self.builder.library(target, args, kwargs, reason, results if results is not None else ())
+        if written:
+            call = self.builder.operations[-1]
+            assert isinstance(call, Extern)
+            self.builder.operations[-1] = replace(call, mutates=tuple(dict.fromkeys(v.buffer for v in written)))
+        return tree_unflatten(list(found), spec) if nested else found
+
+    def _may_return_changed(self, target: Any, args: tuple[Any, ...]) -> bool:
+        """Whether a call may return a view of an input that the graph overwrites later. Nothing but the graph's order
+        says which of its values is meant, and that order is given up."""
+        schema = getattr(target, "_schema", None)
+        if schema is None or schema.is_mutable or not any(r.alias_info is not None for r in schema.returns):
+            return False
+        buffers = {value.view.buffer for value in tree_leaves(args) if isinstance(value, Tensor) and value.view}
+        return bool(buffers & self.changed)
 
     def _report(self, node: torch.fx.Node, done: int, result: Any) -> None:
         new = self.builder.operations[done:]
-        if any(isinstance(op, Extern) for op in new):
-            reasons = [op.reason for op in new if isinstance(op, Extern)]
+        reasons = [op.reason for op in new if isinstance(op, Extern)]
+        if reasons:
             how, reason = "library", reasons[0]
         elif any(isinstance(op, Template) for op in new):
             how, reason = "template", ""
@@ -169,54 +221,39 @@ class _Driver:
             how, reason = ("view", "index algebra, no work") if view else ("generated", "")
         self.reports.append(OperatorReport(_name(node.target), how, reason))
 
-    def _store_if_shared(self, node: torch.fx.Node, value: Any) -> Any:
-        """Recompute or store: a value with several users is stored if it is costly, returned, or large."""
-        if not isinstance(value, Tensor) or value.node is None:
-            return value
-        users = list(node.users)
-        weight = list(expr.walk(value.node))
-        cost = sum(ops.definition(n.name).cost for n in weight if isinstance(n, expr.Op))
-        loads = sum(isinstance(n, expr.Load) for n in weight)
-        shared = len(users) > 1 and (cost >= KEEP_COST or loads >= KEEP_LOADS or any(u.op == "output" for u in users))
-        if shared or len(weight) >= LARGEST_VALUE:
-            return self.builder.realize(value, self._layout(node.meta["val"], value))
-        return value
+    # numbers and checks ----------------------------------------------------------------------------------------------
 
-    def _layout(self, fake: torch.Tensor, value: Tensor) -> tuple[sympy.Expr, ...] | None:
-        """The traced strides where they are dense, else row-major."""
-        strides = tuple(sizes.as_stride(s) for s in fake.stride())
-        return strides if dense(value.sizes, strides) else sizes.contiguous_strides(value.sizes)
+    def _define(self, *numbers: Any) -> None:
+        """The symbols of these numbers have values from the arguments."""
+        for number in numbers:
+            for symbol in getattr(_number(number), "free_symbols", ()):
+                self.builder.define(symbol)
 
-    # sizes, checks, mutation -------------------------------------------------------------------------------------------
-
-    def _item(self, node: torch.fx.Node, value: Any) -> None:
-        """`tensor.item()`: a size (or number) that is known only at run time."""
-        size = _size(value)
-        source = self.builder.argument(self.env[node.args[0]])  # type: ignore[index]
-        symbols = ((size, ("item",)),) if isinstance(size, sympy.Symbol) and self.builder.define(size) else ()
-        reason = "its result is a number on the host"
-        self.builder.emit(Extern(self.builder.name("lib"), node.target, (source,), (), (None,), (_name(node.target),), reason, symbols))
-        self.reports.append(OperatorReport(_name(node.target), "library", reason))
-        self.env[node] = size
+    def _known(self, number: Any) -> bool:
+        """Whether all symbols of `number` have values."""
+        return all(self.builder.defined(s) for s in getattr(number, "free_symbols", ()))
 
     def _assert_scalar(self, node: torch.fx.Node) -> None:
-        condition, message = self._plain_arg(node.args[0]), node.args[1]
+        condition = self._argument(node.args[0])
         if condition is not True and condition != sympy.true:
-            self.builder.emit(Assert(self.builder.name("assert"), condition, str(message)))
+            self.builder.emit(Assert(self.builder.name("assert"), condition, str(node.args[1])))
         self.env[node] = None
 
-    def _plain_arg(self, arg: Any) -> Any:
+    def _nothing(self, node: torch.fx.Node) -> None:
+        self.env[node] = None
+
+    def _argument(self, arg: Any) -> Any:
         return self.env[arg] if isinstance(arg, torch.fx.Node) else arg
 
+    # mutation --------------------------------------------------------------------------------------------------------
+
     def _copy_(self, node: torch.fx.Node) -> None:
-        """An input is overwritten: values not yet computed that read it are stored first."""
-        target, source = self._plain_arg(node.args[0]), self._plain_arg(node.args[1])
-        assert isinstance(target, Tensor) and target.view is not None, "copy_ into something that is not stored"
-        for other, value in list(self.env.items()):
-            if isinstance(value, Tensor) and value.node is not None and other is not node.args[1]:
-                reads = {load.buffer for load in expr.loads(value.node)}
-                if target.view.buffer in reads and any(u.op == "output" or u not in self.env for u in other.users):
-                    self.env[other] = self.builder.realize(value, self._layout(other.meta["val"], value))
+        """An input is overwritten."""
+        target, source = self._argument(node.args[0]), self._argument(node.args[1])
+        if not isinstance(target, Tensor) or target.view is None:
+            raise LoweringFailed(f"{node.format_node()} writes to a value that is stored nowhere.")
+        self._store_readers(target.view.buffer, node)
+        source = self._argument(node.args[1])
         self.builder.store(target.view, _converted(source, target))
         written = self.builder.operations[-1]
         if isinstance(written, Loop) and levels.in_place_fault(written):  # it would read elements already overwritten
@@ -226,31 +263,117 @@ class _Driver:
         self.reports.append(OperatorReport(_name(node.target), "generated", "writes an input in place"))
         self.env[node] = target
 
-    # results -----------------------------------------------------------------------------------------------------------
+    def _store_readers(self, buffer: str, writer: torch.fx.Node) -> None:
+        """Before `writer` writes to `buffer`, values that read it and are still needed afterwards are stored."""
+        for node, value in list(self.env.items()):
+            if not isinstance(value, Tensor) or value.node is None:
+                continue
+            needed = any(user.op == "output" or user not in self.env for user in node.users if user is not writer)
+            if needed and any(load.buffer == buffer for load in expr.loads(value.node)):
+                self.env[node] = laid_out(self.builder, value, node.meta["val"])
 
-    def _output(self, item: Any) -> View | sympy.Expr | None:
+    # results ---------------------------------------------------------------------------------------------------------
+
+    def _output(self, item: Any) -> View | sympy.Basic | None:
         if not isinstance(item, torch.fx.Node):
             return None if item is None else sympy.sympify(item)
         value = self.env[item]
         if not isinstance(value, Tensor):
-            return value
-        fake = item.meta["val"]
-        strides = tuple(sizes.as_stride(s) for s in fake.stride())
-        same = value.view is not None and all(
-            n == 1 or sizes.equal(a, b) for n, a, b in zip(value.sizes, value.view.strides, strides, strict=True)
-        )
-        if not same:
-            self.builder.node = item
-            value = self.builder.realize(value, strides if dense(value.sizes, strides) else sizes.contiguous_strides(value.sizes))
-            self.env[item] = value
-        assert value.view is not None
-        return value.view
+            return value if value is None else sympy.sympify(value)
+        view = self._as_traced(item).view
+        assert view is not None
+        return view
+
+    def _as_traced(self, node: torch.fx.Node) -> Tensor:
+        """The value of `node`, stored in the strides that were traced: whoever gets a result relies on them, the caller
+        and the backward graph, which was traced with them. Raises LoweringFailed where they cannot be had."""
+        value, fake = self.env[node], node.meta["val"]
+        if not fits(value, fake):
+            strides = ", ".join(map(str, fake.stride()))
+            raise LoweringFailed(f"{node.format_node()} cannot be returned with the traced strides ({strides}).")
+        self.builder.node = node
+        self.env[node] = laid_out(self.builder, value, fake)
+        return self.env[node]
 
     def _named(self, name: str, value: torch.Tensor, role: str) -> Tensor:
+        """The whole of a new buffer like `value`."""
         shape = tuple(sizes.as_size(n) for n in value.shape)
         strides = tuple(sizes.as_stride(n) for n in value.stride())
         self.builder.buffers[name] = Buffer(name, value.dtype, shape, strides, value.device, role)
         return stored(whole(self.builder.buffers[name]), value.device)
+
+
+_HANDLERS: dict[Any, Callable[[_Driver, torch.fx.Node], None]] = {
+    aten._assert_scalar.default: _Driver._assert_scalar,
+    aten.copy_.default: _Driver._copy_,
+    aten.sym_constrain_range.default: _Driver._nothing,
+    aten.sym_constrain_range_for_size.default: _Driver._nothing,
+}
+
+
+class _Flat:
+    """A higher-order operator whose nested results come as one flat list; `like` has their structure."""
+
+    def __init__(self, target: Any, like: Any) -> None:
+        self.target, self.__name__ = target, _name(target)
+        self.structure = tree_map(lambda _: None, like)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return _flat(self.target(*args, **kwargs), self.structure)
+
+    def __str__(self) -> str:
+        return self.__name__
+
+
+class _Copied:
+    """An operator that returns views of its arguments, returning copies instead."""
+
+    def __init__(self, target: Any) -> None:
+        self.target, self.__name__ = target, _name(target)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return tree_map(lambda value: value.clone(), self.target(*args, **kwargs))
+
+    def __str__(self) -> str:
+        return self.__name__
+
+
+def _flat(result: Any, structure: Any) -> list[Any]:
+    """What stands in `result` where `structure` has a leaf. Results beyond the structure are those that nobody uses."""
+    if isinstance(structure, tuple | list):
+        return [leaf for part, inner in zip(result, structure, strict=False) for leaf in _flat(part, inner)]
+    if isinstance(structure, dict):
+        return [leaf for key, inner in structure.items() for leaf in _flat(result[key], inner)]
+    return [result]
+
+
+def _results(node: torch.fx.Node) -> Any:
+    """The fake results of a node. torch leaves them out for some higher-order operators; then the nodes that pick them
+    apart have them."""
+    if "val" in node.meta:
+        return node.meta["val"]
+    picked: dict[Any, Any] = {user.args[1]: _results(user) for user in node.users if user.target is operator.getitem}
+    return tuple(picked.get(k) for k in range(max(picked) + 1)) if picked else None
+
+
+def _changed_inputs(graph: torch.fx.Graph) -> set[str]:
+    """Names of the inputs that the graph overwrites."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            found |= {leaf.name for leaf in tree_leaves(node.args) if isinstance(leaf, torch.fx.Node)}
+    return found
+
+
+def _written(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[View]:
+    """What an operator changes among its arguments, by its schema."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | kwargs
+    changed = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [v.view for v in tree_leaves(changed) if isinstance(v, Tensor) and v.view is not None]
 
 
 def _converted(source: Tensor, target: Tensor) -> Tensor:
@@ -261,52 +384,20 @@ def _converted(source: Tensor, target: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-_RANGE_HINTS = {
-    getattr(torch.ops.aten, name).default
-    for name in ("sym_constrain_range", "sym_constrain_range_for_size")
-    if hasattr(torch.ops.aten, name)
-}
-
-
 def _name(target: Any) -> str:
     return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
 
 
-def _size(value: Any) -> Any:
-    """A symbolic or plain number as sympy (or Boolean) value."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return sympy.Integer(value)
-    if isinstance(value, float):
-        return value
-    return value.node.expr
-
-
-def _on_cpu(fake: torch.Tensor) -> torch.Tensor:
-    """A stand-in of the same type on the CPU, of which only the metadata is read."""
-    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="cpu")
+def _number(value: Any) -> Any:
+    """A symbolic or plain number as a sympy value; everything else as it is."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value.node.expr
+    return sympy.sympify(value) if isinstance(value, bool | int | float) else value
 
 
 def _plain(value: Any) -> Any:
     """FX's immutable containers as plain ones."""
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
-    if isinstance(value, tuple):
-        return tuple(_plain(v) for v in value)
+    if isinstance(value, list | tuple):
+        items: Iterable[Any] = (_plain(v) for v in value)
+        return list(items) if isinstance(value, list) else tuple(items)
     return value
-
-
-def dense(shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> bool:
-    """Whether the strides are those of a row-major tensor up to a permutation of dimensions."""
-    if any(n == 0 for n in shape):
-        return True
-    left = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
-    expected: sympy.Expr = sizes.ONE
-    while left:
-        found = next((d for d in left if sizes.equal(d[1], expected)), None)
-        if found is None:
-            return False
-        left.remove(found)
-        expected = sympy.expand(expected * found[0])
-    return True

@@ -195,7 +195,8 @@ class _Run:
         result = operation.target(*self.argument(operation.args), **kwargs)
         results = list(result) if isinstance(result, tuple | list) else [result]
         for symbol, how in operation.symbols:
-            value = results[0] if how[0] == "item" else results[how[1]].shape[how[2]]
+            value = results[how[1] if len(how) > 1 else 0]
+            value = value.shape[how[2]] if how[0] == "size" else value
             self.values[symbol] = int(value.item() if isinstance(value, torch.Tensor) else value)
         for name, value in zip(operation.outputs, results, strict=False):
             if name is not None:

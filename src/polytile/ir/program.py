@@ -203,8 +203,9 @@ class Ref:
 @dataclass(frozen=True)
 class Extern:
     """A library (ATen) call: `target(*args, **kwargs)`; every tensor and size among the arguments is a Ref. `outputs` names the
-    buffers it allocates, None for results that are not tensors or not used. `symbols` are sizes that are known only from its
-    result: (symbol, how), how being ("item",) or ("size", output number, dimension)."""
+    buffers it allocates, None for results that are not tensors or not used; `many`: the target returns a tuple or list, if
+    only of one. `symbols` are sizes that are known only from its result: (symbol, how), how being ("item",), ("item", output
+    number) or ("size", output number, dimension)."""
 
     name: str
     target: Any
@@ -215,6 +216,7 @@ class Extern:
     reason: str = ""
     symbols: tuple[tuple[sympy.Symbol, tuple[Any, ...]], ...] = ()
     mutates: tuple[str, ...] = ()
+    many: bool = False
 
     def reads(self) -> set[str]:
         return {v.buffer for v in views_in((self.args, self.kwargs))}

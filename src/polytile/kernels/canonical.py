@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
 from polytile.ir import expr, sizes
 from polytile.ir.printer import loop_text, type_name
@@ -55,13 +56,28 @@ class CallSite:
     sizes: tuple[sympy.Expr, ...]
 
 
-def canonical_symbols(found: list[sympy.Expr]) -> dict[sympy.Symbol, sympy.Symbol]:
-    """Size symbols among the expressions, renamed n0, n1, ... in order of appearance."""
-    mapping: dict[sympy.Symbol, sympy.Symbol] = {}
+# What kernels compute themselves of an index or size; any other function of sizes is the caller's to compute.
+_IN_KERNELS = (sympy.Add, sympy.Mul, sympy.Pow, FloorDiv, Mod, PythonMod, ModularIndexing, Max, Min, sympy.Max, sympy.Min)
+
+
+def canonical_symbols(found: list[sympy.Expr], own: set[sympy.Symbol]) -> dict[sympy.Expr, sympy.Symbol]:
+    """Size symbols among the expressions, renamed n0, n1, ... in order of appearance, less the kernel's `own`. A part
+    that kernels have no form for, such as trunc(1.7·s0), counts as a symbol."""
+    mapping: dict[sympy.Expr, sympy.Symbol] = {}
     for e in found:
-        for symbol in sorted(e.free_symbols, key=str):
-            mapping.setdefault(symbol, sympy.Symbol(f"n{len(mapping)}", integer=True, positive=True))
+        for part in sorted(_arguments(e, own), key=str):
+            mapping.setdefault(part, sympy.Symbol(f"n{len(mapping)}", integer=True, positive=True))
     return mapping
+
+
+def _arguments(e: sympy.Expr, own: set[sympy.Symbol]) -> set[sympy.Expr]:
+    """The largest parts of `e` that the caller knows and the kernel cannot compute."""
+    if isinstance(e, sympy.Symbol):
+        return set() if e in own or e.name.startswith("ind") else {e}
+    simple = not e.args or (isinstance(e, _IN_KERNELS) and not (isinstance(e, sympy.Pow) and not e.exp.is_Integer))
+    if simple or any(not _arguments(s, own) for s in e.free_symbols):
+        return set().union(*[_arguments(a, own) for a in e.args])
+    return {e}
 
 
 def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel, CallSite]:
@@ -73,18 +89,11 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
     for node in expr.walk(*loop.roots):
         size_exprs += list(node.indices)
     size_exprs += [s.index for s in loop.stores]
-    symbols = canonical_symbols([_without(e, own) for e in size_exprs])
+    symbols = canonical_symbols(size_exprs, own)
     names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
     renamed = _rename(loop, names, symbols)
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)
     return LoopKernel(renamed, tensors, tuple(symbols.values())), CallSite(tuple(order), tuple(symbols.keys()))
-
-
-def _without(e: sympy.Expr, own: set[sympy.Symbol]) -> sympy.Expr:
-    """A carrier of the size symbols of `e` alone."""
-    drop = own | {s for s in e.free_symbols if s.name.startswith("ind")}
-    rest = sorted((s for s in e.free_symbols if s not in drop), key=str)
-    return sympy.Add(*rest) if rest else sizes.ZERO
 
 
 def _rename_axes(loop: Loop) -> Loop:
@@ -108,9 +117,9 @@ def _buffer_roles(loop: Loop) -> tuple[list[str], dict[str, str]]:
     return order, roles
 
 
-def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> Loop:
+def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Expr, sympy.Symbol]) -> Loop:
     def index_map(e: sympy.Expr) -> sympy.Expr:
-        return sizes.substitute(e, symbols)
+        return e.xreplace(symbols) if e.free_symbols else e
 
     def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
         node = expr.rebuild(node, children, index_map)

@@ -5,8 +5,8 @@ that may share memory. Leaves: structured lines (`lines.py`), planned for memory
 Called by `polytile.compiler`; knows ir and runtime.
 """
 
-from polytile.wrapper.backends import backend, register_backend
+from polytile.wrapper.backends import Wrapped, backend, register_backend
 from polytile.wrapper.lines import KernelCall, Line
 from polytile.wrapper.schedule import schedule
 
-__all__ = ["KernelCall", "Line", "backend", "register_backend", "schedule"]
+__all__ = ["KernelCall", "Line", "Wrapped", "backend", "register_backend", "schedule"]

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from polytile.wrapper.lines import Line
 
 
-class Wrapped(Protocol):
-    """What a backend makes: called with the list of arguments (which it empties), returns the list of results; `source` is its
-    text."""
+@dataclass(frozen=True)
+class Wrapped:
+    """What a backend makes of lines: `source` is its text; `call` takes the list of arguments, which it empties, and
+    returns the list of results. `call` is handed to AOTAutograd as it is, so it carries `_boxed_call = True`."""
 
     source: str
-
-    def __call__(self, args: list[Any]) -> list[Any]: ...
+    call: Callable[[list[Any]], list[Any]]
 
 
 Backend = Callable[[str, tuple[Line, ...]], Wrapped]
-_BACKENDS: dict[str, Backend] = {}
+_BACKENDS: dict[tuple[str, str], Backend] = {}
 
 
-def register_backend(name: str, backend: Backend) -> None:
-    """Makes `backend(program_name, lines)` available under `name`; replaces one of the same name."""
-    _BACKENDS[name] = backend
+def register_backend(name: str, backend: Backend, device: str = "") -> None:
+    """Makes `backend(program_name, lines)` available under `name`, for programs on one type of device or, without
+    `device`, on those that have none of their own; replaces an earlier one."""
+    _BACKENDS[name, device] = backend
 
 
-def backend(name: str) -> Backend:
-    """The backend called `name`; raises KeyError naming those there are."""
-    if name == "python" and name not in _BACKENDS:
+def backend(name: str, device: str = "") -> Backend:
+    """The backend called `name` for a type of device; raises KeyError naming those there are."""
+    if name == "python" and (name, "") not in _BACKENDS:
         from polytile.wrapper.python import wrap
 
         register_backend("python", wrap)
-    if name not in _BACKENDS:
-        raise KeyError(f"there is no wrapper backend {name!r}; there are: {', '.join(sorted(_BACKENDS))}.")
-    return _BACKENDS[name]
+    found = _BACKENDS.get((name, device)) or _BACKENDS.get((name, ""))
+    if found is None:
+        known = ", ".join(sorted({known for known, _ in _BACKENDS}))
+        raise KeyError(f"there is no wrapper backend {name!r}; there are: {known}.")
+    return found

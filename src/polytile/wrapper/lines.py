@@ -1,4 +1,8 @@
-"""The structured lines of a wrapper: everything a program does, with no text that a backend would have to parse."""
+"""The structured lines of a wrapper: everything a program does, with no text that a backend would have to parse.
+
+Names are identifiers, sizes are sympy expressions, tensors and kernels are the objects themselves. Prose stands in
+`Comment` alone; the message of `CheckSizes` and strings among a library call's arguments are values.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,8 @@ from polytile.ir.program import Buffer, View
 
 @dataclass(frozen=True)
 class KernelCall:
-    """How one loop or template is called here: `run(*tensors, *ints)`, the buffers or views to pass, and the integers."""
+    """How one loop or template is called here: `run(*tensors, *ints)`, the buffers or views to pass, and the
+    integers."""
 
     name: str
     run: Callable[..., None] = field(compare=False, repr=False)
@@ -34,6 +39,25 @@ class Comment(Line):
     text: str
 
 
+# what the program is given -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DefineKernel(Line):
+    """`name` stands for the kernel `run` in the CallKernels that follow."""
+
+    name: str
+    run: Callable[..., None] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Constant(Line):
+    """A tensor that the graph holds."""
+
+    name: str
+    value: torch.Tensor = field(compare=False, repr=False)
+
+
 @dataclass(frozen=True)
 class TakeArguments(Line):
     """Binds the caller's arguments to names and empties the caller's list, so that inputs can be freed early."""
@@ -43,28 +67,31 @@ class TakeArguments(Line):
 
 @dataclass(frozen=True)
 class BindSize(Line):
-    """`symbol` is size `dim` of `tensor`, or its stride; or the integer argument `argument` solved for the symbol."""
+    """`symbol` is the value of an expression over symbols and integer arguments bound before."""
 
     symbol: sympy.Symbol
-    value: sympy.Expr | None = None
-    tensor: str | None = None
-    dim: int = 0
+    value: sympy.Expr
+
+
+@dataclass(frozen=True)
+class ReadSize(Line):
+    """`symbol` is size `dim` of `tensor`, in elements; or, if `stride`, its stride."""
+
+    symbol: sympy.Symbol
+    tensor: str
+    dim: int
     stride: bool = False
 
 
 @dataclass(frozen=True)
-class DefineKernel(Line):
-    name: str
-    run: Callable[..., None] = field(compare=False, repr=False)
-    description: str = ""
+class CheckSizes(Line):
+    """RuntimeError(message) unless the condition on sizes holds."""
+
+    condition: Any
+    message: str
 
 
-@dataclass(frozen=True)
-class Constant(Line):
-    """A tensor that the graph holds."""
-
-    name: str
-    value: torch.Tensor = field(compare=False, repr=False)
+# memory --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -81,7 +108,8 @@ class Free(Line):
 
 @dataclass(frozen=True)
 class Reuse(Line):
-    """`buffer` lives in the memory of `old`, which is freed right here or after the next kernel (that computes in place)."""
+    """`buffer` lives in the memory of `old`, which is freed right here or after the next kernel (that computes in
+    place)."""
 
     buffer: Buffer
     old: Buffer
@@ -89,11 +117,16 @@ class Reuse(Line):
 
 @dataclass(frozen=True)
 class MakeView(Line):
-    """`name` is a strided view of a buffer; `alias`: the user gets it and must see it as a view."""
+    """`name` is a strided view of a buffer; `dtype`, if given, is another type of the same width to read its bits as;
+    `alias`: the user gets it and must see it as a view."""
 
     name: str
     view: View
+    dtype: torch.dtype | None = None
     alias: bool = False
+
+
+# calls ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -105,16 +138,16 @@ class CallKernel(Line):
 
 @dataclass(frozen=True)
 class Argument:
-    """A library call's argument that is not a plain value: the name of a tensor, or a size."""
+    """A library call's argument that is not a plain value: the name of a tensor, or a symbolic number."""
 
-    value: str | sympy.Expr
+    value: str | sympy.Basic
 
 
 @dataclass(frozen=True)
 class CallLibrary(Line):
-    """`result = target(*args, **kwargs)`."""
+    """`result = target(*args, **kwargs)`; None: it is called for what it does to its arguments."""
 
-    result: str
+    result: str | None
     target: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
@@ -122,7 +155,8 @@ class CallLibrary(Line):
 
 @dataclass(frozen=True)
 class PickOutput(Line):
-    """`buffer` is output number `k` of a library call (None: its only result), in the layout the program was compiled for."""
+    """`buffer` is output number `k` of a library call (None: its only result), in the layout the program was compiled
+    for."""
 
     buffer: Buffer
     source: str
@@ -131,20 +165,13 @@ class PickOutput(Line):
 
 @dataclass(frozen=True)
 class PickSize(Line):
-    """`symbol` is what a library call returned: the result itself, or size `dim` of its output `k`."""
+    """`symbol` is what a library call returned: the result itself, or size `dim` of its output `k` (None: its only
+    result)."""
 
     symbol: sympy.Symbol
     source: str
     k: int | None = None
     dim: int | None = None
-
-
-@dataclass(frozen=True)
-class CheckSizes(Line):
-    """RuntimeError(message) unless the condition on sizes holds."""
-
-    condition: Any
-    message: str
 
 
 @dataclass(frozen=True)
@@ -159,6 +186,6 @@ class LeaveDevice(Line):
 
 @dataclass(frozen=True)
 class Return(Line):
-    """The results: names of tensors, sizes, or None."""
+    """The results: names of tensors, symbolic or plain numbers, or None."""
 
-    values: tuple[str | sympy.Expr | None, ...]
+    values: tuple[str | sympy.Basic | None, ...]

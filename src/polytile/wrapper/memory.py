@@ -1,54 +1,100 @@
-"""Memory planning on lines: an allocation takes over a freed buffer of the same size, type and device (SPEC W2)."""
+"""Memory planning on lines: an allocation takes over a freed buffer of the same size, type and device (SPEC W2).
+
+A buffer that waits to be taken over is held, where freeing it would have let something else use the memory. So it is
+kept only where that does not raise the program's peak, at the sizes that the tracer saw.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
 
 import sympy
 import torch
 
 from polytile.ir.program import Buffer, Extern, Program
-from polytile.wrapper.lines import Allocate, Free, Line, Reuse
+from polytile.wrapper.lines import Allocate, Free, Line, PickOutput, Reuse
+
+UNKNOWN_SIZE = 256
+"""Stands for a size that only the run itself tells; the plan is right whatever it is, only its peak may be higher."""
 
 PoolKey = tuple[sympy.Expr, torch.dtype, torch.device]
 
 
-def plan(lines: Iterable[Line], program: Program, taken: Set[str] = frozenset()) -> tuple[Line, ...]:
-    """The lines with an Allocate of memory that was freed before made a Reuse. Only temporaries of this program are reused, and
-    neither those in `taken`, whose memory has gone over to another buffer already, nor one that a library call may have
-    returned an alias of."""
-    lines = list(lines)
-    shared = _maybe_aliased(program) | taken
-    free: dict[PoolKey, list[int]] = {}
+def plan(
+    lines: Sequence[Line], program: Program, traced: Mapping[sympy.Symbol, int], taken: Set[str] = frozenset()
+) -> tuple[Line, ...]:
+    """The lines with an Allocate of memory that was freed before made a Reuse. Only temporaries of this program are
+    reused, and neither those in `taken`, whose memory has gone over to another buffer already, nor one that a library
+    call may have returned an alias of."""
+    shared = maybe_aliased(program) | taken
+    held = _Held(lines, program, traced)
+    pools: dict[PoolKey, list[int]] = {}
     replaced: dict[int, tuple[Line, ...]] = {}
     for position, line in enumerate(lines):
         if isinstance(line, Free) and line.name in program.buffers:
             buffer = program.buffers[line.name]
             if buffer.role == "temp" and buffer.name not in shared:
-                free.setdefault(_key(buffer), []).append(position)
-        elif isinstance(line, Allocate) and (pool := free.get(_key(line.buffer))):
-            freed = pool.pop()
+                pools.setdefault(_key(buffer), []).append(position)
+        elif isinstance(line, Allocate) and (pool := pools.get(_key(line.buffer))):
+            freed = pool.pop()  # the latest: still in the cache, and held for the shortest time
             old = lines[freed]
             assert isinstance(old, Free)
-            replaced[freed] = ()
-            replaced[position] = (Reuse(line.buffer, program.buffers[old.name]), old)
+            if held.keep(line.buffer, freed, position):
+                replaced[freed] = ()
+                replaced[position] = (Reuse(line.buffer, program.buffers[old.name]), old)
     return tuple(new for k, line in enumerate(lines) for new in replaced.get(k, (line,)))
+
+
+class _Held:
+    """Bytes that the program's own buffers hold after each line, and their peak."""
+
+    def __init__(self, lines: Sequence[Line], program: Program, traced: Mapping[sympy.Symbol, int]) -> None:
+        self.traced = traced
+        self.after: list[int] = []
+        alive: dict[str, int] = {}
+        total = 0
+        for line in lines:
+            if isinstance(line, Allocate | PickOutput):
+                alive[line.buffer.name] = self.bytes(line.buffer)
+                total += alive[line.buffer.name]
+            elif isinstance(line, Reuse):  # computed over: one memory under two names
+                alive[line.buffer.name] = alive.pop(line.old.name, 0)
+            elif isinstance(line, Free):
+                total -= alive.pop(line.name, 0)
+            self.after.append(total)
+        self.peak = max(self.after, default=0)
+
+    def bytes(self, buffer: Buffer) -> int:
+        size = buffer.storage_size
+        values = {s: sympy.Integer(self.traced.get(s, UNKNOWN_SIZE)) for s in size.free_symbols}
+        return max(0, int(size.xreplace(values))) * buffer.dtype.itemsize
+
+    def keep(self, buffer: Buffer, start: int, end: int) -> bool:
+        """Whether memory freed at line `start` can be held until line `end`, where `buffer` takes it over, without a
+        higher peak; if so it is counted as held from now on."""
+        size = self.bytes(buffer)
+        if any(self.after[k] + size > self.peak for k in range(start, end)):
+            return False
+        for k in range(start, end):
+            self.after[k] += size
+        return True
 
 
 def _key(buffer: Buffer) -> PoolKey:
     return sympy.expand(buffer.storage_size), buffer.dtype, buffer.device
 
 
-def _maybe_aliased(program: Program) -> set[str]:
-    """Buffers that a library call takes and may give back as (part of) its result, and everything such calls return."""
+def maybe_aliased(program: Program) -> set[str]:
+    """Buffers that a library call takes and may give back as (part of) its result, and everything such calls
+    return."""
     found: set[str] = set()
     for op in program.operations:
-        if isinstance(op, Extern) and _returns_alias(op.target):
+        if isinstance(op, Extern) and returns_alias(op.target):
             found |= op.reads() | op.writes()
     return found
 
 
-def _returns_alias(target: Any) -> bool:
+def returns_alias(target: object) -> bool:
+    """Whether a result may share memory with an argument: its schema says so, or it has none."""
     schema = getattr(target, "_schema", None)
     return schema is None or any(r.alias_info is not None for r in schema.returns)

@@ -5,212 +5,231 @@ from __future__ import annotations
 import itertools
 import keyword
 import linecache
-from collections.abc import Callable
+import math
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import sympy
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
-from polytile.ir.program import Buffer
-from polytile.runtime import empty_strided_cpu
-from polytile.wrapper import lines
+from polytile.wrapper import lines, tensors
+from polytile.wrapper.backends import Wrapped
 from polytile.wrapper.lines import Argument, Line
 
 _printer = PythonPrinter()
 _programs = itertools.count()
 
+# What the text of every wrapper may name.
+_SCOPE = {
+    "math": math,
+    "torch": torch,
+    "_as_declared": tensors.as_declared,
+    "_empty_cpu": tensors.empty_strided_cpu,
+    "_reinterpret": tensors.reinterpret,
+}
 
-class PythonProgram:
-    """A compiled wrapper: `source` is its text, and calling it runs the program."""
 
-    def __init__(self, source: str, run: Callable[[list[Any]], list[Any]]) -> None:
-        self.source, self.run = source, run
-
-    def __call__(self, args: list[Any]) -> list[Any]:
-        return self.run(args)
-
-
-def wrap(name: str, all_lines: tuple[Line, ...]) -> PythonProgram:
+def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
     """The function of `all_lines`; its source shows in tracebacks."""
-    writer = _PythonWriter(name)
+    writer = _Writer(name)
     for line in all_lines:
         writer.write(line)
     source = writer.source()
     file = f"<polytile {name} {next(_programs)}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     scope = dict(writer.scope)
     exec(compile(source, file, "exec"), scope)
-    return PythonProgram(source, scope["call"])
+    call = scope["call"]
+    call._boxed_call = True
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    weakref.finalize(call, linecache.cache.pop, file, None)
+    return Wrapped(source, call)
 
 
-class _PythonWriter:
+class _Writer:
     """Collects the text of the function and the objects that it refers to."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.header: list[str] = []
         self.body: list[str] = []
         self.depth = 1
-        self.scope: dict[str, Any] = {"torch": torch, "_empty_cpu": empty_strided_cpu, "_reinterpret": _reinterpret, "_as_declared": _as_declared}
-        self.dtypes: dict[torch.dtype, str] = {}
+        self.scope: dict[str, Any] = dict(_SCOPE)
+        self.callees: dict[int, str] = {}
 
     def write(self, line: Line) -> None:
-        getattr(self, type(line).__name__)(line)
+        _WRITE[type(line)](self, line)
 
     def add(self, text: str) -> None:
         self.body.append("    " * self.depth + text)
 
     def source(self) -> str:
-        return "\n".join([f"# polytile program {self.name}", *self.header, "", "def call(args):", *self.body, ""])
+        return "\n".join([f"# polytile program {self.name}", "", "def call(args):", *self.body, ""])
 
-    # names and values --------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def size(e: sympy.Expr) -> str:
-        return _printer.doprint(e)
-
-    def shape(self, extents: tuple[sympy.Expr, ...]) -> str:
-        return "(" + "".join(f"{self.size(e)}, " for e in extents) + ")"
+    # names and values ------------------------------------------------------------------------------------------------
 
     def bound(self, name: str, value: Any) -> str:
-        """A global of the function's module that holds `value`."""
-        self.scope[name] = value
-        return name
+        """A global of the function's module that holds `value`: `name`, or one like it."""
+        name = name if name.isidentifier() and not keyword.iskeyword(name) else "_object"
+        own = next(n for n in itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1))) if n not in self.scope)
+        self.scope[own] = value
+        return own
 
     def value(self, value: Any) -> str:
+        """The text of a library call's argument."""
         if isinstance(value, Argument):
-            return value.value if isinstance(value.value, str) else self.size(value.value)
+            return value.value if isinstance(value.value, str) else number(value.value)
         if isinstance(value, list):
             return "[" + ", ".join(self.value(v) for v in value) + "]"
         if isinstance(value, tuple):
-            return "(" + "".join(self.value(v) + ", " for v in value) + ")"
-        if value is None or isinstance(value, bool | int | str):
+            return _tuple(self.value(v) for v in value)
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{self.value(k)}: {self.value(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"float('{value}')"
+        if value is None or isinstance(value, bool | int | float | complex | str):
             return repr(value)
-        if isinstance(value, float):
-            return repr(value) if value == value and abs(value) != float("inf") else f"float('{value}')"
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return str(value)
         if isinstance(value, torch.device):
             return f"torch.device({str(value)!r})"
-        return self.bound(f"_object{len(self.scope)}", value)
+        name = str(getattr(value, "__name__", type(value).__name__))
+        return self.bound("_" + name.replace(".", "_"), value)
 
-    # lines -------------------------------------------------------------------------------------------------------------
+    def callee(self, target: Any) -> str:
+        """A global that holds the operator: aten_sort_default, say. What an OpOverload calls is called directly."""
+        if id(target) not in self.callees:
+            name = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "operator")
+            plain = type(target) is torch._ops.OpOverload
+            self.callees[id(target)] = self.bound(name.replace(".", "_"), target._op if plain else target)
+        return self.callees[id(target)]
 
-    def Comment(self, line: lines.Comment) -> None:
-        self.add("# " + line.text)
+    # lines: the arguments --------------------------------------------------------------------------------------------
 
-    def DefineKernel(self, line: lines.DefineKernel) -> None:
-        self.bound(line.name, line.run)
-        self.header += [f"# {line.name}: {text}" for text in line.description.splitlines()[:1]]
+    def comment(self, line: lines.Comment) -> None:
+        self.body += ["    " * self.depth + "# " + text for text in line.text.splitlines()]
 
-    def Constant(self, line: lines.Constant) -> None:
-        self.bound(line.name, line.value)
+    def define_kernel(self, line: lines.DefineKernel) -> None:
+        self.scope[line.name] = line.run
 
-    def TakeArguments(self, line: lines.TakeArguments) -> None:
+    def constant(self, line: lines.Constant) -> None:
+        self.scope[line.name] = line.value
+
+    def take_arguments(self, line: lines.TakeArguments) -> None:
         if line.names:
             self.add(", ".join(line.names) + ("," if len(line.names) == 1 else "") + " = args")
         self.add("args.clear()")
 
-    def BindSize(self, line: lines.BindSize) -> None:
-        if line.tensor is not None:
-            self.add(f"{line.symbol} = {line.tensor}.{'stride' if line.stride else 'size'}({line.dim})")
-        elif str(line.symbol) != str(line.value):
-            assert line.value is not None
-            self.add(f"{line.symbol} = {self.size(line.value)}")
+    def bind_size(self, line: lines.BindSize) -> None:
+        self.add(f"{line.symbol} = {number(line.value)}")
 
-    def Allocate(self, line: lines.Allocate) -> None:
-        self.add(f"{line.buffer.name} = {self._empty(line.buffer)}")
+    def read_size(self, line: lines.ReadSize) -> None:
+        self.add(f"{line.symbol} = {line.tensor}.{'stride' if line.stride else 'size'}({line.dim})")
 
-    def _empty(self, buffer: Buffer) -> str:
-        shape, strides = self.shape(buffer.sizes), self.shape(buffer.strides)
-        if buffer.device.type == "cpu":
-            return f"_empty_cpu({shape}, {strides}, {buffer.dtype})"
-        return f"torch.empty_strided({shape}, {strides}, dtype={buffer.dtype}, device={str(buffer.device)!r})"
-
-    def Free(self, line: lines.Free) -> None:
-        self.add(f"del {line.name}")
-
-    def Reuse(self, line: lines.Reuse) -> None:
-        new, old = line.buffer, line.old
-        if new.sizes == old.sizes and new.strides == old.strides:
-            self.add(f"{new.name} = {old.name}  # reuse")
-        else:
-            shape, strides = self.shape(new.sizes), self.shape(new.strides)
-            self.add(f"{new.name} = _reinterpret({old.name}, {shape}, {strides}, 0)  # reuse")
-
-    def MakeView(self, line: lines.MakeView) -> None:
-        view = line.view
-        shape, strides, offset = self.shape(view.sizes), self.shape(view.strides), self.size(view.offset)
-        if line.alias:
-            self.add(f"{line.name} = {view.buffer}.as_strided({shape}, {strides}, {view.buffer}.storage_offset() + {offset})")
-        else:
-            self.add(f"{line.name} = _reinterpret({view.buffer}, {shape}, {strides}, {offset})")
-
-    def CallKernel(self, line: lines.CallKernel) -> None:
-        self.add(f"{line.kernel}({', '.join([*line.tensors, *[self.size(e) for e in line.sizes]])})")
-
-    def CallLibrary(self, line: lines.CallLibrary) -> None:
-        args = [self.value(a) for a in line.args] + [f"{_keyword(k)}={self.value(v)}" for k, v in line.kwargs]
-        self.add(f"{line.result} = {self._callee(line.target)}({', '.join(args)})")
-
-    def _callee(self, target: Any) -> str:
-        if isinstance(target, torch._ops.OpOverload):
-            namespace, _, rest = str(target).partition(".")
-            return f"torch.ops.{namespace}.{rest}"
-        return self.bound(f"_{getattr(target, '__name__', 'target')}_{len(self.scope)}", target)
-
-    def PickOutput(self, line: lines.PickOutput) -> None:
-        picked = line.source if line.k is None else f"{line.source}[{line.k}]"
-        buffer = line.buffer
-        self.add(f"{buffer.name} = _as_declared({picked}, {self.shape(buffer.strides)})")
-
-    def PickSize(self, line: lines.PickSize) -> None:
-        picked = line.source if line.k is None else f"{line.source}[{line.k}]"
-        self.add(f"{line.symbol} = {picked}" if line.dim is None else f"{line.symbol} = {picked}.size({line.dim})")
-
-    def CheckSizes(self, line: lines.CheckSizes) -> None:
-        self.add(f"if not ({_printer.doprint(line.condition)}):")
+    def check_sizes(self, line: lines.CheckSizes) -> None:
+        self.add(f"if not ({number(line.condition)}):")
         self.add(f"    raise RuntimeError({line.message!r})")
 
-    def EnterDevice(self, line: lines.EnterDevice) -> None:
+    # lines: memory ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, line: lines.Allocate) -> None:
+        buffer = line.buffer
+        layout = f"{_numbers(buffer.sizes)}, {_numbers(buffer.strides)}"
+        if buffer.device.type == "cpu":
+            self.add(f"{buffer.name} = _empty_cpu({layout}, {buffer.dtype})")
+        else:
+            where = f"dtype={buffer.dtype}, device={str(buffer.device)!r}"
+            self.add(f"{buffer.name} = torch.empty_strided({layout}, {where})")
+
+    def free(self, line: lines.Free) -> None:
+        self.add(f"del {line.name}")
+
+    def reuse(self, line: lines.Reuse) -> None:
+        new, old = line.buffer, line.old
+        same = new.sizes == old.sizes and new.strides == old.strides
+        text = old.name if same else _reinterpreted(old.name, new, "0")
+        self.add(f"{new.name} = {text}  # reuse")
+
+    def make_view(self, line: lines.MakeView) -> None:
+        view, offset = line.view, number(line.view.offset)
+        base = view.buffer if line.dtype is None else f"{view.buffer}.view({line.dtype})"
+        if line.alias:
+            offset = f"{base}.storage_offset()" + ("" if offset == "0" else f" + {offset}")
+            self.add(f"{line.name} = {base}.as_strided({_numbers(view.sizes)}, {_numbers(view.strides)}, {offset})")
+        else:
+            self.add(f"{line.name} = {_reinterpreted(base, view, offset)}")
+
+    # lines: calls ----------------------------------------------------------------------------------------------------
+
+    def call_kernel(self, line: lines.CallKernel) -> None:
+        self.add(f"{line.kernel}({', '.join([*line.tensors, *map(number, line.sizes)])})")
+
+    def call_library(self, line: lines.CallLibrary) -> None:
+        args = [self.value(a) for a in line.args]
+        args += [f"{name}={self.value(v)}" for name, v in line.kwargs if not keyword.iskeyword(name)]
+        args += [f"**{{{name!r}: {self.value(v)}}}" for name, v in line.kwargs if keyword.iskeyword(name)]
+        result = "" if line.result is None else f"{line.result} = "
+        self.add(f"{result}{self.callee(line.target)}({', '.join(args)})")
+
+    def pick_output(self, line: lines.PickOutput) -> None:
+        self.add(f"{line.buffer.name} = _as_declared({_picked(line.source, line.k)}, {_numbers(line.buffer.strides)})")
+
+    def pick_size(self, line: lines.PickSize) -> None:
+        size = "" if line.dim is None else f".size({line.dim})"
+        self.add(f"{line.symbol} = {_picked(line.source, line.k)}{size}")
+
+    def enter_device(self, line: lines.EnterDevice) -> None:
         self.add(f"with torch.{line.device.type}.device({line.device.index or 0}):")
         self.depth += 1
 
-    def LeaveDevice(self, line: lines.LeaveDevice) -> None:
+    def leave_device(self, line: lines.LeaveDevice) -> None:
         self.depth -= 1
 
-    def Return(self, line: lines.Return) -> None:
-        values = [v if isinstance(v, str) else "None" if v is None else self.size(v) for v in line.values]
+    def return_(self, line: lines.Return) -> None:
+        values = [v if isinstance(v, str) else "None" if v is None else number(v) for v in line.values]
         self.add(f"return [{', '.join(values)}]")
 
 
-def _keyword(name: str) -> str:
-    if keyword.iskeyword(name):
-        raise ValueError(f"the library argument {name!r} is a Python keyword.")
-    return name
+_WRITE: dict[type[Line], Callable[[_Writer, Any], None]] = {
+    lines.Comment: _Writer.comment,
+    lines.DefineKernel: _Writer.define_kernel,
+    lines.Constant: _Writer.constant,
+    lines.TakeArguments: _Writer.take_arguments,
+    lines.BindSize: _Writer.bind_size,
+    lines.ReadSize: _Writer.read_size,
+    lines.CheckSizes: _Writer.check_sizes,
+    lines.Allocate: _Writer.allocate,
+    lines.Free: _Writer.free,
+    lines.Reuse: _Writer.reuse,
+    lines.MakeView: _Writer.make_view,
+    lines.CallKernel: _Writer.call_kernel,
+    lines.CallLibrary: _Writer.call_library,
+    lines.PickOutput: _Writer.pick_output,
+    lines.PickSize: _Writer.pick_size,
+    lines.EnterDevice: _Writer.enter_device,
+    lines.LeaveDevice: _Writer.leave_device,
+    lines.Return: _Writer.return_,
+}
 
 
-def _as_declared(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """`result` in the strides that the program was compiled for; a copy where the operator chose others this time."""
-    if result.stride() == strides or result.numel() == 0:
-        return result
-    if all(n == 1 or a == b for n, a, b in zip(result.shape, result.stride(), strides, strict=True)):
-        return result
-    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+def number(value: sympy.Basic | bool | float) -> str:
+    """A symbolic number or condition as a Python expression."""
+    return str(_printer.doprint(value))
 
 
-def _make_reinterpret() -> Callable[..., torch.Tensor]:
-    """Shares memory under other sizes and strides; torch's own fast form where this version has it."""
-    fast = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    fast = getattr(fast, "_reinterpret_tensor", None)
-    if fast is not None:
-        return fast
-
-    def slow(tensor: torch.Tensor, shape: Any, strides: Any, offset: int) -> torch.Tensor:
-        return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
-
-    return slow
+def _numbers(values: Iterable[sympy.Basic]) -> str:
+    return _tuple(map(number, values))
 
 
-_reinterpret = _make_reinterpret()
+def _tuple(items: Iterable[str]) -> str:
+    items = list(items)
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def _picked(source: str, k: int | None) -> str:
+    return source if k is None else f"{source}[{k}]"
+
+
+def _reinterpreted(base: str, layout: Any, offset: str) -> str:
+    """`base` under the sizes and strides of a buffer or view."""
+    return f"_reinterpret({base}, {_numbers(layout.sizes)}, {_numbers(layout.strides)}, {offset})"

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import keyword
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
 
-from polytile.ir import sizes
 from polytile.ir.program import Assert, Extern, Loop, Operation, Program, Ref, Template, View
 from polytile.wrapper import lines
+from polytile.wrapper.arguments import argument_lines, without_unused
 from polytile.wrapper.lines import Argument, KernelCall, Line
-from polytile.wrapper.memory import plan
+from polytile.wrapper.memory import maybe_aliased, plan
 
 CallOf = Callable[[Loop | Template], KernelCall]
 
 
-def schedule(program: Program, call_of: CallOf, inplace: Mapping[str, str] | None = None) -> tuple[Line, ...]:
-    """The lines of `program`. `call_of` says how each loop and template is called; `inplace` maps a new buffer to one that dies
-    where it is born and whose memory it may take."""
+def schedule(
+    program: Program,
+    call_of: CallOf,
+    inplace: Mapping[str, str] | None = None,
+    traced: Mapping[sympy.Symbol, int] | None = None,
+) -> tuple[Line, ...]:
+    """The lines of `program`. `call_of` says how each loop and template is called; `inplace` maps a new buffer to one
+    that dies where it is born and whose memory it may take; `traced` has the sizes by which memory is weighed."""
     made = _Schedule(program, call_of, inplace or {})
-    return plan(made.lines(), program, made.taken)
+    head, body = argument_lines(program, made.fresh), made.body()
+    planned = plan(body, program, traced or {}, made.taken)
+    constants = [lines.Constant(name, value) for name, value in program.constants.items()]
+    return (*constants, *made.defined, *without_unused(head, planned), *planned)
 
 
 class _Schedule:
@@ -31,70 +39,42 @@ class _Schedule:
     def __init__(self, program: Program, call_of: CallOf, inplace: Mapping[str, str]) -> None:
         self.program, self.call_of, self.inplace = program, call_of, inplace
         self.out: list[Line] = []
-        self.kernels: dict[Any, str] = {}
-        self.defined: list[Line] = []
-        self.known: set[sympy.Symbol] = set()
-        self.count = 0
+        self.kernels: dict[int, str] = {}
+        self.defined: list[lines.DefineKernel] = []
         self.taken: set[str] = set()
+        self._aliased = maybe_aliased(program)
+        self._names = {*program.buffers, *(i.name for i in program.inputs), *_symbol_names(program)}
+        self._views: list[str] = []
+        self._last = self._last_uses()
+        self._dying: dict[int, list[str]] = {}
+        for name, position in self._last.items():
+            self._dying.setdefault(position, []).append(name)
 
-    def lines(self) -> tuple[Line, ...]:
-        self._arguments()
-        last = self._last_uses()
-        live: set[str] = set(self.program.input_buffers())
+    def body(self) -> list[Line]:
+        """The lines after the arguments have their names."""
+        live = self.program.input_buffers()
+        self._free(-1, live)
         for position, operation in enumerate(self.program.operations):
-            self._allocate(operation, live, position, last)
+            self._allocate(operation, live, position)
             self._operation(operation)
-            self._free(position, live, last)
+            self._free(position, live)
         self._return()
-        constants = [lines.Constant(name, value) for name, value in self.program.constants.items()]
-        return (*constants, *self.defined, *self.out)
+        return self.out
 
-    # arguments and sizes -----------------------------------------------------------------------------------------------
+    def fresh(self, name: str) -> str:
+        """`name`, with a number that makes it unlike all names given out before."""
+        number = 0
+        while f"{name}{number}" in self._names:
+            number += 1
+        self._names.add(f"{name}{number}")
+        return f"{name}{number}"
 
-    def _arguments(self) -> None:
-        self.out.append(lines.TakeArguments(tuple(i.name for i in self.program.inputs)))
-        for item in self.program.inputs:
-            if isinstance(item.size, sympy.Symbol):
-                self._bind(lines.BindSize(item.size, sizes.axis(item.name)), item.size)
-        for item in self.program.inputs:
-            if item.buffer is None:
-                continue
-            buffer = self.program.buffers[item.buffer]
-            for stride, extents in ((False, buffer.sizes), (True, buffer.strides)):
-                for d, e in enumerate(extents):
-                    if isinstance(e, sympy.Symbol):
-                        self._bind(lines.BindSize(e, None, item.buffer, d, stride), e)
-        self._solve()
-
-    def _bind(self, line: Line, symbol: sympy.Symbol) -> None:
-        if symbol not in self.known:
-            self.known.add(symbol)
-            self.out.append(line)
-
-    def _solve(self) -> None:
-        """Symbols that appear only inside an expression of an argument: c·s + d = argument, solved for s."""
-        found = [(i.size, sizes.axis(i.name), None, 0, False) for i in self.program.inputs if i.size is not None]
-        for item in self.program.inputs:
-            if item.buffer is not None:
-                buffer = self.program.buffers[item.buffer]
-                found += [(e, None, item.buffer, d, False) for d, e in enumerate(buffer.sizes)]
-                found += [(e, None, item.buffer, d, True) for d, e in enumerate(buffer.strides)]
-        for e, argument, tensor, dim, stride in found:
-            unknown = sorted((e.free_symbols if isinstance(e, sympy.Expr) else set()) - self.known, key=str)
-            c = sizes.coefficient(e, unknown[0]) if len(unknown) == 1 else None
-            if c is None or isinstance(e, sympy.Symbol):
-                continue
-            name = sizes.axis(f"size{self.count}")
-            self.count += 1
-            self.out.append(lines.BindSize(name, argument, tensor, dim, stride))
-            rest = e - c * unknown[0]
-            self._bind(lines.BindSize(unknown[0], FloorDiv(name - rest, c)), unknown[0])
-
-    # lifetimes ---------------------------------------------------------------------------------------------------------
+    # lifetimes -------------------------------------------------------------------------------------------------------
 
     def _last_uses(self) -> dict[str, int]:
-        """Position of the operation after which each buffer is dead; results never die."""
-        last: dict[str, int] = {}
+        """Position of the operation after which each buffer is dead, -1 for an input that nothing uses; results and
+        constants never die."""
+        last = dict.fromkeys(sorted(self.program.input_buffers()), -1)
         for position, operation in enumerate(self.program.operations):
             for name in operation.reads() | operation.writes():
                 last[name] = position
@@ -102,7 +82,8 @@ class _Schedule:
             last[name] = len(self.program.operations)
         return last
 
-    def _allocate(self, operation: Operation, live: set[str], position: int, last: Mapping[str, int]) -> None:
+    def _allocate(self, operation: Operation, live: set[str], position: int) -> None:
+        """Memory for what the operation writes; library calls bring their own."""
         if isinstance(operation, Extern):
             live.update(operation.writes())
             return
@@ -111,19 +92,20 @@ class _Schedule:
             if buffer.role != "temp":
                 continue
             old = self.inplace.get(name)
-            if old is not None and old in live and last.get(old) == position:
+            if old is not None and old in live - self._aliased and self._last.get(old) == position:
                 self.out.append(lines.Reuse(buffer, self.program.buffers[old]))
                 self.taken.add(old)
             else:
                 self.out.append(lines.Allocate(buffer))
             live.add(name)
 
-    def _free(self, position: int, live: set[str], last: Mapping[str, int]) -> None:
-        for name in sorted(n for n in live if last.get(n, -1) == position):
-            self.out.append(lines.Free(name))
-            live.discard(name)
+    def _free(self, position: int, live: set[str]) -> None:
+        dead = sorted(n for n in self._dying.get(position, ()) if n in live)
+        self.out.extend(lines.Free(name) for name in (*self._views, *dead))
+        live.difference_update(dead)
+        self._views.clear()
 
-    # operations --------------------------------------------------------------------------------------------------------
+    # operations ------------------------------------------------------------------------------------------------------
 
     def _operation(self, operation: Operation) -> None:
         if isinstance(operation, Assert):
@@ -139,54 +121,48 @@ class _Schedule:
 
     def _kernel(self, operation: Loop | Template) -> None:
         call = self.call_of(operation)
-        key = id(call.run)
-        if key not in self.kernels:
-            self.kernels[key] = call.name if call.name not in self.kernels.values() else f"{call.name}_{len(self.kernels)}"
-            self.defined.append(lines.DefineKernel(self.kernels[key], call.run, str(call.run)))
-        self._devices(operation, lines.CallKernel(self.kernels[key], tuple(self._name(t) for t in call.tensors), call.sizes))
-
-    def _devices(self, operation: Operation, line: Line) -> None:
-        """Accelerator kernels run with their device current."""
+        if id(call.run) not in self.kernels:
+            name = call.name if call.name not in self._names and _is_name(call.name) else self.fresh("kernel")
+            self._names.add(name)
+            self.kernels[id(call.run)] = name
+            self.defined.append(lines.DefineKernel(name, call.run))
+        tensors = tuple(self._name(t) for t in call.tensors)
         devices = {self.program.buffers[b].device for b in operation.writes()} - {torch.device("cpu")}
         self.out.extend(lines.EnterDevice(d) for d in sorted(devices, key=str))
-        self.out.append(line)
+        self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, call.sizes))
         self.out.extend(lines.LeaveDevice(d) for d in sorted(devices, key=str))
 
     def _name(self, tensor: str | View, alias: bool = False) -> str:
-        """The name under which a buffer or view is passed."""
+        """The name under which a buffer or view is passed. A view that is not a result goes after the operation."""
         if isinstance(tensor, str):
             return tensor
         buffer = self.program.buffers[tensor.buffer]
         same = tensor.sizes == buffer.sizes and tensor.strides == buffer.strides and tensor.dtype == buffer.dtype
         if same and tensor.offset == 0:
             return tensor.buffer
-        name = f"view{self.count}"
-        self.count += 1
-        self.out.append(lines.MakeView(name, tensor, alias))
+        name = self.fresh("view")
+        dtype = tensor.dtype if tensor.dtype != buffer.dtype else None
+        self.out.append(lines.MakeView(name, tensor, dtype, alias))
+        self._views.append(name)
         return name
 
     def _library(self, operation: Extern) -> None:
-        self.count += 1
-        result = f"result{self.count}"
         args = tuple(self._argument(a) for a in operation.args)
         kwargs = tuple((k, self._argument(v)) for k, v in operation.kwargs)
+        wanted = operation.symbols or any(name is not None for name in operation.outputs)
+        result = self.fresh("result") if wanted else None
         self.out.append(lines.CallLibrary(result, operation.target, args, kwargs))
-        single = len(operation.outputs) == 1
+        if result is None:
+            return
         for symbol, how in operation.symbols:
-            k, dim = (None, None) if how[0] == "item" else (None if single else how[1], how[2])
-            self.out.append(lines.PickSize(symbol, result, k, dim))
+            output = how[1] if len(how) > 1 else 0
+            dim = how[2] if how[0] == "size" else None
+            self.out.append(lines.PickSize(symbol, result, output if operation.many else None, dim))
         for k, name in enumerate(operation.outputs):
             if name is not None:
-                self.out.append(lines.PickOutput(self.program.buffers[name], result, None if self._is_single(operation) else k))
+                buffer = self.program.buffers[name]
+                self.out.append(lines.PickOutput(buffer, result, k if operation.many else None))
         self.out.append(lines.Free(result))
-
-    @staticmethod
-    def _is_single(operation: Extern) -> bool:
-        """Whether the library call returns one bare tensor and no tuple."""
-        schema = getattr(operation.target, "_schema", None)
-        if schema is None:
-            return len(operation.outputs) == 1
-        return len(schema.returns) == 1 and "[]" not in str(schema.returns[0].type)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Ref):
@@ -195,28 +171,27 @@ class _Schedule:
             return [self._argument(v) for v in value]
         if isinstance(value, tuple):
             return tuple(self._argument(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self._argument(v) for k, v in value.items()}
         return value
 
     def _return(self) -> None:
         inputs = self.program.input_buffers()
-        values: list[str | sympy.Expr | None] = []
-        for output in self.program.outputs:
-            if isinstance(output, View):
-                values.append(self._name(output, alias=output.buffer in inputs))
-            else:
-                values.append(output)
+        values = [
+            self._name(output, alias=output.buffer in inputs) if isinstance(output, View) else output
+            for output in self.program.outputs
+        ]
         self.out.append(lines.Return(tuple(values)))
 
 
-def used_names(values: Iterable[Any]) -> set[str]:
-    """Tensor names inside nested library arguments."""
-    found: set[str] = set()
-    for value in values:
-        if isinstance(value, Argument) and isinstance(value.value, str):
-            found.add(value.value)
-        elif isinstance(value, list | tuple):
-            found |= used_names(value)
-    return found
+def _symbol_names(program: Program) -> set[str]:
+    """Names of all symbols that sizes are made of; those that library calls define show in the sizes of what comes
+    after."""
+    extents = [e for buffer in program.buffers.values() for e in (*buffer.sizes, *buffer.strides)]
+    extents += [item.size for item in program.inputs if item.size is not None]
+    own = {s.name for e in extents for s in e.free_symbols}
+    return own | {s.name for op in program.operations if isinstance(op, Extern) for s, _ in op.symbols}
 
 
-__all__ = ["schedule", "used_names"]
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)

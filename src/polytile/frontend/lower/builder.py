@@ -11,6 +11,7 @@ import torch.fx
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 from torch._prims_common import elementwise_dtypes
 
+from polytile.frontend.lower.scalars import float_node
 from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
@@ -40,7 +41,7 @@ class Builder:
         self.node: torch.fx.Node | None = None
         self._count: dict[str, int] = {}
         self._realized: dict[Tensor, Tensor] = {}
-        self._defined: set[sympy.Symbol] = set()
+        self._defined: dict[sympy.Symbol, None] = {}
 
     # names and buffers -------------------------------------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ class Builder:
         if isinstance(value, Tensor):
             return value.at(broadcast_point(value.sizes, out_sizes, point))
         if isinstance(value, sympy.Expr) and not value.is_number:
-            return expr.index_value(value)
+            return expr.index_value(value) if value.is_integer else float_node(value)
         if isinstance(value, sympy.Expr):
             value = int(value) if value.is_Integer else float(value)
         dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float64
@@ -209,11 +210,13 @@ class Builder:
             k = len(outputs)
             if not isinstance(value, torch.Tensor):
                 outputs.append(None)
-                return None
+                number = _number(value)
+                symbols.extend((s, ("item", k)) for s in _symbols(number) if self.define(s))
+                return number
             shape = tuple(sizes.as_size(n) for n in value.shape)
             buffer = self.new_buffer(shape, value.dtype, value.device, tuple(sizes.as_stride(n) for n in value.stride()))
             outputs.append(buffer.name)
-            symbols.extend((n, ("size", k, d)) for d, n in enumerate(shape) if _unbacked(n) and self.define(n))
+            symbols.extend((n, ("size", k, d)) for d, n in enumerate(shape) if isinstance(n, sympy.Symbol) and self.define(n))
             return stored(whole(buffer), value.device)
 
         many = isinstance(results, tuple | list)
@@ -222,6 +225,7 @@ class Builder:
             Extern(
                 self.name("lib"), target, tuple(self.argument(a) for a in args),
                 tuple((k, self.argument(v)) for k, v in kwargs.items()), tuple(outputs), (self.origin,), reason, tuple(symbols),
+                many=many,
             )
         )  # fmt: skip
         return values
@@ -230,25 +234,51 @@ class Builder:
         """A library call's argument: tensors stored, sizes wrapped, everything else as it is."""
         if isinstance(value, Tensor):
             return Ref(self.stored(value))
-        if isinstance(value, sympy.Expr):
+        if isinstance(value, sympy.Basic):
             return int(value) if value.is_Integer else Ref(value)
         if isinstance(value, list):
             return [self.argument(v) for v in value]
         if isinstance(value, tuple):
             return tuple(self.argument(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self.argument(v) for k, v in value.items()}
         return value
 
     def define(self, symbol: sympy.Symbol) -> bool:
-        """Whether `symbol` was not yet defined by an earlier call; marks it as defined."""
+        """Whether `symbol` had no value yet, from an argument or an earlier call; from now on it has."""
         if symbol in self._defined:
             return False
-        self._defined.add(symbol)
+        self._defined[symbol] = None
         return True
 
+    def defined(self, symbol: sympy.Symbol) -> bool:
+        """Whether `symbol` has a value."""
+        return symbol in self._defined
 
-def _unbacked(size: sympy.Expr) -> bool:
-    """A size known only at run time (ShapeEnv names such symbols u0, u1, ...)."""
-    return isinstance(size, sympy.Symbol) and size.name.startswith("u")
+    def mark(self) -> tuple[int, ...]:
+        """Where the program stands, for `undo`."""
+        return len(self.operations), len(self.buffers), len(self._realized), len(self._defined)
+
+    def undo(self, mark: tuple[int, ...]) -> None:
+        """Forgets what was emitted, allocated, stored and defined since `mark`."""
+        del self.operations[mark[0] :]
+        parts: tuple[dict[Any, Any], ...] = (self.buffers, self._realized, self._defined)
+        for part, length in zip(parts, mark[1:], strict=True):
+            while len(part) > length:
+                part.popitem()
+
+
+def _number(value: Any) -> Any:
+    """A result that is no tensor, as a symbolic number where it is one."""
+    node = getattr(value, "node", None)
+    return value if node is None else node.expr
+
+
+def _symbols(value: Any) -> list[sympy.Symbol]:
+    """The symbol that a number returned by a call gives a value to: itself, or u where a truth value is u = 1."""
+    if isinstance(value, sympy.Eq) and value.rhs == 1:
+        value = value.lhs
+    return [value] if isinstance(value, sympy.Symbol) else []
 
 
 def _stand_in(value: Any) -> Any:

@@ -150,15 +150,15 @@ def _argument_symbols(value: object) -> set[sympy.Symbol]:
     if isinstance(value, tuple | list):
         return set().union(*[_argument_symbols(v) for v in value])
     inner = getattr(value, "value", None)
-    if isinstance(inner, sympy.Expr):
+    if isinstance(inner, sympy.Basic):
         return inner.free_symbols
     parts = [*inner.sizes, *inner.strides, inner.offset] if inner is not None and hasattr(inner, "strides") else []
     return set().union(*[p.free_symbols for p in parts])
 
 
 def has_effect(call: Extern) -> bool:
-    """Whether a library call does more than fill its outputs: it changes an argument, draws random numbers, or is
-    unknown."""
+    """Whether a library call does more than fill its outputs: it changes an argument, draws random numbers, returns
+    nothing (as an assertion does), or is unknown."""
     target = call.target
     if call.mutates or not isinstance(target, torch._ops.OpOverload):
         return True

@@ -1,0 +1,96 @@
+"""Hints: concrete sizes for a graph's dynamic ones, named by the user in the order of the arguments (SPEC H1-H6)."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.errors import HintError
+
+log = logging.getLogger("polytile")
+
+Hints = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...]
+"""Sizes that every dynamic size takes in turn, or (name, its sizes) pairs."""
+
+Values = dict[sympy.Symbol, int]
+
+
+def checked(hints: Sequence[int] | Mapping[str, Sequence[int]] | None) -> Hints:
+    """`hints` in hashable form; raises HintError for what is no size."""
+    if hints is None:
+        return ()
+    named = isinstance(hints, Mapping)
+    groups = list(hints.values()) if isinstance(hints, Mapping) else [hints]
+    listed = all(isinstance(group, Sequence) and not isinstance(group, str) for group in groups)
+    if not listed or not all(type(size) is int and size >= 0 for group in groups for size in group):
+        raise HintError(
+            f"hints= takes a list of sizes, or a mapping from names such as 's0' to lists of sizes, integers of 0 or "
+            f"more; it was given {hints!r}."
+        )
+    if named:
+        return tuple((str(name), tuple(group)) for name, group in zip(hints, groups, strict=True))
+    return tuple(groups[0])
+
+
+def sizes_of(graph: Any) -> Values:
+    """The dynamic sizes of a graph's arguments in their order, then the dynamic strides, and what the tracer saw of
+    each. Dynamo's graphs and AOTAutograd's will do. Reads the tracer's values; never specialises."""
+    found: Values = {}
+    for number in _symbolic_numbers(graph):
+        for symbol in sorted(number.node.expr.free_symbols, key=str):
+            value = _traced(number.node.shape_env, symbol)
+            if value is not None:
+                found.setdefault(symbol, value)
+    return found
+
+
+def _symbolic_numbers(graph: Any) -> Iterator[torch.SymInt]:
+    nodes = [node for node in getattr(getattr(graph, "graph", None), "nodes", ()) if node.op == "placeholder"]
+    values = [node.meta.get("val", node.meta.get("example_value")) for node in nodes]
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
+    sizes = [part for v in values for part in (v.shape if isinstance(v, torch.Tensor) else (v,))]
+    strides = [part for tensor in tensors for part in tensor.stride()]
+    for part in (*sizes, *strides):
+        if isinstance(part, torch.SymInt) and isinstance(part.node.expr, sympy.Expr):
+            yield part
+
+
+def _traced(env: Any, symbol: sympy.Symbol) -> int | None:
+    """ShapeEnv keeps traced values under different names in different versions of torch; those of nested tensors'
+    ragged sizes are no numbers."""
+    for table in ("backed_var_to_val", "var_to_val"):
+        value = getattr(env, table, {}).get(symbol)
+        if value is not None:
+            return int(value) if getattr(value, "is_Integer", isinstance(value, int)) else None
+    return None
+
+
+def combinations(hints: Hints, traced: Values, strict: bool = True) -> list[Values]:
+    """Every combination of the hints, as values of the graph's dynamic sizes: those that no hint names keep the traced
+    value.
+
+    Names are "s0", "s1", ... for the first, second, ... dynamic size in argument order, or the tracer's own, such as
+    "s77". A name that fits no size is passed over, or, if `strict`, refused with HintError.
+    """
+    if not hints:
+        return []
+    if not isinstance(hints[0], tuple):
+        return [dict.fromkeys(traced, int(size)) for size in hints] if traced else []
+    order = list(traced)
+    known = {s.name: s for s in order} | {f"s{k}": s for k, s in enumerate(order)}
+    chosen: dict[sympy.Symbol, tuple[int, ...]] = {}
+    for name, values in hints:
+        if name in known:
+            chosen[known[name]] = values
+            continue
+        names = ", ".join(f"s{k}" for k in range(len(order))) or "none, every size is static"
+        text = f"hints= names {name!r}, which is no dynamic size of this graph; its dynamic sizes: {names}."
+        if strict:
+            raise HintError(text)
+        log.info("%s", text)
+    return [{**traced, **dict(zip(chosen, c, strict=True))} for c in itertools.product(*chosen.values()) if chosen]

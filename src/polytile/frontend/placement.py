@@ -1,0 +1,152 @@
+"""Where the values of a graph live: which are stored, and in what layout.
+
+A value that nobody stores is computed again by each user. The passes can take a store back (`inline_cheap` computes a
+cheap one where it is read, fusion puts producer and reader into one kernel, and then nothing goes through memory), but
+no pass can take a second computation back once two kernels have it. So what costs something is stored here, and only
+what is cheaper to compute than to read is left open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+import torch.fx
+from torch.utils._pytree import tree_leaves
+
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.value import Point, Tensor, computed, stored
+from polytile.ir import expr, ops, sizes
+from polytile.ir.program import View
+
+KEEP_COST = 8.0
+"""Multiply-adds for one element from which a value with several users is stored. A store and a load of a float32 move
+8 bytes; at the 10 GB/s or so that a core has for itself that is the time of about 8 multiply-adds a lane. Wrong where
+everything stays in the first cache: there computing again loses from about 2 on, and fusion mostly saves the day."""
+
+KEEP_LOADS = 2
+"""Loads from which a value with several users is stored: each further user would read as many operands again, where
+reading the value takes one load."""
+
+LARGEST_VALUE = 96
+"""Nodes from which any value is stored, so that kernels stay small enough to read and quick to compile."""
+
+
+def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool) -> Tensor:
+    """`value`, the result of `node`: stored if it is `needed`, or large, or if it has several users and is costly, reads
+    much, or is returned anyway; else as it is."""
+    if value.node is None:
+        return value
+    nodes = list(expr.walk(value.node))
+    small = len(nodes) < LARGEST_VALUE and not needed
+    if small and (len(node.users) < 2 or not _worth_keeping(node, nodes)):
+        return value
+    return laid_out(builder, value, node.meta["val"])
+
+
+def _worth_keeping(node: torch.fx.Node, nodes: Sequence[expr.Node]) -> bool:
+    cost = sum(ops.definition(n.name).cost for n in nodes if isinstance(n, expr.Op))
+    loads = sum(isinstance(n, expr.Load) for n in nodes)
+    return cost >= KEEP_COST or loads >= KEEP_LOADS or any(user.op == "output" for user in node.users)
+
+
+def bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Nodes whose values must be stored because a view of them is returned in strides that only a view can have, such as
+    those of every other column. Other views of what is not stored are computed alone, which saves the rest."""
+    found = set()
+    for output in tree_leaves([node.args[0] for node in graph.nodes if node.op == "output"]):
+        if not isinstance(output, torch.fx.Node) or not isinstance(output.meta.get("val"), torch.Tensor):
+            continue
+        if not _apart_but_repeated(output.meta["val"]):
+            base = output
+            while _is_view(base.target) and isinstance(base.args[0], torch.fx.Node):
+                base = base.args[0]
+            found.add(base)
+    return found
+
+
+def _is_view(target: object) -> bool:
+    """Whether an operator's result is a view of its first argument, by its schema."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None
+
+
+def laid_out(builder: Builder, value: Tensor, fake: torch.Tensor) -> Tensor:
+    """`value` stored in the strides that were traced, or row-major where `fits` says that it cannot be. Along a
+    dimension of stride 0 only one element is stored."""
+    strides = tuple(sizes.as_stride(s) for s in fake.stride())
+    if value.view is not None and _same_strides(value, strides):
+        return value
+    if repeated := _repeated(value.sizes, strides):
+        base = _first_along(value, repeated)
+        kept = [d for d in range(value.rank) if d not in repeated]
+        dense = _strides_for([base.sizes[d] for d in kept], [strides[d] for d in kept])
+        full = tuple(dense[kept.index(d)] if d in kept else sizes.ZERO for d in range(value.rank))
+        view = builder.realize(base, tuple(sizes.ONE if d in repeated else full[d] for d in range(value.rank))).view
+        assert view is not None
+        return stored(View(view.buffer, view.dtype, value.sizes, full, view.offset), value.device)
+    return builder.realize(value, _strides_for(value.sizes, strides))
+
+
+def fits(value: Tensor, fake: torch.Tensor) -> bool:
+    """Whether `laid_out` can give `value` the traced strides: it has them, or they provably keep all elements apart."""
+    strides = tuple(sizes.as_stride(s) for s in fake.stride())
+    return (value.view is not None and _same_strides(value, strides)) or _apart_but_repeated(fake)
+
+
+def _apart_but_repeated(fake: torch.Tensor) -> bool:
+    extents = [sizes.as_size(n) for n in fake.shape]
+    strides = [sizes.as_stride(s) for s in fake.stride()]
+    kept = sorted({*range(len(extents))} - {*_repeated(extents, strides)})
+    return apart([extents[d] for d in kept], [strides[d] for d in kept])
+
+
+def _repeated(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> list[int]:
+    """Dimensions along which all elements are one."""
+    return [d for d, s in enumerate(strides) if s == 0 and extents[d] != 1]
+
+
+def _same_strides(value: Tensor, strides: Sequence[sympy.Expr]) -> bool:
+    assert value.view is not None
+    return all(n == 1 or sizes.equal(a, b) for n, a, b in zip(value.sizes, value.view.strides, strides, strict=True))
+
+
+def _first_along(value: Tensor, dims: Sequence[int]) -> Tensor:
+    """`value` with only the first element of `dims`, kept as dimensions of size 1."""
+    extents = [sizes.ONE if d in dims else n for d, n in enumerate(value.sizes)]
+
+    def at(point: Point) -> expr.Node:
+        return value.at([sizes.ZERO if d in dims else p for d, p in enumerate(point)])
+
+    return computed(extents, value.dtype, value.device, at)
+
+
+def _strides_for(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
+    """The traced strides where no two elements share a place, else row-major."""
+    return tuple(strides) if apart(extents, strides) else sizes.contiguous_strides(extents)
+
+
+def apart(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> bool:
+    """Whether strides keep all elements apart, as far as can be proved: some order of the dimensions has each stride a
+    multiple of the span of the ones before it."""
+    dims = [(n, s) for n, s in zip(extents, strides, strict=True) if n != 1]
+    return any(n == 0 for n in extents) or _in_some_order(dims, sizes.ONE)
+
+
+def _in_some_order(dims: Sequence[tuple[sympy.Expr, sympy.Expr]], span: sympy.Expr) -> bool:
+    """Whether the (size, stride) pairs can be put in such an order, the first with a stride that `span` divides."""
+    if not dims:
+        return True
+    for k, (n, s) in enumerate(dims):
+        if _multiple(s, span) and _in_some_order([*dims[:k], *dims[k + 1 :]], sympy.expand(s * n)):
+            return True
+    return False
+
+
+def _multiple(stride: sympy.Expr, span: sympy.Expr) -> bool:
+    """stride = c·span for some c ≥ 1."""
+    quotient = sizes.divide(sympy.expand(stride), span) if not sizes.has_division(stride + span) else None
+    if quotient is None:
+        return sizes.equal(stride, span)
+    return bool(sizes.is_nonnegative(sympy.expand(quotient - 1)))

@@ -1,0 +1,101 @@
+"""The first lines of a wrapper: the arguments get their names, and every size symbol its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
+from polytile.ir import sizes
+from polytile.ir.program import Program
+from polytile.wrapper import lines
+from polytile.wrapper.lines import BindSize, Line, ReadSize
+
+Fact = tuple[sympy.Expr, Callable[[sympy.Symbol], Line]]
+"""A size expression of an argument, and the line that binds a symbol to its value."""
+
+
+def argument_lines(program: Program, fresh: Callable[[str], str]) -> list[Line]:
+    """Binds the arguments, then every symbol that their sizes determine. An integer argument that is itself a symbol
+    arrives under that symbol's name; sizes are read from tensors where no integer argument has them; a symbol that
+    stands only inside an expression is solved for. `fresh(prefix)` makes names."""
+    known: dict[sympy.Symbol, None] = {}
+    names = []
+    for item in program.inputs:
+        if isinstance(item.size, sympy.Symbol) and item.size not in known:
+            known[item.size] = None
+            names.append(item.size.name)
+        else:
+            names.append(item.name)
+    out: list[Line] = [lines.TakeArguments(tuple(names))]
+    facts = list(_facts(program))
+    for size, line in facts:
+        if isinstance(size, sympy.Symbol) and size not in known:
+            known[size] = None
+            out.append(line(size))
+    while solved := _solve(facts, known, fresh):
+        out += solved
+    return out
+
+
+def _facts(program: Program) -> Iterator[Fact]:
+    """What each argument says about sizes, the cheapest to read first."""
+    for item in program.inputs:
+        if item.size is not None and not isinstance(item.size, sympy.Symbol):
+            yield item.size, partial(BindSize, value=sizes.axis(item.name))
+    for item in program.inputs:
+        if item.buffer is not None:
+            buffer = program.buffers[item.buffer]
+            for stride, extents in ((False, buffer.sizes), (True, buffer.strides)):
+                for d, size in enumerate(extents):
+                    yield size, partial(ReadSize, tensor=buffer.name, dim=d, stride=stride)
+
+
+def _solve(facts: Sequence[Fact], known: dict[sympy.Symbol, None], fresh: Callable[[str], str]) -> list[Line]:
+    """c·s + d = value for the first expression in which s alone is unknown: s = (value - d) // c."""
+    for size, line in facts:
+        unknown = [s for s in sorted(size.free_symbols, key=str) if s not in known]
+        factor = sizes.coefficient(size, unknown[0]) if len(unknown) == 1 else None
+        if factor is None:
+            continue
+        value = sizes.axis(fresh("size"))
+        known[unknown[0]] = None
+        rest = sympy.expand(size - factor * unknown[0])
+        return [line(value), BindSize(unknown[0], FloorDiv(value - rest, factor))]
+    return []
+
+
+def used_symbols(body: Sequence[Line]) -> set[str]:
+    """Names of the symbols that the lines read."""
+    found: set[str] = set()
+    for line in body:
+        for value in vars(line).values():
+            found |= _symbols_in(value)
+    return found
+
+
+def _symbols_in(value: object) -> set[str]:
+    if isinstance(value, sympy.Basic):
+        return {s.name for s in value.free_symbols}
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, tuple | list):
+        return set().union(*[_symbols_in(v) for v in value])
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return set().union(*[_symbols_in(v) for v in vars(value).values()])
+    return set()
+
+
+def without_unused(head: Sequence[Line], body: Sequence[Line]) -> list[Line]:
+    """`head` less the symbols that neither it nor `body` reads."""
+    used = used_symbols(body)
+    kept: list[Line] = []
+    for line in reversed(head):
+        if isinstance(line, BindSize | ReadSize) and line.symbol.name not in used:
+            continue
+        if isinstance(line, BindSize):
+            used |= _symbols_in(line.value)
+        kept.append(line)
+    return kept[::-1]
