@@ -13,7 +13,9 @@ from torch import Tensor, nn
 class Encoder(nn.Module):
     """One Transformer layer over tokens, with attention written out (matmul, softmax, matmul) or as one operator."""
 
-    def __init__(self, width: int = 32, heads: int = 4, words: int = 50, dropout: float = 0.0, fused: bool = False) -> None:
+    def __init__(
+        self, width: int = 32, heads: int = 4, words: int = 50, dropout: float = 0.0, fused: bool = False
+    ) -> None:
         super().__init__()
         self.heads, self.dropout, self.fused = heads, dropout, fused
         self.tokens = nn.Embedding(words, width)

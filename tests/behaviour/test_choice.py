@@ -201,6 +201,7 @@ def test_sub_kernels_compile_side_by_side(empty_cache: Path, tmp_path: Path) -> 
     log, program = tmp_path / "log", tmp_path / "slow-g++"
     program.write_text(SLOW_COMPILER.format(log=log))
     program.chmod(0o755)
+
     def function(x: Tensor) -> Tensor:
         return torch.softmax(x * 1.625, -1)  # a kernel that no other test has had compiled
 
@@ -268,7 +269,9 @@ def test_explain_lists_operators_and_decisions() -> None:
     assert how["mm"].how == "template" and how["sort"].how == "library" and how["sort"].reason
     assert any(row.how == "view" for row in explained.operators)
     assert all(row.count >= 1 for row in explained.operators)
-    assert {row.candidate for row in explained.decisions} <= {name for kernel in multikernels() for name in names(kernel)}
+    assert {row.candidate for row in explained.decisions} <= {
+        name for kernel in multikernels() for name in names(kernel)
+    }
     for row in explained.decisions:
         assert row.kernel and row.sizes and row.provenance
         assert row.seconds is None or row.seconds > 0

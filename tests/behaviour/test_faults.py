@@ -49,7 +49,9 @@ def test_a_compiler_that_is_not_there_is_named(empty_cache: Path) -> None:
 def test_a_compiler_that_fails_leaves_the_library(empty_cache: Path, tmp_path: Path) -> None:
     """It answers what it is, and then compiles nothing."""
     broken = tmp_path / "broken-g++"
-    broken.write_text('#!/bin/bash\nif [[ " $* " == *" -o "* ]]; then echo "no memory left" >&2; exit 1; fi\nexec g++ "$@"\n')
+    broken.write_text(
+        '#!/bin/bash\nif [[ " $* " == *" -o "* ]]; then echo "no memory left" >&2; exit 1; fi\nexec g++ "$@"\n'
+    )
     broken.chmod(0o755)
     report = report_of(in_process(empty_cache, "--sizes", "20", POLYTILE_CXX=str(broken)))
     assert report["worst"] <= 8

@@ -61,7 +61,9 @@ def test_each_hint_gets_its_decision_when_the_function_is_compiled(kind: str, em
     assert graphs() == (1, 1)
 
 
-def test_candidates_are_timed_at_the_hint_and_nowhere_else(empty_cache: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_timed_at_the_hint_and_nowhere_else(
+    empty_cache: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from polytile.tuning import measure
 
     seen: set[frozenset[tuple[int, ...]]] = set()

@@ -132,7 +132,9 @@ def test_row_sums_times_a_matmul_are_computed_in_the_products_memory() -> None:
     check(scaled_matmul, compiled(scaled_matmul), x, y)
     (program,) = compiler.compiled_programs()
     shapes = re.findall(r"_empty_cpu\(\((.*?)\)", program.source)
-    squares = [shape for shape in shapes if len({part.strip() for part in shape.split(",") if part.strip()} - {"1"}) == 1]
+    squares = [
+        shape for shape in shapes if len({part.strip() for part in shape.split(",") if part.strip()} - {"1"}) == 1
+    ]
     whole = [shape for shape in squares if "1" not in [part.strip() for part in shape.split(",")]]
     assert len(whole) == 1, f"one square matrix is allocated, for product and result alike:\n{program.source}"
 

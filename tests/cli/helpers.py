@@ -41,9 +41,7 @@ def measured(
         "loop", kernel, tuple(sizes), ("float32",), (f"threads={threads or place.threads}",), place.device
     )
     samples = (seconds, seconds, seconds) if outcome is Outcome.OK else ()
-    return Measurement(
-        problem, candidate, Config(), source, outcome, samples, environment=tuple(sorted(facts.items()))
-    )
+    return Measurement(problem, candidate, Config(), source, outcome, samples, environment=tuple(sorted(facts.items())))
 
 
 def filled(path: Path, *measurements: Measurement) -> Path:

@@ -26,7 +26,9 @@ def test_diff_shows_what_differs_and_has_a_status_as_diff_has(tmp_path: Path) ->
     Plan((pinned("M=1", "a"), pinned("M=2", "a"), pinned("M=3", "a"), pinned("M=5", "a")), {}).write(old)
     Plan((pinned("M=1", "a"), pinned("M=2", "b"), pinned("M=4", "a"), pinned("M=5", "a", "edited")), {}).write(new)
     result = run("plan", "diff", old, new)
-    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in result.output.splitlines() if "| softmax" in line]
+    rows = [
+        [cell.strip() for cell in line.split("|")[2:-1]] for line in result.output.splitlines() if "| softmax" in line
+    ]
     expected = [["M=2", "a", "b"], ["M=3", "a", "–"], ["M=4", "–", "a"], ["M=5", "a", "a, from another source"]]
     assert result.exit_code == 1 and rows == expected
     same = run("plan", "diff", old, old)

@@ -16,7 +16,7 @@ from polytile.multikernel.planfile import Plan
 from polytile.store.reading import records
 from tests.cli.helpers import run
 
-TARGET = '''
+TARGET = """
 import torch
 
 def softmax(x):
@@ -32,7 +32,7 @@ def nothing():
     return softmax, []
 
 NUMBER = 7
-'''
+"""
 
 
 @pytest.fixture

@@ -27,7 +27,9 @@ def store(empty_cache: Path) -> Path:
 
 def rows(output: str) -> list[list[str]]:
     """Candidate, µs, ratio and note of each row."""
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines() if line.startswith("| ")][1:]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines() if line.startswith("| ")][
+        1:
+    ]
 
 
 def test_the_answer_has_its_grounds_and_the_others_with_their_times(store: Path) -> None:
@@ -56,7 +58,10 @@ def test_sizes_of_the_same_regime_are_answered_by_it(store: Path) -> None:
 @pytest.mark.parametrize(
     "sizes, said",
     [
-        (("72", "512"), "size M: measured at 64, asked for 72 (regimes 64..90, 16 divides it; 64..90, 16 does not divide it)"),
+        (
+            ("72", "512"),
+            "size M: measured at 64, asked for 72 (regimes 64..90, 16 divides it; 64..90, 16 does not divide it)",
+        ),
         (("1900", "5"), "size N: measured at 512, asked for 5 (regimes 512..724, 16 divides it; 5)"),
     ],
 )
@@ -73,7 +78,9 @@ def test_a_miss_names_the_part_of_the_environment_that_differs(empty_cache: Path
     filled(empty_cache / "store.sqlite3", measured(torch="1.0", threads=77))
     result = run("why", DIGEST, "64", "512")
     assert result.exit_code == 1
-    assert "- torch: measured with 1.0, here 2." in result.output and "- threads: measured with 77, here" in result.output
+    assert (
+        "- torch: measured with 1.0, here 2." in result.output and "- threads: measured with 77, here" in result.output
+    )
 
 
 def test_what_another_environment_measured_does_not_answer_and_does_not_stand_in_the_way(store: Path) -> None:

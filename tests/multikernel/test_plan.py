@@ -96,7 +96,9 @@ def test_a_plan_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: 
 
 def test_two_plans_differ_in_what_runs_not_in_what_is_there_for_readers() -> None:
     same = pinned()
-    renamed = Pinned("other name", *[getattr(same, name) for name in ("regime", "candidate", "source", "digest", "dtypes")])
+    renamed = Pinned(
+        "other name", *[getattr(same, name) for name in ("regime", "candidate", "source", "digest", "dtypes")]
+    )
     old = Plan((same, pinned("M=1"), pinned("M=2"), pinned("M=3")), {})
     new = Plan((renamed, pinned("M=1", candidate="c"), pinned("M=2", source="edited"), pinned("M=4")), {})
     changes = {change.pinned.regime: change for change in planfile.compare(old, new)}
@@ -137,7 +139,9 @@ def test_what_the_plan_leaves_out_can_be_an_error(path: str, fake_clock: list[st
     assert len(kernel.decisions) == 1 and not fake_clock
 
 
-def test_a_pinned_kernel_that_is_gone_is_told_and_another_one_found(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pinned_kernel_that_is_gone_is_told_and_another_one_found(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     kernel = MultiKernel(SPEC, [Fake("b"), Fake("c", 2e-5)])
     with caplog.at_level(logging.WARNING), options.override(plan=path):
         kernel(*arguments(32))

@@ -121,7 +121,9 @@ def test_other_devices_and_thread_settings_are_kept(tmp_path: Path, measurement:
 def test_a_running_program_misses_nothing_that_is_added_after_a_removal(tmp_path: Path, measurement: Make) -> None:
     """SQLite gives a removed last row's number to the next one; a reader that goes on from there would not see it."""
     new = dataclasses.replace(measurement(1), source_hash="new")
-    path = kept(tmp_path / "s", (1.0, measurement(1)), (9.0, new), (2.0, measurement(2)))  # the last row came by a merge
+    path = kept(
+        tmp_path / "s", (1.0, measurement(1)), (9.0, new), (2.0, measurement(2))
+    )  # the last row came by a merge
     running = Store(path)
     assert len(running.exact(new.problem, ENVIRONMENT)) == 2
     assert cleanup.remove(path, cleanup.stale(path, PRESENT, NOW)) == 1

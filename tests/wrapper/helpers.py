@@ -67,7 +67,9 @@ def wrapped(program: Program, inplace: Mapping[str, str] | None = None) -> Wrapp
 class LibraryNet(Net):
     """A Net with library calls."""
 
-    def library(self, target: Any, x: Tensor, *args: Any, like: tuple[Tensor, ...] | None = None, many: bool = False) -> Any:
+    def library(
+        self, target: Any, x: Tensor, *args: Any, like: tuple[Tensor, ...] | None = None, many: bool = False
+    ) -> Any:
         """`target(x, *args)` with results laid out like `like`, or like x; one bare tensor unless `many`."""
         assert x.view is not None
         buffers = [self.builder.new_buffer(t.sizes, t.dtype, CPU, t.view.strides) for t in like or (x,) if t.view]

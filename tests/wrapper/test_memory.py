@@ -118,7 +118,9 @@ def test_memory_is_not_held_for_later_where_that_would_raise_the_peak() -> None:
     wide_at = next(k for k, line in enumerate(held) if isinstance(line, lines.Allocate) and len(line.buffer.sizes) == 2)
     for reuse in named(held, lines.Reuse):
         if len(reuse.buffer.sizes) == 1:
-            freed_early = reuse.old.name in {line.buffer.name for line in held[:wide_at] if isinstance(line, lines.Allocate)}
+            freed_early = reuse.old.name in {
+                line.buffer.name for line in held[:wide_at] if isinstance(line, lines.Allocate)
+            }
             assert not (freed_early and position[reuse] > wide_at)
 
 
@@ -228,7 +230,9 @@ def test_wrapped_programs_do_what_the_interpreter_says(program: Program, extents
     assert got_args == []
     for mine, right in zip((*got, *kept), (*want, *want_args), strict=True):
         assert mine.shape == right.shape, run.source
-        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4, equal_nan=True, msg=lambda m: f"{m}\n{run.source}")
+        torch.testing.assert_close(
+            mine, right, rtol=1e-4, atol=1e-4, equal_nan=True, msg=lambda m: f"{m}\n{run.source}"
+        )
 
 
 @hypothesis.given(programs())

@@ -44,8 +44,12 @@ def doctor() -> None:
 @app.command("why")
 def explain_choice(
     kernel: Annotated[str, typer.Argument(help="A kernel's name, a part of it, or the beginning of its digest.")],
-    sizes: Annotated[list[str] | None, typer.Argument(help="Its sizes: M=512 N=64, or the numbers in its order.")] = None,
-    plan: Annotated[Path | None, typer.Option(help="A plan that is in force; else the one the option plan names.")] = None,
+    sizes: Annotated[
+        list[str] | None, typer.Argument(help="Its sizes: M=512 N=64, or the numbers in its order.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan that is in force; else the one the option plan names.")
+    ] = None,
     store: StorePath = None,
 ) -> None:
     """Say which candidate runs a kernel at some sizes, on what grounds, and how the others did.
@@ -66,7 +70,8 @@ def explain_choice(
 def tune_ahead(
     target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="What to tune: see below.")],
     shapes: Annotated[
-        list[str] | None, typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again.")
+        list[str] | None,
+        typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Element type of the tensors made for --shapes.")] = "float32",
     save_plan: Annotated[Path | None, typer.Option(help="Write what was decided to a plan file.")] = None,

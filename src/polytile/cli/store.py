@@ -148,7 +148,9 @@ def merge_store(
     path = store_at(store)
     for source in sources:
         done = merge(store_file(source), path)
-        typer.echo(f"{done.new} measurements added from {store_file(source)} to {path}; {done.known} were there already.")
+        typer.echo(
+            f"{done.new} measurements added from {store_file(source)} to {path}; {done.known} were there already."
+        )
 
 
 @app.command("check")
@@ -173,7 +175,9 @@ def check_store(store: StorePath = None) -> None:
 @app.command("gc")
 def collect(
     store: StorePath = None,
-    days: Annotated[float, typer.Option(help="How long another torch or compiler must not have been used.", min=0)] = 30.0,
+    days: Annotated[
+        float, typer.Option(help="How long another torch or compiler must not have been used.", min=0)
+    ] = 30.0,
     remove: Annotated[bool, typer.Option("--remove", help="Remove them. Without it they are only shown.")] = False,
 ) -> None:
     """Show, and with --remove take out, measurements that no lookup can return any more.

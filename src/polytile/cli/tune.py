@@ -88,7 +88,9 @@ def tune(function: Callable[..., Any], calls: Calls, plan: Path | None = None) -
                     tell(str(steps[-1]))
                 except Exception as error:
                     status = FAILED
-                    tell(f"{describe(args)}: {type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}")
+                    tell(
+                        f"{describe(args)}: {type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+                    )
         except KeyboardInterrupt:
             status = STOPPED
     show(_table(steps), console)
@@ -98,7 +100,9 @@ def tune(function: Callable[..., Any], calls: Calls, plan: Path | None = None) -
     console.print(f"{stopped}{len(steps)} of {_count(len(calls), 'call')}, {_count(measured, 'candidate')} measured.{kept}",
                   soft_wrap=True, highlight=False)  # fmt: skip
     if plan is not None and steps:
-        console.print(f"{_count(polytile.save_plan(plan), 'decision')} written to {plan}.", soft_wrap=True, highlight=False)
+        console.print(
+            f"{_count(polytile.save_plan(plan), 'decision')} written to {plan}.", soft_wrap=True, highlight=False
+        )
     return status
 
 
@@ -129,7 +133,9 @@ def _progress(console: Console, total: int) -> Iterator[Tell]:
     """A bar on a terminal, a numbered line for each call elsewhere."""
     if not console.is_terminal:
         done = iter(range(1, total + 1))
-        yield lambda text: console.print(f"[{next(done)}/{total}] {text}", markup=False, highlight=False, soft_wrap=True)
+        yield lambda text: console.print(
+            f"[{next(done)}/{total}] {text}", markup=False, highlight=False, soft_wrap=True
+        )
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bar:

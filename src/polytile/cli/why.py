@@ -133,7 +133,10 @@ def differences(key: Key, sizes: Mapping[str, int], here: Here) -> tuple[str, ..
     if measured != threads:
         said.append(f"threads: measured with {measured.removeprefix('threads=')}, here {here.threads}")
     others = [(name, size, sizes[name]) for name, size in problem.sizes if size != sizes[name]]
-    return (*said, *(f"size {n}: measured at {there}, asked for {asked}{_apart(there, asked)}" for n, there, asked in others))
+    return (
+        *said,
+        *(f"size {n}: measured at {there}, asked for {asked}{_apart(there, asked)}" for n, there, asked in others),
+    )
 
 
 def _apart(there: int, asked: int) -> str:

@@ -1,10 +1,10 @@
 """The IR as text a person can read.
 
-    loop softmax0 for p0 < s0 over r0 < s1        # softmax
-      t0 = load arg0[p0*s1 + r0] : float32
-      t1 = reduce max t0
-      ...
-      buf0[p0*s1 + r0] = t5
+loop softmax0 for p0 < s0 over r0 < s1        # softmax
+  t0 = load arg0[p0*s1 + r0] : float32
+  t1 = reduce max t0
+  ...
+  buf0[p0*s1 + r0] = t5
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def _shape(values: Iterable[sympy.Expr]) -> str:
 
 
 def buffer_text(buffer: Buffer) -> str:
-    return f"{buffer.name}: {type_name(buffer.dtype)}{_shape(buffer.sizes)} strides {_shape(buffer.strides)} {buffer.role}"
+    return (
+        f"{buffer.name}: {type_name(buffer.dtype)}{_shape(buffer.sizes)} strides {_shape(buffer.strides)} {buffer.role}"
+    )
 
 
 def _argument(value: object) -> str:

@@ -50,7 +50,9 @@ def as_stride(value: object) -> sympy.Expr:
     """A traced stride: as `as_size`, without the max(1, n) that torch writes for a size n that may be 0, since where it is
     there are no elements to be apart."""
     stride = as_size(value)
-    guarded = {e: next(a for a in e.args if a != 1) for e in stride.atoms(sympy.Max, Max) if len(e.args) == 2 and ONE in e.args}
+    guarded = {
+        e: next(a for a in e.args if a != 1) for e in stride.atoms(sympy.Max, Max) if len(e.args) == 2 and ONE in e.args
+    }
     return stride.xreplace(guarded)
 
 

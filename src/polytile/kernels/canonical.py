@@ -57,7 +57,19 @@ class CallSite:
 
 
 # What kernels compute themselves of an index or size; any other function of sizes is the caller's to compute.
-_IN_KERNELS = (sympy.Add, sympy.Mul, sympy.Pow, FloorDiv, Mod, PythonMod, ModularIndexing, Max, Min, sympy.Max, sympy.Min)
+_IN_KERNELS = (
+    sympy.Add,
+    sympy.Mul,
+    sympy.Pow,
+    FloorDiv,
+    Mod,
+    PythonMod,
+    ModularIndexing,
+    Max,
+    Min,
+    sympy.Max,
+    sympy.Min,
+)
 
 
 def canonical_symbols(found: list[sympy.Expr], own: set[sympy.Symbol]) -> dict[sympy.Expr, sympy.Symbol]:

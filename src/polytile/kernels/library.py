@@ -20,7 +20,7 @@ RATE, BYTES, CALL = 80e9, 12e9, 3e-6  # multiply-adds/s and bytes/s of one core,
 
 
 class MatmulLibrary:
-    """`torch.mm` or `torch.bmm` into the output, or into a scratch product that `unfused` (the epilogue's own MultiKernel) reads."""
+    """`torch.mm` or `torch.bmm` into the output, or into a scratch product that `unfused`, the epilogue's MultiKernel, reads."""
 
     name = "aten"
     origin = "library"

@@ -160,7 +160,7 @@ def _generated(kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int
     found: list[Candidate] = []
     for count in threads:
         for slot, config in enumerate(gemm.configs(spec, lanes)):
-            numbers = Config.of(threads=count, **dict(config.as_config().values))
+            numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
             label = f"{config} t{count}"
             valid, cost = _judges(spec, config, count)
             if kernel.epilogue is None:
@@ -257,7 +257,7 @@ def product_storage(kernel: GemmKernel) -> torch.dtype:
 
 
 def make_args(kernel: GemmKernel, size: Mapping[str, int]) -> list[Any]:
-    """Random flat arguments for the given sizes. Strides that `size` lacks are those of dense operands in the kernel's layouts."""
+    """Random flat arguments for the given sizes. Strides that `size` lacks are those of dense operands in these layouts."""
     full = {**_dense_strides(kernel, size), **size}
     tensors = []
     for t in kernel.tensors:

@@ -131,7 +131,9 @@ class Plan:
     def text(self) -> str:
         """The file: sorted, one fact and one decision a line, so that line tools show what has changed."""
         ordered = sorted(self.decisions, key=lambda pinned: (pinned.kernel, pinned.key))
-        facts = _lines([f"{json.dumps(name)}: {json.dumps(self.environment[name])}" for name in sorted(self.environment)])
+        facts = _lines(
+            [f"{json.dumps(name)}: {json.dumps(self.environment[name])}" for name in sorted(self.environment)]
+        )
         decisions = _lines([json.dumps(pinned.as_json()) for pinned in ordered])
         return (
             f'{{"format": {json.dumps(FORMAT)}, "version": {VERSION},\n'

@@ -64,7 +64,9 @@ def stale(path: Path, present: Mapping[str, str], now: float, days: float = DAYS
         if environment in gone:
             groups.setdefault((gone[environment], "this software is not here any more"), []).append(number)
         elif newest_source[_maker(row)] != row[-1]:
-            groups.setdefault((f"{candidate} of {row[4]} {kernel[:8]}", "its source has changed since"), []).append(number)
+            groups.setdefault((f"{candidate} of {row[4]} {kernel[:8]}", "its source has changed since"), []).append(
+                number
+            )
     return [Stale(what, why, tuple(ids)) for (what, why), ids in sorted(groups.items())]
 
 

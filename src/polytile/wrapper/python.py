@@ -71,7 +71,9 @@ class _Writer:
     def bound(self, name: str, value: Any) -> str:
         """A global of the function's module that holds `value`: `name`, or one like it."""
         name = name if name.isidentifier() and not keyword.iskeyword(name) else "_object"
-        own = next(n for n in itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1))) if n not in self.scope)
+        own = next(
+            n for n in itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1))) if n not in self.scope
+        )
         self.scope[own] = value
         return own
 

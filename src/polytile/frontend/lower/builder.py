@@ -65,9 +65,8 @@ class Builder:
     ) -> Buffer:
         """A fresh temporary; contiguous unless `strides` (elements) says otherwise."""
         sizes_ = tuple(sizes_)
-        buffer = Buffer(
-            self.name("buf"), dtype, sizes_, tuple(strides or ()) if strides is not None else sizes.contiguous_strides(sizes_), device
-        )
+        layout = tuple(strides) if strides is not None else sizes.contiguous_strides(sizes_)
+        buffer = Buffer(self.name("buf"), dtype, sizes_, layout, device)
         self.buffers[buffer.name] = buffer
         return buffer
 
@@ -106,7 +105,9 @@ class Builder:
     def axes(self, sizes_: Sequence[sympy.Expr], prefix: str = "p") -> tuple[Axis, ...]:
         return tuple(Axis(sizes.axis(f"{prefix}{i}"), n) for i, n in enumerate(sizes_))
 
-    def loop(self, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], stores: tuple[Store, ...], kind: str = "loop") -> Loop:
+    def loop(
+        self, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], stores: tuple[Store, ...], kind: str = "loop"
+    ) -> Loop:
         """Appends a loop."""
         loop = Loop(self.name(kind), axes, reduced, stores, (self.origin,))
         self.operations.append(loop)
@@ -184,10 +185,12 @@ class Builder:
         kept = [d for d in range(source.rank) if d not in dims]
         axes = self.axes([source.sizes[d] for d in kept])
         reduced = self.axes([source.sizes[d] for d in dims], "r")
-        symbol = {d: a.symbol for d, a in zip(kept, axes, strict=True)} | {d: a.symbol for d, a in zip(dims, reduced, strict=True)}
+        symbol = {d: a.symbol for d, a in zip((*kept, *dims), (*axes, *reduced), strict=True)}
         point = tuple(symbol[d] for d in range(source.rank))
         values = [t.at(point) for t in (source, *others)]
-        out_sizes = [sizes.ONE if d in dims else source.sizes[d] for d in range(source.rank) if keepdim or d not in dims]
+        out_sizes = [
+            sizes.ONE if d in dims else source.sizes[d] for d in range(source.rank) if keepdim or d not in dims
+        ]
         out_point = [sizes.ZERO if d in dims else symbol[d] for d in range(source.rank) if keepdim or d not in dims]
         stores, results = [], []
         for build, dtype in outputs:
@@ -199,7 +202,9 @@ class Builder:
 
     # library calls -----------------------------------------------------------------------------------------------------
 
-    def library(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reason: str, results: Any = None) -> Any:
+    def library(
+        self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reason: str, results: Any = None
+    ) -> Any:
         """An ATen call, correct for any operator: arguments are stored first, outputs are new buffers laid out as the fake
         results in `results` (default: the current node's) say. Returns Tensors (or sizes) shaped like the results."""
         results = self.node.meta.get("val") if results is None and self.node is not None else results
@@ -214,9 +219,13 @@ class Builder:
                 symbols.extend((s, ("item", k)) for s in _symbols(number) if self.define(s))
                 return number
             shape = tuple(sizes.as_size(n) for n in value.shape)
-            buffer = self.new_buffer(shape, value.dtype, value.device, tuple(sizes.as_stride(n) for n in value.stride()))
+            buffer = self.new_buffer(
+                shape, value.dtype, value.device, tuple(sizes.as_stride(n) for n in value.stride())
+            )
             outputs.append(buffer.name)
-            symbols.extend((n, ("size", k, d)) for d, n in enumerate(shape) if isinstance(n, sympy.Symbol) and self.define(n))
+            symbols.extend(
+                (n, ("size", k, d)) for d, n in enumerate(shape) if isinstance(n, sympy.Symbol) and self.define(n)
+            )
             return stored(whole(buffer), value.device)
 
         many = isinstance(results, tuple | list)

@@ -99,6 +99,4 @@ def widen(node: Node, dtype: torch.dtype) -> Node:
 def broadcast_point(source: Sequence[sympy.Expr], target: Sequence[sympy.Expr], point: Point) -> Point:
     """The point of a tensor of sizes `source` that broadcasting to sizes `target` reads at `point`."""
     lead = len(target) - len(source)
-    return tuple(
-        sizes.ZERO if n == 1 and target[lead + i] != 1 else point[lead + i] for i, n in enumerate(source)
-    )
+    return tuple(sizes.ZERO if n == 1 and target[lead + i] != 1 else point[lead + i] for i, n in enumerate(source))

@@ -63,9 +63,7 @@ def _opened(path: str, stamp: tuple[int, int]) -> Plan:
         raise OptionError(f"option 'plan': {error}") from None
     elsewhere = differences(plan.environment, here())
     if elsewhere:
-        log.warning(
-            "The plan %s was made elsewhere, so results and times may differ: %s.", path, "; ".join(elsewhere)
-        )
+        log.warning("The plan %s was made elsewhere, so results and times may differ: %s.", path, "; ".join(elsewhere))
     return plan
 
 

@@ -1,0 +1,47 @@
+"""Wrapper backends are found by name, and packages outside polytile bring their own (SPEC W3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from polytile.wrapper import Line, Wrapped, backend, backends, register_backend
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    before = dict(backends._BACKENDS)
+    yield
+    backends._BACKENDS.clear()
+    backends._BACKENDS.update(before)
+
+
+def named(text: str) -> backends.Backend:
+    def make(name: str, lines: tuple[Line, ...]) -> Wrapped:
+        return Wrapped(text, lambda args: [])
+
+    return make
+
+
+def test_a_registered_backend_is_found_by_name() -> None:
+    register_backend("text", named("mine"))
+    assert backend("text")("p", ()).source == "mine"
+
+
+def test_a_backend_may_be_for_one_type_of_device() -> None:
+    register_backend("text", named("any"))
+    register_backend("text", named("for cuda"), device="cuda")
+    assert backend("text", "cuda")("p", ()).source == "for cuda"
+    assert backend("text", "cpu")("p", ()).source == "any"
+
+
+def test_pythons_own_may_be_replaced() -> None:
+    register_backend("python", named("mine"))
+    assert backend("python")("p", ()).source == "mine"
+
+
+def test_an_unknown_name_is_refused_with_those_there_are() -> None:
+    backend("python")
+    with pytest.raises(KeyError, match=r"no wrapper backend 'rust'; there are: python\."):
+        backend("rust")
