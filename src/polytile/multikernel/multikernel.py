@@ -25,6 +25,9 @@ from polytile.runtime.launcher import Dispatcher
 from polytile.tuning.environment import environment
 from polytile.tuning.tune import run_once
 
+HINTED_SHORTLIST = 6
+"""Candidates measured for a hinted size, at least: nobody waits for that call yet, and the sizes are the ones that matter."""
+
 _CALLERS_FAULT = (IndexError, InvalidInput)
 """Errors of a run that say something about the arguments, not about the candidate."""
 
@@ -109,6 +112,8 @@ class MultiKernel:
         calls = [tuple(self.spec.make_args(hint)) for hint in hints]
         keys = [self.dispatcher.key_of(*args) for args in calls]
         with self._lock, settings.override(**self.options):
+            thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
+        with self._lock, settings.override(**{**self.options, "shortlist": thorough}):
             for key, args in zip(keys, calls, strict=True):
                 if key not in self._decisions:
                     self._prepare(self._request(key, self.spec.split(args)[1], args))
