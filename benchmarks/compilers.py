@@ -47,21 +47,31 @@ def forget() -> None:
 
 
 class Account:
-    """What polytile's counters gained since this object was made; every count is None for another backend."""
+    """What polytile's counters gained from this object's making to `closed()`; every count is None for another backend."""
 
     def __init__(self, backend: str) -> None:
         self._own = backend == "polytile"
         self._before = dict(polytile.counters)
+        self._after: dict[str, Any] | None = None
+
+    def closed(self) -> Account:
+        """Counts no further: what is compiled later belongs to others."""
+        self._after = dict(polytile.counters)
+        return self
+
+    @property
+    def _now(self) -> Mapping[str, Any]:
+        return self._after if self._after is not None else polytile.counters
 
     def __getitem__(self, name: str) -> int | None:
-        return polytile.counters[name] - self._before[name] if self._own else None
+        return self._now[name] - self._before[name] if self._own else None
 
     @property
     def library_calls(self) -> dict[str, int]:
         """Call sites that run as ATen calls, by operator."""
         if not self._own:
             return {}
-        gained = collections.Counter(polytile.counters["library_calls"])
+        gained = collections.Counter(self._now["library_calls"])
         gained.subtract(self._before["library_calls"])
         return {name: number for name, number in sorted(gained.items()) if number > 0}
 

@@ -139,7 +139,7 @@ def run_mode(mode: str, backend: str, texts: dict[int, Tensor], seconds: float) 
         calls = {"eager": functools.partial(eager, tokens), "compiled": functools.partial(ours, tokens)}
         cases.append(Case(length, compare(calls, seconds=seconds, warmups=1), *errors[length]))
     operators, chosen = explained(mode, backend, function, next(iter(texts.values())))
-    return Mode(mode, tuple(cases), first_calls[0], sum(first_calls[1:]), account, operators, chosen)
+    return Mode(mode, tuple(cases), first_calls[0], sum(first_calls[1:]), account.closed(), operators, chosen)
 
 
 def explained(

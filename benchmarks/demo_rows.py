@@ -79,7 +79,7 @@ def run_function(name: str, backend: str, seconds: float) -> dict[str, Any]:
         "errors": errors,
         "first_call_seconds": first_calls[0],
         "new_shape_seconds": sum(first_calls[1:]),
-        "account": account,
+        "account": account.closed(),
         "decisions": chosen,
     }
 
