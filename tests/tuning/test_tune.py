@@ -144,6 +144,7 @@ def test_tensors_that_require_grad_are_tuned_on() -> None:
 
 
 def test_the_environment_names_torch_and_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     facts = dict(environment())
     assert facts["torch"] == torch.__version__ and "compiler" in facts
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
