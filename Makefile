@@ -1,5 +1,5 @@
 # make setup   a virtual environment in .venv with everything below in it
-# make demo    one compile, many shapes: an encoder, a matmul, softmax and RMSNorm against eager (5 to 8 minutes, 2 cores)
+# make demo    one compile, many shapes: an encoder, a matmul, softmax and RMSNorm against eager (about 4 minutes, 2 cores)
 # make test    the tests
 # make bench   every benchmark; results go to benchmarks/results/
 # make lint    ruff and mypy
