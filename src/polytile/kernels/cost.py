@@ -4,7 +4,7 @@
 
 `work` is the multiply-adds of all passes by the ops table over the vector lanes; `bytes` what each tensor argument moves, each
 pass again unless the row stays in cache; bandwidth by the level of the memory hierarchy that holds the footprint; `speedup` the
-threads that find work. Constants were read off this project's own measurements on an AVX-512 server core (docs/cpu-loops.md);
+threads that find work. Constants are round numbers for an AVX-512 server core, not a fit;
 they rank candidates and nothing more. Known wrong: strided and gathered accesses cost several times their bytes, and waking a
 sleeping thread costs 15-40 µs that back-to-back calls never show.
 """
