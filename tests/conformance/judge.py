@@ -28,9 +28,7 @@ def leaves(nest: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(nest) if leaf is not None]
 
 
-def judge(
-    got: Any, eager: Any, exact: Callable[[], Any], what: str, strides: bool = True, values: bool = True
-) -> None:
+def judge(got: Any, eager: Any, exact: Callable[[], Any], what: str, strides: bool = True, values: bool = True) -> None:
     """Raises Wrong unless `got` is as good as `eager`. `exact()` computes the same in float64; it is called only where
     the two differ by more than rounding, and may raise. `strides`, `values`: whether these are compared."""
     mine, theirs = leaves(got), leaves(eager)
@@ -97,9 +95,7 @@ def _by_float64(
         off, eager = distance(mine[k], right[k]), distance(theirs[k], right[k])
         allowed = SLACK * eager + ROUNDINGS * torch.finfo(theirs[k].dtype).eps
         if not off <= allowed:
-            raise Wrong(
-                f"{what} {k}: {off:.2g} from float64, eager is {eager:.2g}; {_difference(mine[k], theirs[k])}"
-            )
+            raise Wrong(f"{what} {k}: {off:.2g} from float64, eager is {eager:.2g}; {_difference(mine[k], theirs[k])}")
 
 
 def distance(got: Tensor, exact: Any) -> float:
