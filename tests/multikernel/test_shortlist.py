@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.multikernel.helpers import SPEC, Fake, arguments
-
 from polytile import options
 from polytile.multikernel import MultiKernel
+from tests.multikernel.helpers import SPEC, Fake, arguments
 
 
 def measured(*candidates: Fake, m: int = 32) -> set[str]:
