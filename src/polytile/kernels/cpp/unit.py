@@ -30,6 +30,8 @@ class Unit:
 
     def __post_init__(self) -> None:
         self.nest = nest_of(self.kernel.loop)
+        if self.variant == "tiled":  # its sweeps are too short to be cut
+            self.nest = replace(self.nest, cutting=False)
         self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if self.variant == "atomic" else memory.PLAIN)
 
     @property
