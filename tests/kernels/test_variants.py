@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from polytile.ir import expr
 from polytile.ir.expr import Node
@@ -18,9 +19,11 @@ def softmax_of(index: object) -> Node:
     return op("div", power, expr.reduce("sum", F32, power))
 
 
-def case(value: Node, index: object, reduced: bool = True, threads: int = 16) -> Case:
+def case(
+    value: Node, index: object, reduced: bool = True, threads: int = 16, result: torch.dtype = torch.float32
+) -> Case:
     axes = ({P0: S0}, {R0: S1}) if reduced else ({P0: S0, P1: S1}, {})
-    return Case(loop([store("o", index, value)], *axes), {"x": F32, "o": F32}, threads, compiled=False)  # type: ignore[arg-type]
+    return Case(loop([store("o", index, value)], *axes), {"x": F32, "o": result}, threads, compiled=False)  # type: ignore[arg-type]
 
 
 def names(one: Case) -> list[str]:
@@ -48,7 +51,7 @@ def test_rows_are_kept_only_where_computing_again_costs_more() -> None:
     ("name", "rows", "length", "valid"),
     [
         ("looped t1", 1, 1, True), ("looped t1", 0, 0, True),
-        ("persistent t1", 4, 1000, True), ("persistent t1", 4, 1 << 20, False),
+        ("persistent t1", 4, 1000, True), ("persistent t1", 4, 1 << 20, True),
         ("looped t4", 2, 100, False), ("looped t4", 1, 100_000, False), ("looped t4", 64, 64, True),
         ("split t4", 1, 100_000, True), ("split t4", 1, 1000, False), ("split t4", 10_000, 2000, False),
     ],
@@ -56,6 +59,13 @@ def test_rows_are_kept_only_where_computing_again_costs_more() -> None:
 def test_where_a_candidate_is_valid(name: str, rows: int, length: int, valid: bool) -> None:
     found = {c.name: c for c in case(softmax_of(ROW), ROW, threads=4).candidates}
     assert found[name].valid({"n0": rows, "n1": length}) is valid
+
+
+def test_a_row_that_needs_memory_of_its_own_may_not_be_long() -> None:
+    """Where the result is narrower than what is kept, it cannot hold it."""
+    found = {c.name: c for c in case(softmax_of(ROW), ROW, result=torch.bfloat16).candidates}
+    assert found["persistent t1"].valid({"n0": 4, "n1": 1000})
+    assert not found["persistent t1"].valid({"n0": 4, "n1": 1 << 20})
 
 
 def test_some_candidate_is_valid_at_any_size() -> None:

@@ -21,7 +21,6 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
   parallel(threads, [&](long thread, long workers) {
     const long begin = n0 * thread / workers, end = n0 * (thread + 1) / workers;
     if (begin == end) return;
-    Scratch<float> row_t3(n1);
     long p0 = begin;
     for (long row = begin; row < end; ++row) {
       // pass 0
@@ -46,12 +45,12 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
         const V<float, L> t2 = t0 - splat<float, L>(t1[0]);
         const V<float, L> t3 = exp(t2);
         acc.sum0 = acc.sum0 + keep<float, L>(tail, t3, 0.0f, n);
-        vstore<float, L>(tail, row_t3 + r0, t3, n);
+        vstore<float, L>(tail, a1 + p0*n1 + r0, t3, n);
       });
       const V<float, 1> t4 = hsum(total1.sum0);
       // pass 2
       each_vector<L>(0, n1, lead<L>(a1 + p0*n1, n1 - 0), [&](auto tail, const long r0, const long n) PT_INLINE {
-        const V<float, L> t3 = vload<float, L>(tail, row_t3 + r0, n);
+        const V<float, L> t3 = vload<float, L>(tail, a1 + p0*n1 + r0, n);
         const V<float, L> t5 = t3 / splat<float, L>(t4[0]);
         vstore<float, L>(tail, a1 + p0*n1 + r0, t5, n);
       });

@@ -19,7 +19,6 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
   long error = 0;
   if (n0 <= 0) return 0;
   const long rows = n0;
-  Scratch<float> row_t3(n1);
   struct Acc0 {
     V<float, L> max0 = splat<float, L>(-__builtin_inff());
     PT_FN void merge(const Acc0& o) { max0 = maximum(max0, o.max0); }
@@ -49,13 +48,13 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
         const V<float, L> t2 = t0 - splat<float, L>(t1[0]);
         const V<float, L> t3 = exp(t2);
         acc.sum0 = acc.sum0 + keep<float, L>(tail, t3, 0.0f, n);
-        vstore<float, L>(tail, row_t3 + r0, t3, n);
+        vstore<float, L>(tail, a1 + p0*n1 + r0, t3, n);
       });
       put_together(total1, (Acc1*)all1, row, thread, workers);
       const V<float, 1> t4 = hsum(total1.sum0);
       // pass 2
       each_vector<L>(first, last, lead<L>(a1 + first + p0*n1, last - first), [&](auto tail, const long r0, const long n) PT_INLINE {
-        const V<float, L> t3 = vload<float, L>(tail, row_t3 + r0, n);
+        const V<float, L> t3 = vload<float, L>(tail, a1 + p0*n1 + r0, n);
         const V<float, L> t5 = t3 / splat<float, L>(t4[0]);
         vstore<float, L>(tail, a1 + p0*n1 + r0, t5, n);
       });

@@ -60,7 +60,8 @@ def _kept_rows(unit: Unit, out: Writer) -> None:
     """Room for the kept values of one row."""
     length = domain.count((*unit.nest.inner, unit.nest.vec))
     for node in unit.kept:
-        out.line(f"Scratch<{text.value_type(node.dtype)}> {_kept(unit, node)}({length});")
+        if node not in unit.homes:
+            out.line(f"Scratch<{text.value_type(node.dtype)}> {_kept(unit, node)}({length});")
 
 
 def _kept(unit: Unit, node: Node) -> str:
@@ -173,15 +174,20 @@ def _pass_lines(unit: Unit, scope: Scope, k: int) -> list[str]:
     for node, made in unit.kept.items():
         if made == k:
             name = body.emit(node, inner)
-            place = f"{_kept(unit, node)} + {_position(unit)}"
-            inner.lines.append(f"vstore<{text.value_type(node.dtype)}, L>(tail, {place}, {name}, n);")
+            inner.lines.append(f"vstore<{text.value_type(node.dtype)}, L>(tail, {_place(unit, node)}, {name}, n);")
     body.stores(unit.nest.stores_in(k), inner)
     body.made = {}
     return inner.lines
 
 
 def _from_row(unit: Unit, node: Node) -> str:
-    return f"vload<{text.value_type(node.dtype)}, L>(tail, {_kept(unit, node)} + {_position(unit)}, n)"
+    return f"vload<{text.value_type(node.dtype)}, L>(tail, {_place(unit, node)}, n)"
+
+
+def _place(unit: Unit, node: Node) -> str:
+    """Where the kept value of the current element is."""
+    home = unit.homes.get(node)
+    return f"{_kept(unit, node)} + {_position(unit)}" if home is None else f"{home.buffer} + {text.index(home.index)}"
 
 
 def _position(unit: Unit) -> str:
