@@ -31,6 +31,11 @@ class Scope:
         return Scope([], dict(self.names), leave)
 
 
+def always(text: str) -> Callable[[Scope], str]:
+    """How to make a value that is `text` in every scope."""
+    return lambda scope: text
+
+
 class Body:
     """Emits nodes. `lanes` is the C++ text of the vector lane count; uniform values are vectors of one lane.
 
@@ -75,7 +80,7 @@ class Body:
             seen.add(id(node))
             stack.append((node, True))
             if id(node) not in self.made:
-                stack.extend((c, False) for c in reversed(node.children))
+                stack.extend((c, False) for c in reversed(self.nest.operands(node)))
         return order
 
     def _one(self, node: Node, scope: Scope) -> str:
