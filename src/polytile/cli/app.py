@@ -9,7 +9,7 @@ import typer
 
 from polytile import __version__
 from polytile.cli import plan, store
-from polytile.cli.plain import PlainErrors, StorePath, store_at
+from polytile.cli.plain import PlainErrors, StorePlace, store_at
 
 app = typer.Typer(
     name="polytile",
@@ -50,7 +50,7 @@ def explain_choice(
     plan: Annotated[
         Path | None, typer.Option(help="A plan that is in force; else the one the option plan names.")
     ] = None,
-    store: StorePath = None,
+    store: StorePlace = None,
 ) -> None:
     """Say which candidate runs a kernel at some sizes, on what grounds, and how the others did.
 
