@@ -58,7 +58,7 @@ def sizes_text(sizes: Sequence[tuple[str, int]]) -> str:
 
 def environment_text(facts: Mapping[str, str]) -> str:
     """An environment as words, without what is only for machines."""
-    return ", ".join(f"{name} {value}" for name, value in sorted(facts.items()) if name != "method")
+    return ", ".join(f"{name} {value}" for name, value in sorted(facts.items()) if name not in ("method", "flags"))
 
 
 __all__ = ["FAILED", "PlainErrors", "StorePlace", "date", "environment_text", "sizes_text", "store_at"]

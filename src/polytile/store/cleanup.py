@@ -23,7 +23,7 @@ from polytile.store import schema
 from polytile.store.place import Place
 from polytile.store.reading import Unusable, opened, reading
 
-SOFTWARE = ("torch", "compiler", "method")
+SOFTWARE = ("torch", "compiler", "flags", "method")
 """The facts of an environment that an upgrade replaces for good."""
 
 DAYS = 30.0

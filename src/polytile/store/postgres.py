@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -143,9 +145,24 @@ class _Marks:
         """A transaction that begins with the statement `first`. `together`: everything is sent at once and nothing is
         asked back, which takes one trip to the server in place of one for each statement."""
         pipeline = self._connection.pipeline() if together else contextlib.nullcontext()
-        with pipeline, self._connection.transaction():
+        with _quiet(), pipeline, self._connection.transaction():
             self.execute(first)
             yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """psycopg logs a lost connection that it raises an error for as well; the error is told of once, elsewhere."""
+    logger, thread = logging.getLogger("psycopg"), threading.get_ident()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(of_others)
 
 
 @contextlib.contextmanager
@@ -198,10 +215,10 @@ def _connect(server: Server) -> Any:
 def _version(connection: _Marks) -> int:
     """The version of the tables, 0 where there are none. Raises Unusable for a schema of that name that holds something
     else, and for a newer polytile's."""
-    question = "SELECT to_regclass(:store) IS NOT NULL, to_regclass(:measurements) IS NOT NULL"
-    names = {"store": f"{SCHEMA}.store", "measurements": f"{SCHEMA}.measurements"}
-    ((marked, tables),) = connection.execute(question, names).fetchall()
-    if not marked:
+    # Not to_regclass: its answer may be one remembered from before another process made the tables.
+    question = "SELECT tablename FROM pg_catalog.pg_tables WHERE schemaname = :schema"
+    tables = {name for (name,) in connection.execute(question, {"schema": SCHEMA}).fetchall()}
+    if "store" not in tables:
         if tables:
             raise Unusable(f"its schema {SCHEMA} holds tables that are not polytile's; name another database")
         return 0

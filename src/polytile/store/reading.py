@@ -91,11 +91,6 @@ def reading(place: Place) -> Iterator[Reader]:
             file.close()
 
 
-def exists(place: Place) -> bool:
-    """Whether there is something to read at the place; a server always counts."""
-    return isinstance(place, Server) or (place.exists() and place.stat().st_size > 0)
-
-
 def records(place: Place) -> list[Record]:
     """Every measurement of the store, oldest first. Raises StoreError where it cannot be read."""
     with reading(place) as reader:
@@ -143,4 +138,4 @@ def _must_be_ours(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-__all__ = ["Reader", "Record", "Unusable", "exists", "opened", "place_of", "reading", "record_of", "records"]
+__all__ = ["Reader", "Record", "Unusable", "opened", "place_of", "reading", "record_of", "records"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from polytile.errors import StoreError
 from polytile.store import jsonl, schema
 from polytile.store.place import Place
-from polytile.store.reading import Record, Unusable, exists, opened, reading, records
+from polytile.store.reading import Record, Unusable, opened, reading, records
 
 BATCH = 1000
 """Measurements a transaction: an import that is killed keeps what it has done, and goes on when run again."""
@@ -88,14 +88,14 @@ def import_lines(source: Path, target: Place) -> Transfer:
 
 def add(found: Iterable[Record], target: Place) -> Transfer:
     """Adds the records that the store `target` does not have. Raises StoreError where it cannot take them."""
-    known: set[str] = set()
-    if exists(target):
-        with reading(target) as reader:
-            known = {uid for (uid,) in reader.rows(schema.UIDS)}
+    if isinstance(target, Path) and target.exists() and target.stat().st_size:
+        with reading(target):  # a program's own way of opening would set aside what is no store
+            pass
     given = {record.uid: record for record in found}
-    new = [record.rows for uid, record in given.items() if uid not in known]
     database = opened(target)
     try:
+        known = {uid for (uid,) in database.rows(schema.UIDS)}
+        new = [record.rows for uid, record in given.items() if uid not in known]
         for first in range(0, len(new), BATCH):
             database.append(new[first : first + BATCH])
     except Unusable as error:

@@ -12,6 +12,7 @@ from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.tuning import tune
+from polytile.tuning.circumstances import completed
 from polytile.tuning.decide import Score, pick
 
 tuner: tune.Tuner = tune.tune
@@ -46,7 +47,11 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         options.get("check_accuracy"),
     )
     attempts = tuner(task)
-    measurements = [attempt.measurement for attempt in attempts if attempt.measurement is not None]
+    measurements = [
+        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes))
+        for attempt in attempts
+        if attempt.measurement is not None
+    ]
     counters.add("candidates_benchmarked", sum(bool(measurement.samples) for measurement in measurements))
     if remember and measurements:
         request.store.append(*measurements)
