@@ -111,7 +111,9 @@ class Server:
         package = directory.parent.parent
         copies = self.directory / "programs"
         shutil.copytree(directory.parent, copies / package.name / directory.parent.name, symlinks=True)
-        libraries = package.with_name(f"{package.name}.libs")  # where a wheel keeps them; found from the programs' own place
+        libraries = package.with_name(
+            f"{package.name}.libs"
+        )  # where a wheel keeps them; found from the programs' own place
         if libraries.is_dir():
             shutil.copytree(libraries, copies / libraries.name, symlinks=True)
         return copies / package.name / directory.parent.name / directory.name

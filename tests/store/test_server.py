@@ -31,7 +31,9 @@ def test_eight_processes_write_at_once_and_none_is_lost(database: Server) -> Non
     for process in writers:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0 and not errors, errors
-    assert {number(m) for m in Store(database).measurements()} == {w * 100_000 + n for w in range(8) for n in range(200)}
+    assert {number(m) for m in Store(database).measurements()} == {
+        w * 100_000 + n for w in range(8) for n in range(200)
+    }
     assert not check.check(database).troubles
 
 
@@ -249,7 +251,9 @@ def test_a_missing_database_and_an_empty_one_are_told_apart(database: Server) ->
     with pytest.raises(StoreError, match="there is no measurement store in postgresql://.*run a compiled program"):
         records(database)
     with pytest.raises(StoreError, match='database "nothing" does not exist'):
-        records(Server(database.url.replace("/store_", "/nothing?x=").split("?x=")[0] + "?" + database.url.split("?")[1]))
+        records(
+            Server(database.url.replace("/store_", "/nothing?x=").split("?x=")[0] + "?" + database.url.split("?")[1])
+        )
 
 
 # Naming one.
@@ -286,4 +290,3 @@ def test_the_option_names_the_store(
     with options.override(store="mysql://host/db"), pytest.raises(OptionError, match="mysql:// is neither"):
         store.current()
     store.forget()
-

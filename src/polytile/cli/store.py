@@ -169,7 +169,9 @@ def check_store(store: StorePlace = None) -> None:
         ("taken", f"{date(health.oldest)} to {date(health.newest)}"),
         ("set aside as damaged", ", ".join(path.name for path in health.set_aside) or "none"),
     ]
-    show(Table.of(f"Store {health.place}", ["subject", "found"], rows, [f"- {trouble}." for trouble in health.troubles]))
+    show(
+        Table.of(f"Store {health.place}", ["subject", "found"], rows, [f"- {trouble}." for trouble in health.troubles])
+    )
     raise typer.Exit(1 if health.troubles else 0)
 
 

@@ -28,6 +28,7 @@ SOFTWARE = ("torch", "compiler", "flags", "method")
 
 DAYS = 30.0
 
+
 @dataclass(frozen=True)
 class Stale:
     """Measurements, by their numbers, that can go, whose they are, and why."""
