@@ -46,7 +46,7 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
         options.get("check_accuracy"),
     )
-    attempts = tuner(task)
+    attempts = (request.tuner or tuner)(task)
     measurements = [
         completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes))
         for attempt in attempts
