@@ -40,6 +40,12 @@ TABLE: tuple[Option, ...] = (
     ),
     Option("debug", int, 0, "1 prints decisions, 2 also kernels, 3 also the IR between passes."),
     Option("persist", bool, True, "Keep measurements and compiled kernels on disk for other processes (SPEC M8)."),
+    Option(
+        "store",
+        str,
+        "",
+        "Where measurements are kept: a file, or a server as postgresql://user@host/database; empty: a file in cache_dir.",
+    ),
     Option("cxx", str, "", "C++ compiler to use; empty: $CXX, then g++, then clang++."),
     Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core."),
     Option(

@@ -13,6 +13,7 @@ from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.tuning import tune
+from polytile.tuning.circumstances import completed
 from polytile.tuning.decide import Score, pick
 
 tuner: tune.Tuner = tune.tune
@@ -47,8 +48,12 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
         options.get("check_accuracy"),
     )
-    attempts = tuner(task)
-    measurements = [attempt.measurement for attempt in attempts if attempt.measurement is not None]
+    attempts = (request.tuner or tuner)(task)
+    measurements = [
+        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes))
+        for attempt in attempts
+        if attempt.measurement is not None
+    ]
     counters.add("candidates_benchmarked", sum(bool(measurement.samples) for measurement in measurements))
     if remember and measurements:
         request.store.append(*measurements)
