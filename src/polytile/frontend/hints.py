@@ -39,7 +39,8 @@ def checked(hints: Sequence[int] | Mapping[str, Sequence[int]] | None) -> Hints:
 
 def sizes_of(graph: Any) -> Values:
     """The dynamic sizes of a graph's tensors in argument order, then other dynamic integers, then strides, and what the
-    tracer saw of each. (Strides are arguments too, so what is no size must wait for all sizes.) Dynamo's graphs and AOTAutograd's will do. Reads the tracer's values; never specialises."""
+    tracer saw of each. (Strides are arguments too, so what is no size must wait for all sizes.) Dynamo's graphs and
+    AOTAutograd's will do. Reads the tracer's values; never specialises."""
     found: Values = {}
     for number in _symbolic_numbers(graph):
         for symbol in sorted(number.node.expr.free_symbols, key=str):

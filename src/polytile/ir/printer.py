@@ -18,7 +18,6 @@ from polytile.ir import expr
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import Assert, Axis, Buffer, Extern, Input, Loop, Program, Ref, Store, Template, View
 
-
 _ASSIGN = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}  # by the mode of a store
 
 

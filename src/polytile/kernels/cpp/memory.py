@@ -35,7 +35,7 @@ def load(body: Body, node: Load, scope: Scope) -> str:
 def _contiguous_or_not(body: Body, node: Load, scope: Scope) -> str:
     kind, lanes = text.value_type(node.dtype), body.lanes_of(node)
     index, vectors = body.indirect(node.indirect, node.index, scope)
-    base = _typed(body, node)
+    base = pointer(body, node)
     step = None if vectors else sizes.coefficient(index, body.nest.vec.symbol)
     at = f"{base} + {text.index(index)}" if not vectors else ""
     if not body.nest.is_vector(node):
@@ -54,13 +54,18 @@ def _under_vector_mask(body: Body, node: Load, scope: Scope) -> str:
     assert node.mask is not None
     mask = body.emit(node.mask, scope)
     index, vectors = body.indirect(node.indirect, node.index, scope)
-    base = _typed(body, node)
+    base = pointer(body, node)
     if not vectors and sizes.coefficient(index, body.nest.vec.symbol) == 1:
         return f"vload_where<{kind}, {body.lanes}>(tail, {base}, {text.index(index)}, {mask}, n)"
     return f"vload_gather_where<{kind}, {body.lanes}>(tail, {base}, {body.index_vector(index, vectors)}, {mask}, n)"
 
 
-def _typed(body: Body, node: Load) -> str:
+def from_tile(node: Load, tile: str) -> str:
+    """The value of a load whose square of points was turned into `tile`, at row u."""
+    return f"{'-' if node.dtype == torch.bool else ''}load<{text.value_type(node.dtype)}, L>({tile} + u * L)"
+
+
+def pointer(body: Body, node: Load) -> str:
     """The buffer, as a pointer to what the node's type lies in memory as: a load of another type of the same width reads
     the stored bits as that type."""
     stored = body.kernel.storage(node.buffer)
