@@ -13,9 +13,10 @@ from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.tuning import tune
 from polytile.tuning.decide import Score, pick
+from polytile.tuning.isolation import policy
 
 tuner: tune.Tuner = tune.tune
-"""What tries candidates: in this process; something that does so in a worker can take its place."""
+"""What tries candidates; something else that does can take its place."""
 
 
 def choose(request: Request) -> Answer | None:
@@ -34,6 +35,10 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     """The fastest of `candidates`; those that fail are rejected. With `remember` the store gets the measurements."""
     spec = request.spec
     assert request.args is not None
+
+    def proven(source_hash: str) -> bool:
+        return request.store.proven(request.problem.device, request.environment, source_hash)
+
     task = tune.Task(
         request.problem,
         tuple(candidates),
@@ -44,6 +49,9 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         spec.reduction_length(request.ints),
         min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
         options.get("check_accuracy"),
+        apart=policy.apart(candidates, proven),
+        trial_seconds=options.get("trial_seconds"),
+        only_apart=options.get("isolation") == "always",
     )
     attempts = tuner(task)
     measurements = [attempt.measurement for attempt in attempts if attempt.measurement is not None]
