@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
+from polytile.errors import PolytileError
 from polytile.kernels.candidate import NativeEntry, NativeHandle
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
@@ -60,6 +61,16 @@ class CppCandidate:
     def source_path(self) -> str:
         """Where the source can be read once compilation was asked for."""
         return str(self._compilation.result().source) if self._compilation is not None else ""
+
+    @property
+    def compile_seconds(self) -> float | None:
+        """Seconds in the compiler; None before it was done, and where an earlier process had done it."""
+        if self._compilation is None or not self._compilation.done():
+            return None
+        try:
+            return self._compilation.result().seconds or None
+        except PolytileError:
+            return None
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return self._valid(sizes)
