@@ -55,7 +55,13 @@ TABLE: tuple[Option, ...] = (
         "auto: measure a shortlist where nothing is known; off: prior and store only.",
         choices=("auto", "off"),
     ),
-    Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known."),
+    Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known, at most."),
+    Option(
+        "expected_calls",
+        int,
+        10_000,
+        "Calls of a kernel at a size by which compiling one more candidate for it must be able to pay.",
+    ),
     Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal (DESIGN 10)."),
     Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed (DESIGN 9)."),
     Option(

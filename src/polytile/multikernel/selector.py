@@ -53,8 +53,9 @@ class Request:
         return tuple(candidate for candidate in self.candidates if candidate.name not in self.rejected)
 
     def scores(self, known: Mapping[Identity, Score]) -> list[Score | None]:
-        """The scores of `candidates`, in their order."""
-        return [known.get(identity(candidate)) for candidate in self.candidates]
+        """The scores of `candidates`, in their order. The source of one whose name no score bears is not generated."""
+        names = {name for name, _, _ in known}
+        return [known.get(identity(candidate)) if candidate.name in names else None for candidate in self.candidates]
 
     def usable(self, scores: Sequence[Score | None]) -> list[Score | None]:
         """`scores` without those of rejected candidates."""

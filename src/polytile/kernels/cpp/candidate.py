@@ -16,7 +16,8 @@ ENTRY = "polytile_kernel"
 
 class CppCandidate:
     """`make_source()` gives the translation unit whose entry point is `polytile_kernel`; `valid` and `cost` are functions of
-    the concrete sizes. Candidates that differ in threads alone share one source and one library."""
+    the concrete sizes. Candidates that differ in threads alone share one source and one library. `recipe` names what the
+    source is made from, equal for equal sources and cheaper than they are."""
 
     origin = "cpp"
 
@@ -28,7 +29,9 @@ class CppCandidate:
         make_source: Callable[[], str],
         valid: Callable[[Mapping[str, int]], bool],
         cost: Callable[[Mapping[str, int]], float],
+        recipe: str,
     ) -> None:
+        self.recipe = recipe
         self._name, self._config, self._kernel_name = name, config, kernel_name
         self._make_source, self._valid, self._cost = make_source, valid, cost
         self._lock = threading.Lock()
