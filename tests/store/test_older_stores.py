@@ -8,19 +8,28 @@ from pathlib import Path
 
 import pytest
 
+from polytile.errors import StoreError
 from polytile.store import Store, check, schema, transfer
+from polytile.store.place import Server
 from polytile.store.reading import records
 from tests.store.helpers import ENVIRONMENT, make, writer
 
 FIRST = Path(__file__).with_name("store_version_1.sql")
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A file of version 1 with two measurements."""
+@pytest.fixture(params=range(1, schema.VERSION))
+def old(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of an older version with two measurements."""
     path = tmp_path / "s"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(FIRST.read_text())
+    if request.param > 1:
+        monkeypatch.setattr(schema, "VERSION", request.param)
+        kept = Store(path)
+        assert kept.exact(make(1).problem, ENVIRONMENT)
+        kept.close()
+        monkeypatch.undo()
+    assert version(path) == request.param
     return path
 
 
@@ -63,6 +72,21 @@ def test_the_migrated_tables_are_those_of_a_new_store(old: Path, tmp_path: Path)
     columns = []
     for path in (old, tmp_path / "new"):
         with contextlib.closing(sqlite3.connect(path)) as connection:
-            names = "problems", "environments", "devices", "measurements", "decisions"
+            names = "problems", "environments", "devices", "measurements", "candidates", "decisions"
             columns.append([connection.execute(f"PRAGMA table_info({name})").fetchall() for name in names])
     assert columns[0] == columns[1]
+
+
+def test_a_servers_older_store_is_brought_up_to_date_by_the_program_that_uses_it(database: Server) -> None:
+    import psycopg
+
+    Store(database).append(make(1))
+    with psycopg.connect(database.url) as connection:
+        connection.execute("SET search_path TO polytile")
+        connection.execute("DROP VIEW candidates")
+        connection.execute("UPDATE store SET version = 2")
+    with pytest.raises(StoreError, match="older schema 2; a program that uses it brings it up to date"):
+        records(database)
+    Store(database).append(make(2))
+    assert [record.measurement for record in records(database)] == [make(1), make(2)]
+    assert not check.check(database).troubles

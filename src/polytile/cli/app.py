@@ -91,7 +91,7 @@ def tune_ahead(
 
 @app.command("replay")
 def replay_measurements(
-    file: Annotated[str, typer.Argument(help="Measurements: JSON lines as `store export` writes them, or a store.")],
+    file: Annotated[str, typer.Argument(help="Measurements: a file that `store export` or another tuner wrote, or a store.")],
     kernel: Annotated[str, typer.Option(help="These kernels alone: a part of their name.")] = "",
     shuffle: Annotated[int | None, typer.Option(help="Take the problems in a random order of this seed.")] = None,
     choices: Annotated[bool, typer.Option("--choices", help="Show what was chosen on each problem.")] = False,
