@@ -19,6 +19,7 @@ from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.store import Store, jsonl, kernel_tuner, transfer
 from polytile.store.place import place_of
 from polytile.store.reading import Record, records
+from tests.store.helpers import KERNEL_TUNERS
 
 Make = Callable[..., Measurement]
 
@@ -255,32 +256,6 @@ def test_a_store_survives_t4_whole(tmp_path: Path, store: Path) -> None:
         assert transfer.import_file(tmp_path / "results.json", tmp_path / "b").new == new
     assert records(tmp_path / "b") == records(store)
     assert kernel_tuner.text(records(tmp_path / "b")) == kernel_tuner.text(records(store))
-
-
-KERNEL_TUNERS = {
-    "results": [
-        {
-            "timestamp": "2023-12-05 14:03:21.123456+00:00",
-            "configuration": {"block_size_x": 64, "use_padding": True, "method": "linear"},
-            "times": {"compilation": 812.5, "benchmark": 70.0, "framework": 1.5, "search_algorithm": 0.1,
-                      "validation": 0.0, "runtimes": [1.25, 1.5, 1.0]},
-            "invalidity": "correct",
-            "correctness": 1,
-            "measurements": [{"name": "time", "value": 1.25, "unit": "ms"}],
-            "objectives": ["time"],
-        },
-        {
-            "configuration": {"block_size_x": 2048, "use_padding": False, "method": "linear"},
-            "times": {"compilation_time": 3.0, "runtimes": []},
-            "invalidity": "compile",
-            "correctness": 1,
-        },
-        {"configuration": {"block_size_x": 1, "tile": [1, 2]}, "times": {"runtimes": [9.0]}, "invalidity": "correct",
-         "correctness": 0},
-    ],
-    "schema_version": "1.0.0",
-}  # fmt: skip
-"""As Kernel Tuner's store_output_file writes them (its names of times differ from the schema's), and other writers."""
 
 
 def test_another_tuners_results_are_measurements_for_replays(tmp_path: Path) -> None:

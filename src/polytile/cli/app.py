@@ -99,7 +99,7 @@ def replay_measurements(
     """Replay the selector on measurements: what it would choose, how far that is from the fastest, and what it would measure.
 
     Nothing is compiled or timed; what was measured stands in for the device, whichever it was. It should have every
-    candidate at every size: measure with a large POLYTILE_SHORTLIST. POLYTILE_ variables set the options.
+    candidate at every size: measure with POLYTILE_TUNE=all. POLYTILE_ variables set the options.
     """
     from polytile.cli.replay import run, tables
     from polytile.report import show

@@ -43,7 +43,7 @@ def run(named: str, kernel: str, shuffle: int | None) -> list[tuple[Matrix, Repo
     if not found:
         which = f" of a kernel called {kernel!r}" if kernel else ""
         raise StoreError(
-            f"{named} has no two candidates{which} to choose between; measure with the option shortlist above 1."
+            f"{named} has no two candidates{which} to choose between; measure with POLYTILE_TUNE=all."
         )
     return found
 
