@@ -48,7 +48,7 @@ def to_cubin(launch: Launch, arch: int = 90) -> Cubin:
     except Exception as error:  # Triton raises what its passes and ptxas raise
         raise CompileFailed(f"Triton could not compile this kernel for sm_{arch}: {error}\n{launch.source}") from error
     binary, name = made.asm["cubin"], made.metadata.name
-    registers, spills = resources(binary, name)
+    registers, spills = resources(binary)
     return Cubin(binary, name, made.metadata.shared, registers, spills, launch.num_warps, made.asm["ptx"])
 
 

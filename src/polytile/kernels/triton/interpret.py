@@ -57,12 +57,12 @@ def _value(
     values: Mapping[str, int],
     scratch: Sequence[torch.Tensor],
     error: torch.Tensor,
-) -> torch.Tensor | int:
+) -> Any:
     match argument.kind:
         case Kind.TENSOR:
             return tensors[argument.name]
         case Kind.SYMBOL:
-            return values[argument.name]
+            return _integer(values[argument.name], argument.type)
         case Kind.SCRATCH:
             return scratch[argument.index]
     return error
@@ -71,8 +71,22 @@ def _value(
 @functools.lru_cache(maxsize=256)
 def _function(launch: Launch) -> Any:
     names = load(launch.source)
-    names["libdevice"] = Libdevice()
+    names.update(libdevice=Libdevice(), range=_range)
     return names[KERNEL]
+
+
+def _range(*bounds: Any) -> range:
+    """`range` over the interpreter's scalars, which are arrays of one element."""
+    return range(*[int(b.handle.data.item()) if hasattr(b, "handle") else int(b) for b in bounds])
+
+
+def _integer(value: int, kind: str) -> Any:
+    """A scalar argument of Triton's type `kind`, which would else follow from its value."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    dtype, array = (tl.int64, np.int64) if kind == "i64" else (tl.int32, np.int32)
+    return tl.tensor(TensorHandle(np.array([value], dtype=array), dtype), dtype)
 
 
 _TORCH: dict[str, Callable[..., torch.Tensor]] = {

@@ -167,7 +167,7 @@ class Reduction:
             return value if len(running) == 1 else ", ".join(running)
         whole = not self.body.tile.parallel_dims
         own = FORMS[self.kind].own if self.carried not in (torch.int8, torch.int16, torch.uint8, torch.uint16) else ""
-        for axis in [None] if whole and len(at) > 1 else reversed(at):
+        for axis in reversed(at):
             keep = "" if whole else ", keep_dims=True"
             value = f"{own}({value}, {axis}{keep})" if own else f"tl.reduce({value}, {axis}, {self.combine}{keep})"
         return value
