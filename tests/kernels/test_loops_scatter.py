@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from polytile.ir import expr
-from polytile.kernels.cpp.analysis import nest_of
 from polytile.kernels.cpp.scatter import owner_axis
+from polytile.kernels.nest import nest_of
 from polytile.runtime import time_burst
 from tests.kernels.helpers import (
     BF16,

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from polytile.ir import expr, ops, sizes
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.analysis import Form, Nest
 from polytile.kernels.cpp.keeping import kept_values
+from polytile.kernels.nest import Form, Nest
 from polytile.kernels.variants import extent
 from polytile.problem import Config
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from polytile import options
 from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.analysis import Form, Nest
 from polytile.kernels.cpp.keeping import kept_values
 from polytile.kernels.cpp.scatter import accumulates, owner_axis, scattered
+from polytile.kernels.nest import Form, Nest
 from polytile.problem import Config
 
 SCRATCH_LIMIT = (

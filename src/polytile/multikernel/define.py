@@ -14,7 +14,7 @@ from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Loop, Template, View
 from polytile.kernels import loops, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
-from polytile.kernels.cpp.analysis import Form, nest_of
+from polytile.kernels.nest import Form, nest_of
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.registry import define
 from polytile.multikernel.spec import ArgInfo, KernelSpec

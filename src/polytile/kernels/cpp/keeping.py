@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polytile.ir import ops
 from polytile.ir.expr import Load, Node, Op, Part, Reduce
-from polytile.kernels.cpp.analysis import Form, Nest
+from polytile.kernels.nest import Form, Nest
 
 THRESHOLD = 8.0  # multiply-adds a lane: from here on a load from the cache is cheaper than computing again
 

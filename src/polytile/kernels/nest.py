@@ -1,4 +1,4 @@
-"""How a loop nest is laid out for C++: which axis is the vector, and in which pass over a row each value is computed."""
+"""How a loop nest is laid out: which axis is the vector, and in which pass over a row each value is computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 import sympy
 
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Accumulator, Const, Load, Node, Part, Reduce, Scan
+from polytile.ir.expr import Accumulator, Const, Node, Part, Reduce, Scan
 from polytile.ir.program import Axis, Loop, Store, element_level
 
 SHORT = 8  # a constant axis shorter than this makes a poor vector
@@ -82,6 +82,9 @@ class Nest:
     def passes_before(self, node: Node) -> int:
         """How many passes must be over before `node` can be computed."""
         return self._dependences[id(node)].passes
+
+    def dependence(self, node: Node) -> Dependence:
+        return self._dependences[id(node)]
 
     def in_pass(self, node: Node) -> bool:
         """Whether the node is computed inside a pass (else once for each row, or for each tile of columns)."""
@@ -204,16 +207,3 @@ def _score(loop: Loop, axis: Axis) -> float:
     if axis.size.is_Integer and axis.size < SHORT:
         total -= 100 - float(axis.size)
     return total
-
-
-def lane_bytes(nest: Nest) -> int:
-    """Width of the widest element type that lives in vectors: it decides the number of lanes."""
-    vectors = [n for n in nest.nodes if nest.is_vector(n)]
-    if any(n.dtype.itemsize == 8 or (isinstance(n, Load) and gathers(nest, n)) for n in vectors):
-        return 8
-    return 4
-
-
-def gathers(nest: Nest, load: Load) -> bool:
-    """Whether a vector load needs a vector of indices."""
-    return any(nest.is_vector(i) for i in load.indirect) or sizes.coefficient(load.index, nest.vec.symbol) is None
