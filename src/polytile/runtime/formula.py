@@ -41,6 +41,18 @@ def encode(expression: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> For
     return (*code, END, 0)
 
 
+def any_above(expressions: Sequence[sympy.Expr], limit: int, positions: Mapping[sympy.Symbol, int]) -> Formula:
+    """A formula that is 1 where any of the expressions exceeds `limit`, else 0. Raises IRError as `encode` does."""
+    code: list[int] = [CONSTANT, 0]
+    depth = 1
+    for expression in expressions:
+        depth = max(depth, 1 + _emit(sympy.sympify(expression), positions, code))
+        code += [MAXIMUM, 0]
+    if depth > DEPTH:
+        raise IRError("a size expression is too deep for a formula; compute it in the program instead.")
+    return (*code, CONSTANT, limit + 1, FLOOR_DIVIDE, 0, CONSTANT, 1, MINIMUM, 0, END, 0)
+
+
 def _emit(e: sympy.Expr, positions: Mapping[sympy.Symbol, int], code: list[int]) -> int:
     """Appends code that leaves the value of `e` on the stack; returns how deep the stack gets."""
     if isinstance(e, sympy.Integer):
@@ -92,4 +104,4 @@ def _apply(operation: int, a: int, b: int) -> int:
     return {ADD: a + b, MULTIPLY: a * b, MINIMUM: min(a, b), MAXIMUM: max(a, b)}[operation]
 
 
-__all__ = ["DEPTH", "Formula", "encode", "evaluate"]
+__all__ = ["DEPTH", "Formula", "any_above", "encode", "evaluate"]
