@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from polytile import options
+from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.kernels.facts import Facts
 from polytile.problem import Problem
 from polytile.runtime import device, regime
@@ -70,7 +71,7 @@ class KernelSpec:
     source_ops: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     conditions: tuple[tuple[str, Formula], ...] = ()
-    target: torch.device = torch.device("cpu")
+    target: torch.device = CPU_DEVICE
     device: str = ""
     reference: Callable[..., None] | None = field(default=None, compare=False, repr=False)
     make_args: Callable[[Mapping[str, int]], Sequence[Any]] | None = field(default=None, compare=False, repr=False)

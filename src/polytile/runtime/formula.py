@@ -69,6 +69,10 @@ def _emit(e: sympy.Expr, positions: Mapping[sympy.Symbol, int], code: list[int])
         return _chain([*e.args], MODULUS, positions, code)
     if isinstance(e, ModularIndexing):
         return _chain([FloorDiv(e.args[0], e.args[1]), e.args[2]], MODULUS, positions, code)
+    if isinstance(e, sympy.floor):
+        return _chain([*sympy.together(e.args[0]).as_numer_denom()], FLOOR_DIVIDE, positions, code)
+    if isinstance(e, sympy.ceiling):
+        return _emit(-sympy.floor(-e.args[0], evaluate=False), positions, code)
     if isinstance(e, sympy.Pow) and e.exp.is_Integer and e.exp > 0:
         return _chain([e.base] * int(e.exp), MULTIPLY, positions, code)
     raise IRError(f"the size expression {e} ({type(e).__name__}) has no formula; compute it in the program instead.")

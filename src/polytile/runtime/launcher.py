@@ -284,14 +284,19 @@ def _time_burst_in_python(
     return time.perf_counter() - begin, 0
 
 
-def _allocator() -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
+def _allocator(device: str) -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    fast = getattr(guards, "_empty_strided_cpu", None)
-    return fast if fast is not None else lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype)
+    fast = getattr(guards, f"_empty_strided_{device}", None)
+    if fast is not None:
+        return fast
+    return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=device)
 
 
-empty_strided_cpu = _allocator()
+empty_strided_cpu = _allocator("cpu")
 """(sizes, strides, dtype) -> new CPU tensor, in half the time of torch.empty_strided where torch has such a helper."""
 
+empty_strided_cuda = _allocator("cuda")
+"""The same on the current CUDA device."""
 
-__all__ = ["Dispatcher", "Entry", "PythonDispatcher", "empty_strided_cpu", "time_burst"]
+
+__all__ = ["Dispatcher", "Entry", "PythonDispatcher", "empty_strided_cpu", "empty_strided_cuda", "time_burst"]

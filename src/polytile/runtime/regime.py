@@ -1,7 +1,8 @@
 """Regime keys: what a dispatch table distinguishes about the arguments of a call. `launcher.c` computes the same in C.
 
 A key is a sequence of signed 64-bit words: one for each integer argument that matters, then one for each tensor argument
-that matters, in argument order, then the values of the formulas that the kernel asks for (formula.py). As a Python int it is the words one after another, word 0 lowest.
+that matters, in argument order, then the values of the formulas that the kernel asks for (formula.py). As a Python int it
+is the words one after another, word 0 lowest.
 """
 
 from __future__ import annotations

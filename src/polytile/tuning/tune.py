@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from polytile.errors import CompilerMissing
+from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, settle
 from polytile.problem import Measurement, Outcome, Problem
 from polytile.tuning import measure
@@ -41,7 +42,7 @@ class Task:
     predicted_seconds: float = 0.0
     check_accuracy: bool = True
     limits: measure.Limits = measure.LIMITS
-    target: torch.device = torch.device("cpu")
+    target: torch.device = CPU_DEVICE
 
 
 @dataclass(frozen=True)

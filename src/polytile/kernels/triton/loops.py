@@ -14,7 +14,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.library import InterpretedLoop
 from polytile.kernels.loops import kernel_name
 from polytile.kernels.nest import nest_of
-from polytile.kernels.triton.candidate import TritonCandidate, Work
+from polytile.kernels.triton.candidate import TritonCandidate, Work, start_workers
 from polytile.problem import Config
 from polytile.runtime.cuda import device as devices
 
@@ -83,4 +83,10 @@ def label(config: Config) -> str:
     return " ".join([str(config.get("variant", "loop")), *numbers])
 
 
-__all__ = ["loop_candidates", "unavailable"]
+def prepare() -> None:
+    """Starts the processes that compile, and the launcher's own compilation, where there is a use for them."""
+    if devices.available() and importlib.util.find_spec("triton") is not None:
+        start_workers()
+
+
+__all__ = ["loop_candidates", "prepare", "unavailable"]

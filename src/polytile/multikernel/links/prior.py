@@ -16,8 +16,9 @@ def choose(request: Request) -> Answer | None:
 
 
 def shortlist(request: Request) -> tuple[Candidate, ...]:
-    """The candidates worth measuring, in canonical order: the option `shortlist` (on a GPU `gpu_shortlist`) says how many, a library kernel among
-    them (the one with the best prediction), as a tuned program must never be slower than the library's kernels.
+    """The candidates worth measuring, in canonical order: the option `shortlist` (on a GPU `gpu_shortlist`) says how many, a
+    library kernel among them (the one with the best prediction), as a tuned program must never be slower than the
+    library's kernels.
 
     Depends on the sizes and the candidates alone, so that a later process asks for the same ones.
     """

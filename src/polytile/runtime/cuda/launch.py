@@ -138,7 +138,7 @@ class Plan:
         return self._hold((ctypes.c_int64 * len(formula))(*formula))
 
     def _launch(self, launch: Launch) -> _Launch:
-        parameters = self._hold((_Parameter * (len(launch.parameters) + 1))(*launch.parameters))
+        parameters = self._hold((_Parameter * (len(launch.parameters) + 1))(*[_Parameter(*p) for p in launch.parameters]))
         grid = (ctypes.POINTER(ctypes.c_int64) * 3)(
             *[ctypes.cast(self._code(g), ctypes.POINTER(ctypes.c_int64)) for g in launch.grid]
         )
