@@ -36,7 +36,7 @@ def entry(made: launch.Plan) -> NativeEntry:
 
 
 def test_a_launch_has_its_arguments_grid_block_and_stream(stub: Stub) -> None:
-    made = plan(stub, (launch.TENSOR, 0), (launch.INT32, 1), (launch.INT64, 0), (launch.NOTHING, 0), x=(M * N + 7) // 8)
+    made = plan(stub, (launch.TENSOR, 0), (launch.INT32, 1), (launch.INT64, 0), (launch.NOTHING, 0), x=7)
     time_burst(entry(made), (X, -3, 5), 1)
     [call] = stub.calls()
     assert call.values[0] == X.data_ptr()
