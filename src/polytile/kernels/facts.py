@@ -104,7 +104,9 @@ def _reach(
 ) -> int:
     """A bound on |index|: every term at the far end of its axes. An indirect index without a limit counts nothing, since
     generated code keeps it in int64 anyhow."""
-    far = {s: sympy.Integer(max(0, n - 1)) for s, n in ranges.items()} | {s: sympy.Integer(n) for s, n in values.items()}
+    far = {s: sympy.Integer(max(0, n - 1)) for s, n in ranges.items()} | {
+        s: sympy.Integer(n) for s, n in values.items()
+    }
     for k, node in enumerate(indirect):
         limit = index_limit(node)
         known = limit is not None and limit.free_symbols <= values.keys()

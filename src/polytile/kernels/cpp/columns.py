@@ -17,8 +17,8 @@ from polytile.kernels.cpp.body import Scope
 from polytile.kernels.cpp.reductions import running
 from polytile.kernels.cpp.scatter import scattered
 from polytile.kernels.cpp.unit import Unit
-from polytile.kernels.cpp.writer import Writer
 from polytile.kernels.nest import is_result
+from polytile.kernels.writer import Writer
 
 WIDTH = 4  # vectors side by side
 

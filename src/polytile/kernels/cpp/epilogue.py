@@ -8,8 +8,8 @@ from polytile.ir import expr
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.body import Body, Scope
 from polytile.kernels.cpp.unit import arguments, preamble
-from polytile.kernels.cpp.writer import Writer
 from polytile.kernels.nest import Form, Nest
+from polytile.kernels.writer import Writer
 
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel

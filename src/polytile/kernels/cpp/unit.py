@@ -13,8 +13,8 @@ from polytile.kernels.cpp.body import Body
 from polytile.kernels.cpp.keeping import kept_values
 from polytile.kernels.cpp.lanes import lane_bytes
 from polytile.kernels.cpp.prelude import parts_of, prelude
-from polytile.kernels.cpp.writer import Writer
 from polytile.kernels.nest import Nest, nest_of
+from polytile.kernels.writer import Writer
 
 KEEPING = ("persistent", "split")  # variants whose rows keep costly values for later passes
 
