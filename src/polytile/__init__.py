@@ -7,6 +7,7 @@ was done. Importing polytile imports neither torch nor the compiler; both come w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,4 +65,6 @@ def reset() -> None:
     compiler.reset()
 
 
+if options.get("interpret"):  # Triton decides when it is imported, which torch's tracer does
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 register.install()

@@ -23,6 +23,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.kernel import Argument, Kind, Launch, TritonKernel
 from polytile.problem import Config, digest
+from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
 from polytile.runtime.cuda.device import DeviceFacts
 from polytile.runtime.formula import encode
@@ -174,7 +175,9 @@ class Specialised:
 
         def call(*args: Any) -> None:
             values = dict(zip(symbols, args[len(tensors) :], strict=True))
-            interpret.run(self.kernel, dict(zip(tensors, args, strict=False)), values)
+            code = interpret.run(self.kernel, dict(zip(tensors, args, strict=False)), values)
+            if code:
+                raise IndexError(f"kernel {self.base.work.name!r}: run-time check {code} failed: an index is out of range.")
 
         return PythonEntry(call)
 
@@ -250,9 +253,11 @@ def generator() -> str:
 
 
 def start_workers() -> None:
-    """Starts what compiles, so that it is there when the first kernel comes."""
-    workers.pool(WORKER).start()
+    """Starts what compiles, so that it is there when the first kernel comes, unless kernels have been compiled before:
+    then most will be found, and the first that is not starts it."""
     launch.prepare()
+    if not current().holds("cubins"):
+        workers.pool(WORKER).start()
 
 
 __all__ = ["Specialised", "TritonCandidate", "Work", "job_of", "start_workers"]

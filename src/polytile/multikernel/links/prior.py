@@ -18,12 +18,13 @@ def choose(request: Request) -> Answer | None:
 def shortlist(request: Request) -> tuple[Candidate, ...]:
     """The candidates worth measuring, in canonical order: the option `shortlist` (on a GPU `gpu_shortlist`) says how many, a
     library kernel among them (the one with the best prediction), as a tuned program must never be slower than the
-    library's kernels.
+    library's kernels. The reference interpreter is none of them, unless it is all there is.
 
     Depends on the sizes and the candidates alone, so that a later process asks for the same ones.
     """
     count = shortlist_length(request)
-    ranked = sorted(request.candidates, key=lambda candidate: candidate.cost(request.sizes))  # ties stay in order
+    generated = [candidate for candidate in request.candidates if candidate.origin != "reference"]
+    ranked = sorted(generated or request.candidates, key=lambda candidate: candidate.cost(request.sizes))  # ties in order
     chosen = ranked[:count]
     if not any(is_library(candidate) for candidate in chosen):
         library = next((candidate for candidate in ranked if is_library(candidate)), None)

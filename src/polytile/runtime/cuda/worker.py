@@ -8,6 +8,7 @@ pair. A child reads jobs from it, one JSON object a line, and answers each with 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -23,7 +24,8 @@ def serve(module: str, control: socket.socket) -> None:
     work = importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    control.sendall(b"ready\n")
+    with contextlib.suppress(BrokenPipeError):  # the parent has ended meanwhile
+        control.sendall(b"ready\n")
     while True:
         message, received, _, _ = socket.recv_fds(control, 1, 1)
         if not message:

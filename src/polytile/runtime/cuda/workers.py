@@ -43,7 +43,8 @@ class _Server:
     def __init__(self, module: str) -> None:
         ours, theirs = socket.socketpair()
         paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p), "CUDA_VISIBLE_DEVICES": ""}
+        own = {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "CUDA_VISIBLE_DEVICES": ""}
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | own
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("worker.py")), module, str(theirs.fileno())],
