@@ -42,7 +42,7 @@ class _Server:
 
     def __init__(self, module: str) -> None:
         ours, theirs = socket.socketpair()
-        paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
+        paths = [str(Path(__file__).parents[3]), *sys.path]  # what this process can import, the server can
         own = {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "CUDA_VISIBLE_DEVICES": ""}
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | own
         with theirs:
