@@ -50,6 +50,28 @@ TABLE: tuple[Option, ...] = (
         choices=("auto", "off"),
     ),
     Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known."),
+    Option("gpu_shortlist", int, 6, "The same for kernels on a GPU, where candidates compile in parallel processes."),
+    Option(
+        "gpu_cache",
+        str,
+        "warm",
+        "warm: GPU candidates are timed back to back, inputs in the L2 cache where they fit; cold: flushed before each call.",
+        choices=("warm", "cold"),
+    ),
+    Option(
+        "stall",
+        str,
+        "wait",
+        "wait: the first call of a regime waits for its kernel; never: the best kernel at hand serves until it is made.",
+        choices=("wait", "never"),
+    ),
+    Option(
+        "interpret",
+        bool,
+        False,
+        "Run loops on CPU tensors as generated Triton kernels under Triton's interpreter: slow, to try them without a GPU.",
+        compile_key=True,
+    ),
     Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal (DESIGN 10)."),
     Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed (DESIGN 9)."),
     Option(

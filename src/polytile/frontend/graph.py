@@ -22,6 +22,7 @@ from polytile.frontend.lower.value import Tensor, broadcast_point, computed, con
 from polytile.frontend.placement import bases, fits, laid_out, place
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Assert, Buffer, Extern, Input, Loop, Program, Template, View, whole
+from polytile.kernels.triton.loops import unavailable as no_kernels_for
 
 aten = torch.ops.aten
 
@@ -55,8 +56,8 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
     for node in graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
-                if value.device.type != "cpu":
-                    return f"polytile generates no kernels for {value.device.type} yet"
+                if value.device.type != "cpu" and (why := no_kernels_for(value.device)):
+                    return why
                 if value.layout is not torch.strided or value.is_quantized:
                     kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
                     return f"polytile generates no kernels for {kind} tensors"

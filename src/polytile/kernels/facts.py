@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import sympy
+from torch.utils._sympy.functions import Mod, ModularIndexing, PythonMod
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Load, Node, Op
@@ -32,6 +33,11 @@ class Facts:
         """The exact integers by name."""
         return dict(self.exact)
 
+    def include(self, other: Facts) -> bool:
+        """Whether all that `other` takes for granted is so here."""
+        kept = set(other.exact) <= set(self.exact) and other.wide >= self.wide
+        return kept and all(map(self.divides, other.divisible)) and other.aligned <= self.aligned
+
     def divides(self, name: str) -> bool:
         """Whether 16 divides the integer `name`."""
         value = self.values.get(name)
@@ -46,6 +52,27 @@ def needs_wide(kernel: LoopKernel, size: Mapping[str, int]) -> bool:
     for n in ranges.values():
         points *= max(1, n)
     return points > INT32_REACH or any(_reach(e, i, values, ranges) > INT32_REACH for e, i in _accesses(kernel))
+
+
+def reaches(kernel: LoopKernel) -> tuple[sympy.Expr, ...]:
+    """Expressions of the kernel's symbols of which one is at least as large as each position: what `needs_wide` compares,
+    for all sizes at once."""
+    far = {a.symbol: a.size for a in kernel.loop.axes + kernel.loop.reduced}
+    found = {sizes.product(list(far.values())): None}
+    for index, indirect in _accesses(kernel):
+        limits = {expr.indirect_symbol(k): index_limit(node) or sizes.ZERO for k, node in enumerate(indirect)}
+        found[_far_end(index, {**far, **limits})] = None
+    return tuple(found)
+
+
+def _far_end(index: sympy.Expr, far: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+    """The sum of |term| with every axis at its size and every remainder at its divisor."""
+    remainders = {e: e.args[-1] for e in index.atoms(Mod, PythonMod, sympy.Mod, ModularIndexing)}
+    total = sizes.ZERO
+    for term in sympy.Add.make_args(sympy.expand(index)):
+        factor, rest = term.xreplace(remainders).as_coeff_Mul()
+        total += abs(factor) * rest.xreplace(far)
+    return total
 
 
 def index_limit(node: Node) -> sympy.Expr | None:

@@ -33,6 +33,9 @@ EXCUSE = 4.0
 CHUNK = 1 << 15
 """Elements compared at once: few enough for the cache, so that comparing takes little memory and little time."""
 
+GPU_CHUNK = 1 << 24
+"""The same on a GPU, where each piece costs a few launches and a wait, and some 500 MB of float64 values."""
+
 SMALL = 1 << 20
 """Elements of all arguments up to which the reference runs on one thread (serial.py)."""
 
@@ -112,7 +115,7 @@ class Gate:
         try:
             with one_thread() if elements <= SMALL else contextlib.nullcontext():
                 self._reference(*args)
-        except IndexError:
+        except (IndexError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             self.unavailable = f"the reference failed ({type(error).__name__}: {error})"
@@ -205,13 +208,13 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Tensors of one shape in pieces of at most CHUNK elements, cut along their longest dimensions."""
-    shape = tensors[0].shape
-    if tensors[0].numel() <= CHUNK:
+    """Tensors of one shape in pieces of at most CHUNK (GPU_CHUNK) elements, cut along their longest dimensions."""
+    shape, limit = tensors[0].shape, GPU_CHUNK if tensors[0].is_cuda else CHUNK
+    if tensors[0].numel() <= limit:
         yield tensors
         return
     longest = max(range(len(shape)), key=lambda dimension: shape[dimension])
-    for parts in zip(*(tensor.chunk(-(-tensor.numel() // CHUNK), longest) for tensor in tensors), strict=True):
+    for parts in zip(*(tensor.chunk(-(-tensor.numel() // limit), longest) for tensor in tensors), strict=True):
         yield from _pieces(*parts)
 
 

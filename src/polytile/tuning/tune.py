@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from polytile.errors import CompilerMissing
-from polytile.kernels.candidate import Candidate, Entry, PythonEntry
+from polytile.ir.program import CPU as CPU_DEVICE
+from polytile.kernels.candidate import Candidate, Entry, PythonEntry, settle
 from polytile.problem import Measurement, Outcome, Problem
 from polytile.tuning import measure
 from polytile.tuning.environment import environment
@@ -41,6 +42,7 @@ class Task:
     predicted_seconds: float = 0.0
     check_accuracy: bool = True
     limits: measure.Limits = measure.LIMITS
+    target: torch.device = CPU_DEVICE
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ Tuner = Callable[[Task], "list[Attempt]"]
 
 
 def tune(task: Task) -> list[Attempt]:
-    """Tries every candidate of the task in this process and thread; one Attempt each, in the same order.
+    """Tries every candidate of the task in this process and thread; one Attempt each, in the same order. Raises
+    OutOfMemoryError where a GPU has no memory for clones of the arguments.
 
     The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate
     when there is no reference, is the caller's (an index argument out of range) and is raised.
@@ -81,7 +84,9 @@ def tune(task: Task) -> list[Attempt]:
                 attempts[index] = failure
         restore = gate.clones.restore if gate.clones.changes_its_input else None
         contenders = [
-            measure.Contender(task.candidates[index].name, entry, gate.clones.args, restore)
+            measure.Contender(
+                task.candidates[index].name, entry, gate.clones.args, restore, measure.timer_for(task.target, entry)
+            )
             for index, entry in passed.items()
         ]
         for index, timing in zip(passed, measure.race(contenders, task.limits), strict=True):
@@ -89,14 +94,20 @@ def tune(task: Task) -> list[Attempt]:
     return [attempts[index] for index in range(len(task.candidates))]
 
 
-def run_once(entry: Entry, args: Sequence[Any]) -> None:
-    """One call. Raises what the kernel raises; IndexError when a native kernel's run-time check fails."""
+def run(entry: Entry, args: Sequence[Any]) -> None:
+    """One call, on a GPU without waiting for it."""
     if isinstance(entry, PythonEntry):
         entry.call(*args)
     else:
         from polytile.runtime import launcher
 
         launcher.time_burst(entry, tuple(args), 1)
+
+
+def run_once(entry: Entry, args: Sequence[Any]) -> None:
+    """One call, to its end. Raises what the kernel raises; IndexError when a native kernel's run-time check fails."""
+    run(entry, args)
+    settle(entry)
 
 
 def measured(
@@ -119,7 +130,7 @@ def measured(
         max_error,
         getattr(candidate, "compile_seconds", None),
         detail,
-        environment=environment(),
+        environment=environment(task.target),
     )
 
 
@@ -181,4 +192,4 @@ def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-__all__ = ["Attempt", "Task", "Tuner", "measured", "run_once", "tune"]
+__all__ = ["Attempt", "Task", "Tuner", "measured", "run", "run_once", "tune"]

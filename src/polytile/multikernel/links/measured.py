@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from polytile import options
 from polytile.counters import counters
 from polytile.kernels.candidate import Candidate
@@ -11,7 +13,7 @@ from polytile.multikernel.links import exact
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
-from polytile.tuning import tune
+from polytile.tuning import measure, tune
 from polytile.tuning.decide import Score, pick
 
 tuner: tune.Tuner = tune.tune
@@ -27,7 +29,18 @@ def choose(request: Request) -> Answer | None:
     if request.store.refresh() and (answer := exact.choose(request)) is not None:
         return answer
     worth_it = [candidate for candidate in shortlist(request) if candidate.name not in request.rejected]
-    return trial(request, worth_it, remember=True)
+    try:
+        return trial(request, worth_it, remember=True)
+    except torch.OutOfMemoryError:
+        return _untried(request)
+
+
+def _untried(request: Request) -> Answer | None:
+    """The best by prediction, where there is no memory for trying: clones and a reference need some."""
+    if not request.alive:
+        return None
+    best = min(request.alive, key=lambda candidate: candidate.cost(request.sizes))
+    return Answer(best, "predicted, since there was no memory for measuring")
 
 
 def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> Answer:
@@ -44,6 +57,8 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         spec.reduction_length(request.ints),
         min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
         options.get("check_accuracy"),
+        measure.GPU_LIMITS if spec.target.type == "cuda" else measure.LIMITS,
+        spec.target,
     )
     attempts = tuner(task)
     measurements = [attempt.measurement for attempt in attempts if attempt.measurement is not None]
