@@ -11,7 +11,9 @@ import hypothesis
 import pytest
 import torch
 
-if not torch.cuda.is_available():  # Triton decides when it is imported, which torch's tracer does, whether it interprets
+if (
+    not torch.cuda.is_available()
+):  # Triton decides when it is imported, which torch's tracer does, whether it interprets
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Generated examples say whether behaviour holds, never how fast: no deadline. In CI the examples are the same each run.

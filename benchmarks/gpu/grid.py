@@ -62,7 +62,7 @@ def _cells(
     torch._dynamo.reset()
     polytile.reset()
     compiled: dict[str, Callable[..., Any]] = {
-        "polytile": torch.compile(copied(function.run, "ours"), backend="polytile", dynamic=True, options=OPTIONS)
+        "polytile": torch.compile(copied(function.run, "ours"), backend="polytile", dynamic=True, options={**OPTIONS})
     }
     if "dynamic" in peers:
         compiled["dynamic"] = torch.compile(copied(function.run, "theirs"), dynamic=True)
@@ -105,7 +105,12 @@ def _cell(
         for kernel in program.multikernels
         for decision in kernel.decisions[-1:]
     ]
-    return {"us": times, "first_call_at_shape_s": new_shape, "wrong": _wrong(function, compiled, args), "chosen": chosen}
+    return {
+        "us": times,
+        "first_call_at_shape_s": new_shape,
+        "wrong": _wrong(function, compiled, args),
+        "chosen": chosen,
+    }
 
 
 def _bound(call: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:

@@ -44,7 +44,7 @@ def run() -> dict[str, float]:
     kernel = program.multikernels[0]
     ints = tuple(dict(kernel.decisions[-1].sizes).values())
     arguments = (x, out, *ints)
-    args = [64, 64, x] if len(program.program.inputs) == 3 else [4096, x] if len(program.program.inputs) == 2 else [x]
+    args = [*(dict(kernel.decisions[-1].sizes).values()), x]
     results = {
         "launch (dispatcher)": microseconds(lambda: kernel.dispatch(*arguments)),
         "eager x + 1": microseconds(lambda: x + 1),

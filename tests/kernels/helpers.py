@@ -68,6 +68,7 @@ class Case:
     loop: Loop
     dtypes: Mapping[str, torch.dtype]
     most_threads: int = 2
+    compiled: bool = True
     kernel: LoopKernel = field(init=False)
     site: CallSite = field(init=False)
 
@@ -79,7 +80,7 @@ class Case:
             for c in loops.loop_candidates(self.kernel, self.loop.origins, self.most_threads)
             if isinstance(c, CppCandidate)
         ]
-        for candidate in self.candidates:
+        for candidate in self.candidates if self.compiled else ():
             candidate.prepare()
 
     @property

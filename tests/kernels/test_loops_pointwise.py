@@ -239,3 +239,29 @@ def test_three_axes_in_any_order() -> None:
     )
     for a, b in [(1, 1), (3, 4), (17, 6)]:
         case.check({name: random(5 * a * b) for name in "xyo"}, {S0: a, S1: b})
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16, I64, BOOL, U8], ids=str)
+def test_operands_that_lie_the_other_way_round(dtype: torch.dtype) -> None:
+    """Turned in square tiles, at sizes of whole tiles and not; one is a window of a larger matrix."""
+    x, y = load("x", P1 * S0 + P0, dtype), load("y", P0 * S1 + P1, dtype)
+    z = load("z", (P1 + 1) * (S0 + 3) + P0 + 2, dtype)
+    value = op("maximum", op("maximum", x, y), z)
+    case = Case(loop([store("o", P0 * S1 + P1, value)], {P0: S0, P1: S1}), dict.fromkeys("xyzo", dtype))
+    assert ("tiled" in case.variants) == (dtype != U8)
+    for rows, columns in [(0, 3), (1, 1), (1, 40), (40, 1), (16, 16), (8, 24), (37, 50), (64, 7)]:
+        n = rows * columns
+        tensors = {name: random(n, dtype) for name in "xyo"} | {"z": random((columns + 1) * (rows + 3), dtype)}
+        case.check(tensors, {S0: rows, S1: columns})
+
+
+def test_one_of_three_axes_lies_the_other_way_round() -> None:
+    point, turned = (P0 * S1 + P1) * 20 + P2, (P0 * 20 + P2) * S1 + P1
+    scale = load("s", P0 * S1 + P1)
+    case = Case(
+        loop([store("o", point, op("mul", load("x", turned), scale))], {P0: S0, P1: S1, P2: 20}),
+        dict.fromkeys("xso", F32),
+    )
+    assert "tiled" in case.variants
+    for a, b in [(1, 1), (3, 40)]:
+        case.check({"x": random(20 * a * b), "s": random(a * b), "o": random(20 * a * b)}, {S0: a, S1: b})

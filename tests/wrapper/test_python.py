@@ -146,9 +146,7 @@ def test_programs_of_one_accelerator_run_with_it_current() -> None:
 def test_programs_of_several_accelerators_name_the_device_of_each_buffer() -> None:
     net = Net()
     program = net.program(net.op("sin", net.op("cos", net.input("x", S0))))
-    there = {
-        n: replace(b, device=torch.device("cuda", k)) for k, (n, b) in enumerate(program.buffers.items())
-    }
+    there = {n: replace(b, device=torch.device("cuda", k)) for k, (n, b) in enumerate(program.buffers.items())}
     assert lines.EnterDevice not in [type(line) for line in lines_of(replace(program, buffers=there))]
 
 

@@ -21,6 +21,7 @@ from polytile import options as settings
 from polytile.errors import CompilerMissing, HintError
 from polytile.frontend import hints as hinted
 from polytile.frontend.eager import SOURCE, library_calls
+from polytile.frontend.floats import restart_if_fixed
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
@@ -103,6 +104,7 @@ def _compile(
         runtime.prepare_launcher()
         if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
             prepare_gpu()
+        restart_if_fixed(graph)
         return aot_module_simplified(
             graph,
             example_inputs,

@@ -12,6 +12,7 @@ import sympy
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Const, Node, Part, Reduce, Scan
 from polytile.ir.program import Axis, Loop, Store, element_level
+from polytile.kernels.cuts import Cut, cut_of
 
 SHORT = 8  # a constant axis shorter than this makes a poor vector
 UNIT = Axis(sizes.axis("p_one"), sizes.ONE)
@@ -29,12 +30,13 @@ class Form(enum.Enum):
 @dataclass(frozen=True)
 class Dependence:
     """Of one value: the axes it varies with outside any reduction, the passes that must be over before it is known,
-    whether it is under a scan, whether it is under a reduction."""
+    whether it is under a scan, whether it is under a reduction, whether it is constant between cuts of the vector axis."""
 
     axes: frozenset[sympy.Symbol]
     passes: int
     scanned: bool
     reduced: bool
+    piecewise: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Nest:
 
     A loop with reductions runs in passes over its reduced axes: pass k can use what k reductions, one inside the other,
     have given. Values outside any pass ("row values") are computed before the first pass that follows what they need.
+    Where `cutting`, the vector axis is swept in pieces on which comparisons such as p1 < n0 do not change (see `cuts`).
     """
 
     loop: Loop
@@ -51,6 +54,7 @@ class Nest:
     vec: Axis
     outer: tuple[Axis, ...]
     inner: tuple[Axis, ...]
+    cutting: bool = False
 
     # values ------------------------------------------------------------------------------------------------------------
 
@@ -63,7 +67,7 @@ class Nest:
     def _dependences(self) -> dict[int, Dependence]:
         found: dict[int, Dependence] = {}
         for node in self.nodes:
-            found[id(node)] = self._dependence(node, [found[id(c)] for c in node.children])
+            found[id(node)] = self._dependence(node, [found[id(c)] for c in self.operands(node)])
         return found
 
     def _dependence(self, node: Node, below: list[Dependence]) -> Dependence:
@@ -72,8 +76,24 @@ class Nest:
         passes = max((d.passes for d in below), default=0)
         if isinstance(node, Reduce):
             return Dependence(axes - self._reduced, passes + 1, False, True)
+        cut = self.cuts.get(id(node))
         scanned = isinstance(node, Scan) or any(d.scanned for d in below)
-        return Dependence(axes, passes, scanned, any(d.reduced for d in below))
+        reduced, piecewise = any(d.reduced for d in below), cut is not None or any(d.piecewise for d in below)
+        return Dependence(axes | (cut.symbols if cut else set()), passes, scanned, reduced, piecewise)
+
+    @cached_property
+    def cuts(self) -> dict[int, Cut]:
+        """Comparisons that hold on one side of a point of the vector axis, by node."""
+        if not self.cutting:
+            return {}
+        inside = {self.vec.symbol} | self._reduced
+        found = ((n, cut_of(n, self.vec.symbol, inside)) for n in self.nodes)
+        return {id(n): cut for n, cut in found if cut is not None}
+
+    def operands(self, node: Node) -> tuple[Node, ...]:
+        """The nodes that `node` is computed from."""
+        cut = self.cuts.get(id(node))
+        return node.children if cut is None else cut.operands
 
     @cached_property
     def _reduced(self) -> frozenset[sympy.Symbol]:
@@ -90,8 +110,8 @@ class Nest:
         """Whether the node is computed inside a pass (else once for each row, or for each tile of columns)."""
         d = self._dependences[id(node)]
         if self.form is Form.POINTWISE:
-            return self.vec.symbol in d.axes
-        return d.scanned or bool(d.axes & self._reduced)
+            return d.piecewise or self.vec.symbol in d.axes
+        return d.piecewise or d.scanned or bool(d.axes & self._reduced)
 
     def is_vector(self, node: Node) -> bool:
         """Whether the node differs between lanes."""
@@ -102,10 +122,25 @@ class Nest:
             return False
         return d.scanned or self.vec.symbol in d.axes
 
+    def is_piecewise(self, node: Node) -> bool:
+        """Whether the node is the same for all lanes and changes at cuts of the vector axis alone."""
+        return self._dependences[id(node)].piecewise and not self.is_vector(node)
+
+    @cached_property
+    def needed(self) -> tuple[Node, ...]:
+        """The nodes that are computed: those that only a cut comparison names are not."""
+        reached, stack = set(), list(self.loop.roots)
+        while stack:
+            node = stack.pop()
+            if id(node) not in reached:
+                reached.add(id(node))
+                stack.extend(self.operands(node))
+        return tuple(n for n in self.nodes if id(n) in reached)
+
     @cached_property
     def row_values(self) -> tuple[Node, ...]:
         """What is computed outside the passes from loads and results of reductions, in order."""
-        return tuple(n for n in self.nodes if not isinstance(n, Const) and not self.in_pass(n) and not is_result(n))
+        return tuple(n for n in self.needed if not isinstance(n, Const) and not self.in_pass(n) and not is_result(n))
 
     def parts(self, reduce: Reduce) -> list[Part]:
         """The uses of a reduction's several results."""
@@ -162,7 +197,7 @@ class Nest:
             seen.add(id(node))
             yield node
             if id(node) not in stops:
-                stack.extend(reversed(node.children))
+                stack.extend(reversed(self.operands(node)))
 
     def scans_in(self, k: int) -> list[Scan]:
         """The scans whose prefix runs in pass k."""
@@ -190,20 +225,23 @@ def nest_of(loop: Loop) -> Nest:
     vec = max(reversed(axes), key=lambda a: (_score(loop, a), a in loop.reduced))
     outer = tuple(a for a in loop.axes if a is not vec)
     if not loop.reduced:
-        return Nest(loop, Form.POINTWISE, vec, outer, ())
+        return Nest(loop, Form.POINTWISE, vec, outer, (), cutting=True)
     if vec in loop.reduced:
-        return Nest(loop, Form.ROW, vec, outer, tuple(a for a in loop.reduced if a is not vec))
+        return Nest(loop, Form.ROW, vec, outer, tuple(a for a in loop.reduced if a is not vec), cutting=True)
     return Nest(loop, Form.COLUMN, vec, outer, loop.reduced)
 
 
 def _score(loop: Loop, axis: Axis) -> float:
     """How well `axis` serves as the vector: accesses of stride 1 count for it, others against; a store counts twice, since
-    it moves its line twice."""
-    accesses = [(n.index, 1.0) for n in expr.loads(*loop.roots)] + [(s.index, 2.0) for s in loop.stores]
+    it moves its line twice. What is accessed once for each row of a reduction hardly counts."""
+    reduced = {a.symbol for a in loop.reduced}
+    accesses = [(n.index, 1.0, not reduced or bool(expr.free_symbols(n) & reduced)) for n in expr.loads(*loop.roots)]
+    accesses += [(s.index, 2.0, element_level(loop, s)) for s in loop.stores]
     total = 0.0
-    for index, weight in accesses:
+    for index, weight, at_every_point in accesses:
         stride = sizes.coefficient(index, axis.symbol)
-        total += weight * (-2.0 if stride is None else 1.0 if stride == 1 else 0.0 if stride == 0 else -0.5)
+        value = -2.0 if stride is None else 1.0 if stride == 1 else 0.0 if stride == 0 else -0.5
+        total += value * weight * (1.0 if at_every_point else 0.01)
     if axis.size.is_Integer and axis.size < SHORT:
         total -= 100 - float(axis.size)
     return total

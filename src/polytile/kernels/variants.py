@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from polytile import options
 from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.keeping import kept_values
+from polytile.kernels.cpp.keeping import homes, kept_values
 from polytile.kernels.cpp.scatter import accumulates, owner_axis, scattered
+from polytile.kernels.cpp.tiled import turned
 from polytile.kernels.nest import Form, Nest
 from polytile.problem import Config
 
@@ -55,6 +56,8 @@ def configs(kernel: LoopKernel, nest: Nest, most: int) -> tuple[Config, ...]:
 
 def _pointwise(nest: Nest, most: int) -> tuple[Config, ...]:
     plain = tuple(Config.of(variant="plain", threads=t) for t in thread_counts(most))
+    if turned(nest) is not None:
+        return tuple(Config.of(variant=v, threads=t) for t in thread_counts(most) for v in ("plain", "tiled"))
     if not scattered(nest.loop) or owner_axis(nest.loop, nest.vec):
         return plain
     atomic = most > 1 and accumulates(nest.loop)
@@ -96,7 +99,10 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     if threads > 1 and e.points < 1024:
         return False
     if variant == "persistent":
-        return e.row * sum(n.dtype.itemsize for n in kept_values(nest)) <= SCRATCH_LIMIT
+        return (
+            e.row * sum(n.dtype.itemsize for n in kept_values(nest).keys() - homes(kernel, nest).keys())
+            <= SCRATCH_LIMIT
+        )
     if variant == "split":
         return e.row >= 1024 and e.rows <= 4096
     if nest.form is not Form.POINTWISE and threads > 1:

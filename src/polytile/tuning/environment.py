@@ -26,8 +26,8 @@ GPU_METHOD = "1"
 
 
 def environment(target: torch.device | None = None) -> tuple[tuple[str, str], ...]:
-    """(name, value) pairs, sorted by name: torch, compiler, OpenMP settings, method of measuring; on a GPU torch, Triton,
-    the driver, whether caches are warm, and the method."""
+    """(name, value) pairs, sorted by name: torch, compiler and its flags, OpenMP settings, method of measuring; on a GPU
+    torch, Triton, the driver, whether caches are warm, and the method."""
     if target is not None and target.type == "cuda":
         return _gpu_environment(options.get("gpu_cache"))
     return _environment(options.get("cxx"), tuple(os.environ.get(name, "") for name in ("CXX", *VARIABLES)))
@@ -37,10 +37,10 @@ def environment(target: torch.device | None = None) -> tuple[tuple[str, str], ..
 def _environment(option: str, variables: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     try:
         found = toolchain.find()
-        compiler = f"{found.kind} {found.version}"
+        compiler, flags = f"{found.kind} {found.version}", " ".join(found.flags)
     except CompilerMissing:
-        compiler = "none"
-    facts = {"torch": torch.__version__, "compiler": compiler, "method": METHOD}
+        compiler, flags = "none", ""
+    facts = {"torch": torch.__version__, "compiler": compiler, "flags": flags, "method": METHOD}
     facts.update((name, value) for name, value in zip(VARIABLES, variables[1:], strict=True) if value)
     return tuple(sorted(facts.items()))
 

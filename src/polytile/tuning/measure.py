@@ -225,7 +225,9 @@ class _Race:
         else:
             best = min((lane.samples[0] for lane in once), default=0.0)
         for lane in once:
-            if self.limits.warm_seconds and lane.samples[0] > max(self.limits.warm_seconds, self.limits.hopeless * best):
+            if self.limits.warm_seconds and lane.samples[0] > max(
+                self.limits.warm_seconds, self.limits.hopeless * best
+            ):
                 lane.racing = False
 
     def _drop_losers(self) -> None:
@@ -244,4 +246,15 @@ def _involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-__all__ = ["GPU_LIMITS", "LIMITS", "Contender", "Limits", "Timing", "clock", "race", "replaced", "time_burst", "timer_for"]
+__all__ = [
+    "GPU_LIMITS",
+    "LIMITS",
+    "Contender",
+    "Limits",
+    "Timing",
+    "clock",
+    "race",
+    "replaced",
+    "time_burst",
+    "timer_for",
+]

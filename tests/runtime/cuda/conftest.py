@@ -48,9 +48,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     library = compiler.compile_c("stub_driver", Path(__file__).with_name("stub.c").read_text(), ("-w",)).result()
     made = Stub(library.path)
     monkeypatch.setattr(driver, "LIBRARY", str(library.path))
-    monkeypatch.setattr(
-        launch, "torch_functions", lambda: launch._addresses(made.library, launch._TORCH_FUNCTIONS)
-    )
+    monkeypatch.setattr(launch, "torch_functions", lambda: launch._addresses(made.library, launch._TORCH_FUNCTIONS))
     driver.reset()
     launch.reset()
     yield made

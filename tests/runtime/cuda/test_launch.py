@@ -25,7 +25,9 @@ def grid(*parts: object) -> tuple[tuple[int, ...], ...]:
     return tuple(encode(sympy.sympify(part), PLACES) for part in (*parts, 1, 1, 1)[:3])
 
 
-def plan(stub: Stub, *parameters: tuple[int, int], x: object = 1, scratch: tuple[launch.Scratch, ...] = (), index: int = 0):
+def plan(
+    stub: Stub, *parameters: tuple[int, int], x: object = 1, scratch: tuple[launch.Scratch, ...] = (), index: int = 0
+):
     function = driver.load(index, b"cubin", "kernel", 128, 1024)
     stub.parameters = len(parameters)
     return launch.Plan("kernel", index, [launch.Launch(function, 128, 1024, parameters, grid(x))], scratch)
@@ -97,7 +99,9 @@ def test_no_memory_for_scratch_is_out_of_memory(stub: Stub) -> None:
 def test_a_refused_launch_names_kernel_and_driver_error(stub: Stub) -> None:
     stub.launch_error = 701
     dispatch = Dispatcher("softmax", [0, 0], lambda key, args: entry(plan(stub, (launch.TENSOR, 0))))
-    with pytest.raises(LaunchFailed, match=r"kernel 'softmax' could not be launched: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+    with pytest.raises(
+        LaunchFailed, match=r"kernel 'softmax' could not be launched: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
+    ):
         dispatch(X, 1, 1)
 
 

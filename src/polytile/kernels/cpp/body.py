@@ -31,12 +31,17 @@ class Scope:
         return Scope([], dict(self.names), leave)
 
 
+def always(text: str) -> Callable[[Scope], str]:
+    """How to make a value that is `text` in every scope."""
+    return lambda scope: text
+
+
 class Body:
     """Emits nodes. `lanes` is the C++ text of the vector lane count; uniform values are vectors of one lane.
 
     `made` says how to get the nodes that are made elsewhere (kept values, scans, the accumulator of a template). `adder` is
-    the function for accumulating stores. In every scope that vectors are emitted to, `tail` and `n` are the tail tag and
-    the number of live lanes.
+    the name of the function for accumulating stores, with {} for the mode. In every scope that vectors are emitted to,
+    `tail` and `n` are the tail tag and the number of live lanes.
     """
 
     def __init__(self, kernel: LoopKernel, nest: Nest, lanes: str = "L", adder: str = memory.PLAIN) -> None:
@@ -75,7 +80,7 @@ class Body:
             seen.add(id(node))
             stack.append((node, True))
             if id(node) not in self.made:
-                stack.extend((c, False) for c in reversed(node.children))
+                stack.extend((c, False) for c in reversed(self.nest.operands(node)))
         return order
 
     def _one(self, node: Node, scope: Scope) -> str:

@@ -126,7 +126,7 @@ class _Tile:
             out.line(f"tile(Full{{}}, Width<{WIDTH}>{{}}, column, L);")
         out.depth += 1
         out.line(
-            "each_vector<L, 1>(column, length, [&](auto tail, long at, long n) PT_INLINE { tile(tail, Width<1>{}, at, n); });"
+            "each_vector<L>(column, length, 0, [&](auto tail, long at, long n) PT_INLINE { tile(tail, Width<1>{}, at, n); });"
         )
         out.close()
 

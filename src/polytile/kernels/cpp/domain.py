@@ -23,11 +23,11 @@ def place(out: Writer, axes: Sequence[Axis], flat: str) -> None:
     if len(axes) == 1:
         out.line(f"long {axes[0].symbol} = {flat};")
         return
-    out.line(f"long at = {flat};")
+    out.line(f"long rest = {flat};")
     for axis in reversed(axes[1:]):
-        out.line(f"long {axis.symbol} = at % {count([axis])};")
-        out.line(f"at /= {count([axis])};")
-    out.line(f"long {axes[0].symbol} = at;")
+        out.line(f"long {axis.symbol} = rest % {count([axis])};")
+        out.line(f"rest /= {count([axis])};")
+    out.line(f"long {axes[0].symbol} = rest;")
 
 
 def advance(out: Writer, axes: Sequence[Axis]) -> None:

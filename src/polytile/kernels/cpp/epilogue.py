@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from polytile.ir import expr
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.body import Body, Scope
+from polytile.kernels.cpp.body import Body, Scope, always
 from polytile.kernels.cpp.unit import arguments, preamble
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.writer import Writer
@@ -27,7 +27,7 @@ def generate(kernel: GemmKernel, lanes: int, leading: int | None = None, inline:
     vec = loop.axes[2]
     nest = Nest(loop, Form.POINTWISE, vec, loop.axes[:2], ())
     body = Body(body_kernel, nest, str(lanes))
-    body.made = {id(node): lambda scope: "acc" for node in nest.nodes if isinstance(node, expr.Accumulator)}
+    body.made = {id(node): always("acc") for node in nest.nodes if isinstance(node, expr.Accumulator)}
     scope = Scope()
     body.stores(loop.stores, scope)
     out = Writer()

@@ -8,6 +8,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.columns import split_columns, whole_columns
 from polytile.kernels.cpp.pointwise import pointwise
 from polytile.kernels.cpp.rows import split_rows, whole_rows
+from polytile.kernels.cpp.tiled import tiled
 from polytile.kernels.cpp.unit import Unit
 from polytile.kernels.nest import Form
 from polytile.kernels.writer import Writer
@@ -17,6 +18,7 @@ Schedule = Callable[[Unit, Writer], None]
 SCHEDULES: dict[tuple[Form, str], Schedule] = {
     (Form.POINTWISE, "plain"): pointwise,
     (Form.POINTWISE, "atomic"): pointwise,
+    (Form.POINTWISE, "tiled"): tiled,
     (Form.ROW, "looped"): whole_rows,
     (Form.ROW, "persistent"): whole_rows,
     (Form.ROW, "split"): split_rows,

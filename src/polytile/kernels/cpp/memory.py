@@ -16,7 +16,7 @@ from polytile.kernels.nest import Form
 if TYPE_CHECKING:
     from polytile.kernels.cpp.body import Body, Scope
 
-PLAIN, ATOMIC = "add_plain", "atomic_add"  # functions that add to one element
+PLAIN, ATOMIC = "{}_plain", "atomic_{}"  # functions that accumulate in one element, by the mode of the store
 
 
 def load(body: Body, node: Load, scope: Scope) -> str:
@@ -35,7 +35,7 @@ def load(body: Body, node: Load, scope: Scope) -> str:
 def _contiguous_or_not(body: Body, node: Load, scope: Scope) -> str:
     kind, lanes = text.value_type(node.dtype), body.lanes_of(node)
     index, vectors = body.indirect(node.indirect, node.index, scope)
-    base = _typed(body, node)
+    base = pointer(body, node)
     step = None if vectors else sizes.coefficient(index, body.nest.vec.symbol)
     at = f"{base} + {text.index(index)}" if not vectors else ""
     if not body.nest.is_vector(node):
@@ -54,13 +54,18 @@ def _under_vector_mask(body: Body, node: Load, scope: Scope) -> str:
     assert node.mask is not None
     mask = body.emit(node.mask, scope)
     index, vectors = body.indirect(node.indirect, node.index, scope)
-    base = _typed(body, node)
+    base = pointer(body, node)
     if not vectors and sizes.coefficient(index, body.nest.vec.symbol) == 1:
         return f"vload_where<{kind}, {body.lanes}>(tail, {base}, {text.index(index)}, {mask}, n)"
     return f"vload_gather_where<{kind}, {body.lanes}>(tail, {base}, {body.index_vector(index, vectors)}, {mask}, n)"
 
 
-def _typed(body: Body, node: Load) -> str:
+def from_tile(node: Load, tile: str) -> str:
+    """The value of a load whose square of points was turned into `tile`, at row u."""
+    return f"{'-' if node.dtype == torch.bool else ''}load<{text.value_type(node.dtype)}, L>({tile} + u * L)"
+
+
+def pointer(body: Body, node: Load) -> str:
     """The buffer, as a pointer to what the node's type lies in memory as: a load of another type of the same width reads
     the stored bits as that type."""
     stored = body.kernel.storage(node.buffer)
@@ -86,8 +91,8 @@ def store(body: Body, store: Store, scope: Scope) -> None:
 
 def _whole_vector(body: Body, store: Store, step: sympy.Expr, masked: bool) -> bool:
     """Whether lanes, whose elements lie `step` apart, are stored together."""
-    if store.mode == "add":
-        return step == 1 and not masked and body.adder != ATOMIC
+    if store.mode != "set":
+        return store.mode == "add" and step == 1 and not masked and body.adder != ATOMIC
     return not masked or step == 1
 
 
@@ -108,8 +113,8 @@ def _storage(body: Body, store: Store) -> str:
 def _uniform_store(body: Body, store: Store, index: sympy.Expr, scope: Scope) -> str:
     value, at = _value(body, store, "1", scope), f"{store.buffer} + {text.index(index)}"
     storage, kind = _storage(body, store), text.value_type(store.value.dtype)
-    if store.mode == "add":
-        return f"{body.adder}<{storage}, {kind}>({at}, {value}[0]);"
+    if store.mode != "set":
+        return f"{body.adder.format(store.mode)}<{storage}, {kind}>({at}, {value}[0]);"
     return f"store<{storage}, {kind}, 1>({at}, {value});"
 
 
@@ -128,7 +133,7 @@ def _lane_store(
     body: Body, store: Store, index: sympy.Expr, vectors: dict[sympy.Symbol, str], masked: bool, scope: Scope
 ) -> str:
     """Lane after lane, in order: lanes may share an element."""
-    lanes, act = body.lanes, "put_plain" if store.mode == "set" else body.adder
+    lanes, act = body.lanes, "put_plain" if store.mode == "set" else body.adder.format(store.mode)
     live = body.emit(store.mask, scope) if masked and store.mask is not None else f"splat<i32, {lanes}>(-1)"
     at, value = body.index_vector(index, vectors), _value(body, store, lanes, scope)
     one = f"{act}<{_storage(body, store)}, {text.value_type(store.value.dtype)}>({store.buffer} + at[k], x[k]);"

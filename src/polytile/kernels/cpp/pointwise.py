@@ -1,19 +1,17 @@
 """Pointwise loops.
 
-plain      every item (a point of the outer axes × a block of the vector axis) is swept by one thread
+plain      the points of all axes, in order, are divided over threads; every stretch of the vector axis is one sweep
 scattered  stores may meet: each thread owns a range of one axis and goes through the others in order
 """
 
 from __future__ import annotations
 
 from polytile.ir.program import Axis
-from polytile.kernels.cpp import domain, text
+from polytile.kernels.cpp import domain, sweeps, text
 from polytile.kernels.cpp.body import Scope
 from polytile.kernels.cpp.scatter import owner_axis, scattered
 from polytile.kernels.cpp.unit import Unit
 from polytile.kernels.writer import Writer
-
-BLOCK = 4096  # elements of the vector axis in one item
 
 
 def pointwise(unit: Unit, out: Writer) -> None:
@@ -30,26 +28,24 @@ def pointwise(unit: Unit, out: Writer) -> None:
 
 def _plain(unit: Unit, out: Writer) -> None:
     outer = unit.nest.outer
-    blocks = f"const long length = {text.index(unit.nest.vec.size)}, blocks = (length + {BLOCK - 1}) / {BLOCK}"
-    out.line(f"{blocks}, total = {domain.count(outer)} * blocks;" if outer else f"{blocks};")
+    if not outer:
+        out.line(f"const long length = {text.index(unit.nest.vec.size)};")
+        with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+            out.line(
+                "const long first = share<L>(length, thread, workers), last = share<L>(length, thread + 1, workers);"
+            )
+            _sweep(unit, out)
+        return
+    out.line(f"const long length = {text.index(unit.nest.vec.size)}, total = {domain.count(outer)} * length;")
     with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
-        domain.share(out, "total" if outer else "blocks")
-        if not outer:
-            with out.block("for (long block = begin; block < end; ++block) {"):
-                _block(unit, out)
-            return
-        out.line("long block = begin % blocks;")
-        domain.place(out, outer, "begin / blocks")
-        with out.block("for (long item = begin; item < end; ++item) {"):
-            _block(unit, out)
-            with out.block("if (++block == blocks) {"):
-                out.line("block = 0;")
-                domain.advance(out, outer)
-
-
-def _block(unit: Unit, out: Writer) -> None:
-    out.line(f"const long first = block * {BLOCK}, last = smaller(first + {BLOCK}, length);")
-    _sweep(unit, out, "first", "last")
+        out.line("long at = share<L>(total, thread, workers), first = at % length;")
+        out.line("const long end = share<L>(total, thread + 1, workers);")
+        domain.place(out, outer, "at / length")
+        with out.block("for (; at < end; first = 0) {"):
+            out.line("const long last = smaller(first + (end - at), length);")
+            _sweep(unit, out)
+            out.line("at += last - first;")
+            domain.advance(out, outer)
 
 
 def _owned_columns(unit: Unit, out: Writer) -> None:
@@ -82,20 +78,24 @@ def _points(unit: Unit, out: Writer, axes: tuple[Axis, ...], total: str) -> None
     """All points of `axes` in order, each with a sweep of [first, last)."""
     domain.place(out, axes, "0")
     with out.block(f"for (long item = 0; item < {total}; ++item) {{"):
-        _sweep(unit, out, "first", "last")
+        _sweep(unit, out)
         domain.advance(out, axes)
 
 
-def _sweep(unit: Unit, out: Writer, first: str, last: str) -> None:
+def _sweep(unit: Unit, out: Writer) -> None:
     """Values that are the same for all lanes, then the sweep of [first, last) of the vector axis."""
     state = Scope()
     for node in unit.nest.row_values:
         unit.body.emit(node, state)
-    inside = state.inner()
-    unit.body.stores(unit.kernel.loop.stores, inside)
     out.extend(state.lines)
-    with out.block(
-        f"each_vector<L, 1>({first}, {last}, [&](auto tail, const long {unit.nest.vec.symbol}, const long n) PT_INLINE {{",
-        "});",
-    ):
-        out.extend(inside.lines)
+    stores = unit.kernel.loop.stores
+
+    def sweep(scope: Scope, first: str, last: str) -> None:
+        inside = scope.inner()
+        unit.body.stores(stores, inside)
+        point = f"auto tail, const long {unit.nest.vec.symbol}, const long n"
+        lead = sweeps.lead(unit.body, stores, first, last)
+        with out.block(f"each_vector<L>({first}, {last}, {lead}, [&]({point}) PT_INLINE {{", "});"):
+            out.extend(inside.lines)
+
+    sweeps.in_pieces(unit.body, out, state, unit.nest.needed, "first", "last", sweep)

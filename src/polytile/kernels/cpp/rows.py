@@ -6,13 +6,11 @@ split                all threads together go through each row, with a barrier be
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import sympy
 
 from polytile.ir.expr import Const, Node
-from polytile.kernels.cpp import domain, reductions, scans, text
-from polytile.kernels.cpp.body import Scope
+from polytile.kernels.cpp import domain, reductions, scans, sweeps, text
+from polytile.kernels.cpp.body import Scope, always
 from polytile.kernels.cpp.reductions import running
 from polytile.kernels.cpp.scatter import scattered
 from polytile.kernels.cpp.unit import Unit
@@ -47,6 +45,11 @@ def split_rows(unit: Unit, out: Writer) -> None:
         name = scans.carry_name(nest, scan)
         out.line(f"Scratch<V<{text.value_type(scan.args[0].dtype)}, 1>> shares_{name}(2 * threads);")
     with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        if not nest.inner:
+            size = text.index(nest.vec.size)
+            out.line(
+                f"const long first = share<L>({size}, thread, workers), last = share<L>({size}, thread + 1, workers);"
+            )
         domain.place(out, nest.outer, "0")
         with out.block("for (long row = 0; row < rows; ++row) {"):
             _row(unit, out, split=True)
@@ -57,7 +60,8 @@ def _kept_rows(unit: Unit, out: Writer) -> None:
     """Room for the kept values of one row."""
     length = domain.count((*unit.nest.inner, unit.nest.vec))
     for node in unit.kept:
-        out.line(f"Scratch<{text.value_type(node.dtype)}> {_kept(unit, node)}({length});")
+        if node not in unit.homes:
+            out.line(f"Scratch<{text.value_type(node.dtype)}> {_kept(unit, node)}({length});")
 
 
 def _kept(unit: Unit, node: Node) -> str:
@@ -134,21 +138,22 @@ def _sweep(unit: Unit, out: Writer, scope: Scope, k: int, split: bool) -> None:
             )
         else:
             out.open(f"for (long {name} = 0; {name} < {size}; ++{name}) {{")
-    first, last = _share(unit) if split and not inner else ("0", text.index(vec.size))
+    first, last = ("first", "last") if split and not inner else ("0", text.index(vec.size))
     unroll, point = _unroll(unit, k), f"auto tail, const long {vec.symbol}, const long n"
-    if unit.nest.reduces_in(k):
-        head = f"sweep<L, {unroll}>({first}, {last}, total{k}, [&]({point}, Acc{k}& acc) PT_INLINE {{"
-    else:
-        head = f"each_vector<L, {unroll}>({first}, {last}, [&]({point}) PT_INLINE {{"
-    with out.block(head, "});"):
-        out.extend(_pass_lines(unit, scope, k))
+
+    def sweep(known: Scope, first: str, last: str) -> None:
+        if unit.nest.reduces_in(k):
+            head = f"sweep<L, {unroll}>({first}, {last}, total{k}, [&]({point}, Acc{k}& acc) PT_INLINE {{"
+        else:
+            lead = sweeps.lead(unit.body, unit.nest.stores_in(k), first, last)
+            head = f"each_vector<L>({first}, {last}, {lead}, [&]({point}) PT_INLINE {{"
+        with out.block(head, "});"):
+            out.extend(_pass_lines(unit, known, k))
+
+    known = [n for n, made in unit.kept.items() if made < k]
+    sweeps.in_pieces(unit.body, out, scope, unit.nest.nodes_in(k, stop=known), first, last, sweep)
     for _ in inner:
         out.close()
-
-
-def _share(unit: Unit) -> tuple[str, str]:
-    size = text.index(unit.nest.vec.size)
-    return f"share<L>({size}, thread, workers)", f"share<L>({size}, thread + 1, workers)"
 
 
 def _unroll(unit: Unit, k: int) -> int:
@@ -162,23 +167,27 @@ def _unroll(unit: Unit, k: int) -> int:
 def _pass_lines(unit: Unit, scope: Scope, k: int) -> list[str]:
     """What pass k does with one vector."""
     body, inner = unit.body, scope.inner()
-    body.made = {id(n): _from_row(unit, n) for n, made in unit.kept.items() if made < k}
+    body.made = {id(n): always(_from_row(unit, n)) for n, made in unit.kept.items() if made < k}
     scans.prepare(unit.nest, body, column=False)
     for r in running(unit.nest.reduces_in(k)):
         reductions.update(r, body, inner, masked=True)
     for node, made in unit.kept.items():
         if made == k:
             name = body.emit(node, inner)
-            place = f"{_kept(unit, node)} + {_position(unit)}"
-            inner.lines.append(f"vstore<{text.value_type(node.dtype)}, L>(tail, {place}, {name}, n);")
+            inner.lines.append(f"vstore<{text.value_type(node.dtype)}, L>(tail, {_place(unit, node)}, {name}, n);")
     body.stores(unit.nest.stores_in(k), inner)
     body.made = {}
     return inner.lines
 
 
-def _from_row(unit: Unit, node: Node) -> Callable[[Scope], str]:
-    value = f"vload<{text.value_type(node.dtype)}, L>(tail, {_kept(unit, node)} + {_position(unit)}, n)"
-    return lambda scope: value
+def _from_row(unit: Unit, node: Node) -> str:
+    return f"vload<{text.value_type(node.dtype)}, L>(tail, {_place(unit, node)}, n)"
+
+
+def _place(unit: Unit, node: Node) -> str:
+    """Where the kept value of the current element is."""
+    home = unit.homes.get(node)
+    return f"{_kept(unit, node)} + {_position(unit)}" if home is None else f"{home.buffer} + {text.index(home.index)}"
 
 
 def _position(unit: Unit) -> str:
@@ -195,15 +204,17 @@ def _carry_of_share(unit: Unit, out: Writer, scope: Scope) -> None:
     """Before the scan of a split row: every thread totals its share, then starts from the total of the shares before it."""
     (scan,) = unit.nest.scans
     kind, carry = text.value_type(scan.args[0].dtype), scans.carry_name(unit.nest, scan)
-    inner = scope.inner()
-    value = unit.body.operand(scan.args[0], "L", inner)
-    first, last = _share(unit)
     vec = unit.nest.vec.symbol
-    with out.block(
-        f"each_vector<L, 1>({first}, {last}, [&](auto tail, const long {vec}, const long n) PT_INLINE {{", "});"
-    ):
-        out.extend(inner.lines)
-        out.line(f"scan_lanes<{kind}, L>({value}, {carry}, n, {scans.combiner(scan)});")
+
+    def total(known: Scope, first: str, last: str) -> None:
+        inner = known.inner()
+        value = unit.body.operand(scan.args[0], "L", inner)
+        point = f"auto tail, const long {vec}, const long n"
+        with out.block(f"each_vector<L>({first}, {last}, 0, [&]({point}) PT_INLINE {{", "});"):
+            out.extend(inner.lines)
+            out.line(f"scan_lanes<{kind}, L>({value}, {carry}, n, {scans.combiner(scan)});")
+
+    sweeps.in_pieces(unit.body, out, scope, unit.nest.nodes_in(0), "first", "last", total)
     out.line(f"V<{kind}, 1>* const shares = shares_{carry} + (row & 1) * workers;")
     out.line(f"shares[thread] = {carry};")
     out.line("barrier();")

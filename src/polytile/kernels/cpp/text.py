@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
@@ -32,25 +31,35 @@ def storage_type(dtype: torch.dtype) -> str:
 
 
 def number(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A literal of exactly this value."""
+    """A literal of this value."""
     if dtype == torch.bool:
         return "-1" if value else "0"
     if dtype.is_floating_point:
-        value = float(value)
-        if math.isnan(value):
-            return '__builtin_nanf("")' if dtype == torch.float32 else '__builtin_nan("")'
-        if math.isinf(value):
-            text = "__builtin_inff()" if dtype == torch.float32 else "__builtin_inf()"
-            return text if value > 0 else f"-{text}"
-        return value.hex() + ("f" if dtype == torch.float32 else "")
+        return _float(float(value), dtype)
     if value == -(2**63):
         return "(-9223372036854775807L - 1)"
     return f"{int(value)}" + ("UL" if dtype == torch.uint64 else "L")
 
 
+def _float(value: float, dtype: torch.dtype) -> str:
+    """The shortest decimal that the compiler reads as `value` rounded to `dtype`."""
+    with np.errstate(over="ignore"):
+        short, suffix = (np.float32(value), "f") if dtype == torch.float32 else (np.float64(value), "")
+    if np.isnan(short):
+        return f'__builtin_nan{suffix}("")'
+    if np.isinf(short):
+        return f"{'-' if short < 0 else ''}__builtin_inf{suffix}()"
+    return str(short) + suffix
+
+
 def index(e: sympy.Expr) -> str:
     """An index expression over `long` variables named like its symbols. Divisions are of values ≥ 0."""
     return _sum(e)
+
+
+def factor(e: sympy.Expr) -> str:
+    """An index expression that can stand anywhere in another one."""
+    return _atom(e)
 
 
 def _sum(e: sympy.Expr) -> str:

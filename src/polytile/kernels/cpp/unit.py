@@ -7,10 +7,11 @@ from functools import cached_property
 
 from polytile.ir import sizes
 from polytile.ir.expr import Node
+from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp import memory, support, text
 from polytile.kernels.cpp.body import Body
-from polytile.kernels.cpp.keeping import kept_values
+from polytile.kernels.cpp.keeping import homes, kept_values
 from polytile.kernels.cpp.lanes import lane_bytes
 from polytile.kernels.cpp.prelude import parts_of, prelude
 from polytile.kernels.nest import Nest, nest_of
@@ -31,6 +32,8 @@ class Unit:
 
     def __post_init__(self) -> None:
         self.nest = nest_of(self.kernel.loop)
+        if self.variant == "tiled":  # its sweeps are too short to be cut
+            self.nest = replace(self.nest, cutting=False)
         self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if self.variant == "atomic" else memory.PLAIN)
 
     @property
@@ -41,6 +44,11 @@ class Unit:
     def kept(self) -> dict[Node, int]:
         """Values that this variant keeps from pass to pass, with the pass that makes each."""
         return kept_values(self.nest) if self.variant in KEEPING else {}
+
+    @cached_property
+    def homes(self) -> dict[Node, Store]:
+        """Those of the kept values that wait where a store will go; the others have a scratch row."""
+        return homes(self.kernel, self.nest) if self.kept else {}
 
     def source(self, name: str, work: Writer) -> str:
         """The whole text: the loop as a comment, then the function `name` around the lines of `work`."""

@@ -177,7 +177,9 @@ class Specialised:
             values = dict(zip(symbols, args[len(tensors) :], strict=True))
             code = interpret.run(self.kernel, dict(zip(tensors, args, strict=False)), values)
             if code:
-                raise IndexError(f"kernel {self.base.work.name!r}: run-time check {code} failed: an index is out of range.")
+                raise IndexError(
+                    f"kernel {self.base.work.name!r}: run-time check {code} failed: an index is out of range."
+                )
 
         return PythonEntry(call)
 
@@ -188,9 +190,7 @@ class Specialised:
         positions = {symbol: position for position, symbol in enumerate(work.kernel.symbols)}
         places = {s.name: position for s, position in positions.items()}
         tensors = {t.name: position for position, t in enumerate(work.kernel.tensors)}
-        scratch = [
-            launch_scratch(s.dtype, s.size, s.zeroed, positions) for s in self.kernel.scratch
-        ]
+        scratch = [launch_scratch(s.dtype, s.size, s.zeroed, positions) for s in self.kernel.scratch]
         launches = []
         for one, promise in zip(self.kernel.launches, self._promises, strict=True):
             cubin = promise.result()

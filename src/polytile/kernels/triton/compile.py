@@ -56,4 +56,3 @@ def parameters(launch: Launch) -> list[str]:
     """Types of what is passed at a launch, in order; Triton adds two pointers to scratch memory of its own, which may be null
     as these kernels need none."""
     return [a.type if a.kind is Kind.SYMBOL else "ptr" for a in launch.arguments] + ["ptr", "ptr"]
-

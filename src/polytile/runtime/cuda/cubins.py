@@ -149,9 +149,7 @@ def _read(cache: Cache, stem: str, order: Order) -> Cubin | None:
     return Cubin(Facts(**json.loads(text)), binary, cache.root / (stem + order.suffix), True)
 
 
-def _kept(
-    cache: Cache, stem: str, order: Order, answer: Mapping[str, Any], source: Path, waited: float
-) -> Cubin:
+def _kept(cache: Cache, stem: str, order: Order, answer: Mapping[str, Any], source: Path, waited: float) -> Cubin:
     """The worker's answer as a Cubin, in the cache from now on. Raises KernelRejected."""
     if "error" in answer:
         raise KernelRejected(order.name, str(answer.get("trace") or answer["error"]), source)

@@ -71,7 +71,9 @@ def _opened(name: str) -> ctypes.CDLL:
             getattr(found, function).argtypes = arguments
             getattr(found, function).restype = ctypes.c_int
     except (OSError, AttributeError) as error:
-        raise DeviceError(f"the CUDA driver's library {name} cannot be used ({error}); install NVIDIA's driver.") from error
+        raise DeviceError(
+            f"the CUDA driver's library {name} cannot be used ({error}); install NVIDIA's driver."
+        ) from error
     code = found.cuInit(0)
     if code:
         raise DeviceError(f"the CUDA driver does not start: {_words(found, code)}. Check nvidia-smi.")

@@ -112,7 +112,9 @@ class Plan:
         head = _PlanHead.from_buffer(block)
         head.context = driver.context(index)
         head.launches = self._hold((_Launch * len(launches))(*map(self._launch, launches)))
-        head.scratch = self._hold((_Scratch * (len(scratch) + 1))(*[_Scratch(self._code(s.bytes), s.zeroed) for s in scratch]))
+        head.scratch = self._hold(
+            (_Scratch * (len(scratch) + 1))(*[_Scratch(self._code(s.bytes), s.zeroed) for s in scratch])
+        )
         head.device, head.launch_count, head.scratch_count = index, len(launches), len(scratch)
         if any(kind == ERROR_WORD for launch in launches for kind, _ in launch.parameters):
             self._error = torch.zeros(1, dtype=torch.int32, pin_memory=torch.cuda.is_available())
@@ -138,13 +140,13 @@ class Plan:
         return self._hold((ctypes.c_int64 * len(formula))(*formula))
 
     def _launch(self, launch: Launch) -> _Launch:
-        parameters = self._hold((_Parameter * (len(launch.parameters) + 1))(*[_Parameter(*p) for p in launch.parameters]))
+        parameters = self._hold(
+            (_Parameter * (len(launch.parameters) + 1))(*[_Parameter(*p) for p in launch.parameters])
+        )
         grid = (ctypes.POINTER(ctypes.c_int64) * 3)(
             *[ctypes.cast(self._code(g), ctypes.POINTER(ctypes.c_int64)) for g in launch.grid]
         )
-        return _Launch(
-            launch.function.handle, grid, parameters, len(launch.parameters), launch.threads, launch.shared
-        )
+        return _Launch(launch.function.handle, grid, parameters, len(launch.parameters), launch.threads, launch.shared)
 
 
 def _released(release: Any, block: Any, held: list[Any]) -> None:
@@ -188,7 +190,9 @@ def torch_functions() -> list[int]:
         cuda, cpu = (ctypes.CDLL(str(folder / f"libtorch_{part}.so")) for part in ("cuda", "cpu"))
         return [*_addresses(cuda, _TORCH_FUNCTIONS[:1]), *_addresses(cpu, _TORCH_FUNCTIONS[1:])]
     except (OSError, AttributeError) as error:
-        raise DeviceError(f"torch {torch.__version__} lacks what launches need ({error}); install its CUDA build.") from error
+        raise DeviceError(
+            f"torch {torch.__version__} lacks what launches need ({error}); install its CUDA build."
+        ) from error
 
 
 def _addresses(library: ctypes.CDLL, names: Sequence[str]) -> list[int]:
@@ -206,4 +210,16 @@ def failed(name: str, code: int) -> NoReturn:
     raise LaunchFailed(f"kernel {name!r} could not be launched: {what}.")
 
 
-__all__ = ["ERROR_WORD", "INT32", "INT64", "NOTHING", "SCRATCH", "TENSOR", "Launch", "Plan", "Scratch", "failed", "prepare"]
+__all__ = [
+    "ERROR_WORD",
+    "INT32",
+    "INT64",
+    "NOTHING",
+    "SCRATCH",
+    "TENSOR",
+    "Launch",
+    "Plan",
+    "Scratch",
+    "failed",
+    "prepare",
+]

@@ -9,7 +9,19 @@ import re
 from functools import cache
 from pathlib import Path
 
-ORDER = ("vectors", "scatter", "sweep", "extremes", "scan", "logaddexp", "columns", "scratch", "team", "indices")
+ORDER = (
+    "vectors",
+    "tile",
+    "scatter",
+    "sweep",
+    "extremes",
+    "scan",
+    "logaddexp",
+    "columns",
+    "scratch",
+    "team",
+    "indices",
+)
 _HEADER = re.compile(r"// (\w+): .*\n// gives:(.*)\n")
 
 

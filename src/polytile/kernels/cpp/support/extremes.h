@@ -13,10 +13,13 @@ template <bool Max, class T, int L> PT_FN void arg_update(V<T, L>& v, V<i64, L>&
 }
 template <class T> struct Extreme { T value; i64 index; };
 template <bool Max, class T, int L> PT_FN Extreme<T> arg_across(V<T, L> v, V<i64, L> i) {
-  V<T, 1> best(v[0]);
-  V<i64, 1> at(i[0]);
-  PT_NO_UNROLL for (int k = 1; k < L; ++k) arg_update<Max, T, 1>(best, at, V<T, 1>(v[k]), V<i64, 1>(i[k]));
-  return {best[0], at[0]};
+  if constexpr (L == 1) return {v[0], i[0]};
+  else {
+    V<T, L / 2> best = low(v);
+    V<i64, L / 2> at = low(i);
+    arg_update<Max, T, L / 2>(best, at, high(v), high(i));
+    return arg_across<Max, T, L / 2>(best, at);
+  }
 }
 
 }  // namespace

@@ -48,16 +48,23 @@ PT_FN void vstore_where(Tail tail, S* p, long at, V<T, L> v, V<i32, L> mask, lon
   if (hany(mask)) scatter_mask<S, T, L>(p, iota<i64, L>() + at, v, live(tail, mask, n));
 }
 
-// f(tail, position, count) for the vectors of [first, last), U of them at a time.
-template <int L, int U, class F> PT_FN void each_vector(long first, long last, F f) {
-  long i = first;
-  for (; U > 1 && i + U * L <= last; i += U * L) {
-    f(Full{}, i, L);
-    if constexpr (U > 1) f(Full{}, i + L, L);
-    if constexpr (U > 2) f(Full{}, i + 2 * L, L), f(Full{}, i + 3 * L, L);
+// Elements before the first aligned vector at p or behind it; 0 where `count` elements are too few to care.
+template <int L, class S> PT_FN long lead(const S* p, long count) {
+  constexpr u64 bytes = L * sizeof(S) < PT_WIDTH ? L * sizeof(S) : PT_WIDTH;
+  return count >= 8 * L ? long(-(u64)p & (bytes - 1)) / long(sizeof(S)) : 0;
+}
+// f(tail, position, count) for the vectors of [first, last), of which the first has `lead` elements unless that is 0.
+template <int L, class F> PT_FN void each_vector(long first, long last, long lead, F f) {
+  for (long i = first, n = lead;; n = last - i) {
+    if (n > 0) f(Part{}, i, n), i += n;
+    for (; i + L <= last; i += L) f(Full{}, i, L);
+    if (i >= last) break;
   }
-  for (; i + L <= last; i += L) f(Full{}, i, L);
-  if (i < last) f(Part{}, i, last - i);
+}
+// Where a piece that begins at `from` ends: at the first of the places behind it.
+template <class... P> PT_FN long next_cut(long from, long last, P... places) {
+  ((last = places > from && places < last ? places : last), ...);
+  return last;
 }
 
 // One thread's share of [0, size) begins at a multiple of L; share number `workers` is the end.

@@ -20,7 +20,7 @@ from polytile.problem import Config
 from polytile.runtime import time_burst
 from polytile.runtime.cuda import cubins, device, workers
 from tests.frontend.lowering import lower
-from tests.runtime.cuda.conftest import Stub, stub  # noqa: F401
+from tests.runtime.cuda.conftest import Stub
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 

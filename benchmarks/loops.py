@@ -1,0 +1,266 @@
+"""Fused loops over shapes from one short row to one of four million: `python -m benchmarks.loops`.
+
+Ten functions of models, nine shapes each, one dynamic compile for a function, against eager and TorchInductor's own dynamic
+compile, on the same inputs, in turns. Each cell is timed twice: with Dynamo's share of a call, and without it (`direct.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks import record
+from benchmarks.compilers import forget
+from benchmarks.direct import Recorded
+from benchmarks.timing import Comparison, compare, disturbance, geomean
+from polytile.report import Column, Table, show
+from polytile.report.tables import micros, ratio
+
+Shape = tuple[int, int]
+SHAPES: tuple[Shape, ...] = (
+    (1, 64),
+    (128, 64),
+    (8192, 64),
+    (512, 300),
+    (64, 1024),
+    (1024, 1024),
+    (32, 16384),
+    (4, 262144),
+    (1, 4194304),
+)
+TOLERANCE = 3e-6
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight, 1e-6)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],), weight, bias)
+
+
+def gelu_times(x: Tensor, y: Tensor) -> Tensor:
+    return F.gelu(x) * y
+
+
+def gelu_add_layer_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(F.gelu(x) + y, (x.shape[-1],), weight, bias)
+
+
+def geglu(x: Tensor) -> Tensor:
+    value, gate = x.chunk(2, -1)
+    return value * F.gelu(gate)
+
+
+def column_sum(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
+def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target)
+
+
+def transpose_add(x: Tensor, y: Tensor) -> Tensor:
+    return x.t() + y
+
+
+def dropout(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the suite. `inputs` makes the arguments for a shape (rows, columns); `options` are polytile's; the results
+    of a `random` function are not compared with eager's."""
+
+    name: str
+    function: Callable[..., Tensor]
+    inputs: Callable[[int, int], tuple[Tensor, ...]]
+    options: dict[str, Any] = field(default_factory=dict)
+    random: bool = False
+
+
+def _one(rows: int, columns: int) -> tuple[Tensor, ...]:
+    return (torch.randn(rows, columns),)
+
+
+def _two(rows: int, columns: int) -> tuple[Tensor, ...]:
+    return torch.randn(rows, columns), torch.randn(rows, columns)
+
+
+def _weights(columns: int, count: int) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(columns) for _ in range(count))
+
+
+SUITE: tuple[Case, ...] = (
+    Case("softmax", softmax, _one),
+    Case("RMSNorm", rms_norm, lambda r, c: (*_one(r, c), *_weights(c, 1))),
+    Case("LayerNorm", layer_norm, lambda r, c: (*_one(r, c), *_weights(c, 2))),
+    Case("gelu·x", gelu_times, _two),
+    Case("GELU+add+LayerNorm", gelu_add_layer_norm, lambda r, c: (*_two(r, c), *_weights(c, 2))),
+    Case("GEGLU", geglu, lambda r, c: _one(r, 2 * c)),
+    Case("column sum", column_sum, _one),
+    Case("cross entropy", cross_entropy, lambda r, c: (*_one(r, c), torch.randint(0, c, (r,)))),
+    Case("transpose+add", transpose_add, lambda r, c: (*_one(c, r), *_one(r, c))),
+    Case("dropout", dropout, _one, {"random": "philox"}, random=True),
+    Case("dropout, eager's stream", dropout, _one, random=True),
+)
+PEERS = ("eager", "inductor")
+OWN = "polytile"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One function at one shape: timings without Dynamo and with it."""
+
+    shape: Shape
+    direct: Comparison
+    called: Comparison
+    decisions: tuple[str, ...]
+
+
+def checked(case: Case, made: Recorded, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    """The direct call, whose result has been compared with float64; raises AssertionError where it is off."""
+    call = made.direct(*inputs)
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    exact, got = case.function(*wide), call()
+    assert got.shape == exact.shape, f"{case.name} gave {tuple(got.shape)} for {tuple(exact.shape)}"
+    if case.random:
+        kept = float((got != 0).double().mean())
+        assert inputs[0].numel() < 10_000 or abs(kept - 0.9) < 0.02, f"{case.name} keeps {kept:.3f} of the elements"
+        return call
+    off = float((got.double() - exact).abs().max() / exact.abs().max())
+    assert off <= TOLERANCE, f"{case.name} of {tuple(inputs[0].shape)} is {off:.1e} off float64; {TOLERANCE:.0e} is allowed"
+    return call
+
+
+def run_case(case: Case, shapes: Sequence[Shape], peers: Sequence[str], seconds: float) -> list[Cell]:
+    """Compiles one function with each compiler, checks it and times it at every shape."""
+    forget()
+    compiled = [name for name in (*peers, OWN) if name != "eager"]
+    made = {name: Recorded(case.function, name, case.options if name == OWN else None) for name in compiled}
+    ordered = sorted(shapes, key=lambda shape: shape[0] == 1)  # sizes of 1 get a graph of their own, after the general one
+    cells = {}
+    for shape in ordered:
+        inputs = case.inputs(*shape)
+        direct: dict[str, Callable[[], Any]] = {name: checked(case, one, inputs) for name, one in made.items()}
+        called: dict[str, Callable[[], Any]] = {name: functools.partial(one, *inputs) for name, one in made.items()}
+        if "eager" in peers:
+            direct["eager"] = called["eager"] = functools.partial(case.function, *inputs)
+        cells[shape] = Cell(shape, compare(direct, seconds=seconds), compare(called, seconds=seconds), chosen(made[OWN]))
+    return [cells[shape] for shape in shapes]
+
+
+def chosen(made: Recorded) -> tuple[str, ...]:
+    """The candidates that the last call's program decided for, most recent decision of each kernel."""
+    assert made.last is not None
+    program: Any = made.last[0].polytile_program  # type: ignore[attr-defined]
+    found = []
+    for multikernel in program.multikernels:
+        found.append(multikernel.decisions[-1].candidate if multikernel.decisions else "–")
+    return tuple(found)
+
+
+def ratios_table(results: dict[str, list[Cell]], peer: str, shapes: Sequence[Shape]) -> Table:
+    columns: list[Column | str] = ["function", *(Column(f"{r}×{_short(c)}", ratio) for r, c in shapes), Column("geomean", ratio)]
+    rows: list[tuple[Any, ...]] = []
+    for name, cells in results.items():
+        found = [cell.direct.ratio(OWN, peer) for cell in cells]
+        rows.append((name, *found, geomean(found)))
+    over = [geomean(row[k] for row in rows) for k in range(1, len(shapes) + 2)]
+    rows.append(("geomean", *over))
+    named = ((row[0], value, shape) for row in rows[:-1] for value, shape in zip(row[1:], shapes, strict=False))
+    least = min((value, f"{name} {r}×{_short(c)}") for name, value, (r, c) in named)
+    notes = [f"Time of {peer} over polytile's, without Dynamo's share. Least: {least[0]:.2f}, {least[1]}."]
+    notes.append(disturbance(cell.direct for cells in results.values() for cell in cells))
+    title = f"Fused loops against {peer}, float32, {torch.get_num_threads()} threads, one dynamic compile"
+    return Table.of(title, columns, rows, notes)
+
+
+def _short(columns: int) -> str:
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if columns >= size and columns % size == 0:
+            return f"{columns // size}{unit}"
+    return str(columns)
+
+
+def cells_table(results: dict[str, list[Cell]], peers: Sequence[str]) -> Table:
+    """Every cell: times without Dynamo, the medians' ratios, and the candidates chosen."""
+    columns: list[Column | str] = ["function", "shape", Column("µs", micros), "candidates"]
+    columns += [Column(f"{peer} µs", micros) for peer in peers]
+    rows = []
+    for name, cells in results.items():
+        for cell in cells:
+            times = [cell.direct[peer].low for peer in peers]
+            rows.append((name, f"{cell.shape[0]}×{cell.shape[1]}", cell.direct[OWN].low, ", ".join(cell.decisions), *times))
+    return Table.of("Every cell, without Dynamo's share", columns, rows)
+
+
+def summary(results: dict[str, list[Cell]], peers: Sequence[str]) -> Table:
+    """The geomean, the least and the greatest ratio with and without Dynamo's share of a call."""
+    figures = [Column(name, ratio) for name in ("geomean", "least", "greatest")]
+    columns: list[Column | str] = ["against", "Dynamo's share", *figures]
+    rows = []
+    for peer in peers:
+        for label, attribute in (("without", "direct"), ("with", "called")):
+            found = [getattr(cell, attribute).ratio(OWN, peer) for cells in results.values() for cell in cells]
+            rows.append((peer, label, geomean(found), min(found), max(found)))
+    return Table.of("Fused loops: ratios over all functions and shapes", columns, rows)
+
+
+def as_json(results: dict[str, list[Cell]]) -> dict[str, Any]:
+    return {
+        name: {
+            f"{cell.shape[0]}x{cell.shape[1]}": {
+                "without_dynamo": cell.direct.as_json(),
+                "with_dynamo": cell.called.as_json(),
+                "candidates": list(cell.decisions),
+            }
+            for cell in cells
+        }
+        for name, cells in results.items()
+    }
+
+
+def shape_of(text: str) -> Shape:
+    rows, _, columns = text.partition("x")
+    return int(rows), int(columns)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="*", default=[], help="functions whose names contain one of these")
+    parser.add_argument("--shapes", nargs="*", type=shape_of, default=list(SHAPES), help="shapes such as 128x64")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--threads", type=int, help="threads for all; torch's own number unless given")
+    parser.add_argument("--seconds", type=float, default=0.4, help="how long to measure each cell, with and without Dynamo")
+    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/loops.json")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    results = {}
+    with torch.no_grad():
+        for case in SUITE:
+            if not arguments.only or any(word in case.name for word in arguments.only):
+                results[case.name] = run_case(case, arguments.shapes, arguments.peers, arguments.seconds)
+                show(cells_table({case.name: results[case.name]}, arguments.peers))
+    for peer in arguments.peers:
+        show(ratios_table(results, peer, arguments.shapes))
+    show(summary(results, arguments.peers))
+    if arguments.json:
+        record.write("loops", {"threads": torch.get_num_threads(), "suite": as_json(results)})
+
+
+if __name__ == "__main__":
+    main()

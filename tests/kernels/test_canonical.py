@@ -1,0 +1,84 @@
+"""Canonical kernels: the same work has the same text whatever its names, different work never has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+import torch
+
+from polytile.ir import expr, sizes
+from polytile.ir.program import Axis, Buffer, Loop
+from polytile.kernels.canonical import CallSite, LoopKernel, canonicalize
+from polytile.kernels.loops import kernel_name, loop_candidates
+from tests.kernels.helpers import BF16, F32, P0, R0, S0, S1, S2, load, loop, op, store
+
+
+def canonical(body: Loop, **dtypes: torch.dtype) -> tuple[LoopKernel, CallSite]:
+    return canonicalize(body, {name: Buffer(name, dtype, (), ()) for name, dtype in dtypes.items()})
+
+
+def row_sum(source: str, target: str, axis: str, rows: sympy.Expr, length: sympy.Expr) -> Loop:
+    p, r = sizes.axis(axis), sizes.axis(axis + "_reduced")
+    total = expr.reduce("sum", F32, expr.load(F32, source, p * length + r))
+    return Loop(f"loop_{source}", (Axis(p, rows),), (Axis(r, length),), (store(target, p, total),), (f"op.{source}",))
+
+
+def test_names_of_buffers_axes_and_sizes_do_not_matter() -> None:
+    first, one = canonical(row_sum("x", "y", "i", S0, S1), x=F32, y=F32)
+    second, other = canonical(row_sum("buf7", "arg2", "row", S2, S0), buf7=F32, arg2=F32)
+    assert first.text == second.text and first.digest == second.digest
+    assert one == CallSite(("x", "y"), (S0, S1)) and other == CallSite(("buf7", "arg2"), (S2, S0))
+
+
+def test_types_sizes_and_roles_matter() -> None:
+    plain = canonical(row_sum("x", "y", "i", S0, S1), x=F32, y=F32)[0]
+    assert plain.digest != canonical(row_sum("x", "y", "i", S0, S1), x=BF16, y=F32)[0].digest
+    assert plain.digest != canonical(row_sum("x", "y", "i", S0, sympy.Integer(64)), x=F32, y=F32)[0].digest
+    assert plain.digest != canonical(row_sum("x", "y", "i", S0, S0), x=F32, y=F32)[0].digest
+    assert plain.digest != canonical(row_sum("x", "x", "i", S0, S1), x=F32)[0].digest
+
+
+def test_arguments_are_the_tensors_then_the_size_symbols_in_order_of_appearance() -> None:
+    body = loop([store("o", P0 * S2 + 1, op("add", load("b", P0), load("a", P0 * S1)))], {P0: S0})
+    kernel, site = canonical(body, a=F32, b=F32, o=BF16)
+    assert [(t.name, t.dtype, t.role) for t in kernel.tensors] == [
+        ("a0", F32, "in"),
+        ("a1", F32, "in"),
+        ("a2", BF16, "out"),
+    ]
+    assert site.buffers == ("b", "a", "o") and site.sizes == (S0, S1, S2)
+    assert [s.name for s in kernel.symbols] == ["n0", "n1", "n2"]
+
+
+def test_a_tensor_that_is_read_or_partly_written_keeps_what_it_holds() -> None:
+    mask = load("m", P0, torch.bool)
+    roles = {
+        "out": store("o", P0, load("x", P0)),
+        "inout": store("o", P0, load("o", P0)),
+        "inout masked": store("o", P0, load("x", P0), mask=mask),
+        "inout added": store("o", P0, load("x", P0), mode="add"),
+    }
+    for role, one in roles.items():
+        kernel, site = canonical(loop([one], {P0: S0}), x=F32, o=F32, m=torch.bool)
+        assert kernel.tensors[site.buffers.index("o")].role == role.split()[0]
+
+
+def test_a_kernel_is_made_once() -> None:
+    first, _ = canonical(row_sum("x", "y", "i", S0, S1), x=F32, y=F32)
+    second, _ = canonical(row_sum("u", "v", "k", S1, S2), u=F32, v=F32)
+    assert loop_candidates(first, ("aten.sum.default",), 2) is loop_candidates(second, ("aten.mean.default",), 2)
+
+
+def test_the_source_operator_is_named_but_decides_nothing() -> None:
+    kernel, _ = canonical(row_sum("x", "y", "i", S0, S1), x=F32, y=F32)
+    assert kernel_name(kernel, ("aten.sum.dim_IntList", "aten.exp.default")) == f"sum_exp_{kernel.digest[:8]}"
+    other = replace(kernel, loop=replace(kernel.loop, origins=("aten.mean.dim",)))
+    one, two = (loop_candidates(k, k.loop.origins, most)[0] for k, most in ((kernel, 3), (other, 4)))
+    assert "op.x" in one.source and "aten.mean.dim" in two.source  # type: ignore[attr-defined]
+    assert one.source_hash == two.source_hash
+
+
+def test_reduced_axes_are_named_apart() -> None:
+    body = loop([store("o", P0, expr.reduce("max", F32, load("x", P0 * S1 + R0)))], {P0: S0}, {R0: S1})
+    assert "for p0 < n0 over r0 < n1" in canonical(body, x=F32, o=F32)[0].text
