@@ -49,6 +49,7 @@ class TritonCandidate:
     """One config of a loop kernel. `valid` and `cost` are functions of the concrete sizes."""
 
     origin = "triton"
+    hard_limits = True  # a persistent row longer than its block is cut off
 
     def __init__(self, name: str, config: Config, work: Work, valid: Judge, cost: Judge) -> None:
         self.name, self.config, self.work = name, config, work
