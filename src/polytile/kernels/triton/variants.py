@@ -89,7 +89,7 @@ def whole_rows(r: int) -> Iterator[tuple[int, int]]:
     for x in (1, 2, 4, 8, 16, 32, 64, 128) if r <= 1024 else (1,):
         for warps in (1, 2, 4, 8, 16, 32):
             held = x * r // (32 * warps)
-            if held in ELEMENTS and (x == 1 or 512 <= x * r <= 8192 and warps in (2, 4, 8)):
+            if held in ELEMENTS and (x == 1 or (512 <= x * r <= 8192 and warps in (2, 4, 8))):
                 yield x, warps
     if r == ROWS[-1]:
         yield 1, 16
