@@ -120,8 +120,8 @@ def blocks(size: sympy.Expr, block: int) -> sympy.Expr:
 
 
 def divides(block: int, size: sympy.Expr, facts: Facts) -> bool:
-    """Whether the power of two `block` divides `size`, which is not 0, wherever the facts hold: its polynomial in the sixteenths of the
-    divisible integers has coefficients that all divide."""
+    """Whether the power of two `block` divides `size`, which is not 0, wherever the facts hold: its polynomial in the
+    sixteenths of the divisible integers has coefficients that all divide."""
     known = with_facts(size, facts)
     if known.is_Integer:
         return bool(known % block == 0) and known > 0
