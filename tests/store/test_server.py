@@ -20,7 +20,7 @@ from polytile.problem import Measurement
 from polytile.store import Store, check
 from polytile.store.place import Place, Server, place_of
 from polytile.store.reading import records
-from tests.store.helpers import ENVIRONMENT, number, writer
+from tests.store.helpers import ENVIRONMENT, NO_DRIVER, number, own_server, writer
 
 Make = Callable[..., Measurement]
 NOBODY_THERE = Server("postgresql://polytile@127.0.0.1:1/none")
@@ -61,8 +61,9 @@ def test_a_row_that_is_numbered_early_and_written_late_is_not_missed(database: S
     from polytile.store import postgres as kind
 
     Store(database).append(measurement(1))
-    reader = Store(database)
-    reader.exact(measurement(1).problem, ENVIRONMENT)
+    reader, beside = Store(database), Store(database)
+    for one in (reader, beside):
+        assert one.exact(measurement(1).problem, ENVIRONMENT)
     with psycopg.connect(database.url) as slow:
         slow.execute("SET search_path TO polytile")
         slow.execute(f"SELECT pg_advisory_xact_lock_shared({kind.LOCK})")
@@ -71,7 +72,7 @@ def test_a_row_that_is_numbered_early_and_written_late_is_not_missed(database: S
             " detail, condition) SELECT 'slow', taken_at, problem, environment, 'slow', config, source_hash, outcome, samples,"
             " detail, condition FROM measurements"
         )
-        Store(database).append(measurement(1, "quick"))
+        beside.append(measurement(1, "quick"))
         with concurrent.futures.ThreadPoolExecutor() as pool:
             found = pool.submit(reader.refresh)
             with pytest.raises(concurrent.futures.TimeoutError):
@@ -127,12 +128,8 @@ def test_a_forked_child_uses_the_store_and_leaves_the_parents_whole(database: Se
 @pytest.fixture
 def mortal() -> Iterator[postgres.Server]:
     """A server that the test may kill."""
-    pytest.importorskip("psycopg")
-    try:
-        with postgres.server() as server:
-            yield server
-    except postgres.NoServer as error:
-        pytest.skip(str(error))
+    with own_server() as server:
+        yield server
 
 
 def test_a_server_that_goes_away_costs_one_warning_and_gets_what_it_missed(
@@ -176,7 +173,7 @@ def test_a_lost_connection_to_a_living_server_is_made_again_unnoticed(
 def test_a_server_that_was_never_there_costs_one_warning(
     tmp_path: Path, measurement: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip("psycopg")
+    pytest.importorskip("psycopg", reason=NO_DRIVER)
     beside = tmp_path / "store.sqlite3"
     Store(beside).append(measurement(1))
     kept = Store(NOBODY_THERE, beside)

@@ -116,8 +116,8 @@ def test_the_view_of_decisions_follows_the_rules_of_choosing(place: Place, measu
 def test_the_view_of_candidates_says_who_they_are_and_what_they_need(place: Place, measurement: Make) -> None:
     changed = dataclasses.replace(everything(measurement), source_hash="new")
     filled(place, everything(measurement), dataclasses.replace(everything(measurement), outcome=Outcome.CRASHED), changed)
-    question = "SELECT name, config, source_hash, kernel, registers, spilled_bytes, shared_bytes, measurements, ok FROM candidates"
-    one, other = sorted(_asked(place, question), key=lambda row: str(row[2]))
+    columns = "name, config, source_hash, kernel, registers, spilled_bytes, shared_bytes, measurements, ok"
+    one, other = sorted(_asked(place, f"SELECT {columns} FROM candidates"), key=lambda row: str(row[2]))
     assert (one[2], other[2]) == ("abc", "new") and one[0] == "looped t1" and json.loads(str(one[1]))[1] == [["M", 4096]]
     assert one[3:] == ("k0", 64, 16, 49152, 2, 1) and other[3:] == ("k0", 64, 16, 49152, 1, 1)
 
