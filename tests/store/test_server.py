@@ -17,24 +17,13 @@ from benchmarks import postgres
 from polytile import options, store
 from polytile.errors import OptionError, StoreError
 from polytile.problem import Measurement
-from polytile.store import Store, check
+from polytile.store import Store
 from polytile.store.place import Place, Server, place_of
 from polytile.store.reading import records
 from tests.store.helpers import ENVIRONMENT, NO_DRIVER, number, own_server, writer
 
 Make = Callable[..., Measurement]
 NOBODY_THERE = Server("postgresql://polytile@127.0.0.1:1/none")
-
-
-def test_eight_processes_write_at_once_and_none_is_lost(database: Server) -> None:
-    writers = [writer(database, worker, 200) for worker in range(8)]
-    for process in writers:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0 and not errors, errors
-    assert {number(m) for m in Store(database).measurements()} == {
-        w * 100_000 + n for w in range(8) for n in range(200)
-    }
-    assert not check.check(database).troubles
 
 
 def test_killed_writers_lose_at_most_what_they_were_writing(database: Server) -> None:
@@ -97,29 +86,6 @@ def test_a_stopped_writer_is_waited_for_and_then_passed_over(
         assert not reader.exact(measurement(1).problem, ENVIRONMENT) and "locked by another process" in caplog.text
         reader.append(measurement(2))
     assert reader.refresh() == 1 and len(Store(database).measurements()) == 2
-
-
-def test_stores_made_by_several_processes_at_once_are_one_store(database: Server) -> None:
-    writers = [writer(database, worker, 1) for worker in range(6)]
-    for process in writers:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0 and not errors, errors
-    assert len(Store(database).measurements()) == 6
-
-
-def test_a_forked_child_uses_the_store_and_leaves_the_parents_whole(database: Server, measurement: Make) -> None:
-    kept = Store(database)
-    kept.append(measurement(1))
-    child = os.fork()
-    if child == 0:
-        try:
-            kept.append(measurement(2))
-            os._exit(0 if len(kept.measurements()) == 2 else 1)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    kept.append(measurement(3))
-    assert len(kept.measurements()) == 3
 
 
 # The server dies.
