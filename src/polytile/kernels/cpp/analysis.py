@@ -16,6 +16,7 @@ from polytile.ir.program import Axis, Loop, Store, element_level
 from polytile.kernels.cpp.cuts import Cut, cut_of
 
 SHORT = 8  # a constant axis shorter than this makes a poor vector
+NARROWEST = 4  # bytes of a lane in squares that are turned: of narrower ones a register has more than a square has rows
 UNIT = Axis(sizes.axis("p_one"), sizes.ONE)
 
 
