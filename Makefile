@@ -1,6 +1,7 @@
 # make setup   a virtual environment in .venv with everything below in it
 # make demo    one compile, many shapes: an encoder, a matmul, softmax and RMSNorm against eager (about 4 minutes, 2 cores)
 # make test    the tests
+# make conformance   every operator of torch's test database against eager (about half an hour, 2 cores; resumable)
 # make bench   every benchmark; results go to benchmarks/results/
 # make lint    ruff and mypy
 # make clean   removes what the above made in this directory
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.stamp
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: setup demo test bench lint clean
+.PHONY: setup demo test conformance bench lint clean
 
 setup: $(STAMP)
 
@@ -26,6 +27,10 @@ demo: $(STAMP)
 # Waiting OpenMP threads give up their core: test processes share the cores among them.
 test: $(STAMP)
 	OMP_WAIT_POLICY=passive $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+conformance: $(STAMP)
+	$(RUN) -m tests.conformance.run --jobs $(WORKERS) $(CONFORMANCE)
+	$(RUN) scripts/conformance_page.py
 
 bench: $(STAMP)
 	$(RUN) -m benchmarks.overhead --json

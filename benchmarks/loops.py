@@ -148,7 +148,8 @@ def checked(case: Case, made: Recorded, inputs: tuple[Tensor, ...]) -> Callable[
 def run_case(case: Case, shapes: Sequence[Shape], peers: Sequence[str], seconds: float) -> list[Cell]:
     """Compiles one function with each compiler, checks it and times it at every shape."""
     forget()
-    made = {name: Recorded(case.function, name, case.options if name == OWN else None) for name in (*peers, OWN) if name != "eager"}
+    compiled = [name for name in (*peers, OWN) if name != "eager"]
+    made = {name: Recorded(case.function, name, case.options if name == OWN else None) for name in compiled}
     ordered = sorted(shapes, key=lambda shape: shape[0] == 1)  # sizes of 1 get a graph of their own, after the general one
     cells = {}
     for shape in ordered:
@@ -164,7 +165,7 @@ def run_case(case: Case, shapes: Sequence[Shape], peers: Sequence[str], seconds:
 def chosen(made: Recorded) -> tuple[str, ...]:
     """The candidates that the last call's program decided for, most recent decision of each kernel."""
     assert made.last is not None
-    program = getattr(made.last[0], "polytile_program")
+    program: Any = made.last[0].polytile_program  # type: ignore[attr-defined]
     found = []
     for multikernel in program.multikernels:
         found.append(multikernel.decisions[-1].candidate if multikernel.decisions else "–")
@@ -179,10 +180,12 @@ def ratios_table(results: dict[str, list[Cell]], peer: str, shapes: Sequence[Sha
         rows.append((name, *found, geomean(found)))
     over = [geomean(row[k] for row in rows) for k in range(1, len(shapes) + 2)]
     rows.append(("geomean", *over))
-    least = min((value, f"{row[0]} {r}×{_short(c)}") for row in rows[:-1] for value, (r, c) in zip(row[1:], shapes))
+    named = ((row[0], value, shape) for row in rows[:-1] for value, shape in zip(row[1:], shapes, strict=False))
+    least = min((value, f"{name} {r}×{_short(c)}") for name, value, (r, c) in named)
     notes = [f"Time of {peer} over polytile's, without Dynamo's share. Least: {least[0]:.2f}, {least[1]}."]
     notes.append(disturbance(cell.direct for cells in results.values() for cell in cells))
-    return Table.of(f"Fused loops against {peer}, float32, {torch.get_num_threads()} threads, one dynamic compile", columns, rows, notes)
+    title = f"Fused loops against {peer}, float32, {torch.get_num_threads()} threads, one dynamic compile"
+    return Table.of(title, columns, rows, notes)
 
 
 def _short(columns: int) -> str:
@@ -206,7 +209,8 @@ def cells_table(results: dict[str, list[Cell]], peers: Sequence[str]) -> Table:
 
 def summary(results: dict[str, list[Cell]], peers: Sequence[str]) -> Table:
     """The geomean, the least and the greatest ratio with and without Dynamo's share of a call."""
-    columns: list[Column | str] = ["against", "Dynamo's share", Column("geomean", ratio), Column("least", ratio), Column("greatest", ratio)]
+    figures = [Column(name, ratio) for name in ("geomean", "least", "greatest")]
+    columns: list[Column | str] = ["against", "Dynamo's share", *figures]
     rows = []
     for peer in peers:
         for label, attribute in (("without", "direct"), ("with", "called")):

@@ -72,8 +72,11 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     before = compiler.compiled_programs()
     profile = cProfile.Profile()  # the only witness: compiled programs run as plain functions and leave no trace
     profile.runcall(compiled, *args, **kwargs)
-    ran = {entry.code for entry in profile.getstats()}
-    programs = [p for p in compiler.compiled_programs() if p not in before or getattr(p.call, "__code__", None) in ran]
+    ran = [entry.code for entry in profile.getstats()]
+    codes = set(map(id, ran))  # by identity: code objects of two programs with the same text are equal
+    programs = [
+        p for p in compiler.compiled_programs() if p not in before or id(getattr(p.call, "__code__", None)) in codes
+    ]
     return report(programs)
 
 

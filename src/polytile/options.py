@@ -40,6 +40,12 @@ TABLE: tuple[Option, ...] = (
     ),
     Option("debug", int, 0, "1 prints decisions, 2 also kernels, 3 also the IR between passes."),
     Option("persist", bool, True, "Keep measurements and compiled kernels on disk for other processes (SPEC M8)."),
+    Option(
+        "store",
+        str,
+        "",
+        "Where measurements are kept: a file, or a server as postgresql://user@host/database; empty: a file in cache_dir.",
+    ),
     Option("cxx", str, "", "C++ compiler to use; empty: $CXX, then g++, then clang++."),
     Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core."),
     Option(
@@ -49,7 +55,13 @@ TABLE: tuple[Option, ...] = (
         "auto: measure a shortlist where nothing is known; off: prior and store only.",
         choices=("auto", "off"),
     ),
-    Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known."),
+    Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known, at most."),
+    Option(
+        "expected_calls",
+        int,
+        10_000,
+        "Calls of a kernel at a size by which compiling one more candidate for it must be able to pay.",
+    ),
     Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal (DESIGN 10)."),
     Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed (DESIGN 9)."),
     Option(

@@ -91,8 +91,24 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What the compiler says a kernel takes of the device: registers of a thread, bytes of a thread that spill to memory,
+    bytes of shared memory of a block. None: not known, or the device has no such thing."""
+
+    registers: int | None = None
+    spilled_bytes: int | None = None
+    shared_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Measurement:
-    """One candidate on one problem: every timing sample (seconds), the outcome and the error found. Never overwritten."""
+    """One candidate on one problem: every timing sample (seconds), the outcome and the error found. Never overwritten.
+
+    `problem`, `environment`, `candidate`, `config` and `source_hash` are its key: they must be equal for it to speak about
+    a candidate. The rest is what was found: `origin` is the source that the candidate came from, `predicted` the seconds
+    that its own model expected, `state` what else was so at that moment (clocks, disturbance), `machine` the facts that
+    the problem's device fingerprint stands for.
+    """
 
     problem: Problem
     candidate: str
@@ -105,3 +121,8 @@ class Measurement:
     detail: str = ""
     condition: str = "back-to-back"
     environment: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    origin: str = ""
+    predicted: float | None = None
+    resources: Resources = Resources()
+    state: tuple[tuple[str, Scalar], ...] = ()
+    machine: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)

@@ -27,7 +27,7 @@ class Fake:
 
     name: str
     speed: float | Speed = 1e-5
-    predicted: float = 1e-5
+    predicted: float | Speed = 1e-5
     origin: str = "cpp"
     call: Callable[..., None] = double
     failure: Exception | None = None
@@ -35,6 +35,7 @@ class Fake:
     config: Config = field(default_factory=Config)
     source_hash: str = ""
     hard_limits: bool = False
+    recipe: str = ""
     calls: list[tuple[int, ...]] = field(default_factory=list)
     prepared: int = 0
     made: int = 0
@@ -46,7 +47,7 @@ class Fake:
         return self.can(sizes)
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        return self.predicted
+        return self.predicted(sizes) if callable(self.predicted) else self.predicted
 
     def prepare(self) -> None:
         self.prepared += 1

@@ -72,14 +72,14 @@ def test_the_same_buffer_may_be_passed_twice() -> None:
 
 
 def test_only_the_shortlist_is_compiled() -> None:
-    candidates = [Fake(f"c{i}", predicted=float(i)) for i in range(10)]
+    candidates = [Fake(f"c{i}", predicted=1 + 0.01 * i) for i in range(10)]
     with options.override(shortlist=3):
         MultiKernel(SPEC, candidates)(*arguments(32))
     assert [candidate.name for candidate in candidates if candidate.prepared or candidate.made] == ["c0", "c1", "c2"]
 
 
 def test_the_library_kernel_is_always_on_the_shortlist() -> None:
-    candidates = [*(Fake(f"c{i}", predicted=float(i)) for i in range(5)), Fake("aten", 1e-6, 99.0, "library")]
+    candidates = [*(Fake(f"c{i}", predicted=1 + 0.01 * i) for i in range(5)), Fake("aten", 1e-6, 9.0, "library")]
     with options.override(shortlist=2):
         kernel = MultiKernel(SPEC, candidates)
         kernel(*arguments(32))

@@ -28,7 +28,7 @@ def decided(*candidates: Fake, m: int = 32, n: int = 64, **changes: Any) -> Deci
 
 
 def pair() -> tuple[Fake, Fake]:
-    return Fake("a", 2e-5, 1e-5), Fake("b", 1e-5, 2e-5)
+    return Fake("a", 2e-5, 1e-5), Fake("b", 1e-5, 1.5e-5)
 
 
 def test_an_unknown_problem_is_measured_and_the_times_are_told() -> None:
@@ -70,14 +70,14 @@ def test_the_number_of_threads_is_part_of_the_key() -> None:
 def test_a_candidate_whose_source_changed_is_measured_again() -> None:
     a, b = pair()
     decided(a, b)
-    assert decided(a, Fake("b", 1e-5, 2e-5, source_hash="edited")).link == "measured"
-    assert decided(a, Fake("b", 1e-5, 2e-5, config=Config.of({"M": 4096}))).link == "measured"
+    assert decided(a, Fake("b", 1e-5, 1.5e-5, source_hash="edited")).link == "measured"
+    assert decided(a, Fake("b", 1e-5, 1.5e-5, config=Config.of({"M": 4096}))).link == "measured"
 
 
 def test_measurements_that_lack_a_candidate_of_the_shortlist_do_not_decide() -> None:
     a, b = pair()
     decided(a, b)
-    assert decided(a, b, Fake("c", 1e-6, 1e-6)).candidate == "c"
+    assert decided(a, b, Fake("c", 1e-6, 0.8e-5)).candidate == "c"
 
 
 def test_what_another_process_measured_meanwhile_is_used() -> None:

@@ -1,10 +1,30 @@
-"""Measurements to put into stores."""
+"""Measurements to put into stores, and processes that do so."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from polytile.problem import Config, Measurement, Outcome, Problem
+from polytile.store.place import Place, Server
 
 ENVIRONMENT = (("compiler", "g++ 12"), ("torch", "2.13.0"))
+
+WRITER = """
+import logging, sys, pathlib
+sys.path[:0] = {path!r}
+import tests.store.alone
+from polytile.store import Store
+from polytile.store.place import place_of
+from tests.store.helpers import make
+logging.basicConfig(format="%(message)s")
+worker, count = int(sys.argv[2]), int(sys.argv[3])
+store = Store(place_of(sys.argv[1]))
+for number in range(count):
+    store.append(make(worker * 100_000 + number))
+    if count > 1000:
+        print(number, flush=True)
+"""
 
 
 def make(
@@ -15,3 +35,17 @@ def make(
     return Measurement(
         problem, candidate, Config.of({"M": 64}, threads=1), "abc", outcome, samples, 1e-7, 0.3, environment=ENVIRONMENT
     )
+
+
+def writer(place: Place, worker: int, count: int) -> subprocess.Popen[str]:
+    """A process that appends measurements number worker * 100 000 and up, one by one; with more than 1000 it prints the
+    number of each that is written."""
+    code = WRITER.format(path=sys.path)
+    name = place.url if isinstance(place, Server) else str(place)
+    command = [sys.executable, "-c", code, name, str(worker), str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def number(measurement: Measurement) -> int:
+    """The M of a measurement of `make`, which the tests count by."""
+    return dict(measurement.problem.sizes)["M"]

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from polytile.errors import StoreError
 from polytile.problem import Config, Measurement, Outcome, Problem
-from polytile.store import Store, jsonl, kernel_tuner, reading, transfer
+from polytile.store import Store, jsonl, kernel_tuner, transfer
+from polytile.store.place import place_of
 from polytile.store.reading import Record, records
 
 Make = Callable[..., Measurement]
@@ -206,8 +207,8 @@ def test_a_missing_store_is_an_error_that_says_what_to_do(tmp_path: Path) -> Non
 
 
 def test_a_cache_directory_stands_for_the_store_in_it(tmp_path: Path) -> None:
-    assert reading.store_file(tmp_path) == tmp_path / "store.sqlite3"
-    assert reading.store_file(tmp_path / "x.sqlite3") == tmp_path / "x.sqlite3"
+    assert place_of(tmp_path) == tmp_path / "store.sqlite3"
+    assert place_of(tmp_path / "x.sqlite3") == tmp_path / "x.sqlite3"
 
 
 # T4.

@@ -99,9 +99,9 @@ def test_measurements_are_never_overwritten_and_no_decision_is_stored(tmp_path: 
         with pytest.raises(sqlite3.IntegrityError, match="never overwritten"):
             connection.execute("UPDATE measurements SET seconds = 0")
         assert connection.execute("SELECT count(*) FROM measurements").fetchone() == (3,)
-        assert connection.execute("SELECT candidate FROM best").fetchall() == [("slow",)]
+        assert connection.execute("SELECT candidate FROM decisions").fetchall() == [("slow",)]
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    assert {name for (name,) in tables} == {"problems", "environments", "measurements"}
+    assert {name for (name,) in tables} == {"problems", "environments", "devices", "measurements"}
 
 
 def test_with_persist_off_nothing_is_written(empty_cache: Path, measurement: Make) -> None:

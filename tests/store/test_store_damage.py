@@ -168,8 +168,8 @@ def test_a_full_disk_costs_one_warning(
 ) -> None:
     kept = Store(tmp_path / "s")
     kept.append(measurement(1))
-    assert kept._file is not None and kept._file._connection is not None
-    connection = kept._file._connection
+    assert isinstance(kept._database, sqlite.SqliteFile) and kept._database._connection is not None
+    connection = kept._database._connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
     kept.append(*(measurement(m) for m in range(100, 400)))

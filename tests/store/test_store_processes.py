@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,26 +13,7 @@ import pytest
 
 from polytile.problem import Measurement
 from polytile.store import Store
-
-WRITER = """
-import sys, pathlib
-sys.path[:0] = {path!r}
-import tests.store.alone
-from polytile.store import Store
-from tests.store.helpers import make
-worker, count = int(sys.argv[2]), int(sys.argv[3])
-store = Store(pathlib.Path(sys.argv[1]))
-for number in range(count):
-    store.append(make(worker * 100_000 + number))
-    if count > 1000:
-        print(number, flush=True)
-"""
-
-
-def writer(path: Path, worker: int, count: int) -> subprocess.Popen[str]:
-    code = WRITER.format(path=sys.path)
-    command = [sys.executable, "-c", code, str(path), str(worker), str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+from tests.store.helpers import writer
 
 
 def test_eight_processes_write_500_measurements_each_and_none_is_lost(tmp_path: Path) -> None:

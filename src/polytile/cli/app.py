@@ -9,7 +9,7 @@ import typer
 
 from polytile import __version__
 from polytile.cli import plan, store
-from polytile.cli.plain import PlainErrors, StorePath, store_at
+from polytile.cli.plain import PlainErrors, StorePlace, store_at
 
 app = typer.Typer(
     name="polytile",
@@ -50,7 +50,7 @@ def explain_choice(
     plan: Annotated[
         Path | None, typer.Option(help="A plan that is in force; else the one the option plan names.")
     ] = None,
-    store: StorePath = None,
+    store: StorePlace = None,
 ) -> None:
     """Say which candidate runs a kernel at some sizes, on what grounds, and how the others did.
 
@@ -87,6 +87,25 @@ def tune_ahead(
     from polytile.cli.tune import calls_of, tune
 
     raise typer.Exit(tune(*calls_of(target, shapes or [], dtype), save_plan))
+
+
+@app.command("replay")
+def replay_measurements(
+    file: Annotated[str, typer.Argument(help="Measurements: JSON lines as `store export` writes them, or a store.")],
+    kernel: Annotated[str, typer.Option(help="These kernels alone: a part of their name.")] = "",
+    shuffle: Annotated[int | None, typer.Option(help="Take the problems in a random order of this seed.")] = None,
+    choices: Annotated[bool, typer.Option("--choices", help="Show what was chosen on each problem.")] = False,
+) -> None:
+    """Replay the selector on measurements: what it would choose, how far that is from the fastest, and what it would measure.
+
+    Nothing is compiled or timed; what was measured stands in for the device, whichever it was. It should have every
+    candidate at every size: measure with a large POLYTILE_SHORTLIST. POLYTILE_ variables set the options.
+    """
+    from polytile.cli.replay import run, tables
+    from polytile.report import show
+
+    for table in tables(run(file, kernel, shuffle), choices):
+        show(table)
 
 
 def main() -> None:

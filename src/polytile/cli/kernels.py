@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polytile import options
 from polytile.errors import StoreError
+from polytile.store.place import Place, Server
 from polytile.store.reading import Record, records
 
 SOURCE = re.compile(r"(?P<name>.+_(?P<digest>[0-9a-f]{8}))-[0-9a-f]{24}\.cpp")
@@ -37,7 +39,7 @@ class Kernel:
         return any(word in name for name in self.names) or self.digest.startswith(word)
 
 
-def kernels(store: Path) -> list[Kernel]:
+def kernels(store: Place) -> list[Kernel]:
     """Every kernel of the store, by name. Raises StoreError where the store cannot be read."""
     found: dict[str, list[Record]] = {}
     for record in records(store):
@@ -47,7 +49,7 @@ def kernels(store: Path) -> list[Kernel]:
     return sorted(made, key=lambda kernel: kernel.name)
 
 
-def matching(store: Path, word: str) -> list[Kernel]:
+def matching(store: Place, word: str) -> list[Kernel]:
     """The kernels whose name has `word` in it or whose digest begins with it. Raises StoreError where there is none."""
     everything = kernels(store)
     found = [kernel for kernel in everything if kernel.matches(word)]
@@ -57,7 +59,7 @@ def matching(store: Path, word: str) -> list[Kernel]:
     return found
 
 
-def the_one(store: Path, word: str) -> Kernel:
+def the_one(store: Place, word: str) -> Kernel:
     """The kernel that `word` means. Raises StoreError where there is none, or several and none of exactly that name."""
     found = matching(store, word)
     exactly = [kernel for kernel in found if word in (*kernel.names, kernel.digest)]
@@ -66,10 +68,12 @@ def the_one(store: Path, word: str) -> Kernel:
     return exactly[0] if exactly else found[0]
 
 
-def names_beside(store: Path) -> Mapping[str, Sequence[str]]:
-    """First digits of a kernel's digest → names, from the generated sources in the store's cache directory."""
+def names_beside(store: Place) -> Mapping[str, Sequence[str]]:
+    """First digits of a kernel's digest → names, from the generated sources beside the store, or, of a server, in
+    this machine's cache directory."""
     names: dict[str, list[str]] = {}
-    for source in sorted((store.parent / "kernels").glob("*.cpp")):
+    cache = Path(options.get("cache_dir")).expanduser() if isinstance(store, Server) else store.parent
+    for source in sorted((cache / "kernels").glob("*.cpp")):
         match = SOURCE.fullmatch(source.name)
         if match and match["name"] not in names.setdefault(match["digest"], []):
             names[match["digest"]].append(match["name"])

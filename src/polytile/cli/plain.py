@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -13,12 +13,19 @@ from typer.core import TyperGroup
 from polytile import options
 from polytile.errors import PolytileError
 
+if TYPE_CHECKING:
+    from polytile.store.place import Place
+
 FAILED = 2
 """Exit status when a command could not do what was asked; 1 is for a question answered with no."""
 
-StorePath = Annotated[
-    Path | None,
-    typer.Option("--store", help="The store, a file or a cache directory; if not given, the cache directory in force."),
+StorePlace = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="The store: a file, a cache directory, or a server as postgresql://user@host/database; if not given, the one "
+        "in force.",
+    ),
 ]
 
 
@@ -33,11 +40,11 @@ class PlainErrors(TyperGroup):
             raise typer.Exit(FAILED) from None
 
 
-def store_at(path: Path | None) -> Path:
-    """The store file that a command works on; it may not exist."""
-    from polytile.store.reading import store_file
+def store_at(named: str | None) -> Place:
+    """The store that a command works on; it may not exist. Raises StoreError where the name is none of a store."""
+    from polytile.store.place import place_of
 
-    return store_file(path if path is not None else Path(options.get("cache_dir")))
+    return place_of(named or options.get("store") or Path(options.get("cache_dir")))
 
 
 def date(seconds: float | None) -> str:
@@ -51,7 +58,7 @@ def sizes_text(sizes: Sequence[tuple[str, int]]) -> str:
 
 def environment_text(facts: Mapping[str, str]) -> str:
     """An environment as words, without what is only for machines."""
-    return ", ".join(f"{name} {value}" for name, value in sorted(facts.items()) if name != "method")
+    return ", ".join(f"{name} {value}" for name, value in sorted(facts.items()) if name not in ("method", "flags"))
 
 
-__all__ = ["FAILED", "PlainErrors", "StorePath", "date", "environment_text", "sizes_text", "store_at"]
+__all__ = ["FAILED", "PlainErrors", "StorePlace", "date", "environment_text", "sizes_text", "store_at"]

@@ -6,11 +6,14 @@ import enum
 import math
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polytile.cli.plain import StorePath, date, environment_text, sizes_text, store_at
+from polytile.cli.plain import StorePlace, date, environment_text, sizes_text, store_at
+
+if TYPE_CHECKING:
+    from polytile.store.place import Place
 
 app = typer.Typer(
     name="store",
@@ -27,15 +30,15 @@ class Format(str, enum.Enum):
 
 
 @app.command("ls")
-def list_store(store: StorePath = None) -> None:
+def list_store(store: StorePlace = None) -> None:
     """List the devices and environments of the store, and how much was measured in each."""
     from polytile.report import Column, Table, show
     from polytile.report.tables import count
     from polytile.store.reading import Record, records
 
-    path = store_at(store)
+    place = store_at(store)
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Record]] = {}
-    for record in records(path):
+    for record in records(place):
         groups.setdefault((record.measurement.problem.device, record.measurement.environment), []).append(record)
     rows = []
     for (device, environment), found in groups.items():
@@ -43,13 +46,13 @@ def list_store(store: StorePath = None) -> None:
         counts = len({problem.kernel for problem in problems}), len(problems), len(found)
         rows.append((device, environment_text(dict(environment)), *counts, date(found[-1].taken_at)))
     numbers = [Column(name, count) for name in ("kernels", "problems", "measurements")]
-    show(Table.of(f"Measurements in {path}", ["device", "environment", *numbers, "newest"], sorted(rows)))
+    show(Table.of(f"Measurements in {place}", ["device", "environment", *numbers, "newest"], sorted(rows)))
 
 
 @app.command("show")
 def show_kernel(
     kernel: Annotated[str, typer.Argument(help="A kernel's name, a part of it, or the beginning of its digest.")] = "",
-    store: StorePath = None,
+    store: StorePlace = None,
 ) -> None:
     """Show each measurement of a kernel: sizes, candidate, outcome, time. Without a name, list the kernels."""
     from polytile.cli.kernels import kernels, matching
@@ -57,16 +60,16 @@ def show_kernel(
     from polytile.report.tables import count, error, micros
     from polytile.store import summarise
 
-    path = store_at(store)
+    place = store_at(store)
     if not kernel:
         rows = [(k.name, " ".join(k.size_names), len({r.measurement.problem for r in k.records}), len(k.records))
-                for k in kernels(path)]  # fmt: skip
+                for k in kernels(place)]  # fmt: skip
         numbers = [Column("problems", count), Column("measurements", count)]
-        show(Table.of(f"Kernels in {path}", ["kernel", "sizes", *numbers], rows))
+        show(Table.of(f"Kernels in {place}", ["kernel", "sizes", *numbers], rows))
         return
     numbers = [Column("µs", micros), Column("error", error)]
     columns: list[Column | str] = ["sizes", "candidate", "outcome", *numbers, "source", "taken"]
-    for found in matching(path, kernel):
+    for found in matching(place, kernel):
         lines = []
         for record in sorted(found.records, key=lambda record: (record.measurement.problem.sizes, record.taken_at)):
             m = record.measurement
@@ -82,31 +85,31 @@ def export_store(
     file: Annotated[Path, typer.Argument(help="The file to write. JSON lines are appended to what it holds.")],
     format: Annotated[Format, typer.Option(help="JSON lines, or Kernel Tuner's T4 results.")] = Format.jsonl,
     kernel: Annotated[str, typer.Option(help="For T4: this kernel alone (its name or a part of it).")] = "",
-    store: StorePath = None,
+    store: StorePlace = None,
 ) -> None:
     """Write the measurements to a file: as JSON lines that `import` reads, or as T4 results for other tools."""
     from polytile.errors import StoreError
 
-    path = store_at(store)
+    place = store_at(store)
     if format is Format.t4:
-        typer.echo(f"{_export_t4(path, file, kernel)} measurements written to {file}.")
+        typer.echo(f"{_export_t4(place, file, kernel)} measurements written to {file}.")
         return
     if kernel:
         raise StoreError("only T4 results can be exported for one kernel; leave --kernel out, or add --format t4.")
     from polytile.store.transfer import export_lines
 
-    done = export_lines(path, file)
+    done = export_lines(place, file)
     _tell(done.damaged, done.partial)
     typer.echo(f"{done.new} measurements added to {file}; {done.known} were there already.")
 
 
-def _export_t4(path: Path, file: Path, kernel: str) -> int:
+def _export_t4(place: Place, file: Path, kernel: str) -> int:
     from polytile.cli.kernels import matching
     from polytile.errors import StoreError
     from polytile.store import kernel_tuner
     from polytile.store.reading import records
 
-    found = [record for one in matching(path, kernel) for record in one.records] if kernel else records(path)
+    found = [record for one in matching(place, kernel) for record in one.records] if kernel else records(place)
     temporary = file.with_name(f"{file.name}.tmp")
     try:
         temporary.write_text(kernel_tuner.text(found))
@@ -120,7 +123,7 @@ def _export_t4(path: Path, file: Path, kernel: str) -> int:
 @app.command("import")
 def import_store(
     file: Annotated[Path, typer.Argument(help="A file of JSON lines, as `export` writes them.")],
-    store: StorePath = None,
+    store: StorePlace = None,
 ) -> None:
     """Add the measurements of a file of JSON lines. Those that are in the store already stay as they are.
 
@@ -129,32 +132,30 @@ def import_store(
     """
     from polytile.store.transfer import import_lines
 
-    path = store_at(store)
-    done = import_lines(file, path)
+    place = store_at(store)
+    done = import_lines(file, place)
     _tell(done.damaged, done.partial)
-    typer.echo(f"{done.new} measurements added to {path}; {done.known} were there already.")
+    typer.echo(f"{done.new} measurements added to {place}; {done.known} were there already.")
     raise typer.Exit(1 if done.damaged else 0)
 
 
 @app.command("merge")
 def merge_store(
-    sources: Annotated[list[Path], typer.Argument(help="The stores to read, files or cache directories.")],
-    store: StorePath = None,
+    sources: Annotated[list[str], typer.Argument(help="The stores to read: files, cache directories or servers.")],
+    store: StorePlace = None,
 ) -> None:
     """Add the measurements of other stores to this one. The others are only read."""
-    from polytile.store.reading import store_file
+    from polytile.store.place import place_of
     from polytile.store.transfer import merge
 
-    path = store_at(store)
-    for source in sources:
-        done = merge(store_file(source), path)
-        typer.echo(
-            f"{done.new} measurements added from {store_file(source)} to {path}; {done.known} were there already."
-        )
+    place = store_at(store)
+    for source in map(place_of, sources):
+        done = merge(source, place)
+        typer.echo(f"{done.new} measurements added from {source} to {place}; {done.known} were there already.")
 
 
 @app.command("check")
-def check_store(store: StorePath = None) -> None:
+def check_store(store: StorePlace = None) -> None:
     """Read the whole store, say whether it is sound and what it holds. The status is 1 where it is not sound."""
     from polytile.report import Table, show
     from polytile.store.check import check
@@ -168,13 +169,15 @@ def check_store(store: StorePath = None) -> None:
         ("taken", f"{date(health.oldest)} to {date(health.newest)}"),
         ("set aside as damaged", ", ".join(path.name for path in health.set_aside) or "none"),
     ]
-    show(Table.of(f"Store {health.path}", ["subject", "found"], rows, [f"- {trouble}." for trouble in health.troubles]))
+    show(
+        Table.of(f"Store {health.place}", ["subject", "found"], rows, [f"- {trouble}." for trouble in health.troubles])
+    )
     raise typer.Exit(1 if health.troubles else 0)
 
 
 @app.command("gc")
 def collect(
-    store: StorePath = None,
+    store: StorePlace = None,
     days: Annotated[
         float, typer.Option(help="How long another torch or compiler must not have been used.", min=0)
     ] = 30.0,
@@ -190,16 +193,16 @@ def collect(
     from polytile.store import cleanup
     from polytile.tuning.environment import environment
 
-    path = store_at(store)
-    found = cleanup.stale(path, dict(environment()), time.time(), days)
+    place = store_at(store)
+    found = cleanup.stale(place, dict(environment()), time.time(), days)
     total = sum(len(group.ids) for group in found)
     if not found:
-        typer.echo(f"Every measurement in {path} can still be used.")
+        typer.echo(f"Every measurement in {place} can still be used.")
         return
     columns: list[Column | str] = ["measurements of", "why", Column("count", count)]
-    show(Table.of(f"Can go from {path}", columns, [(group.what, group.why, len(group.ids)) for group in found]))
+    show(Table.of(f"Can go from {place}", columns, [(group.what, group.why, len(group.ids)) for group in found]))
     if remove:
-        typer.echo(f"{cleanup.remove(path, found)} measurements removed.")
+        typer.echo(f"{cleanup.remove(place, found)} measurements removed.")
     else:
         typer.echo(f"{total} measurements would go; nothing was removed. Add --remove to remove them.")
 

@@ -94,7 +94,7 @@ def tune(function: Callable[..., Any], calls: Calls, plan: Path | None = None) -
         except KeyboardInterrupt:
             status = STOPPED
     show(_table(steps), console)
-    kept = f" Kept in {store.current().path}." if store.current().persistent else ""
+    kept = f" Kept in {store.current().place}." if store.current().persistent else ""
     measured = sum(step.benchmarked for step in steps)
     stopped = "Stopped: " if status == STOPPED else ""
     console.print(f"{stopped}{len(steps)} of {_count(len(calls), 'call')}, {_count(measured, 'candidate')} measured.{kept}",

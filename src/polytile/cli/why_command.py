@@ -14,10 +14,11 @@ from polytile.multikernel.spec import threads
 from polytile.report import Column, Table
 from polytile.report.tables import micros, ratio
 from polytile.runtime import device
+from polytile.store.place import Place
 from polytile.tuning.environment import environment
 
 
-def answer(word: str, words: Sequence[str], store: Path, plan: Path | None) -> tuple[list[Table], bool]:
+def answer(word: str, words: Sequence[str], store: Place, plan: Path | None) -> tuple[list[Table], bool]:
     """The tables to print, and whether there is an answer. Raises PolytileError as its parts do."""
     kernel = the_one(store, word)
     sizes = sizes_of(kernel, words)

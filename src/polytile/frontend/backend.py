@@ -21,6 +21,7 @@ from polytile import options as settings
 from polytile.errors import CompilerMissing, HintError
 from polytile.frontend import hints as hinted
 from polytile.frontend.eager import SOURCE, library_calls
+from polytile.frontend.floats import restart_if_fixed
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
@@ -95,6 +96,7 @@ def _compile(
         raise _ShownHintError(str(error)) from None
     with settings.override(**given):
         runtime.prepare_launcher()
+        restart_if_fixed(graph)
         return aot_module_simplified(
             graph,
             example_inputs,

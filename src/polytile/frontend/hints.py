@@ -38,8 +38,9 @@ def checked(hints: Sequence[int] | Mapping[str, Sequence[int]] | None) -> Hints:
 
 
 def sizes_of(graph: Any) -> Values:
-    """The dynamic sizes of a graph's arguments in their order, then the dynamic strides, and what the tracer saw of
-    each. Dynamo's graphs and AOTAutograd's will do. Reads the tracer's values; never specialises."""
+    """The dynamic sizes of a graph's tensors in argument order, then other dynamic integers, then strides, and what the
+    tracer saw of each. (Strides are arguments too, so what is no size must wait for all sizes.) Dynamo's graphs and
+    AOTAutograd's will do. Reads the tracer's values; never specialises."""
     found: Values = {}
     for number in _symbolic_numbers(graph):
         for symbol in sorted(number.node.expr.free_symbols, key=str):
@@ -53,9 +54,10 @@ def _symbolic_numbers(graph: Any) -> Iterator[torch.SymInt]:
     nodes = [node for node in getattr(getattr(graph, "graph", None), "nodes", ()) if node.op == "placeholder"]
     values = [node.meta.get("val", node.meta.get("example_value")) for node in nodes]
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
-    sizes = [part for v in values for part in (v.shape if isinstance(v, torch.Tensor) else (v,))]
+    sizes = [part for v in values if isinstance(v, torch.Tensor) for part in v.shape]
+    others = [v for v in values if not isinstance(v, torch.Tensor)]
     strides = [part for tensor in tensors for part in tensor.stride()]
-    for part in (*sizes, *strides):
+    for part in (*sizes, *others, *strides):
         if isinstance(part, torch.SymInt) and isinstance(part.node.expr, sympy.Expr):
             yield part
 

@@ -129,8 +129,8 @@ def _strides_for(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -
 
 def apart(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> bool:
     """Whether strides keep all elements apart, as far as can be proved: some order of the dimensions has each stride a
-    multiple of the span of the ones before it."""
-    dims = [(n, s) for n, s in zip(extents, strides, strict=True) if n != 1]
+    multiple of the span of the ones before it. Sizes max(0, n) count as n: where they are not, there are no elements."""
+    dims = [(sizes.unguarded(n), s) for n, s in zip(extents, strides, strict=True) if n != 1]
     return any(n == 0 for n in extents) or _in_some_order(dims, sizes.ONE)
 
 

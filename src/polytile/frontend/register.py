@@ -30,7 +30,8 @@ def install() -> None:
 
 
 def _register(registry: ModuleType) -> None:
-    if NAME not in registry._COMPILER_FNS:
+    """Not where torch has found the entry point: it registers that itself, and a name only once."""
+    if NAME not in registry._COMPILER_FNS and registry._BACKENDS.get(NAME) is None:
         registry.register_backend(_backend, name=NAME)
 
 

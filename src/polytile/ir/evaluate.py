@@ -230,7 +230,10 @@ class _Chunk:
         points = torch.broadcast_shapes(index.shape, value.shape, mask.shape, self.store_shape(store))
         index, value, mask = index.expand(points), value.expand(points), mask.expand(points)
         index = self.checked(index[mask], flat, f"writes {store.buffer}[{store.index}]")
-        flat.index_put_((index,), value[mask], accumulate=store.mode == "add")
+        if store.mode in _REDUCED:
+            flat.scatter_reduce_(0, index, value[mask], _REDUCED[store.mode])
+        else:
+            flat.index_put_((index,), value[mask], accumulate=store.mode == "add")
 
     def store_shape(self, store: Store) -> list[int]:
         """The points at which a store runs: the whole grid, or that of the axes at row level."""
@@ -281,6 +284,8 @@ def _extreme(choose: Callable[..., torch.Tensor]) -> Callable[..., Number]:
 
     return of
 
+
+_REDUCED = {"mul": "prod", "max": "amax", "min": "amin"}  # modes of stores by torch's names
 
 _FUNCTIONS: dict[Any, Callable[..., Number]] = {
     FloorDiv: lambda a, d: a // d,

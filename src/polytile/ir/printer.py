@@ -18,6 +18,8 @@ from polytile.ir import expr
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import Assert, Axis, Buffer, Extern, Input, Loop, Program, Ref, Store, Template, View
 
+_ASSIGN = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}  # by the mode of a store
+
 
 def type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
@@ -52,7 +54,7 @@ def body_lines(stores: Iterable[Store], indent: str) -> list[str]:
         names[id(node)] = f"t{len(lines)}"
         lines.append(f"{indent}{names[id(node)]} = {_node_text(node, names)} : {type_name(node.dtype)}")
     for store in stores:
-        assign = "=" if store.mode == "set" else "+="
+        assign = _ASSIGN[store.mode]
         target = f"{store.buffer}[{_indirect(store.index, store.indirect, names)}]"
         mask = f" where {names[id(store.mask)]}" if store.mask is not None else ""
         lines.append(f"{indent}{target} {assign} {names[id(store.value)]}{mask}")

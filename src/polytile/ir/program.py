@@ -73,10 +73,15 @@ class Axis:
     size: sympy.Expr
 
 
+ACCUMULATING = ("add", "mul", "max", "min")
+"""Modes of a store that combine: sum, product, and the extremes (NaN wins) of the element and the value."""
+
+
 @dataclass(frozen=True)
 class Store:
-    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` "add" accumulates, and then several points
-    may share an element. `indirect` is as in Load; where `mask` is given and false nothing is written."""
+    """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set" or one of ACCUMULATING, which
+    combine the value with what is there, and then several points may share an element. `indirect` is as in Load; where
+    `mask` is given and false nothing is written."""
 
     buffer: str
     index: sympy.Expr

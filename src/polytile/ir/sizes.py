@@ -49,11 +49,17 @@ def as_size(value: object) -> sympy.Expr:
 def as_stride(value: object) -> sympy.Expr:
     """A traced stride: as `as_size`, without the max(1, n) that torch writes for a size n that may be 0, since where it is
     there are no elements to be apart."""
-    stride = as_size(value)
+    return unguarded(as_size(value), ONE)
+
+
+def unguarded(size: sympy.Expr, least: sympy.Expr = ZERO) -> sympy.Expr:
+    """`size` with n for every max(least, n) in it."""
     guarded = {
-        e: next(a for a in e.args if a != 1) for e in stride.atoms(sympy.Max, Max) if len(e.args) == 2 and ONE in e.args
+        e: next(a for a in e.args if a != least)
+        for e in size.atoms(sympy.Max, Max)
+        if len(e.args) == 2 and least in e.args
     }
-    return stride.xreplace(guarded)
+    return size.xreplace(guarded)
 
 
 def product(sizes: Iterable[sympy.Expr]) -> sympy.Expr:

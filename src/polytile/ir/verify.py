@@ -13,6 +13,7 @@ from polytile.ir import expr, levels, ops, sizes
 from polytile.ir.evaluate import REDUCE_KINDS, SCAN_KINDS
 from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import (
+    ACCUMULATING,
     COMPUTE_DTYPE,
     Assert,
     Buffer,
@@ -221,7 +222,7 @@ def _does_something(loop: Loop, scope: Scope) -> Iterator[str]:
         yield "stores nothing"
     for store in loop.stores:
         scope.buffer(store.buffer)
-        if store.mode not in ("set", "add"):
+        if store.mode not in ("set", *ACCUMULATING):
             yield f"has a store of mode {store.mode!r}"
 
 

@@ -119,7 +119,7 @@ def _buffer_roles(loop: Loop) -> tuple[list[str], dict[str, str]]:
     reads = [load.buffer for load in expr.loads(*loop.roots)]
     writes = [s.buffer for s in loop.stores]
     order = list(dict.fromkeys(reads + writes))
-    accumulates = {s.buffer for s in loop.stores if s.mode == "add" or s.indirect or s.mask is not None}
+    accumulates = {s.buffer for s in loop.stores if s.mode != "set" or s.indirect or s.mask is not None}
     roles = {}
     for b in order:
         if b not in writes:

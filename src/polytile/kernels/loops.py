@@ -15,7 +15,7 @@ from polytile.kernels.cpp import analysis, checks, loops
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
 from polytile.kernels.library import InterpretedLoop
 from polytile.kernels.rewrite import plain_reductions
-from polytile.problem import Config
+from polytile.problem import Config, digest
 from polytile.runtime import toolchain
 
 FLOAT_BYTES = 4
@@ -49,6 +49,7 @@ def _candidates(
     vector_bytes = tool.lanes * FLOAT_BYTES
     name = kernel_name(kernel, origins)
     lanes = vector_bytes // analysis.lane_bytes(nest)
+    made_from = digest(f"{tool.identity} {kernel.text}")
 
     @functools.cache
     def source(variant: str) -> str:
@@ -63,7 +64,15 @@ def _candidates(
         def cost(size: Mapping[str, int]) -> float:
             return loop_cost(expanded, nest, config, size, lanes)
 
-        return CppCandidate(f"{variant} t{config['threads']}", config, name, lambda: source(variant), valid, cost)
+        return CppCandidate(
+            f"{variant} t{config['threads']}",
+            config,
+            name,
+            lambda: source(variant),
+            valid,
+            cost,
+            f"{made_from} {variant}",
+        )
 
     found = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
     _ = found[0].source  # whatever has no C++ form shows now, while a library call can still take its place

@@ -154,24 +154,30 @@ def _generated(kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int
     tool = toolchain.find()
     spec, name = kernel.spec, kernel_name(kernel, origins)
     lanes = tool.lanes if spec.accumulator == "float32" else max(1, tool.lanes // 2)
+    made_from = digest(f"{tool.identity} {kernel.digest}")
     inlined = functools.cache(lambda config: gemm.generate(spec, config, ENTRY, _epilogue(kernel, lanes), lanes))
     core = functools.cache(lambda config: matmul.core_source(spec, config, lanes))
     finish = functools.cache(lambda: matmul.epilogue_source(kernel, lanes))
     found: list[Candidate] = []
     for count in threads:
         for slot, config in enumerate(gemm.configs(spec, lanes)):
+            recipe = f"{made_from} {config}"
             numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
             label = f"{config} t{count}"
             valid, cost = _judges(spec, config, count)
             if kernel.epilogue is None:
-                found.append(CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost))
+                found.append(
+                    CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost, recipe)
+                )
                 continue
             short, long = _by_depth(valid)
             found.append(
-                CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost)
+                CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost, recipe)
             )
             found.append(
-                MatmulCandidate(label, numbers, name, (functools.partial(core, config), finish), slot, long, cost)
+                MatmulCandidate(
+                    label, numbers, name, (functools.partial(core, config), finish), slot, long, cost, recipe
+                )
             )
     return found
 

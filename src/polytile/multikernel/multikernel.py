@@ -28,6 +28,9 @@ from polytile.tuning.tune import run_once
 HINTED_SHORTLIST = 6
 """Candidates measured for a hinted size, at least: nobody waits for that call yet, and the sizes are the ones that matter."""
 
+HINTED_CALLS = 10**9
+"""Calls that a hinted size is expected to get: compiling always pays."""
+
 _CALLERS_FAULT = (IndexError, InvalidInput)
 """Errors of a run that say something about the arguments, not about the candidate."""
 
@@ -113,7 +116,8 @@ class MultiKernel:
         keys = [self.dispatcher.key_of(*args) for args in calls]
         with self._lock, settings.override(**self.options):
             thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
-        with self._lock, settings.override(**{**self.options, "shortlist": thorough}):
+        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS}
+        with self._lock, settings.override(**{**self.options, **patient}):
             for key, args in zip(keys, calls, strict=True):
                 if key not in self._decisions:
                     self._prepare(self._request(key, self.spec.split(args)[1], args))

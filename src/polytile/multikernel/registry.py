@@ -11,7 +11,7 @@ from typing import Any
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.spec import KernelSpec
-from polytile.store import identity
+from polytile.store.records import config_text
 
 _lock = threading.Lock()
 _defined: weakref.WeakValueDictionary[Any, MultiKernel] = weakref.WeakValueDictionary()
@@ -22,12 +22,19 @@ def define(spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[s
     the same options, whatever its name and the operators it came from; else a new one.
     """
     same_work = dataclasses.replace(spec, name="", source_ops=())
-    key = (same_work, tuple(identity(candidate) for candidate in candidates), tuple(sorted((options or {}).items())))
+    key = (same_work, tuple(_made_alike(candidate) for candidate in candidates), tuple(sorted((options or {}).items())))
     with _lock:
         known = _defined.get(key)
         if known is None:
             known = _defined[key] = MultiKernel(spec, candidates, options)
         return known
+
+
+def _made_alike(candidate: Candidate) -> tuple[str, str, str]:
+    """Equal for candidates that run the same code. Of a candidate that tells its recipe no source is generated for it: a matmul
+    has sixty, of which a program needs three."""
+    recipe = getattr(candidate, "recipe", "") or candidate.source_hash
+    return candidate.name, config_text(candidate.config), recipe
 
 
 def alive() -> list[MultiKernel]:

@@ -22,6 +22,7 @@ from polytile.problem import Outcome, Problem
 from polytile.store import Store, identity
 from polytile.store.records import Environment, Identity
 from polytile.tuning.decide import Score
+from polytile.tuning.tune import Tuner
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Request:
 
     `candidates` can run at these sizes, in canonical order. `args` are flat arguments to try them on, or None. A link
     that finds that a candidate fails here puts it into `rejected` with the reason; `outcomes` gets how it ended.
+    `tuner` tries them in place of this machine, if it is given.
     """
 
     spec: KernelSpec
@@ -43,6 +45,7 @@ class Request:
     store: Store
     rejected: MutableMapping[str, str] = field(default_factory=dict)
     outcomes: MutableMapping[str, Outcome] = field(default_factory=dict)
+    tuner: Tuner | None = None
 
     @property
     def alive(self) -> tuple[Candidate, ...]:
@@ -50,8 +53,9 @@ class Request:
         return tuple(candidate for candidate in self.candidates if candidate.name not in self.rejected)
 
     def scores(self, known: Mapping[Identity, Score]) -> list[Score | None]:
-        """The scores of `candidates`, in their order."""
-        return [known.get(identity(candidate)) for candidate in self.candidates]
+        """The scores of `candidates`, in their order. The source of one whose name no score bears is not generated."""
+        names = {name for name, _, _ in known}
+        return [known.get(identity(candidate)) if candidate.name in names else None for candidate in self.candidates]
 
     def usable(self, scores: Sequence[Score | None]) -> list[Score | None]:
         """`scores` without those of rejected candidates."""

@@ -22,6 +22,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,6 +274,15 @@ def _openmp_flags() -> tuple[str, ...]:
 def _record(order: Order, seconds: float, cached: bool) -> None:
     with _state.lock:
         _state.records.append(CompileRecord(order.name, seconds, cached))
+
+
+def settle(timeout: float) -> None:
+    """Waits, at most `timeout` seconds, until no compiler of this process is at work or about to be: what is timed beside
+    one, on the same cores, is timed wrong."""
+    with _state.lock:
+        pending = [compilation for compilation in _state.compilations.values() if not compilation.done()]
+    if pending:
+        futures.wait(pending, timeout)
 
 
 def compile_log() -> list[CompileRecord]:

@@ -67,6 +67,24 @@ def cache_sizes() -> dict[str, int]:
     return sizes
 
 
+def clocks() -> dict[str, str | float]:
+    """What the clock of the first core is doing now: "mhz", and its "governor" where the system lets one be chosen. Empty
+    where nothing says. About 50 µs."""
+    found: dict[str, str | float] = {}
+    scaling = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+    try:
+        found["mhz"] = int((scaling / "scaling_cur_freq").read_text()) / 1000
+        found["governor"] = (scaling / "scaling_governor").read_text().strip()
+    except (OSError, ValueError):
+        try:
+            with open("/proc/cpuinfo", errors="replace") as file:
+                mhz = next((line.partition(":")[2] for line in file if line.startswith("cpu MHz")), "")
+            found["mhz"] = float(mhz)
+        except (OSError, ValueError):
+            pass  # an architecture that does not tell
+    return found
+
+
 def usable_cores() -> int:
     """Cores that this process may run on (its affinity mask), at least 1."""
     if hasattr(os, "sched_getaffinity"):
@@ -74,4 +92,4 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-__all__ = ["Cpu", "cache_sizes", "cpu", "parse", "usable_cores"]
+__all__ = ["Cpu", "cache_sizes", "clocks", "cpu", "parse", "usable_cores"]

@@ -30,7 +30,18 @@ def describe() -> dict[str, Any]:
 def fingerprint() -> str:
     """Short id, equal wherever `describe()` is equal: "cpu-avx512-8t-1f0c9a52d8e4"."""
     facts = describe()
-    return f"cpu-{facts['isa']}-{facts['threads']}t-{digest(json.dumps(facts, sort_keys=True), 12)}"
+    name = f"cpu-{facts['isa']}-{facts['threads']}t-{digest(json.dumps(facts, sort_keys=True), 12)}"
+    _described[name] = facts
+    return name
+
+
+def described(fingerprint: str) -> tuple[tuple[str, str], ...]:
+    """The facts that a fingerprint of this process stands for, as text, sorted by name; nothing for another's."""
+    facts = _described.get(fingerprint, {})
+    return tuple(sorted((name, value if isinstance(value, str) else json.dumps(value)) for name, value in facts.items()))
+
+
+_described: dict[str, dict[str, Any]] = {}
 
 
 @functools.cache
@@ -62,4 +73,4 @@ def _compiler() -> tuple[str, str]:
     return tools.isa, tools.version
 
 
-__all__ = ["describe", "fingerprint"]
+__all__ = ["describe", "described", "fingerprint"]

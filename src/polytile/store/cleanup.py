@@ -13,27 +13,20 @@ will not come back.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from polytile.errors import StoreError
-from polytile.store.reading import BUSY_SECONDS, reading
+from polytile.store import schema
+from polytile.store.place import Place
+from polytile.store.reading import Unusable, opened, reading
 
-SOFTWARE = ("torch", "compiler", "method")
+SOFTWARE = ("torch", "compiler", "flags", "method")
 """The facts of an environment that an upgrade replaces for good."""
 
 DAYS = 30.0
-
-FOUND = """
-SELECT m.id, m.taken_at, m.environment, e.facts, p.family, p.kernel, p.device, m.candidate, m.config, m.source_hash
-FROM measurements m JOIN problems p ON p.digest = m.problem JOIN environments e ON e.digest = m.environment
-ORDER BY m.taken_at, m.id
-"""
 
 
 @dataclass(frozen=True)
@@ -45,14 +38,14 @@ class Stale:
     ids: tuple[int, ...]
 
 
-def stale(path: Path, present: Mapping[str, str], now: float, days: float = DAYS) -> list[Stale]:
+def stale(place: Place, present: Mapping[str, str], now: float, days: float = DAYS) -> list[Stale]:
     """What can go from the store, in the environment `present`, at the time `now` (seconds since 1970).
 
-    The newest row of the file always stays: SQLite would give its number to the next one, and processes that read on
+    The newest row always stays: SQLite would give its number to the next one, and processes that read on
     from the last number they know would miss that. Raises StoreError where the store cannot be read.
     """
-    with reading(path) as connection:
-        rows = connection.execute(FOUND).fetchall()
+    with reading(place) as reader:
+        rows = reader.rows(schema.SOURCES)
     last = max((row[0] for row in rows), default=0)
     gone = _gone(rows, present, now - days * 86400)
     groups: dict[tuple[str, str], list[int]] = {}
@@ -70,20 +63,17 @@ def stale(path: Path, present: Mapping[str, str], now: float, days: float = DAYS
     return [Stale(what, why, tuple(ids)) for (what, why), ids in sorted(groups.items())]
 
 
-def remove(path: Path, found: Iterable[Stale]) -> int:
+def remove(place: Place, found: Iterable[Stale]) -> int:
     """Removes what `stale` found, all or nothing, and gives the space back; returns how many measurements went."""
-    ids = [(number,) for group in found for number in group.ids]
-    with reading(path), _writing(path) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        before = connection.total_changes
-        connection.executemany("DELETE FROM measurements WHERE id = ?", ids)
-        removed = connection.total_changes - before
-        connection.execute("DELETE FROM problems WHERE digest NOT IN (SELECT problem FROM measurements)")
-        connection.execute("DELETE FROM environments WHERE digest NOT IN (SELECT environment FROM measurements)")
-        connection.execute("COMMIT")
-    with _writing(path) as connection, contextlib.suppress(sqlite3.OperationalError):  # busy: the space is used again
-        connection.execute("VACUUM")
-    return removed
+    with reading(place):  # a program's own way of opening would set aside what is no store
+        pass
+    database = opened(place)
+    try:
+        return database.remove([number for group in found for number in group.ids])
+    except Unusable as error:
+        raise StoreError(f"nothing was removed from {place}: {error}.") from None
+    finally:
+        database.close()
 
 
 def _gone(rows: list[tuple[Any, ...]], present: Mapping[str, str], before: float) -> dict[str, str]:
@@ -102,20 +92,6 @@ def _maker(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Whose source a measurement is of: environment, kernel, device, candidate and config."""
     _, _, environment, _, family, kernel, device, candidate, config, _ = row
     return environment, family, kernel, device, candidate, config
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[sqlite3.Connection]:
-    connection = None
-    try:
-        uri = f"{path.absolute().as_uri()}?mode=rw"
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-        yield connection
-    except sqlite3.Error as error:
-        raise StoreError(f"nothing was removed from {path}: {error}.") from None
-    finally:
-        if connection is not None:
-            connection.close()
 
 
 __all__ = ["DAYS", "SOFTWARE", "Stale", "remove", "stale"]

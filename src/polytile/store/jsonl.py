@@ -5,24 +5,29 @@ and read anywhere.
     {"uid": "5b0c...", "taken_at": 1766000000.0, "problem": {"family": "loop", "kernel": "1f0c...", "sizes": {"M": 64},
      "dtypes": ["float32"], "layouts": ["threads=2"], "device": "cpu-..."}, "environment": {"torch": "2.13.0"},
      "candidate": "looped t1", "config": {"values": {"threads": 1}, "hint": {}}, "source_hash": "...", "outcome": "ok",
-     "samples": [1e-05], "max_error": 1e-07, "compile_seconds": 0.3, "detail": "", "condition": "back-to-back"}
+     "samples": [1e-05], "max_error": 1e-07, "compile_seconds": 0.3, "detail": "", "condition": "back-to-back",
+     "origin": "cpp", "predicted": 2e-05, "resources": {"registers": null, "spilled_bytes": null, "shared_bytes": null},
+     "state": {"mhz": 2450.0}, "machine": {"model": "..."}}
 
-(on one line each). Times are seconds. The header may come again further down. Keys that this version does not know are
-passed over. Infinity and NaN, which JSON lacks, are the texts "inf", "-inf" and "nan".
+(on one line each). Times are seconds. The header may come again further down. The keys after "condition" may be missing,
+as in older files; keys that this version does not know are passed over.
+Infinity and NaN, which JSON lacks, are the texts "inf", "-inf" and "nan".
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from polytile.errors import StoreError
-from polytile.problem import Config, Measurement, Outcome, Problem
+from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.store.reading import Record
 
 FORMAT, VERSION = "polytile measurements", 1
+RESOURCES = tuple(field.name for field in dataclasses.fields(Resources))
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,11 @@ def line(record: Record) -> str:
         "compile_seconds": _out(m.compile_seconds),
         "detail": m.detail,
         "condition": m.condition,
+        "origin": m.origin,
+        "predicted": _out(m.predicted),
+        "resources": dataclasses.asdict(m.resources),
+        "state": {name: _out(value) if isinstance(value, float) else value for name, value in m.state},
+        "machine": dict(m.machine),
     }
     return json.dumps(values, allow_nan=False) + "\n"
 
@@ -130,6 +140,11 @@ def _record(values: dict[str, Any]) -> Record:
         _text(values["detail"]),
         _text(values["condition"]),
         tuple(sorted((name, _text(value)) for name, value in values["environment"].items())),
+        _text(values.get("origin", "")),
+        _in(values.get("predicted")),
+        Resources(**{name: values.get("resources", {}).get(name) for name in RESOURCES}),
+        tuple(sorted(values.get("state", {}).items())),
+        tuple(sorted((name, _text(value)) for name, value in values.get("machine", {}).items())),
     )
     return Record(_text(values["uid"]), float(values["taken_at"]), measurement)
 

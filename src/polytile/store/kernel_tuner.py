@@ -74,12 +74,20 @@ def _configuration(m: Measurement) -> dict[str, Any]:
 
 def _measurements(m: Measurement) -> list[dict[str, Any]]:
     seconds, noise = summarise(m.samples)
-    values = [("time", seconds * 1e3, "ms"), ("noise", noise, ""), ("max_error", m.max_error, "")]
+    values = [
+        ("time", seconds * 1e3, "ms"),
+        ("noise", noise, ""),
+        ("max_error", m.max_error, ""),
+        ("predicted", None if m.predicted is None else m.predicted * 1e3, "ms"),
+        ("registers", m.resources.registers, ""),
+        ("spilled_bytes", m.resources.spilled_bytes, "B"),
+        ("shared_bytes", m.resources.shared_bytes, "B"),
+    ]
     known = [(name, value, unit) for name, value, unit in values if value is not None and not math.isnan(value)]
     return [
         {"name": name, "value": value if math.isfinite(value) else str(value), "unit": unit}
         for name, value, unit in known
-        if m.samples or name == "max_error"
+        if m.samples or name not in ("time", "noise")
     ]
 
 

@@ -1,4 +1,4 @@
-"""A store file read from outside: for commands, copies and checks. The file is never changed, moved or made.
+"""A store read from outside: for commands, copies and checks. It is never changed, moved or made.
 
 `Store` serves a running program and survives whatever it finds; this serves a person and says what it finds.
 """
@@ -10,14 +10,17 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from polytile.errors import StoreError
 from polytile.problem import Measurement
-from polytile.store import schema
+from polytile.store import schema, sqlite
+from polytile.store.database import BUSY_SECONDS, Connection, Database, Row, Unusable
+from polytile.store.place import Place, Server, place_of
 from polytile.store.records import Rows, measurement_of, rows_of
-from polytile.store.store import FILE_NAME
 
-BUSY_SECONDS = 10.0
+DERIVED_COLUMNS = 3
+"""Columns at the end of schema.RECORDS that follow from the others."""
 
 
 @dataclass(frozen=True)
@@ -32,43 +35,82 @@ class Record:
     def rows(self) -> Rows:
         """The rows that it is in a store."""
         rows = rows_of(self.measurement)
-        return Rows(rows.problem, rows.environment, {**rows.measurement, "uid": self.uid, "taken_at": self.taken_at})
+        named = {**rows.measurement, "uid": self.uid, "taken_at": self.taken_at}
+        return Rows(rows.problem, rows.environment, named, rows.device)
 
 
-def store_file(path: Path) -> Path:
-    """The store that `path` means: the file itself, or the one in that cache directory."""
-    path = path.expanduser()
-    return path / FILE_NAME if path.is_dir() else path
+@dataclass(frozen=True)
+class Reader:
+    """A store that is open for questions."""
+
+    place: Place
+    connection: Connection
+    failures: tuple[type[Exception], ...]
+    """What the connection raises when it cannot answer."""
+
+    def rows(self, question: str) -> list[Row]:
+        """The answer to a statement. Raises StoreError where the store cannot be read."""
+        try:
+            return self.connection.execute(question).fetchall()
+        except self.failures as error:
+            raise _unreadable(self.place, error) from None
+
+
+def opened(place: Place) -> Database:
+    """The database at the place, for writing; nothing is opened before its first use."""
+    if isinstance(place, Server):
+        from polytile.store.postgres import ServerDatabase  # not at the top: it imports psycopg
+
+        return ServerDatabase(place)
+    return sqlite.SqliteFile(place)
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that cannot write. Raises StoreError where there is no store or it cannot be read."""
-    if not path.exists():
+def reading(place: Place) -> Iterator[Reader]:
+    """A reader that cannot write. Raises StoreError where there is no store or it cannot be read."""
+    if isinstance(place, Server):
+        from polytile.store import postgres
+
+        with postgres.reading(place) as (connection, failures):
+            yield Reader(place, connection, failures)
+        return
+    if not place.exists():
         raise StoreError(
-            f"there is no measurement store {path}; run a compiled program or `polytile tune` first, or name another."
+            f"there is no measurement store {place}; run a compiled program or `polytile tune` first, or name another."
         )
-    connection = None
+    file = None
     try:
-        connection = _connected(path)
-        _must_be_ours(connection, path)
-        yield connection
+        file = _connected(place)
+        _must_be_ours(file, place)
+        file = sqlite.at_this_version(file)
+        yield Reader(place, file, (sqlite3.Error,))
     except sqlite3.Error as error:
-        raise StoreError(
-            f"the measurement store {path} cannot be read ({error}); `polytile store check` says more. "
-            "A program that uses it sets it aside and begins a new one."
-        ) from None
+        raise _unreadable(place, error) from None
     finally:
-        if connection is not None:
-            connection.close()
+        if file is not None:
+            file.close()
 
 
-def records(path: Path) -> list[Record]:
+def records(place: Place) -> list[Record]:
     """Every measurement of the store, oldest first. Raises StoreError where it cannot be read."""
-    with reading(path) as connection:
-        rows = connection.execute(schema.RECORDS).fetchall()
-    found = [Record(row[0], row[1], measurement_of(row[2:])) for row in rows]
+    with reading(place) as reader:
+        found = [record_of(row) for row in reader.rows(schema.RECORDS)]
     return sorted(found, key=lambda record: (record.taken_at, record.uid))
+
+
+def record_of(row: Row) -> Record:
+    """A row of schema.RECORDS. Raises ValueError, TypeError or IndexError where a column is not what it should be."""
+    uid, taken_at, *rest = row
+    return Record(uid, taken_at, measurement_of(rest[:-DERIVED_COLUMNS]))
+
+
+def _unreadable(place: Place, error: Any) -> StoreError:
+    advice = (
+        "is the server there, and does the database exist?"
+        if isinstance(place, Server)
+        else "`polytile store check` says more. A program that uses it sets it aside and begins a new one."
+    )
+    return StoreError(f"the measurement store {place} cannot be read ({str(error).strip()}); {advice}")
 
 
 def _connected(path: Path) -> sqlite3.Connection:
@@ -90,10 +132,10 @@ def _must_be_ours(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != schema.APPLICATION_ID:
         raise StoreError(f"{path} is no measurement store of polytile; name another file.")
-    if version != schema.VERSION:
+    if version > schema.VERSION:
         raise StoreError(
             f"{path} has schema {version}, and this polytile reads schema {schema.VERSION}; use the polytile that wrote it."
         )
 
 
-__all__ = ["Record", "reading", "records", "store_file"]
+__all__ = ["Reader", "Record", "Unusable", "opened", "place_of", "reading", "record_of", "records"]

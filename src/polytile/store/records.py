@@ -6,11 +6,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from polytile.problem import Config, Measurement, Outcome, Problem, digest
+from polytile.problem import Config, Measurement, Outcome, Problem, Resources, digest
 from polytile.store.summary import summarise
 
 Environment = tuple[tuple[str, str], ...]
@@ -89,11 +89,15 @@ def environment_digest(environment: Iterable[tuple[str, str]]) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """The three rows of one measurement, by table."""
+    """The rows of one measurement, by table. There is no device row where nothing is known of the device but its name.
+
+    `samples` are numbers here; each database writes them in its own type.
+    """
 
     problem: Row
     environment: Row
     measurement: Row
+    device: Row | None = None
 
     @property
     def summary(self) -> tuple[Any, ...]:
@@ -127,13 +131,26 @@ def rows_of(measurement: Measurement) -> Rows:
         "outcome": measurement.outcome.value,
         "seconds": seconds if measurement.samples else None,
         "noise": noise if math.isfinite(noise) else None,
-        "samples": compact(measurement.samples),
+        "samples": measurement.samples,
         "max_error": measurement.max_error,
         "compile_seconds": measurement.compile_seconds,
-        "detail": measurement.detail,
+        "detail": _storable(measurement.detail),
         "condition": measurement.condition,
+        "origin": measurement.origin,
+        "predicted": measurement.predicted,
+        "registers": measurement.resources.registers,
+        "spilled_bytes": measurement.resources.spilled_bytes,
+        "shared_bytes": measurement.resources.shared_bytes,
+        "state": compact(sorted(measurement.state)),
     }
-    return Rows(problem_row, {"digest": measurement_row["environment"], "facts": environment}, measurement_row)
+    environment_row = {"digest": measurement_row["environment"], "facts": environment}
+    device_row = {"fingerprint": problem.device, "facts": compact(sorted(measurement.machine))}
+    return Rows(problem_row, environment_row, measurement_row, device_row if measurement.machine else None)
+
+
+def _storable(text: str) -> str:
+    """A text from outside, such as a compiler's messages, without what no database takes (lone surrogates, NUL)."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
@@ -155,14 +172,15 @@ def summary_of(row: tuple[Any, ...]) -> Summary:
     )
 
 
-def measurement_of(row: tuple[Any, ...]) -> Measurement:
-    """A row of schema.MEASUREMENTS."""
+def measurement_of(row: Sequence[Any]) -> Measurement:
+    """A row of schema.RECORDS without its first two columns, uid and taken_at, and without those that follow."""
     family, kernel, sizes, dtypes, layouts, device, facts, candidate, config, source_hash, outcome, *rest = row
-    samples, max_error, compile_seconds, detail, condition = rest
+    samples, max_error, compile_seconds, detail, condition, origin, predicted, *rest = rest
+    registers, spilled_bytes, shared_bytes, state, machine = rest
     problem = Problem(
         family,
         kernel,
-        tuple((name, size) for name, size in json.loads(sizes)),
+        pairs(sizes),
         tuple(json.loads(dtypes)),
         tuple(json.loads(layouts)),
         device,
@@ -173,13 +191,23 @@ def measurement_of(row: tuple[Any, ...]) -> Measurement:
         config_of(config),
         source_hash,
         _OUTCOMES.get(outcome, Outcome.RAISED),
-        tuple(json.loads(samples)),
+        tuple(json.loads(samples) if isinstance(samples, str) else samples),
         max_error,
         compile_seconds,
         detail,
         condition,
-        tuple((name, value) for name, value in json.loads(facts)),
+        pairs(facts),
+        origin,
+        predicted,
+        Resources(registers, spilled_bytes, shared_bytes),
+        pairs(state),
+        pairs(machine) if machine else (),
     )
+
+
+def pairs(text: str) -> tuple[tuple[str, Any], ...]:
+    """Pairs as `compact` wrote them."""
+    return tuple((name, value) for name, value in json.loads(text))
 
 
 __all__ = [
@@ -188,11 +216,13 @@ __all__ = [
     "Identity",
     "Rows",
     "Summary",
+    "compact",
     "config_of",
     "config_text",
     "environment_digest",
     "identity",
     "measurement_of",
+    "pairs",
     "problem_digest",
     "relatives_digest",
     "rows_of",

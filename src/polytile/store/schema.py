@@ -1,54 +1,119 @@
-"""The tables, as SQL that SQLite and PostgreSQL both read; `:name` parameters are those of sqlite3 and of
-sqlalchemy.text.
+"""The tables and the questions asked of them, as SQL that SQLite and PostgreSQL both read.
 
-Problems and environments are named by the digest of their content, so that stores taken on different machines can be
-poured together: nothing in them refers to a row number. A measurement's `uid` is random and keeps it from being
+Parameters are written `:name`, as Python's sqlite3 takes them; postgres.py rewrites the mark and nothing else. What the
+two spell differently stands in braces and in the table `SPELLINGS`.
+
+Problems, environments and devices are named by the digest of their content, so that stores taken on different machines can
+be poured together: nothing in them refers to a row number. A measurement's `uid` is random and keeps it from being
 poured in twice. The column `seconds` summarises `samples` and can be derived from them again; nothing in the tables
 is a decision.
 """
 
 from __future__ import annotations
 
-VERSION = 1
+from collections.abc import Mapping
+
+VERSION = 2
 APPLICATION_ID = 0x706F6C79
 """Marks a SQLite file as ours ("poly")."""
 
-CREATE = """
-CREATE TABLE IF NOT EXISTS problems (
-    digest TEXT PRIMARY KEY, relatives TEXT NOT NULL, family TEXT NOT NULL, kernel TEXT NOT NULL, sizes TEXT NOT NULL,
-    dtypes TEXT NOT NULL, layouts TEXT NOT NULL, device TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS environments (digest TEXT PRIMARY KEY, facts TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS measurements (
-    id {serial} PRIMARY KEY, uid TEXT NOT NULL UNIQUE, taken_at DOUBLE PRECISION NOT NULL,
-    problem TEXT NOT NULL REFERENCES problems (digest), environment TEXT NOT NULL REFERENCES environments (digest),
-    candidate TEXT NOT NULL, config TEXT NOT NULL, source_hash TEXT NOT NULL, outcome TEXT NOT NULL,
-    seconds DOUBLE PRECISION, noise DOUBLE PRECISION, samples TEXT NOT NULL, max_error DOUBLE PRECISION,
-    compile_seconds DOUBLE PRECISION, detail TEXT NOT NULL, condition TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS measurements_by_environment ON measurements (environment)
-"""
-"""Statements apart by ';'. `{serial}` is INTEGER in SQLite (a row number) and BIGSERIAL in PostgreSQL."""
+SPELLINGS: Mapping[str, Mapping[str, str]] = {
+    "sqlite": {"serial": "INTEGER", "real": "DOUBLE PRECISION", "json": "TEXT", "reals": "TEXT"},
+    "postgresql": {"serial": "BIGSERIAL", "real": "DOUBLE PRECISION", "json": "JSON", "reals": "DOUBLE PRECISION[]"},
+}
+"""How each database spells a numbered row, a float64, JSON text, and a list of float64 (SQLite: as JSON text)."""
 
-CREATE_SQLITE_ONLY = """
-CREATE VIEW IF NOT EXISTS best AS
-    SELECT p.family, p.kernel, p.sizes, p.device, m.environment, m.candidate, MIN(m.seconds) AS seconds
-    FROM measurements m JOIN problems p ON p.digest = m.problem
-    WHERE m.outcome = 'ok' GROUP BY m.problem, m.environment;
-CREATE TRIGGER IF NOT EXISTS measurements_stay BEFORE UPDATE ON measurements
-    BEGIN SELECT RAISE(ABORT, 'measurements are never overwritten'); END
-"""
-"""`best` is for people: the fastest measured candidate. What is launched also minds ties, order and validity:
-tuning/decide.py."""
+CREATE = (
+    """
+CREATE TABLE problems (
+    digest TEXT PRIMARY KEY, relatives TEXT NOT NULL, family TEXT NOT NULL, kernel TEXT NOT NULL, sizes {json} NOT NULL,
+    dtypes {json} NOT NULL, layouts {json} NOT NULL, device TEXT NOT NULL)""",
+    "CREATE TABLE environments (digest TEXT PRIMARY KEY, facts {json} NOT NULL)",
+    "CREATE TABLE devices (fingerprint TEXT PRIMARY KEY, facts {json} NOT NULL)",
+    """
+CREATE TABLE measurements (
+    id {serial} PRIMARY KEY, uid TEXT NOT NULL UNIQUE, taken_at {real} NOT NULL,
+    problem TEXT NOT NULL REFERENCES problems (digest), environment TEXT NOT NULL REFERENCES environments (digest),
+    candidate TEXT NOT NULL, config {json} NOT NULL, source_hash TEXT NOT NULL, outcome TEXT NOT NULL,
+    seconds {real}, noise {real}, samples {reals} NOT NULL, max_error {real},
+    compile_seconds {real}, detail TEXT NOT NULL, condition TEXT NOT NULL, origin TEXT NOT NULL DEFAULT '',
+    predicted {real}, registers INTEGER, spilled_bytes INTEGER, shared_bytes INTEGER, state {json} NOT NULL DEFAULT '[]')""",
+    "CREATE INDEX measurements_by_environment ON measurements (environment)",
+    "{decisions}",
+)
+
+DECISIONS = """
+CREATE VIEW decisions AS
+    WITH runs AS (
+        SELECT id, problem, environment, candidate, config, source_hash, outcome, seconds,
+            ROW_NUMBER() OVER (PARTITION BY problem, environment, candidate, CAST(config AS TEXT), source_hash
+                               ORDER BY id DESC) AS age,
+            ROW_NUMBER() OVER (PARTITION BY problem, environment, candidate, CAST(config AS TEXT), source_hash, outcome
+                               ORDER BY seconds) AS place,
+            COUNT(*) OVER (PARTITION BY problem, environment, candidate, CAST(config AS TEXT), source_hash, outcome) AS times,
+            SUM(CASE WHEN outcome = 'wrong result' THEN 1 ELSE 0 END) OVER (
+                PARTITION BY problem, environment, candidate, CAST(config AS TEXT), source_hash) AS wrong
+        FROM measurements WHERE condition = 'back-to-back'),
+    able AS (
+        SELECT problem, environment, candidate, CAST(config AS TEXT) AS config, source_hash FROM runs
+        WHERE age = 1 AND outcome = 'ok' AND wrong = 0),
+    ranked AS (
+        SELECT r.problem, r.environment, r.candidate, r.config, r.source_hash, r.seconds,
+            ROW_NUMBER() OVER (PARTITION BY r.problem, r.environment ORDER BY r.seconds, r.id) AS place
+        FROM runs r JOIN able a ON a.problem = r.problem AND a.environment = r.environment
+            AND a.candidate = r.candidate AND a.config = CAST(r.config AS TEXT) AND a.source_hash = r.source_hash
+        WHERE r.outcome = 'ok' AND r.place = (r.times + 1) / 2)
+    SELECT p.family, p.kernel, p.sizes, p.device, k.environment, k.candidate, k.config, k.source_hash, k.seconds
+    FROM ranked k JOIN problems p ON p.digest = k.problem WHERE k.place = 1"""
+"""For people: the fastest candidate of each problem in each environment, by the rules of tuning/decide.py (a wrong result
+is final, the newest measurement says whether it runs, the lower median counts). What is launched minds ties, the canonical
+order and validity as well, which no table holds."""
+
+KEEP = {
+    "sqlite": (
+        """
+CREATE TRIGGER measurements_stay BEFORE UPDATE ON measurements
+    BEGIN SELECT RAISE(ABORT, 'measurements are never overwritten'); END""",
+    ),
+    "postgresql": (
+        """
+CREATE FUNCTION measurements_stay() RETURNS trigger LANGUAGE plpgsql AS
+    'BEGIN RAISE EXCEPTION ''measurements are never overwritten''; END'""",
+        """
+CREATE TRIGGER measurements_stay BEFORE UPDATE ON measurements
+    FOR EACH ROW EXECUTE FUNCTION measurements_stay()""",
+    ),
+}
+"""What keeps a measurement from being changed."""
+
+MIGRATIONS: Mapping[int, tuple[str, ...]] = {
+    1: (
+        "CREATE TABLE devices (fingerprint TEXT PRIMARY KEY, facts {json} NOT NULL)",
+        "ALTER TABLE measurements ADD COLUMN origin TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE measurements ADD COLUMN predicted {real}",
+        "ALTER TABLE measurements ADD COLUMN registers INTEGER",
+        "ALTER TABLE measurements ADD COLUMN spilled_bytes INTEGER",
+        "ALTER TABLE measurements ADD COLUMN shared_bytes INTEGER",
+        "ALTER TABLE measurements ADD COLUMN state {json} NOT NULL DEFAULT '[]'",
+        "DROP VIEW best",
+        "{decisions}",
+    ),
+}
+"""Version → what makes the next one of it. Only ever adds columns and tables: no measurement is rewritten."""
 
 ADD_PROBLEM = """
 INSERT INTO problems (digest, relatives, family, kernel, sizes, dtypes, layouts, device)
 VALUES (:digest, :relatives, :family, :kernel, :sizes, :dtypes, :layouts, :device) ON CONFLICT DO NOTHING
 """
 ADD_ENVIRONMENT = "INSERT INTO environments (digest, facts) VALUES (:digest, :facts) ON CONFLICT DO NOTHING"
+ADD_DEVICE = "INSERT INTO devices (fingerprint, facts) VALUES (:fingerprint, :facts) ON CONFLICT DO NOTHING"
 ADD_MEASUREMENT = """
 INSERT INTO measurements (uid, taken_at, problem, environment, candidate, config, source_hash, outcome, seconds, noise,
-                          samples, max_error, compile_seconds, detail, condition)
+                          samples, max_error, compile_seconds, detail, condition, origin, predicted, registers,
+                          spilled_bytes, shared_bytes, state)
 VALUES (:uid, :taken_at, :problem, :environment, :candidate, :config, :source_hash, :outcome, :seconds, :noise,
-        :samples, :max_error, :compile_seconds, :detail, :condition) ON CONFLICT DO NOTHING
+        :samples, :max_error, :compile_seconds, :detail, :condition, :origin, :predicted, :registers,
+        :spilled_bytes, :shared_bytes, :state) ON CONFLICT DO NOTHING
 """
 SUMMARIES = """
 SELECT m.id, m.uid, m.problem, p.relatives, p.sizes, m.candidate, m.config, m.source_hash, m.outcome,
@@ -56,31 +121,78 @@ SELECT m.id, m.uid, m.problem, p.relatives, p.sizes, m.candidate, m.config, m.so
 FROM measurements m JOIN problems p ON p.digest = m.problem
 WHERE p.device = :device AND m.environment = :environment AND m.id > :after ORDER BY m.id
 """
-MEASUREMENTS = """
-SELECT p.family, p.kernel, p.sizes, p.dtypes, p.layouts, p.device, e.facts, m.candidate, m.config, m.source_hash,
-       m.outcome, m.samples, m.max_error, m.compile_seconds, m.detail, m.condition
+RECORDS = """
+SELECT m.uid, m.taken_at, p.family, p.kernel, p.sizes, p.dtypes, p.layouts, p.device, e.facts, m.candidate, m.config,
+       m.source_hash, m.outcome, m.samples, m.max_error, m.compile_seconds, m.detail, m.condition, m.origin, m.predicted,
+       m.registers, m.spilled_bytes, m.shared_bytes, m.state, d.facts, m.problem, m.environment, m.seconds
 FROM measurements m JOIN problems p ON p.digest = m.problem JOIN environments e ON e.digest = m.environment
+    LEFT JOIN devices d ON d.fingerprint = p.device
 ORDER BY m.id
 """
-RECORDS = MEASUREMENTS.replace("SELECT ", "SELECT m.uid, m.taken_at, ", 1)
-"""Rows of MEASUREMENTS with the name and the time of each: what a copy into another store has to keep."""
+"""Everything about each measurement; the last three columns follow from the others."""
+
+UIDS = "SELECT uid FROM measurements"
+
+COUNTS = {
+    "measurements": "SELECT count(*) FROM measurements",
+    "problems": "SELECT count(*) FROM problems",
+    "kernels": "SELECT count(DISTINCT kernel) FROM problems",
+    "devices": "SELECT count(DISTINCT device) FROM problems",
+    "environments": "SELECT count(*) FROM environments",
+}
+OUTCOMES = "SELECT outcome, count(*) FROM measurements GROUP BY outcome"
+SPAN = "SELECT min(taken_at), max(taken_at) FROM measurements"
+ORPHANS = """
+SELECT count(*) FROM measurements WHERE problem NOT IN (SELECT digest FROM problems)
+    OR environment NOT IN (SELECT digest FROM environments)
+"""
+
+SOURCES = """
+SELECT m.id, m.taken_at, m.environment, e.facts, p.family, p.kernel, p.device, m.candidate, m.config, m.source_hash
+FROM measurements m JOIN problems p ON p.digest = m.problem JOIN environments e ON e.digest = m.environment
+ORDER BY m.taken_at, m.id
+"""
+"""Whose source each measurement is of, and where and when it was taken: what cleanup.py goes by."""
+
+REMOVE = "DELETE FROM measurements WHERE id = :id"
+REMOVE_UNUSED = (
+    "DELETE FROM problems WHERE digest NOT IN (SELECT problem FROM measurements)",
+    "DELETE FROM environments WHERE digest NOT IN (SELECT environment FROM measurements)",
+    "DELETE FROM devices WHERE fingerprint NOT IN (SELECT device FROM problems)",
+)
 
 
-def statements(text: str) -> list[str]:
-    """The statements of `text`, apart by lines that end in ';' (a trigger's inner ones do not)."""
-    return [statement.strip() for statement in text.split(";\n") if statement.strip()]
+def creation(database: str) -> list[str]:
+    """The statements that make the tables in "sqlite" or "postgresql"."""
+    return [_spelled(statement, database) for statement in CREATE] + list(KEEP[database])
+
+
+def migration(version: int, database: str) -> list[str]:
+    """The statements that make this version's tables of those of an older one, `version` ≥ 1."""
+    return [_spelled(text, database) for step in range(version, VERSION) for text in MIGRATIONS[step]]
+
+
+def _spelled(statement: str, database: str) -> str:
+    return statement.format(**SPELLINGS[database], decisions=DECISIONS)
 
 
 __all__ = [
+    "ADD_DEVICE",
     "ADD_ENVIRONMENT",
     "ADD_MEASUREMENT",
     "ADD_PROBLEM",
     "APPLICATION_ID",
-    "CREATE",
-    "CREATE_SQLITE_ONLY",
-    "MEASUREMENTS",
+    "COUNTS",
+    "ORPHANS",
+    "OUTCOMES",
     "RECORDS",
+    "REMOVE",
+    "REMOVE_UNUSED",
+    "SOURCES",
+    "SPAN",
     "SUMMARIES",
+    "UIDS",
     "VERSION",
-    "statements",
+    "creation",
+    "migration",
 ]

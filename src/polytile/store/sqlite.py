@@ -1,9 +1,8 @@
 """The store in one SQLite file in WAL mode, shared by any number of processes, and what is done when the file is bad.
 
-The standard library's sqlite3, not SQLAlchemy: importing SQLAlchemy and making its engine takes 115-150 ms where
-sqlite3 is open in 2 ms, and reading 20 000 rows takes 25 ms against 15 (measured on a 2-core Xeon). The statements in
-schema.py are written so that a backend over `sqlalchemy.text` for a server needs no others; it has to offer what
-`SqliteFile` offers.
+The standard library's sqlite3 directly: importing SQLAlchemy and making its engine takes 125 ms and psycopg's import
+85 ms where sqlite3 is open in 2 ms (measured on a 2-core Xeon), and every warm start would pay for it. Both speak the
+Python database API, so that database.py serves either.
 """
 
 from __future__ import annotations
@@ -15,26 +14,16 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from polytile.store import schema
-from polytile.store.records import Rows
+from polytile.store.database import BUSY_SECONDS, Busy, Database, Unusable
+from polytile.store.records import compact
 
 log = logging.getLogger("polytile.store")
 T = TypeVar("T")
-
-BUSY_SECONDS = 10.0
-"""How long one operation waits for other processes' writes; a write takes about 0.1 ms, so this is a stuck process."""
-
-
-class Unusable(Exception):
-    """The file cannot be used, and making a new one would not help or would destroy what is good; says why."""
-
-
-class Busy(Unusable):
-    """Another process has kept the file locked for BUSY_SECONDS; worth trying again later."""
 
 
 class _Foreign(sqlite3.DatabaseError):
@@ -46,39 +35,17 @@ class _Foreign(sqlite3.DatabaseError):
 _inherited: list[sqlite3.Connection] = []
 
 
-class SqliteFile:
-    """Appends and reads rows. A truncated, corrupt or foreign file is renamed to *.bad with a warning and replaced by
-    an empty one, whoever notices it and whenever. Raises Unusable, and nothing else, when that does not help. Callers
-    keep other threads out."""
+class SqliteFile(Database):
+    """A truncated, corrupt or foreign file is renamed to *.bad with a warning and replaced by an empty one, whoever
+    notices it and whenever. Raises Unusable, and nothing else, when that does not help."""
+
+    place: Path
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.generation = 0
-        """Counts the files that have been opened under the path: row numbers mean nothing across generations."""
+        self.path = self.place = path
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
         self._inode = 0
-
-    def append(self, rows: Sequence[Rows]) -> None:
-        """Writes the rows in one transaction, all or none."""
-
-        def write(connection: sqlite3.Connection) -> None:
-            with _transaction(connection, "BEGIN IMMEDIATE"):
-                for row in rows:
-                    connection.execute(schema.ADD_ENVIRONMENT, row.environment)
-                    connection.execute(schema.ADD_PROBLEM, row.problem)
-                    connection.execute(schema.ADD_MEASUREMENT, row.measurement)
-
-        self._run(write)
-
-    def summaries(self, device: str, environment: str, after: int) -> list[tuple[Any, ...]]:
-        """Rows of schema.SUMMARIES with numbers above `after`."""
-        values = {"device": device, "environment": environment, "after": after}
-        return self._run(lambda connection: connection.execute(schema.SUMMARIES, values).fetchall())
-
-    def measurements(self) -> list[tuple[Any, ...]]:
-        """All rows of schema.MEASUREMENTS."""
-        return self._run(lambda connection: connection.execute(schema.MEASUREMENTS).fetchall())
 
     def close(self) -> None:
         """Closes the connection; the next operation opens it again."""
@@ -88,6 +55,18 @@ class SqliteFile:
         elif self._connection is not None:
             _inherited.append(self._connection)
         self._connection = None
+
+    def _writing(self, connection: sqlite3.Connection) -> contextlib.AbstractContextManager[None]:
+        return _transaction(connection, "BEGIN IMMEDIATE")
+
+    _alone = _writing
+
+    def _written(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**row, "samples": compact(row["samples"])}
+
+    def _compact(self) -> None:
+        with contextlib.suppress(Unusable):  # others are at it: the space is used again by what is appended
+            self._run(lambda connection: connection.execute("VACUUM"))
 
     # Errors: retry, set aside, or give up.
 
@@ -176,18 +155,18 @@ class SqliteFile:
     def _connect_read_only(self, reason: sqlite3.OperationalError) -> sqlite3.Connection:
         """A file that may be read and not written (another user's, a read-only mount) still answers lookups."""
         connection = _connect(f"{self.path.absolute().as_uri()}?immutable=1", uri=True)
-        if not _is_ours(connection):
+        if not _version(connection):
             connection.close()
             raise reason
-        return connection
+        return at_this_version(connection)
 
 
 def _connect(name: str, uri: bool = False) -> sqlite3.Connection:
     return sqlite3.connect(name, timeout=BUSY_SECONDS / 2, isolation_level=None, check_same_thread=False, uri=uri)
 
 
-def _is_ours(connection: sqlite3.Connection) -> bool:
-    """Whether the tables are there. False for an empty file; _Foreign for another program's; Unusable for a newer
+def _version(connection: sqlite3.Connection) -> int:
+    """The version of the tables, 0 for an empty file. Raises _Foreign for another program's; Unusable for a newer
     polytile's."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -198,27 +177,41 @@ def _is_ours(connection: sqlite3.Connection) -> bool:
                 f"the store was written by a newer polytile (schema {version}; this one reads {schema.VERSION}); "
                 "set another cache_dir or update"
             )
-        return bool(version == schema.VERSION)
+        return int(version)
     if application or tables:
         raise _Foreign("it is a database of another program")
-    return False
+    return 0
 
 
 def _make_ours(connection: sqlite3.Connection) -> None:
-    """Makes the tables where there are none; many processes may do so at once."""
+    """Makes the tables where there are none, and brings older ones up to date; many processes may do so at once."""
     with _transaction(connection, "BEGIN"):
-        if _is_ours(connection):
-            return
-    connection.execute("PRAGMA journal_mode = WAL")
+        version = _version(connection)
+    if version == schema.VERSION:
+        return
+    if not version:
+        connection.execute("PRAGMA journal_mode = WAL")
     with _transaction(connection, "BEGIN IMMEDIATE"):
-        if _is_ours(connection):
-            return
-        for statement in schema.statements(schema.CREATE.format(serial="INTEGER")):
-            connection.execute(statement)
-        for statement in schema.statements(schema.CREATE_SQLITE_ONLY):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {schema.VERSION}")
+        _bring_up_to_date(connection)
+
+
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    version = _version(connection)
+    for statement in schema.migration(version, "sqlite") if version else schema.creation("sqlite"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {schema.VERSION}")
+
+
+def at_this_version(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """The connection to a store that is only read; of an older version, a copy in memory with the tables of this one."""
+    if _version(connection) == schema.VERSION:
+        return connection
+    memory = _connect(":memory:")
+    with contextlib.closing(connection):
+        connection.backup(memory)
+    _bring_up_to_date(memory)
+    return memory
 
 
 @contextlib.contextmanager
@@ -254,4 +247,4 @@ def _unused_name(path: Path) -> Path:
     return candidate
 
 
-__all__ = ["Busy", "SqliteFile", "Unusable"]
+__all__ = ["SqliteFile", "at_this_version"]

@@ -6,27 +6,33 @@ import atexit
 import logging
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polytile import options
+from polytile.errors import OptionError, StoreError
 from polytile.problem import Measurement, Problem
+from polytile.store import schema
+from polytile.store.database import Busy, Database, Gone, Unusable
+from polytile.store.place import FILE_NAME, Place, Server, place_of
+from polytile.store.reading import opened, record_of
 from polytile.store.records import (
     Environment,
     Rows,
     Summary,
     environment_digest,
-    measurement_of,
     problem_digest,
     relatives_digest,
     rows_of,
     summary_of,
 )
-from polytile.store.sqlite import Busy, SqliteFile, Unusable
 
 log = logging.getLogger("polytile.store")
-FILE_NAME = "store.sqlite3"
+
+AWAY_SECONDS = 60.0
+"""How long a server that did not answer is left alone: asking may take seconds, and the program has better to do."""
 
 
 SummaryRow = tuple[Any, ...]
@@ -40,9 +46,8 @@ class _Index:
     by_problem: dict[str, list[SummaryRow]] = field(default_factory=dict)
     by_relatives: dict[str, dict[str, list[SummaryRow]]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
-    generation: int = 0
-    last: int = 0
-    """Number of the last row read, in the file of that generation."""
+    read: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    """For each place read from: the generation of its database and the number of the last row read of it."""
 
     def add(self, row: SummaryRow) -> bool:
         _, uid, problem, relatives, *_ = row
@@ -56,30 +61,47 @@ class _Index:
         rows.append(row)
         return True
 
+    def load(self, database: Database, device: str, environment: str) -> int:
+        """Reads what the database has that is new; returns how many measurements that is. Raises Unusable."""
+        generation, last = self.read.get(database.place, (0, 0))
+        rows = database.summaries(device, environment, last)
+        if database.generation != generation and last:  # another database's numbers: read it whole
+            rows, last = database.summaries(device, environment, 0), 0
+        self.read[database.place] = database.generation, rows[-1][0] if rows else last
+        return sum(self.add(row) for row in rows)
+
 
 class Store:
-    """Measurements of all processes that use one file; or, without a path, of this process alone.
+    """Measurements of all processes that use one place; or, without a place, of this process alone.
 
-    Thread-safe. The file is read once for each device and environment, at the first lookup; `refresh` reads what other
-    processes have added since. When the file cannot be used there is one warning and the store goes on in memory.
+    Thread-safe. The place is read once for each device and environment, at the first lookup; `refresh` reads what other
+    processes have added since. When a file cannot be used there is one warning and the store goes on in memory.
+
+    When a server does not answer there is one warning, and the store goes on with the file `beside`: lookups find what is
+    in it, and measurements go there. Now and then the server is asked again, and gets what it missed.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._file = SqliteFile(path) if path is not None else None
+    def __init__(self, place: Place | None, beside: Path | None = None) -> None:
+        self.place = place
+        self._database = opened(place) if place is not None else None
+        self._beside = opened(beside) if beside is not None else None
         self._lock = threading.RLock()
         self._indexes: dict[tuple[str, str], _Index] = {}
-        self._writable = path is not None
+        self._writable = place is not None
         self._unwritten: list[tuple[Measurement, Rows]] = []
-        """Not in the file: still to be written, or, where nothing can be written, all there is."""
+        """Not in the place: still to be written, or, where nothing can be written, all there is."""
+        self._set_by = 0
+        """How many of the unwritten are in the file beside."""
+        self._away_until: float | None = None
+        """When the server that does not answer is asked again; None while it does."""
 
     @property
     def persistent(self) -> bool:
-        """Whether what is appended reaches a file."""
+        """Whether what is appended outlives the process."""
         return self._writable
 
     def append(self, *measurements: Measurement) -> None:
-        """Adds the measurements, to the file in one transaction. What a lookup returns includes them at once."""
+        """Adds the measurements, to the place in one transaction. What a lookup returns includes them at once."""
         with self._lock:
             for measurement in measurements:
                 rows = rows_of(measurement)
@@ -111,20 +133,18 @@ class Store:
         """All measurements of all devices and environments, whole, oldest first."""
         with self._lock:
             self._write()
-            kept: list[Measurement] = []
-            if self._file is not None:
-                try:
-                    kept = [measurement_of(row) for row in self._file.measurements()]
-                except Unusable as error:
-                    self._give_up(error)
-            return kept + [measurement for measurement, _ in self._unwritten]
+            rows = self._asked(lambda database: database.rows(schema.RECORDS)) or []
+            kept = {record.uid: record.measurement for record in map(record_of, rows)}
+            kept.update((rows.measurement["uid"], measurement) for measurement, rows in self._unwritten)
+            return list(kept.values())
 
     def close(self) -> None:
-        """Writes what could not be written so far, and lets go of the file."""
+        """Writes what could not be written so far, and lets go of the place."""
         with self._lock:
             self._write()
-            if self._file is not None:
-                self._file.close()
+            for database in (self._database, self._beside):
+                if database is not None:
+                    database.close()
 
     def _index(self, device: str, environment: str) -> _Index:
         index = self._indexes.get((device, environment))
@@ -134,68 +154,136 @@ class Store:
         return index
 
     def _load(self, device: str, environment: str, index: _Index) -> int:
-        if self._file is None:
-            return 0
-        try:
-            rows = self._file.summaries(device, environment, index.last)
-            if self._file.generation != index.generation and index.last:  # another file's numbers: read it whole
-                rows = self._file.summaries(device, environment, 0)
-        except Unusable as error:
-            self._give_up(error)
-            return 0
-        index.generation = self._file.generation
-        index.last = rows[-1][0] if rows else index.last
-        return sum(index.add(row) for row in rows)
+        return self._asked(lambda database: index.load(database, device, environment)) or 0
+
+    # Troubles.
+
+    def _asked(self, question: Any) -> Any:
+        """The answer of the place, or of the file beside it; None where neither can be read."""
+        if self._database is not None and not self._away():
+            try:
+                return question(self._database)
+            except Busy as error:
+                log.warning("%s; the program goes on with what it knows.", error)
+                return None
+            except Unusable as error:
+                self._lost(error)
+        if self._beside is not None:
+            try:
+                return question(self._beside)
+            except Unusable as error:
+                self._beside_lost(error)
+        return None
 
     def _write(self) -> None:
-        if self._file is None or not self._writable or not self._unwritten:
+        if not self._writable or not self._unwritten:
             return
-        try:
-            self._file.append([rows for _, rows in self._unwritten])
-            self._unwritten.clear()
-        except Busy as error:
-            log.warning("%s; the measurements are kept and written later.", error)
-        except Unusable as error:
-            self._give_up(error, reading=False)
+        if self._database is not None and not self._away():
+            try:
+                self._database.append([rows for _, rows in self._unwritten])
+            except Busy as error:
+                log.warning("%s; the measurements are kept and written later.", error)
+                return
+            except Unusable as error:
+                self._lost(error, reading=False)
+            else:
+                if self._away_until is not None:
+                    log.warning("The measurement store %s answers again and has what it missed.", self.place)
+                self._unwritten.clear()
+                self._set_by, self._away_until = 0, None
+        if self._beside is not None and self._unwritten[self._set_by :]:
+            try:
+                self._beside.append([rows for _, rows in self._unwritten[self._set_by :]])
+                self._set_by = len(self._unwritten)
+            except Unusable as error:
+                self._beside_lost(error)
 
-    def _give_up(self, error: Unusable, reading: bool = True) -> None:
+    def _away(self) -> bool:
+        return self._away_until is not None and time.monotonic() < self._away_until
+
+    def _lost(self, error: Unusable, reading: bool = True) -> None:
+        """The place failed: what happens now, and one warning that says so."""
+        if isinstance(error, Gone) and self._beside is not None:
+            if self._away_until is None:
+                log.warning(
+                    "The measurement store does not answer, so this program goes on with the file %s, and asks the server "
+                    "again every %.0f s: %s. If it ends first, `polytile store merge %s --store URL` adds what the server "
+                    "missed.",
+                    self._beside.place, AWAY_SECONDS, error, self._beside.place,
+                )  # fmt: skip
+            self._away_until = time.monotonic() + AWAY_SECONDS
+        elif self._beside is not None and self._database is not None:
+            log.warning(
+                "The measurement store cannot be used, so this program goes on with the file %s: %s.",
+                self._beside.place,
+                error,
+            )
+            self._database.close()
+            self._database, self._beside = self._beside, None
+            self._unwritten = self._unwritten[self._set_by :]
+            self._set_by, self._away_until = 0, None
+            self._write()
+        else:
+            self._give_up(error, reading)
+
+    def _give_up(self, error: Unusable, reading: bool) -> None:
         """No more writing; no more reading either where that is what failed. One warning for the two."""
         if self._writable:
             log.warning(
                 "The measurement store cannot be used, so what is measured now stays in this process: %s.", error
             )
         self._writable = False
-        if reading and self._file is not None:
-            self._file.close()
-            self._file = None
+        if reading and self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def _beside_lost(self, error: Unusable) -> None:
+        log.warning("%s; what is measured while the server is away stays in this process.", error)
+        if self._beside is not None:
+            self._beside.close()
+        self._beside = None
 
 
-_stores: dict[Path | None, Store] = {}
+_stores: dict[tuple[Place | None, Path | None], Store] = {}
 _stores_lock = threading.Lock()
-_inherited: list[dict[Path | None, Store]] = []
+_inherited: list[dict[tuple[Place | None, Path | None], Store]] = []
 
 
 def current() -> Store:
-    """The store that the options in force name: <cache_dir>/store.sqlite3, or this process's memory with persist off.
+    """The store that the options in force name: `store`, or else <cache_dir>/store.sqlite3; with persist off, this
+    process's memory.
 
     Where the cache directory cannot be written to, but holds a store, lookups still go to that one.
     """
-    path = None
-    if options.get("persist"):
-        from polytile.runtime import cache  # not at the top: it imports torch, which reading a store does not need
-
-        found = cache.current()
-        path = found.root / FILE_NAME
-        if found.behind is not None and (found.behind.root / FILE_NAME).exists():
-            path = found.behind.root / FILE_NAME
+    where = _named() if options.get("persist") else (None, None)
     with _stores_lock:
-        if path not in _stores:
-            _stores[path] = Store(path)
-        return _stores[path]
+        if where not in _stores:
+            _stores[where] = Store(*where)
+        return _stores[where]
+
+
+def _named() -> tuple[Place, Path | None]:
+    """The place that the options name, and the file that stands in for a server."""
+    named = options.get("store")
+    try:
+        place = place_of(named) if named else None
+    except StoreError as error:
+        raise OptionError(f"option 'store': {error}") from None
+    if place is not None and not isinstance(place, Server):
+        return place, None
+    from polytile.runtime import cache  # not at the top: it imports torch, which reading a store does not need
+
+    found = cache.current()
+    file = found.root / FILE_NAME
+    if place is not None:
+        return place, file
+    if found.behind is not None and (found.behind.root / FILE_NAME).exists():
+        file = found.behind.root / FILE_NAME
+    return file, None
 
 
 def forget() -> None:
-    """Closes this process's stores; the next lookup reads the files anew."""
+    """Closes this process's stores; the next lookup reads the places anew."""
     with _stores_lock:
         for store in _stores.values():
             store.close()
@@ -213,4 +301,4 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(forget)
 
-__all__ = ["FILE_NAME", "Store", "current", "forget"]
+__all__ = ["AWAY_SECONDS", "Store", "current", "forget"]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polytile.errors import StoreError
-from polytile.store import jsonl
-from polytile.store.reading import Record, reading, records
-from polytile.store.sqlite import SqliteFile, Unusable
+from polytile.store import jsonl, schema
+from polytile.store.place import Place
+from polytile.store.reading import Record, Unusable, opened, reading, records
 
 BATCH = 1000
 """Measurements a transaction: an import that is killed keeps what it has done, and goes on when run again."""
@@ -35,7 +35,7 @@ class Transfer:
         return f"{self.new} new, {self.known} known"
 
 
-def merge(source: Path, target: Path) -> Transfer:
+def merge(source: Place, target: Place) -> Transfer:
     """Adds every measurement of the store `source` to the store `target`, which is made if it is not there.
 
     Raises StoreError where the source cannot be read, or the target is something else or cannot be written.
@@ -43,7 +43,7 @@ def merge(source: Path, target: Path) -> Transfer:
     return add(records(source), target)
 
 
-def export_lines(source: Path, target: Path) -> Transfer:
+def export_lines(source: Place, target: Path) -> Transfer:
     """Appends the measurements of the store `source` that are not in the file `target` yet, as JSON lines.
 
     What stands in the file stays as it is, except for a last line without an end, which a writer that was killed left
@@ -71,7 +71,7 @@ def export_lines(source: Path, target: Path) -> Transfer:
     return Transfer(len(new), len(found) - len(new), there.damaged, there.partial)
 
 
-def import_lines(source: Path, target: Path) -> Transfer:
+def import_lines(source: Path, target: Place) -> Transfer:
     """Adds the measurements of the JSON lines in `source` to the store `target`, which is made if it is not there.
 
     Lines that cannot be read are left out and told of. Raises StoreError where the file is something else altogether,
@@ -86,22 +86,22 @@ def import_lines(source: Path, target: Path) -> Transfer:
     return Transfer(done.new, done.known, found.damaged, found.partial)
 
 
-def add(found: Iterable[Record], target: Path) -> Transfer:
+def add(found: Iterable[Record], target: Place) -> Transfer:
     """Adds the records that the store `target` does not have. Raises StoreError where it cannot take them."""
-    known: set[str] = set()
-    if target.exists() and target.stat().st_size:
-        with reading(target) as connection:
-            known = {uid for (uid,) in connection.execute("SELECT uid FROM measurements")}
+    if isinstance(target, Path) and target.exists() and target.stat().st_size:
+        with reading(target):  # a program's own way of opening would set aside what is no store
+            pass
     given = {record.uid: record for record in found}
-    new = [record.rows for uid, record in given.items() if uid not in known]
-    file = SqliteFile(target)
+    database = opened(target)
     try:
+        known = {uid for (uid,) in database.rows(schema.UIDS)}
+        new = [record.rows for uid, record in given.items() if uid not in known]
         for first in range(0, len(new), BATCH):
-            file.append(new[first : first + BATCH])
+            database.append(new[first : first + BATCH])
     except Unusable as error:
         raise StoreError(f"the measurements cannot be added: {error}.") from None
     finally:
-        file.close()
+        database.close()
     return Transfer(len(new), len(given) - len(new))
 
 

@@ -20,7 +20,7 @@ VARIABLES = ("OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINIT
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """(name, value) pairs, sorted by name: torch, compiler, OpenMP settings, method of measuring."""
+    """(name, value) pairs, sorted by name: torch, compiler and its flags, OpenMP settings, method of measuring."""
     return _environment(options.get("cxx"), tuple(os.environ.get(name, "") for name in ("CXX", *VARIABLES)))
 
 
@@ -28,10 +28,10 @@ def environment() -> tuple[tuple[str, str], ...]:
 def _environment(option: str, variables: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     try:
         found = toolchain.find()
-        compiler = f"{found.kind} {found.version}"
+        compiler, flags = f"{found.kind} {found.version}", " ".join(found.flags)
     except CompilerMissing:
-        compiler = "none"
-    facts = {"torch": torch.__version__, "compiler": compiler, "method": METHOD}
+        compiler, flags = "none", ""
+    facts = {"torch": torch.__version__, "compiler": compiler, "flags": flags, "method": METHOD}
     facts.update((name, value) for name, value in zip(VARIABLES, variables[1:], strict=True) if value)
     return tuple(sorted(facts.items()))
 

@@ -17,6 +17,7 @@ import torch
 from polytile.errors import CompilerMissing
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry
 from polytile.problem import Measurement, Outcome, Problem
+from polytile.runtime import compile as compiler
 from polytile.tuning import measure
 from polytile.tuning.environment import environment
 from polytile.tuning.gate import Gate, Reference
@@ -24,6 +25,9 @@ from polytile.tuning.gate import Gate, Reference
 WIDE_LIMIT_SECONDS = 0.05
 """Problems predicted to take longer have their reference run at the arguments' own precision: float64 would take as
 long as all the rest of the tuning (a 4096² matmul on two cores: 1 s)."""
+
+SETTLE_SECONDS = 5.0
+"""How long timing may wait for compilers that this process has running."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def tune(task: Task) -> list[Attempt]:
             measure.Contender(task.candidates[index].name, entry, gate.clones.args, restore)
             for index, entry in passed.items()
         ]
+        compiler.settle(SETTLE_SECONDS)
         for index, timing in zip(passed, measure.race(contenders, task.limits), strict=True):
             attempts[index] = _timed(task, index, timing, errors[index])
     return [attempts[index] for index in range(len(task.candidates))]

@@ -8,6 +8,7 @@ when the program runs: one that is out of range is an IndexError, as in eager.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -211,8 +212,17 @@ def duplicate(builder: Builder, source: Tensor) -> View:
 
 def require_mode(dtype: torch.dtype, mode: str) -> None:
     require_loop_dtype(dtype)
-    if mode == "add" and dtype == torch.bool:
+    if mode != "set" and dtype == torch.bool:
         raise LoweringError("accumulating truth values is left to the library.")
+
+
+def neutral(mode: str, dtype: torch.dtype) -> int | float:
+    """The value that accumulating with `mode` leaves as it is."""
+    if mode in ("add", "mul"):
+        return 0 if mode == "add" else 1
+    if dtype.is_floating_point:
+        return -math.inf if mode == "max" else math.inf
+    return torch.iinfo(dtype).min if mode == "max" else torch.iinfo(dtype).max
 
 
 def _write(builder: Builder, shape: Sequence[Size], store: Callable[[Point], Store]) -> None:
@@ -230,7 +240,8 @@ def _scattered(
     modes: Sequence[str],
 ) -> Tensor:
     """A copy of `source` in which element `point` with coordinate `dim` replaced by `index[point]` is written for every
-    point of `index`: "zero" sets it to 0, "set" to `value[point]`, "add" adds that to it."""
+    point of `index`: the modes are those of stores, of `value[point]`, and "clear", which sets what the next mode starts
+    from."""
     require_mode(source.dtype, modes[-1])
     require_index(index)
     d = wrap_dim(dim, source.rank)
@@ -240,8 +251,8 @@ def _scattered(
     def store(point: Point, mode: str) -> Store:
         place = place_at(source.rank, point)
         place.put(d, position(stand_in.at(point), extent(source, d), ranges_of(point, index.sizes), wraps=False))
-        if mode == "zero":
-            return place.store(target, expr.const(0, source.compute_dtype))
+        if mode == "clear":
+            return place.store(target, expr.const(neutral(modes[-1], source.dtype), source.compute_dtype))
         at = (*point, ZERO)[: value.rank] if isinstance(value, Tensor) else ()
         node = value.at(at) if isinstance(value, Tensor) else builder.element(value, (), ())
         return place.store(target, convert(node, source.dtype), mode)
@@ -281,9 +292,44 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Tensor:
-    if reduce not in ("sum", "add"):
-        raise LoweringError(f"scatter with reduction {reduce!r} is left to the library.")
-    return _scattered(builder, source, dim, index, src, ["add"] if include_self else ["zero", "add"])
+    mode = STORE_MODES[reduce]
+    total = _scattered(builder, source, dim, index, src, [mode] if include_self else ["clear", mode])
+    if reduce != "mean":
+        return total
+    ones = computed(source.sizes, torch.int64, source.device, lambda point: expr.const(1, torch.int64))
+    return averaged(total, _scattered(builder, ones, dim, index, 1, ["add"] if include_self else ["clear", "add"]))
+
+
+STORE_MODES = {
+    "sum": "add", "add": "add", "mean": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min",
+}  # fmt: skip
+"""torch's names of reductions → the mode of the store."""
+
+
+def averaged(total: Tensor, count: Tensor) -> Tensor:
+    """total / count, rounded down for integers; where nothing was written the count is 1."""
+    name = "div" if total.dtype.is_floating_point else "floordiv"
+
+    def at(point: Point) -> Node:
+        value = total.at(point)
+        return convert(expr.op(name, value.dtype, value, expr.op("cast", value.dtype, count.at(point))), total.dtype)
+
+    return computed(total.sizes, total.dtype, total.device, at)
+
+
+@lowers(aten.index_reduce.default)
+def index_reduce(
+    builder: Builder, source: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """`scatter_reduce` with one index for each slice of `src` along `dim`."""
+    d = wrap_dim(dim, source.rank)
+    everywhere = computed(
+        src.sizes,
+        index.dtype,
+        index.device,
+        lambda point: index.at((point[d],) if index.rank and point else (ZERO,) * index.rank),
+    )
+    return scatter_reduce(builder, source, dim, everywhere, src, reduce, include_self=include_self)
 
 
 @lowers(aten.index_put.default)

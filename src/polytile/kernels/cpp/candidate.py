@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
+from polytile.errors import PolytileError
 from polytile.kernels.candidate import NativeEntry
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
@@ -15,7 +16,8 @@ ENTRY = "polytile_kernel"
 
 class CppCandidate:
     """`make_source()` gives the translation unit whose entry point is `polytile_kernel`; `valid` and `cost` are functions of
-    the concrete sizes. Candidates that differ in threads alone share one source and one library."""
+    the concrete sizes. Candidates that differ in threads alone share one source and one library. `recipe` names what the
+    source is made from, equal for equal sources and cheaper than they are."""
 
     origin = "cpp"
 
@@ -27,7 +29,9 @@ class CppCandidate:
         make_source: Callable[[], str],
         valid: Callable[[Mapping[str, int]], bool],
         cost: Callable[[Mapping[str, int]], float],
+        recipe: str,
     ) -> None:
+        self.recipe = recipe
         self._name, self._config, self._kernel_name = name, config, kernel_name
         self._make_source, self._valid, self._cost = make_source, valid, cost
         self._lock = threading.Lock()
@@ -57,6 +61,16 @@ class CppCandidate:
     def source_path(self) -> str:
         """Where the source can be read once compilation was asked for."""
         return str(self._compilation.result().source) if self._compilation is not None else ""
+
+    @property
+    def compile_seconds(self) -> float | None:
+        """Seconds in the compiler; None before it was done, and where an earlier process had done it."""
+        if self._compilation is None or not self._compilation.done():
+            return None
+        try:
+            return self._compilation.result().seconds or None
+        except PolytileError:
+            return None
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return self._valid(sizes)

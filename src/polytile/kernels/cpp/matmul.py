@@ -78,7 +78,9 @@ class MatmulCandidate:
         slot: int,
         valid: Callable[[Mapping[str, int]], bool],
         cost: Callable[[Mapping[str, int]], float],
+        recipe: str,
     ) -> None:
+        self.recipe = recipe
         self.name, self.config, self.slot = name, config, slot
         self._kernel_name, self._make_sources = kernel_name, sources
         self.valid, self.cost = valid, cost

@@ -16,7 +16,7 @@ from polytile.kernels.cpp.analysis import Form
 if TYPE_CHECKING:
     from polytile.kernels.cpp.body import Body, Scope
 
-PLAIN, ATOMIC = "add_plain", "atomic_add"  # functions that add to one element
+PLAIN, ATOMIC = "{}_plain", "atomic_{}"  # functions that accumulate in one element, by the mode of the store
 
 
 def load(body: Body, node: Load, scope: Scope) -> str:
@@ -95,8 +95,8 @@ def store(body: Body, store: Store, scope: Scope) -> None:
 
 def _whole_vector(body: Body, store: Store, step: sympy.Expr, masked: bool) -> bool:
     """Whether lanes, whose elements lie `step` apart, are stored together."""
-    if store.mode == "add":
-        return step == 1 and not masked and body.adder != ATOMIC
+    if store.mode != "set":
+        return store.mode == "add" and step == 1 and not masked and body.adder != ATOMIC
     return not masked or step == 1
 
 
@@ -117,8 +117,8 @@ def _storage(body: Body, store: Store) -> str:
 def _uniform_store(body: Body, store: Store, index: sympy.Expr, scope: Scope) -> str:
     value, at = _value(body, store, "1", scope), f"{store.buffer} + {text.index(index)}"
     storage, kind = _storage(body, store), text.value_type(store.value.dtype)
-    if store.mode == "add":
-        return f"{body.adder}<{storage}, {kind}>({at}, {value}[0]);"
+    if store.mode != "set":
+        return f"{body.adder.format(store.mode)}<{storage}, {kind}>({at}, {value}[0]);"
     return f"store<{storage}, {kind}, 1>({at}, {value});"
 
 
@@ -137,7 +137,7 @@ def _lane_store(
     body: Body, store: Store, index: sympy.Expr, vectors: dict[sympy.Symbol, str], masked: bool, scope: Scope
 ) -> str:
     """Lane after lane, in order: lanes may share an element."""
-    lanes, act = body.lanes, "put_plain" if store.mode == "set" else body.adder
+    lanes, act = body.lanes, "put_plain" if store.mode == "set" else body.adder.format(store.mode)
     live = body.emit(store.mask, scope) if masked and store.mask is not None else f"splat<i32, {lanes}>(-1)"
     at, value = body.index_vector(index, vectors), _value(body, store, lanes, scope)
     one = f"{act}<{_storage(body, store)}, {text.value_type(store.value.dtype)}>({store.buffer} + at[k], x[k]);"

@@ -14,12 +14,12 @@ from polytile.ir.program import Axis, Loop, Store
 
 
 def scattered(loop: Loop) -> list[Store]:
-    return [s for s in loop.stores if s.mode == "add" or s.indirect]
+    return [s for s in loop.stores if s.mode != "set" or s.indirect]
 
 
 def accumulates(loop: Loop) -> bool:
-    """Whether all stores that may meet are additions, whose order hardly matters."""
-    return all(s.mode == "add" for s in scattered(loop))
+    """Whether all stores that may meet accumulate, whose order hardly matters."""
+    return all(s.mode != "set" for s in scattered(loop))
 
 
 def owner_axis(loop: Loop, vec: Axis) -> Axis | None:

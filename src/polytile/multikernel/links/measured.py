@@ -1,4 +1,4 @@
-"""Measuring a shortlist on the caller's own arguments, at sizes for which nothing is known (SPEC M6)."""
+"""Measuring a shortlist and what won at sizes close by, on the caller's own arguments, where nothing is known (SPEC M6)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from polytile import options
 from polytile.counters import counters
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.links import exact
+from polytile.multikernel.links.nearby import champions
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.tuning import tune
+from polytile.tuning.circumstances import completed
 from polytile.tuning.decide import Score, pick
 
 tuner: tune.Tuner = tune.tune
@@ -19,14 +21,15 @@ tuner: tune.Tuner = tune.tune
 
 
 def choose(request: Request) -> Answer | None:
-    """The fastest of the shortlist, timed now and recorded; or what another process has recorded in the meantime."""
+    """The fastest of those, timed now and recorded; or what another process has recorded in the meantime."""
     if not may_measure(request):
         return None
     if _nothing_to_do(request):
         return Answer(request.alive[0], "outputs are empty") if request.alive else None
     if request.store.refresh() and (answer := exact.choose(request)) is not None:
         return answer
-    worth_it = [candidate for candidate in shortlist(request) if candidate.name not in request.rejected]
+    names = champions(request).union(candidate.name for candidate in shortlist(request))
+    worth_it = [candidate for candidate in request.alive if candidate.name in names]
     return trial(request, worth_it, remember=True)
 
 
@@ -45,8 +48,12 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
         options.get("check_accuracy"),
     )
-    attempts = tuner(task)
-    measurements = [attempt.measurement for attempt in attempts if attempt.measurement is not None]
+    attempts = (request.tuner or tuner)(task)
+    measurements = [
+        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes))
+        for attempt in attempts
+        if attempt.measurement is not None
+    ]
     counters.add("candidates_benchmarked", sum(bool(measurement.samples) for measurement in measurements))
     if remember and measurements:
         request.store.append(*measurements)

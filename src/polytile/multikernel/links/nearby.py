@@ -14,7 +14,7 @@ where the best candidate changes twice between two neighbours, say at a size tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polytile import options
@@ -23,10 +23,17 @@ from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request
 from polytile.runtime import regime
 from polytile.store import identity
+from polytile.store.records import Identity
 from polytile.tuning.decide import Score, combine, pick
 
 RADIUS = 0.5
 """Octaves: the width of a regime bucket, so that neighbours lie in this bucket or in the one next to it."""
+
+CHAMPION_RADIUS = 1.5
+"""Octaves within which the winner at one size is worth measuring at another."""
+
+CHAMPIONS = 2
+"""How many neighbours, the nearest first, send their winners."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +64,31 @@ def choose(request: Request) -> Answer | None:
 
 def neighbours(request: Request) -> list[Neighbour]:
     """The measured problems close by that say which of the request's candidates is best there."""
+    wanted = {identity(candidate) for candidate in shortlist(request)}
+    return list(_measured(request, RADIUS, wanted))
+
+
+def champions(request: Request) -> frozenset[str]:
+    """Names of the winners of the nearest problems measured, within CHAMPION_RADIUS: worth measuring here too, whatever the prior
+    thinks of them, and mostly compiled already."""
+    found = sorted(_measured(request, CHAMPION_RADIUS, set()), key=lambda neighbour: neighbour.octaves)
+    return frozenset(neighbour.winner.name for neighbour in found[:CHAMPIONS])
+
+
+def _measured(request: Request, radius: float, wanted: set[Identity]) -> Iterator[Neighbour]:
+    """The problems within `radius` octaves in each size at which all of `wanted`, at least, were measured."""
     own = dict(request.problem.sizes)
     bucketed = request.spec.bucketed()
-    wanted = {identity(candidate) for candidate in shortlist(request)}
-    found = []
     for sizes, summaries in request.store.nearby(request.problem, request.environment):
         octaves = distance(own, sizes, bucketed)
-        known = combine(summaries) if octaves <= RADIUS else {}
-        if not wanted <= known.keys():
+        known = combine(summaries) if octaves <= radius else {}
+        if not known or not wanted <= known.keys():
             continue
         scores = request.scores(known)
         best = pick(request.usable(scores), options.get("noise_band"))
         if best is not None:
             same = all(regime.bucket(own[name]) == regime.bucket(sizes[name]) for name in bucketed)
-            found.append(Neighbour(sizes, octaves, same, request.candidates[best], tuple(scores)))
-    return found
+            yield Neighbour(sizes, octaves, same, request.candidates[best], tuple(scores))
 
 
 def distance(first: Mapping[str, int], second: Mapping[str, int], bucketed: frozenset[str]) -> float:
@@ -97,4 +114,4 @@ def _surrounded(request: Request, found: Sequence[Neighbour]) -> bool:
     return below and above
 
 
-__all__ = ["RADIUS", "Neighbour", "choose", "distance", "neighbours"]
+__all__ = ["RADIUS", "Neighbour", "champions", "choose", "distance", "neighbours"]

@@ -1,0 +1,237 @@
+"""A matrix of measurements in place of a device: choosing, searching and learning without a GPU and without a clock.
+
+A Matrix holds every candidate on every problem of one kernel. Its Device answers as one on which each of them could be
+tried: it is a Tuner for whole trials and a clock for races, and counts what it was asked. `evaluate` says what any way of
+choosing would have cost against the fastest.
+
+What was not measured counts as unable to run. A matrix is complete when every candidate that can run was measured: with
+the option `shortlist` larger than the number of candidates, one run at each size makes one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polytile.errors import CandidateRejected
+from polytile.kernels.candidate import Candidate, Entry
+from polytile.problem import Config, Measurement, Outcome, Problem
+from polytile.store.reading import Record
+from polytile.store.records import Environment, Identity, summary_of
+from polytile.store.summary import summarise
+from polytile.tuning.decide import Score, combine
+from polytile.tuning.measure import Contender
+from polytile.tuning.tune import Attempt, Task
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A candidate that is known by its measurement on one problem; `predicted` is the time it expected there, in seconds
+    (infinite if it left none, so that the canonical order decides)."""
+
+    name: str
+    config: Config
+    source_hash: str
+    origin: str
+    predicted: float
+    measurement: Measurement
+    score: Score
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return True
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        return self.predicted
+
+    def prepare(self) -> None:
+        """There is nothing to make."""
+
+    def entry(self) -> Entry:
+        raise CandidateRejected(f"{self.name!r} is known by its measurements alone and cannot run; ask its Device.")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All measurements of one kernel on one device in one environment: for each problem, in the order in which they were
+    first measured, its candidates in canonical order (that of their first measurement)."""
+
+    candidates: Mapping[Problem, tuple[Recorded, ...]]
+    environment: Environment
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(self.candidates)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every candidate, in canonical order."""
+        return tuple(dict.fromkeys(c.name for found in self.candidates.values() for c in found))
+
+    @property
+    def size(self) -> int:
+        """Pairs of problem and candidate that were measured."""
+        return sum(map(len, self.candidates.values()))
+
+    def missing(self) -> int:
+        """Pairs that were not, and count as unable to run."""
+        return len(self.names) * len(self.problems) - self.size
+
+    def seconds(self, problem: Problem, candidate: str) -> float:
+        """A candidate's time on a problem; infinite where it cannot run."""
+        found = next((c for c in self.candidates[problem] if c.name == candidate), None)
+        return found.score.seconds if found is not None and found.score.ok else math.inf
+
+    def best(self, problem: Problem) -> Recorded:
+        """The fastest candidate."""
+        return min(self.candidates[problem], key=lambda c: self.seconds(problem, c.name))
+
+
+def matrices(records: Iterable[Record]) -> list[Matrix]:
+    """A matrix for each kernel, device and environment in the records, which come oldest first.
+
+    A candidate counts with its latest source; several measurements of one pair are combined as a program would. Problems
+    on which nothing could run are left out.
+    """
+    kernels: dict[tuple[object, ...], list[Record]] = {}
+    for record in records:
+        problem = record.measurement.problem
+        group = problem.family, problem.kernel, problem.dtypes, problem.device, record.measurement.environment
+        kernels.setdefault(group, []).append(record)
+    made = (Matrix(_candidates(found), found[0].measurement.environment) for found in kernels.values())
+    return [matrix for matrix in made if matrix.candidates]
+
+
+def _candidates(records: Sequence[Record]) -> dict[Problem, tuple[Recorded, ...]]:
+    latest = {(r.measurement.candidate, r.measurement.config): r.measurement.source_hash for r in records}
+    order = {who: place for place, who in enumerate(latest)}
+    problems: dict[Problem, list[Record]] = {}
+    for record in records:
+        m = record.measurement
+        if latest[m.candidate, m.config] == m.source_hash:
+            problems.setdefault(m.problem, []).append(record)
+    found = {}
+    for problem, rows in problems.items():
+        scores = combine(summary_of(record.rows.summary) for record in rows)
+        made = [_recorded(who, score, rows) for who, score in scores.items()]
+        if any(score.ok for score in scores.values()):
+            found[problem] = tuple(sorted(made, key=lambda c: order[c.name, c.config]))
+    return found
+
+
+def _recorded(who: Identity, score: Score, rows: Sequence[Record]) -> Recorded:
+    """The candidate, with that one of its measurements that says what the score says."""
+    own = [r.measurement for r in rows if summary_of(r.rows.summary).who == who]
+    agreeing = [m for m in own if m.outcome is score.outcome]
+    said = min(agreeing or own, key=lambda m: abs(summarise(m.samples)[0] - score.seconds) if score.ok else 0.0)
+    predicted = math.inf if said.predicted is None else said.predicted
+    return Recorded(said.candidate, said.config, said.source_hash, said.origin, predicted, said, score)
+
+
+@dataclass
+class Device:
+    """Stands in for the device that a matrix was measured on, and counts what it is asked."""
+
+    matrix: Matrix
+    tried: dict[tuple[Problem, str], int] = field(default_factory=dict)
+    """How often each candidate was tried on each problem."""
+    bursts: int = 0
+    """Samples that races have asked for."""
+
+    def tune(self, task: Task) -> list[Attempt]:
+        """A Tuner: what became of each of the task's candidates when it was measured."""
+        return [self._attempt(task.problem, candidate) for candidate in task.candidates]
+
+    def clock(self, problem: Problem) -> Callable[[Contender, int], float]:
+        """Takes the place of measure.time_burst: the recorded samples of the contender of that name, over and over."""
+        samples = {c.name: _endless(c) for c in self.matrix.candidates[problem]}
+
+        def time_burst(contender: Contender, repeats: int) -> float:
+            self.bursts += 1
+            return repeats * next(samples[contender.name])
+
+        return time_burst
+
+    def _attempt(self, problem: Problem, candidate: Candidate) -> Attempt:
+        pair = problem, candidate.name
+        self.tried[pair] = self.tried.get(pair, 0) + 1
+        recorded = next((c for c in self.matrix.candidates.get(problem, ()) if c.name == candidate.name), None)
+        if recorded is None:
+            return Attempt(candidate, None, detail=f"{candidate.name!r} was not measured at {problem}")
+        if not recorded.score.ok:
+            return Attempt(candidate, recorded.measurement, detail=recorded.measurement.detail or _word(recorded))
+        return Attempt(candidate, recorded.measurement, recorded.score.seconds, recorded.score.noise)
+
+
+def _endless(candidate: Recorded) -> Iterator[float]:
+    """Raises CandidateRejected, when asked, for a candidate without samples: it could not run."""
+    if not candidate.measurement.samples:
+        raise CandidateRejected(f"{candidate.name!r} has no samples to replay: {_word(candidate)}.")
+    while True:
+        yield from candidate.measurement.samples
+
+
+def _word(candidate: Recorded) -> str:
+    outcome = candidate.measurement.outcome
+    return outcome.value if outcome is not Outcome.OK else "it has no time"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen on one problem, on what grounds, its seconds, and the fastest with its own."""
+
+    problem: Problem
+    candidate: str
+    grounds: str
+    seconds: float
+    best: str
+    best_seconds: float
+
+    @property
+    def regret(self) -> float:
+        """How many times slower than the fastest; infinite where it cannot run."""
+        return self.seconds / self.best_seconds
+
+
+@dataclass(frozen=True)
+class Report:
+    """Choices over a matrix, and how many of its `size` measurements they took."""
+
+    choices: tuple[Choice, ...]
+    measured: int
+    size: int
+
+    @property
+    def regret(self) -> float:
+        """Geometric mean."""
+        return math.exp(sum(math.log(choice.regret) for choice in self.choices) / len(self.choices))
+
+    @property
+    def worst(self) -> Choice:
+        return max(self.choices, key=lambda choice: choice.regret)
+
+    def quantile(self, share: float) -> float:
+        """The regret that so large a share of the choices does not exceed."""
+        ordered = sorted(choice.regret for choice in self.choices)
+        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+Chooser = Callable[[Problem, Sequence[Recorded]], tuple[str, str]]
+"""(problem, its candidates) → the name of one of them, and on what grounds."""
+
+
+def evaluate(matrix: Matrix, choose: Chooser, problems: Sequence[Problem] = (), device: Device | None = None) -> Report:
+    """What `choose` would have cost on the problems, one after the other (all of the matrix's, if none are given). What it
+    asks of `device` counts as its measurements."""
+    device = device if device is not None else Device(matrix)
+    choices = []
+    for problem in problems or matrix.problems:
+        name, grounds = choose(problem, matrix.candidates[problem])
+        best = matrix.best(problem)
+        choices.append(
+            Choice(problem, name, grounds, matrix.seconds(problem, name), best.name, matrix.seconds(problem, best.name))
+        )
+    return Report(tuple(choices), len(device.tried), matrix.size)
+
+
+__all__ = ["Choice", "Chooser", "Device", "Matrix", "Recorded", "Report", "evaluate", "matrices"]

@@ -1,0 +1,44 @@
+"""Which candidates are worth measuring."""
+
+from __future__ import annotations
+
+from polytile import options
+from polytile.multikernel import MultiKernel
+from tests.multikernel.helpers import SPEC, Fake, arguments
+
+
+def measured(*candidates: Fake, m: int = 32) -> set[str]:
+    """Names of the candidates that a first call at M = m times."""
+    kernel = MultiKernel(SPEC, candidates)
+    kernel(*arguments(m))
+    (decision,) = kernel.decisions
+    return {standing.candidate for standing in decision.standings if standing.seconds == standing.seconds}
+
+
+def test_a_candidate_predicted_to_lose_clearly_is_not_measured() -> None:
+    assert measured(Fake("a", predicted=1e-5), Fake("b", predicted=1.5e-5), Fake("c", predicted=1.7e-5)) == {"a", "b"}
+
+
+def test_the_library_is_measured_though_predicted_to_lose() -> None:
+    assert measured(Fake("a", predicted=1e-5), Fake("aten", predicted=1e-4, origin="library")) == {"a", "aten"}
+
+
+def test_a_library_candidate_that_is_a_last_resort_is_not_measured() -> None:
+    assert measured(Fake("a"), Fake("b"), Fake("interpreted", predicted=1.0, origin="library")) == {"a", "b"}
+
+
+def test_a_second_source_is_compiled_only_where_it_may_pay() -> None:
+    quick = [Fake("a", predicted=1e-5), Fake("a t2", predicted=1.1e-5), Fake("b", predicted=1.1e-5)]
+    for candidate, recipe in zip(quick, ("A", "A", "B"), strict=True):
+        candidate.recipe = recipe
+    assert measured(*quick) == {"a", "a t2"}
+    with options.override(expected_calls=10**6):
+        assert measured(*quick, m=64) == {"a", "a t2", "b"}
+
+
+def test_the_winner_at_a_size_close_by_is_measured_too() -> None:
+    candidates = [Fake(f"c{i}", 1e-5, predicted=1e-5 * (1 + 0.01 * i)) for i in range(5)]
+    candidates.append(Fake("winner", 1e-6, predicted=lambda sizes: 1e-5 if sizes["M"] == 512 else 1e-3))
+    assert "winner" in measured(*candidates, m=512)
+    assert "winner" in measured(*candidates, m=1024)
+    assert "winner" not in measured(*candidates, m=16384)
