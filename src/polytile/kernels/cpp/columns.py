@@ -145,9 +145,12 @@ class _Tile:
         ):
             out.line(f"tile(Full{{}}, Width<{self.width}>{{}}, column, L);")
         out.depth += 1
-        out.line(
-            "each_vector<L>(column, length, 0, [&](auto tail, long at, long n) PT_INLINE { tile(tail, Width<1>{}, at, n); });"
-        )
+        if self.turned is not None:
+            out.line("tile(Part{}, Width<1>{}, column, length - column);")
+        else:
+            out.line(
+                "each_vector<L>(column, length, 0, [&](auto tail, long at, long n) PT_INLINE { tile(tail, Width<1>{}, at, n); });"
+            )
         out.close()
 
     def _known(self, uniform: Scope, values: int, results: int, leave: str = "return;") -> Scope:
