@@ -120,7 +120,7 @@ def variant_table(results: dict[str, dict[str, Any]]) -> Table:
         for row in result["decisions"]
     ]
     columns: list[Column | str] = ["function", "sizes", "candidate", "chosen by", Column("µs when chosen", micros)]
-    return Table.of("Rows: which variant runs where", columns, body)
+    return Table.of("Rows: which variant runs where", columns, body, folded=True)
 
 
 def run(backend: str, quick: bool = False) -> tuple[list[Table], dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.place import Place, Server
@@ -49,3 +50,29 @@ def writer(place: Place, worker: int, count: int) -> subprocess.Popen[str]:
 def number(measurement: Measurement) -> int:
     """The M of a measurement of `make`, which the tests count by."""
     return dict(measurement.problem.sizes)["M"]
+
+
+KERNEL_TUNERS: dict[str, Any] = {
+    "results": [
+        {
+            "timestamp": "2023-12-05 14:03:21.123456+00:00",
+            "configuration": {"block_size_x": 64, "use_padding": True, "method": "linear"},
+            "times": {"compilation": 812.5, "benchmark": 70.0, "framework": 1.5, "search_algorithm": 0.1,
+                      "validation": 0.0, "runtimes": [1.25, 1.5, 1.0]},
+            "invalidity": "correct",
+            "correctness": 1,
+            "measurements": [{"name": "time", "value": 1.25, "unit": "ms"}],
+            "objectives": ["time"],
+        },
+        {
+            "configuration": {"block_size_x": 2048, "use_padding": False, "method": "linear"},
+            "times": {"compilation_time": 3.0, "runtimes": []},
+            "invalidity": "compile",
+            "correctness": 1,
+        },
+        {"configuration": {"block_size_x": 1, "tile": [1, 2]}, "times": {"runtimes": [9.0]}, "invalidity": "correct",
+         "correctness": 0},
+    ],
+    "schema_version": "1.0.0",
+}  # fmt: skip
+"""As Kernel Tuner's store_output_file writes them (its names of times differ from the schema's), and other writers."""

@@ -61,6 +61,11 @@ def compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+def finite_or_text(value: Any) -> Any:
+    """The value; infinity and NaN, which JSON lacks, as "inf", "-inf" and "nan"."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def config_text(config: Config) -> str:
     return compact([config.values, config.hint])
 
@@ -141,7 +146,7 @@ def rows_of(measurement: Measurement) -> Rows:
         "registers": measurement.resources.registers,
         "spilled_bytes": measurement.resources.spilled_bytes,
         "shared_bytes": measurement.resources.shared_bytes,
-        "state": compact(sorted(measurement.state)),
+        "state": compact([(name, finite_or_text(value)) for name, value in sorted(measurement.state)]),
     }
     environment_row = {"digest": measurement_row["environment"], "facts": environment}
     device_row = {"fingerprint": problem.device, "facts": compact(sorted(measurement.machine))}
@@ -220,6 +225,7 @@ __all__ = [
     "config_of",
     "config_text",
     "environment_digest",
+    "finite_or_text",
     "identity",
     "measurement_of",
     "pairs",

@@ -15,13 +15,31 @@ from polytile.runtime import toolchain
 METHOD = "2"
 """Version of the way of measuring (measure.py, summary.py); measurements taken another way are not compared."""
 
-VARIABLES = ("OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS")
-"""Settings of the OpenMP runtime that change what a parallel region costs."""
+VARIABLES = (
+    "OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "KMP_AFFINITY",
+    "KMP_BLOCKTIME", "LD_PRELOAD",
+    "ATEN_CPU_CAPABILITY", "MKL_NUM_THREADS", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+)  # fmt: skip
+"""Settings that change what a parallel region costs (those of the OpenMP runtimes, and LD_PRELOAD, by which another one
+is brought in), and settings that change the code which ATen, MKL and oneDNN run. A fact where they are set."""
+
+
+def switches() -> dict[str, str]:
+    """What the program has told torch, as far as it changes the library's kernels and is not torch's default."""
+    said = {
+        "float32_matmul_precision": (torch.get_float32_matmul_precision(), "highest"),
+        "mkldnn": (str(torch.backends.mkldnn.enabled), "True"),
+    }
+    return {name: value for name, (value, default) in said.items() if value != default}
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """(name, value) pairs, sorted by name: torch, compiler and its flags, OpenMP settings, method of measuring."""
-    return _environment(options.get("cxx"), tuple(os.environ.get(name, "") for name in ("CXX", *VARIABLES)))
+    """(name, value) pairs, sorted by name: torch, compiler and its flags, settings of the libraries, method of measuring."""
+    variables = tuple(os.environ.get(name, "") for name in ("CXX", *VARIABLES))
+    told = switches()
+    found = _environment(options.get("cxx"), variables)
+    return tuple(sorted({**dict(found), **told}.items())) if told else found
 
 
 @functools.cache

@@ -4,8 +4,8 @@ A Matrix holds every candidate on every problem of one kernel. Its Device answer
 tried: it is a Tuner for whole trials and a clock for races, and counts what it was asked. `evaluate` says what any way of
 choosing would have cost against the fastest.
 
-What was not measured counts as unable to run. A matrix is complete when every candidate that can run was measured: with
-the option `shortlist` larger than the number of candidates, one run at each size makes one.
+What was not measured counts as unable to run. A matrix is complete when every candidate that can run was measured: one run
+at each size with the option `tune="all"` makes one.
 """
 
 from __future__ import annotations
