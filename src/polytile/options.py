@@ -52,8 +52,9 @@ TABLE: tuple[Option, ...] = (
         "tune",
         str,
         "auto",
-        "auto: measure a shortlist where nothing is known; off: prior and store only.",
-        choices=("auto", "off"),
+        "auto: measure a shortlist where nothing is known; thorough: the same, for longer, and again where what is known does "
+        "not settle the choice; off: prior and store only.",
+        choices=("auto", "thorough", "off"),
     ),
     Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known, at most."),
     Option(

@@ -116,7 +116,8 @@ class MultiKernel:
         keys = [self.dispatcher.key_of(*args) for args in calls]
         with self._lock, settings.override(**self.options):
             thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
-        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS}
+            tune = "off" if settings.get("tune") == "off" else "thorough"
+        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune}
         with self._lock, settings.override(**{**self.options, **patient}):
             for key, args in zip(keys, calls, strict=True):
                 if key not in self._decisions:

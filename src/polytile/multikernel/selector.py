@@ -108,8 +108,13 @@ def chain() -> tuple[tuple[str, Link], ...]:
 
 def may_measure(request: Request) -> bool:
     """Whether candidates may be timed to answer `request`."""
-    allowed = options.get("tune") == "auto" and not torch.are_deterministic_algorithms_enabled()
+    allowed = options.get("tune") != "off" and not torch.are_deterministic_algorithms_enabled()
     return allowed and request.args is not None
+
+
+def must_measure(request: Request) -> bool:
+    """Whether measuring is to be thorough: nothing short of measurements at these very sizes will do."""
+    return options.get("tune") == "thorough" and may_measure(request)
 
 
 def choose(request: Request) -> Decision | None:
@@ -151,4 +156,4 @@ def _standing(request: Request, candidate: Candidate, score: Score | None) -> St
     return Standing(candidate.name, score.seconds, reason or ("" if score.ok else score.outcome.value))
 
 
-__all__ = ["Answer", "Link", "Request", "chain", "choose", "may_measure"]
+__all__ = ["Answer", "Link", "Request", "chain", "choose", "may_measure", "must_measure"]

@@ -12,7 +12,7 @@ from polytile import options
 from polytile.errors import CompilerMissing
 from polytile.runtime import toolchain
 
-METHOD = "2"
+METHOD = "3"
 """Version of the way of measuring (measure.py, summary.py); measurements taken another way are not compared."""
 
 VARIABLES = ("OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS")

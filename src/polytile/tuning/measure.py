@@ -6,6 +6,8 @@ for the times of every candidate, believes them, and stores none of them.
 
 from __future__ import annotations
 
+import itertools
+import math
 import resource
 import threading
 import time
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytile.kernels.candidate import Entry
-from polytile.store.summary import low_quantile, summarise
+from polytile.store.summary import summarise
+from polytile.tuning import standing
 
 
 @dataclass(frozen=True)
@@ -32,30 +35,40 @@ class Contender:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a race may take. Four candidates of 10 µs take about 20 ms, of 1 ms about 50 ms, of 0.5 s about 3 s."""
+    """How long a race may take. Four candidates of 10 µs take about 20 ms if their order is clear, 70 ms if it is not."""
 
+    band: float = 0.02
+    """Contenders within so much of the fastest, relatively, count as equal: the race is about nothing finer."""
     burst_seconds: float = 100e-6
     """A burst of a short kernel repeats it until it takes about so long; a longer kernel is called once."""
     max_repeats: int = 1000
     warm_seconds: float = 1e-3
     """Kernels shorter than this get an untimed call before each burst, so that the one before leaves no trace."""
-    rounds: int = 40
-    """Bursts of each candidate at most."""
+    rounds: int = 25
+    """Bursts of each candidate at most, before the final."""
     trial_rounds: int = 5
-    """Bursts of each candidate before clear losers are dropped."""
+    """Rounds before clear losers are dropped, and between one look at how the contenders stand and the next."""
     sure_rounds: int = 3
     """Bursts of each candidate still racing when the time is up."""
-    seconds: float = 0.04
+    seconds: float = 0.03
     """When so much time is spent, only the `sure_rounds` are still taken."""
+    final_rounds: int = 10
+    """Turns of each front-runner in the final, where a turn is `final_bursts` bursts of the same kernel on end."""
+    final_bursts: int = 3
+    final_seconds: float = 0.02
+    """When the final has taken so much time, it ends if the choice is settled and the times are known well."""
+    open_seconds: float = 0.04
+    """When the final has taken so much time, it ends in any case."""
     longest: float = 3.0
     """When so much time is spent, the race ends with whatever it has; each candidate has one burst at least."""
-    clear_loser: float = 1.10
-    """Dropped after the trial rounds: a candidate whose fastest burst is slower than this times the leader's median."""
     hopeless: float = 3.0
     """Dropped after one call: a kernel of more than `warm_seconds` that takes this many times the fastest."""
 
 
 LIMITS = Limits()
+
+THOROUGH = Limits(rounds=40, seconds=0.1, final_rounds=20, final_seconds=0.1, open_seconds=0.5, longest=10.0)
+"""Where nobody waits for a call, and the same choice is wanted next time."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,8 @@ class _Lane:
     def __init__(self, contender: Contender) -> None:
         self.contender = contender
         self.samples: list[float] = []
+        self.rounds: dict[int, float] = {}
+        """The best sample of each round taken part in."""
         self.discarded = 0
         self.repeats = 1
         self.warm = False
@@ -141,7 +156,7 @@ class _Lane:
             self.racing, self.error = False, error
             return float("inf")
 
-    def sample(self) -> None:
+    def sample(self, turn: int) -> None:
         """Takes a burst. One in which the scheduler took the processor away is discarded, if not more than half are."""
         before = _involuntary_switches()
         seconds = self.burst(self.repeats)
@@ -151,6 +166,11 @@ class _Lane:
             self.discarded += 1
             return
         self.samples.append(seconds / self.repeats)
+        self.rounds[turn] = min(self.samples[-1], self.rounds.get(turn, math.inf))
+
+    def begin_final(self) -> None:
+        """What was sampled among other kernels' bursts is not mixed with what is sampled in steady state."""
+        self.samples, self.rounds, self.discarded = [], {}, 0
 
     def timing(self) -> Timing:
         seconds, noise = summarise(self.samples)
@@ -158,6 +178,8 @@ class _Lane:
 
 
 class _Race:
+    """Rounds in which all take a burst in turn, until the losers are out; then the final of those that are left."""
+
     def __init__(self, contenders: Sequence[Contender], limits: Limits) -> None:
         self.limits = limits
         self.lanes = [_Lane(contender) for contender in contenders]
@@ -171,27 +193,66 @@ class _Race:
         for lane in self.lanes:
             lane.calibrate(self.limits)
         self._drop_hopeless()
-        for turn in range(self.limits.rounds):
-            racing = self.racing
-            if not racing or (turn and self._finished(racing, turn)):
-                break
-            first = turn % len(racing)  # nobody always runs after the same other one
-            for lane in racing[first:] + racing[:first]:
-                if lane.samples and clock() - self.started > self.limits.longest:
-                    break
-                lane.sample()
-            if turn + 1 >= self.limits.trial_rounds:
-                self._drop_losers()
+        self._heats()
+        if len(self.racing) > 1 and clock() - self.started < self.limits.longest:
+            self._final()
         for lane in self.racing:
             while not lane.samples and lane.racing:
-                lane.sample()
+                lane.sample(0)
         return [lane.timing() for lane in self.lanes]
 
-    def _finished(self, racing: list[_Lane], turns: int) -> bool:
-        spent = clock() - self.started
-        alone = len(racing) == 1 and turns >= self.limits.trial_rounds
-        sure = all(len(lane.samples) >= self.limits.sure_rounds for lane in racing)
-        return alone or spent > self.limits.longest or (spent > self.limits.seconds and sure)
+    def _heats(self) -> None:
+        """Rounds of one burst each until one contender is left, or the time is up and each has enough."""
+        limits = self.limits
+        for turn in range(limits.rounds):
+            self._round(turn, 1)
+            looked = (turn + 1) % limits.trial_rounds == 0
+            if looked:
+                self._drop_losers()
+            racing = self.racing
+            if not racing or (len(racing) == 1 and turn + 1 >= limits.trial_rounds):
+                return
+            spent = clock() - self.started
+            sure = all(len(lane.samples) >= limits.sure_rounds for lane in racing)
+            if spent > limits.longest or (spent > limits.seconds and sure) or (looked and self._settled()):
+                return
+
+    def _final(self) -> None:
+        """The front-runners in steady state: each runs on end, a few bursts at a time, as it will in a program that calls it
+        often; longer, up to a limit, while the choice is open. Long kernels leave nothing behind in a cache that the next
+        could find, so theirs is needed only for that."""
+        limits, begun = self.limits, clock()
+        if not any(lane.warm for lane in self.racing) and self._settled():
+            return
+        short = all(lane.warm for lane in self.racing)
+        if short:
+            for lane in self.racing:
+                lane.begin_final()
+        for turn in itertools.count(limits.rounds):
+            self._round(turn, limits.final_bursts if short else 1)
+            spent, racing = clock() - begun, self.racing
+            late = spent > limits.open_seconds or clock() - self.started > limits.longest
+            if len(racing) < 2 or (late and all(lane.samples for lane in racing)):
+                return
+            enough = turn + 1 - limits.rounds >= limits.final_rounds or spent > limits.final_seconds
+            if enough and turn % limits.trial_rounds == 0 and self._settled() and not self._noisy():
+                return
+
+    def _round(self, turn: int, bursts: int) -> None:
+        """A turn of each contender, beginning with another one each time: nobody always runs after the same other one."""
+        racing = self.racing
+        first = turn % len(racing) if racing else 0
+        for lane in racing[first:] + racing[:first]:
+            for _ in range(bursts):
+                if lane.racing and not (lane.samples and clock() - self.started > self.limits.longest):
+                    lane.sample(turn)
+
+    def _settled(self) -> bool:
+        return standing.settled([lane.rounds for lane in self.racing], self.limits.band)
+
+    def _noisy(self) -> bool:
+        """Whether the time of a front-runner is not known to half the band, so that other processes might see it beyond."""
+        return any(summarise(lane.samples)[1] > self.limits.band / 2 for lane in self.racing)
 
     def _drop_hopeless(self) -> None:
         """After calibration: what takes long and several times as long as the best is not called again."""
@@ -205,14 +266,11 @@ class _Race:
                 lane.racing = False
 
     def _drop_losers(self) -> None:
-        medians = {id(lane): low_quantile(lane.samples, 0.5) for lane in self.racing if lane.samples}
-        if len(medians) < 2:
-            return
-        leader = min(medians.values())
-        for lane in self.racing:
-            enough = len(lane.samples) >= self.limits.sure_rounds
-            if enough and min(lane.samples) > self.limits.clear_loser * leader:
-                lane.racing = False
+        """Contenders that are surely slower than another by more than the band."""
+        racing = self.racing
+        rounds = [lane.rounds for lane in racing]
+        for place, lane in enumerate(racing):
+            lane.racing = not standing.behind(lane.rounds, [*rounds[:place], *rounds[place + 1 :]], self.limits.band)
 
 
 def _involuntary_switches() -> int:
@@ -220,4 +278,4 @@ def _involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-__all__ = ["LIMITS", "Contender", "Limits", "Timing", "clock", "race", "replaced", "time_burst"]
+__all__ = ["LIMITS", "THOROUGH", "Contender", "Limits", "Timing", "clock", "race", "replaced", "time_burst"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from polytile import options
@@ -12,9 +13,9 @@ from polytile.multikernel.links.nearby import champions
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
-from polytile.tuning import tune
+from polytile.tuning import measure, tune
 from polytile.tuning.circumstances import completed
-from polytile.tuning.decide import Score, pick
+from polytile.tuning.decide import Score, combine, pick
 from polytile.tuning.isolation import policy
 
 tuner: tune.Tuner = tune.tune
@@ -27,7 +28,7 @@ def choose(request: Request) -> Answer | None:
         return None
     if _nothing_to_do(request):
         return Answer(request.alive[0], "outputs are empty") if request.alive else None
-    if request.store.refresh() and (answer := exact.choose(request)) is not None:
+    if request.store.refresh() and (answer := exact.choose(request)) is not None and answer.candidate is not None:
         return answer
     names = champions(request).union(candidate.name for candidate in shortlist(request))
     worth_it = [candidate for candidate in request.alive if candidate.name in names]
@@ -52,6 +53,7 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         spec.reduction_length(request.ints),
         min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
         options.get("check_accuracy"),
+        _limits(),
         apart=policy.apart(candidates, proven),
         trial_seconds=options.get("trial_seconds"),
         only_apart=options.get("isolation") == "always",
@@ -72,10 +74,23 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         else:
             request.reject(attempt.candidate.name, _outcome(attempt.measurement), attempt.detail)
     in_order = tuple(scores.get(candidate.name) for candidate in request.candidates)
+    if remember:
+        in_order = _with_earlier(request, in_order)
     best = pick(in_order, options.get("noise_band"))
     if best is None:
         return Answer(None, "no candidate of the shortlist could be used", in_order)
     return Answer(request.candidates[best], "measured now", in_order, tried=True)
+
+
+def _limits() -> measure.Limits:
+    limits = measure.THOROUGH if options.get("tune") == "thorough" else measure.LIMITS
+    return dataclasses.replace(limits, band=options.get("noise_band"))
+
+
+def _with_earlier(request: Request, scores: tuple[Score | None, ...]) -> tuple[Score | None, ...]:
+    """The scores together with what was measured at these sizes before, as the link `exact` of a later process sees them."""
+    known = request.usable(request.scores(combine(request.store.exact(request.problem, request.environment))))
+    return tuple(on_record if on_record is not None else now for on_record, now in zip(known, scores, strict=True))
 
 
 def _outcome(measurement: Measurement | None) -> Outcome:
