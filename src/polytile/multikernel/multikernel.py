@@ -22,6 +22,7 @@ from polytile.multikernel.selector import Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.problem import Measurement, Outcome
 from polytile.runtime.launcher import Dispatcher
+from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.tune import run_once
 
@@ -54,6 +55,8 @@ class MultiKernel:
         if not self.candidates or len(self._by_name) != len(self.candidates):
             names = ", ".join(repr(candidate.name) for candidate in self.candidates) or "none"
             raise ValueError(f"kernel {spec.name!r} needs candidates with different names; it was given {names}.")
+        self.budget: Budget | None = None
+        """What the program that the kernel is part of may spend on measuring, all its kernels together."""
         self._lock = threading.RLock()
         self._choosing: set[int] = set()
         self._decisions: dict[int, Decision] = {}
@@ -186,6 +189,7 @@ class MultiKernel:
             args,
             environment(),
             store.current(),
+            budget=self.budget,
         )
 
     def _can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:

@@ -12,7 +12,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polytile.kernels.candidate import Entry
@@ -81,6 +81,26 @@ class Timing:
     error: Exception | None = None
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C during a race: `timings` are what it has found by then, one for each contender."""
+
+    def __init__(self, timings: list[Timing]) -> None:
+        super().__init__()
+        self.timings = timings
+
+
+def within(limits: Limits, seconds: float) -> Limits:
+    """The limits of a race that may take so many seconds. It takes one burst of each contender all the same."""
+    most = max(0.0, seconds)
+    return replace(
+        limits,
+        seconds=min(limits.seconds, most / 2),
+        final_seconds=min(limits.final_seconds, most / 2),
+        open_seconds=min(limits.open_seconds, most / 2),
+        longest=min(limits.longest, most),
+    )
+
+
 def time_burst(contender: Contender, repeats: int) -> float:
     """Seconds that `repeats` back-to-back calls take. Replaceable: measurements are made by whatever stands here."""
     from polytile.runtime import launcher
@@ -104,7 +124,7 @@ def race(contenders: Sequence[Contender], limits: Limits = LIMITS) -> list[Timin
     """Times the contenders, in the order given. Each must have run before: nothing is warmed up for the first time
     here.
 
-    An exception of one contender ends its part in the race and is returned; KeyboardInterrupt passes through.
+    An exception of one contender ends its part in the race and is returned; raises Stopped for Ctrl-C.
     """
     # A candidate may call another MultiKernel, which then races within this race: the lock must be reentrant. Nor may
     # it be waited for without end: whoever holds it may be waiting for a MultiKernel that this thread is choosing for.
@@ -190,15 +210,18 @@ class _Race:
         return [lane for lane in self.lanes if lane.racing]
 
     def run(self) -> list[Timing]:
-        for lane in self.lanes:
-            lane.calibrate(self.limits)
-        self._drop_hopeless()
-        self._heats()
-        if len(self.racing) > 1 and clock() - self.started < self.limits.longest:
-            self._final()
-        for lane in self.racing:
-            while not lane.samples and lane.racing:
-                lane.sample(0)
+        try:
+            for lane in self.lanes:
+                lane.calibrate(self.limits)
+            self._drop_hopeless()
+            self._heats()
+            if len(self.racing) > 1 and clock() - self.started < self.limits.longest:
+                self._final()
+            for lane in self.racing:
+                while not lane.samples and lane.racing:
+                    lane.sample(0)
+        except KeyboardInterrupt:
+            raise Stopped([lane.timing() for lane in self.lanes]) from None
         return [lane.timing() for lane in self.lanes]
 
     def _heats(self) -> None:
@@ -278,4 +301,16 @@ def _involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-__all__ = ["LIMITS", "THOROUGH", "Contender", "Limits", "Timing", "clock", "race", "replaced", "time_burst"]
+__all__ = [
+    "LIMITS",
+    "THOROUGH",
+    "Contender",
+    "Limits",
+    "Stopped",
+    "Timing",
+    "clock",
+    "race",
+    "replaced",
+    "time_burst",
+    "within",
+]
