@@ -77,10 +77,9 @@ class _Trial:
 
     def _check_all(self, gate: Gate) -> None:
         """Makes the candidates and compares their results, each first in the worker if it has to be."""
-        sizes = self.task.problem.size
-        costs = [candidate.cost(sizes) for candidate in self.task.candidates]
+        promise = dict(enumerate(self.task.predicted))
         with isolated.Trials(self.task, gate, self.attempts) as apart:
-            for index in sorted(range(len(costs)), key=costs.__getitem__):
+            for index in sorted(range(len(self.task.candidates)), key=lambda index: promise.get(index, 0.0)):
                 self._tell(self.task.candidates[index].name)
                 if self.left <= 0 and self.passed:
                     self.attempts[index] = _untried(self.task, index)
@@ -168,7 +167,7 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 
 def _gate(task: Task) -> Gate:
     reference = task.reference if task.check_accuracy else None
-    wide = task.predicted_seconds <= WIDE_LIMIT_SECONDS
+    wide = min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide)
 
 

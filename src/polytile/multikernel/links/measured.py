@@ -110,7 +110,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         spec.roles,
         spec.reference,
         spec.reduction_length(request.ints),
-        min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
+        tuple(candidate.cost(request.sizes) for candidate in candidates),
         options.get("check_accuracy"),
         _limits(spec.target),
         apart=policy.apart(candidates, proven),
