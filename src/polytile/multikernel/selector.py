@@ -52,6 +52,14 @@ class Request:
         """The candidates that no link has rejected so far."""
         return tuple(candidate for candidate in self.candidates if candidate.name not in self.rejected)
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(candidate.name for candidate in self.candidates)
+
+    def named(self, name: str) -> Candidate:
+        """The candidate of that name."""
+        return next(candidate for candidate in self.candidates if candidate.name == name)
+
     def scores(self, known: Mapping[Identity, Score]) -> list[Score | None]:
         """The scores of `candidates`, in their order. The source of one whose name no score bears is not generated."""
         names = {name for name, _, _ in known}
@@ -113,7 +121,12 @@ def chain() -> tuple[tuple[str, Link], ...]:
 def may_measure(request: Request) -> bool:
     """Whether candidates may be timed to answer `request`."""
     allowed = options.get("tune") != "off" and not torch.are_deterministic_algorithms_enabled()
-    return allowed and request.args is not None
+    return allowed and request.args is not None and not _recording(request)
+
+
+def _recording(request: Request) -> bool:
+    """Whether this thread is recording a CUDA graph: nothing may be waited for then."""
+    return request.spec.target.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def choose(request: Request) -> Decision | None:

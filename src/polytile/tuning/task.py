@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from polytile.ir.program import CPU
 from polytile.kernels.candidate import Candidate
 from polytile.problem import Measurement, Outcome, Problem
 from polytile.tuning import measure
@@ -19,7 +22,7 @@ class Task:
     describe the tensors; `reduction` is the number of terms that one output element sums.
 
     The candidates named in `apart` run in a worker process first, for at most `trial_seconds`; with `only_apart` one that
-    cannot is not used at all.
+    cannot is not used at all. `target` is the device whose kernels they are.
     """
 
     problem: Problem
@@ -35,6 +38,7 @@ class Task:
     apart: frozenset[str] = frozenset()
     trial_seconds: float = 10.0
     only_apart: bool = False
+    target: torch.device = CPU
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def measured(
         max_error,
         getattr(candidate, "compile_seconds", None),
         detail,
-        environment=environment(),
+        environment=environment(task.target),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from polytile.errors import CompilerMissing
-from polytile.kernels.candidate import Entry, PythonEntry
+from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.tuning import measure
@@ -34,6 +34,7 @@ Tuner = Callable[[Task], "list[Attempt]"]
 def tune(task: Task) -> list[Attempt]:
     """Tries every candidate of the task; one Attempt each, in the same order. Those that the task names in `apart` run in a
     worker process first (isolation/); timing is in this process and thread, for those that came back with right results.
+    Raises OutOfMemoryError where a GPU has no memory for trying any.
 
     The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate
     when there is no reference, is the caller's (an index argument out of range) and is raised.
@@ -60,23 +61,32 @@ def tune(task: Task) -> list[Attempt]:
                 attempts[index] = failure
         restore = gate.clones.restore if gate.clones.changes_its_input else None
         contenders = [
-            measure.Contender(task.candidates[index].name, entry, gate.clones.args, restore)
+            measure.Contender(
+                task.candidates[index].name, entry, gate.clones.args, restore, measure.timer_for(task.target, entry)
+            )
             for index, entry in passed.items()
         ]
-        compiler.settle(SETTLE_SECONDS)
+        if task.target.type == "cpu":
+            compiler.settle(SETTLE_SECONDS)
         for index, timing in zip(passed, measure.race(contenders, task.limits), strict=True):
             attempts[index] = _timed(task, index, timing, errors[index])
     return [attempts[index] for index in range(len(task.candidates))]
 
 
-def run_once(entry: Entry, args: Sequence[Any]) -> None:
-    """One call. Raises what the kernel raises; IndexError when a native kernel's run-time check fails."""
+def run(entry: Entry, args: Sequence[Any]) -> None:
+    """One call, on a GPU without waiting for it."""
     if isinstance(entry, PythonEntry):
         entry.call(*args)
     else:
         from polytile.runtime import launcher
 
         launcher.time_burst(entry, tuple(args), 1)
+
+
+def run_once(entry: Entry, args: Sequence[Any]) -> None:
+    """One call, to its end. Raises what the kernel raises; IndexError when a native kernel's run-time check fails."""
+    run(entry, args)
+    settle(entry)
 
 
 def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None:
@@ -126,4 +136,4 @@ def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-__all__ = ["Attempt", "Task", "Tuner", "measured", "run_once", "tune"]
+__all__ = ["Attempt", "Task", "Tuner", "measured", "run", "run_once", "tune"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from polytile import options
 from polytile.counters import counters
 from polytile.kernels.candidate import Candidate
@@ -12,7 +14,7 @@ from polytile.multikernel.links.nearby import champions
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
-from polytile.tuning import tune
+from polytile.tuning import measure, tune
 from polytile.tuning.circumstances import completed
 from polytile.tuning.decide import Score, pick
 from polytile.tuning.isolation import policy
@@ -31,7 +33,18 @@ def choose(request: Request) -> Answer | None:
         return answer
     names = champions(request).union(candidate.name for candidate in shortlist(request))
     worth_it = [candidate for candidate in request.alive if candidate.name in names]
-    return trial(request, worth_it, remember=True)
+    try:
+        return trial(request, worth_it, remember=True)
+    except torch.OutOfMemoryError:
+        return _untried(request)
+
+
+def _untried(request: Request) -> Answer | None:
+    """The best by prediction, where there is no memory for trying: clones and a reference need some."""
+    if not request.alive:
+        return None
+    best = min(request.alive, key=lambda candidate: candidate.cost(request.sizes))
+    return Answer(best, "predicted, since there was no memory for measuring")
 
 
 def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> Answer:
@@ -52,9 +65,11 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         spec.reduction_length(request.ints),
         min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
         options.get("check_accuracy"),
+        measure.GPU_LIMITS if spec.target.type == "cuda" else measure.LIMITS,
         apart=policy.apart(candidates, proven),
         trial_seconds=options.get("trial_seconds"),
         only_apart=options.get("isolation") == "always",
+        target=spec.target,
     )
     attempts = (request.tuner or tuner)(task)
     measurements = [
