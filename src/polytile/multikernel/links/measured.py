@@ -15,7 +15,7 @@ from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.tuning import measure, tune
-from polytile.tuning.circumstances import completed
+from polytile.tuning.circumstances import completed, state
 from polytile.tuning.decide import Score, pick
 from polytile.tuning.isolation import policy
 
@@ -72,8 +72,9 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         target=spec.target,
     )
     attempts = (request.tuner or tuner)(task)
+    moment = state(spec.target)
     measurements = [
-        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes))
+        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
         for attempt in attempts
         if attempt.measurement is not None
     ]
