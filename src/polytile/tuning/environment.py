@@ -17,7 +17,7 @@ from polytile.errors import CompilerMissing
 from polytile.runtime import toolchain
 from polytile.runtime.cuda import driver
 
-METHOD = "2"
+METHOD = "3"
 """Version of the way of measuring (measure.py, summary.py); measurements taken another way are not compared."""
 
 GPU_METHOD = "1"
