@@ -17,7 +17,7 @@ from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.tuning import budget, measure, tune
-from polytile.tuning.circumstances import completed
+from polytile.tuning.circumstances import completed, state
 from polytile.tuning.decide import Score, combine, pick
 from polytile.tuning.isolation import policy
 
@@ -124,8 +124,9 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
 
 def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) -> None:
     """Counts the measurements among the attempts and appends them to the store."""
+    moment = state(request.spec.target)
     measurements = [
-        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes))
+        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
         for attempt in attempts
         if attempt.measurement is not None
     ]
