@@ -78,11 +78,15 @@ def reset() -> None:
 
 
 def compile_program(
-    lowered: Lowered, given: Mapping[str, Any], traced: Values, hints: Sequence[Values] = ()
+    lowered: Lowered,
+    given: Mapping[str, Any],
+    traced: Values,
+    hints: Sequence[Values] = (),
+    ahead: Sequence[Values] = (),
 ) -> CompiledProgram:
     """Generates everything that `lowered` needs. `given` are the options of this compile; `traced` the sizes that the
-    tracer saw: kernels for them start compiling at once, side by side. For `hints` kernels are chosen before this
-    returns (SPEC H1-H4).
+    tracer saw: kernels for them start compiling at once, side by side, then those for the sizes in `ahead`. For `hints`
+    kernels are chosen before this returns (SPEC H1-H4).
 
     Raises CompilerMissing where no C++ compiler is found.
     """
@@ -107,7 +111,8 @@ def compile_program(
         wrapped = backend("python")(program.name, schedule(program, call_of, inplace, traced))
         for multikernel, _ in calls:
             multikernel.budget = budget
-        _prepare(calls, traced)
+        for values in (traced, *ahead):
+            _prepare(calls, values)
         _warm(calls, hints)
     for operation in program.operations:
         if isinstance(operation, Extern):

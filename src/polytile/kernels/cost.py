@@ -17,9 +17,9 @@ from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.analysis import Form, Nest
 from polytile.kernels.cpp.keeping import kept_values
 from polytile.kernels.cpp.tiled import turned
+from polytile.kernels.nest import Form, Nest
 from polytile.kernels.variants import extent
 from polytile.problem import Config
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from polytile import options
 from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.analysis import Form, Nest
 from polytile.kernels.cpp.keeping import homes, kept_values
 from polytile.kernels.cpp.scatter import accumulates, owner_axis, scattered
 from polytile.kernels.cpp.tiled import turned
+from polytile.kernels.nest import Form, Nest
 from polytile.problem import Config
 
 SCRATCH_LIMIT = (
@@ -99,7 +99,10 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     if threads > 1 and e.points < 1024:
         return False
     if variant == "persistent":
-        return e.row * sum(n.dtype.itemsize for n in kept_values(nest).keys() - homes(kernel, nest).keys()) <= SCRATCH_LIMIT
+        return (
+            e.row * sum(n.dtype.itemsize for n in kept_values(nest).keys() - homes(kernel, nest).keys())
+            <= SCRATCH_LIMIT
+        )
     if variant == "split":
         return e.row >= 1024 and e.rows <= 4096
     if nest.form is not Form.POINTWISE and threads > 1:

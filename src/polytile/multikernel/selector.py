@@ -54,6 +54,14 @@ class Request:
         """The candidates that no link has rejected so far."""
         return tuple(candidate for candidate in self.candidates if candidate.name not in self.rejected)
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(candidate.name for candidate in self.candidates)
+
+    def named(self, name: str) -> Candidate:
+        """The candidate of that name."""
+        return next(candidate for candidate in self.candidates if candidate.name == name)
+
     def scores(self, known: Mapping[Identity, Score]) -> list[Score | None]:
         """The scores of `candidates`, in their order. The source of one whose name no score bears is not generated."""
         names = {name for name, _, _ in known}
@@ -89,7 +97,8 @@ def chain() -> tuple[tuple[str, Link], ...]:
     """(name, link) pairs, strongest first, as the options and torch's settings have them now.
 
     Under torch.use_deterministic_algorithms no link may answer from a clock, or from what happens to have been measured
-    close by: the same program then chooses the same kernels on every run, unless this very problem has been measured.
+    close by: the same program then chooses the same kernels on every run, unless this very problem has been measured. Where
+    everything is to be measured, nothing may answer for it.
     """
     from polytile.multikernel.links import default, exact, forced, measured, model, nearby, plan, prior
 
@@ -103,15 +112,23 @@ def chain() -> tuple[tuple[str, Link], ...]:
         ("measured", measured.choose),
         ("default", default.choose),
     )
+    silent: tuple[str, ...] = ()
     if torch.are_deterministic_algorithms_enabled():
-        return tuple(link for link in links if link[0] not in ("nearby", "model", "measured"))
-    return links
+        silent = ("nearby", "model", "measured")
+    elif options.get("tune") == "all":
+        silent = ("nearby", "model")
+    return tuple(link for link in links if link[0] not in silent)
 
 
 def may_measure(request: Request) -> bool:
     """Whether candidates may be timed to answer `request`."""
     allowed = options.get("tune") != "off" and not torch.are_deterministic_algorithms_enabled()
-    return allowed and request.args is not None
+    return allowed and request.args is not None and not _recording(request)
+
+
+def _recording(request: Request) -> bool:
+    """Whether this thread is recording a CUDA graph: nothing may be waited for then."""
+    return request.spec.target.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def must_measure(request: Request) -> bool:

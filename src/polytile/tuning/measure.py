@@ -15,7 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from polytile.kernels.candidate import Entry
+import torch
+
+from polytile import options
+from polytile.kernels.candidate import Entry, PythonEntry
 from polytile.store.summary import summarise
 from polytile.tuning import standing
 
@@ -24,13 +27,15 @@ from polytile.tuning import standing
 class Contender:
     """A candidate ready to be timed: its entry and the flat arguments to call it with.
 
-    `restore`, if any, puts the arguments back between bursts, for kernels that change what they read.
+    `restore`, if any, puts the arguments back between bursts, for kernels that change what they read. `timer`, if any,
+    takes the time of a burst on a GPU: (entry, arguments, repeats) → seconds.
     """
 
     name: str
     entry: Entry
     args: tuple[Any, ...]
     restore: Callable[[], None] | None = None
+    timer: Callable[[Entry, tuple[Any, ...], int], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,20 @@ class Limits:
     """When so much time is spent, the race ends with whatever it has; each candidate has one burst at least."""
     hopeless: float = 3.0
     """Dropped after one call: a kernel of more than `warm_seconds` that takes this many times the fastest."""
+    gated: bool = True
+    """Whether a burst in which the scheduler took the processor away is discarded: it says nothing about a GPU."""
 
 
 LIMITS = Limits()
 
 THOROUGH = Limits(rounds=40, seconds=0.1, final_rounds=20, final_seconds=0.1, open_seconds=0.5, longest=10.0)
 """Where nobody waits for a call, and the same choice is wanted next time."""
+
+GPU_LIMITS = Limits(burst_seconds=200e-6, max_repeats=20, warm_seconds=0.0, rounds=25, seconds=0.08, gated=False)
+"""A burst is one replay of a graph of up to 20 calls: more would take longer to record than to run. Six candidates of
+10 µs take about 60 ms, recording included. Nothing is dropped after one call: the first may carry the driver's own work."""
+
+GPU_THOROUGH = replace(GPU_LIMITS, rounds=50, seconds=0.2, final_rounds=40, final_seconds=0.2, open_seconds=0.5, longest=10.0)
 
 
 @dataclass(frozen=True)
@@ -105,7 +118,18 @@ def time_burst(contender: Contender, repeats: int) -> float:
     """Seconds that `repeats` back-to-back calls take. Replaceable: measurements are made by whatever stands here."""
     from polytile.runtime import launcher
 
+    if contender.timer is not None:
+        return contender.timer(contender.entry, contender.args, repeats)
     return launcher.time_burst(contender.entry, contender.args, repeats)
+
+
+def timer_for(target: torch.device, entry: Entry) -> Callable[[Entry, tuple[Any, ...], int], float] | None:
+    """A contender's own timer on the device `target`; None on a CPU, where bursts are timed by the clock."""
+    if target.type != "cuda":
+        return None
+    from polytile.runtime.cuda.timing import Timer
+
+    return Timer(target, cold=options.get("gpu_cache") == "cold", graphs=not isinstance(entry, PythonEntry))
 
 
 _own_time_burst = time_burst
@@ -148,11 +172,13 @@ class _Lane:
         self.repeats = 1
         self.warm = False
         self.racing = True
+        self.gated = True
         self.error: Exception | None = None
 
     def calibrate(self, limits: Limits) -> None:
         """Two single calls, or one of a long kernel, decide how many make a burst. They are no samples, except where a
         burst is one call."""
+        self.gated = limits.gated
         call = self.burst(1)
         if call < limits.seconds:
             call = min(call, self.burst(1))
@@ -182,7 +208,7 @@ class _Lane:
         seconds = self.burst(self.repeats)
         if not self.racing:
             return
-        if _involuntary_switches() != before and self.discarded <= len(self.samples):
+        if self.gated and _involuntary_switches() != before and self.discarded <= len(self.samples):
             self.discarded += 1
             return
         self.samples.append(seconds / self.repeats)
@@ -285,7 +311,9 @@ class _Race:
         else:
             best = min((lane.samples[0] for lane in once), default=0.0)
         for lane in once:
-            if lane.samples[0] > max(self.limits.warm_seconds, self.limits.hopeless * best):
+            if self.limits.warm_seconds and lane.samples[0] > max(
+                self.limits.warm_seconds, self.limits.hopeless * best
+            ):
                 lane.racing = False
 
     def _drop_losers(self) -> None:
@@ -302,6 +330,8 @@ def _involuntary_switches() -> int:
 
 
 __all__ = [
+    "GPU_LIMITS",
+    "GPU_THOROUGH",
     "LIMITS",
     "THOROUGH",
     "Contender",
@@ -312,5 +342,6 @@ __all__ = [
     "race",
     "replaced",
     "time_burst",
+    "timer_for",
     "within",
 ]

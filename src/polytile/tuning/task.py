@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from polytile.ir.program import CPU
 from polytile.kernels.candidate import Candidate
 from polytile.problem import Measurement, Outcome, Problem
 from polytile.tuning import measure
@@ -19,7 +22,8 @@ class Task:
     describe the tensors; `reduction` is the number of terms that one output element sums.
 
     The candidates named in `apart` run in a worker process first, for at most `trial_seconds`; with `only_apart` one that
-    cannot is not used at all. Once `seconds` have passed no further candidate is begun. `kernel` is its name for people.
+    cannot is not used at all. Once `seconds` have passed no further candidate is begun. `kernel` is its name for people,
+    `target` the device whose kernels they are.
     """
 
     problem: Problem
@@ -35,6 +39,7 @@ class Task:
     apart: frozenset[str] = frozenset()
     trial_seconds: float = 10.0
     only_apart: bool = False
+    target: torch.device = CPU
     seconds: float = math.inf
     kernel: str = ""
 
@@ -84,7 +89,7 @@ def measured(
         max_error,
         getattr(candidate, "compile_seconds", None),
         detail,
-        environment=environment(),
+        environment=environment(task.target),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from polytile.errors import CompilerMissing
-from polytile.kernels.candidate import Entry, PythonEntry
+from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.tuning import measure, progress
@@ -36,6 +36,7 @@ Tuner = Callable[[Task], "list[Attempt]"]
 def tune(task: Task) -> list[Attempt]:
     """Tries every candidate of the task; one Attempt each, in the same order. Those that the task names in `apart` run in a
     worker process first (isolation/); timing is in this process and thread, for those that came back with right results.
+    Raises OutOfMemoryError where a GPU has no memory for trying any.
 
     The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate
     when there is no reference, is the caller's (an index argument out of range) and is raised. Raises Interrupted, with what
@@ -101,10 +102,14 @@ class _Trial:
         restore = gate.clones.restore if gate.clones.changes_its_input else None
         order = sorted(self.passed)
         contenders = [
-            measure.Contender(self.task.candidates[index].name, self.passed[index][0], gate.clones.args, restore)
+            measure.Contender(
+                self.task.candidates[index].name, self.passed[index][0], gate.clones.args, restore,
+                measure.timer_for(self.task.target, self.passed[index][0]),
+            )
             for index in order
-        ]
-        compiler.settle(min(SETTLE_SECONDS, max(0.0, self.left)))
+        ]  # fmt: skip
+        if self.task.target.type == "cpu":
+            compiler.settle(min(SETTLE_SECONDS, max(0.0, self.left)))
         self._tell("timing")
         try:
             timings = measure.race(contenders, measure.within(self.task.limits, self.left))
@@ -132,14 +137,20 @@ class _Trial:
         )  # fmt: skip
 
 
-def run_once(entry: Entry, args: Sequence[Any]) -> None:
-    """One call. Raises what the kernel raises; IndexError when a native kernel's run-time check fails."""
+def run(entry: Entry, args: Sequence[Any]) -> None:
+    """One call, on a GPU without waiting for it."""
     if isinstance(entry, PythonEntry):
         entry.call(*args)
     else:
         from polytile.runtime import launcher
 
         launcher.time_burst(entry, tuple(args), 1)
+
+
+def run_once(entry: Entry, args: Sequence[Any]) -> None:
+    """One call, to its end. Raises what the kernel raises; IndexError when a native kernel's run-time check fails."""
+    run(entry, args)
+    settle(entry)
 
 
 def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None:
@@ -193,4 +204,4 @@ def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-__all__ = ["Attempt", "Interrupted", "Task", "Tuner", "measured", "run_once", "tune"]
+__all__ = ["Attempt", "Interrupted", "Task", "Tuner", "measured", "run", "run_once", "tune"]

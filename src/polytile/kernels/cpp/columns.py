@@ -13,12 +13,12 @@ from functools import cached_property
 
 from polytile.ir.expr import Const, Node, Op
 from polytile.kernels.cpp import domain, reductions, scans, text
-from polytile.kernels.cpp.analysis import is_result
 from polytile.kernels.cpp.body import Scope
 from polytile.kernels.cpp.reductions import running
 from polytile.kernels.cpp.scatter import scattered
 from polytile.kernels.cpp.unit import Unit
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.nest import is_result
+from polytile.kernels.writer import Writer
 
 WIDTH = 4  # vectors side by side
 

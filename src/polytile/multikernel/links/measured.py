@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import torch
+
 from polytile import options
 from polytile.counters import counters
 from polytile.kernels.candidate import Candidate
@@ -36,7 +38,10 @@ def choose(request: Request) -> Answer | None:
         return _best_known(request, f"the time of {tightest.whose} for measuring ({tightest.seconds:.4g} s) is spent")
     names = champions(request).union(candidate.name for candidate in shortlist(request))
     worth_it = [candidate for candidate in request.alive if candidate.name in names]
-    return trial(request, worth_it, remember=True)
+    try:
+        return trial(request, worth_it, remember=True)
+    except torch.OutOfMemoryError:
+        return _best_known(request, "there was no memory for measuring")  # clones and a reference need some
 
 
 def _best_known(request: Request, why: str) -> Answer | None:
@@ -99,11 +104,12 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         spec.reduction_length(request.ints),
         min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
         options.get("check_accuracy"),
-        _limits(),
+        _limits(spec.target),
         apart=policy.apart(candidates, proven),
         trial_seconds=options.get("trial_seconds"),
         only_apart=options.get("isolation") == "always",
         seconds=math.inf if tightest is None else tightest.left(),
+        target=spec.target,
         kernel=spec.name,
     )
 
@@ -120,8 +126,12 @@ def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) ->
         request.store.append(*measurements)
 
 
-def _limits() -> measure.Limits:
-    limits = measure.THOROUGH if options.get("tune") == "thorough" else measure.LIMITS
+def _limits(target: torch.device) -> measure.Limits:
+    thorough = options.get("tune") == "thorough"
+    if target.type == "cuda":
+        limits = measure.GPU_THOROUGH if thorough else measure.GPU_LIMITS
+    else:
+        limits = measure.THOROUGH if thorough else measure.LIMITS
     return dataclasses.replace(limits, band=options.get("noise_band"))
 
 

@@ -37,16 +37,22 @@ OPEN = 0.2
 
 def shortlist(request: Request) -> tuple[Candidate, ...]:
     """The candidates worth measuring, in canonical order: the option `shortlist` says how many at most, a library kernel
-    among them (the one with the best prediction), as a tuned program must never be slower than the library's kernels.
+    among them (the one with the best prediction), as a tuned program must never be slower than the library's kernels. All
+    of them where the option `tune` says so.
 
     Depends on the sizes, the candidates and the options alone, so that a later process asks for the same ones.
     """
-    count = max(1, options.get("shortlist"))
-    cost = {candidate.name: candidate.cost(request.sizes) for candidate in request.candidates}
-    ranked = sorted(request.candidates, key=lambda candidate: cost[candidate.name])  # ties stay in order
+    if options.get("tune") == "all":
+        return tuple(request.candidates)
+    on_gpu = request.spec.target.type == "cuda"
+    count = max(1, options.get("gpu_shortlist" if on_gpu else "shortlist"))
+    generated = [candidate for candidate in request.candidates if candidate.origin != "reference"]
+    worth_it = generated or request.candidates
+    cost = {candidate.name: candidate.cost(request.sizes) for candidate in worth_it}
+    ranked = sorted(worth_it, key=lambda candidate: cost[candidate.name])  # ties stay in order
     best = cost[next((c for c in ranked if not is_library(c)), ranked[0]).name]
     library = next((c for c in ranked if is_library(c) and cost[c.name] <= HOPELESS * best), None)
-    pays = best * OPEN * options.get("expected_calls") >= COMPILE_SECONDS
+    pays = on_gpu or best * OPEN * options.get("expected_calls") >= COMPILE_SECONDS
     chosen: list[Candidate] = []
     for candidate in ranked:
         if is_library(candidate):
