@@ -16,6 +16,7 @@ from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.tuning import measure
+from polytile.tuning.clones import wide_fits
 from polytile.tuning.gate import Gate
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.task import Attempt, Task, failed, measured, wrong
@@ -103,7 +104,8 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 
 def _gate(task: Task) -> Gate:
     reference = task.reference if task.check_accuracy else None
-    wide = task.predicted_seconds <= WIDE_LIMIT_SECONDS
+    on_device = task.target.type == "cpu" or wide_fits(task.args, task.roles)  # on the host it would take seconds
+    wide = task.predicted_seconds <= WIDE_LIMIT_SECONDS and on_device
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide)
 
 
