@@ -1,8 +1,10 @@
 # make setup   a virtual environment in .venv with everything below in it
 # make demo    one compile, many shapes: an encoder, a matmul, softmax and RMSNorm against eager (about 4 minutes, 2 cores)
 # make test    the tests
+# make test-gpu   what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
 # make conformance   every operator of torch's test database against eager (about half an hour, 2 cores; resumable)
 # make bench   every benchmark; results go to benchmarks/results/
+# make bench-gpu   loops on an NVIDIA GPU against eager and the peer: make bench-gpu GPU="--parts grid --dtypes bf16 --seconds 300"
 # make lint    ruff and mypy
 # make clean   removes what the above made in this directory
 
@@ -13,7 +15,7 @@ STAMP := $(VENV)/.stamp
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: setup demo test conformance bench lint clean
+.PHONY: setup demo test test-gpu conformance bench bench-gpu lint clean
 
 setup: $(STAMP)
 
@@ -28,6 +30,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_WAIT_POLICY=passive $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
+test-gpu: $(STAMP)
+	$(RUN) -m pytest -n $(WORKERS) tests/gpu
+	POLYTILE_TEST_DEVICE=cuda $(RUN) -m pytest -n $(WORKERS) tests/frontend
+
 conformance: $(STAMP)
 	$(RUN) -m tests.conformance.run --jobs $(WORKERS) $(CONFORMANCE)
 	$(RUN) scripts/conformance_page.py
@@ -36,6 +42,9 @@ bench: $(STAMP)
 	$(RUN) -m benchmarks.overhead --json
 	$(RUN) -m benchmarks.compile_time --json
 	$(RUN) -m benchmarks.demo --json
+
+bench-gpu: $(STAMP)
+	$(RUN) -m benchmarks.gpu $(GPU)
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .
