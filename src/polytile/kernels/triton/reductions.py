@@ -158,6 +158,8 @@ class Reduction:
         scope.lines.append(f"{', '.join(names)} = {value}")
         if self.dtype == torch.bool and self.kind in ("any", "all"):
             scope.lines.append(f"{names[0]} = {names[0]} != 0")
+        if self.kind == "welford":  # of no points
+            scope.lines.append(f'{names[0]} = tl.where({names[2]} == 0, float("nan"), {names[0]})')
         if self.kind == "online_softmax":  # as exp(inf - inf) would
             scope.lines.append(f'{names[1]} = tl.where({names[0]} == float("inf"), float("nan"), {names[1]})')
 
