@@ -52,7 +52,7 @@ def test_sizes_can_be_plain_numbers_and_left_out_where_there_is_one(store: Path)
 def test_sizes_of_the_same_regime_are_answered_by_it(store: Path) -> None:
     result = run("why", "softmax", "48", "400")
     assert result.exit_code == 0
-    assert "at M=80 N=528 → looped t1: measured in the same regime (M=64 N=512)" in result.output
+    assert "at M=48 N=400 → looped t1: measured in the same regime (M=64 N=512)" in result.output
 
 
 @pytest.mark.parametrize(
