@@ -18,6 +18,7 @@ from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.tuning import measure, progress
 from polytile.tuning.budget import clock
+from polytile.tuning.clones import wide_fits
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, wrong
@@ -167,7 +168,8 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 
 def _gate(task: Task) -> Gate:
     reference = task.reference if task.check_accuracy else None
-    wide = min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS
+    on_device = task.target.type == "cpu" or wide_fits(task.args, task.roles)  # on the host it would take seconds
+    wide = min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS and on_device
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide)
 
 
