@@ -82,11 +82,13 @@ def best(one: Case, rows: int, length: int) -> str:
 
 
 def test_the_prior_knows_what_is_plain() -> None:
-    """Small work has one thread, large work all, few long rows are split, and rows that fit are kept."""
+    """Small work has one thread, large work all, few long rows are split, rows that fit are kept, and lanes are rows where
+    these are short."""
     rows = case(softmax_of(ROW), ROW, threads=4)
     assert best(rows, 4, 64) == "persistent t1"
     assert best(rows, 4096, 1024) == "persistent t4"
     assert best(rows, 1, 1_000_000).startswith("split")
+    assert best(rows, 100, 5) == "short t1" and best(rows, 4096, 16) == "short t4"
     pointwise = case(op("exp", load("x", P0 * S1 + P1)), P0 * S1 + P1, reduced=False, threads=4)
     assert best(pointwise, 4, 64) == "plain t1" and best(pointwise, 4096, 1024) == "plain t4"
 
