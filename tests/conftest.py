@@ -11,6 +11,11 @@ import hypothesis
 import pytest
 import torch
 
+if (
+    not torch.cuda.is_available()
+):  # Triton decides when it is imported, which torch's tracer does, whether it interprets
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Generated examples say whether behaviour holds, never how fast: no deadline. In CI the examples are the same each run.
 hypothesis.settings.register_profile("local", deadline=None, max_examples=30, print_blob=True)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, print_blob=True, derandomize=True)

@@ -7,6 +7,7 @@ was done. Importing polytile imports neither torch nor the compiler; both come w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ def compile(
     function: Callable[..., Any] | None = None,
     *,
     hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = True,
     fullgraph: bool = False,
@@ -34,13 +36,17 @@ def compile(
     """`torch.compile` with polytile as the backend and sizes symbolic from the start; also usable as a decorator.
 
     `hints`: sizes for which kernels are chosen and compiled before the first call needs them: a list that every dynamic
-    size takes in turn, or a mapping from "s0", "s1", ... (dynamic sizes in argument order) to lists. `options`: rows of
-    `polytile.options`, which hold for this function alone, at compile time and later. Raises OptionError for an unknown
-    option or a bad value, HintError for hints that are no sizes, and, at the first call, for one that names no size.
+    size takes in turn, or a mapping from "s0", "s1", ... (dynamic sizes in argument order) to lists. `compile_ahead`:
+    sizes, in the same forms, whose kernels start compiling in the background at once; which of them run is decided by the
+    first call, which finds them made. `options`: rows of `polytile.options`, which hold for this function alone, at
+    compile time and later. Raises OptionError for an unknown option or a bad value, HintError for hints that are no
+    sizes, and, at the first call, for one that names no size.
     """
     from polytile.frontend import backend
 
-    return backend.compile(function, hints=hints, options=options, dynamic=dynamic, fullgraph=fullgraph)
+    return backend.compile(
+        function, hints=hints, compile_ahead=compile_ahead, options=options, dynamic=dynamic, fullgraph=fullgraph
+    )
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
@@ -59,4 +65,6 @@ def reset() -> None:
     compiler.reset()
 
 
+if options.get("interpret"):  # Triton decides when it is imported, which torch's tracer does
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 register.install()

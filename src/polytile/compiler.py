@@ -25,6 +25,7 @@ from polytile.multikernel import MultiKernel
 from polytile.multikernel.define import define_loop, define_template
 from polytile.passes.pipeline import optimize
 from polytile.runtime.neutral import neutral
+from polytile.tuning.budget import Budget
 from polytile.wrapper import KernelCall, backend, schedule
 
 log = logging.getLogger("polytile")
@@ -77,11 +78,15 @@ def reset() -> None:
 
 
 def compile_program(
-    lowered: Lowered, given: Mapping[str, Any], traced: Values, hints: Sequence[Values] = ()
+    lowered: Lowered,
+    given: Mapping[str, Any],
+    traced: Values,
+    hints: Sequence[Values] = (),
+    ahead: Sequence[Values] = (),
 ) -> CompiledProgram:
     """Generates everything that `lowered` needs. `given` are the options of this compile; `traced` the sizes that the
-    tracer saw: kernels for them start compiling at once, side by side. For `hints` kernels are chosen before this
-    returns (SPEC H1-H4).
+    tracer saw: kernels for them start compiling at once, side by side, then those for the sizes in `ahead`. For `hints`
+    kernels are chosen before this returns (SPEC H1-H4).
 
     Raises CompilerMissing where no C++ compiler is found.
     """
@@ -98,8 +103,16 @@ def compile_program(
             calls.append((multikernel, call))
             return call
 
+        if options.get("progress") != "off":
+            from polytile.report import progress  # brings rich, which few programs need
+
+            progress.show_from_now_on(lines=options.get("progress") == "lines")
+        budget = Budget(options.get("program_seconds"), "the program")
         wrapped = backend("python")(program.name, schedule(program, call_of, inplace, traced))
-        _prepare(calls, traced)
+        for multikernel, _ in calls:
+            multikernel.budget = budget
+        for values in (traced, *ahead):
+            _prepare(calls, values)
         _warm(calls, hints)
     for operation in program.operations:
         if isinstance(operation, Extern):

@@ -23,6 +23,14 @@ class CompileFailed(PolytileError):
     """The C++ compiler rejected generated code; carries the command, its messages and the path of the source."""
 
 
+class DeviceError(PolytileError):
+    """A device is not there, not known, or its driver refuses what it was asked."""
+
+
+class LaunchFailed(DeviceError):
+    """The driver refused to launch a kernel, or to load it; names the kernel and what the driver said."""
+
+
 class CacheError(PolytileError):
     """The cache directory cannot be used as asked."""
 

@@ -131,7 +131,9 @@ class Progress:
 
 
 def verdict(report: Report, device: str) -> str:
-    """right, wrong, listed (wrong, for a known reason) or stale (right, though listed)."""
+    """right, wrong, listed (wrong, for a known reason), stale (right, though listed) or absent (eager does not run it)."""
+    if report["verdict"] == "absent":
+        return "absent"
     known = reason_for(report["entry"], device)
     if report["verdict"] == "right":
         return "stale" if known else "right"
@@ -185,8 +187,8 @@ def summary(reports: list[Report], device: str, settings: dict[str, Any]) -> dic
             row["reason"] = known
         rows[report["entry"]] = row
     right = verdicts["right"] + verdicts["stale"]
-    counts = {"entries": len(reports), **{k: verdicts[k] for k in ("right", "listed", "wrong", "stale")}}
-    share = right / len(reports) if reports else 0.0
+    counts = {"entries": len(reports), **{k: verdicts[k] for k in ("right", "listed", "wrong", "stale", "absent")}}
+    share = right / max(len(reports) - verdicts["absent"], 1)
     return {"settings": settings, "counts": counts, "share_right": share, "entries": rows, "library_reasons": reasons}
 
 

@@ -1,17 +1,20 @@
 """A small driver for the tests of single lowerings: traces a function with symbolic sizes and lowers it to a Program.
 
 `lower(fn, *args)` gives the Program, `check(fn, *args)` also runs it through the reference interpreter and compares
-with eager.
+with eager. With POLYTILE_TEST_DEVICE=cuda in the environment the function is instead compiled and run on the GPU, and
+compared with eager there (scripts/gpu_check.py).
 """
 
 from __future__ import annotations
 
 import importlib
 import operator
+import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import sympy
 import torch
 import torch.fx
@@ -26,6 +29,12 @@ from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, stored
 from polytile.ir import sizes
 from polytile.ir.program import Buffer, Extern, Input, Program, View, whole
+
+DEVICE = os.environ.get("POLYTILE_TEST_DEVICE", "cpu")
+"""Where functions run: "cpu" through the interpreter, else compiled."""
+
+COMPILED = {torch.float32: 2e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+"""Absolute and relative tolerance of compiled results by type, at least."""
 
 
 def trace(fn: Callable[..., Any], *args: Any, symbolic: bool = True) -> torch.fx.GraphModule:
@@ -152,6 +161,9 @@ def check(
     program = lower(fn, *args)
     if not library:
         assert library_calls(program) == [], library_calls(program)
+    if DEVICE != "cpu":
+        check_compiled(fn, args, rtol, atol)
+        return program
     torch.manual_seed(0)
     expected = _flat(fn(*args))
     torch.manual_seed(0)
@@ -175,11 +187,52 @@ def check_each(
     program = lower(lambda *a: tuple(fn(*a) for fn in able.values()), *args)
     if not library:
         assert library_calls(program) == [], library_calls(program)
+    if DEVICE != "cpu":
+        check_compiled(lambda *a: tuple(fn(*a) for fn in able.values()), args, names=list(able))
+        return
     got = run(program, list(args))
     for (name, fn), mine in zip(able.items(), got, strict=True):
         eager = fn(*args)
         tolerance = (tolerances or {}).get(eager.dtype, 0.0)
         _compare(mine, eager, name, tolerance, tolerance)
+
+
+def check_compiled(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    rtol: float | None = None,
+    atol: float | None = None,
+    names: list[str] | None = None,
+) -> None:
+    """Compiles `fn`, runs it on DEVICE and compares with eager there; all outputs that differ are named at once."""
+    there = [arg.to(DEVICE) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    there = [a.as_strided(b.shape, b.stride()) if _strided(b) else a for a, b in zip(there, args, strict=True)]
+    torch.manual_seed(0)
+    try:
+        expected = _flat(fn(*there))
+    except torch.AcceleratorError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        pytest.skip(f"eager refuses on {DEVICE}: {error}")
+    torch.manual_seed(0)
+    got = _flat(torch.compile(fn, backend="polytile", dynamic=True)(*there))
+    wrong = []
+    for k, (mine, eager) in enumerate(zip(got, expected, strict=True)):
+        least = COMPILED.get(eager.dtype, 0.0) if isinstance(eager, torch.Tensor) else 0.0
+        try:
+            _compare(mine, eager, names[k] if names else f"output {k}", max(rtol or 0, least), max(atol or 0, least))
+        except AssertionError as error:
+            wrong.append(" ".join(str(error).split())[:200])
+    assert not wrong, "; ".join(wrong)
+
+
+def _strided(value: Any) -> bool:
+    """Whether a tensor has strides of its own that a copy to a device would lose, and memory to have them in."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    dense = torch.empty_like(value, device="meta").stride() == value.stride()
+    span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return not dense and span <= value.numel()
 
 
 def _works(fn: Callable[..., Any], *args: Any) -> bool:

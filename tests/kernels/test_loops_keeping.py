@@ -6,8 +6,8 @@ import torch
 
 from polytile.ir import expr
 from polytile.ir.expr import Node
-from polytile.kernels.cpp.analysis import nest_of
 from polytile.kernels.cpp.keeping import homes, kept_values
+from polytile.kernels.nest import nest_of
 from polytile.kernels.rewrite import plain_reductions
 from polytile.runtime import time_burst
 from tests.kernels.helpers import BF16, F32, P0, R0, R1, S0, S1, Case, load, loop, op, random, store

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from polytile.ir import expr
-from polytile.kernels.cpp.analysis import nest_of
 from polytile.kernels.cpp.scatter import owner_axis
+from polytile.kernels.nest import nest_of
 from polytile.runtime import time_burst
 from tests.kernels.helpers import (
     BF16,
@@ -33,6 +33,8 @@ from tests.kernels.helpers import (
     random,
     store,
 )
+
+GENERATORS = ("cpp", "triton")
 
 IND0, IND1 = expr.indirect_symbol(0), expr.indirect_symbol(1)
 TOLERANCE = {F32: 1e-4, F64: 1e-11, BF16: 0.1, F16: 2e-2}

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
+from benchmarks import postgres
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.place import Place, Server
+
+NO_DRIVER = "psycopg, which speaks to PostgreSQL, is not installed; make setup installs it"
 
 ENVIRONMENT = (("compiler", "g++ 12"), ("torch", "2.13.0"))
 
@@ -45,6 +52,18 @@ def writer(place: Place, worker: int, count: int) -> subprocess.Popen[str]:
     name = place.url if isinstance(place, Server) else str(place)
     command = [sys.executable, "-c", code, name, str(worker), str(count)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def own_server() -> Iterator[postgres.Server]:
+    """A running PostgreSQL server. The test is skipped, and says why, where there is none."""
+    pytest.importorskip("psycopg", reason=NO_DRIVER)
+    try:
+        postgres.programs()
+    except postgres.NoServer as error:
+        pytest.skip(str(error))
+    with postgres.server() as server:
+        yield server
 
 
 def number(measurement: Measurement) -> int:

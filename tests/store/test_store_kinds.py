@@ -178,15 +178,12 @@ def test_a_file_and_a_server_merge_into_each_other(tmp_path: Path, database: Ser
 
 def test_lines_carry_a_store_to_another(places: Places, tmp_path: Path, measurement: Make) -> None:
     a, b = filled(places(), everything(measurement), measurement(2, outcome=Outcome.WRONG)), places()
-    assert (
-        transfer.export_lines(a, tmp_path / "lines").new == 2 and transfer.export_lines(a, tmp_path / "lines").new == 0
-    )
-    assert (
-        transfer.import_file(tmp_path / "lines", b).new == 2 and transfer.import_file(tmp_path / "lines", b).new == 0
-    )
-    assert records(b) == records(a) and [r.measurement.machine for r in records(b)] == [
-        r.measurement.machine for r in records(a)
-    ]
+    for new in (2, 0):
+        assert transfer.export_lines(a, tmp_path / "lines").new == new
+    for new in (2, 0):
+        assert transfer.import_file(tmp_path / "lines", b).new == new
+    assert records(b) == records(a)
+    assert [r.measurement.machine for r in records(b)] == [r.measurement.machine for r in records(a)]
 
 
 def test_t4_has_every_measurement(place: Place, measurement: Make) -> None:

@@ -133,13 +133,21 @@ def test_accelerators_are_entered_and_left() -> None:
     ]
 
 
-def test_kernels_of_accelerators_run_with_their_device_current() -> None:
+def test_programs_of_one_accelerator_run_with_it_current() -> None:
     net = Net()
     program = net.program(net.op("sin", net.input("x", S0)))
     there = {n: replace(b, device=torch.device("cuda", 0)) for n, b in program.buffers.items()}
     kinds = [type(line) for line in lines_of(replace(program, buffers=there))]
-    at = kinds.index(lines.CallKernel)
-    assert kinds[at - 1 : at + 2] == [lines.EnterDevice, lines.CallKernel, lines.LeaveDevice]
+    assert kinds.count(lines.EnterDevice) == 1
+    assert kinds.index(lines.EnterDevice) < kinds.index(lines.Allocate) < kinds.index(lines.CallKernel)
+    assert kinds[-2:] == [lines.Return, lines.LeaveDevice]
+
+
+def test_programs_of_several_accelerators_name_the_device_of_each_buffer() -> None:
+    net = Net()
+    program = net.program(net.op("sin", net.op("cos", net.input("x", S0))))
+    there = {n: replace(b, device=torch.device("cuda", k)) for k, (n, b) in enumerate(program.buffers.items())}
+    assert lines.EnterDevice not in [type(line) for line in lines_of(replace(program, buffers=there))]
 
 
 def test_tracebacks_show_the_line_and_its_text_goes_with_the_program() -> None:

@@ -25,6 +25,7 @@ from polytile.frontend.floats import restart_if_fixed
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
+from polytile.kernels.triton.loops import prepare as prepare_gpu
 
 log = logging.getLogger("polytile")
 
@@ -48,20 +49,22 @@ def polytile(
             f"polytile has no mode {mode!r}; it tunes as its options say (see docs/options.md).", stacklevel=2
         )
     given = settings.check(options or {}, "options= of torch.compile")
-    return _compile(graph, example_inputs, given, (), strict=False)
+    return _compile(graph, example_inputs, given, (), (), strict=False)
 
 
 def compile(
     function: Callable[..., Any] | None = None,
     *,
     hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = True,
     fullgraph: bool = False,
 ) -> Any:
     """See `polytile.compile`."""
     given = settings.check(options or {}, "options= of polytile.compile")
-    backend = Backend(tuple(sorted(given.items())), hinted.checked(hints))
+    ahead = hinted.checked(compile_ahead, "compile_ahead")
+    backend = Backend(tuple(sorted(given.items())), hinted.checked(hints), ahead)
     return torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
 
 
@@ -71,6 +74,7 @@ class Backend:
 
     options: tuple[tuple[str, Any], ...] = ()
     hints: Hints = ()
+    compile_ahead: Hints = ()
     _graphs: list[None] = field(default_factory=list, compare=False, repr=False)
 
     __name__ = "polytile"
@@ -80,29 +84,33 @@ class Backend:
         sizes 0 and 1, which are never dynamic: they may have fewer."""
         first = not self._graphs
         self._graphs.append(None)
-        return _compile(graph, example_inputs, dict(self.options), self.hints, strict=first)
+        return _compile(graph, example_inputs, dict(self.options), self.hints, self.compile_ahead, strict=first)
 
 
 def _compile(
-    graph: Any, example_inputs: Sequence[Any], given: Mapping[str, Any], hints: Hints, strict: bool
+    graph: Any, example_inputs: Sequence[Any], given: Mapping[str, Any], hints: Hints, ahead: Hints, strict: bool
 ) -> Callable[..., Any]:
     if any(isinstance(value, list | tuple | dict) for value in example_inputs):  # as compiled autograd passes them
         return flatten_graph_inputs(
-            graph, example_inputs, lambda flat, values: _compile(flat, values, given, hints, strict=False)
+            graph, example_inputs, lambda flat, values: _compile(flat, values, given, hints, ahead, strict=False)
         )
     try:
-        wanted = hinted.combinations(hints, hinted.sizes_of(graph), strict)
+        traced = hinted.sizes_of(graph)
+        wanted = hinted.combinations(hints, traced, strict)
+        early = hinted.combinations(ahead, traced, strict, "compile_ahead")
     except HintError as error:
         raise _ShownHintError(str(error)) from None
     with settings.override(**given):
         runtime.prepare_launcher()
+        if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
+            prepare_gpu()
         restart_if_fixed(graph)
         return aot_module_simplified(
             graph,
             example_inputs,
-            fw_compiler=_Compiler("forward", given, wanted),
-            bw_compiler=_Compiler("backward", given, wanted),
-            inference_compiler=_Compiler("inference", given, wanted),
+            fw_compiler=_Compiler("forward", given, wanted, early),
+            bw_compiler=_Compiler("backward", given, wanted, early),
+            inference_compiler=_Compiler("inference", given, wanted, early),
             decompositions=decompositions(),
             partition_fn=min_cut_rematerialization_partition,
             keep_inference_input_mutations=True,
@@ -125,6 +133,7 @@ class _Compiler:
     kind: str
     options: Mapping[str, Any]
     hints: Sequence[Values]
+    ahead: Sequence[Values] = ()
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         if self.kind != "backward":
@@ -143,7 +152,8 @@ class _Compiler:
                 lowered = lower_graph(graph, name)
                 with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
                     try:
-                        return compiler.compile_program(lowered, self.options, hinted.sizes_of(graph), self.hints).call
+                        traced = hinted.sizes_of(graph)
+                        return compiler.compile_program(lowered, self.options, traced, self.hints, self.ahead).call
                     except CompilerMissing as error:
                         why = f"no C++ compiler: {error}"
             operators, call = library_calls(graph, why)

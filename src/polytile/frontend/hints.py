@@ -20,8 +20,8 @@ Hints = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...]
 Values = dict[sympy.Symbol, int]
 
 
-def checked(hints: Sequence[int] | Mapping[str, Sequence[int]] | None) -> Hints:
-    """`hints` in hashable form; raises HintError for what is no size."""
+def checked(hints: Sequence[int] | Mapping[str, Sequence[int]] | None, word: str = "hints") -> Hints:
+    """`hints` in hashable form; raises HintError, naming the parameter `word`, for what is no size."""
     if hints is None:
         return ()
     named = isinstance(hints, Mapping)
@@ -29,7 +29,7 @@ def checked(hints: Sequence[int] | Mapping[str, Sequence[int]] | None) -> Hints:
     listed = all(isinstance(group, Sequence) and not isinstance(group, str) for group in groups)
     if not listed or not all(type(size) is int and size >= 0 for group in groups for size in group):
         raise HintError(
-            f"hints= takes a list of sizes, or a mapping from names such as 's0' to lists of sizes, integers of 0 or "
+            f"{word}= takes a list of sizes, or a mapping from names such as 's0' to lists of sizes, integers of 0 or "
             f"more; it was given {hints!r}."
         )
     if named:
@@ -72,7 +72,7 @@ def _traced(env: Any, symbol: sympy.Symbol) -> int | None:
     return None
 
 
-def combinations(hints: Hints, traced: Values, strict: bool = True) -> list[Values]:
+def combinations(hints: Hints, traced: Values, strict: bool = True, word: str = "hints") -> list[Values]:
     """Every combination of the hints, as values of the graph's dynamic sizes: those that no hint names keep the traced
     value.
 
@@ -91,7 +91,7 @@ def combinations(hints: Hints, traced: Values, strict: bool = True) -> list[Valu
             chosen[known[name]] = values
             continue
         names = ", ".join(f"s{k}" for k in range(len(order))) or "none, every size is static"
-        text = f"hints= names {name!r}, which is no dynamic size of this graph; its dynamic sizes: {names}."
+        text = f"{word}= names {name!r}, which is no dynamic size of this graph; its dynamic sizes: {names}."
         if strict:
             raise HintError(text)
         log.info("%s", text)

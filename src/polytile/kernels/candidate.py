@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from polytile.kernels.facts import Facts
 from polytile.problem import Config
 
 
@@ -15,7 +16,8 @@ from polytile.problem import Config
 class NativeEntry:
     """A loaded kernel: `long kernel(void* const* ptrs, const long* sizes, long threads)` at `address`.
 
-    `keep` holds whatever must stay alive while the address is in use (the shared library).
+    `keep` holds whatever must stay alive while the address is in use (the shared library). Of a GPU kernel, `threads` is
+    the address of the plan by which the launcher at `address` launches it, and `keep` the plan.
     """
 
     address: int
@@ -31,6 +33,33 @@ class PythonEntry:
 
 
 Entry = NativeEntry | PythonEntry
+
+
+def settle(entry: Entry) -> None:
+    """Waits until what `entry` has launched on a GPU is done. Raises IndexError if a run-time check failed there."""
+    wait = getattr(getattr(entry, "keep", None), "settle", None)
+    code = wait() if wait is not None else 0
+    if code:
+        raise IndexError(f"run-time check {code} of the kernel failed: an index is out of range.")
+
+
+def specialised(candidate: Candidate, facts: Facts) -> Candidate:
+    """The candidate for a regime with these facts: what its `specialise` gives, itself where it has none. Name, config and
+    source hash stay the same."""
+    specialise = getattr(candidate, "specialise", None)
+    return candidate if specialise is None else specialise(facts)
+
+
+def ready(candidate: Candidate) -> bool:
+    """Whether `entry()` is to be had at once; a candidate that does not say is taken for ready."""
+    asked = getattr(candidate, "ready", None)
+    return asked is None or bool(asked())
+
+
+def failed(candidate: Candidate) -> bool:
+    """Whether making the candidate is known to have failed."""
+    asked = getattr(candidate, "failed", None)
+    return asked is not None and bool(asked())
 
 
 @dataclass(frozen=True)

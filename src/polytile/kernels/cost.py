@@ -20,11 +20,11 @@ from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.analysis import Form, Nest
 from polytile.kernels.cpp.columns import WIDTH
 from polytile.kernels.cpp.keeping import kept_values
 from polytile.kernels.cpp.short import short_rows
 from polytile.kernels.cpp.tiled import turned
+from polytile.kernels.nest import Form, Nest
 from polytile.kernels.variants import Extent, extent
 from polytile.problem import Config
 

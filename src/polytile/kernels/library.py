@@ -72,12 +72,14 @@ class MatmulLibrary:
 
 class InterpretedLoop:
     """The reference interpreter as the candidate of last resort: torch operators on index grids, right and slow. It runs only
-    where every generated kernel failed; `explain()` and the log then say so."""
+    where every generated kernel failed, or while they compile and nobody may wait; `explain()` and the log then say so.
+    `reason` says why there are no others, if so."""
 
     name = "interpreted"
     origin = "reference"
     config = Config()
     source_path = ""
+    reason = ""
 
     def __init__(self, kernel: LoopKernel) -> None:
         self.kernel = kernel

@@ -11,9 +11,11 @@ from polytile.kernels import variants
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cost import loop_cost
-from polytile.kernels.cpp import analysis, checks, loops
+from polytile.kernels.cpp import checks, loops
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
+from polytile.kernels.cpp.lanes import lane_bytes
 from polytile.kernels.library import InterpretedLoop
+from polytile.kernels.nest import nest_of
 from polytile.kernels.rewrite import plain_reductions
 from polytile.problem import Config, digest
 from polytile.runtime import toolchain
@@ -45,10 +47,10 @@ def _candidates(
     kernel: LoopKernel, origins: tuple[str, ...], most_threads: int, tool: toolchain.Toolchain
 ) -> tuple[Candidate, ...]:
     expanded = replace(kernel, loop=plain_reductions(kernel.loop))
-    nest = analysis.nest_of(expanded.loop)
+    nest = nest_of(expanded.loop)
     vector_bytes = tool.lanes * FLOAT_BYTES
     name = kernel_name(kernel, origins)
-    lanes = vector_bytes // analysis.lane_bytes(nest)
+    lanes = vector_bytes // lane_bytes(nest)
     made_from = digest(f"{tool.identity} {kernel.text}")
 
     @functools.cache

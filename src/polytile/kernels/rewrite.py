@@ -5,6 +5,10 @@ any(x), all(x)        →  cast(any(x ≠ 0), T)
 max(x), min(x)        →  any(x), all(x)                       for bool x
 argmax(x, i)          →  argmax(cast(x, uint8), i)            for bool x; scans likewise
 welford(x)            →  mean = sum(x) / n, sum((x - mean)²)
+
+and, where a row is to be read as seldom as possible
+
+max(x), sum(exp(x - max(x)))  →  online_softmax(x)
 """
 
 from __future__ import annotations
@@ -12,26 +16,26 @@ from __future__ import annotations
 import torch
 
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Const, Node, Part, Reduce, Scan
+from polytile.ir.expr import Const, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import Loop
 
 OF_BOOL = {"max": "any", "min": "all"}
 
 
-def plain_reductions(loop: Loop) -> Loop:
-    """`loop` without the reductions that generated code does not know."""
+def plain_reductions(loop: Loop, welford: bool = True) -> Loop:
+    """`loop` without the reductions that generated code does not know; with `welford` false that one stays as it is."""
     count = sizes.product([a.size for a in loop.reduced])
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
         match node:
-            case Part(node=Reduce(kind="welford")):
+            case Part(node=Reduce(kind="welford")) if welford:
                 return _deviations(children[0], node, expr.index_value(count, torch.int64))
             case Part():
                 found = expr.rebuild(node, children)
                 own = children[0].children[0].dtype if node.k == 0 else node.dtype
                 return _cast(expr.part(children[0], node.k, own), node.dtype) if own != node.dtype else found
             case Reduce(kind="welford"):
-                return expr.rebuild(node, children)
+                return expr.reduce(node.kind, node.dtype, _cast(children[0], node.dtype))
             case Reduce():
                 return _reduce(node, children)
             case Scan():
@@ -39,6 +43,39 @@ def plain_reductions(loop: Loop) -> Loop:
         return expr.rebuild(node, children)
 
     return loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+
+
+def one_sweep(loop: Loop) -> Loop:
+    """`loop` with the greatest value of a row and the sum of exponentials beside it found in one pass over the row."""
+
+    def rule(node: Node, children: tuple[Node, ...]) -> Node:
+        node = expr.rebuild(node, children)
+        value = _softmax_argument(node)
+        if value is None:
+            return node
+        return expr.part(expr.reduce("online_softmax", node.dtype, value), 1, node.dtype)
+
+    loop = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    found = {n.args[0]: n for n in expr.walk(*loop.roots) if isinstance(n, Reduce) and n.kind == "online_softmax"}
+
+    def greatest(node: Node, children: tuple[Node, ...]) -> Node:
+        node = expr.rebuild(node, children)
+        if isinstance(node, Reduce) and node.kind == "max" and node.args[0] in found:
+            return expr.part(found[node.args[0]], 0, node.dtype)
+        return node
+
+    return loop.map_roots(lambda roots: expr.rewrite(roots, greatest)) if found else loop
+
+
+def _softmax_argument(node: Node) -> Node | None:
+    """x where `node` is sum(exp(x - max(x))) over the row."""
+    match node:
+        case Reduce(
+            kind="sum", args=(Op(name="exp", args=(Op(name="sub", args=(x, Reduce(kind="max", args=(y,)))),)),)
+        ):
+            same = x is y and x.dtype == node.dtype and x.dtype.is_floating_point
+            return x if same else None
+    return None
 
 
 def _reduce(node: Reduce, args: tuple[Node, ...]) -> Node:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from polytile import options
 from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.analysis import Form, Nest
 from polytile.kernels.cpp.keeping import homes, kept_values
 from polytile.kernels.cpp.scatter import accumulates, owner_axis, scattered
 from polytile.kernels.cpp.short import LONGEST, short_rows
 from polytile.kernels.cpp.tiled import turned
+from polytile.kernels.nest import Form, Nest
 from polytile.problem import Config
 
 SCRATCH_LIMIT = (
@@ -101,7 +101,10 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     if threads > 1 and e.points < 1024:
         return False
     if variant == "persistent":
-        return e.row * sum(n.dtype.itemsize for n in kept_values(nest).keys() - homes(kernel, nest).keys()) <= SCRATCH_LIMIT
+        return (
+            e.row * sum(n.dtype.itemsize for n in kept_values(nest).keys() - homes(kernel, nest).keys())
+            <= SCRATCH_LIMIT
+        )
     if variant == "short":
         return e.row <= LONGEST and e.rows >= FEWEST
     if variant == "split":

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
 
 from polytile import options as settings
-from polytile.errors import OptionError
+from polytile.errors import IRError, OptionError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Loop, Template, View
 from polytile.kernels import loops, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
-from polytile.kernels.cpp.analysis import Form, nest_of
+from polytile.kernels.facts import INT32_REACH, reaches
+from polytile.kernels.nest import Form, nest_of
+from polytile.kernels.triton import loops as triton_loops
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.registry import define
-from polytile.multikernel.spec import ArgInfo, KernelSpec
+from polytile.multikernel.spec import WIDE, ArgInfo, KernelSpec
 from polytile.runtime import regime
+from polytile.runtime.cuda.device import fingerprint
+from polytile.runtime.formula import any_above
 
 Call = tuple[MultiKernel, tuple[str | View, ...], tuple[sympy.Expr, ...]]
 
@@ -26,8 +31,36 @@ Call = tuple[MultiKernel, tuple[str | View, ...], tuple[sympy.Expr, ...]]
 def define_loop(loop: Loop, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
     """The MultiKernel of a loop, the buffers to pass and the integers to pass."""
     kernel, site = canonicalize(loop, buffers)
-    candidates = loops.loop_candidates(kernel, loop.origins, variants.most_threads())
-    return define(loop_spec(kernel, loop.origins), candidates, options), site.buffers, site.sizes
+    target = target_of(loop, buffers)
+    if target.type == "cpu" and not settings.get("interpret"):
+        candidates = loops.loop_candidates(kernel, loop.origins, variants.most_threads())
+        return define(loop_spec(kernel, loop.origins), candidates, options), site.buffers, site.sizes
+    candidates = triton_loops.loop_candidates(kernel, loop.origins, target)
+    return define(gpu_loop_spec(kernel, loop.origins, target), candidates, options), site.buffers, site.sizes
+
+
+def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
+    """The one device whose memory a loop reads and writes. Raises IRError where there are several."""
+    devices = {buffers[name].device for name in loop.reads() | loop.writes()}
+    if len(devices) != 1:
+        raise IRError(f"loop {loop.name} uses memory of {', '.join(sorted(map(str, devices)))}; a loop has one device.")
+    return devices.pop()
+
+
+def gpu_loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
+    """The same on a GPU (or as if there were one): besides the sizes it matters of every other integer whether 16 divides
+    it, of every tensor whether it is aligned, and whether positions fit 32 bits."""
+    spec = loop_spec(kernel, origins)
+    positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
+    return replace(
+        spec,
+        size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
+        tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
+        conditions=((WIDE, any_above(reaches(kernel), INT32_REACH, positions)),),
+        make_args=lambda size: make_args(kernel, size, target),
+        target=target,
+        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
+    )
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
@@ -74,8 +107,9 @@ def _reference(kernel: LoopKernel) -> Any:
     return run
 
 
-def make_args(kernel: LoopKernel, size: Mapping[str, int]) -> Sequence[Any]:
-    """Random flat arguments for the given sizes: tensors just large enough, then the integers."""
+def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device | None = None) -> Sequence[Any]:
+    """Random flat arguments for the given sizes: tensors just large enough (on `target`, or the CPU), then the
+    integers."""
     values = {s: size[s.name] for s in kernel.symbols}
     extents: dict[str, int] = {t.name: 1 for t in kernel.tensors}
     ranges = {a.symbol: sizes.evaluate(a.size, values) for a in kernel.loop.axes + kernel.loop.reduced}
@@ -84,7 +118,7 @@ def make_args(kernel: LoopKernel, size: Mapping[str, int]) -> Sequence[Any]:
         for k, node in enumerate(indirect):
             top[expr.indirect_symbol(k)] = max(0, _index_limit(node, values) - 1)
         extents[buffer] = max(extents[buffer], sizes.evaluate(index, {**values, **top}) + 1)
-    return [*[_random(extents[t.name], t.dtype) for t in kernel.tensors], *[values[s] for s in kernel.symbols]]
+    return [*[_random(extents[t.name], t.dtype, target) for t in kernel.tensors], *[values[s] for s in kernel.symbols]]
 
 
 def _places(kernel: LoopKernel) -> list[tuple[str, sympy.Expr, tuple[expr.Node, ...]]]:
@@ -104,10 +138,10 @@ def _index_limit(node: expr.Node, values: Mapping[sympy.Symbol, int]) -> int:
     return 1
 
 
-def _random(count: int, dtype: torch.dtype) -> torch.Tensor:
+def _random(count: int, dtype: torch.dtype, target: torch.device | None = None) -> torch.Tensor:
     if dtype.is_floating_point:
-        return torch.randn(count).to(dtype)
-    return torch.zeros(count, dtype=dtype)  # integers may be indices: zero is in every range
+        return torch.randn(count, device=target).to(dtype)
+    return torch.zeros(count, dtype=dtype, device=target)  # integers may be indices: zero is in every range
 
 
 def define_template(template: Template, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:

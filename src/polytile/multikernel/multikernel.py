@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,8 +13,9 @@ import torch
 from polytile import options as settings
 from polytile import store
 from polytile.counters import counters
-from polytile.errors import CompilerMissing, InvalidInput, NoCandidate
-from polytile.kernels.candidate import Candidate, Entry, PythonEntry
+from polytile.errors import CompilerMissing, InvalidInput, LaunchFailed, LoweringError, NoCandidate
+from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, specialised
+from polytile.kernels.facts import Facts
 from polytile.multikernel import selector, trace
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.inputs import check_inputs
@@ -22,8 +24,9 @@ from polytile.multikernel.selector import Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.problem import Measurement, Outcome
 from polytile.runtime.launcher import Dispatcher
+from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
-from polytile.tuning.tune import run_once
+from polytile.tuning.tune import run, run_once
 
 HINTED_SHORTLIST = 6
 """Candidates measured for a hinted size, at least: nobody waits for that call yet, and the sizes are the ones that matter."""
@@ -54,6 +57,8 @@ class MultiKernel:
         if not self.candidates or len(self._by_name) != len(self.candidates):
             names = ", ".join(repr(candidate.name) for candidate in self.candidates) or "none"
             raise ValueError(f"kernel {spec.name!r} needs candidates with different names; it was given {names}.")
+        self.budget: Budget | None = None
+        """What the program that the kernel is part of may spend on measuring, all its kernels together."""
         self._lock = threading.RLock()
         self._choosing: set[int] = set()
         self._decisions: dict[int, Decision] = {}
@@ -62,7 +67,13 @@ class MultiKernel:
         self._rejected_at: dict[int, dict[str, str]] = {}
         """Candidates that cannot run in one regime, and why."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
-            spec.name, spec.size_keys, self._on_miss, spec.tensor_keys, self._on_error
+            spec.name,
+            spec.size_keys,
+            self._on_miss,
+            spec.tensor_keys,
+            self._on_error,
+            tuple(formula for _, formula in spec.conditions),
+            spec.device_type,
         )
         with settings.override(**self.options):
             checked = settings.get("check_inputs")
@@ -116,7 +127,8 @@ class MultiKernel:
         keys = [self.dispatcher.key_of(*args) for args in calls]
         with self._lock, settings.override(**self.options):
             thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
-        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS}
+            tune = "off" if settings.get("tune") == "off" else "thorough"
+        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune}
         with self._lock, settings.override(**{**self.options, **patient}):
             for key, args in zip(keys, calls, strict=True):
                 if key not in self._decisions:
@@ -149,6 +161,10 @@ class MultiKernel:
         reentrant = key in self._choosing  # a candidate on trial called its own MultiKernel: do not try it again
         self._choosing.add(key)
         try:
+            if settings.get("stall") == "never" and not reentrant:
+                standin = self._standin(key, args)
+                if standin is not None:
+                    return standin
             while True:
                 request = self._request(key, self.spec.split(args)[1], None if reentrant else args)
                 forced.check(self.spec.name, tuple(self._by_name))
@@ -158,33 +174,67 @@ class MultiKernel:
                     reasons = self._nothing_left(key, request)
                     self._rejected_at.pop(key, None)  # what made them fail may pass, as a lack of memory does
                     raise NoCandidate(reasons)
-                entry = self._made(key, self._by_name[decision.candidate], request)
+                entry = self._made(key, request.named(decision.candidate), request)
                 if entry is not None:
                     self._decisions[key] = decision
                     counters.add("store_hits", decision.from_store)
                     trace.announce(self.spec, self.candidates, decision)
-                    if isinstance(entry, PythonEntry) and not decision.tried and len(request.candidates) > 1:
+                    untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
+                    if untried and not decision.tried and len(request.candidates) > 1:
                         return PythonEntry(_FirstRun(self, key, decision, entry))
                     return entry
         finally:
             if not reentrant:
                 self._choosing.discard(key)
 
+    def _standin(self, key: int, args: tuple[Any, ...]) -> PythonEntry | None:
+        """With the option stall "never": what serves this regime while its own kernels compile; None if they have, or
+        where nothing else can serve.
+
+        The best that is at hand: a kernel made for a regime with fewer facts is right here too, if slower; where there
+        is none, torch operators do the work.
+        """
+        request = self._request(key, self.spec.split(args)[1], args)
+        if not request.candidates:
+            return None
+        wanted = self._prepare(dataclasses.replace(request, args=None))
+        if all(ready(candidate) or failed(candidate) for candidate in wanted):
+            return None
+        facts = self.spec.facts(request.ints, self._pointers(args))
+        able = [made for c in self.candidates for made in self._forms(c, facts) if made.name in request.names]
+        at_hand = [candidate for candidate in able if ready(candidate)]
+        if not at_hand:
+            return None
+        best = min(at_hand, key=lambda candidate: candidate.cost(request.sizes))
+        return PythonEntry(_Standin(self, key, tuple(wanted), best.entry()))
+
+    def _forms(self, candidate: Candidate, facts: Facts) -> list[Candidate]:
+        """The compiled forms of a candidate that are right where `facts` hold."""
+        made = getattr(candidate, "made", None)
+        return [form for form in made() if facts.include(form.facts)] if made is not None else [candidate]
+
+    def _pointers(self, args: tuple[Any, ...] | None) -> Sequence[int]:
+        if not args or not self.spec.tensor_keys:
+            return ()
+        return [0 if tensor is None else tensor.data_ptr() for tensor in self.spec.split(args)[0]]
+
     def _request(self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None) -> Request:
         spec, sizes = self.spec, self.spec.sizes(ints)
-        pointers = [0 if t is None else t.data_ptr() for t in spec.split(args)[0]] if args and spec.tensor_keys else ()
+        pointers = self._pointers(args)
         rejected = {**self._rejected, **self._rejected_at.get(key, {})}
         able = [c for c in self.candidates if c.name not in rejected and self._can_run(c, sizes, ints)]
+        facts = spec.facts(ints, pointers)
         return Request(
             spec,
             spec.problem(ints, pointers),
-            tuple(able),
+            tuple(specialised(candidate, facts) for candidate in able),
             sizes,
             ints,
             spec.regime(ints, pointers),
             args,
-            environment(),
+            environment(spec.target),
             store.current(),
+            budget=self.budget,
         )
 
     def _can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:
@@ -195,15 +245,17 @@ class MultiKernel:
         hard = getattr(candidate, "hard_limits", False)
         return not hard or all(candidate.valid(corner) for corner in self.spec.corners(ints))
 
-    def _prepare(self, request: Request) -> None:
-        """Starts compiling what a decision at these sizes is going to need: the one candidate that is already known to
-        win, or those that will be measured."""
+    def _prepare(self, request: Request) -> Sequence[Candidate]:
+        """Starts compiling what a decision at these sizes is going to need, and returns it: the one candidate that is
+        already known to win, or those that will be measured."""
         known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
         if known is not None and known.link in ("only", "forced", "plan", "exact", "nearby"):
-            self._by_name[known.candidate].prepare()
-            return
-        for candidate in prior.shortlist(request):
-            candidate.prepare()
+            wanted: Sequence[Candidate] = [request.named(known.candidate)]
+        else:
+            wanted = prior.shortlist(request)
+        for candidate in wanted:
+            _prepared(candidate)
+        return wanted
 
     def _made(self, key: int, candidate: Candidate, request: Request) -> Entry | None:
         """The candidate's entry; None, with the failure recorded, if it cannot be made."""
@@ -269,16 +321,41 @@ class MultiKernel:
             return entry
 
 
+def _prepared(candidate: Candidate) -> None:
+    """Starts compiling it; one that has no source for these facts fails when it is asked for, not here."""
+    with contextlib.suppress(LoweringError):
+        candidate.prepare()
+
+
+class _Standin:
+    """Runs another kernel until a regime's own candidates are compiled; the call that finds them ready chooses."""
+
+    def __init__(self, owner: MultiKernel, key: int, wanted: Sequence[Candidate], entry: Entry) -> None:
+        self.owner, self.key, self.wanted, self.entry = owner, key, wanted, entry
+
+    def __call__(self, *args: Any) -> None:
+        owner = self.owner
+        if all(ready(candidate) or failed(candidate) for candidate in self.wanted):
+            entry = owner._on_miss(self.key, args)
+            owner.dispatcher.insert(self.key, entry)
+            run_once(entry, args)
+        else:
+            run(self.entry, args)
+
+
 class _FirstRun:
-    """Runs a Python candidate that has not been tried at these sizes: if it raises, the call goes on with another.
+    """Runs a candidate that has not been tried at these sizes: if it raises, the call goes on with another.
 
     What it may have changed by then is put back. After a run without an error the candidate stands in the table itself.
     """
 
-    def __init__(self, owner: MultiKernel, key: int, decision: Decision, entry: PythonEntry) -> None:
+    def __init__(self, owner: MultiKernel, key: int, decision: Decision, entry: Entry) -> None:
         self.owner, self.key, self.decision, self.entry = owner, key, decision, entry
 
     def __call__(self, *args: Any) -> None:
+        if not isinstance(self.entry, PythonEntry):
+            self._native(args)
+            return
         roles = self.owner.spec.roles
         kept = [(t, t.clone()) for t, role in zip(args, roles, strict=False) if role == "inout" and t is not None]
         try:
@@ -290,6 +367,15 @@ class _FirstRun:
                 for tensor, before in kept:
                     tensor.copy_(before)
             run_once(self.owner._failed(self.key, self.decision, args, error), args)
+        else:
+            self.owner.dispatcher.insert(self.key, self.entry)
+
+    def _native(self, args: tuple[Any, ...]) -> None:
+        """A GPU kernel: a launch that the driver refuses has changed nothing."""
+        try:
+            run(self.entry, args)
+        except LaunchFailed as error:
+            run(self.owner._failed(self.key, self.decision, args, error), args)
         else:
             self.owner.dispatcher.insert(self.key, self.entry)
 

@@ -21,6 +21,7 @@ from polytile.multikernel.spec import KernelSpec
 from polytile.problem import Outcome, Problem
 from polytile.store import Store, identity
 from polytile.store.records import Environment, Identity
+from polytile.tuning.budget import Budget
 from polytile.tuning.decide import Score
 from polytile.tuning.tune import Tuner
 
@@ -31,7 +32,7 @@ class Request:
 
     `candidates` can run at these sizes, in canonical order. `args` are flat arguments to try them on, or None. A link
     that finds that a candidate fails here puts it into `rejected` with the reason; `outcomes` gets how it ended.
-    `tuner` tries them in place of this machine, if it is given.
+    `tuner` tries them in place of this machine, if it is given. `budget` is the program's for measuring.
     """
 
     spec: KernelSpec
@@ -46,11 +47,20 @@ class Request:
     rejected: MutableMapping[str, str] = field(default_factory=dict)
     outcomes: MutableMapping[str, Outcome] = field(default_factory=dict)
     tuner: Tuner | None = None
+    budget: Budget | None = None
 
     @property
     def alive(self) -> tuple[Candidate, ...]:
         """The candidates that no link has rejected so far."""
         return tuple(candidate for candidate in self.candidates if candidate.name not in self.rejected)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(candidate.name for candidate in self.candidates)
+
+    def named(self, name: str) -> Candidate:
+        """The candidate of that name."""
+        return next(candidate for candidate in self.candidates if candidate.name == name)
 
     def scores(self, known: Mapping[Identity, Score]) -> list[Score | None]:
         """The scores of `candidates`, in their order. The source of one whose name no score bears is not generated."""
@@ -113,7 +123,17 @@ def chain() -> tuple[tuple[str, Link], ...]:
 def may_measure(request: Request) -> bool:
     """Whether candidates may be timed to answer `request`."""
     allowed = options.get("tune") != "off" and not torch.are_deterministic_algorithms_enabled()
-    return allowed and request.args is not None
+    return allowed and request.args is not None and not _recording(request)
+
+
+def _recording(request: Request) -> bool:
+    """Whether this thread is recording a CUDA graph: nothing may be waited for then."""
+    return request.spec.target.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def must_measure(request: Request) -> bool:
+    """Whether measuring is to be thorough: nothing short of measurements at these very sizes will do."""
+    return options.get("tune") == "thorough" and may_measure(request)
 
 
 def choose(request: Request) -> Decision | None:
@@ -155,4 +175,4 @@ def _standing(request: Request, candidate: Candidate, score: Score | None) -> St
     return Standing(candidate.name, score.seconds, reason or ("" if score.ok else score.outcome.value))
 
 
-__all__ = ["Answer", "Link", "Request", "chain", "choose", "may_measure"]
+__all__ = ["Answer", "Link", "Request", "chain", "choose", "may_measure", "must_measure"]

@@ -12,8 +12,15 @@ from typing import Any
 import torch
 
 from polytile import options
+from polytile.ir.program import CPU as CPU_DEVICE
+from polytile.kernels.facts import Facts
 from polytile.problem import Problem
 from polytile.runtime import device, regime
+from polytile.runtime.arguments import CPU, CUDA
+from polytile.runtime.formula import Formula, evaluate
+
+WIDE = "wide"
+"""The condition that some position needs 64 bits (kernels/facts.py)."""
 
 ROLES = ("in", "out", "inout", "scratch")
 """What a kernel does with a tensor: only reads it; writes all of it and reads nothing of it; both; uses it as it
@@ -47,7 +54,8 @@ class KernelSpec:
     the number of terms that an output element sums; `reduction_hint` says how the reduction runs through memory
     ("inner", "outer", ""). `make_args(sizes)` makes the flat arguments for given sizes by name, some of which may be
     missing where others imply them; without it nothing can be tuned ahead of a call. `checks` are the sentences for
-    run-time checks 1, 2, ...
+    run-time checks 1, 2, ... `conditions` are named formulas of the integers, 1 where the condition holds and else 0:
+    part of the regime and of the problem. `target` is where the tensors are and the kernel runs.
     """
 
     name: str
@@ -62,6 +70,8 @@ class KernelSpec:
     reduction_hint: str = ""
     source_ops: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
+    conditions: tuple[tuple[str, Formula], ...] = ()
+    target: torch.device = CPU_DEVICE
     device: str = ""
     reference: Callable[..., None] | None = field(default=None, compare=False, repr=False)
     make_args: Callable[[Mapping[str, int]], Sequence[Any]] | None = field(default=None, compare=False, repr=False)
@@ -97,7 +107,7 @@ class KernelSpec:
     def deciding(self, ints: Sequence[int]) -> tuple[tuple[str, int], ...]:
         """The integers that a choice may depend on, by name."""
         given = zip(self.size_names, ints, self.size_keys, strict=True)
-        return tuple((name, size) for name, size, code in given if code != regime.IGNORE)
+        return tuple((name, size) for name, size, code in given if code in (regime.BUCKET, regime.EXACT))
 
     def bucketed(self) -> frozenset[str]:
         """Names of the sizes of which only the regime bucket matters."""
@@ -107,32 +117,63 @@ class KernelSpec:
 
     def flags(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> tuple[str, ...]:
         """Facts about this call that kernels care about: "K%16" for sizes above 8 that 16 divides, "x@64" for tensors
-        aligned to 64 bytes (those that `tensor_keys` asks about; all of them where no pointers are given)."""
-        given = zip(self.size_names, ints, self.size_keys, strict=True)
-        divisible = [
-            f"{name}%16"
-            for name, size, code in given
-            if code == regime.BUCKET and size > regime.EXACT_UP_TO and size % 16 == 0
-        ]
+        aligned to 64 bytes (those that `tensor_keys` asks about; all of them where no pointers are given), and the names
+        of the conditions that hold."""
+        divisible = [f"{name}%16" for name in self._divisible(ints)]
         aligned = []
         for position, (name, code) in enumerate(zip(self.names, self.tensor_keys, strict=False)):
             alignment = regime.ALIGNMENTS.get(code)
             if alignment and (not pointers or pointers[position] % alignment == 0):
                 aligned.append(f"{name}@{alignment}")
-        return (*divisible, *aligned)
+        return (*divisible, *aligned, *self._holding(ints))
+
+    def _divisible(self, ints: Sequence[int]) -> list[str]:
+        """Names of the integers that 16 divides all over the regime, those with one value there left out."""
+        given = zip(self.size_names, ints, self.size_keys, strict=True)
+        return [
+            name
+            for name, size, code in given
+            if size % 16 == 0 and (code == regime.DIVISIBLE or (code == regime.BUCKET and size > regime.EXACT_UP_TO))
+        ]
+
+    def _holding(self, ints: Sequence[int]) -> list[str]:
+        return [name for name, formula in self.conditions if evaluate(formula, ints)]
+
+    def facts(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> Facts:
+        """What code for the regime of this call may take for granted; tensors count as aligned where no pointers are
+        given."""
+        given = zip(self.size_names, ints, self.size_keys, strict=True)
+        exact = [
+            (name, size)
+            for name, size, code in given
+            if code == regime.EXACT or (code == regime.BUCKET and size <= regime.EXACT_UP_TO)
+        ]
+        aligned = [
+            name
+            for position, (name, code) in enumerate(zip(self.names, self.tensor_keys, strict=False))
+            if code == regime.ALIGNED_16 and (not pointers or pointers[position] % 16 == 0)
+        ]
+        wide = WIDE in self._holding(ints)
+        return Facts(frozenset(self._divisible(ints)), frozenset(aligned), wide, tuple(exact))
+
+    @property
+    def device_type(self) -> int:
+        """torch's number for the type of `target`."""
+        return CUDA if self.target.type == "cuda" else CPU
 
     def problem(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> Problem:
         """The Problem of a call with these integers: what its choice may depend on and nothing else.
 
-        `layouts` ends with the flags and the number of threads that a kernel may use, so that problems which differ in
-        sizes alone are in the same kind of regime.
+        `layouts` ends with the flags and, on a CPU, the number of threads that a kernel may use, so that problems which
+        differ in sizes alone are in the same kind of regime.
         """
+        team = () if self.target.type == "cuda" else (f"threads={threads()}",)
         return Problem(
             self.family,
             self.kernel,
             self.deciding(ints),
             tuple(str(arg.dtype).removeprefix("torch.") for arg in self.args),
-            (*self.layouts, *self.flags(ints, pointers), f"threads={threads()}"),
+            (*self.layouts, *self.flags(ints, pointers), *team),
             self.device or device.fingerprint(),
         )
 
@@ -146,7 +187,9 @@ class KernelSpec:
             elif code == regime.BUCKET:
                 low, high = regime.bounds(regime.bucket(size))
                 words.append(f"{name}={low}..{high}" + ("%16" if size % 16 == 0 else ""))
-        return " ".join([*words, *(flag for flag in self.flags(ints, pointers) if "@" in flag)])
+            elif code == regime.DIVISIBLE and size % 16 == 0:
+                words.append(f"{name}%16")
+        return " ".join([*words, *(flag for flag in self.flags(ints, pointers) if "%" not in flag)])
 
     def corners(self, ints: Sequence[int]) -> list[dict[str, int]]:
         """The sizes at the ends of the regime: every bucketed size at its smallest and at its largest, in all
@@ -180,4 +223,4 @@ def threads() -> int:
     return options.get("threads") or torch.get_num_threads()
 
 
-__all__ = ["ROLES", "ArgInfo", "KernelSpec", "threads"]
+__all__ = ["ROLES", "WIDE", "ArgInfo", "KernelSpec", "threads"]

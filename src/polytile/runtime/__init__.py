@@ -7,7 +7,7 @@ Nothing is started at import: no compiler, no thread. A warm process starts no c
 
 from polytile.runtime.compile import Compilation, Library, SourceRejected, compile_cpp, compile_log, load
 from polytile.runtime.device import describe, fingerprint
-from polytile.runtime.launcher import Dispatcher, PythonDispatcher, empty_strided_cpu, time_burst
+from polytile.runtime.launcher import Dispatcher, PythonDispatcher, empty_strided_cpu, empty_strided_cuda, time_burst
 from polytile.runtime.native import prepare as prepare_launcher
 from polytile.runtime.toolchain import Toolchain
 
@@ -22,6 +22,7 @@ __all__ = [
     "compile_log",
     "describe",
     "empty_strided_cpu",
+    "empty_strided_cuda",
     "fingerprint",
     "load",
     "prepare_launcher",

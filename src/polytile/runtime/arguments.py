@@ -16,8 +16,15 @@ from polytile.errors import InvalidInput
 _LONG = 1 << 63
 
 
-def slow_pointer(name: str, position: int, argument: Any) -> int:
-    """Address of a CPU tensor's first element, 0 for None and for a tensor without elements.
+CPU, CUDA = 0, 1
+"""torch's numbers for types of devices (DeviceType)."""
+
+DEVICES = {CPU: "cpu", CUDA: "cuda"}
+
+
+def slow_pointer(name: str, position: int, argument: Any, device: int = CPU) -> int:
+    """Address of the first element of a tensor on a device of type `device`; 0 for None and for a tensor without
+    elements.
 
     Works for any tensor that has memory of its own, subclasses included. Raises TypeError for what is no tensor and
     InvalidInput for a fake tensor, one of another device, or a wrapper without data.
@@ -29,8 +36,9 @@ def slow_pointer(name: str, position: int, argument: Any) -> int:
         raise TypeError(f"{what}; a tensor or None goes there.")
     if _is_fake(argument):
         raise InvalidInput(f"{what} without data; a compiled kernel runs on real tensors only.")
-    if argument.device.type != "cpu":
-        raise InvalidInput(f"{what} on device {argument.device}; this kernel was compiled for the CPU.")
+    if argument.device.type != DEVICES[device]:
+        made_for = "the CPU" if device == CPU else "CUDA"
+        raise InvalidInput(f"{what} on device {argument.device}; this kernel was compiled for {made_for}.")
     try:
         pointer = int(argument.data_ptr())
     except RuntimeError as error:
@@ -69,4 +77,4 @@ def bad_count(name: str, tensors: int, integers: int, given: int) -> NoReturn:
     raise TypeError(f"kernel {name!r} takes {due}{integers} integers; {given} arguments were given.")
 
 
-__all__ = ["bad_count", "bad_integer", "integer", "slow_pointer"]
+__all__ = ["CPU", "CUDA", "bad_count", "bad_integer", "integer", "slow_pointer"]

@@ -3,12 +3,12 @@
    A Dispatcher is called with tensors first and integers after them. It takes the data pointers and the integers out of
    their Python objects, packs what matters of them into a key of 64-bit words (regime.py says which), looks the key up in
    a hash table and calls the entry found: a native kernel, without the GIL, or a Python callable. What is not in the
-   table, what is not a plain CPU tensor and every error goes to Python functions that launcher.py passes in.
+   table, what is not a plain tensor of the right device and every error goes to Python functions that launcher.py passes in.
 
    No torch header is used. The at::Tensor inside a tensor's Python object lies at an offset that native.py finds and
    tests when it loads this module; its address is the handle that torch's stable C functions (aoti_torch_*) take. */
 
-enum { MAX_ARGUMENTS = 4096, TORCH_CPU = 0 };
+enum { MAX_ARGUMENTS = 4096, TORCH_CPU = 0, TORCH_CUDA = 1 };
 
 /* Set once by configure(). Without a fast path `tensor` is NULL, which no type equals. */
 static struct {
@@ -16,27 +16,27 @@ static struct {
     Py_ssize_t handle_offset;
     int32_t (*get_data_ptr)(void *handle, void **pointer);
     int32_t (*get_device_type)(void *handle, int32_t *type);
-    PyObject *slow_pointer; /* (kernel name, position, argument) -> address, or raises */
+    PyObject *slow_pointer; /* (kernel name, position, argument, device type) -> address, or raises */
     PyObject *bad_integer;  /* (kernel name, position, argument) raises */
     PyObject *bad_count;    /* (kernel name, tensors or -1, integers, given) raises */
 } configured;
 
 /* ---- arguments ---- */
 
-static int fast_pointer(PyObject *argument, void **pointer)
+static int fast_pointer(PyObject *argument, int wanted, void **pointer)
 {
     PyTypeObject *type = Py_TYPE(argument);
     if (type != configured.tensor && type != configured.parameter)
         return 0;
     void *handle = (char *)argument + configured.handle_offset;
     int32_t device;
-    return configured.get_device_type(handle, &device) == 0 && device == TORCH_CPU
+    return configured.get_device_type(handle, &device) == 0 && device == wanted
            && configured.get_data_ptr(handle, pointer) == 0 && *pointer != NULL;
 }
 
-static int slow_pointer(PyObject *name, Py_ssize_t position, PyObject *argument, void **pointer)
+static int slow_pointer(PyObject *name, Py_ssize_t position, PyObject *argument, int wanted, void **pointer)
 {
-    PyObject *address = PyObject_CallFunction(configured.slow_pointer, "OnO", name, position, argument);
+    PyObject *address = PyObject_CallFunction(configured.slow_pointer, "OnOi", name, position, argument, wanted);
     if (address == NULL)
         return -1;
     *pointer = PyLong_AsVoidPtr(address);
@@ -45,15 +45,15 @@ static int slow_pointer(PyObject *name, Py_ssize_t position, PyObject *argument,
 }
 
 /* Data pointer of a tensor; NULL for None and for a tensor without elements. -1 and an exception on failure. */
-static inline int pointer_of(PyObject *name, Py_ssize_t position, PyObject *argument, void **pointer)
+static inline int pointer_of(PyObject *name, Py_ssize_t position, PyObject *argument, int wanted, void **pointer)
 {
-    if (fast_pointer(argument, pointer))
+    if (fast_pointer(argument, wanted, pointer))
         return 0;
     if (argument == Py_None) {
         *pointer = NULL;
         return 0;
     }
-    return slow_pointer(name, position, argument, pointer);
+    return slow_pointer(name, position, argument, wanted, pointer);
 }
 
 static inline int integer_of(PyObject *name, Py_ssize_t position, PyObject *argument, long *integer)
@@ -156,19 +156,24 @@ static inline int accepts(Dispatcher *self, Py_ssize_t tensors)
     return tensors >= 0 && tensors + self->integers <= MAX_ARGUMENTS;
 }
 
-static inline void append_tensor_words(Dispatcher *self, void *const *pointers, int64_t *words)
+static inline int64_t *append_tensor_words(Dispatcher *self, void *const *pointers, int64_t *words)
 {
-    if (self->tensor_codes == NULL)
-        return;
-    for (Py_ssize_t i = 0; i < self->tensors; i++)
+    for (Py_ssize_t i = 0; self->tensor_codes != NULL && i < self->tensors; i++)
         if (self->tensor_codes[i] != ANY)
             *words++ = (uintptr_t)pointers[i] % (self->tensor_codes[i] == ALIGNED_64 ? 64 : 16) == 0;
+    return words;
+}
+
+static inline void append_formula_words(Dispatcher *self, const long *integers, int64_t *words)
+{
+    for (Py_ssize_t i = 0; i < self->formula_count; i++)
+        *words++ = formula((const int64_t *)PyBytes_AS_STRING(PyTuple_GET_ITEM(self->formulas, i)), integers);
 }
 
 static inline int64_t *append_integer_word(int64_t *words, unsigned char code, long integer)
 {
     if (code != IGNORE)
-        *words++ = code == BUCKET ? bucket(integer) : integer;
+        *words++ = code == BUCKET ? bucket(integer) : code == DIVISIBLE ? integer % 16 == 0 : integer;
     return words;
 }
 
@@ -185,14 +190,14 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
     long integers[self->integers + 1];
     int64_t words[self->word_count + 1], *next = words;
     for (Py_ssize_t i = 0; i < tensors; i++)
-        if (pointer_of(self->name, i, arguments[i], &pointers[i]) < 0)
+        if (pointer_of(self->name, i, arguments[i], self->device, &pointers[i]) < 0)
             return NULL;
     for (Py_ssize_t i = 0; i < self->integers; i++) {
         if (integer_of(self->name, tensors + i, arguments[tensors + i], &integers[i]) < 0)
             return NULL;
         next = append_integer_word(next, self->codes[i], integers[i]);
     }
-    append_tensor_words(self, pointers, next);
+    append_formula_words(self, integers, append_tensor_words(self, pointers, next));
 
     PyObject *result;
     Slot slot = *find(self, words);
@@ -287,20 +292,20 @@ static PyObject *dispatcher_key_of(PyObject *object, PyObject *const *arguments,
     int64_t words[self->word_count + 1], *next = words;
     memset(pointers, 0, sizeof pointers);
     for (Py_ssize_t i = 0; i < tensors; i++)
-        if (pointer_of(self->name, i, arguments[i], &pointers[i]) < 0)
+        if (pointer_of(self->name, i, arguments[i], self->device, &pointers[i]) < 0)
             return NULL;
+    long integers[self->integers + 1];
     for (Py_ssize_t i = 0; i < self->integers; i++) {
-        long integer;
-        if (integer_of(self->name, tensors + i, arguments[tensors + i], &integer) < 0)
+        if (integer_of(self->name, tensors + i, arguments[tensors + i], &integers[i]) < 0)
             return NULL;
-        next = append_integer_word(next, self->codes[i], integer);
+        next = append_integer_word(next, self->codes[i], integers[i]);
     }
-    append_tensor_words(self, pointers, next);
+    append_formula_words(self, integers, append_tensor_words(self, pointers, next));
     return packed(words, self->word_count);
 }
 
-/* Copies a tuple of codes 0..2 into a new array; counts those that are not 0. */
-static unsigned char *codes_of(PyObject *tuple, Py_ssize_t *words)
+/* Copies a tuple of codes 0..most into a new array; counts those that are not 0. */
+static unsigned char *codes_of(PyObject *tuple, long most, Py_ssize_t *words)
 {
     Py_ssize_t count = PyTuple_GET_SIZE(tuple);
     unsigned char *codes = PyMem_Calloc((size_t)count + 1, 1);
@@ -308,9 +313,9 @@ static unsigned char *codes_of(PyObject *tuple, Py_ssize_t *words)
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; codes != NULL && i < count; i++) {
         long code = PyLong_AsLong(PyTuple_GET_ITEM(tuple, i));
-        if (code < 0 || code > 2) {
+        if (code < 0 || code > most) {
             if (!PyErr_Occurred())
-                PyErr_Format(PyExc_ValueError, "key code %ld at position %zd is not 0, 1 or 2", code, i);
+                PyErr_Format(PyExc_ValueError, "key code %ld at position %zd is not in 0..%ld", code, i, most);
             PyMem_Free(codes);
             return NULL;
         }
@@ -322,10 +327,12 @@ static unsigned char *codes_of(PyObject *tuple, Py_ssize_t *words)
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"name", "key", "tensor_key", "on_miss", "on_error", NULL};
-    PyObject *name, *key, *tensor_key, *on_miss, *on_error;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "UO!O!OO", names, &name, &PyTuple_Type, &key, &PyTuple_Type,
-                                     &tensor_key, &on_miss, &on_error))
+    static char *names[] = {"name", "key", "tensor_key", "on_miss", "on_error", "formulas", "device", NULL};
+    PyObject *name, *key, *tensor_key, *on_miss, *on_error, *formulas;
+    int device;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "UO!O!OOO!i", names, &name, &PyTuple_Type, &key,
+                                     &PyTuple_Type, &tensor_key, &on_miss, &on_error, &PyTuple_Type, &formulas,
+                                     &device))
         return NULL;
     Py_ssize_t integers = PyTuple_GET_SIZE(key), tensors = PyTuple_GET_SIZE(tensor_key);
     if (integers + tensors > MAX_ARGUMENTS)
@@ -339,11 +346,14 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObjec
     self->tensor_key = Py_NewRef(tensor_key);
     self->on_miss = Py_NewRef(on_miss);
     self->on_error = Py_NewRef(on_error);
+    self->formulas = Py_NewRef(formulas);
+    self->formula_count = self->word_count = PyTuple_GET_SIZE(formulas);
+    self->device = device;
     self->integers = integers;
     self->tensors = tensors > 0 ? tensors : -1;
-    self->codes = codes_of(key, &self->word_count);
+    self->codes = codes_of(key, DIVISIBLE, &self->word_count);
     if (self->codes != NULL && tensors > 0)
-        self->tensor_codes = codes_of(tensor_key, &self->word_count);
+        self->tensor_codes = codes_of(tensor_key, ALIGNED_16, &self->word_count);
     if (PyErr_Occurred() || allocate(self, 8) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -390,6 +400,7 @@ static void dispatcher_dealloc(PyObject *object)
     Py_XDECREF(self->name);
     Py_XDECREF(self->key);
     Py_XDECREF(self->tensor_key);
+    Py_XDECREF(self->formulas);
     Py_XDECREF(self->on_miss);
     Py_XDECREF(self->on_error);
     type->tp_free(self);
@@ -461,7 +472,7 @@ static PyObject *configure(PyObject *module, PyObject *arguments)
 static PyObject *probe(PyObject *module, PyObject *argument)
 {
     void *pointer;
-    if (!fast_pointer(argument, &pointer))
+    if (!fast_pointer(argument, TORCH_CPU, &pointer) && !fast_pointer(argument, TORCH_CUDA, &pointer))
         Py_RETURN_NONE;
     return PyLong_FromVoidPtr(pointer);
 }
@@ -479,12 +490,13 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* time_burst(name, entry, arguments, tensors, repeats) -> (seconds, code of the first call that failed, or 0) */
+/* time_burst(name, entry, arguments, tensors, repeats, device type) -> (seconds, code of the first call that failed, or 0) */
 static PyObject *time_burst(PyObject *module, PyObject *parsed)
 {
     PyObject *name, *entry, *tuple;
     Py_ssize_t tensors, repeats;
-    if (!PyArg_ParseTuple(parsed, "UOO!nn", &name, &entry, &PyTuple_Type, &tuple, &tensors, &repeats))
+    int device;
+    if (!PyArg_ParseTuple(parsed, "UOO!nni", &name, &entry, &PyTuple_Type, &tuple, &tensors, &repeats, &device))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(tuple);
     if (tensors < 0 || tensors > count || count > MAX_ARGUMENTS)
@@ -493,7 +505,7 @@ static PyObject *time_burst(PyObject *module, PyObject *parsed)
     void *pointers[tensors + 1];
     long integers[count - tensors + 1], code = 0;
     for (Py_ssize_t i = 0; i < tensors; i++)
-        if (pointer_of(name, i, arguments[i], &pointers[i]) < 0)
+        if (pointer_of(name, i, arguments[i], device, &pointers[i]) < 0)
             return NULL;
     for (Py_ssize_t i = tensors; i < count; i++)
         if (integer_of(name, i, arguments[i], &integers[i - tensors]) < 0)

@@ -3,7 +3,8 @@
     dispatch = Dispatcher("softmax", key=[1, 1, 0], on_miss=choose)
     dispatch(x, out, rows, columns, stride)     # tensors (or None) first, then integers; returns None
 
-Each integer has a code in `key`: 0 it does not matter, 1 its regime bucket matters, 2 its value matters (regime.py).
+Each integer has a code in `key`: 0 it does not matter, 1 its regime bucket matters, 2 its value, 3 whether 16 divides it
+(regime.py). `formulas` of the integers (formula.py) add their values to the key.
 Each tensor may have one in `tensor_key`: 0 nothing matters, 1 whether its data is aligned to 64 bytes, 2 to 16 bytes.
 The regime key found leads to an entry: a native kernel, called without the GIL, or a Python callable. A key with no
 entry asks `on_miss(key, arguments)` once, whatever the number of threads, and keeps the entry it returns.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import abc
 import ctypes
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +28,9 @@ import torch
 
 from polytile.counters import counters
 from polytile.runtime import native, regime
-from polytile.runtime.arguments import bad_count, integer, slow_pointer
+from polytile.runtime.arguments import CPU, CUDA, bad_count, integer, slow_pointer
+from polytile.runtime.cuda import launch
+from polytile.runtime.formula import Formula
 
 MAX_ARGUMENTS = 4096
 OnMiss = Callable[[int, tuple[Any, ...]], Any]
@@ -71,6 +75,8 @@ class Dispatcher(abc.ABC):
         on_miss: OnMiss,
         tensor_key: Sequence[int] = (),
         on_error: OnError | None = None,
+        formulas: Sequence[Formula] = (),
+        device: int = CPU,
     ) -> Dispatcher:
         module = native.module() if cls is Dispatcher else None
         if module is None:
@@ -78,7 +84,13 @@ class Dispatcher(abc.ABC):
         if not issubclass(module.Dispatcher, Dispatcher):
             Dispatcher.register(module.Dispatcher)
         made: Dispatcher = module.Dispatcher(
-            name, tuple(key), tuple(tensor_key), _OncePerKey(on_miss), _Reporter(name, on_error)
+            name,
+            tuple(key),
+            tuple(tensor_key),
+            _OncePerKey(on_miss),
+            _Reporter(name, on_error),
+            tuple(struct.pack(f"{len(code)}q", *code) for code in formulas),
+            device,
         )
         return made
 
@@ -132,12 +144,14 @@ class _OncePerKey:
 
 
 class _Reporter:
-    """Raises the error of a kernel that returned a code other than 0."""
+    """Raises the error of a kernel that returned a code other than 0: a failed check, or minus a GPU driver's error."""
 
     def __init__(self, name: str, on_error: OnError | None) -> None:
         self.name, self.on_error = name, on_error
 
     def __call__(self, code: int) -> NoReturn:
+        if code < 0:
+            launch.failed(self.name, code)
         if self.on_error is not None:
             self.on_error(code)
         raise IndexError(f"kernel {self.name!r}: run-time check {code} failed: an index is out of range.")
@@ -168,14 +182,17 @@ class PythonDispatcher(Dispatcher):
         on_miss: OnMiss,
         tensor_key: Sequence[int] = (),
         on_error: OnError | None = None,
+        formulas: Sequence[Formula] = (),
+        device: int = CPU,
     ) -> None:
         self.name, self.key, self.tensor_key = name, tuple(key), tuple(tensor_key)
-        for codes in (self.key, self.tensor_key):
+        self._formulas, self._device = tuple(formulas), device
+        for codes, most in ((self.key, regime.DIVISIBLE), (self.tensor_key, regime.ALIGNED_16)):
             for position, code in enumerate(codes):
-                if code not in (0, 1, 2):
-                    raise ValueError(f"key code {code} at position {position} is not 0, 1 or 2")
+                if code not in range(most + 1):
+                    raise ValueError(f"key code {code} at position {position} is not in 0..{most}")
         self._tensors = len(self.tensor_key) or -1
-        self._words = regime.count(self.key, self.tensor_key)
+        self._words = regime.count(self.key, self.tensor_key, self._formulas)
         self._resolve = _OncePerKey(on_miss)
         self._report = _Reporter(name, on_error)
         self._table: dict[tuple[int, ...], Entry] = {}
@@ -185,7 +202,7 @@ class PythonDispatcher(Dispatcher):
         if not self._accepts(tensors):
             bad_count(self.name, self._tensors, len(self.key), len(arguments))
         pointers, integers = self._parse(arguments, tensors)
-        words = regime.words_of(self.key, integers, self.tensor_key, pointers)
+        words = regime.words_of(self.key, integers, self.tensor_key, pointers, self._formulas)
         entry = self._table.get(words)
         if entry is None:
             entry = self._resolve(self, regime.pack(words), arguments)
@@ -217,7 +234,7 @@ class PythonDispatcher(Dispatcher):
             bad_count(self.name, self._tensors, len(self.key), len(arguments))
         pointers, integers = self._parse(arguments, tensors)
         pointers = pointers or [0] * len(self.tensor_key)
-        return regime.pack(regime.words_of(self.key, integers, self.tensor_key, pointers))
+        return regime.pack(regime.words_of(self.key, integers, self.tensor_key, pointers, self._formulas))
 
     def _accepts(self, tensors: int) -> bool:
         if self._tensors >= 0:
@@ -225,11 +242,11 @@ class PythonDispatcher(Dispatcher):
         return tensors >= 0 and tensors + len(self.key) <= MAX_ARGUMENTS
 
     def _parse(self, arguments: Sequence[Any], tensors: int) -> tuple[list[int], list[int]]:
-        return _parse(self.name, arguments, tensors)
+        return _parse(self.name, arguments, tensors, self._device)
 
 
-def _parse(name: str, arguments: Sequence[Any], tensors: int) -> tuple[list[int], list[int]]:
-    pointers = [slow_pointer(name, i, argument) for i, argument in enumerate(arguments[:tensors])]
+def _parse(name: str, arguments: Sequence[Any], tensors: int, device: int) -> tuple[list[int], list[int]]:
+    pointers = [slow_pointer(name, i, argument, device) for i, argument in enumerate(arguments[:tensors])]
     integers = [integer(name, tensors + i, argument) for i, argument in enumerate(arguments[tensors:])]
     return pointers, integers
 
@@ -238,7 +255,8 @@ def time_burst(entry: Entry, arguments: Sequence[Any], repeats: int) -> float:
     """Seconds that `repeats` (>= 1) calls of `entry` take, one right after the other, by a monotonic clock.
 
     `arguments` are the kernel's own: tensors (or None), then integers. Nothing but the kernel is timed: the arguments
-    are read before the clock starts and the GIL is released once. Raises IndexError if a call's run-time check fails.
+    are read before the clock starts and the GIL is released once. Raises IndexError if a call's run-time check fails,
+    LaunchFailed where a GPU's driver refuses a launch. Of a GPU kernel it is the time of launching.
     """
     if repeats < 1:
         raise ValueError(f"time_burst was asked for {repeats} repeats; it needs at least 1.")
@@ -246,16 +264,17 @@ def time_burst(entry: Entry, arguments: Sequence[Any], repeats: int) -> float:
     tensors = sum(1 for argument in given if argument is None or isinstance(argument, torch.Tensor))
     module = native.module()
     timer = _time_burst_in_python if module is None else module.time_burst
-    seconds, code = timer("time_burst", entry, given, tensors, repeats)
+    on_cuda = any(isinstance(argument, torch.Tensor) and argument.is_cuda for argument in given)
+    seconds, code = timer("time_burst", entry, given, tensors, repeats, CUDA if on_cuda else CPU)
     if code:
-        raise IndexError(f"time_burst: run-time check {code} of the kernel failed: an index is out of range.")
+        _Reporter("time_burst", None)(code)
     return float(seconds)
 
 
 def _time_burst_in_python(
-    name: str, entry: Any, arguments: tuple[Any, ...], tensors: int, repeats: int
+    name: str, entry: Any, arguments: tuple[Any, ...], tensors: int, repeats: int, device: int
 ) -> tuple[float, int]:
-    pointers, integers = _parse(name, arguments, tensors)
+    pointers, integers = _parse(name, arguments, tensors, device)
     call = (lambda: entry.call(*arguments)) if hasattr(entry, "call") else _native_call(entry, pointers, integers)
     begin = time.perf_counter()
     for _ in range(repeats):
@@ -265,14 +284,19 @@ def _time_burst_in_python(
     return time.perf_counter() - begin, 0
 
 
-def _allocator() -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
+def _allocator(device: str) -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    fast = getattr(guards, "_empty_strided_cpu", None)
-    return fast if fast is not None else lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype)
+    fast = getattr(guards, f"_empty_strided_{device}", None)
+    if fast is not None:
+        return fast
+    return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=device)
 
 
-empty_strided_cpu = _allocator()
+empty_strided_cpu = _allocator("cpu")
 """(sizes, strides, dtype) -> new CPU tensor, in half the time of torch.empty_strided where torch has such a helper."""
 
+empty_strided_cuda = _allocator("cuda")
+"""The same on the current CUDA device."""
 
-__all__ = ["Dispatcher", "Entry", "PythonDispatcher", "empty_strided_cpu", "time_burst"]
+
+__all__ = ["Dispatcher", "Entry", "PythonDispatcher", "empty_strided_cpu", "empty_strided_cuda", "time_burst"]

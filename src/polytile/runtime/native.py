@@ -30,7 +30,7 @@ from polytile.runtime.arguments import bad_count, bad_integer, slow_pointer
 log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("table.c", "launcher.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("formula.c", "table.c", "launcher.c"))
 """Read in this order, one translation unit."""
 
 _lock = threading.Lock()

@@ -1,7 +1,8 @@
 """Regime keys: what a dispatch table distinguishes about the arguments of a call. `launcher.c` computes the same in C.
 
-A key is a sequence of signed 64-bit words, first one for each integer argument that matters and then one for each
-tensor argument that matters, in argument order. As a Python int it is the words one after another, word 0 lowest.
+A key is a sequence of signed 64-bit words: one for each integer argument that matters, then one for each tensor argument
+that matters, in argument order, then the values of the formulas that the kernel asks for (formula.py). As a Python int it
+is the words one after another, word 0 lowest.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-IGNORE, BUCKET, EXACT = 0, 1, 2
-"""Codes of an integer argument: it does not matter; its regime bucket matters; its value matters."""
+from polytile.runtime.formula import Formula, evaluate
+
+IGNORE, BUCKET, EXACT, DIVISIBLE = 0, 1, 2, 3
+"""Codes of an integer argument: it does not matter; its regime bucket matters; its value; whether 16 divides it."""
 
 ANY, ALIGNED_64, ALIGNED_16 = 0, 1, 2
 """Codes of a tensor argument: nothing about it matters; whether its data starts at a multiple of 64, of 16 bytes."""
@@ -42,17 +45,28 @@ def bounds(word: int) -> tuple[int, int]:
 
 
 def words_of(
-    key: Sequence[int], integers: Sequence[int], tensor_key: Sequence[int] = (), pointers: Sequence[int] = ()
+    key: Sequence[int],
+    integers: Sequence[int],
+    tensor_key: Sequence[int] = (),
+    pointers: Sequence[int] = (),
+    formulas: Sequence[Formula] = (),
 ) -> tuple[int, ...]:
     """The words of one call: `key` and `tensor_key` hold the codes, `pointers` the addresses of the tensors' data."""
-    words = [bucket(n) if code == BUCKET else n for code, n in zip(key, integers, strict=True) if code != IGNORE]
+    words = [word_of(code, n) for code, n in zip(key, integers, strict=True) if code != IGNORE]
     words += [int(p % ALIGNMENTS[code] == 0) for code, p in zip(tensor_key, pointers, strict=False) if code != ANY]
-    return tuple(words)
+    return (*words, *[evaluate(formula, integers) for formula in formulas])
 
 
-def count(key: Sequence[int], tensor_key: Sequence[int] = ()) -> int:
-    """Words in a key made with these codes."""
-    return sum(code != IGNORE for code in key) + sum(code != ANY for code in tensor_key)
+def word_of(code: int, integer: int) -> int:
+    """The word of one integer argument with a code other than IGNORE."""
+    if code == DIVISIBLE:
+        return int(integer % 16 == 0)
+    return bucket(integer) if code == BUCKET else integer
+
+
+def count(key: Sequence[int], tensor_key: Sequence[int] = (), formulas: Sequence[Formula] = ()) -> int:
+    """Words in a key made with these codes and formulas."""
+    return sum(code != IGNORE for code in key) + sum(code != ANY for code in tensor_key) + len(formulas)
 
 
 def pack(words: Iterable[int]) -> int:
@@ -69,5 +83,5 @@ def unpack(key: int, length: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8))
 
 
-__all__ = ["ALIGNED_16", "ALIGNED_64", "ANY", "BUCKET", "EXACT", "IGNORE", "bounds", "bucket", "count", "pack",
-           "unpack", "words_of"]  # fmt: skip
+__all__ = ["ALIGNED_16", "ALIGNED_64", "ANY", "BUCKET", "DIVISIBLE", "EXACT", "IGNORE", "bounds", "bucket", "count", "pack",
+           "unpack", "word_of", "words_of"]  # fmt: skip

@@ -9,7 +9,7 @@
 
 typedef long (*Kernel)(void *const *pointers, const long *integers, long threads);
 
-enum { IGNORE = 0, BUCKET = 1, EXACT = 2 };
+enum { IGNORE = 0, BUCKET = 1, EXACT = 2, DIVISIBLE = 3 };
 enum { ANY = 0, ALIGNED_64 = 1, ALIGNED_16 = 2 };
 
 /* ---- regime keys, as in regime.py ---- */
@@ -47,11 +47,13 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *name, *key, *tensor_key;
+    PyObject *formulas; /* tuple of bytes objects */
     PyObject *on_miss;  /* (dispatcher, key, arguments) -> entry, which it has inserted */
     PyObject *on_error; /* (code) raises */
     unsigned char *codes, *tensor_codes;
     Py_ssize_t integers, tensors; /* numbers of arguments; tensors is -1 until the first call */
-    Py_ssize_t word_count;
+    Py_ssize_t formula_count, word_count;
+    int device; /* torch's number for the type of device that the tensors are on */
     Slot *slots;
     int64_t *words; /* word_count of them for each slot */
     size_t capacity, used;

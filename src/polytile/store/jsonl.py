@@ -44,6 +44,7 @@ class Lines:
 
 
 def header() -> str:
+    """The first line of a file: which format it is, in which version."""
     return json.dumps({"format": FORMAT, "version": VERSION}) + "\n"
 
 

@@ -24,6 +24,8 @@ SUMMARY_COLUMNS = tuple(
 
 
 class Identified(Protocol):
+    """What has an `identity`: every Candidate."""
+
     @property
     def name(self) -> str: ...
     @property
@@ -54,10 +56,12 @@ class Summary:
 
     @property
     def size(self) -> dict[str, int]:
+        """The problem's sizes by name."""
         return dict(json.loads(self.sizes))
 
 
 def compact(value: Any) -> str:
+    """JSON without spaces: one text for one value, so that it can be compared and hashed."""
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -67,15 +71,18 @@ def finite_or_text(value: Any) -> Any:
 
 
 def config_text(config: Config) -> str:
+    """The config's values and its hint, as the column `config` has them."""
     return compact([config.values, config.hint])
 
 
 def config_of(text: str) -> Config:
+    """The Config that `config_text` wrote."""
     values, hint = json.loads(text)
     return Config(tuple((k, v) for k, v in values), tuple((k, v) for k, v in hint))
 
 
 def problem_digest(problem: Problem) -> str:
+    """Names the problem, the same on every machine."""
     return digest(problem.key, 24)
 
 
@@ -85,10 +92,12 @@ def relatives_digest(problem: Problem) -> str:
 
 
 def environment_text(environment: Iterable[tuple[str, str]]) -> str:
+    """The facts in the order of their names, as the column `facts` has them."""
     return compact(sorted(environment))
 
 
 def environment_digest(environment: Iterable[tuple[str, str]]) -> str:
+    """Names the environment, whatever order its facts come in."""
     return digest(environment_text(environment), 24)
 
 
@@ -112,6 +121,7 @@ class Rows:
 
 
 def rows_of(measurement: Measurement) -> Rows:
+    """The rows that a measurement taken now becomes: with a new uid, and this moment as `taken_at`."""
     problem = measurement.problem
     environment = environment_text(measurement.environment)
     seconds, noise = summarise(measurement.samples)
@@ -159,6 +169,7 @@ def _storable(text: str) -> str:
 
 
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+"""An outcome that a newer polytile has a word for counts as an error raised: the candidate cannot be used either way."""
 
 
 def summary_of(row: tuple[Any, ...]) -> Summary:

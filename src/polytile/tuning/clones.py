@@ -204,8 +204,15 @@ def poison_of(dtype: torch.dtype) -> int:
 
 
 def _room_on_cuda(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    """What is left below the peak, or SHARE of the device if more is free: a process that has just begun has no peak yet."""
+    below = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return max(below, min(free // 2, int(SHARE * total)))
 
+
+SHARE = 1 / 32
+"""Of a GPU's memory, by which tuning may raise the peak: 2.5 GB of 80. Where not even that is to be had, kernels are tried on
+the caller's memory and the reference runs on the host, at some seconds for a gigabyte."""
 
 ROOM: dict[str, Callable[[torch.device], int]] = {"cuda": _room_on_cuda}
 """Bytes that may be allocated on a device, by its type, without raising the most that was allocated there so far. Where there

@@ -4,15 +4,17 @@ X2)."""
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import os
 
 import torch
 
 from polytile import options
-from polytile.errors import CompilerMissing
+from polytile.errors import CompilerMissing, DeviceError
 from polytile.runtime import toolchain
+from polytile.runtime.cuda import driver
 
-METHOD = "2"
+METHOD = "3"
 """Version of the way of measuring (measure.py, summary.py); measurements taken another way are not compared."""
 
 VARIABLES = (
@@ -34,11 +36,18 @@ def switches() -> dict[str, str]:
     return {name: value for name, (value, default) in said.items() if value != default}
 
 
-def environment() -> tuple[tuple[str, str], ...]:
-    """(name, value) pairs, sorted by name: torch, compiler and its flags, settings of the libraries, method of measuring."""
-    variables = tuple(os.environ.get(name, "") for name in ("CXX", *VARIABLES))
+GPU_METHOD = "1"
+"""The same for measurements on GPUs (runtime/cuda/timing.py)."""
+
+
+def environment(target: torch.device | None = None) -> tuple[tuple[str, str], ...]:
+    """(name, value) pairs, sorted by name: torch, compiler and its flags, settings of the libraries, method of measuring;
+    on a GPU torch, Triton, the driver, whether caches are warm, and the method."""
+    if target is not None and target.type == "cuda":
+        found = _gpu_environment(options.get("gpu_cache"))
+    else:
+        found = _environment(options.get("cxx"), tuple(os.environ.get(name, "") for name in ("CXX", *VARIABLES)))
     told = switches()
-    found = _environment(options.get("cxx"), variables)
     return tuple(sorted({**dict(found), **told}.items())) if told else found
 
 
@@ -54,4 +63,18 @@ def _environment(option: str, variables: tuple[str, ...]) -> tuple[tuple[str, st
     return tuple(sorted(facts.items()))
 
 
-__all__ = ["METHOD", "environment"]
+@functools.cache
+def _gpu_environment(caches: str) -> tuple[tuple[str, str], ...]:
+    try:
+        release = str(driver.version())
+    except DeviceError:
+        release = "none"
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = "none"
+    facts = {"torch": torch.__version__, "triton": triton, "driver": release, "caches": caches, "method": GPU_METHOD}
+    return tuple(sorted(facts.items()))
+
+
+__all__ = ["GPU_METHOD", "METHOD", "environment"]

@@ -35,8 +35,8 @@ EXCUSE = 4.0
 CHUNK = 1 << 15
 """Elements compared at once: few enough for the cache, so that comparing takes little memory and little time."""
 
-DEVICE_CHUNK = 1 << 20
-"""The same on another device, where each comparison costs a few launches: 24 MB of intermediates."""
+DEVICE_CHUNK = 1 << 22
+"""The same on another device, where each comparison costs a few launches: 100 MB of intermediates."""
 
 AGAIN, AGAIN_SECONDS = 2, 2e-3
 """How often a candidate runs again, if its first run and the judging of it took no longer than so many seconds."""
@@ -172,7 +172,7 @@ class Gate:
         try:
             with one_thread() if elements <= SMALL else contextlib.nullcontext():
                 self._reference(*args)
-        except IndexError:
+        except (IndexError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             self.unavailable = f"the reference failed ({type(error).__name__}: {error})"

@@ -27,6 +27,7 @@ _SCOPE = {
     "torch": torch,
     "_as_declared": tensors.as_declared,
     "_empty_cpu": tensors.empty_strided_cpu,
+    "_empty_cuda": tensors.empty_strided_cuda,
     "_reinterpret": tensors.reinterpret,
 }
 
@@ -54,6 +55,7 @@ class _Writer:
         self.name = name
         self.body: list[str] = []
         self.depth = 1
+        self.device: torch.device | None = None
         self.scope: dict[str, Any] = dict(_SCOPE)
         self.callees: dict[int, str] = {}
 
@@ -139,6 +141,8 @@ class _Writer:
         layout = f"{_numbers(buffer.sizes)}, {_numbers(buffer.strides)}"
         if buffer.device.type == "cpu":
             self.add(f"{buffer.name} = _empty_cpu({layout}, {buffer.dtype})")
+        elif buffer.device == self.device and buffer.device.type == "cuda":
+            self.add(f"{buffer.name} = _empty_cuda({layout}, {buffer.dtype})")
         else:
             where = f"dtype={buffer.dtype}, device={str(buffer.device)!r}"
             self.add(f"{buffer.name} = torch.empty_strided({layout}, {where})")
@@ -183,9 +187,11 @@ class _Writer:
     def enter_device(self, line: lines.EnterDevice) -> None:
         self.add(f"with torch.{line.device.type}.device({line.device.index or 0}):")
         self.depth += 1
+        self.device = line.device
 
     def leave_device(self, line: lines.LeaveDevice) -> None:
         self.depth -= 1
+        self.device = None
 
     def return_(self, line: lines.Return) -> None:
         values = [v if isinstance(v, str) else "None" if v is None else number(v) for v in line.values]

@@ -28,7 +28,7 @@ def schedule(
     that dies where it is born and whose memory it may take; `traced` has the sizes by which memory is weighed."""
     made = _Schedule(program, call_of, inplace or {})
     head, body = argument_lines(program, made.fresh), made.body()
-    planned = plan(body, program, traced or {}, made.taken)
+    planned = _on_its_device(plan(body, program, traced or {}, made.taken), program)
     constants = [lines.Constant(name, value) for name, value in program.constants.items()]
     return (*constants, *made.defined, *without_unused(head, planned), *planned)
 
@@ -127,10 +127,7 @@ class _Schedule:
             self.kernels[id(call.run)] = name
             self.defined.append(lines.DefineKernel(name, call.run))
         tensors = tuple(self._name(t) for t in call.tensors)
-        devices = {self.program.buffers[b].device for b in operation.writes()} - {torch.device("cpu")}
-        self.out.extend(lines.EnterDevice(d) for d in sorted(devices, key=str))
         self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, call.sizes))
-        self.out.extend(lines.LeaveDevice(d) for d in sorted(devices, key=str))
 
     def _name(self, tensor: str | View, alias: bool = False) -> str:
         """The name under which a buffer or view is passed. A view that is not a result goes after the operation."""
@@ -182,6 +179,16 @@ class _Schedule:
             for output in self.program.outputs
         ]
         self.out.append(lines.Return(tuple(values)))
+
+
+def _on_its_device(body: tuple[Line, ...], program: Program) -> tuple[Line, ...]:
+    """`body` with the program's accelerator current, where it uses one alone: entered once and not for each kernel, since
+    kernels find their own device. Memory comes from it by the shortest way then."""
+    used = {buffer.device for buffer in program.buffers.values()} - {torch.device("cpu")}
+    if len(used) != 1:
+        return body
+    device = used.pop()
+    return (lines.EnterDevice(device), *body, lines.LeaveDevice(device))
 
 
 def _symbol_names(program: Program) -> set[str]:

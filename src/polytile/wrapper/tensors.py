@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from polytile.runtime import empty_strided_cpu
+from polytile.runtime import empty_strided_cpu, empty_strided_cuda
 
 
 def as_declared(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -35,4 +35,4 @@ reinterpret = _own_form()
 """(tensor, sizes, strides, offset) → the same memory under other sizes and strides (elements), offset from the
 tensor's first element. torch's own form, where this version has it, takes half the time of as_strided."""
 
-__all__ = ["as_declared", "empty_strided_cpu", "reinterpret"]
+__all__ = ["as_declared", "empty_strided_cpu", "empty_strided_cuda", "reinterpret"]

@@ -13,9 +13,9 @@ from polytile.ir.expr import Const, Index, Load, Node, Op
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp import memory, ops, text
-from polytile.kernels.cpp.analysis import Nest
 from polytile.kernels.cpp.checks import checked_sizes
 from polytile.kernels.cpp.indices import index_vector
+from polytile.kernels.nest import Nest
 
 
 @dataclass

@@ -83,6 +83,15 @@ class CppCandidate:
             if self._compilation is None:
                 self._compilation = compiler.compile_cpp(self._kernel_name, self.source)
 
+    def ready(self) -> bool:
+        """Whether it is compiled; asks for nothing."""
+        promise = self._compilation
+        return promise is not None and promise.done() and promise.exception() is None
+
+    def failed(self) -> bool:
+        promise = self._compilation
+        return promise is not None and promise.done() and promise.exception() is not None
+
     def entry(self) -> NativeEntry:
         library = self._library()
         return NativeEntry(library.address(ENTRY), self._threads, library)

@@ -19,13 +19,13 @@ from polytile.ir import sizes
 from polytile.ir.expr import Const, Load, Node, Op
 from polytile.ir.program import Store
 from polytile.kernels.cpp import domain, memory, reductions, scans, text
-from polytile.kernels.cpp.analysis import is_result
 from polytile.kernels.cpp.body import Scope, always
 from polytile.kernels.cpp.reductions import running
 from polytile.kernels.cpp.scatter import scattered
 from polytile.kernels.cpp.short import Turned
 from polytile.kernels.cpp.unit import Unit
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.nest import is_result
+from polytile.kernels.writer import Writer
 
 WIDTH = 4  # vectors side by side
 

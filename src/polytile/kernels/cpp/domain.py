@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from polytile.ir import sizes
 from polytile.ir.program import Axis
 from polytile.kernels.cpp import text
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.writer import Writer
 
 
 def count(axes: Iterable[Axis]) -> str:

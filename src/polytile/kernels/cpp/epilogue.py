@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from polytile.ir import expr
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.analysis import Form, Nest
 from polytile.kernels.cpp.body import Body, Scope, always
 from polytile.kernels.cpp.unit import arguments, preamble
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.nest import Form, Nest
+from polytile.kernels.writer import Writer
 
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel

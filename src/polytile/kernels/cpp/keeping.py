@@ -11,7 +11,7 @@ from polytile.ir.expr import Load, Node, Op, Part, Reduce
 from polytile.ir.levels import same_index
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.analysis import Form, Nest
+from polytile.kernels.nest import Form, Nest
 
 THRESHOLD = 8.0  # multiply-adds a lane: from here on a load from the cache is cheaper than computing again
 

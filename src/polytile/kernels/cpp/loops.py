@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.analysis import Form
 from polytile.kernels.cpp.columns import short_rows, split_columns, whole_columns
 from polytile.kernels.cpp.pointwise import pointwise
 from polytile.kernels.cpp.rows import split_rows, whole_rows
 from polytile.kernels.cpp.tiled import tiled
 from polytile.kernels.cpp.unit import Unit
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.nest import Form
+from polytile.kernels.writer import Writer
 
 Schedule = Callable[[Unit, Writer], None]
 

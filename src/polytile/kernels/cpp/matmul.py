@@ -20,7 +20,7 @@ from polytile.kernels.candidate import NativeEntry, NativeHandle
 from polytile.kernels.cpp import epilogue, gemm
 from polytile.kernels.cpp.candidate import ENTRY
 from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.writer import Writer
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
 

@@ -11,7 +11,7 @@ from polytile.ir import sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Store, compute_dtype, element_level
 from polytile.kernels.cpp import text
-from polytile.kernels.cpp.analysis import Form
+from polytile.kernels.nest import Form
 
 if TYPE_CHECKING:
     from polytile.kernels.cpp.body import Body, Scope

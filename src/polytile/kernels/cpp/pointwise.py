@@ -11,7 +11,7 @@ from polytile.kernels.cpp import domain, sweeps, text
 from polytile.kernels.cpp.body import Scope
 from polytile.kernels.cpp.scatter import owner_axis, scattered
 from polytile.kernels.cpp.unit import Unit
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.writer import Writer
 
 
 def pointwise(unit: Unit, out: Writer) -> None:

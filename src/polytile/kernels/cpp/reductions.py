@@ -10,8 +10,8 @@ import torch
 from polytile.errors import LoweringError
 from polytile.ir.expr import Node, Reduce
 from polytile.kernels.cpp import text
-from polytile.kernels.cpp.analysis import Nest
 from polytile.kernels.cpp.body import Body, Scope
+from polytile.kernels.nest import Nest
 
 NOWHERE = "9223372036854775807L"  # the index of an extreme that no element has set
 

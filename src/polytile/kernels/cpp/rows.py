@@ -14,7 +14,7 @@ from polytile.kernels.cpp.body import Scope, always
 from polytile.kernels.cpp.reductions import running
 from polytile.kernels.cpp.scatter import scattered
 from polytile.kernels.cpp.unit import Unit
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.writer import Writer
 
 SHORT_BODY, LONG_BODY = 10, 24  # nodes of a pass: up to here 4, up to there 2 accumulators break the chain of additions
 

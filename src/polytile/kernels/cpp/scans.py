@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from polytile.ir.expr import Node, Part, Scan
 from polytile.kernels.cpp import text
-from polytile.kernels.cpp.analysis import Nest
 from polytile.kernels.cpp.body import Body, Scope
 from polytile.kernels.cpp.reductions import identity
+from polytile.kernels.nest import Nest
 
 COMBINE = {"sum": "a + b", "prod": "a * b", "logsumexp": "logaddexp(a, b)"}
 EXTREME = {"max": "true", "min": "false"}  # whether the greater value wins

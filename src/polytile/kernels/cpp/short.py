@@ -16,9 +16,10 @@ import torch
 from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
 from polytile.ir.program import Axis, Store, element_level
-from polytile.kernels.cpp.analysis import NARROWEST, Form, Nest, lane_bytes
 from polytile.kernels.cpp.keeping import kept_values
+from polytile.kernels.cpp.lanes import NARROWEST, lane_bytes
 from polytile.kernels.cpp.scatter import scattered
+from polytile.kernels.nest import Form, Nest
 
 LONGEST = 128  # elements of a row: so many vectors stay in the first-level cache
 

@@ -11,7 +11,7 @@ from polytile.ir.expr import Node
 from polytile.ir.program import Store
 from polytile.kernels.cpp import text
 from polytile.kernels.cpp.body import Body, Scope
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.writer import Writer
 
 Sweep = Callable[[Scope, str, str], None]
 

@@ -13,11 +13,12 @@ from polytile.ir import sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Axis
 from polytile.kernels.cpp import domain, memory, text
-from polytile.kernels.cpp.analysis import NARROWEST, Form, Nest, lane_bytes
 from polytile.kernels.cpp.body import Scope, always
+from polytile.kernels.cpp.lanes import NARROWEST, lane_bytes
 from polytile.kernels.cpp.scatter import scattered
 from polytile.kernels.cpp.unit import Unit
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.nest import Form, Nest
+from polytile.kernels.writer import Writer
 
 
 def turned(nest: Nest) -> tuple[Axis, tuple[Load, ...]] | None:

@@ -10,12 +10,13 @@ from polytile.ir.expr import Node
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp import memory, support, text
-from polytile.kernels.cpp.analysis import Nest, lane_bytes, nest_of
 from polytile.kernels.cpp.body import Body
 from polytile.kernels.cpp.keeping import homes, kept_values
+from polytile.kernels.cpp.lanes import lane_bytes
 from polytile.kernels.cpp.prelude import parts_of, prelude
 from polytile.kernels.cpp.short import Turned, short_rows
-from polytile.kernels.cpp.writer import Writer
+from polytile.kernels.nest import Nest, nest_of
+from polytile.kernels.writer import Writer
 
 KEEPING = ("persistent", "split")  # variants whose rows keep costly values for later passes
 

@@ -44,12 +44,15 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
     """
     if options.get("tune") == "all":
         return tuple(request.candidates)
-    count = max(1, options.get("shortlist"))
-    cost = {candidate.name: candidate.cost(request.sizes) for candidate in request.candidates}
-    ranked = sorted(request.candidates, key=lambda candidate: cost[candidate.name])  # ties stay in order
+    on_gpu = request.spec.target.type == "cuda"
+    count = max(1, options.get("gpu_shortlist" if on_gpu else "shortlist"))
+    generated = [candidate for candidate in request.candidates if candidate.origin != "reference"]
+    worth_it = generated or request.candidates
+    cost = {candidate.name: candidate.cost(request.sizes) for candidate in worth_it}
+    ranked = sorted(worth_it, key=lambda candidate: cost[candidate.name])  # ties stay in order
     best = cost[next((c for c in ranked if not is_library(c)), ranked[0]).name]
     library = next((c for c in ranked if is_library(c) and cost[c.name] <= HOPELESS * best), None)
-    pays = best * OPEN * options.get("expected_calls") >= COMPILE_SECONDS
+    pays = on_gpu or best * OPEN * options.get("expected_calls") >= COMPILE_SECONDS
     chosen: list[Candidate] = []
     for candidate in ranked:
         if is_library(candidate):

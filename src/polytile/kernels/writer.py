@@ -38,5 +38,12 @@ class Writer:
         yield
         self.close(tail)
 
+    @contextmanager
+    def indented(self, head: str) -> Iterator[None]:
+        """Lines under `head`, one step deeper, with nothing to close them."""
+        self.open(head)
+        yield
+        self.depth -= 1
+
     def text(self) -> str:
         return "\n".join(self.lines) + "\n"

@@ -1,4 +1,4 @@
-"""How a loop nest is laid out for C++: which axis is the vector, and in which pass over a row each value is computed."""
+"""How a loop nest is laid out: which axis is the vector, and in which pass over a row each value is computed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import sympy
-import torch
 
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Accumulator, Const, Load, Node, Part, Reduce, Scan
+from polytile.ir.expr import Accumulator, Const, Node, Part, Reduce, Scan
 from polytile.ir.program import Axis, Loop, Store, element_level
-from polytile.kernels.cpp.cuts import Cut, cut_of
+from polytile.kernels.cuts import Cut, cut_of
 
 SHORT = 8  # a constant axis shorter than this makes a poor vector
-NARROWEST = 4  # bytes of a lane in squares that are turned: of narrower ones a register has more than a square has rows
 UNIT = Axis(sizes.axis("p_one"), sizes.ONE)
 
 
@@ -104,6 +102,9 @@ class Nest:
     def passes_before(self, node: Node) -> int:
         """How many passes must be over before `node` can be computed."""
         return self._dependences[id(node)].passes
+
+    def dependence(self, node: Node) -> Dependence:
+        return self._dependences[id(node)]
 
     def in_pass(self, node: Node) -> bool:
         """Whether the node is computed inside a pass (else once for each row, or for each tile of columns)."""
@@ -244,24 +245,3 @@ def _score(loop: Loop, axis: Axis) -> float:
     if axis.size.is_Integer and axis.size < SHORT:
         total -= 100 - float(axis.size)
     return total
-
-
-def lane_bytes(nest: Nest) -> int:
-    """Width of the widest element type that lives in vectors: it decides the number of lanes. Masks are 4 bytes wide, as are
-    the indices of gathers 8; whole numbers that come from indices alone may be wider than a register."""
-    widest, from_memory = 1, set[int]()
-    for node in nest.needed:
-        if not nest.is_vector(node):
-            continue
-        if isinstance(node, Load) or any(id(c) in from_memory for c in nest.operands(node)):
-            from_memory.add(id(node))
-        if isinstance(node, Load) and gathers(nest, node):
-            return 8
-        if id(node) in from_memory or node.dtype.is_floating_point:
-            widest = max(widest, 4 if node.dtype == torch.bool else node.dtype.itemsize)
-    return widest if from_memory else max(widest, 4)
-
-
-def gathers(nest: Nest, load: Load) -> bool:
-    """Whether a vector load needs a vector of indices."""
-    return any(nest.is_vector(i) for i in load.indirect) or sizes.coefficient(load.index, nest.vec.symbol) is None

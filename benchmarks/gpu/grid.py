@@ -1,0 +1,154 @@
+"""The grid: every function at every shape, kernel time and correctness, one cell after another.
+
+Cells are written as they are measured (a JSON object a line); a run that is given the same file goes on where the last
+one ended, so that a suite can be spread over several short sessions.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+import polytile
+from benchmarks.compilers import copied
+from benchmarks.gpu.functions import DTYPES, SHAPES, TRACED, Function, Shape
+from benchmarks.gpu.replay import kernel_times
+
+OPTIONS = {"random": "philox"}
+"""Dropout draws from polytile's own generator, as the peer draws from its own."""
+
+
+class Cells:
+    """The cells measured so far, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
+
+    def has(self, function: str, dtype: str, shape: Shape) -> bool:
+        key = (function, dtype, list(shape))
+        return any((row["function"], row["dtype"], row["shape"]) == key for row in self.rows)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def run(
+    functions: list[Function], dtypes: list[str], shapes: list[Shape], peers: set[str], cells: Cells, seconds: float
+) -> None:
+    """Measures the cells that are missing, until `seconds` have passed. `peers`: "dynamic", "static"."""
+    deadline = time.monotonic() + seconds
+    for function in functions:
+        for dtype in dtypes:
+            wanted = [shape for shape in shapes if not cells.has(function.name, dtype, shape)]
+            if wanted and time.monotonic() < deadline:
+                for row in _cells(function, dtype, wanted, peers, deadline):
+                    cells.add(row)
+
+
+def _cells(
+    function: Function, dtype: str, shapes: list[Shape], peers: set[str], deadline: float
+) -> Iterator[dict[str, Any]]:
+    torch._dynamo.reset()
+    polytile.reset()
+    compiled: dict[str, Callable[..., Any]] = {
+        "polytile": torch.compile(copied(function.run, "ours"), backend="polytile", dynamic=True, options={**OPTIONS})
+    }
+    if "dynamic" in peers:
+        compiled["dynamic"] = torch.compile(copied(function.run, "theirs"), dynamic=True)
+    known: set[str] = set()
+    first = {name: _first_call(call, function.make(TRACED, DTYPES[dtype])) for name, call in compiled.items()}
+    at_first = _new_decisions(known)
+    for shape in shapes:
+        if time.monotonic() > deadline:
+            return
+        torch.manual_seed(0)
+        args = function.make(shape, DTYPES[dtype])
+        row: dict[str, Any] = {"function": function.name, "dtype": dtype, "shape": list(shape), "first_call_s": first}
+        try:
+            row.update(_cell(function, compiled, args, "static" in peers))
+            row["chosen"] = _new_decisions(known) or (at_first if shape == TRACED else ["as in a regime met before"])
+        except Exception as error:
+            torch.cuda.synchronize()
+            row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
+        megabytes = function.traffic(*shape, DTYPES[dtype].itemsize)
+        row["bytes"] = megabytes
+        print(_line(row), flush=True)
+        yield row
+
+
+def _first_call(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    began = time.perf_counter()
+    call(*args)
+    torch.cuda.synchronize()
+    return round(time.perf_counter() - began, 3)
+
+
+def _cell(
+    function: Function, compiled: dict[str, Callable[..., Any]], args: tuple[Any, ...], static: bool
+) -> dict[str, Any]:
+    calls = dict(compiled)
+    if static:
+        calls["static"] = torch.compile(copied(function.run, "fixed"), dynamic=False)
+    new_shape = {name: _first_call(call, args) for name, call in calls.items()}
+    times = kernel_times({name: _bound(call, args) for name, call in {"eager": function.run, **calls}.items()})
+    return {"us": times, "first_call_at_shape_s": new_shape, "wrong": _wrong(function, compiled, args)}
+
+
+def _new_decisions(known: set[str]) -> list[str]:
+    """The decisions made since the last time, as text; `known` remembers them."""
+    found = [
+        f"{decision.kernel} at {dict(decision.sizes)}: {decision.candidate} ({decision.link})"
+        for program in polytile.compiler.compiled_programs()
+        for kernel in program.multikernels
+        for decision in kernel.decisions
+    ]
+    new = [text for text in found if text not in known]
+    known.update(new)
+    return new
+
+
+def _bound(call: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    return lambda: call(*args)
+
+
+def _wrong(function: Function, compiled: dict[str, Callable[..., Any]], args: tuple[Any, ...]) -> str:
+    """What is wrong with polytile's result; "" if it is as close to float64 as eager, within a few roundings."""
+    if not function.exact:
+        return ""
+    wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+    mine, eager = tree_leaves(compiled["polytile"](*args)), tree_leaves(function.run(*args))
+    try:
+        exact = tree_leaves(function.run(*wide))
+    except RuntimeError:
+        exact = [leaf.double() for leaf in eager]
+    for k, (got, theirs, right) in enumerate(zip(mine, eager, exact, strict=True)):
+        if got.dtype != theirs.dtype or got.stride() != theirs.stride():
+            return f"output {k} is {got.dtype} {got.stride()}, eager's {theirs.dtype} {theirs.stride()}"
+        scale = right.double().abs().max().clamp_min(1e-30)
+        own, off = ((t.double() - right.double()).abs().max() / scale for t in (theirs, got))
+        if not off <= 4 * own + 16 * torch.finfo(got.dtype).eps:
+            return f"output {k} is off by {float(off):.2g}, eager by {float(own):.2g}"
+    return ""
+
+
+def _line(row: dict[str, Any]) -> str:
+    label = f"{row['function']} {row['dtype']} {'×'.join(map(str, row['shape']))}"
+    if "error" in row:
+        return f"{label}: {row['error']}"
+    times = ", ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
+    wrong = f" WRONG {row['wrong']}" if row["wrong"] else ""
+    return f"{label}: {times} µs; {'; '.join(row['chosen'][-2:])}{wrong}"
+
+
+__all__ = ["SHAPES", "Cells", "run"]

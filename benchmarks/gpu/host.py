@@ -1,0 +1,63 @@
+"""Host time: a launch through the dispatcher, a whole call, and what others take for the same."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import polytile
+from benchmarks.compilers import copied
+
+
+def plus_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def microseconds(call: Callable[[], Any], calls: int = 400, rounds: int = 9) -> float:
+    """Host time of one call, the device kept from filling its queue by a wait after each round."""
+    taken = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        taken.append((time.perf_counter() - began) / calls * 1e6)
+        torch.cuda.synchronize()
+    return statistics.median(taken)
+
+
+def run() -> dict[str, float]:
+    torch._dynamo.reset()
+    polytile.reset()
+    x = torch.randn(64, 64, device="cuda")
+    out = torch.empty_like(x)
+    ours = torch.compile(copied(plus_one, "ours"), backend="polytile", dynamic=True)
+    theirs = torch.compile(copied(plus_one, "theirs"), dynamic=True)
+    guards = torch.compile(copied(plus_one, "guards"), backend="eager", dynamic=True)
+    for call in (ours, theirs, guards):
+        call(x)
+    program = polytile.compiler.compiled_programs()[-1]
+    kernel = program.multikernels[0]
+    ints = tuple(dict(kernel.decisions[-1].sizes).values())
+    arguments = (x, out, *ints)
+    args = [*(dict(kernel.decisions[-1].sizes).values()), x]
+    results = {
+        "launch (dispatcher)": microseconds(lambda: kernel.dispatch(*arguments)),
+        "eager x + 1": microseconds(lambda: x + 1),
+        "eager add(out=)": microseconds(lambda: torch.add(x, 1, out=out)),
+        "polytile call": microseconds(lambda: ours(x)),
+        "peer dynamic call": microseconds(lambda: theirs(x)),
+        "Dynamo's guards alone": microseconds(lambda: guards(x)),
+    }
+    try:
+        results["polytile wrapper"] = microseconds(lambda: program.call([*args]))
+    except Exception as error:
+        print(f"the wrapper alone: {type(error).__name__}: {error}")
+    return {name: round(value, 2) for name, value in results.items()}
+
+
+__all__ = ["run"]

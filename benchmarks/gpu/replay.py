@@ -1,0 +1,70 @@
+"""Kernel time: a CUDA graph of ten calls, replayed in turns with the others, by events."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+CALLS = 10
+SLEEP_CYCLES = 60_000
+"""About 30 µs of waiting on the device before the first event, in which the host launches the graph."""
+
+Call = Callable[[], Any]
+
+
+def recorded(call: Call) -> torch.cuda.CUDAGraph:
+    """A graph of CALLS calls; call it first, so that nothing is compiled or tuned while recording."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def timed(replay: Call) -> float:
+    """Microseconds of one replay."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(SLEEP_CYCLES)
+    begin.record()
+    replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
+def kernel_times(calls: Mapping[str, Call], rounds: int = 15) -> dict[str, float]:
+    """Microseconds of one call of each: the median over `rounds` replays, taken in turns. One that cannot be recorded is
+    left out."""
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    for name, call in calls.items():
+        try:
+            graphs[name] = recorded(call)
+        except Exception as error:
+            torch.cuda.synchronize()
+            print(f"  {name} cannot be recorded: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    order = list(graphs)
+    for turn in range(rounds):
+        for name in order if turn % 2 else reversed(order):
+            samples[name].append(timed(graphs[name].replay) / CALLS)
+    return {name: statistics.median(taken) for name, taken in samples.items()}
+
+
+def copy_bandwidth(megabytes: int = 1024) -> float:
+    """Bytes a second, read plus written, of a device copy."""
+    source = torch.randn(megabytes << 18, device="cuda")
+    target = torch.empty_like(source)
+    target.copy_(source)
+    best = min(timed(lambda: target.copy_(source)) for _ in range(10))
+    return 2 * source.numel() * 4 / (best * 1e-6)

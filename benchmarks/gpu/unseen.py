@@ -1,0 +1,91 @@
+"""Shapes that nobody measured: what the prior chooses against the best of all candidates, measured exhaustively."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from typing import Any
+
+import torch
+
+import polytile
+from benchmarks.compilers import copied
+from benchmarks.gpu.functions import DTYPES, TRACED, Function
+from polytile.tuning import measure
+from polytile.tuning.tune import Task, tune
+
+LARGEST = 1 << 25
+"""Elements of the largest activation."""
+
+
+def shapes(count: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Log-uniform rows and columns, odd ones included."""
+    draw = random.Random(seed)
+    found: list[tuple[int, int]] = []
+    while len(found) < count:
+        m, n = (round(math.exp(draw.uniform(math.log(2), math.log(1 << 20)))) for _ in range(2))
+        if m > 1 and n > 1 and 1024 <= m * n <= LARGEST:
+            found.append((m, n))
+    return found
+
+
+def run(functions: list[Function], dtype: str, count: int, seconds: float) -> list[dict[str, Any]]:
+    """One row a kernel and shape: the time of the prior's choice over that of the best candidate."""
+    deadline = time.monotonic() + seconds
+    rows: list[dict[str, Any]] = []
+    for number, function in enumerate(functions):
+        torch._dynamo.reset()
+        polytile.reset()
+        share = time.monotonic() + (deadline - time.monotonic()) / (len(functions) - number)
+        call = torch.compile(
+            copied(function.run, "unseen"), backend="polytile", dynamic=True, options={"tune": "off", "persist": False}
+        )
+        call(*function.make(TRACED, DTYPES[dtype]))
+        for shape in shapes(count):
+            if time.monotonic() > share:
+                break
+            call(*function.make(shape, DTYPES[dtype]))
+            for program in polytile.compiler.compiled_programs():
+                for kernel in program.multikernels:
+                    rows += _row(function, shape, kernel)
+        print(f"{function.name}: {summary([row for row in rows if row['function'] == function.name])}", flush=True)
+    return rows
+
+
+def _row(function: Function, shape: tuple[int, int], kernel: Any) -> list[dict[str, Any]]:
+    decision = kernel.decisions[-1]
+    if kernel.spec.make_args is None or decision is None:
+        return []
+    sizes = dict(decision.sizes)
+    if set(sizes) != set(kernel.spec.size_names):
+        return []  # strides of its own: made arguments would differ
+    args = tuple(kernel.spec.make_args(sizes))
+    ints = kernel.spec.split(args)[1]
+    request = kernel._request(kernel.dispatcher.key_of(*args), ints, args)
+    able = [candidate for candidate in request.candidates if candidate.origin == "triton"]
+    spec = kernel.spec
+    task = Task(
+        request.problem, tuple(able), args, spec.names, spec.roles, None, 1, 0.0, False, measure.GPU_LIMITS, spec.target
+    )
+    timed = {a.candidate.name: a.seconds for a in tune(task) if a.ok}
+    if decision.candidate not in timed:
+        return []
+    best = min(timed, key=lambda name: timed[name])
+    return [{
+        "function": function.name, "shape": list(shape), "kernel": kernel.spec.name, "chosen": decision.candidate,
+        "best": best, "us": timed[decision.candidate] * 1e6, "best_us": timed[best] * 1e6,
+        "regret": timed[decision.candidate] / timed[best],
+    }]  # fmt: skip
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "no shape measured"
+    regrets = sorted(row["regret"] for row in rows)
+    mean = math.exp(sum(map(math.log, regrets)) / len(regrets))
+    p95 = regrets[min(len(regrets) - 1, math.ceil(0.95 * len(regrets)) - 1)]
+    return f"{len(rows)} shapes, geomean {mean:.3f}, p95 {p95:.3f}, worst {regrets[-1]:.2f}"
+
+
+__all__ = ["run", "shapes", "summary"]

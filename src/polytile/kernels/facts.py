@@ -1,0 +1,114 @@
+"""What generated code may take for granted about the arguments of a call. Facts hold all over a regime: they are tested
+for each call by its regime key, never assumed when a graph is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import sympy
+from torch.utils._sympy.functions import Mod, ModularIndexing, PythonMod
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Const, Index, Load, Node, Op
+from polytile.kernels.canonical import LoopKernel
+
+INT32_REACH = (1 << 31) - (1 << 20)
+"""Flat positions up to here are computed in int32: what is left above is for blocks that overhang the end."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`divisible`: integer arguments that 16 divides; `aligned`: tensor arguments whose data starts at a multiple of 16 bytes;
+    `wide`: some position in a tensor or in the grid needs int64; `exact`: integer arguments that have one value all over
+    the regime, by name in order."""
+
+    divisible: frozenset[str] = frozenset()
+    aligned: frozenset[str] = frozenset()
+    wide: bool = False
+    exact: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def values(self) -> dict[str, int]:
+        """The exact integers by name."""
+        return dict(self.exact)
+
+    def include(self, other: Facts) -> bool:
+        """Whether all that `other` takes for granted is so here."""
+        kept = set(other.exact) <= set(self.exact) and other.wide >= self.wide
+        return kept and all(map(self.divides, other.divisible)) and other.aligned <= self.aligned
+
+    def divides(self, name: str) -> bool:
+        """Whether 16 divides the integer `name`."""
+        value = self.values.get(name)
+        return name in self.divisible if value is None else value % 16 == 0
+
+
+def needs_wide(kernel: LoopKernel, size: Mapping[str, int]) -> bool:
+    """Whether int32 is too small for some position at these sizes (of a regime: its largest)."""
+    values = {s: size[s.name] for s in kernel.symbols}
+    ranges = {a.symbol: sizes.evaluate(a.size, values) for a in kernel.loop.axes + kernel.loop.reduced}
+    points = 1
+    for n in ranges.values():
+        points *= max(1, n)
+    return points > INT32_REACH or any(_reach(e, i, values, ranges) > INT32_REACH for e, i in _accesses(kernel))
+
+
+def reaches(kernel: LoopKernel) -> tuple[sympy.Expr, ...]:
+    """Expressions of the kernel's symbols of which one is at least as large as each position: what `needs_wide` compares,
+    for all sizes at once."""
+    far = {a.symbol: a.size for a in kernel.loop.axes + kernel.loop.reduced}
+    found = {sizes.product(list(far.values())): None}
+    for index, indirect in _accesses(kernel):
+        limits = {expr.indirect_symbol(k): index_limit(node) or sizes.ZERO for k, node in enumerate(indirect)}
+        found[_far_end(index, {**far, **limits})] = None
+    return tuple(found)
+
+
+def _far_end(index: sympy.Expr, far: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+    """The sum of |term| with every axis at its size and every remainder at its divisor."""
+    remainders = {e: e.args[-1] for e in index.atoms(Mod, PythonMod, sympy.Mod, ModularIndexing)}
+    total = sizes.ZERO
+    for term in sympy.Add.make_args(sympy.expand(index)):
+        factor, rest = term.xreplace(remainders).as_coeff_Mul()
+        total += abs(factor) * rest.xreplace(far)
+    return total
+
+
+def index_limit(node: Node) -> sympy.Expr | None:
+    """The size that an indirect index is checked against: it lies below. None where there is no check to see."""
+    for below in expr.walk(node):
+        if isinstance(below, Op) and below.name == "check_index":
+            limit = below.args[1]
+            if isinstance(limit, Const):
+                return sympy.Integer(int(limit.value))
+            if isinstance(limit, Index):
+                return limit.expr
+    return None
+
+
+def _accesses(kernel: LoopKernel) -> Iterator[tuple[sympy.Expr, tuple[Node, ...]]]:
+    """Every index expression with the values that its indirect symbols stand for."""
+    for node in expr.walk(*kernel.loop.roots):
+        for index in node.indices:
+            yield index, node.indirect if isinstance(node, Load) else ()
+    for store in kernel.loop.stores:
+        yield store.index, store.indirect
+
+
+def _reach(
+    index: sympy.Expr,
+    indirect: tuple[Node, ...],
+    values: Mapping[sympy.Symbol, int],
+    ranges: Mapping[sympy.Symbol, int],
+) -> int:
+    """A bound on |index|: every term at the far end of its axes. An indirect index without a limit counts nothing, since
+    generated code keeps it in int64 anyhow."""
+    far = {s: sympy.Integer(max(0, n - 1)) for s, n in ranges.items()} | {
+        s: sympy.Integer(n) for s, n in values.items()
+    }
+    for k, node in enumerate(indirect):
+        limit = index_limit(node)
+        known = limit is not None and limit.free_symbols <= values.keys()
+        far[expr.indirect_symbol(k)] = sympy.Integer(sizes.evaluate(limit, values)) if known else sizes.ZERO
+    return sum(abs(int(term.xreplace(far))) for term in sympy.Add.make_args(sympy.expand(index)))

@@ -1,0 +1,1 @@
+"""Triton kernels for loops: generated from the same LoopKernel as the C++ ones."""

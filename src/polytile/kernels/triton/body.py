@@ -1,0 +1,213 @@
+"""Values of a loop as lines of Triton: one variable a node, named as in the loop's own text, emitted once a scope.
+
+A value is a block that is full along the dimensions with which it varies and 1 along the others, or a scalar where it varies
+with none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import sympy
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Const, Index, Load, Node, Op, Part, Scan
+from polytile.ir.program import Store
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.cpp.checks import checked_sizes
+from polytile.kernels.facts import Facts, index_limit
+from polytile.kernels.nest import is_result
+from polytile.kernels.triton import memory, ops, text
+from polytile.kernels.triton.tile import Dim, Tile, sixteenth, with_facts
+
+KEEPS_LITERALS = ("add", "sub", "mul", "div", "minimum", "maximum", "eq", "ne", "lt", "le", "gt", "ge")
+"""Operations in which a plain literal beside a typed operand takes its type."""
+
+
+@dataclass
+class Scope:
+    """Lines of one block of Triton text and the names of the values known in it, its own and those of the scopes around it."""
+
+    lines: list[str] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+
+    def inner(self) -> Scope:
+        return Scope([], dict(self.names))
+
+
+class Body:
+    """Emits nodes. `made` says how to get those that a schedule makes (scans); results of reductions must stand in the scope.
+
+    `again` are the loads that a later pass makes too, `last` says that this pass reads what one before has read; `error` whether
+    a run-time check was emitted, `sixteenths` the integers of which a sixteenth is used.
+    """
+
+    def __init__(self, kernel: LoopKernel, tile: Tile, facts: Facts) -> None:
+        self.kernel, self.tile, self.facts = kernel, tile, facts
+        self.nest = tile.nest
+        self.made: dict[int, Callable[[Scope], str]] = {}
+        self.fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
+        self.again: set[int] = set()
+        self.last = False
+        self.error = False
+        self.sixteenths: set[sympy.Symbol] = set()
+        self._names = _names(self.nest.nodes)
+        self._checks = {id(size): k for k, size in enumerate(checked_sizes(self.nest.loop), 1)}
+        self._dims: dict[int, frozenset[Dim]] = {}
+        self._guards: dict[int, str] = {}
+        self._clones = 0
+
+    def name(self, node: Node) -> str:
+        """The variable that holds the node's value: its name in the loop's text."""
+        return self._names[id(node)]
+
+    def dims(self, node: Node) -> frozenset[Dim]:
+        """The dimensions of the block along which the value is full."""
+        if id(node) not in self._dims:
+            for below in expr.walk(node):
+                if id(below) not in self._dims:
+                    self._dims[id(below)] = self._dims_of(below)
+        return self._dims[id(node)]
+
+    def _dims_of(self, node: Node) -> frozenset[Dim]:
+        if is_result(node):
+            return self.tile.parallel_dims
+        if isinstance(node, Scan) or (isinstance(node, Part) and isinstance(node.node, Scan)):
+            return self.tile.all_dims
+        own = frozenset(s for e in node.indices for s in e.free_symbols)
+        return self.tile.varies(own).union(*[self._dims[id(c)] for c in node.children])
+
+    # nodes -----------------------------------------------------------------------------------------------------------
+
+    def emit(self, node: Node, scope: Scope) -> str:
+        """The name of `node`'s value in `scope`, adding lines for it and for what it needs."""
+        for below in self._needed(node, scope):
+            scope.names[id(below)] = self._one(below, scope)
+        return scope.names[id(node)]
+
+    def _needed(self, root: Node, scope: Scope) -> list[Node]:
+        """Nodes to emit, children first, stopping at what the scope knows and at what is made elsewhere."""
+        order: list[Node] = []
+        stack, seen = [(root, False)], set()
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order.append(node)
+                continue
+            if id(node) in seen or id(node) in scope.names:
+                continue
+            seen.add(id(node))
+            stack.append((node, True))
+            if id(node) not in self.made:
+                stack.extend((c, False) for c in reversed(node.children))
+        return order
+
+    def _one(self, node: Node, scope: Scope) -> str:
+        """Adds the line of the node's variable; a constant is its own name."""
+        if isinstance(node, Const):
+            return text.number(node.value, node.dtype)
+        value = self._value(node, scope)
+        scope.lines.append(f"{self.name(node)} = {value}")
+        return self.name(node)
+
+    def _value(self, node: Node, scope: Scope) -> str:
+        if id(node) in self.made:
+            return self.made[id(node)](scope)
+        match node:
+            case Index():
+                return f"tl.cast({self.index(node.expr)}, {text.value_type(node.dtype)})"
+            case Load():
+                return memory.load(self, node, scope)
+            case Op(name="check_index"):
+                return self._checked(node, scope)
+            case Op():
+                return ops.text(node, self._operands(node, scope), self.fast)
+        raise AssertionError(f"{type(node).__name__} {node} is made by the schedule, not as a value of its own")
+
+    def _operands(self, node: Op, scope: Scope) -> list[str]:
+        """Names of the arguments; constants as plain literals where another argument gives them their type."""
+        typed = any(not isinstance(a, Const) for a in node.args)
+        return [
+            text.literal(a.value, a.dtype)
+            if isinstance(a, Const) and typed and node.name in KEEPS_LITERALS and a.dtype in text.LITERALS
+            else self.emit(a, scope)
+            for a in node.args
+        ]
+
+    def full(self, node: Node, dims: frozenset[Dim], scope: Scope) -> str:
+        """The value as a block that is full along `dims`, whatever it varies with."""
+        if isinstance(node, Const):
+            return f"tl.full({self.tile.shape(dims)}, {text.literal(node.value, node.dtype)}, {text.value_type(node.dtype)})"
+        name = self.emit(node, scope)
+        return name if self.dims(node) == dims or not dims else f"tl.broadcast_to({name}, {self.tile.shape(dims)})"
+
+    # checks ----------------------------------------------------------------------------------------------------------
+
+    def _checked(self, node: Op, scope: Scope) -> str:
+        """A negative index counts from the end. Where one is out of range the check's number goes to `error`, and what is
+        read or written with it is masked out."""
+        index, size = (self.emit(a, scope) for a in node.args)
+        guard = f"ok_{self.name(node)}"
+        scope.lines.append(f"{guard} = ({index} >= -({size})) & ({index} < {size})")
+        dims = self.dims(node)
+        failed = " & ".join([f"({guard} == 0)", *self.tile.masks(dims)])
+        number = self._checks[id(node.args[1])]
+        place = f"error + tl.zeros({self.tile.shape(dims)}, tl.int32)" if dims else "error"
+        scope.lines.append(f"tl.store({place}, {number}, mask={failed})")
+        self.error = True
+        self._guards[id(node)] = guard
+        return f"tl.where({guard}, tl.where({index} < 0, {index} + {size}, {index}), 0)"
+
+    def guards(self, nodes: Iterable[Node]) -> list[str]:
+        """Conditions under which the indices `nodes` are in range."""
+        found = [self._guards[id(n)] for n in expr.walk(*nodes) if id(n) in self._guards]
+        return list(dict.fromkeys(found))
+
+    # indices ---------------------------------------------------------------------------------------------------------
+
+    def index(self, e: sympy.Expr) -> str:
+        """The text of an index expression. Divisions that the facts can do are done."""
+        if sizes.has_division(e) and self.facts.divisible:
+            known = with_facts(e, self.facts)
+            if not sizes.has_division(known) or known.count_ops() < e.count_ops():
+                e = known
+                own = {sixteenth(s): s for s in self.kernel.symbols}
+                self.sixteenths |= {own[s] for s in e.free_symbols if s in own}
+        values = {
+            s: sympy.Integer(self.facts.values[s.name]) for s in self.kernel.symbols if s.name in self.facts.values
+        }
+        return text.index(sizes.substitute(e, values))
+
+    def place(self, index: sympy.Expr, indirect: tuple[Node, ...], scope: Scope) -> str:
+        """The text of a load's or store's index, its stand-in symbols bound to variables."""
+        bound: dict[sympy.Symbol, sympy.Expr] = {}
+        for k, node in enumerate(indirect):
+            symbol = expr.indirect_symbol(k)
+            if symbol not in index.free_symbols:
+                continue
+            name = self.emit(node, scope)
+            bound[symbol] = sizes.axis(f"at{self._clones}")
+            self._clones += 1
+            narrow = not self.facts.wide and index_limit(node) is not None
+            scope.lines.append(f"{bound[symbol]} = {name}.to({'tl.int32' if narrow else 'tl.int64'})")
+        return self.index(sizes.substitute(index, bound))
+
+    def place_dims(self, index: sympy.Expr, indirect: tuple[Node, ...]) -> frozenset[Dim]:
+        """The dimensions along which an index varies."""
+        return self.tile.varies(frozenset(index.free_symbols)).union(*[self.dims(n) for n in indirect])
+
+    def stores(self, stores: Iterable[Store], scope: Scope) -> None:
+        """Adds the lines of stores: all values first, since a store may change what another one's value loads."""
+        stores = list(stores)
+        for store in stores:
+            for root in store.roots:
+                self.emit(root, scope)
+        for store in stores:
+            memory.store(self, store, scope)
+
+
+def _names(nodes: tuple[Node, ...]) -> dict[int, str]:
+    """The names that the printer gives to values (ir.printer): t0, t1, ... in evaluation order, constants left out."""
+    named = [n for n in nodes if not isinstance(n, Const)]
+    return {id(node): f"t{k}" for k, node in enumerate(named)}

@@ -1,0 +1,264 @@
+"""A generated Triton kernel as a Candidate: one variant and config, made anew for the facts of each regime.
+
+A MultiKernel holds candidates without facts; `specialise(facts)` gives the one of a regime, which generates its source,
+has it compiled by a worker process, and loads it. Name, config and hash stay the same: facts are part of the Problem.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.kernels.candidate import NativeEntry, PythonEntry
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts
+from polytile.kernels.triton.kernel import Argument, Kind, Launch, TritonKernel
+from polytile.problem import Config, digest
+from polytile.runtime.cache import current
+from polytile.runtime.cuda import cubins, driver, launch, workers
+from polytile.runtime.cuda.device import DeviceFacts
+from polytile.runtime.formula import encode
+
+WORKER = "polytile.kernels.triton.worker"
+"""The module that compiles in worker processes."""
+
+Judge = Callable[[Mapping[str, int]], Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all candidates of one loop kernel share. `index` is the CUDA device's number; None runs the kernels under
+    Triton's interpreter."""
+
+    kernel: LoopKernel
+    name: str
+    device: DeviceFacts
+    index: int | None
+
+
+class TritonCandidate:
+    """One config of a loop kernel. `valid` and `cost` are functions of the concrete sizes."""
+
+    origin = "triton"
+    hard_limits = True  # a persistent row longer than its block is cut off
+
+    def __init__(self, name: str, config: Config, work: Work, valid: Judge, cost: Judge) -> None:
+        self.name, self.config, self.work = name, config, work
+        self._valid, self._cost = valid, cost
+        self._lock = threading.Lock()
+        self._specialised: dict[Facts, Specialised] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.work.name}: {self.name})"
+
+    @cached_property
+    def source_hash(self) -> str:
+        """Of the work, the config and the generator's own text: sources differ from regime to regime."""
+        return digest(f"triton {generator()} {self.work.device.capability} {self.config} {self.work.kernel.text}")
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return bool(self._valid(sizes))
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        return float(self._cost(sizes))
+
+    def specialise(self, facts: Facts) -> Specialised:
+        """The candidate for regimes with these facts; the same object for the same facts."""
+        with self._lock:
+            if facts not in self._specialised:
+                self._specialised[facts] = Specialised(self, facts)
+            return self._specialised[facts]
+
+    def made(self) -> tuple[Specialised, ...]:
+        """The forms of this candidate that are compiled."""
+        with self._lock:
+            known = tuple(self._specialised.values())
+        return tuple(candidate for candidate in known if candidate.ready())
+
+    def prepare(self) -> None:
+        """Nothing: what is compiled depends on the facts."""
+
+    def entry(self) -> NativeEntry | PythonEntry:
+        """The form without any facts, which is right everywhere."""
+        return self.specialise(Facts(wide=True)).entry()
+
+
+class Specialised:
+    """A candidate for regimes with known facts."""
+
+    origin = TritonCandidate.origin
+
+    def __init__(self, base: TritonCandidate, facts: Facts) -> None:
+        self.base, self.facts = base, facts
+        self.name, self.config = base.name, base.config
+        self._lock = threading.Lock()
+        self._promises: tuple[cubins.Promise, ...] | None = None
+        self._entry: NativeEntry | PythonEntry | None = None
+
+    def __repr__(self) -> str:
+        return f"Specialised({self.base.work.name}: {self.name})"
+
+    @property
+    def source_hash(self) -> str:
+        return self.base.source_hash
+
+    @cached_property
+    def kernel(self) -> TritonKernel:
+        """The generated kernel. Raises LoweringError where some operation has no Triton form."""
+        from polytile.kernels.triton.generate import generate
+
+        return generate(self.base.work.kernel, self.config, self.facts)
+
+    @property
+    def source(self) -> str:
+        return "\n".join(launch.source for launch in self.kernel.launches)
+
+    @property
+    def source_path(self) -> str:
+        """Where the source can be read once it is compiled."""
+        done = [promise for promise in self._promises or () if promise.done() and promise.exception() is None]
+        return ";".join(str(promise.result().source) for promise in done)
+
+    @property
+    def compile_seconds(self) -> float | None:
+        done = [promise for promise in self._promises or () if promise.done() and promise.exception() is None]
+        return sum(promise.result().facts.seconds for promise in done) if done else None
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return self.base.valid(sizes)
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        return self.base.cost(sizes)
+
+    def prepare(self) -> None:
+        if self.base.work.index is None:
+            return
+        with self._lock:
+            if self._promises is None:
+                self._promises = tuple(cubins.request(self._order(launch)) for launch in self.kernel.launches)
+
+    def ready(self) -> bool:
+        """Whether the kernel is compiled; asks for nothing."""
+        if self.base.work.index is None:
+            return True
+        promises = self._promises
+        return promises is not None and all(p.done() and p.exception() is None for p in promises)
+
+    def failed(self) -> bool:
+        """Whether compiling it has failed."""
+        return any(p.done() and p.exception() is not None for p in self._promises or ())
+
+    def entry(self) -> NativeEntry | PythonEntry:
+        self.prepare()
+        with self._lock:
+            if self._entry is None:
+                self._entry = self._interpreted() if self.base.work.index is None else self._loaded()
+            return self._entry
+
+    def _order(self, launch: Launch) -> cubins.Order:
+        work = self.base.work
+        return cubins.Order(work.name, WORKER, job_of(launch, work.device.capability), triton_version())
+
+    def _interpreted(self) -> PythonEntry:
+        from polytile.kernels.triton import interpret
+
+        tensors = [t.name for t in self.base.work.kernel.tensors]
+        symbols = [s.name for s in self.base.work.kernel.symbols]
+
+        def call(*args: Any) -> None:
+            values = dict(zip(symbols, args[len(tensors) :], strict=True))
+            code = interpret.run(self.kernel, dict(zip(tensors, args, strict=False)), values)
+            if code:
+                raise IndexError(
+                    f"kernel {self.base.work.name!r}: run-time check {code} failed: an index is out of range."
+                )
+
+        return PythonEntry(call)
+
+    def _loaded(self) -> NativeEntry:
+        """Waits for the cubins, loads them on the device and makes the plan of their launches."""
+        work, index = self.base.work, self.base.work.index
+        assert self._promises is not None and index is not None
+        positions = {symbol: position for position, symbol in enumerate(work.kernel.symbols)}
+        places = {s.name: position for s, position in positions.items()}
+        tensors = {t.name: position for position, t in enumerate(work.kernel.tensors)}
+        scratch = [launch_scratch(s.dtype, s.size, s.zeroed, positions) for s in self.kernel.scratch]
+        launches = []
+        for one, promise in zip(self.kernel.launches, self._promises, strict=True):
+            cubin = promise.result()
+            facts, threads = cubin.facts, work.device.warp * cubin.facts.num_warps
+            function = driver.load(index, cubin.binary, facts.symbol, threads, facts.shared)
+            parameters = [_parameter(argument, tensors, places) for argument in one.arguments]
+            for each in (facts.global_scratch, facts.profile_scratch):  # Triton's own last two parameters
+                parameters.append((launch.SCRATCH, len(scratch)) if each else (launch.NOTHING, 0))
+                if each:
+                    scratch.append(launch_scratch(torch.uint8, each * sympy.prod(one.grid), False, positions))
+            x, y, z = (encode(e, positions) for e in one.grid)
+            launches.append(launch.Launch(function, threads, facts.shared, tuple(parameters), (x, y, z)))
+        plan = launch.Plan(work.name, index, launches, scratch)
+        return NativeEntry(plan.address, plan.handle, plan)
+
+
+def launch_scratch(
+    dtype: torch.dtype, size: sympy.Expr, zeroed: bool, positions: Mapping[sympy.Symbol, int]
+) -> launch.Scratch:
+    return launch.Scratch(encode(sympy.sympify(size) * dtype.itemsize, positions), zeroed)
+
+
+def _parameter(argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> tuple[int, int]:
+    match argument.kind:
+        case Kind.TENSOR:
+            return launch.TENSOR, tensors[argument.name]
+        case Kind.SYMBOL:
+            return (launch.INT64 if argument.type == "i64" else launch.INT32), symbols[argument.name]
+        case Kind.SCRATCH:
+            return launch.SCRATCH, argument.index
+        case Kind.ERROR:
+            return launch.ERROR_WORD, 0
+
+
+def job_of(one: Launch, capability: int) -> dict[str, Any]:
+    """A launch as plain data for a worker process."""
+    return {
+        "source": one.source,
+        "arguments": [[a.kind.value, a.name, a.type, a.index] for a in one.arguments],
+        "constants": [list(constant) for constant in one.constants],
+        "divisible": list(one.divisible),
+        "num_warps": one.num_warps,
+        "num_stages": one.num_stages,
+        "arch": capability,
+    }
+
+
+@functools.cache
+def triton_version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+@functools.cache
+def generator() -> str:
+    """Digest of the generator's own text: another generator may make other kernels of the same config."""
+    return digest("".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))))
+
+
+def start_workers() -> None:
+    """Starts what compiles, so that it is there when the first kernel comes, unless kernels have been compiled before:
+    then most will be found, and the first that is not starts it."""
+    launch.prepare()
+    if not current().holds("cubins"):
+        workers.pool(WORKER).start()
+
+
+__all__ = ["Specialised", "TritonCandidate", "Work", "job_of", "start_workers"]

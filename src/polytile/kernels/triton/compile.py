@@ -1,0 +1,58 @@
+"""A launch as machine code for one GPU architecture. A plain function of its arguments, for worker processes; needs no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from polytile.errors import CompileFailed
+from polytile.kernels.triton.elf import resources
+from polytile.kernels.triton.kernel import KERNEL, Kind, Launch
+from polytile.kernels.triton.module import load
+
+POINTER_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """`binary` holds the function `name`. `shared`: bytes of shared memory a block needs; `registers` a thread uses; `spills`:
+    bytes of local memory a thread needs, which should be 0."""
+
+    binary: bytes
+    name: str
+    shared: int
+    registers: int
+    spills: int
+    num_warps: int
+    ptx: str = ""
+
+
+def to_cubin(launch: Launch, arch: int = 90) -> Cubin:
+    """Compiles `launch` for compute capability `arch` (90: 9.0). Raises CompileFailed with the compiler's own message."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if triton.knobs.runtime.interpret:
+        raise CompileFailed("Triton kernels cannot be compiled where TRITON_INTERPRET is set; unset it and start anew.")
+    position = {name: k for k, name in enumerate(launch.signature)}
+    source = ASTSource(
+        fn=load(launch.source)[KERNEL],
+        signature=launch.signature,
+        constexprs={(position[name],): value for name, value in launch.constants},
+        attrs={(position[name],): [["tt.divisibility", POINTER_ALIGNMENT]] for name in launch.divisible},
+    )
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    try:
+        made: Any = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    except Exception as error:  # Triton raises what its passes and ptxas raise
+        raise CompileFailed(f"Triton could not compile this kernel for sm_{arch}: {error}\n{launch.source}") from error
+    binary, name = made.asm["cubin"], made.metadata.name
+    registers, spills = resources(binary)
+    return Cubin(binary, name, made.metadata.shared, registers, spills, launch.num_warps, made.asm["ptx"])
+
+
+def parameters(launch: Launch) -> list[str]:
+    """Types of what is passed at a launch, in order; Triton adds two pointers to scratch memory of its own, which may be null
+    as these kernels need none."""
+    return [a.type if a.kind is Kind.SYMBOL else "ptr" for a in launch.arguments] + ["ptr", "ptr"]

@@ -1,0 +1,41 @@
+"""Whole Triton kernels for loops: the launches that a config names, under the facts of a regime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import Nest, nest_of
+from polytile.kernels.rewrite import one_sweep, plain_reductions
+from polytile.kernels.triton.kernel import TritonKernel
+from polytile.kernels.triton.schedules import SCHEDULES
+from polytile.kernels.triton.split import split
+from polytile.kernels.triton.unit import Unit
+from polytile.problem import Config
+
+
+def spelled(kernel: LoopKernel, variant: str) -> LoopKernel:
+    """`kernel` in the reductions that `variant` is generated from: rows in registers are gone through as often as it takes,
+    rows in memory as seldom as possible."""
+    if variant in ("looped", "split"):
+        return replace(kernel, loop=plain_reductions(one_sweep(kernel.loop), welford=False))
+    return replace(kernel, loop=plain_reductions(kernel.loop))
+
+
+def nest_for(kernel: LoopKernel, variant: str) -> tuple[LoopKernel, Nest]:
+    """The kernel as `variant` spells it, and its layout."""
+    own = spelled(kernel, variant)
+    return own, replace(nest_of(own.loop), cutting=False)
+
+
+def generate(kernel: LoopKernel, config: Config, facts: Facts) -> TritonKernel:
+    """The launches of `kernel` under `config` (see `kernels.triton.variants`), right wherever `facts` hold and the config is
+    valid. Raises LoweringError where some operation or type has no Triton form."""
+    variant = str(config["variant"])
+    own, nest = nest_for(kernel, variant)
+    if variant == "split":
+        return split(own, nest, config, facts)
+    unit = Unit(own, nest, config, facts)
+    SCHEDULES[variant](unit)
+    return TritonKernel((unit.launch(),))

@@ -1,0 +1,179 @@
+"""Helper functions that generated sources call: text by name, with the names each needs in turn."""
+
+from __future__ import annotations
+
+import re
+
+_COMBINE = {
+    "pt_add": "a + b", "pt_mul": "a * b", "pt_or": "a | b", "pt_and": "a & b",
+    "pt_max": "tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)",
+    "pt_min": "tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)",
+    "pt_int_max": "tl.maximum(a, b)", "pt_int_min": "tl.minimum(a, b)",
+}  # fmt: skip
+
+_ARG = """
+def pt_{name}(a, ai, b, bi):
+    nan_a, nan_b = a != a, b != b
+    first = (a {sign} b) & (nan_b == 0) | nan_a & (nan_b == 0) | ((a == b) | nan_a & nan_b) & (ai < bi)
+    return tl.where(first, a, b), tl.where(first, ai, bi)
+"""
+_EXTREME = """
+def pt_cum{name}(a, ai, b, bi):
+    last = (b {sign}= a) & (a == a) | (b != b)
+    return tl.where(last, b, a), tl.where(last, bi, ai)
+"""
+
+_TEXTS = (
+    *(f"def {name}(a, b):\n    return {value}" for name, value in _COMBINE.items()),
+    *(_ARG.format(name=name, sign=sign) for name, sign in (("argmax", ">"), ("argmin", "<"))),
+    *(_EXTREME.format(name=name, sign=sign) for name, sign in (("max", ">"), ("min", "<"))),
+    """
+def pt_logaddexp(a, b):
+    high = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    low = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(high == low, high + 0.6931471805599453, high + libdevice.log1p(libdevice.exp(low - high))) + tl.where(
+        high == float("-inf"), high, 0.0
+    )
+""",
+    """
+def pt_welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
+    n = n_a + n_b
+    part = tl.where(n == 0, 0.0, n_b / n)
+    delta = mean_b - mean_a
+    return mean_a + delta * part, m2_a + m2_b + delta * delta * n_a * part, n
+""",
+    """
+def pt_welford_step(mean, m2, n, x):
+    count = n + 1
+    delta = x - mean
+    centre = mean + delta / count
+    return centre, m2 + delta * (x - centre), count
+""",
+    """
+def pt_online_step(high, total, x):
+    small = tl.exp(-tl.abs(x - high))
+    return tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL), tl.where(x > high, total * small + 1, total + small)
+""",
+    """
+def pt_online(max_a, sum_a, max_b, sum_b):
+    high = tl.maximum(max_a, max_b, propagate_nan=tl.PropagateNan.ALL)
+    return high, sum_a * tl.exp(max_a - high) + sum_b * tl.exp(max_b - high)
+""",
+    """
+def pt_sqrt(x):
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+""",
+    """
+def pt_exact_div(a, b):
+    return tl.div_rn(a, b) if a.dtype == tl.float32 else a / b
+""",
+    """
+def pt_floordiv(a, b):
+    rest = libdevice.fmod(a, b)
+    quotient = pt_exact_div(a - rest, b) - ((rest != 0) & ((rest < 0) != (b < 0))).to(a.dtype)
+    nearest = tl.floor(quotient)
+    nearest += (quotient - nearest > 0.5).to(a.dtype)
+    found = tl.where(quotient == 0, libdevice.copysign(quotient, pt_exact_div(a, b)), nearest)
+    return tl.where(b == 0, pt_exact_div(a, b), found)
+""",
+    """
+def pt_remainder(a, b):
+    rest = libdevice.fmod(a, b)
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+""",
+    """
+def pt_signbit(x):
+    return x.to(tl.int32, bitcast=True) < 0 if x.dtype == tl.float32 else x.to(tl.int64, bitcast=True) < 0
+""",
+    """
+def pt_int_truncdiv(a, b):
+    return a // tl.where(b == 0, 1, b)
+""",
+    """
+def pt_int_fmod(a, b):
+    return a % tl.where(b == 0, 1, b)
+""",
+    """
+def pt_int_floordiv(a, b):
+    d = tl.where(b == 0, 1, b)
+    return a // d - ((a % d != 0) & ((a < 0) != (d < 0))).to(a.dtype)
+""",
+    """
+def pt_int_remainder(a, b):
+    d = tl.where(b == 0, 1, b)
+    rest = a % d
+    return tl.where((rest != 0) & ((rest < 0) != (d < 0)), rest + d, rest)
+""",
+    """
+def pt_int_pow(a, b):
+    result = tl.where(b < 0, (a == 1).to(a.dtype) + (a == -1).to(a.dtype) * (1 - 2 * (b & 1)), (a == a).to(a.dtype))
+    for bit in tl.static_range(6):
+        result *= tl.where((b >= 0) & ((b >> bit) & 1 != 0), a, (a == a).to(a.dtype))
+        a *= a
+    return result
+""",
+    """
+def pt_shift_left(a, b):
+    far = (b < 0) | (b >= a.dtype.primitive_bitwidth)
+    return tl.where(far, 0, a << tl.where(far, 0, b))
+""",
+    """
+def pt_shift_right(a, b):
+    last = a.dtype.primitive_bitwidth - 1
+    return a >> tl.where((b < 0) | (b > last), last, b)
+""",
+    """
+def pt_philox(seed, offset):
+    low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
+    return tl.philox(seed, low, high, low * 0, low * 0)
+""",
+    """
+def pt_philox_uniform(seed, offset, T: tl.constexpr):
+    w0, w1, w2, w3 = pt_philox(seed, offset)
+    return (w0 >> 8).to(T) * 5.9604644775390625e-08
+""",
+    """
+def pt_philox_normal(seed, offset, T: tl.constexpr):
+    w0, w1, w2, w3 = pt_philox(seed, offset)
+    u, v = ((w0 >> 8) + 1).to(T) * 5.9604644775390625e-08, (w1 >> 8).to(T) * 5.9604644775390625e-08
+    return pt_sqrt(-2.0 * libdevice.log(u)) * libdevice.cos(6.283185307179586 * v)
+""",
+    """
+def pt_philox_int(seed, offset, T: tl.constexpr):
+    w0, w1, w2, w3 = pt_philox(seed, offset)
+    low, high = w0.to(tl.int64) & 0xFFFFFFFF, w1.to(tl.int64) & 0x7FFFFFFF
+    return (low & 0x7FFFFFFF).to(T) if T == tl.int32 else ((high << 32) | low).to(T)
+""",
+    """
+def pt_digamma(x):
+    low = x < 0.5
+    y = tl.where(low, 1 - x, x)
+    total = y * 0
+    for step in tl.static_range(8):
+        near = y < 8
+        total -= tl.where(near, 1 / y, 0.0)
+        y = tl.where(near, y + 1, y)
+    z = 1 / (y * y)
+    tail = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * (691 / 32760 - z / 12))))))
+    total += libdevice.log(y) - 0.5 / y - tail
+    whole = (x == tl.floor(x)) & (x < 0)
+    turn = x - tl.floor(x)
+    mirrored = total - 3.141592653589793 / libdevice.tan(3.141592653589793 * turn)
+    value = tl.where(low, mirrored, total)
+    value = tl.where(x == 0, libdevice.copysign(tl.full([], float("inf"), x.dtype), -x), value)
+    return tl.where(whole, float("nan"), value)
+""",
+)
+
+_NAME = re.compile(r"\bpt_\w+")
+TEXTS: dict[str, str] = {_NAME.findall(text)[0]: f"@triton.jit\n{text.strip()}\n" for text in _TEXTS}
+
+
+def needed(body: str) -> str:
+    """The helpers that `body` calls, and those that they call, in the order of the table."""
+    found: set[str] = set()
+    waiting = set(_NAME.findall(body))
+    while waiting:
+        found |= waiting
+        waiting = {name for known in waiting for name in _NAME.findall(TEXTS[known])} - found
+    return "\n\n".join(text for name, text in TEXTS.items() if name in found)

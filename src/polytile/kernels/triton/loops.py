@@ -1,0 +1,91 @@
+"""The candidates of a loop kernel on a GPU, or under Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+
+import torch
+
+from polytile.errors import LoweringError
+from polytile.kernels.candidate import Candidate
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts
+from polytile.kernels.library import InterpretedLoop
+from polytile.kernels.loops import kernel_name
+from polytile.kernels.nest import nest_of
+from polytile.kernels.triton import variants
+from polytile.kernels.triton.candidate import TritonCandidate, Work, start_workers
+from polytile.problem import Config
+from polytile.runtime.cuda import device as devices
+
+INTERPRETED_AS = "H100"
+"""The device whose configs the interpreter runs."""
+
+OLDEST = 70
+"""Capability from which on Triton generates code."""
+
+_made: dict[tuple[str, torch.device], tuple[Candidate, ...]] = {}
+
+
+def unavailable(target: torch.device) -> str:
+    """Why no Triton kernels can be made for tensors on `target`; "" if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed (pip install polytile[gpu])"
+    if target.type != "cuda" or torch.version.hip is not None:
+        return f"polytile generates no kernels for {'ROCm' if torch.version.hip else target.type} yet"
+    if not devices.available():
+        return "there is no CUDA device in this process"
+    found = devices.facts(target.index or 0)
+    if found.capability < OLDEST:
+        return f"Triton makes no kernels for {found.name}: its capability is {found.capability / 10}, 7.0 is needed"
+    return ""
+
+
+def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
+    """Every variant and config in canonical order, then the reference interpreter as the last resort, which is alone where
+    some operation has no Triton form; the same objects for the same work. A CPU as `target` means Triton's interpreter."""
+    key = (kernel.text, target)
+    if key not in _made:
+        _made[key] = _candidates(kernel, origins, target)
+    return _made[key]
+
+
+def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
+    on_gpu = target.type == "cuda"
+    device = devices.facts(target.index or 0) if on_gpu else devices.named(INTERPRETED_AS)
+    work = Work(kernel, kernel_name(kernel, origins), device, (target.index or 0) if on_gpu else None)
+    nest = nest_of(kernel.loop)
+
+    def candidate(config: Config) -> TritonCandidate:
+        def valid(size: Mapping[str, int]) -> bool:
+            return variants.valid(kernel, nest, config, size)
+
+        def cost(size: Mapping[str, int]) -> float:
+            return variants.cost(kernel, nest, config, size, device)
+
+        return TritonCandidate(label(config), config, work, valid, cost)
+
+    last = InterpretedLoop(kernel)
+    try:
+        found = tuple(candidate(config) for config in variants.configs(kernel, nest, device))
+        _ = found[0].specialise(Facts()).kernel
+    except LoweringError as error:
+        last.reason = f"no Triton form: {error}"
+        return (last,)
+    return (*found, last)
+
+
+def label(config: Config) -> str:
+    """A config as a candidate's name: the variant, then every number with its name."""
+    numbers = [f"{name}={value}" for name, value in config.values if name != "variant"]
+    return " ".join([str(config.get("variant", "loop")), *numbers])
+
+
+def prepare() -> None:
+    """Starts the processes that compile, and the launcher's own compilation, where there is a use for them."""
+    if devices.available() and importlib.util.find_spec("triton") is not None:
+        start_workers()
+
+
+__all__ = ["loop_candidates", "prepare", "unavailable"]

@@ -1,0 +1,81 @@
+"""Loads and stores as Triton: an offset block, the conditions under which it is touched, and a hint for the cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from polytile.errors import LoweringError
+from polytile.ir.expr import Load
+from polytile.ir.program import Store, compute_dtype, element_level
+from polytile.kernels.triton import text
+from polytile.kernels.triton.ops import convert
+
+if TYPE_CHECKING:
+    from polytile.kernels.triton.body import Body, Scope
+    from polytile.kernels.triton.tile import Dim
+
+ATOMIC = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+"""Types of which memory can be added to by many programs at once."""
+
+
+def load(body: Body, node: Load, scope: Scope) -> str:
+    """The value of a load in its compute type."""
+    conditions = [body.emit(node.mask, scope)] if node.mask is not None else []
+    at = body.place(node.index, node.indirect, scope)
+    dims = body.place_dims(node.index, node.indirect)
+    conditions += body.guards(node.indirect)
+    if node.mask is not None:
+        dims |= body.dims(node.mask)
+        at = _spread(body, at, body.place_dims(node.index, node.indirect), dims)
+    masks = " & ".join(conditions + body.tile.masks(dims))
+    hint = _eviction(body, node, dims)
+    loaded = f"tl.load({node.buffer} + ({at})" + (f", mask={masks}, other=0" if masks else "") + hint + ")"
+    stored = body.kernel.storage(node.buffer)
+    if node.dtype == stored:
+        return loaded
+    bits = node.dtype != compute_dtype(stored) and node.dtype.itemsize == stored.itemsize
+    return f"{loaded}.to({text.value_type(node.dtype)}{', bitcast=True' if bits else ''})"
+
+
+def _eviction(body: Body, node: Load, dims: frozenset[Dim]) -> str:
+    """What is read again by a later pass or by other programs stays in the cache; the last read of what a pass before has
+    brought in lets it go."""
+    if id(node) in body.again:
+        return ', eviction_policy="evict_last"'
+    if body.last and dims == body.tile.all_dims:
+        return ', eviction_policy="evict_first"'
+    shared = bool(body.tile.all_dims - dims) and bool(dims) and not node.indirect
+    return ', eviction_policy="evict_last"' if shared else ""
+
+
+def _spread(body: Body, at: str, have: frozenset[Dim], want: frozenset[Dim]) -> str:
+    """An offset that varies along `have` as a block that is full along `want`."""
+    if have == want or not want:
+        return at
+    return f"({at}) + tl.zeros({body.tile.shape(want)}, tl.int32)"
+
+
+def store(body: Body, store: Store, scope: Scope) -> None:
+    """Adds the line of one store, whose values the scope knows. An accumulating one is made at every point, a plain one once
+    where it does not vary."""
+    at = body.place(store.index, store.indirect, scope)
+    own = body.place_dims(store.index, store.indirect)
+    dims = own | body.dims(store.value) | (body.dims(store.mask) if store.mask is not None else frozenset())
+    if store.mode == "add":
+        dims = body.tile.all_dims if element_level(body.kernel.loop, store) else body.tile.parallel_dims
+    conditions = [body.emit(store.mask, scope)] if store.mask is not None else []
+    conditions += body.guards(store.indirect) + body.tile.masks(dims)
+    condition = f", mask={' & '.join(conditions)}" if conditions else ""
+    place = f"{store.buffer} + ({_spread(body, at, own, dims)})"
+    storage = body.kernel.storage(store.buffer)
+    value = convert(scope.names[id(store.value)], store.value.dtype, storage)
+    if store.mode == "set":
+        scope.lines.append(f"tl.store({place}, {value}{condition})")
+        return
+    if storage not in ATOMIC:
+        raise LoweringError(f"a GPU cannot add to memory of type {storage}; the operator runs as a library call.")
+    if body.dims(store.value) != dims:
+        value = f"tl.broadcast_to({value}, {body.tile.shape(dims)})"
+    scope.lines.append(f'tl.atomic_add({place}, {value}{condition}, sem="relaxed")')

@@ -1,0 +1,23 @@
+"""A source text as a function of Triton's, without a file."""
+
+from __future__ import annotations
+
+import linecache
+from typing import Any
+
+from polytile.kernels.triton.kernel import KERNEL
+from polytile.problem import digest
+
+
+def load(source: str) -> dict[str, Any]:
+    """The names that `source` defines. Triton reads a function's text through `inspect`, which looks into `linecache`."""
+    filename = f"<polytile {digest(source)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    namespace: dict[str, Any] = {"__name__": "polytile_generated", "__file__": filename}
+    exec(compile(source, filename, "exec"), namespace)
+    return namespace
+
+
+def kernel(source: str) -> Any:
+    """The `@triton.jit` function of a launch's source."""
+    return load(source)[KERNEL]

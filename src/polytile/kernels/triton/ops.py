@@ -1,0 +1,105 @@
+"""Triton text of every IR operation: {0}, {1}, ... are operands, {T} the result's type. Names that begin with `pt_` are helper
+functions (helpers.py). Where a table is by type, a float32 operation may be approximate within a few units in the last
+place, as Triton's own are."""
+
+from __future__ import annotations
+
+import torch
+
+from polytile.errors import LoweringError
+from polytile.ir.expr import Op
+from polytile.kernels.triton.text import value_type
+
+_LIBDEVICE_1 = (
+    "expm1 log10 log1p erfc erfinv tan asin acos atan sinh cosh tanh asinh acosh atanh lgamma trunc"
+).split()
+_LIBDEVICE_2 = "pow atan2 hypot copysign nextafter fmod".split()
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+FLOATS: dict[str, str] = {
+    **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE_1},
+    **{name: f"libdevice.{name}({{0}}, {{1}})" for name in _LIBDEVICE_2},
+    "exp": "libdevice.exp({0})", "exp2": "libdevice.exp2({0})", "log": "libdevice.log({0})", "log2": "libdevice.log2({0})",
+    "sin": "libdevice.sin({0})", "cos": "libdevice.cos({0})", "erf": "libdevice.erf({0})", "sqrt": "pt_sqrt({0})",
+    "rsqrt": "libdevice.rsqrt({0})", "sigmoid": "1.0 / (1.0 + libdevice.exp(-{0}))", "reciprocal": "1.0 / {0}",
+    "div": "{0} / {1}", "fma": "tl.fma({0}, {1}, {2})",
+    "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "round": "libdevice.nearbyint({0})",
+    "floordiv": "pt_floordiv({0}, {1})", "truncdiv": "libdevice.trunc(pt_exact_div({0}, {1}))",
+    "remainder": "pt_remainder({0}, {1})",
+    "sign": "({0} > 0).to({T}) - ({0} < 0).to({T})",
+    "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "round_bf16": "{0}.to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float16).to({T})",
+    "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float(\"inf\")", "signbit": "pt_signbit({0})",
+    "i0": "libdevice.cyl_bessel_i0({0})", "i1": "libdevice.cyl_bessel_i1({0})",
+    "digamma": "pt_digamma({0})",
+}  # fmt: skip
+FAST: dict[str, str] = {
+    "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
+    "rsqrt": "tl.rsqrt({0})", "sigmoid": "tl.sigmoid({0})",
+}  # fmt: skip
+"""Instead of FLOATS where no tensor of the kernel has more than 16 bits an element: errors of 2⁻²⁰ are far below them."""
+
+INTEGERS: dict[str, str] = {
+    "floordiv": "pt_int_floordiv({0}, {1})", "truncdiv": "pt_int_truncdiv({0}, {1})",
+    "remainder": "pt_int_remainder({0}, {1})", "fmod": "pt_int_fmod({0}, {1})",
+    "sign": "({0} > 0).to({T}) - ({0} < 0).to({T})",
+    "minimum": "tl.minimum({0}, {1})", "maximum": "tl.maximum({0}, {1})",
+    "floor": "{0}", "ceil": "{0}", "trunc": "{0}", "round": "{0}", "isnan": "{0} != {0}", "isinf": "{0} != {0}",
+    "signbit": "{0} < 0", "pow": "pt_int_pow({0}, {1})", "fma": "{0} * {1} + {2}",
+    "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}", "bitwise_not": "~{0}",
+    "shift_left": "pt_shift_left({0}, {1})", "shift_right": "pt_shift_right({0}, {1})",
+    "philox_uniform": "pt_philox_uniform({0}, {1}, {T})", "philox_normal": "pt_philox_normal({0}, {1}, {T})",
+    "philox_int": "pt_philox_int({0}, {1}, {T})",
+}  # fmt: skip
+BOTH: dict[str, str] = {
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in _COMPARISONS.items()},
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "neg": "-{0}", "abs": "tl.abs({0})",
+    "where": "tl.where({0}, {1}, {2})",
+}  # fmt: skip
+BOOLS: dict[str, str] = {
+    "logical_and": "{0} & {1}", "logical_or": "{0} | {1}", "logical_xor": "{0} ^ {1}", "logical_not": "{0} == 0",
+    "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}", "bitwise_not": "{0} == 0",
+    "minimum": "{0} & {1}", "maximum": "{0} | {1}", "mul": "{0} & {1}", "add": "{0} | {1}",
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "({0} == 0) & {1}", "le": "({0} == 0) | {1}", "gt": "{0} & ({1} == 0)",
+    "ge": "{0} | ({1} == 0)", "abs": "{0}", "sign": "{0}", "signbit": "{0} != {0}",
+}  # fmt: skip
+"""What operations mean for operands that are bool."""
+
+NARROW = (torch.int8, torch.int16, torch.uint8, torch.uint16)
+"""Integer types whose arithmetic Triton may widen: results are cut back."""
+
+
+def text(node: Op, args: list[str], fast: bool) -> str:
+    """The expression of `node` on operands `args`, each of them a name or in parentheses; `fast`: see FAST."""
+    source = node.args[0].dtype
+    if node.name == "cast":
+        return convert(args[0], source, node.dtype)
+    if node.name == "bitcast":
+        return args[0] if source == node.dtype else f"{args[0]}.to({value_type(node.dtype)}, bitcast=True)"
+    table = _table(source, fast and node.dtype == torch.float32) if node.name != "where" else BOTH
+    if node.name not in table:
+        raise LoweringError(
+            f"the operation {node.name!r} on {source} has no Triton text; the operator runs as a library call."
+        )
+    found = table[node.name].format(*args, T=value_type(node.dtype))
+    return f"({found}).to({value_type(node.dtype)})" if node.dtype in NARROW and node.name != "where" else found
+
+
+def _table(source: torch.dtype, fast: bool) -> dict[str, str]:
+    if source == torch.bool:
+        return BOOLS
+    if not source.is_floating_point:
+        return {**BOTH, **INTEGERS}
+    return {**BOTH, **FLOATS, **FAST} if fast else {**BOTH, **FLOATS}
+
+
+def convert(arg: str, source: torch.dtype, target: torch.dtype) -> str:
+    """The value `arg` of type `source` as one of type `target`, the way torch converts."""
+    if source == target:
+        return arg
+    if target == torch.bool:
+        return f"({arg} != 0)"
+    if source.is_floating_point and target in NARROW:  # through an int that holds the whole value, then its low bits
+        return f"{arg}.to(tl.int32).to({value_type(target)})"
+    return f"{arg}.to({value_type(target)})"

@@ -1,0 +1,301 @@
+"""The analytical prior for loops on a GPU: predicted seconds of a config at given sizes.
+
+    t = launch + |latency, memory, cache, units|₃        the 3-norm: what takes longest, a little more where others are near
+
+    memory    the bytes that must come from and go to memory once, and again in later passes where they do not stay in the L2
+              cache, by the bandwidth that this many programs can draw
+    cache     all bytes that programs ask for, in whole sectors of 32 bytes, by the bandwidth of the L2 cache
+    units     instructions: loads and stores by their vectors, arithmetic by the operations' costs, masked lanes included
+    latency   programs one after another on each of the places that registers and threads leave them; a program waits for
+              memory once an iteration and for its warps once a reduction
+
+Numbers of the device are from its DeviceFacts, the constants below round numbers of one H100, not a fit: they rank
+candidates. Known wrong: accesses of any stride but 1 count as a sector an element, though the L1 cache keeps some of them;
+registers are guessed from the values that a block holds, not read from the compiled kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sympy
+
+from polytile.ir import expr, ops, sizes
+from polytile.ir.expr import Load, Node, Op
+from polytile.ir.program import Store
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts, index_limit
+from polytile.kernels.nest import Form, Nest
+from polytile.kernels.triton.generate import nest_for
+from polytile.kernels.triton.tile import Dim, Tile, tile_of
+from polytile.problem import Config
+
+if TYPE_CHECKING:
+    from polytile.runtime.cuda.device import DeviceFacts
+
+MEMORY_LATENCY = 0.65e-6  # s of a load from memory on a busy device
+CACHE_LATENCY = 0.35e-6  # s of a load that the L2 cache has
+REDUCTION = 0.12e-6  # s in which a block's warps agree on one value
+START = 0.5e-6  # s until a program's first load is under way, beside the launch itself
+FINISH = 1.0e-6  # s in which the last program of a split row finds that it is the last and reads what the others left
+SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
+SECTOR = 32  # bytes
+VECTOR = 16  # bytes of the widest load
+KEPT = 0.6  # of the L2 cache that re-read data finds place in
+BASE_REGISTERS, MOST_REGISTERS = 24, 255
+FAR = 1 << 40  # the stride of an index that is no linear function of its axis
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store at concrete sizes: by axis the stride in elements of those that it varies with; `passes`: how many
+    passes make it; `reach`: elements that an indirect index picks from, 0 where there is none."""
+
+    buffer: str
+    itemsize: int
+    strides: Mapping[sympy.Symbol, int]
+    passes: int
+    store: bool
+    reach: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """A loop at concrete sizes: its axes, accesses, arithmetic (multiply-adds a point), passes, reductions, and how many
+    32-bit values a point has in registers where rows are held whole and where they are gone through."""
+
+    extents: Mapping[sympy.Symbol, int]
+    accesses: tuple[Access, ...]
+    arithmetic: float
+    passes: int
+    reductions: int
+    held: float
+    live: float
+
+
+def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
+    """Seconds of one call; see the module's formula."""
+    variant = str(config["variant"])
+    own, nest = _nest(kernel, variant)
+    work = _work(kernel, variant, tuple(sorted(size.items())))
+    tile = _tile(own.digest, nest, config)
+    counts = {d: math.prod(work.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
+    if not all(counts.values()):
+        return device.launch_seconds
+    return Estimate(work, tile, counts, config, device).seconds
+
+
+class Estimate:
+    """The prediction for one config: `counts` are the points along each dimension."""
+
+    def __init__(
+        self, work: Work, tile: Tile, counts: Mapping[Dim, int], config: Config, device: DeviceFacts
+    ) -> None:
+        self.work, self.tile, self.counts, self.device = work, tile, counts, device
+        self.variant, self.threads = str(config["variant"]), device.warp * int(config["warps"])
+        self.splits = int(config.get("splits", 1) or 1)
+        self.block = math.prod(d.block for d in tile.dims)
+        self.steps = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
+        self.splits = min(self.splits, self.steps)
+        self.programs = math.prod(-(-counts[d] // d.block) for d in tile.parallel) * self.splits
+        self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
+
+    @property
+    def seconds(self) -> float:
+        parts = (self.latency, self.memory, self.cache, self.units)
+        finish = FINISH if self.splits > 1 else 0.0
+        return self.device.launch_seconds + START + finish + sum(p**3 for p in parts) ** (1 / 3)
+
+    # traffic ---------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def unique(self) -> float:
+        """Bytes that go over the memory's pins at least once."""
+        touched: dict[tuple[str, bool], float] = {}
+        for access in self.work.accesses:
+            points = math.prod(self.work.extents[s] for s in access.strides)
+            points = min(points, access.reach) if access.reach and not access.store else points
+            key = (access.buffer, access.store)
+            touched[key] = max(touched.get(key, 0.0), points * access.itemsize / self._whole_lines(access))
+        return sum(touched.values())
+
+    def _whole_lines(self, access: Access) -> float:
+        """Useful share of the sectors that are moved: 1 where some axis has stride 1."""
+        near = min(access.strides.values(), default=1)
+        return 1.0 if near <= 1 or access.reach else max(access.itemsize / SECTOR, 1 / near)
+
+    @property
+    def memory(self) -> float:
+        again = 0.0
+        if self.variant != "persistent":
+            again = sum(self._asked(a) * (a.passes - 1) / a.passes for a in self.work.accesses if a.passes > 1)
+            window = again * min(1.0, self.places * self.device.sms / self.programs)
+            again *= 0.0 if window < KEPT * self.device.l2_bytes else 1.0
+        active = min(self.programs, self.device.sms) / self.device.sms
+        drawn = self.device.bandwidth * min(1.0, SM_SHARE * active)
+        in_cache = self.unique < KEPT * self.device.l2_bytes
+        return (self.unique * (0.7 if in_cache else 1.0) + again) / drawn
+
+    @functools.cached_property
+    def cache(self) -> float:
+        active = min(self.programs, self.device.sms) / self.device.sms
+        return sum(map(self._asked, self.work.accesses)) / (self.device.l2_bandwidth * active)
+
+    def _asked(self, access: Access) -> float:
+        """Bytes of the sectors that all programs ask for."""
+        return self._points(access) * access.itemsize / self._efficiency(access)
+
+    def _points(self, access: Access) -> float:
+        """Elements that all programs touch."""
+        touched = 1.0
+        varies = {self.dims[s] for s in access.strides}
+        for dim in self.tile.parallel:
+            touched *= self.counts[dim] if dim in varies else -(-self.counts[dim] // dim.block)
+        for dim in self.tile.reduced:
+            touched *= self.counts[dim] if dim in varies else 1
+        passes = access.passes if self.variant != "persistent" else 1
+        return touched * passes
+
+    def _efficiency(self, access: Access) -> float:
+        """Useful share of the sectors that one block's access asks for."""
+        run = self._run(access) * access.itemsize
+        return run / (-(-run // SECTOR) * SECTOR)
+
+    def _run(self, access: Access) -> int:
+        """Elements next to each other in memory of one block's access; all where it does not vary in a block."""
+        if not access.strides:
+            return VECTOR
+        for symbol, stride in access.strides.items():
+            dim = self.dims[symbol]
+            if stride == 1:
+                return min(dim.block, self.counts[dim])
+        return 1
+
+    # time on the multiprocessors -------------------------------------------------------------------------------------
+
+    @property
+    def units(self) -> float:
+        """Instructions of loads, stores and arithmetic, masked lanes included."""
+        lanes = self.programs * self.block * -(-self.steps // self.splits)
+        passes = self.work.passes if self.variant in ("looped", "split") else 1
+        arithmetic = lanes * passes * (self.work.arithmetic / max(1, self.work.passes) + 2) / 128
+        moving = 0.0
+        for access in self.work.accesses:
+            each = max(1, self.block // self.threads)
+            vector = max(1, min(VECTOR // access.itemsize, each, self._run(access)))
+            moving += self._points(access) / vector / 32 * max(1.0, vector * access.itemsize / 4)
+        return (arithmetic + moving) / (min(self.programs, self.device.sms) * self.device.clock)
+
+    @functools.cached_property
+    def registers(self) -> float:
+        """32-bit registers a thread needs."""
+        each = self.work.held if self.variant == "persistent" else self.work.live
+        return BASE_REGISTERS + max(1.0, self.block / self.threads) * each
+
+    @functools.cached_property
+    def places(self) -> int:
+        """Programs that one multiprocessor holds at a time."""
+        registers = -(-min(MOST_REGISTERS, self.registers) // 8) * 8
+        by_registers = self.device.registers_per_sm // (registers * self.threads)
+        return int(max(1, min(by_registers, self.device.threads_per_sm // self.threads, self.device.blocks_per_sm)))
+
+    @property
+    def latency(self) -> float:
+        wait = CACHE_LATENCY if self.unique < KEPT * self.device.l2_bytes else MEMORY_LATENCY
+        rounds = self.work.passes * -(-self.steps // self.splits) if self.tile.reduced else 1
+        if self.variant == "persistent":
+            rounds = 1
+        spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
+        one = rounds * wait + self.work.reductions * REDUCTION + spilled
+        turns = self.programs / (self.device.sms * self.places)
+        return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
+
+
+# a loop's numbers ----------------------------------------------------------------------------------------------------
+
+_nests: dict[tuple[str, str], tuple[LoopKernel, Nest]] = {}
+_works: dict[tuple[str, str, tuple[tuple[str, int], ...]], Work] = {}
+_tiles: dict[tuple[str, Config], Tile] = {}
+
+
+def _nest(kernel: LoopKernel, variant: str) -> tuple[LoopKernel, Nest]:
+    key = (kernel.digest, variant)
+    if key not in _nests:
+        _nests[key] = nest_for(kernel, variant)
+    return _nests[key]
+
+
+def _tile(digest: str, nest: Nest, config: Config) -> Tile:
+    key = (digest, config)
+    if key not in _tiles:
+        _tiles[key] = tile_of(nest, config, Facts())
+    return _tiles[key]
+
+
+def _work(kernel: LoopKernel, variant: str, size: tuple[tuple[str, int], ...]) -> Work:
+    key = (kernel.digest, variant, size)
+    if key not in _works:
+        own, nest = _nest(kernel, variant)
+        values = {sympy.Symbol(name, integer=True, positive=True): n for name, n in size}
+        _works[key] = _measured(own, nest, {s: values[s] for s in kernel.symbols})
+    return _works[key]
+
+
+def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]) -> Work:
+    """The Work of a kernel at these sizes."""
+    axes = [nest.vec, *nest.outer, *nest.inner]
+    extents = {a.symbol: sizes.evaluate(a.size, values) for a in axes}
+    made: dict[int, int] = {}
+    arithmetic = 0.0
+    for k in range(nest.passes):
+        for node in nest.nodes_in(k):
+            made[id(node)] = made.get(id(node), 0) + 1
+            arithmetic += ops.definition(node.name).cost if isinstance(node, Op) else 1.0
+    if nest.form is Form.POINTWISE:
+        arithmetic = sum(ops.definition(n.name).cost for n in nest.nodes if isinstance(n, Op))
+    accesses = [_access(kernel, n, made.get(id(n), 1), extents, values) for n in nest.nodes if isinstance(n, Load)]
+    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores]
+    wide = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
+    again = {id(n) for n in wide if made.get(id(n), 1) > 1}
+    held = sum(n.dtype.itemsize / 4 for n in wide if id(n) in again or nest.passes < 2)
+    running = sum(2.0 if r.kind in ("argmax", "argmin", "welford", "online_softmax") else 1.0 for r in nest.reduces)
+    return Work(
+        extents,
+        tuple(accesses),
+        arithmetic,
+        max(1, nest.passes),
+        len(nest.reduces) + 2 * len(nest.scans),
+        held + 1.5,
+        running + len(wide) + 1.0,
+    )
+
+
+def _access(
+    kernel: LoopKernel,
+    place: Load | Store,
+    passes: int,
+    extents: Mapping[sympy.Symbol, int],
+    values: Mapping[sympy.Symbol, int],
+) -> Access:
+    strides = {}
+    below = [place.index.free_symbols, *[e.free_symbols for n in expr.walk(*place.indirect) for e in n.indices]]
+    for symbol in set().union(*below) & extents.keys():
+        stride = sizes.coefficient(place.index, symbol)
+        known = stride is not None and stride.free_symbols <= values.keys() and stride != 0
+        strides[symbol] = abs(sizes.evaluate(stride, values)) if known else FAR
+    reach = max([_limit(node, values) for node in place.indirect], default=0)
+    if reach:
+        for symbol, stride in strides.items():
+            reach *= extents[symbol] if stride != FAR else 1
+    store = isinstance(place, Store)
+    return Access(place.buffer, kernel.storage(place.buffer).itemsize, strides, passes, store, reach)
+
+
+def _limit(node: Node, values: Mapping[sympy.Symbol, int]) -> int:
+    limit = index_limit(node)
+    known = limit is not None and limit.free_symbols <= values.keys()
+    return sizes.evaluate(limit, values) if known else 0

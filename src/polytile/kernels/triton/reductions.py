@@ -1,0 +1,187 @@
+"""Triton of reductions: over a block at once, or block after block with running values that are put together at the end.
+
+A running value is a block of its own: element (x, r) has seen every r-th point of the row. The parts of one reduction:
+
+    sum, prod, max, min, any, all   the value
+    argmax, argmin                  the value and the index at which it stands
+    welford                         mean, sum of squared deviations, count
+    online_softmax                  the greatest value m, and the sum of exp(x - m)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from polytile.errors import LoweringError
+from polytile.ir.evaluate import largest, smallest
+from polytile.ir.expr import Reduce, Scan
+from polytile.kernels.triton import text
+from polytile.kernels.triton.body import Body, Scope
+
+LOWEST = -3.4028234663852886e38
+"""Where an online softmax starts: finite, so that its differences are never NaN."""
+NOWHERE = 2**63 - 1  # the index of an extreme that no element has set
+
+
+@dataclass(frozen=True)
+class Part:
+    """One running value: its type and the value that changes nothing."""
+
+    dtype: torch.dtype
+    start: bool | int | float
+
+    @property
+    def literal(self) -> str:
+        return text.literal(self.start, self.dtype)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of reduction: its combining function of two (tuples of) running values, or one of Triton's own reductions."""
+
+    combine: str
+    own: str = ""
+
+
+FORMS: dict[str, Form] = {
+    "sum": Form("pt_add", "tl.sum"), "prod": Form("pt_mul"),
+    "max": Form("pt_max"), "min": Form("pt_min"), "any": Form("pt_or"), "all": Form("pt_and"),
+    "argmax": Form("pt_argmax"), "argmin": Form("pt_argmin"),
+    "welford": Form("pt_welford"), "online_softmax": Form("pt_online"), "logsumexp": Form("pt_logaddexp"),
+}  # fmt: skip
+
+
+class Reduction:
+    """One reduction of a loop in a body's terms; of a scan, what it comes to at the end."""
+
+    def __init__(self, body: Body, node: Reduce | Scan) -> None:
+        if node.kind not in FORMS:
+            raise LoweringError(f"the reduction {node.kind!r} has no Triton form; the operator runs as a library call.")
+        self.body, self.node, self.kind = body, node, node.kind
+        self.dtype = node.args[0].dtype
+        self.name = body.name(node)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The running values, see the module's table."""
+        match self.kind:
+            case "sum" | "any":
+                return (Part(self.carried, 0),)
+            case "prod" | "all":
+                return (Part(self.carried, 1),)
+            case "max" | "min":
+                return (Part(self.dtype, smallest(self.dtype) if self.kind == "max" else largest(self.dtype)),)
+            case "argmax" | "argmin":
+                worst = smallest(self.dtype) if self.kind == "argmax" else largest(self.dtype)
+                return (Part(self.dtype, worst), Part(self.node.args[1].dtype, NOWHERE))
+            case "welford":
+                return (Part(self.dtype, 0.0),) * 3
+            case "logsumexp":
+                return (Part(self.dtype, float("-inf")),)
+        return (Part(self.dtype, LOWEST), Part(self.dtype, 0.0))
+
+    @property
+    def carried(self) -> torch.dtype:
+        """The type of a single running value: bool goes through int32."""
+        return torch.int32 if self.dtype == torch.bool else self.dtype
+
+    @property
+    def combine(self) -> str:
+        own = FORMS[self.kind].combine
+        return (
+            own.replace("pt_", "pt_int_") if self.kind in ("max", "min") and not self.dtype.is_floating_point else own
+        )
+
+    def running(self, suffix: str = "acc") -> list[str]:
+        """Names of the running values."""
+        return [f"{self.name}_{suffix}{k or ''}" for k in range(len(self.parts))]
+
+    # block after block -----------------------------------------------------------------------------------------------
+
+    def start(self, scope: Scope) -> None:
+        """Running values at their start."""
+        shape = self.body.tile.shape(self.body.tile.all_dims)
+        for name, part in zip(self.running(), self.parts, strict=True):
+            scope.lines.append(f"{name} = tl.full({shape}, {part.literal}, {text.value_type(part.dtype)})")
+
+    def update(self, scope: Scope) -> None:
+        """Lets the current block into the running values."""
+        names = self.running()
+        match self.kind:
+            case "welford":
+                self._welford_step(names, scope)
+                return
+            case "online_softmax":
+                (value,) = self.values(scope)
+                scope.lines.append(f"{', '.join(names)} = pt_online_step({', '.join(names)}, {value})")
+                return
+        values = self.values(scope)
+        scope.lines.append(f"{', '.join(names)} = {self.combine}({', '.join(names + values)})")
+
+    def _welford_step(self, names: list[str], scope: Scope) -> None:
+        value = self.body.full(self.node.args[0], self.body.tile.all_dims, scope)
+        new = [f"{n}_new" for n in names]
+        scope.lines.append(f"{', '.join(new)} = pt_welford_step({', '.join(names)}, {value})")
+        condition = self.condition()
+        for name, fresh in zip(names, new, strict=True):
+            scope.lines.append(f"{name} = tl.where({condition}, {fresh}, {name})" if condition else f"{name} = {fresh}")
+
+    def condition(self) -> str:
+        """What holds where the block lies inside the row; "" where it always does."""
+        return " & ".join(self.body.tile.masks(self.body.tile.all_dims - self.body.tile.parallel_dims))
+
+    def values(self, scope: Scope) -> list[str]:
+        """The arguments as full blocks of the carried types, at their start outside of the row."""
+        found, condition = [], self.condition()
+        for node, part in zip(self.node.args, self.parts, strict=False):
+            value = self.body.full(node, self.body.tile.all_dims, scope)
+            if node.dtype == torch.bool:
+                value = f"{value}.to(tl.int32)"
+            found.append(f"tl.where({condition}, {value}, {part.literal})" if condition else value)
+        return found
+
+    # results ---------------------------------------------------------------------------------------------------------
+
+    def at_once(self, scope: Scope) -> None:
+        """The results over the current block, which holds all of the row."""
+        if self.kind in ("welford", "online_softmax"):
+            raise AssertionError(f"{self.kind} is spelled out where rows are held in registers")
+        self.finish(self.values(scope), scope)
+
+    def finish(self, running: list[str], scope: Scope) -> None:
+        """The results, from running values across the block's reduced dimensions."""
+        results = self._results(scope)
+        value = self.across(running)
+        names = [results[k] if k < len(results) else f"{self.name}_n" for k in range(len(self.parts))]
+        scope.lines.append(f"{', '.join(names)} = {value}")
+        if self.dtype == torch.bool and self.kind in ("any", "all"):
+            scope.lines.append(f"{names[0]} = {names[0]} != 0")
+        if self.kind == "online_softmax":  # as exp(inf - inf) would
+            scope.lines.append(f'{names[1]} = tl.where({names[0]} == float("inf"), float("nan"), {names[1]})')
+
+    def across(self, running: list[str]) -> str:
+        """The text of the running values put together across the reduced dimensions, one after another from the last."""
+        at = self.body.tile.reduced_at
+        value = running[0] if len(running) == 1 else f"({', '.join(running)})"
+        if not at:
+            return value if len(running) == 1 else ", ".join(running)
+        whole = not self.body.tile.parallel_dims
+        own = FORMS[self.kind].own if self.carried not in (torch.int8, torch.int16, torch.uint8, torch.uint16) else ""
+        for axis in reversed(at):
+            keep = "" if whole else ", keep_dims=True"
+            value = f"{own}({value}, {axis}{keep})" if own else f"tl.reduce({value}, {axis}, {self.combine}{keep})"
+        return value
+
+    def _results(self, scope: Scope) -> list[str]:
+        """Names of the results, one for each part that is one, known to the scope."""
+        assert isinstance(self.node, Reduce)
+        parts = self.body.nest.parts(self.node)
+        if not parts and len(self.parts) == 1:
+            scope.names[id(self.node)] = self.name
+            return [self.name]
+        names = [f"{self.name}_{k}" for k in range(2)]
+        for part in parts:
+            scope.names[id(part)] = names[part.k]
+        return names

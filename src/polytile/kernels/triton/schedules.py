@@ -1,0 +1,129 @@
+"""The schedules: how a launch goes through a loop.
+
+plain        pointwise: one block a program
+persistent   reduction or scan: a program holds whole rows in registers; everything is read once
+looped       reduction or scan: block after block along the row, once for each pass
+split        several programs share each row (split.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from polytile.ir.expr import Const, Load, Node
+from polytile.kernels.nest import Nest
+from polytile.kernels.triton import scans
+from polytile.kernels.triton.body import Scope
+from polytile.kernels.triton.reductions import Reduction
+from polytile.kernels.triton.tile import Dim
+from polytile.kernels.triton.unit import Unit
+
+
+def plain(unit: Unit) -> None:
+    """Every point of the block at once."""
+    unit.place()
+    unit.body.stores(unit.kernel.loop.stores, unit.scope)
+    unit.flush(unit.scope)
+
+
+def persistent(unit: Unit) -> None:
+    """Rows held in registers: what one pass computes, later ones use."""
+    unit.place()
+    for dim in unit.tile.reduced:
+        unit.held(dim)
+    nest, scope = unit.nest, unit.scope
+    scans.prepare_whole(unit.body)
+    for k in range(nest.passes + 1):
+        unit.body.stores(nest.row_stores(k), scope)
+        if k < nest.passes:
+            for reduce in nest.reduces_in(k):
+                Reduction(unit.body, reduce).at_once(scope)
+            unit.body.stores(nest.stores_in(k), scope)
+    unit.flush(scope)
+
+
+def looped(unit: Unit) -> None:
+    """Pass after pass over the row."""
+    unit.place()
+    for k in range(unit.nest.passes + 1):
+        unit.body.stores(unit.nest.row_stores(k), unit.scope)
+        unit.flush(unit.scope)
+        if k < unit.nest.passes and unit.nest.roots_in(k):
+            one_pass(unit, k)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one program goes over of a row: the blocks from `first` to `last` along `dim`."""
+
+    dim: Dim
+    first: str
+    last: str
+
+
+def one_pass(unit: Unit, k: int, share: Share | None = None) -> list[Reduction]:
+    """Pass k over the row or a share of it. The scope knows the results of its reductions after it; those of a share, whose
+    running values are returned, are not put together, and its scans go on from carries that are there."""
+    nest, body, scope = unit.nest, unit.body, unit.scope
+    reductions = [Reduction(body, r) for r in nest.reduces_in(k)]
+    carried = nest.scans_in(k)
+    if share is None:
+        for scan in carried:
+            scans.start(body, scan, scope)
+    scans.prepare_carried(body, carried)
+    body.again, body.last = reads_again(nest, k), bool(k) and not reads_again(nest, k)
+
+    def points(inner: Scope) -> None:
+        body.stores(nest.stores_in(k), inner)
+        scans.carry(body, carried, inner)
+
+    sweep(unit, k, reductions, share, points)
+    body.again, body.last, body.made = set(), False, {}
+    if share is None:
+        for reduction in reductions:
+            reduction.finish(reduction.running(), scope)
+        unit.flush(scope)
+    return reductions
+
+
+def sweep(
+    unit: Unit, k: int, reductions: list[Reduction], share: Share | None, points: Callable[[Scope], None] = lambda _: None
+) -> None:
+    """Goes through the blocks of pass k: lets each into `reductions`, then does what `points` adds at every point."""
+    scope = unit.scope
+    for node in entering(unit.nest, k):
+        unit.body.emit(node, scope)
+    for reduction in reductions:
+        reduction.start(scope)
+    unit.flush(scope)
+    with ExitStack() as loops:
+        for dim in unit.tile.reduced:
+            shared = share is not None and dim == share.dim
+            loops.enter_context(unit.going(dim, share.first, share.last) if share and shared else unit.going(dim))
+        inner = scope.inner()
+        for reduction in reductions:
+            reduction.update(inner)
+        points(inner)
+        unit.flush(inner)
+
+
+def entering(nest: Nest, k: int) -> list[Node]:
+    """What pass k needs of the row's own values, known before it begins."""
+    found: dict[int, Node] = {}
+    for root in [*nest.roots_in(k), *[c for n in nest.nodes_in(k) for c in n.children]]:
+        if not nest.in_pass(root) and not isinstance(root, Const):
+            found[id(root)] = root
+    return list(found.values())
+
+
+def reads_again(nest: Nest, k: int) -> set[int]:
+    """The loads of pass k that a later pass makes again."""
+    mine = {id(n) for n in nest.nodes_in(k) if isinstance(n, Load)}
+    later = {id(n) for j in range(k + 1, nest.passes) for n in nest.nodes_in(j) if isinstance(n, Load)}
+    return mine & later
+
+
+Schedule = Callable[[Unit], None]
+SCHEDULES: dict[str, Schedule] = {"plain": plain, "persistent": persistent, "looped": looped}

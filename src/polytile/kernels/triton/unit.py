@@ -1,0 +1,174 @@
+"""The text of one launch in the making: signature, positions of the program's block, and what stands around the body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import sympy
+import torch
+
+from polytile.ir import sizes
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import Nest
+from polytile.kernels.triton import text
+from polytile.kernels.triton.body import Body, Scope
+from polytile.kernels.triton.helpers import needed
+from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch
+from polytile.kernels.triton.tile import Dim, Tile, sixteenth, tile_of
+from polytile.kernels.writer import Writer
+from polytile.problem import Config
+
+HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+
+
+class Unit:
+    """One launch: `out` collects the lines of its function, `scope` knows what stands outside of any loop. Scratch memory is
+    taken with `scratch`."""
+
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts) -> None:
+        self.kernel, self.nest, self.config, self.facts = kernel, nest, config, facts
+        self.tile: Tile = tile_of(nest, config, facts)
+        self.body = Body(kernel, self.tile, facts)
+        self.out, self.scope = Writer("    "), Scope()
+        self.constants: dict[str, int] = {d.name: d.block for d in self.tile.dims}
+        self.scratch_types: dict[int, torch.dtype] = {}
+
+    # positions -------------------------------------------------------------------------------------------------------
+
+    def place(self) -> None:
+        """The position of the program's block along every parallel dimension: blocks are numbered row by row, the last
+        dimension fastest."""
+        dims = self.tile.parallel
+        number = "tl.program_id(0)" + (".to(tl.int64)" if self.facts.wide else "")
+        if len(dims) == 1:
+            self.out.line(f"{dims[0].name.lower()}_at = {number}")
+        elif dims:
+            self.out.line(f"at = {number}")
+        for dim, count in list(zip(dims, self.tile.tiles, strict=True))[:0:-1]:
+            self.out.line(f"{dim.name.lower()}_at = at % ({self.body.index(count)})")
+            self.out.line(f"at = at // ({self.body.index(count)})")
+        if len(dims) > 1:
+            self.out.line(f"{dims[0].name.lower()}_at = at")
+        for dim in dims:
+            self._parallel(dim)
+
+    def _parallel(self, dim: Dim) -> None:
+        at = f"{dim.name.lower()}_at"
+        if dim.block > 1:
+            at = f"({at} * {dim.name} + tl.arange(0, {dim.name})){self.tile.along(dim)}"
+        self.out.line(f"{dim.variable} = {at}")
+        if not self.tile.even(dim):
+            self.out.line(f"{dim.mask} = {dim.variable} < {self.body.index(dim.size)}")
+        if len(dim.axes) > 1:
+            self._decompose(dim)
+
+    def _decompose(self, dim: Dim) -> None:
+        """The axes of a flattened dimension, by one division an axis, outside of any loop."""
+        rest = dim.variable
+        for axis in dim.axes[:0:-1]:
+            size = self.body.index(axis.size)
+            self.out.line(f"{axis.symbol} = {rest} % ({size})")
+            self.out.line(f"{dim.variable}_rest = {rest} // ({size})")
+            rest = f"{dim.variable}_rest"
+        self.out.line(f"{dim.axes[0].symbol} = {rest}")
+
+    def held(self, dim: Dim) -> None:
+        """The position along a reduced dimension of which the block holds all."""
+        at = "0" if dim.block == 1 else f"{self._arange(dim)}{self.tile.along(dim)}"
+        self._reduced(dim, at)
+
+    @contextmanager
+    def going(self, dim: Dim, first: str = "0", last: str | None = None) -> Iterator[None]:
+        """A loop over blocks along a reduced dimension, from `first` (a multiple of the block) up to `last`."""
+        end = last if last is not None else self.body.index(dim.size)
+        if dim.block == 1:
+            with self.out.indented(f"for {dim.variable} in range({first}, {end}):"):
+                yield
+            return
+        with self.out.indented(f"for {dim.variable}_at in range({first}, {end}, {dim.name}):"):
+            self._reduced(dim, f"({dim.variable}_at + {self._arange(dim)}){self.tile.along(dim)}")
+            yield
+
+    def _arange(self, dim: Dim) -> str:
+        return f"tl.arange(0, {dim.name})" + (".to(tl.int64)" if self.facts.wide else "")
+
+    def _reduced(self, dim: Dim, at: str) -> None:
+        self.out.line(f"{dim.variable} = {at}")
+        if not self.tile.even(dim):
+            self.out.line(f"{dim.mask} = {dim.variable} < {self.body.index(dim.size)}")
+
+    @property
+    def rows(self) -> sympy.Expr:
+        """Number of points of the parallel axes."""
+        return sizes.product([d.size for d in self.tile.parallel])
+
+    def row(self) -> str:
+        """The number of the block's points among those of the parallel axes, row by row."""
+        position = sizes.ZERO
+        for dim in self.tile.parallel:
+            position = position * dim.size + sizes.axis(dim.variable)
+        return self.body.index(sympy.expand(position))
+
+    # text ------------------------------------------------------------------------------------------------------------
+
+    def flush(self, scope: Scope) -> None:
+        """Writes the lines that `scope` has collected."""
+        self.out.extend(scope.lines)
+        scope.lines.clear()
+
+    def scratch(self, number: int, dtype: torch.dtype) -> str:
+        """The name of scratch memory `number`."""
+        self.scratch_types[number] = dtype
+        return f"scratch{number}"
+
+    def launch(self, splits: int = 0) -> Launch:
+        """The finished launch; `splits` programs share each block's rows."""
+        names = [a.name for a in self._arguments()]
+        constants = tuple(self.constants.items())
+        head = [*names, *[f"{name}: tl.constexpr" for name, _ in constants]]
+        lines = [*_comment(self.kernel), "@triton.jit", f"def {KERNEL}({', '.join(head)}):"]
+        work = [f"    {sixteenth(s)} = {s} // 16" for s in self.kernel.symbols if s in self.body.sixteenths]
+        work += ["    " + line for line in self.out.lines]
+        body = "\n".join(work or ["    pass"])
+        helpers = needed(body)
+        source = "\n\n".join(part for part in (HEADER, helpers, "\n".join(lines) + "\n" + body + "\n") if part)
+        tiles = sizes.product(self.tile.tiles)
+        return Launch(
+            source,
+            self._arguments(),
+            constants,
+            self._divisible(),
+            int(self.config["warps"]),
+            int(self.config.get("stages", 1) or 1),
+            (tiles, sympy.Integer(max(1, splits)), sizes.ONE),
+        )
+
+    def _arguments(self) -> tuple[Argument, ...]:
+        integer = "i64" if self.facts.wide else "i32"
+        found = [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
+        found += [
+            Argument(Kind.SYMBOL, s.name, integer) for s in self.kernel.symbols if s.name not in self.facts.values
+        ]
+        found += [
+            Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
+            for k, dtype in sorted(self.scratch_types.items())
+        ]
+        if self.body.error:
+            found.append(Argument(Kind.ERROR, "error", "*i32"))
+        return tuple(found)
+
+    def _divisible(self) -> tuple[str, ...]:
+        names = [t.name for t in self.kernel.tensors if t.name in self.facts.aligned]
+        names += [
+            s.name for s in self.kernel.symbols if s.name in self.facts.divisible and s.name not in self.facts.values
+        ]
+        return (*names, *[f"scratch{k}" for k in sorted(self.scratch_types)])
+
+
+def _comment(kernel: LoopKernel) -> list[str]:
+    plain = replace(kernel, loop=replace(kernel.loop, origins=()))
+    origins = ", ".join(dict.fromkeys(kernel.loop.origins))
+    return [f"# {origins}", *["#   " + line for line in plain.text.splitlines()]]

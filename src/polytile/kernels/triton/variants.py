@@ -1,0 +1,143 @@
+"""Which ways there are to schedule a loop on a GPU: the configs of every loop kernel, in canonical order.
+
+plain        pointwise; blocks x (the vector axis), y, z
+persistent   whole rows in registers, read once; r (and r1) hold the row, x rows a program
+looped       block after block along the row, read once for each pass
+split        `splits` programs a row, block after block; put together by the last program or by another launch
+
+Blocks are powers of two; `warps` of 32 threads work on one. A row is what one point of the parallel axes reduces or scans.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from polytile.ir import sizes
+from polytile.ir.program import Axis
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.nest import Form, Nest
+from polytile.kernels.triton import prior
+from polytile.kernels.triton.generate import nest_for
+from polytile.kernels.triton.split import splittable
+from polytile.problem import Config
+
+if TYPE_CHECKING:
+    from polytile.runtime.cuda.device import DeviceFacts
+
+PLAIN_1 = ((256, 1), (256, 2), (512, 2), (512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8))
+"""(x, warps) of loops with one axis: 4 to 16 elements a thread, two to eight vectors of 16 bytes."""
+PLAIN_2 = (
+    (256, 1, 2), (512, 1, 4), (1024, 1, 4), (2048, 1, 8), (256, 4, 4), (128, 8, 4), (64, 16, 4), (32, 32, 4), (64, 32, 4),
+    (32, 64, 4), (64, 64, 4), (64, 64, 8), (16, 64, 4), (8, 128, 4), (4, 256, 4), (2, 512, 4),
+)  # fmt: skip
+"""(x, y, warps) of loops with two axes or more: long rows first, then squares, which serve transposes, then short rows."""
+PLAIN_3 = ((32, 8, 4, 4), (16, 16, 4, 4), (8, 8, 16, 4), (4, 16, 16, 4), (16, 4, 16, 4))
+"""(x, y, z, warps) besides PLAIN_2 of loops with three axes or more."""
+
+ROWS = tuple(1 << k for k in range(4, 16))
+"""Row lengths r of persistent reductions: up to 32768, 64 values a thread of 16 warps."""
+ELEMENTS = (8, 16, 32)
+"""Values a thread holds of a block of whole rows; 64 too where the row leaves no choice."""
+LOOPED = ((1, 512, 4), (1, 1024, 4), (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 16), (8, 128, 4))
+"""(x, r, warps)"""
+LOOPED_2 = (
+    (1, 1024, 4), (1, 2048, 8), (2, 512, 4), (4, 256, 4), (8, 128, 4), (16, 64, 4), (64, 16, 4), (4, 1024, 8), (16, 256, 8),
+    (64, 64, 8), (256, 16, 8),
+)  # fmt: skip
+"""(r1, r, warps) of loops with two reduced axes or more."""
+COLUMNS = ((16, 64, 4), (32, 32, 4), (64, 16, 4), (64, 32, 4), (64, 64, 8), (128, 8, 4), (128, 16, 4), (128, 32, 8), (256, 8, 4))
+"""(x, r, warps) of reductions across rows of memory."""
+SPLITS = (4, 8, 16, 32, 64, 128, 256)
+SPLIT_ROWS = ((1024, 4), (2048, 8), (4096, 8))
+SPLIT_COLUMNS = ((16, 64, 4), (32, 32, 4), (64, 16, 4), (64, 32, 4), (128, 16, 4))
+
+
+def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config, ...]:
+    """All configs of `kernel`, whose layout is `nest`, that fit on the device."""
+    found = {Form.POINTWISE: _plain, Form.ROW: _rows, Form.COLUMN: _columns}[nest.form](nest)
+    most = device.threads_per_block // device.warp
+    splits = nest.form is not Form.POINTWISE and splittable(nest_for(kernel, "split")[1])
+    return tuple(c for c in found if int(c["warps"]) <= most and (splits or c["variant"] != "split"))
+
+
+def _plain(nest: Nest) -> Iterator[Config]:
+    if len(nest.loop.axes) <= 1:
+        yield from (Config.of(variant="plain", x=x, warps=w) for x, w in PLAIN_1)
+        return
+    yield from (Config.of(variant="plain", x=x, y=y, warps=w) for x, y, w in PLAIN_2)
+    if len(nest.loop.axes) > 2:
+        yield from (Config.of(variant="plain", x=x, y=y, z=z, warps=w) for x, y, z, w in PLAIN_3)
+
+
+def _rows(nest: Nest) -> Iterator[Config]:
+    if nest.inner:
+        yield from _nested_rows(nest)
+        return
+    for r in ROWS:
+        for x, warps in whole_rows(r):
+            if x == 1 or nest.outer:
+                yield Config.of(variant="persistent", x=x, r=r, warps=warps)
+    for x, r, warps in LOOPED:
+        if x == 1 or nest.outer:
+            yield Config.of(variant="looped", x=x, r=r, warps=warps)
+    for splits, (r, warps) in itertools.product(SPLITS, SPLIT_ROWS):
+        yield Config.of(variant="split", r=r, warps=warps, splits=splits)
+
+
+def whole_rows(r: int) -> Iterator[tuple[int, int]]:
+    """(x, warps) of blocks of x whole rows of length r: several rows a program while a row has at most 1024 points."""
+    for x in (1, 2, 4, 8, 16, 32, 64, 128) if r <= 1024 else (1,):
+        for warps in (1, 2, 4, 8, 16, 32):
+            held = x * r // (32 * warps)
+            if held in ELEMENTS and (x == 1 or (512 <= x * r <= 8192 and warps in (2, 4, 8))):
+                yield x, warps
+    if r == ROWS[-1]:
+        yield 1, 16
+    if r < 256:
+        yield 1, 1
+
+
+def _nested_rows(nest: Nest) -> Iterator[Config]:
+    if len(nest.inner) == 1:
+        for r1, r in itertools.product((2, 4, 8, 16, 32, 64, 128, 256), (4, 16, 32, 64, 128, 256, 512, 1024, 2048)):
+            if 256 <= r1 * r <= 16384:
+                yield Config.of(variant="persistent", r=r, r1=r1, warps=max(1, min(16, r1 * r // 512)))
+    for r1, r, warps in LOOPED_2:
+        yield Config.of(variant="looped", r=r, r1=r1, warps=warps)
+    for along, splits, (r1, r, warps) in itertools.product(("r1", "r"), SPLITS, LOOPED_2[:7]):
+        yield Config.of(variant="split", r=r, r1=r1, warps=warps, splits=splits, along=along)
+
+
+def _columns(nest: Nest) -> Iterator[Config]:
+    if len(nest.inner) == 1:
+        for r, x in itertools.product((4, 8, 16, 32, 64, 128, 256, 512, 1024), (16, 32, 64, 128)):
+            if 1024 <= r * x <= 16384:
+                yield Config.of(variant="persistent", x=x, r=r, warps=max(2, min(16, r * x // 1024)))
+    for x, r, warps in COLUMNS:
+        yield Config.of(variant="looped", x=x, r=r, warps=warps)
+    for splits, (x, r, warps) in itertools.product(SPLITS, SPLIT_COLUMNS):
+        if splits * x <= 4096:
+            yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits)
+
+
+def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:
+    """Whether `config` gives right results at these sizes: a persistent one must hold the whole row. Later calls of a regime
+    go to it unasked, so it must hold at the regime's largest sizes too."""
+    if config["variant"] != "persistent":
+        return True
+    values = {s: size[s.name] for s in kernel.symbols}
+    rows = [sizes.evaluate(a.size, values) for a in row_axes(nest)]
+    held = [int(config.get(name, 1) or 1) for name in ("r", "r1")] + [1] * len(rows)
+    return all(n <= block for n, block in zip(rows, held, strict=False))
+
+
+def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
+    """Predicted seconds of one call."""
+    return prior.cost(kernel, config, size, device)
+
+
+def row_axes(nest: Nest) -> list[Axis]:
+    """The reduced axes, the innermost first, as blocks r, r1, ... cover them."""
+    return list(reversed((*nest.inner, *((nest.vec,) if nest.form is Form.ROW else ()))))

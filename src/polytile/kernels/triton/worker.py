@@ -1,0 +1,35 @@
+"""What worker processes run (runtime/cuda/worker.py): one launch in as plain data, its cubin out."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from polytile.ir import sizes
+from polytile.kernels.triton.compile import to_cubin
+from polytile.kernels.triton.kernel import Argument, Kind, Launch
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Compiles the launch that `kernels/triton/candidate.py` described; the binary comes back in base 64."""
+    arguments = tuple(Argument(Kind(kind), name, type_, index) for kind, name, type_, index in job["arguments"])
+    launch = Launch(
+        job["source"],
+        arguments,
+        tuple((name, value) for name, value in job["constants"]),
+        tuple(job["divisible"]),
+        job["num_warps"],
+        job["num_stages"],
+        (sizes.ONE, sizes.ONE, sizes.ONE),  # no part of what is compiled
+    )
+    cubin = to_cubin(launch, job["arch"])
+    return {
+        "binary": base64.b64encode(cubin.binary).decode(),
+        "symbol": cubin.name,
+        "num_warps": cubin.num_warps,
+        "shared": cubin.shared,
+        "registers": cubin.registers,
+        "spills": cubin.spills,
+        "global_scratch": getattr(cubin, "global_scratch", 0),
+        "profile_scratch": getattr(cubin, "profile_scratch", 0),
+    }

@@ -1,0 +1,158 @@
+"""What a GPU is like, as far as it decides which kernel is fastest: read from the driver, or from a table by name.
+
+The table serves where there is no GPU (`named("H100")`: priors, compiling, tests) and fills in what no driver tells
+reliably: the memory bandwidth that a copy reaches. `fingerprint` is part of every Problem measured on a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from polytile.errors import DeviceError
+from polytile.problem import digest
+
+GB = 1e9
+MIB = 1 << 20
+KIB = 1 << 10
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """One GPU. `capability` is 90 for 9.0; sizes in bytes, `clock` in Hz (the boost clock), `bandwidth` in bytes a
+    second, read plus written, as a large copy reaches it; `l2_bandwidth` likewise for data that stays in the L2 cache.
+    `launch_seconds` is the time from one kernel to the next in a replayed graph where neither has any work."""
+
+    name: str
+    capability: int
+    sms: int
+    clock: float
+    bandwidth: float
+    l2_bytes: int
+    l2_bandwidth: float
+    registers_per_sm: int = 65536
+    registers_per_block: int = 65536
+    shared_per_sm: int = 228 * KIB
+    shared_per_block: int = 227 * KIB
+    threads_per_sm: int = 2048
+    threads_per_block: int = 1024
+    blocks_per_sm: int = 32
+    warp: int = 32
+    memory_bytes: int = 80 << 30
+    launch_seconds: float = 1.3e-6
+
+    @property
+    def flops(self) -> float:
+        """fp32 operations a second outside of the tensor cores: 128 lanes a multiprocessor, two an instruction."""
+        return 2 * 128 * self.sms * self.clock
+
+
+TABLE: tuple[DeviceFacts, ...] = (
+    DeviceFacts("NVIDIA H100 80GB HBM3", 90, 132, 1.98e9, 3020 * GB, 50 * MIB, 7000 * GB),
+    DeviceFacts("NVIDIA H100 PCIe", 90, 114, 1.755e9, 1800 * GB, 50 * MIB, 5300 * GB),
+    DeviceFacts("NVIDIA H200", 90, 132, 1.98e9, 4300 * GB, 60 * MIB, 7000 * GB, memory_bytes=141 << 30),
+    DeviceFacts("NVIDIA GH200", 90, 132, 1.98e9, 3400 * GB, 60 * MIB, 7000 * GB, memory_bytes=96 << 30),
+    DeviceFacts("NVIDIA B200", 100, 148, 1.965e9, 6800 * GB, 126 * MIB, 10000 * GB, memory_bytes=180 << 30),
+    DeviceFacts("NVIDIA A100-SXM4-80GB", 80, 108, 1.41e9, 1700 * GB, 40 * MIB, 4500 * GB, shared_per_sm=164 * KIB,
+                shared_per_block=163 * KIB),
+    DeviceFacts("NVIDIA A100-SXM4-40GB", 80, 108, 1.41e9, 1320 * GB, 40 * MIB, 4500 * GB, shared_per_sm=164 * KIB,
+                shared_per_block=163 * KIB, memory_bytes=40 << 30),
+    DeviceFacts("NVIDIA A10", 86, 72, 1.695e9, 500 * GB, 6 * MIB, 2000 * GB, shared_per_sm=100 * KIB,
+                shared_per_block=99 * KIB, threads_per_sm=1536, blocks_per_sm=16, memory_bytes=24 << 30),
+    DeviceFacts("NVIDIA GeForce RTX 3090", 86, 82, 1.695e9, 840 * GB, 6 * MIB, 2200 * GB, shared_per_sm=100 * KIB,
+                shared_per_block=99 * KIB, threads_per_sm=1536, blocks_per_sm=16, memory_bytes=24 << 30),
+    DeviceFacts("NVIDIA GeForce RTX 4090", 89, 128, 2.52e9, 920 * GB, 72 * MIB, 4500 * GB, shared_per_sm=100 * KIB,
+                shared_per_block=99 * KIB, threads_per_sm=1536, blocks_per_sm=24, memory_bytes=24 << 30),
+    DeviceFacts("NVIDIA L4", 89, 58, 2.04e9, 260 * GB, 48 * MIB, 2000 * GB, shared_per_sm=100 * KIB,
+                shared_per_block=99 * KIB, threads_per_sm=1536, blocks_per_sm=24, memory_bytes=24 << 30),
+    DeviceFacts("NVIDIA L40S", 89, 142, 2.52e9, 760 * GB, 96 * MIB, 4800 * GB, shared_per_sm=100 * KIB,
+                shared_per_block=99 * KIB, threads_per_sm=1536, blocks_per_sm=24, memory_bytes=48 << 30),
+    DeviceFacts("Tesla V100-SXM2-16GB", 70, 80, 1.53e9, 790 * GB, 6 * MIB, 2200 * GB, shared_per_sm=96 * KIB,
+                shared_per_block=96 * KIB, memory_bytes=16 << 30),
+    DeviceFacts("Tesla T4", 75, 40, 1.59e9, 240 * GB, 4 * MIB, 1000 * GB, shared_per_sm=64 * KIB,
+                shared_per_block=64 * KIB, threads_per_sm=1024, blocks_per_sm=16, memory_bytes=16 << 30),
+)  # fmt: skip
+"""Bandwidths: H100 and H200 measured by a large device copy; the others are 85 % of the data sheet's number. L2
+bandwidths are round numbers that rank kernels and no more. Other devices take the row of their capability nearest in
+multiprocessors, with what their driver says in place."""
+
+COPY_SHARE = 0.9
+"""Share of the pins' bandwidth that a copy reaches: 3020 of 3352 GB/s on an H100."""
+
+
+def named(name: str) -> DeviceFacts:
+    """The row whose name holds all the words of `name` ("H100" gives the SXM one). Raises DeviceError for none."""
+    words = re.split(r"[\s_-]+", name.lower())
+    for row in TABLE:
+        if all(word in row.name.lower() for word in words):
+            return row
+    raise DeviceError(f"no GPU named {name!r} is known; known are {', '.join(row.name for row in TABLE)}.")
+
+
+def available() -> bool:
+    """Whether this process has an NVIDIA GPU to use. Starts no context."""
+    return torch.cuda.is_available() and torch.version.hip is None
+
+
+@functools.cache
+def facts(index: int) -> DeviceFacts:
+    """The GPU number `index` of this process. Raises DeviceError where there is none."""
+    if not available() or not 0 <= index < torch.cuda.device_count():
+        raise DeviceError(
+            f"there is no CUDA device {index}: this process sees {torch.cuda.device_count()}. Check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES."
+        )
+    return described(torch.cuda.get_device_properties(index))
+
+
+def described(properties: Any) -> DeviceFacts:
+    """The facts of a device with these properties, as torch.cuda.get_device_properties has them."""
+    capability = 10 * properties.major + properties.minor
+    base = next((row for row in TABLE if row.name == properties.name), None) or _nearest(capability, properties)
+    told = {
+        "name": properties.name,
+        "capability": capability,
+        "sms": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": _positive(properties, "L2_cache_size"),
+        "registers_per_sm": _positive(properties, "regs_per_multiprocessor"),
+        "shared_per_sm": _positive(properties, "shared_memory_per_multiprocessor"),
+        "shared_per_block": _positive(properties, "shared_memory_per_block_optin"),
+        "threads_per_sm": _positive(properties, "max_threads_per_multi_processor"),
+        "clock": _positive(properties, "clock_rate", 1e3),
+    }
+    told = {key: value for key, value in told.items() if value is not None}
+    if base.name != properties.name:
+        told["bandwidth"] = _pins(properties) or base.bandwidth
+    return replace(base, **told)
+
+
+def _nearest(capability: int, properties: Any) -> DeviceFacts:
+    """The row of the nearest capability, then of the nearest number of multiprocessors."""
+    sms = properties.multi_processor_count
+    return min(TABLE, key=lambda row: (abs(row.capability - capability), abs(row.sms - sms)))
+
+
+def _positive(properties: Any, name: str, factor: float = 1) -> Any:
+    value = getattr(properties, name, None)
+    return value * factor if isinstance(value, int | float) and value > 0 else None
+
+
+def _pins(properties: Any) -> float | None:
+    """Bytes a second by memory clock (kHz) and bus width (bits), two transfers a cycle; None where not told."""
+    clock, width = _positive(properties, "memory_clock_rate", 1e3), _positive(properties, "memory_bus_width")
+    return COPY_SHARE * 2 * clock * width / 8 if clock and width else None
+
+
+def fingerprint(index: int) -> str:
+    """Short id, equal for equal devices under equal software: "cuda-sm90-132sm-1f0c9a52d8e4"."""
+    found = facts(index)
+    return f"cuda-sm{found.capability}-{found.sms}sm-{digest(json.dumps(asdict(found), sort_keys=True), 12)}"
+
+
+__all__ = ["TABLE", "DeviceFacts", "available", "described", "facts", "fingerprint", "named"]

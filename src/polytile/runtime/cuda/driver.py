@@ -1,0 +1,181 @@
+"""The CUDA driver's C interface through ctypes: contexts, modules, functions. What is called on every launch is not
+here but in launch.c; this is what happens once for each kernel.
+
+The library is opened at first use. Every refusal becomes a DeviceError that says what was asked and what the driver
+answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from polytile.errors import DeviceError, LaunchFailed
+
+LIBRARY = "libcuda.so.1"
+OUT_OF_MEMORY = 2
+
+_MAX_THREADS, _LOCAL_BYTES, _REGISTERS, _DYNAMIC_SHARED = 0, 3, 4, 8
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED: loading a module is not part of what a thread of this process may be recording."""
+
+_POINTERS = ctypes.c_void_p
+_PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (ctypes.c_uint,),
+    "cuDriverGetVersion": (_POINTERS,),
+    "cuDeviceGet": (_POINTERS, ctypes.c_int),
+    "cuDevicePrimaryCtxRetain": (_POINTERS, ctypes.c_int),
+    "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
+    "cuCtxPopCurrent_v2": (_POINTERS,),
+    "cuModuleLoadData": (_POINTERS, ctypes.c_void_p),
+    "cuModuleUnload": (ctypes.c_void_p,),
+    "cuModuleGetFunction": (_POINTERS, ctypes.c_void_p, ctypes.c_char_p),
+    "cuFuncGetAttribute": (_POINTERS, ctypes.c_int, ctypes.c_void_p),
+    "cuFuncSetAttribute": (ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
+    "cuGetErrorName": (ctypes.c_int, _POINTERS),
+    "cuGetErrorString": (ctypes.c_int, _POINTERS),
+    "cuThreadExchangeStreamCaptureMode": (_POINTERS,),
+}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel loaded on one device: its handle and what the driver says of it."""
+
+    handle: int
+    module: int
+    registers: int
+    local_bytes: int
+    max_threads: int
+
+
+_lock = threading.Lock()
+
+
+def library() -> ctypes.CDLL:
+    """libcuda, opened and initialised. Raises DeviceError where there is no driver or it is unwell."""
+    with _lock:
+        return _opened(LIBRARY)
+
+
+@functools.cache
+def _opened(name: str) -> ctypes.CDLL:
+    try:
+        found = ctypes.CDLL(name)
+        for function, arguments in _PROTOTYPES.items():
+            getattr(found, function).argtypes = arguments
+            getattr(found, function).restype = ctypes.c_int
+    except (OSError, AttributeError) as error:
+        raise DeviceError(
+            f"the CUDA driver's library {name} cannot be used ({error}); install NVIDIA's driver."
+        ) from error
+    code = found.cuInit(0)
+    if code:
+        raise DeviceError(f"the CUDA driver does not start: {_words(found, code)}. Check nvidia-smi.")
+    return found
+
+
+def reset() -> None:
+    """Forgets the library and all contexts; the next use opens them again. Kernels loaded before must not be used."""
+    with _lock:
+        _opened.cache_clear()
+        _context.cache_clear()
+
+
+def describe(code: int) -> str:
+    """What the driver's result `code` means: "CUDA_ERROR_INVALID_VALUE (invalid argument)"."""
+    return _words(library(), code)
+
+
+def _words(found: ctypes.CDLL, code: int) -> str:
+    words = []
+    for function in (found.cuGetErrorName, found.cuGetErrorString):
+        text = ctypes.c_char_p()
+        if function(code, ctypes.byref(text)) == 0 and text.value:
+            words.append(text.value.decode())
+    return f"{words[0]} ({words[1]})" if len(words) == 2 else f"error {code}"
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        raise LaunchFailed(f"the CUDA driver refused to {what}: {describe(code)}.")
+
+
+def version() -> int:
+    """CUDA version of the driver, 13000 for 13.0."""
+    number = ctypes.c_int()
+    _check(library().cuDriverGetVersion(ctypes.byref(number)), "tell its version")
+    return number.value
+
+
+def context(index: int) -> int:
+    """The primary context of device `index`, the one that torch uses; kept until the process ends."""
+    with _lock:
+        return _context(index)
+
+
+@functools.cache
+def _context(index: int) -> int:
+    found, device, handle = _opened(LIBRARY), ctypes.c_int(), ctypes.c_void_p()
+    for code in (found.cuDeviceGet(ctypes.byref(device), index),
+                 found.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device)):  # fmt: skip
+        if code:
+            raise DeviceError(f"CUDA device {index} cannot be used: {_words(found, code)}.")
+    return handle.value or 0
+
+
+@contextlib.contextmanager
+def current(index: int) -> Iterator[ctypes.CDLL]:
+    """Within the block device `index` is the thread's current one, and nothing done becomes part of a stream capture."""
+    found = library()
+    _check(found.cuCtxPushCurrent_v2(context(index)), f"make device {index} current")
+    mode = ctypes.c_int(_RELAXED)
+    try:
+        _check(found.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "set aside a capture")
+        try:
+            yield found
+        finally:
+            found.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    finally:
+        found.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def load(index: int, image: bytes, symbol: str, threads: int, shared: int) -> Function:
+    """The kernel `symbol` of the cubin `image` on device `index`, ready for blocks of `threads` with `shared` bytes of
+    dynamic shared memory.
+
+    Raises LaunchFailed, before anything runs, where the device cannot take the cubin or the kernel exceeds what a block
+    may have.
+    """
+    with current(index) as found:
+        module, handle = ctypes.c_void_p(), ctypes.c_void_p()
+        _check(found.cuModuleLoadData(ctypes.byref(module), image), f"load kernel {symbol} ({len(image)} bytes)")
+        try:
+            code = found.cuModuleGetFunction(ctypes.byref(handle), module, symbol.encode())
+            _check(code, f"find kernel {symbol} in its own cubin")
+            numbers = [_attribute(found, handle, which) for which in (_REGISTERS, _LOCAL_BYTES, _MAX_THREADS)]
+            if threads > numbers[2]:
+                raise LaunchFailed(
+                    f"kernel {symbol} needs {threads} threads a block and {numbers[0]} registers a thread; at most "
+                    f"{numbers[2]} threads of it fit a multiprocessor."
+                )
+            code = found.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, shared)
+            _check(code, f"give kernel {symbol} {shared} bytes of shared memory")
+        except BaseException:
+            found.cuModuleUnload(module)
+            raise
+    return Function(handle.value or 0, module.value or 0, *numbers)
+
+
+def _attribute(found: ctypes.CDLL, function: ctypes.c_void_p, which: int) -> int:
+    number = ctypes.c_int()
+    _check(found.cuFuncGetAttribute(ctypes.byref(number), which, function), "tell a kernel's resources")
+    return number.value
+
+
+__all__ = ["OUT_OF_MEMORY", "Function", "context", "current", "describe", "library", "load", "reset", "version"]

@@ -1,0 +1,205 @@
+/* Launches generated GPU kernels: a plan says all there is to know, launch.py makes it.
+
+   polytile_launch has the ABI of every native kernel, with the plan's address where others take a number of threads, so
+   dispatch tables, timers and wrappers call it as they call any kernel. It touches no Python object and needs no GIL.
+
+   It runs on torch's current stream of the plan's device and makes that device's context current for the time, where
+   another one is. Results: 0; the number of a run-time check that an earlier launch of the plan found violated (a GPU
+   reports late); or minus the driver's error. */
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+
+enum { TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING };
+enum { OUT_OF_MEMORY = 2, INVALID_VALUE = 1, LARGEST_GRID = 65535, TORCH_UINT8 = 0, TORCH_CUDA = 1, KEPT = 8 };
+
+typedef struct {
+    int (*launch_kernel)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                         unsigned shared, void *stream, void **parameters, void **extra);
+    int (*get_context)(void **context);
+    int (*push_context)(void *context);
+    int (*pop_context)(void **context);
+    int (*capture_info)(void *stream, int *status, uint64_t *recording, void **graph, void **nodes, size_t *count);
+    int (*set_bytes)(uintptr_t destination, unsigned char value, size_t count, void *stream);
+    int32_t (*current_stream)(int32_t device, void **stream);
+    int32_t (*new_tensor)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type,
+                          int32_t device, void **tensor);
+    int32_t (*delete_tensor)(void *tensor);
+    int32_t (*data_pointer)(void *tensor, void **pointer);
+} Api;
+
+typedef struct {
+    int32_t kind, index;
+} Parameter;
+
+typedef struct {
+    void *function;
+    const int64_t *grid[3];
+    const Parameter *parameters;
+    int32_t count;
+    uint32_t threads, shared;
+} Launch;
+
+typedef struct {
+    const int64_t *bytes;
+    int32_t zeroed;
+} Scratch;
+
+typedef struct { /* zeroed memory kept for one stream, or for one recording of a graph: kernels leave it zero */
+    void *stream, *tensor, *pointer;
+    uint64_t recording;
+    int64_t bytes;
+    int32_t buffer;
+} Kept;
+
+typedef struct {
+    void *context;
+    const Launch *launches;
+    const Scratch *scratch;
+    volatile int32_t *error; /* in host memory that the device can write to; or NULL */
+    int32_t device, launch_count, scratch_count;
+    atomic_flag busy;
+    int32_t next;
+    Kept kept[KEPT];
+} Plan;
+
+static Api api;
+
+void polytile_configure(const Api *functions)
+{
+    api = *functions;
+}
+
+static int allocate(int32_t device, int64_t bytes, void **tensor, void **pointer)
+{
+    int64_t stride = 1;
+    if (api.new_tensor(1, &bytes, &stride, TORCH_UINT8, TORCH_CUDA, device, tensor) != 0)
+        return -OUT_OF_MEMORY;
+    return api.data_pointer(*tensor, pointer) == 0 ? 0 : -OUT_OF_MEMORY;
+}
+
+/* Zeroed memory of at least `bytes` that stays with this plan and stream. What a graph records zeroes memory of its own
+   once in each replay. */
+static int keep(Plan *plan, void *stream, int32_t buffer, int64_t bytes, void **pointer)
+{
+    int code = 0, status = 0;
+    uint64_t recording = 0;
+    if (api.capture_info(stream, &status, &recording, NULL, NULL, NULL) != 0 || status == 0)
+        recording = 0;
+    while (atomic_flag_test_and_set_explicit(&plan->busy, memory_order_acquire))
+        ;
+    Kept *found = NULL;
+    for (int i = 0; i < KEPT && found == NULL; i++) {
+        Kept *kept = &plan->kept[i];
+        if (kept->tensor != NULL && kept->stream == stream && kept->recording == recording && kept->buffer == buffer)
+            found = kept;
+    }
+    if (found == NULL || found->bytes < bytes) {
+        if (found == NULL)
+            found = &plan->kept[plan->next++ % KEPT];
+        if (found->tensor != NULL)
+            api.delete_tensor(found->tensor);
+        *found = (Kept){stream, NULL, NULL, recording, bytes, buffer};
+        code = allocate(plan->device, bytes, &found->tensor, &found->pointer);
+        if (code == 0)
+            code = -api.set_bytes((uintptr_t)found->pointer, 0, (size_t)bytes, stream);
+    }
+    *pointer = found->pointer;
+    atomic_flag_clear_explicit(&plan->busy, memory_order_release);
+    return code;
+}
+
+/* Memory for the plan's scratch buffers; `owned` gets the tensors to delete after the launches. */
+static int provide(Plan *plan, const long *integers, void *stream, void **memory, void **owned)
+{
+    int code = 0;
+    for (int i = 0; i < plan->scratch_count && code == 0; i++) {
+        int64_t bytes = formula(plan->scratch[i].bytes, integers);
+        bytes = bytes > 16 ? bytes : 16;
+        code = plan->scratch[i].zeroed ? keep(plan, stream, i, bytes, &memory[i])
+                                       : allocate(plan->device, bytes, &owned[i], &memory[i]);
+    }
+    return code;
+}
+
+static int start(const Launch *launch, void *const *pointers, const long *integers, void **memory,
+                 volatile int32_t *error, void *stream)
+{
+    int64_t grid[3];
+    for (int i = 0; i < 3; i++) {
+        grid[i] = formula(launch->grid[i], integers);
+        if (grid[i] <= 0)
+            return 0;
+        if (grid[i] > (i == 0 ? INT32_MAX : LARGEST_GRID))
+            return -INVALID_VALUE;
+    }
+    void *addresses[launch->count + 1];
+    uint64_t values[launch->count + 1];
+    for (int i = 0; i < launch->count; i++) {
+        int32_t index = launch->parameters[i].index;
+        switch (launch->parameters[i].kind) {
+        case TENSOR: values[i] = (uintptr_t)pointers[index]; break;
+        case INT32: values[i] = (uint32_t)(int32_t)integers[index]; break;
+        case INT64: values[i] = (uint64_t)integers[index]; break;
+        case SCRATCH: values[i] = (uintptr_t)memory[index]; break;
+        case ERROR_WORD: values[i] = (uintptr_t)error; break;
+        default: values[i] = 0;
+        }
+        addresses[i] = &values[i];
+    }
+    return -api.launch_kernel(launch->function, (unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2],
+                              launch->threads, 1, 1, launch->shared, stream, addresses, NULL);
+}
+
+static int run(Plan *plan, void *const *pointers, const long *integers)
+{
+    void *stream = NULL, *memory[plan->scratch_count + 1], *owned[plan->scratch_count + 1];
+    if (api.current_stream(plan->device, &stream) != 0)
+        return -INVALID_VALUE;
+    memset(owned, 0, sizeof owned);
+    int code = plan->scratch_count > 0 ? provide(plan, integers, stream, memory, owned) : 0;
+    for (int i = 0; i < plan->launch_count && code == 0; i++)
+        code = start(&plan->launches[i], pointers, integers, memory, plan->error, stream);
+    for (int i = 0; i < plan->scratch_count; i++)
+        if (owned[i] != NULL)
+            api.delete_tensor(owned[i]);
+    return code;
+}
+
+long polytile_launch(void *const *pointers, const long *integers, long address)
+{
+    Plan *plan = (Plan *)address;
+    if (plan->error != NULL && *plan->error != 0) {
+        long violated = *plan->error;
+        *plan->error = 0;
+        return violated;
+    }
+    void *context = NULL, *popped;
+    int code = -api.get_context(&context);
+    if (code != 0)
+        return code;
+    if (context == plan->context)
+        return run(plan, pointers, integers);
+    code = -api.push_context(plan->context);
+    if (code != 0)
+        return code;
+    code = run(plan, pointers, integers);
+    api.pop_context(&popped);
+    return code;
+}
+
+/* Lets go of the memory that a plan keeps; the plan may be used again. */
+void polytile_release(Plan *plan)
+{
+    for (int i = 0; i < KEPT; i++) {
+        if (plan->kept[i].tensor != NULL)
+            api.delete_tensor(plan->kept[i].tensor);
+        plan->kept[i] = (Kept){0};
+    }
+}
+
+size_t polytile_plan_bytes(void)
+{
+    return sizeof(Plan);
+}

@@ -1,0 +1,225 @@
+"""From loaded kernels to something that can be called like any native kernel: a plan for launch.c.
+
+    plan = Plan("softmax_1f0c", 0, [Launch(function, 128, 0, parameters, grid)], [Scratch(formula, True)])
+    NativeEntry(plan.address, plan.handle, plan)      # address: the C launcher; handle: what it takes for `threads`
+
+A call costs some 2 us of host time, nearly all of it the driver's. Run-time checks on the device write their number into
+a word of pinned memory, which is looked at before the plan's next launch and by `settle`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from polytile.errors import DeviceError, LaunchFailed
+from polytile.runtime import compile as compiler
+from polytile.runtime.cuda import driver
+from polytile.runtime.formula import Formula
+
+SOURCES = (Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("launch.c"))
+TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING = range(6)
+"""Kinds of parameters: a tensor's address, an integer as 32 or 64 bits, a scratch buffer's address, the address of the
+word for run-time checks, and a null pointer. All but the last two go with an index."""
+
+_DRIVER_FUNCTIONS = (
+    "cuLaunchKernel",
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuStreamGetCaptureInfo_v2",
+    "cuMemsetD8Async",
+)
+_TORCH_FUNCTIONS = (
+    "aoti_torch_get_current_cuda_stream",
+    "aoti_torch_empty_strided",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_get_data_ptr",
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a loaded kernel: threads of a block, bytes of dynamic shared memory, (kind, index) of each parameter,
+    and the three dimensions of the grid as formulas of the call's integers."""
+
+    function: driver.Function
+    threads: int
+    shared: int
+    parameters: tuple[tuple[int, int], ...]
+    grid: tuple[Formula, Formula, Formula]
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Device memory for one call, its bytes as a formula. `zeroed`: all zero before the first launch, and the kernels
+    leave it so."""
+
+    bytes: Formula
+    zeroed: bool = False
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        ("grid", ctypes.POINTER(ctypes.c_int64) * 3),
+        ("parameters", ctypes.POINTER(_Parameter)),
+        ("count", ctypes.c_int32),
+        ("threads", ctypes.c_uint32),
+        ("shared", ctypes.c_uint32),
+    ]
+
+
+class _Scratch(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.POINTER(ctypes.c_int64)), ("zeroed", ctypes.c_int32)]
+
+
+class _PlanHead(ctypes.Structure):
+    """The first members of launch.c's Plan; what follows belongs to C and starts as zeros."""
+
+    _fields_ = [
+        ("context", ctypes.c_void_p),
+        ("launches", ctypes.POINTER(_Launch)),
+        ("scratch", ctypes.POINTER(_Scratch)),
+        ("error", ctypes.c_void_p),
+        ("device", ctypes.c_int32),
+        ("launch_count", ctypes.c_int32),
+        ("scratch_count", ctypes.c_int32),
+    ]
+
+
+class Plan:
+    """How one kernel is launched on device number `index`; see the module's docstring. Raises DeviceError where the driver
+    or torch's C functions cannot be had."""
+
+    def __init__(self, name: str, index: int, launches: Sequence[Launch], scratch: Sequence[Scratch] = ()) -> None:
+        self.name, self.index = name, index
+        self.address, bytes_of_plan, release = _launcher()
+        self._held: list[Any] = [tuple(launches)]
+        self._error: torch.Tensor | None = None
+        block = self._hold((ctypes.c_uint64 * (bytes_of_plan // 8 + 1))())
+        head = _PlanHead.from_buffer(block)
+        head.context = driver.context(index)
+        head.launches = self._hold((_Launch * len(launches))(*map(self._launch, launches)))
+        head.scratch = self._hold(
+            (_Scratch * (len(scratch) + 1))(*[_Scratch(self._code(s.bytes), s.zeroed) for s in scratch])
+        )
+        head.device, head.launch_count, head.scratch_count = index, len(launches), len(scratch)
+        if any(kind == ERROR_WORD for launch in launches for kind, _ in launch.parameters):
+            self._error = torch.zeros(1, dtype=torch.int32, pin_memory=torch.cuda.is_available())
+            head.error = self._error.data_ptr()
+        self.handle = ctypes.addressof(block)
+        finalizer = weakref.finalize(self, _released, release, block, self._held)
+        finalizer.atexit = False
+
+    def settle(self) -> int:
+        """Waits for the device; the number of a run-time check that a launch found violated, or 0."""
+        if self._error is None:
+            return 0
+        torch.cuda.synchronize(self.index)
+        code = int(self._error[0])
+        self._error[0] = 0
+        return code
+
+    def _hold(self, value: Any) -> Any:
+        self._held.append(value)
+        return value
+
+    def _code(self, formula: Formula) -> Any:
+        return self._hold((ctypes.c_int64 * len(formula))(*formula))
+
+    def _launch(self, launch: Launch) -> _Launch:
+        parameters = self._hold(
+            (_Parameter * (len(launch.parameters) + 1))(*[_Parameter(*p) for p in launch.parameters])
+        )
+        grid = (ctypes.POINTER(ctypes.c_int64) * 3)(
+            *[ctypes.cast(self._code(g), ctypes.POINTER(ctypes.c_int64)) for g in launch.grid]
+        )
+        return _Launch(launch.function.handle, grid, parameters, len(launch.parameters), launch.threads, launch.shared)
+
+
+def _released(release: Any, block: Any, held: list[Any]) -> None:
+    """Gives back what C keeps for a plan that nobody holds any more; `held` is what its pointers point to."""
+    release(ctypes.addressof(block))
+    held.clear()
+
+
+@functools.cache
+def _launcher() -> tuple[int, int, Any]:
+    """Address of `polytile_launch`, bytes of a plan, and the function that releases one."""
+    source = "\n".join(path.read_text() for path in SOURCES)
+    library = compiler.compile_c("cuda_launch", source).result()
+    functions = (ctypes.c_void_p * (len(_DRIVER_FUNCTIONS) + len(_TORCH_FUNCTIONS)))(*_functions())
+    configure = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_configure"))
+    configure(ctypes.addressof(functions))
+    size = ctypes.CFUNCTYPE(ctypes.c_size_t)(library.address("polytile_plan_bytes"))()
+    release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_release"))
+    return library.address("polytile_launch"), int(size), release
+
+
+def prepare() -> None:
+    """Starts compiling the launcher in the background, so that it is there when the first kernel is."""
+    compiler.compile_c("cuda_launch", "\n".join(path.read_text() for path in SOURCES))
+
+
+def reset() -> None:
+    """Forgets the loaded launcher; the next plan configures one anew."""
+    _launcher.cache_clear()
+
+
+def _functions() -> list[int]:
+    """Addresses of what launch.c calls, in the order of its Api."""
+    return [*_addresses(driver.library(), _DRIVER_FUNCTIONS), *torch_functions()]
+
+
+def torch_functions() -> list[int]:
+    """Addresses of torch's stable C functions: the current stream, and memory from its allocator."""
+    folder = Path(torch.__file__).parent / "lib"
+    try:
+        cuda, cpu = (ctypes.CDLL(str(folder / f"libtorch_{part}.so")) for part in ("cuda", "cpu"))
+        return [*_addresses(cuda, _TORCH_FUNCTIONS[:1]), *_addresses(cpu, _TORCH_FUNCTIONS[1:])]
+    except (OSError, AttributeError) as error:
+        raise DeviceError(
+            f"torch {torch.__version__} lacks what launches need ({error}); install its CUDA build."
+        ) from error
+
+
+def _addresses(library: ctypes.CDLL, names: Sequence[str]) -> list[int]:
+    return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
+
+
+def failed(name: str, code: int) -> NoReturn:
+    """Raises what a negative result of a launch means: OutOfMemoryError, or LaunchFailed."""
+    if code == -driver.OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(f"kernel {name!r}: the device has no memory left for its scratch buffers.")
+    try:
+        what = driver.describe(-code)
+    except DeviceError:
+        what = f"error {-code}"
+    raise LaunchFailed(f"kernel {name!r} could not be launched: {what}.")
+
+
+__all__ = [
+    "ERROR_WORD",
+    "INT32",
+    "INT64",
+    "NOTHING",
+    "SCRATCH",
+    "TENSOR",
+    "Launch",
+    "Plan",
+    "Scratch",
+    "failed",
+    "prepare",
+]

@@ -1,0 +1,194 @@
+"""Processes that compile GPU kernels beside this one, started when the first kernel asks and not before.
+
+A compiler written in Python holds the interpreter's lock, and one that crashes takes its process along: both stay out of
+the user's process. One server process imports the compiler, and forks a worker for each job that finds none idle, up to
+the option `compile_workers` (0: one for each core). A worker that dies or takes too long fails its job alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from polytile import options
+from polytile.errors import CompileFailed
+from polytile.runtime.cpu import usable_cores
+
+TIMEOUT_SECONDS = 180.0
+"""A job that takes longer is given up with its worker; the largest kernels take some 5 s."""
+
+START_SECONDS = 120.0
+"""A server takes 1-3 s to import what it needs, longer on a machine whose disk is cold."""
+
+Answer = dict[str, Any]
+Done = Callable[[Answer], None]
+
+
+class WorkerDied(CompileFailed):
+    """The process that was compiling a kernel ended, or was ended for taking too long."""
+
+
+class _Server:
+    """The process that forks workers."""
+
+    def __init__(self, module: str) -> None:
+        ours, theirs = socket.socketpair()
+        paths = [str(Path(__file__).parents[3]), *sys.path]  # what this process can import, the server can
+        own = {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "CUDA_VISIBLE_DEVICES": ""}
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | own
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("worker.py")), module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=environment,
+                start_new_session=True,
+            )
+        self.control = ours
+        self.ready = False
+        self.lock = threading.Lock()
+
+    def worker(self) -> socket.socket:
+        """The socket of a new worker. Raises WorkerDied where the server does not come up."""
+        ours, theirs = socket.socketpair()
+        with self.lock, theirs:
+            try:
+                if not self.ready:
+                    self.control.settimeout(START_SECONDS)
+                    self.ready = self.control.recv(16) == b"ready\n"
+                if not self.ready:
+                    raise OSError("it ended")
+                socket.send_fds(self.control, [b"."], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise WorkerDied(
+                    f"the process that compiles GPU kernels did not start ({error}); its messages are on stderr. Try: "
+                    f"{sys.executable} -c 'import triton'."
+                ) from error
+        return ours
+
+    def stop(self) -> None:
+        self.control.close()
+        with contextlib.suppress(OSError):
+            self.process.kill()
+
+
+class Workers:
+    """A pool for the jobs of one module: `submit` returns at once, `done` is called in some thread with the answer, which
+    is {"error": text} where there was none."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self.jobs: queue.SimpleQueue[tuple[Mapping[str, Any], Done]] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.threads = 0
+        self.idle = threading.Semaphore(0)
+        self.server: _Server | None = None
+
+    def start(self) -> None:
+        """Starts the server, so that what it imports is there when the first job comes."""
+        with self.lock:
+            if self.server is None or self.server.process.poll() is not None:
+                self.server = _Server(self.module)
+
+    def submit(self, job: Mapping[str, Any], done: Done) -> None:
+        self.start()
+        wanted = options.get("compile_workers") or usable_cores()
+        with self.lock:
+            self.jobs.put((job, done))
+            if not self.idle.acquire(blocking=False) and self.threads < wanted:
+                self.threads += 1
+                threading.Thread(target=self._serve, name="polytile-gpu-compile", daemon=True).start()
+
+    def stop(self) -> None:
+        with self.lock:
+            if self.server is not None:
+                self.server.stop()
+                self.server = None
+
+    def _serve(self) -> None:
+        """One thread, one worker: hands it jobs and waits for its answers."""
+        connection: socket.socket | None = None
+        while True:
+            try:
+                job, done = self.jobs.get_nowait()
+            except queue.Empty:
+                self.idle.release()
+                job, done = self.jobs.get()
+            answer: Answer
+            try:
+                connection = connection or self._connect()
+                answer = _ask(connection, job)
+            except (OSError, ValueError, WorkerDied) as error:
+                answer = {"error": str(error) if isinstance(error, WorkerDied) else _lost(error)}
+                if connection is not None:
+                    connection.close()
+                connection = None
+            done(answer)
+
+    def _connect(self) -> socket.socket:
+        self.start()
+        server = self.server
+        if server is None:
+            raise WorkerDied("the process that compiles GPU kernels was stopped.")
+        connection = server.worker()
+        connection.settimeout(TIMEOUT_SECONDS)
+        return connection
+
+
+def _ask(connection: socket.socket, job: Mapping[str, Any]) -> Answer:
+    connection.sendall((json.dumps(job) + "\n").encode())
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        part = connection.recv(1 << 20)
+        if not part:
+            raise OSError("it ended without an answer")
+        received += part
+    return dict(json.loads(received))
+
+
+def _lost(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"the process that compiled the kernel was given up after {TIMEOUT_SECONDS:.0f} s"
+    return f"the process that compiled the kernel died ({error})"
+
+
+_pools: dict[str, Workers] = {}
+_lock = threading.Lock()
+
+
+def pool(module: str) -> Workers:
+    """The pool of `module`, the same in every call."""
+    with _lock:
+        if module not in _pools:
+            _pools[module] = Workers(module)
+        return _pools[module]
+
+
+def reset() -> None:
+    """Ends every server and its workers; the next job starts new ones. A forked child starts with none."""
+    with _lock:
+        for workers in _pools.values():
+            workers.stop()
+        _pools.clear()
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+__all__ = ["WorkerDied", "Workers", "pool", "reset"]

@@ -1,0 +1,111 @@
+"""Integer formulas over the integer arguments of a call, as data that C and Python evaluate alike (formula.c).
+
+A formula is a program for a stack: pairs of 64-bit words (operation, operand), ended by (END, 0). Grids, scratch sizes
+and those words of a regime key that no single argument decides are formulas; they cost some 10 ns a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
+
+from polytile.errors import IRError
+
+END, CONSTANT, ARGUMENT, ADD, MULTIPLY, FLOOR_DIVIDE, MODULUS, MINIMUM, MAXIMUM = range(9)
+DEPTH = 32
+"""Values that may wait on the stack at once."""
+
+Formula = tuple[int, ...]
+
+_CHAINS: dict[type, int] = {
+    sympy.Add: ADD,
+    sympy.Mul: MULTIPLY,
+    Min: MINIMUM,
+    sympy.Min: MINIMUM,
+    Max: MAXIMUM,
+    sympy.Max: MAXIMUM,
+}
+
+
+def encode(expression: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:
+    """`expression` as a formula; `positions` has the place of each symbol among the integer arguments.
+
+    It may be made of integers, +, ·, powers, floor-division, modulus, minimum and maximum. Raises IRError for anything
+    else, and for one that needs more than DEPTH values at once.
+    """
+    code: list[int] = []
+    if _emit(sympy.sympify(expression), positions, code) > DEPTH:
+        raise IRError(f"the size expression {expression} is too deep for a formula; compute it in the program instead.")
+    return (*code, END, 0)
+
+
+def any_above(expressions: Sequence[sympy.Expr], limit: int, positions: Mapping[sympy.Symbol, int]) -> Formula:
+    """A formula that is 1 where any of the expressions exceeds `limit`, else 0. Raises IRError as `encode` does."""
+    code: list[int] = [CONSTANT, 0]
+    depth = 1
+    for expression in expressions:
+        depth = max(depth, 1 + _emit(sympy.sympify(expression), positions, code))
+        code += [MAXIMUM, 0]
+    if depth > DEPTH:
+        raise IRError("a size expression is too deep for a formula; compute it in the program instead.")
+    return (*code, CONSTANT, limit + 1, FLOOR_DIVIDE, 0, CONSTANT, 1, MINIMUM, 0, END, 0)
+
+
+def _emit(e: sympy.Expr, positions: Mapping[sympy.Symbol, int], code: list[int]) -> int:
+    """Appends code that leaves the value of `e` on the stack; returns how deep the stack gets."""
+    if isinstance(e, sympy.Integer):
+        code += [CONSTANT, int(e)]
+        return 1
+    if isinstance(e, sympy.Symbol) and e in positions:
+        code += [ARGUMENT, positions[e]]
+        return 1
+    if type(e) in _CHAINS:
+        return _chain([*e.args], _CHAINS[type(e)], positions, code)
+    if isinstance(e, FloorDiv):
+        return _chain([*e.args], FLOOR_DIVIDE, positions, code)
+    if isinstance(e, Mod | PythonMod | sympy.Mod):
+        return _chain([*e.args], MODULUS, positions, code)
+    if isinstance(e, ModularIndexing):
+        return _chain([FloorDiv(e.args[0], e.args[1]), e.args[2]], MODULUS, positions, code)
+    if isinstance(e, sympy.floor):
+        return _chain([*sympy.together(e.args[0]).as_numer_denom()], FLOOR_DIVIDE, positions, code)
+    if isinstance(e, sympy.ceiling):
+        return _emit(-sympy.floor(-e.args[0], evaluate=False), positions, code)
+    if isinstance(e, sympy.Pow) and e.exp.is_Integer and e.exp > 0:
+        return _chain([e.base] * int(e.exp), MULTIPLY, positions, code)
+    raise IRError(f"the size expression {e} ({type(e).__name__}) has no formula; compute it in the program instead.")
+
+
+def _chain(args: Sequence[sympy.Expr], operation: int, positions: Mapping[sympy.Symbol, int], code: list[int]) -> int:
+    deepest = _emit(args[0], positions, code)
+    for arg in args[1:]:
+        deepest = max(deepest, 1 + _emit(arg, positions, code))
+        code += [operation, 0]
+    return deepest
+
+
+def evaluate(formula: Formula, integers: Sequence[int]) -> int:
+    """The formula's value for these integer arguments; a division by zero gives zero, as in C."""
+    stack: list[int] = []
+    for operation, operand in zip(formula[::2], formula[1::2], strict=True):
+        if operation == END:
+            return stack[-1]
+        if operation == CONSTANT:
+            stack.append(operand)
+        elif operation == ARGUMENT:
+            stack.append(integers[operand])
+        else:
+            b, a = stack.pop(), stack.pop()
+            stack.append(_apply(operation, a, b))
+    raise IRError("a formula has no end.")
+
+
+def _apply(operation: int, a: int, b: int) -> int:
+    if operation in (FLOOR_DIVIDE, MODULUS):
+        return 0 if b == 0 else a // b if operation == FLOOR_DIVIDE else a % b
+    return {ADD: a + b, MULTIPLY: a * b, MINIMUM: min(a, b), MAXIMUM: max(a, b)}[operation]
+
+
+__all__ = ["DEPTH", "Formula", "any_above", "encode", "evaluate"]

@@ -1,0 +1,56 @@
+"""A CUDA driver built by the tests, which keeps what it is asked: see stub.c."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polytile.runtime import compile as compiler
+from polytile.runtime.cuda import driver, launch
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint),
+        ("shared", ctypes.c_uint),
+        ("values", ctypes.c_uint64 * 16),
+    ]
+
+
+class Stub:
+    """The loaded stub: `calls()` are the launches since it was made, other names are its C variables."""
+
+    def __init__(self, path: Path) -> None:
+        object.__setattr__(self, "library", ctypes.CDLL(str(path)))
+        for name, value in {"count": 0, "launch_error": 0, "load_error": 0, "parameters": 4, "capturing": 0,
+                            "memsets": 0, "tensors": 0, "max_threads": 1024}.items():  # fmt: skip
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> int:
+        return ctypes.c_int.in_dll(self.library, f"stub_{name}").value
+
+    def __setattr__(self, name: str, value: int) -> None:
+        ctypes.c_int.in_dll(self.library, f"stub_{name}").value = value
+
+    def calls(self) -> list[Call]:
+        return list((Call * 64).in_dll(self.library, "stub_calls")[: self.count])
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    library = compiler.compile_c("stub_driver", Path(__file__).with_name("stub.c").read_text(), ("-w",)).result()
+    made = Stub(library.path)
+    monkeypatch.setattr(driver, "LIBRARY", str(library.path))
+    monkeypatch.setattr(launch, "torch_functions", lambda: launch._addresses(made.library, launch._TORCH_FUNCTIONS))
+    driver.reset()
+    launch.reset()
+    yield made
+    driver.reset()
+    launch.reset()

@@ -1,0 +1,84 @@
+/* A CUDA driver, and torch's C functions, that run nothing: what is asked of them is kept for tests to read. Memory of
+   the "device" is the host's. A launch can be made to fail, and to report a violated check. */
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 64 };
+typedef struct {
+    void *function, *stream, *context;
+    unsigned grid[3], block, shared;
+    uint64_t values[16];
+} Call;
+
+Call stub_calls[MOST];
+int stub_count, stub_launch_error, stub_load_error, stub_parameters = 4, stub_capturing, stub_memsets, stub_tensors;
+int stub_max_threads = 1024, stub_shared_limit = 227 * 1024;
+void *stub_stream = (void *)0x77;
+static void *contexts[16];
+static int depth;
+
+int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuDeviceGet(int *device, int index) { *device = index; return index > 1 ? 101 : 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(uintptr_t)(0x1000 + device); return 0; }
+int cuCtxPushCurrent_v2(void *context) { contexts[++depth] = context; return 0; }
+int cuCtxPopCurrent_v2(void **context) { *context = contexts[depth--]; return 0; }
+int cuCtxGetCurrent(void **context) { *context = depth ? contexts[depth] : NULL; return 0; }
+int cuModuleLoadData(void **module, const void *image) { *module = (void *)0x2000; return stub_load_error; }
+int cuModuleUnload(void *module) { return 0; }
+int cuModuleGetFunction(void **function, void *module, const char *name)
+{
+    *function = (void *)0x3000;
+    return strcmp(name, "missing") == 0 ? 500 : 0;
+}
+int cuFuncGetAttribute(int *value, int which, void *function)
+{
+    *value = which == 0 ? stub_max_threads : which == 4 ? 32 : 0;
+    return 0;
+}
+int cuFuncSetAttribute(void *function, int which, int value) { return value > stub_shared_limit ? 1 : 0; }
+int cuGetErrorName(int code, const char **text)
+{
+    *text = code == 1 ? "CUDA_ERROR_INVALID_VALUE" : code == 701 ? "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" : "CUDA_ERROR";
+    return 0;
+}
+int cuGetErrorString(int code, const char **text) { *text = "as the test asked"; return 0; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
+int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, void **nodes, size_t *count)
+{
+    *status = stub_capturing != 0;
+    *id = (uint64_t)stub_capturing;
+    return 0;
+}
+int cuMemsetD8Async(uintptr_t destination, unsigned char value, size_t count, void *stream)
+{
+    memset((void *)destination, value, count);
+    stub_memsets++;
+    return 0;
+}
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **parameters, void **extra)
+{
+    if (stub_launch_error)
+        return stub_launch_error;
+    Call *call = &stub_calls[stub_count++ % MOST];
+    *call = (Call){function, stream, depth ? contexts[depth] : NULL, {gx, gy, gz}, bx, shared, {0}};
+    for (int i = 0; i < stub_parameters && i < 16; i++)
+        call->values[i] = *(uint64_t *)parameters[i];
+    return 0;
+}
+int32_t aoti_torch_get_current_cuda_stream(int32_t device, void **stream) { *stream = stub_stream; return 0; }
+int32_t aoti_torch_empty_strided(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type,
+                                 int32_t device, void **tensor)
+{
+    if (sizes[0] > 1 << 20)
+        return 1;
+    *tensor = malloc((size_t)sizes[0]);
+    memset(*tensor, 0xEE, (size_t)sizes[0]);
+    stub_tensors++;
+    return 0;
+}
+int32_t aoti_torch_delete_tensor_object(void *tensor) { free(tensor); stub_tensors--; return 0; }
+int32_t aoti_torch_get_data_ptr(void *tensor, void **pointer) { *pointer = tensor; return 0; }

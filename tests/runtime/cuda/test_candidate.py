@@ -1,0 +1,114 @@
+"""Triton candidates from facts to a launch: compiled by worker processes, loaded through a driver that keeps what it is
+asked."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from polytile import counters
+from polytile.kernels.canonical import LoopKernel, canonicalize
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import nest_of
+from polytile.kernels.triton import variants
+from polytile.kernels.triton.candidate import Specialised, TritonCandidate, Work
+from polytile.problem import Config
+from polytile.runtime import time_burst
+from polytile.runtime.cuda import cubins, device, workers
+from tests.frontend.lowering import lower
+from tests.runtime.cuda.conftest import Stub
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+H100 = device.named("H100")
+
+
+def kernel_of(function: object, *args: torch.Tensor) -> LoopKernel:
+    program = lower(function, *args)  # type: ignore[arg-type]
+    return canonicalize(program.operations[-1], program.buffers)[0]  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_end() -> Iterator[None]:
+    yield
+    workers.reset()
+
+
+def candidate(function: object, *args: torch.Tensor) -> TritonCandidate:
+    kernel = kernel_of(function, *args)
+    config = variants.configs(kernel, nest_of(kernel.loop), H100)[0]
+    return TritonCandidate("first", config, Work(kernel, "twice", H100, 0), lambda sizes: True, lambda sizes: 1e-6)
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
+
+
+def test_a_kernel_is_compiled_by_a_worker_and_launched_with_its_arguments(stub: Stub, empty_cache: Path) -> None:
+    made = candidate(twice, torch.randn(6, 10))
+    facts = Facts(aligned=frozenset({"a0", "a1"}))
+    special = made.specialise(facts)
+    assert special is made.specialise(facts) and special.source_hash == made.source_hash and not special.ready()
+    assert made.made() == ()
+    entry = special.entry()
+    assert special.ready() and made.made() == (special,) and Path(special.source_path).exists()
+    x, y = torch.randn(6, 10), torch.empty(6, 10)
+    sizes = [60] if len(made.work.kernel.symbols) == 1 else [6, 10]
+    time_burst(entry, (x, y, *sizes), 1)
+    [call] = stub.calls()
+    assert {x.data_ptr(), y.data_ptr()} <= set(call.values)
+    assert call.block in (32, 64, 128, 256, 512, 1024) and all(n >= 1 for n in call.grid)
+
+
+def test_cubins_are_found_by_content(stub: Stub, empty_cache: Path) -> None:
+    def first() -> Specialised:
+        return candidate(twice, torch.randn(6, 10)).specialise(Facts(wide=True))
+
+    first().entry()
+    runs = counters["compiler_runs"]
+    cubins.reset()  # as another process would start
+    again = first()
+    again.entry()
+    assert counters["compiler_runs"] == runs
+    cubins.reset()
+    found = next(empty_cache.glob("cubins/*.cubin"))
+    found.write_bytes(found.read_bytes()[:-200])
+    first().entry()
+    assert counters["compiler_runs"] == runs + 1 and list(empty_cache.glob("cubins/*.bad"))
+
+
+def test_a_compilers_refusal_names_the_kernel_and_its_source(stub: Stub, empty_cache: Path) -> None:
+    order = cubins.Order("broken", "polytile.kernels.triton.worker", {"source": "import triton\nno python", "arguments": [],
+                         "constants": [], "divisible": [], "num_warps": 4, "num_stages": 1, "arch": 90}, "test")  # fmt: skip
+    with pytest.raises(cubins.KernelRejected, match="kernel 'broken' did not compile") as caught:
+        cubins.request(order).result(60)
+    assert caught.value.source.read_text().endswith("no python")
+
+
+def test_a_worker_that_dies_fails_its_job_alone(empty_cache: Path) -> None:
+    pool = workers.Workers("tests.runtime.cuda.deadly")
+    answers: list[dict[str, object]] = []
+    import threading
+
+    done = threading.Event()
+
+    def note(answer: dict[str, object]) -> None:
+        answers.append(answer)
+        done.set()
+
+    for job in ({"die": True}, {"die": False}):
+        done.clear()
+        pool.submit(job, note)
+        assert done.wait(60)
+    pool.stop()
+    assert "died" in str(answers[0]["error"]) and answers[1] == {"fine": True}
+
+
+def test_other_facts_make_other_code_of_the_same_candidate() -> None:
+    made = candidate(twice, torch.randn(6, 10))
+    plain, known = made.specialise(Facts(wide=True)), made.specialise(Facts(aligned=frozenset({"a0", "a1"})))
+    assert plain.kernel != known.kernel and isinstance(made.config, Config)

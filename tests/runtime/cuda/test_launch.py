@@ -1,0 +1,144 @@
+"""Plans launch what they say, where they should, with the right arguments: on a driver that keeps what it is asked."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import sympy
+import torch
+
+from polytile.errors import DeviceError, LaunchFailed
+from polytile.kernels.candidate import NativeEntry, settle
+from polytile.runtime import Dispatcher, time_burst
+from polytile.runtime.cuda import driver, launch
+from polytile.runtime.formula import encode
+from tests.runtime.cuda.conftest import Stub
+
+M, N = sympy.symbols("m n", integer=True, positive=True)
+PLACES = {M: 0, N: 1}
+ONE = encode(sympy.Integer(1), PLACES)
+X = torch.arange(8.0)
+
+
+def grid(*parts: object) -> tuple[tuple[int, ...], ...]:
+    return tuple(encode(sympy.sympify(part), PLACES) for part in (*parts, 1, 1, 1)[:3])
+
+
+def plan(
+    stub: Stub, *parameters: tuple[int, int], x: object = 1, scratch: tuple[launch.Scratch, ...] = (), index: int = 0
+):
+    function = driver.load(index, b"cubin", "kernel", 128, 1024)
+    stub.parameters = len(parameters)
+    return launch.Plan("kernel", index, [launch.Launch(function, 128, 1024, parameters, grid(x))], scratch)
+
+
+def entry(made: launch.Plan) -> NativeEntry:
+    return NativeEntry(made.address, made.handle, made)
+
+
+def test_a_launch_has_its_arguments_grid_block_and_stream(stub: Stub) -> None:
+    made = plan(stub, (launch.TENSOR, 0), (launch.INT32, 1), (launch.INT64, 0), (launch.NOTHING, 0), x=7)
+    time_burst(entry(made), (X, -3, 5), 1)
+    [call] = stub.calls()
+    assert call.values[0] == X.data_ptr()
+    assert call.values[1] & 0xFFFFFFFF == 5
+    assert call.values[2] == 2**64 - 3
+    assert call.values[3] == 0
+    assert (call.block, call.shared, call.stream) == (128, 1024, 0x77)
+
+
+def test_grids_are_computed_for_each_call(stub: Stub) -> None:
+    made = plan(stub, (launch.TENSOR, 0), x=(M + 7) // 8 * N)
+    for m, n in ((1, 1), (8, 3), (9, 3), (1000, 2)):
+        time_burst(entry(made), (X, m, n), 1)
+    assert [call.grid[0] for call in stub.calls()] == [1, 3, 6, 250]
+
+
+def test_an_empty_grid_launches_nothing(stub: Stub) -> None:
+    time_burst(entry(plan(stub, (launch.TENSOR, 0), x=M)), (X, 0, 1), 1)
+    assert stub.count == 0
+
+
+def test_a_launch_makes_its_own_device_current_and_puts_the_other_back(stub: Stub) -> None:
+    first, second = plan(stub, (launch.TENSOR, 0)), plan(stub, (launch.TENSOR, 0), index=1)
+    time_burst(entry(first), (X, 1, 1), 1)
+    with driver.current(0):
+        time_burst(entry(second), (X, 1, 1), 1)
+        time_burst(entry(first), (X, 1, 1), 1)
+    assert [call.context for call in stub.calls()] == [0x1000, 0x1001, 0x1000]
+
+
+def test_scratch_lives_for_one_call(stub: Stub) -> None:
+    made = plan(stub, (launch.SCRATCH, 0), scratch=(launch.Scratch(encode(4 * N, PLACES)),))
+    time_burst(entry(made), (X, 1, 100), 3)
+    assert stub.tensors == 0 and stub.memsets == 0 and all(call.values[0] for call in stub.calls())
+
+
+def test_zeroed_scratch_is_kept_for_each_stream_and_grows(stub: Stub) -> None:
+    made = plan(stub, (launch.SCRATCH, 0), scratch=(launch.Scratch(encode(4 * N, PLACES), zeroed=True),))
+    for n in (100, 100, 50, 200):
+        time_burst(entry(made), (X, 1, n), 1)
+    first = [call.values[0] for call in stub.calls()]
+    assert first[0] == first[1] == first[2] and (stub.memsets, stub.tensors) == (2, 1)
+    stub.capturing = 5  # a recording has memory of its own, which each replay zeroes
+    time_burst(entry(made), (X, 1, 100), 2)
+    second = [call.values[0] for call in stub.calls()[4:]]
+    assert second[0] == second[1] != first[-1] and (stub.memsets, stub.tensors) == (3, 2)
+    del made
+    gc.collect()
+    assert stub.tensors == 0
+
+
+def test_no_memory_for_scratch_is_out_of_memory(stub: Stub) -> None:
+    made = plan(stub, (launch.SCRATCH, 0), scratch=(launch.Scratch(encode(N, PLACES)),))
+    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+        time_burst(entry(made), (X, 1, 1 << 21), 1)
+
+
+def test_a_refused_launch_names_kernel_and_driver_error(stub: Stub) -> None:
+    stub.launch_error = 701
+    dispatch = Dispatcher("softmax", [0, 0], lambda key, args: entry(plan(stub, (launch.TENSOR, 0))))
+    with pytest.raises(
+        LaunchFailed, match=r"kernel 'softmax' could not be launched: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
+    ):
+        dispatch(X, 1, 1)
+
+
+def test_a_grid_beyond_the_devices_limits_is_refused(stub: Stub) -> None:
+    with pytest.raises(LaunchFailed, match="INVALID_VALUE"):
+        time_burst(entry(plan(stub, (launch.TENSOR, 0), x=M)), (X, 1 << 31, 1), 1)
+
+
+def test_a_violated_check_is_reported_by_the_next_launch_and_by_settling(stub: Stub) -> None:
+    made = plan(stub, (launch.ERROR_WORD, 0))
+    time_burst(entry(made), (X, 1, 1), 1)
+    assert made._error is not None and stub.calls()[0].values[0] == made._error.data_ptr()
+    made._error[0] = 2
+    with pytest.raises(IndexError, match="run-time check 2"):
+        time_burst(entry(made), (X, 1, 1), 1)
+    time_burst(entry(made), (X, 1, 1), 1)
+    made.settle = lambda: 1  # type: ignore[method-assign]
+    with pytest.raises(IndexError):
+        settle(entry(made))
+
+
+def test_loading_refuses_what_a_block_cannot_have(stub: Stub) -> None:
+    stub.max_threads = 64
+    with pytest.raises(LaunchFailed, match="needs 128 threads a block and 32 registers"):
+        driver.load(0, b"cubin", "kernel", 128, 0)
+    stub.max_threads = 1024
+    with pytest.raises(LaunchFailed, match="give kernel kernel 300000 bytes of shared memory"):
+        driver.load(0, b"cubin", "kernel", 128, 300000)
+    stub.load_error = 209
+    with pytest.raises(LaunchFailed, match="refused to load kernel"):
+        driver.load(0, b"cubin", "kernel", 128, 0)
+
+
+def test_no_driver_and_no_device_are_told(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DeviceError, match="CUDA device 2 cannot be used"):
+        driver.context(2)
+    monkeypatch.setattr(driver, "LIBRARY", "libnothing.so.9")
+    driver.reset()
+    with pytest.raises(DeviceError, match="install NVIDIA's driver"):
+        driver.version()
