@@ -37,7 +37,7 @@ def test_thread_counts_are_one_then_powers_of_four_then_all() -> None:
 def test_candidates_stand_in_canonical_order() -> None:
     """Fewer threads first, then the simpler variant; the split form last."""
     pointwise = case(op("exp", load("x", P0 * S1 + P1)), P0 * S1 + P1, reduced=False)
-    assert names(pointwise) == ["plain t1", "plain t4", "plain t16"]
+    assert names(pointwise) == [f"{variant} t{count}" for count in (1, 4, 16) for variant in ("plain", "short")]
     rows = case(softmax_of(ROW), ROW, threads=4)
     whole = [f"{variant} t{count}" for count in (1, 4) for variant in ("persistent", "looped", "short")]
     assert names(rows) == [*whole, "split t4"]

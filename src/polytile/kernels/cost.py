@@ -13,7 +13,7 @@ docs/cpu-loops.md. They rank candidates and nothing more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polytile.ir import expr, ops, sizes
@@ -23,7 +23,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.columns import WIDTH
 from polytile.kernels.cpp.keeping import kept_values
 from polytile.kernels.cpp.short import short_rows
-from polytile.kernels.cpp.tiled import turned
+from polytile.kernels.cpp.squares import Squares, of_variant, tiled_squares
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.variants import Extent, extent
 from polytile.problem import Config
@@ -52,12 +52,20 @@ class Layout:
 
 def loop_cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int], lanes: int) -> float:
     """Seconds of one call; see the module's formula."""
-    e = extent(kernel, size)
+    e, values = extent(kernel, size), {s: size[s.name] for s in kernel.symbols}
     threads, variant = int(config["threads"]), str(config["variant"])
+    squares = of_variant(nest, variant)
+    if squares is not None:
+        nest = squares.nest
     passes = max(1, nest.passes)
-    length = sizes.evaluate(nest.vec.size, {s: size[s.name] for s in kernel.symbols})
+    length = sizes.evaluate(nest.vec.size, values)
     layout = _layout(nest, variant, e, length, lanes)
-    work = layout.vectors * pass_work(nest, variant, lanes) + _turning(nest, variant, e, lanes)
+    work = layout.vectors * pass_work(nest, variant, lanes, squares)
+    if squares is not None:
+        across = sizes.evaluate(squares.axis.size, values)
+        work += _turning(squares.turned, across, length, lanes) * e.points / max(1, across * length)
+    elif variant == "short":
+        work += _turning(_turned_rows(nest), e.row, e.rows, lanes)
     compute = work / (2 * CLOCK) + passes * layout.sweeps * SWEEP
     if nest.form is Form.ROW and variant != "short":
         compute += e.rows * (len(nest.reduces) * ACROSS + _scalars(nest) / (2 * CLOCK))
@@ -71,7 +79,7 @@ def loop_cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str,
 
 def _layout(nest: Nest, variant: str, e: Extent, length: int, lanes: int) -> Layout:
     vectors = -(-length // lanes)
-    if variant == "short":
+    if nest.form is Form.ROW and variant == "short":
         groups = -(-e.rows // lanes)
         return Layout(groups, groups * e.row, groups)
     others = e.points / max(1, length)
@@ -90,8 +98,8 @@ def _memory_seconds(kernel: LoopKernel, nest: Nest, variant: str, e: Extent, siz
     if nest.form is not Form.POINTWISE:
         again = 0.0 if e.row * 4 <= LEVELS[0][0] else 1.0
         return footprint * (1.0 + again * (max(1, nest.passes) - 1)) / bandwidth(footprint)
-    found = turned(nest) if variant == "plain" and footprint > LEVELS[0][0] else None
-    for load in found[1] if found else ():
+    strided = tiled_squares(nest) if variant == "plain" and footprint > LEVELS[0][0] else None
+    for load in strided.loads if strided else ():
         footprint += moved[load.buffer] * (LINE / kernel.storage(load.buffer).itemsize - 1)
     return footprint / bandwidth(footprint)
 
@@ -101,29 +109,32 @@ def bandwidth(footprint: float) -> float:
     return next(rate for limit, rate in LEVELS if footprint <= limit)
 
 
-def pass_work(nest: Nest, variant: str, lanes: int) -> float:
-    """Multiply-adds of a vector over all passes: values are computed again in each pass unless kept."""
+def pass_work(nest: Nest, variant: str, lanes: int, squares: Squares | None = None) -> float:
+    """Multiply-adds of a vector over all passes: values are computed again in each pass unless kept. What is turned is read
+    from and written to tiles."""
     kept = set(kept_values(nest)) if variant in KEEPING else set()
-    found = turned(nest) if variant == "tiled" else None
-    tiles = set(found[1]) if found else set()
+    tiles = {*squares.loads, *squares.stores} if squares else set[Node | Store]()
     total, before = 0.0, set[Node]()
     for k in range(max(1, nest.passes)):
-        done = kept & before
-        nodes = set(nest.nodes_in(k, stop=done)) if nest.loop.reduced else set(nest.needed)
-        total += sum(CONTIGUOUS if n in done else _work(nest, n, tiles, lanes) for n in nodes)
-        total += sum(_access(nest, s, lanes) for s in (nest.stores_in(k) if nest.loop.reduced else nest.loop.stores))
+        stores = nest.stores_in(k) if nest.loop.reduced else nest.loop.stores
+        made = kept & before
+        nodes = set(nest.nodes_in(k, stop=made)) if nest.loop.reduced else set(nest.needed)
+        total += sum(CONTIGUOUS if n in made or n in tiles else _work(nest, n, lanes) for n in nodes)
+        total += sum(CONTIGUOUS if s in tiles else _access(nest, s, lanes) for s in stores)
         total += len(nest.reduces_in(k))
         before |= nodes
     return total
 
 
-def _turning(nest: Nest, variant: str, e: Extent, lanes: int) -> float:
-    """Multiply-adds of turning short rows: whole squares on the way in and out."""
-    found = short_rows(nest) if variant == "short" else None
-    if found is None:
-        return 0.0
-    vectors = -(-e.rows // lanes) * -(-e.row // lanes) * lanes
-    return vectors * (len(found.loads) + len(found.stores)) * BY_LANE["turned"] * lanes
+def _turning(accesses: int, across: int, along: int, lanes: int) -> float:
+    """Multiply-adds of turning the squares of `accesses`, which lie along an axis of `across` elements in memory and have
+    `along` in lanes."""
+    return accesses * -(-along // lanes) * -(-across // lanes) * lanes * BY_LANE["turned"] * lanes
+
+
+def _turned_rows(nest: Nest) -> int:
+    found = short_rows(nest)
+    return len(found.loads) + len(found.stores) if found is not None else 0
 
 
 def _scalars(nest: Nest) -> float:
@@ -131,11 +142,11 @@ def _scalars(nest: Nest) -> float:
     return sum(ops.definition(n.name).cost for n in nest.row_values if isinstance(n, Op))
 
 
-def _work(nest: Nest, node: Node, tiles: Iterable[Node], lanes: int) -> float:
+def _work(nest: Nest, node: Node, lanes: int) -> float:
     if not nest.is_vector(node):
         return 0.0
     if isinstance(node, Load):
-        return BY_LANE["turned"] * lanes if node in tiles else _access(nest, node, lanes)
+        return _access(nest, node, lanes)
     return ops.definition(node.name).cost if isinstance(node, Op) else 1.0
 
 
