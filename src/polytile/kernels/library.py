@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,10 @@ class MatmulLibrary:
     origin = "library"
     config = Config()
 
-    def __init__(self, kernel: GemmKernel, unfused: Callable[..., None] | None) -> None:
-        self.kernel, self.unfused = kernel, unfused
+    def __init__(
+        self, kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device | None = None
+    ) -> None:
+        self.kernel, self.unfused, self.target = kernel, unfused, target
 
     @cached_property
     def source_hash(self) -> str:
@@ -40,12 +43,23 @@ class MatmulLibrary:
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         batch, m, n, k = (sizes[name] for name in ("batch", "M", "N", "K"))
+        if self.target is not None:
+            return self._gpu_cost(sizes, self.target)
         element = self.kernel.in_dtype.itemsize
         threads = torch.get_num_threads()
         compute = batch * m * n * k / (RATE * threads)
         memory = batch * (m * k + k * n + m * n) * element / (BYTES * min(threads, 4))
         again = 2 * batch * m * n * element / (BYTES * min(threads, 4)) if self.unfused else 0.0
         return max(compute, memory) + again + CALL * (2 if self.unfused else 1)
+
+    def _gpu_cost(self, sizes: Mapping[str, int], target: torch.device) -> float:
+        from polytile.kernels.triton.gemm import prior
+        from polytile.kernels.triton.gemm.candidates import device_of, kind_of
+
+        device = device_of(target)
+        product = prior.library(kind_of(self.kernel), self.kernel.tf32, sizes, device)
+        again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
+        return product + (device.launch_seconds + again / device.bandwidth if self.unfused else 0.0)
 
     def prepare(self) -> None:
         """The product needs nothing; the first candidate of the epilogue's kernel compiles beside the others."""

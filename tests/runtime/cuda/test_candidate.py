@@ -41,7 +41,7 @@ def workers_end() -> Iterator[None]:
 def candidate(function: object, *args: torch.Tensor) -> TritonCandidate:
     kernel = kernel_of(function, *args)
     config = variants.configs(kernel, nest_of(kernel.loop), H100)[0]
-    return TritonCandidate("first", config, Work(kernel, "twice", H100, 0), lambda sizes: True, lambda sizes: 1e-6)
+    return TritonCandidate("first", config, Work(kernel, "twice", H100, 0, functools.partial(generate, kernel)), lambda sizes: True, lambda sizes: 1e-6)
 
 
 def twice(x: torch.Tensor) -> torch.Tensor:
