@@ -3,6 +3,7 @@
 # make test    the tests
 # make conformance   every operator of torch's test database against eager (about half an hour, 2 cores; resumable)
 # make bench   every benchmark; results go to benchmarks/results/
+# make bench-gpu   loops on an NVIDIA GPU against eager and the peer: make bench-gpu GPU="--parts grid --dtypes bf16 --seconds 300"
 # make lint    ruff and mypy
 # make clean   removes what the above made in this directory
 
@@ -13,7 +14,7 @@ STAMP := $(VENV)/.stamp
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: setup demo test conformance bench lint clean
+.PHONY: setup demo test conformance bench bench-gpu lint clean
 
 setup: $(STAMP)
 
@@ -36,6 +37,9 @@ bench: $(STAMP)
 	$(RUN) -m benchmarks.overhead --json
 	$(RUN) -m benchmarks.compile_time --json
 	$(RUN) -m benchmarks.demo --json
+
+bench-gpu: $(STAMP)
+	$(RUN) -m benchmarks.gpu $(GPU)
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

@@ -101,17 +101,18 @@ def decision_summary(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     chosen: collections.Counter[tuple[str, str]] = collections.Counter()
     kernels: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
     for row in rows:
-        key = (row["candidate"], row["provenance"])
+        key = (row["candidate"], row["provenance"].split(" at ")[0])  # on what grounds, not from which sizes
         chosen[key] += 1
         kernels[key].add(row["kernel"])
     body = [(*key, number, len(kernels[key])) for key, number in chosen.most_common()]
-    return Table.of(title, ["candidate", "chosen by", Column("decisions", count), Column("kernels", count)], body)
+    columns: list[Column | str] = ["candidate", "chosen by", Column("decisions", count), Column("kernels", count)]
+    return Table.of(title, columns, body, folded=True)
 
 
 def operator_summary(title: str, explanation: Any) -> Table:
     """How each operator of the compiled function runs: generated, from a template or as a library call."""
     body = [(row.operator, row.how, row.count, row.reason or "") for row in explanation.operators]
-    return Table.of(title, ["operator", "how", Column("calls", count), "reason"], body)
+    return Table.of(title, ["operator", "how", Column("calls", count), "reason"], body, folded=True)
 
 
 __all__ = ["BACKENDS", "Account", "compiled", "copied", "decision_summary", "decisions", "forget", "operator_summary"]

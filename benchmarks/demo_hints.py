@@ -120,7 +120,7 @@ def run(backend: str, quick: bool = False) -> tuple[list[Table], dict[str, Any]]
     if chosen:
         body = [(row["sizes"], row["candidate"], row["provenance"], row["seconds"]) for row in chosen]
         columns: list[Column | str] = ["sizes", "candidate", "chosen by", Column("µs when chosen", micros)]
-        tables.append(Table.of("`x @ y`: what polytile picked", columns, body))
+        tables.append(Table.of("`x @ y`: what polytile picked", columns, body, folded=True))
     kept = {str(size): comparison.as_json() for size, comparison in found.items()}
     return tables, {"hints": list(HINTS), "sizes": kept, "decisions": chosen}
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import polytile
 from benchmarks.compilers import Account, compiled, decisions, forget
+from benchmarks.environment import DEVICE
 from benchmarks.timing import Comparison, compare, disturbance, geomean
 from polytile.report import Column, Table
 from polytile.report.tables import micros, ratio
@@ -60,7 +61,7 @@ def run_function(name: str, backend: str, seconds: float) -> dict[str, Any]:
     forget()
     account = Account(backend)
     made = compiled(function, backend)
-    data = {shape: torch.randn(shape) for shape in SHAPES}
+    data = {shape: torch.randn(shape, device=DEVICE) for shape in SHAPES}
     errors, first_calls = {}, []
     for shape, x in data.items():
         started = time.perf_counter()
@@ -120,7 +121,7 @@ def variant_table(results: dict[str, dict[str, Any]]) -> Table:
         for row in result["decisions"]
     ]
     columns: list[Column | str] = ["function", "sizes", "candidate", "chosen by", Column("µs when chosen", micros)]
-    return Table.of("Rows: which variant runs where", columns, body)
+    return Table.of("Rows: which variant runs where", columns, body, folded=True)
 
 
 def run(backend: str, quick: bool = False) -> tuple[list[Table], dict[str, Any]]:

@@ -68,11 +68,11 @@ class Encoder(nn.Module):
         return F.cross_entropy(scores.reshape(-1, BYTES), tokens[:, 1:].reshape(-1))
 
 
-def encoder(seed: int = 0, device: str = "cpu") -> Encoder:
+def encoder(seed: int = 0, device: str = "cpu", dropout: float = 0.1) -> Encoder:
     """The encoder with random weights that depend on `seed` alone, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Encoder().to(device).eval()
+        return Encoder(dropout=dropout).to(device).eval()
 
 
 __all__ = ["Encoder", "encoder"]

@@ -9,9 +9,14 @@ import json
 import subprocess
 from pathlib import Path
 
+import torch
+
 from polytile.report import environment as facts
 
 ROOT = Path(__file__).resolve().parent.parent
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where the demo computes."""
 
 
 def revision() -> str:

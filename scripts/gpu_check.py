@@ -1,7 +1,8 @@
 """Checks polytile on an NVIDIA GPU, part by part: `python scripts/gpu_check.py [PART ...] [--seconds 300]`.
 
 Each check is one line, "ok" or what went wrong; a part that fails does not keep the others from running. Parts: facts,
-smoke, behaviour, machinery, lowerings (the tests of all lowerings, compiled and compared with eager on the device).
+smoke, behaviour, machinery, lowerings (the tests of all lowerings, compiled and compared with eager on the device). Where
+the environment names a directory OUT, whole tracebacks go to OUT/failures.txt.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ def run(part: str, deadline: float) -> None:
             if isinstance(error, KeyboardInterrupt):
                 raise
             failures.append(f"{part}: {name}")
+            if out := os.environ.get("OUT"):
+                with Path(out, "failures.txt").open("a") as file:
+                    file.write(f"=== {part}: {name}\n{''.join(traceback.format_exception(error))}\n")
             last = traceback.extract_tb(error.__traceback__)[-1]
             text = str(error).strip().replace("\n", " | ")
             print(f"FAIL {part}: {name} ({time.monotonic() - began:.1f} s): {type(error).__name__}: {text[:700]} "
@@ -152,9 +156,9 @@ def _() -> str:
 
 @check("facts", "launcher in C")
 def _() -> str:
-    from polytile.runtime import Dispatcher
+    from polytile.runtime import native
 
-    assert Dispatcher.__module__ == "polytile_launcher", Dispatcher
+    assert native.module() is not None, "the launcher is not compiled"
     return "fast path"
 
 

@@ -66,7 +66,9 @@ def _cells(
     }
     if "dynamic" in peers:
         compiled["dynamic"] = torch.compile(copied(function.run, "theirs"), dynamic=True)
+    known: set[str] = set()
     first = {name: _first_call(call, function.make(TRACED, DTYPES[dtype])) for name, call in compiled.items()}
+    at_first = _new_decisions(known)
     for shape in shapes:
         if time.monotonic() > deadline:
             return
@@ -75,6 +77,7 @@ def _cells(
         row: dict[str, Any] = {"function": function.name, "dtype": dtype, "shape": list(shape), "first_call_s": first}
         try:
             row.update(_cell(function, compiled, args, "static" in peers))
+            row["chosen"] = _new_decisions(known) or (at_first if shape == TRACED else ["as in a regime met before"])
         except Exception as error:
             torch.cuda.synchronize()
             row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
@@ -99,18 +102,20 @@ def _cell(
         calls["static"] = torch.compile(copied(function.run, "fixed"), dynamic=False)
     new_shape = {name: _first_call(call, args) for name, call in calls.items()}
     times = kernel_times({name: _bound(call, args) for name, call in {"eager": function.run, **calls}.items()})
-    chosen = [
-        f"{decision.kernel}: {decision.candidate} ({decision.link})"
+    return {"us": times, "first_call_at_shape_s": new_shape, "wrong": _wrong(function, compiled, args)}
+
+
+def _new_decisions(known: set[str]) -> list[str]:
+    """The decisions made since the last time, as text; `known` remembers them."""
+    found = [
+        f"{decision.kernel} at {dict(decision.sizes)}: {decision.candidate} ({decision.link})"
         for program in polytile.compiler.compiled_programs()
         for kernel in program.multikernels
-        for decision in kernel.decisions[-1:]
+        for decision in kernel.decisions
     ]
-    return {
-        "us": times,
-        "first_call_at_shape_s": new_shape,
-        "wrong": _wrong(function, compiled, args),
-        "chosen": chosen,
-    }
+    new = [text for text in found if text not in known]
+    known.update(new)
+    return new
 
 
 def _bound(call: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:

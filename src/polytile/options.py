@@ -93,6 +93,17 @@ TABLE: tuple[Option, ...] = (
         "Check every floating-point input of each kernel for NaN and infinity (SPEC M5).",
         compile_key=True,
     ),
+    Option(
+        "isolation",
+        str,
+        "untrusted",
+        "Candidates that run in a worker process first, where a crash, a hang or a lack of memory does no harm. untrusted: "
+        "all but the library's, the first time that their source is seen; always: these, at every problem; never: none.",
+        choices=("never", "untrusted", "always"),
+    ),
+    Option(
+        "trial_seconds", float, 10.0, "Seconds of its processors that a candidate may use in its first run in a worker."
+    ),
     Option("force", str, "", "Force candidates: comma-separated KERNEL=CANDIDATE or CANDIDATE patterns (SPEC M7)."),
     Option("plan", str, "", "Path of a plan file that pins every decision."),
     Option(

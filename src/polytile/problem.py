@@ -88,6 +88,7 @@ class Outcome(enum.Enum):
     CRASHED = "crashed"
     TIMEOUT = "timed out"
     RAISED = "raised an error"
+    OUT_OF_MEMORY = "ran out of memory"
 
 
 @dataclass(frozen=True)

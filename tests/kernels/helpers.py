@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sympy
@@ -20,6 +22,7 @@ from polytile.kernels.candidate import NativeEntry
 from polytile.kernels.canonical import CallSite, LoopKernel, canonicalize
 from polytile.kernels.cpp.candidate import CppCandidate
 from polytile.runtime import time_burst
+from tests.kernels import interpreted
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 I8, I16, I32, I64, U8, BOOL = torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool
@@ -32,6 +35,7 @@ GOLDEN = Path(__file__).parent / "golden"
 GUARD = 64  # elements before and after every tensor that no kernel may change
 Sizes = Mapping[sympy.Symbol, int]
 NO_SIZES: Sizes = {}
+GENERATOR = "cpp"  # what makes the kernels: the fixture `generator` sets it
 
 
 def load(name: str, index: sympy.Expr | int, dtype: torch.dtype = F32, **rest: object) -> Node:
@@ -97,6 +101,15 @@ class Case:
             found += [(f"{variant} t{t}", NativeEntry(entry.address, t, entry.keep)) for t in threads]
         return found
 
+    def runs(self, size: Sizes) -> Iterator[tuple[str, interpreted.Run]]:
+        """(name, function of the flat arguments) of each kernel that the generator makes."""
+        if GENERATOR == "triton":
+            values = {s.name: sizes.evaluate(e, size) for s, e in zip(self.kernel.symbols, self.site.sizes, strict=True)}
+            yield from interpreted.runs(self.kernel, values)
+            return
+        for name, entry in self.entries():
+            yield name, functools.partial(_called, entry)
+
     def arguments(self, tensors: Mapping[str, torch.Tensor], size: Sizes) -> list[torch.Tensor | int]:
         values = [sizes.evaluate(e, size) for e in self.site.sizes]
         return [*[tensors[name] for name in self.site.buffers], *values]
@@ -111,9 +124,9 @@ class Case:
     ) -> None:
         """Every variant gives what the interpreter gives in `precision`, and writes nothing else."""
         want = self.expected(tensors, size, precision)
-        for name, entry in self.entries():
+        for name, run in self.runs(size):
             guarded = {key: Guarded(tensor) for key, tensor in tensors.items()}
-            time_burst(entry, self.arguments({k: g.tensor for k, g in guarded.items()}, size), 1)
+            run(self.arguments({k: g.tensor for k, g in guarded.items()}, size))
             for key, guard in guarded.items():
                 where = f"{name}, {dict(size)}, tensor {key}"
                 guard.assert_untouched(where)
@@ -126,11 +139,11 @@ class Case:
 
     def check_raises(self, tensors: Mapping[str, torch.Tensor], size: Sizes = NO_SIZES) -> None:
         """Every variant reports the failed index check and writes nothing outside of its tensors."""
-        for name, entry in self.entries():
+        for name, run in self.runs(size):
             guarded = {key: Guarded(tensor) for key, tensor in tensors.items()}
             arguments = self.arguments({k: g.tensor if len(g.tensor) else tensors[k] for k, g in guarded.items()}, size)
             with pytest.raises(IndexError):
-                time_burst(entry, arguments, 1)
+                run(arguments)
             for key, guard in guarded.items():
                 guard.assert_untouched(f"{name}, {dict(size)}, tensor {key}")
 
@@ -141,6 +154,10 @@ class Case:
         wide = {k: _widened(t, precision) if k in written else t.clone() for k, t in tensors.items()}
         evaluate.run_loop(self.loop, wide, size, precision)
         return wide
+
+
+def _called(entry: NativeEntry, arguments: Sequence[Any]) -> None:
+    time_burst(entry, arguments, 1)
 
 
 class Guarded:

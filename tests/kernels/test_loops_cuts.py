@@ -10,6 +10,8 @@ from polytile.ir.expr import Node
 from polytile.kernels.nest import nest_of
 from tests.kernels.helpers import BOOL, F32, I64, P0, P1, R0, R1, S0, S1, Case, load, loop, op, random, store
 
+GENERATORS = ("cpp", "triton")
+
 ROW, POINT = P0 * S1 + R0, P0 * S1 + P1
 SHAPES = [(1, 1), (3, 5), (20, 17), (40, 100)]
 

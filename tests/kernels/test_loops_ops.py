@@ -34,6 +34,8 @@ from tests.kernels.helpers import (
     store,
 )  # fmt: skip
 
+GENERATORS = ("cpp", "triton")
+
 FLOAT_ONLY = set(
     "div reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sigmoid erf erfc erfinv sin cos tan asin acos atan atan2 sinh "
     "cosh tanh asinh acosh atanh lgamma digamma i0 i0e i1 i1e hypot copysign nextafter round_bf16 round_f16".split()

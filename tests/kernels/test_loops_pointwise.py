@@ -30,6 +30,8 @@ from tests.kernels.helpers import (
     store,
 )
 
+GENERATORS = ("cpp", "triton")
+
 IND0 = expr.indirect_symbol(0)
 LENGTHS = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 4095, 4097, 9001]
 

@@ -35,6 +35,8 @@ from tests.kernels.helpers import (
     store,
 )  # fmt: skip
 
+GENERATORS = ("cpp", "triton")
+
 ROW, COLUMN = P0 * S1 + R0, R0 * S0 + P0  # x as (s0, s1), reduced over s1; x as (s1, s0), reduced over s1
 LAYOUTS = {"row": ROW, "column": COLUMN}
 SHAPES = [(1, 1), (1, 15), (1, 16), (3, 17), (2, 70), (70, 3), (33, 64), (5, 1000), (1, 20000), (300, 7), (130, 130)]

@@ -30,6 +30,8 @@ from tests.kernels.helpers import (
     store,
 )
 
+GENERATORS = ("cpp", "triton")
+
 ROW, COLUMN = P0 * S1 + R0, R0 * S0 + P0
 LAYOUTS = {"row": ROW, "column": COLUMN}
 SHAPES = [(0, 3), (3, 0), (1, 1), (1, 16), (3, 17), (70, 5), (5, 1000), (1, 20_000), (2, 4099)]

@@ -34,6 +34,8 @@ from tests.kernels.helpers import (
     store,
 )
 
+GENERATORS = ("cpp", "triton")
+
 IND0, IND1 = expr.indirect_symbol(0), expr.indirect_symbol(1)
 TOLERANCE = {F32: 1e-4, F64: 1e-11, BF16: 0.1, F16: 2e-2}
 

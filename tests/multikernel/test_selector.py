@@ -83,7 +83,7 @@ def test_measurements_that_lack_a_candidate_of_the_shortlist_do_not_decide() -> 
 def test_what_another_process_measured_meanwhile_is_used() -> None:
     kernel = MultiKernel(SPEC, pair())
     kernel(*arguments(512))  # the index is in memory now
-    other = store.Store(store.current().path)
+    other = store.Store(store.current().place)
     for measurement in store.current().measurements():
         sizes = (("M", 32), ("N", 64))
         layouts = tuple(flag for flag in measurement.problem.layouts)

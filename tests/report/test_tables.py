@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -28,6 +29,12 @@ def test_markdown_lines_up_and_escapes_bars() -> None:
         "",
         "A note.",
     ]
+
+
+def test_a_folded_table_shows_its_title_until_it_is_opened() -> None:
+    lines = dataclasses.replace(example(), title="a < b", folded=True).markdown().splitlines()
+    assert lines[:2] == ["<details><summary>a &lt; b</summary>", ""]
+    assert lines[-3:] == ["A note.", "", "</details>"]
 
 
 def test_a_table_is_markdown_in_a_log_and_drawn_on_a_terminal() -> None:

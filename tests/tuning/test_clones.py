@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from polytile.tuning import clones as clones_module
 from polytile.tuning.clones import ALIGNMENT, Clones, overlapping, widened
 
 
@@ -129,3 +130,65 @@ def test_empty_tensors_are_no_trouble() -> None:
     clones.restore()
     clones.poison()
     assert clones.damage() is None and clones.args[1].shape == (3, 0)
+
+
+# A device that is full (SPEC P1). The host stands in for it here.
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(clones_module.ROOM, "cpu", lambda device: 0)
+
+
+def test_on_a_full_device_kernels_are_tried_on_the_memory_itself_and_it_is_as_before_afterwards(full: None) -> None:
+    x, y = torch.randn(4), torch.randn(5)
+    before = y.clone()
+    clones = Clones((x, y), ("in", "inout"))
+    assert clones.args[1].data_ptr() == y.data_ptr()
+    clones.args[1].add_(1.0)
+    clones.restore()
+    assert torch.equal(y, before)
+    clones.args[1].fill_(0.0)
+    clones.close()
+    assert torch.equal(y, before)
+
+
+def test_on_a_full_device_a_strided_tensor_is_kept_without_its_neighbours_being_touched(full: None) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    before = base.clone()
+    clones = Clones((base[:, 1:4].t(), base[0, :0]), ("inout", "out"))
+    clones.args[0].zero_()
+    clones.close()
+    assert torch.equal(base, before)
+
+
+def test_on_a_full_device_outputs_are_poisoned_in_place_and_gaps_left_alone(full: None) -> None:
+    base = torch.zeros(4, 8)
+    clones = Clones((base[:, 2:5],), ("out",))
+    clones.poison()
+    assert bool(base[:, 2:5].isnan().all()) and int(base.isnan().sum()) == 12
+    numbers = torch.zeros(3, dtype=torch.int32)
+    Clones((numbers,), ("out",)).poison()
+    assert not bool((numbers == 0).any())
+    assert clones.damage() is None
+
+
+def test_a_clone_is_one_allocation_of_its_bytes_whatever_the_strides() -> None:
+    """No contiguous temporary beside it: what is asked of the device is the block alone."""
+    asked: list[int] = []
+
+    def counting(size: int, device: torch.device) -> torch.Tensor:
+        asked.append(size)
+        return torch.empty(size, dtype=torch.uint8)
+
+    tensor = torch.randn(64, 32).t()[::2]
+    clones = Clones((tensor,), ("inout",), counting)
+    clones.restore()
+    assert len(asked) == 1 and asked[0] <= 64 * 32 * 4 + 512
+    assert torch.equal(clones.args[0], tensor)
+
+
+def test_on_a_full_device_the_reference_runs_on_the_host(full: None) -> None:
+    assert not clones_module.wide_fits((torch.zeros(4),), ("in",))
+    wide = widened((torch.arange(3), torch.zeros(2)), ("in", "out"))
+    assert wide is not None and wide[1].dtype == torch.float64

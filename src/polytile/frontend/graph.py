@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import operator
 import pkgutil
@@ -153,10 +154,11 @@ class _Driver:
             reason = "its result is a number on the host" if number else f"{name} has no lowering"
             return self._library(node, args, kwargs, reason)
         mark = self.builder.mark()
-        given = [self._kernel_number(a) for a in args]
-        named = {k: self._kernel_number(v) for k, v in kwargs.items()}
+        given = tree_map(functools.partial(self._kernel_number, _device(node)), args)
+        named = tree_map(functools.partial(self._kernel_number, _device(node)), kwargs)
         done = len(self.builder.operations)
         try:
+            _check_devices(_device(node), given, named)
             result = lowering(self.builder, *given, **named)
         except LoweringError as error:
             self.builder.undo(mark)
@@ -172,13 +174,17 @@ class _Driver:
     def _value(self, node: torch.fx.Node) -> Any:
         return self.env[node]
 
-    def _kernel_number(self, value: Any) -> Any:
+    def _kernel_number(self, device: torch.device | None, value: Any) -> Any:
         """Numbers that were read from a tensor or given as floats are known only to the host: they reach kernels as
-        tensors of one element. Those made of sizes stay expressions."""
+        tensors of one element. Those made of sizes stay expressions. A CPU tensor of no dimensions, which eager takes as
+        a number on any device, is copied to `device`, that of the result."""
         if isinstance(value, sympy.Expr) and not all(s.is_integer for s in value.free_symbols):
             fake = torch.empty((), dtype=torch.float64, device="cpu")
             options, reason = {"dtype": torch.float64}, "a number known only at run time"
-            return self.builder.library(aten.scalar_tensor.default, (value,), options, reason, fake)
+            value = self.builder.library(aten.scalar_tensor.default, (value,), options, reason, fake)
+        if isinstance(value, Tensor) and not value.rank and value.device.type == "cpu" and device not in (None, value.device):
+            fake = torch.empty((), dtype=value.dtype, device=device)
+            return self.builder.library(aten._to_copy.default, (value,), {"device": device}, "a number on the host", fake)
         return value
 
     def _library(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
@@ -310,6 +316,18 @@ _HANDLERS: dict[Any, Callable[[_Driver, torch.fx.Node], None]] = {
     aten.sym_constrain_range.default: _Driver._nothing,
     aten.sym_constrain_range_for_size.default: _Driver._nothing,
 }
+
+
+def _device(node: torch.fx.Node) -> torch.device | None:
+    """Where the results of `node` are; None if it has no tensors."""
+    return next((v.device for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), None)
+
+
+def _check_devices(device: torch.device | None, *values: Any) -> None:
+    """Raises LoweringError where an operator reads tensors of another device than its result's: no kernel does."""
+    others = {str(v.device) for v in tree_leaves(values) if isinstance(v, Tensor) and device not in (None, v.device)}
+    if others:
+        raise LoweringError(f"its result is on {device}, it reads tensors on {', '.join(sorted(others))}")
 
 
 class _Flat:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -60,8 +62,61 @@ def failed(candidate: Candidate) -> bool:
     return asked is not None and bool(asked())
 
 
+@dataclass(frozen=True)
+class NativeHandle:
+    """How another process gets a NativeEntry: the C function `symbol` of the shared object at `path`.
+
+    With `bind`, (function, number, another path, symbol there), the kernel is in two objects: `function` of the first is to
+    be called with the number and the address of the symbol in the other.
+    """
+
+    path: str
+    symbol: str
+    threads: int = 1
+    bind: tuple[str, int, str, str] | None = None
+
+
+@dataclass(frozen=True)
+class PythonHandle:
+    """How another process gets a PythonEntry: the attribute `name` ("f", "Kernel.run") of `module`, which is the name of
+    a module or the path of a .py file.
+
+    Without `arguments` the attribute is the callable itself; with them (values that JSON can hold) it is called with
+    them and returns the callable.
+    """
+
+    module: str
+    name: str
+    arguments: Mapping[str, Any] | None = field(default=None, hash=False)
+
+
+Handle = NativeHandle | PythonHandle
+
+
+def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
+    """The handle of a function or class attribute that a module holds under its own name; None for lambdas, closures
+    and whatever else another process could not find again."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    held: Any = sys.modules.get(module or "")
+    for part in name.split("."):
+        held = getattr(held, part, None)
+    if held is not function:
+        return None
+    if module != "__main__":
+        return PythonHandle(str(module), name)
+    try:
+        path = inspect.getsourcefile(function)
+    except TypeError:
+        return None
+    return PythonHandle(path, name) if path and path.endswith(".py") else None
+
+
 class Candidate(Protocol):
-    """Something that can run a Problem. Candidates of a MultiKernel stand in canonical order: ties go to the first."""
+    """Something that can run a Problem. Candidates of a MultiKernel stand in canonical order: ties go to the first.
+
+    One that can be tried in a process of its own (tuning/isolation) has a method `handle() -> Handle | None` besides,
+    which may raise what `entry` raises and runs nothing of the kernel.
+    """
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ The Markdown form reads as well in a log as it does rendered in a README, so the
 
 from __future__ import annotations
 
+import html
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,12 +58,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns, with a title above and notes below. Raises ValueError for a row of another length."""
+    """Rows under columns, with a title above and notes below. Raises ValueError for a row of another length.
+
+    A `folded` table is a detail: as Markdown only its title shows until the reader opens it.
+    """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Any, ...], ...]
     notes: tuple[str, ...] = field(default=())
+    folded: bool = False
 
     def __post_init__(self) -> None:
         for number, row in enumerate(self.rows):
@@ -73,11 +78,15 @@ class Table:
 
     @staticmethod
     def of(
-        title: str, columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], notes: Sequence[str] = ()
+        title: str,
+        columns: Sequence[Column | str],
+        rows: Iterable[Sequence[Any]],
+        notes: Sequence[str] = (),
+        folded: bool = False,
     ) -> Table:
         """A table from looser parts: a plain string is a left-aligned column of text."""
         made = tuple(Column(column, align="left") if isinstance(column, str) else column for column in columns)
-        return Table(title, made, tuple(tuple(row) for row in rows), tuple(notes))
+        return Table(title, made, tuple(tuple(row) for row in rows), tuple(notes), folded)
 
     def cells(self) -> list[list[str]]:
         return [[column.cell(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]
@@ -95,8 +104,11 @@ class Table:
         rule = [
             "-" * (w - 1) + ":" if c.align == "right" else "-" * w for w, c in zip(widths, self.columns, strict=True)
         ]
-        body = [f"**{self.title}**", "", line(headings), line(rule), *map(line, cells)]
-        return "\n".join(body + ([""] if self.notes else []) + list(self.notes)) + "\n"
+        opening = f"<details><summary>{html.escape(self.title)}</summary>" if self.folded else f"**{self.title}**"
+        body = [opening, "", line(headings), line(rule), *map(line, cells)]
+        notes = ["", *self.notes] if self.notes else []
+        closing = ["", "</details>"] if self.folded else []
+        return "\n".join(body + notes + closing) + "\n"
 
     def rich(self) -> rich_table.Table:
         """The table as rich draws it."""

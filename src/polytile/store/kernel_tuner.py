@@ -31,6 +31,7 @@ INVALIDITY = {
     Outcome.CRASHED: "runtime",
     Outcome.RAISED: "runtime",
     Outcome.TIMEOUT: "timeout",
+    Outcome.OUT_OF_MEMORY: "runtime",
 }
 """The schema's word for each outcome; its sixth, "constraints", is for candidates that are never tried here."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from polytile import options
 from polytile.errors import OptionError, StoreError
-from polytile.problem import Measurement, Problem
+from polytile.problem import Measurement, Outcome, Problem
 from polytile.store import schema
 from polytile.store.database import Busy, Database, Gone, Unusable
 from polytile.store.place import FILE_NAME, Place, Server, place_of
@@ -34,6 +34,8 @@ log = logging.getLogger("polytile.store")
 AWAY_SECONDS = 60.0
 """How long a server that did not answer is left alone: asking may take seconds, and the program has better to do."""
 
+DEADLY = tuple(outcome.value for outcome in (Outcome.CRASHED, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY))
+"""Outcomes that would have taken the user's process down, had the kernel run there."""
 
 SummaryRow = tuple[Any, ...]
 """A row of schema.SUMMARIES; it becomes a Summary when somebody asks for it (20 000 of them would take 60 ms)."""
@@ -46,14 +48,22 @@ class _Index:
     by_problem: dict[str, list[SummaryRow]] = field(default_factory=dict)
     by_relatives: dict[str, dict[str, list[SummaryRow]]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
+    ran: set[str] = field(default_factory=set)
+    """Source hashes of which some kernel ran to its end with a right result."""
+    died: set[str] = field(default_factory=set)
+    """Source hashes of which some kernel took its process down."""
     read: dict[Place, tuple[int, int]] = field(default_factory=dict)
     """For each place read from: the generation of its database and the number of the last row read of it."""
 
     def add(self, row: SummaryRow) -> bool:
-        _, uid, problem, relatives, *_ = row
+        _, uid, problem, relatives, _, _, _, source_hash, outcome, *_ = row
         if uid in self.seen:
             return False
         self.seen.add(uid)
+        if outcome in DEADLY:
+            self.died.add(source_hash)
+        elif outcome == Outcome.OK.value:
+            self.ran.add(source_hash)
         rows = self.by_problem.get(problem)
         if rows is None:
             rows = self.by_problem[problem] = []
@@ -123,6 +133,12 @@ class Store:
             relatives = index.by_relatives.get(relatives_digest(problem), {})
             others = [tuple(map(summary_of, rows)) for name, rows in relatives.items() if name != own]
             return [(summaries[0].size, summaries) for summaries in others]
+
+    def proven(self, device: str, environment: Environment, source_hash: str) -> bool:
+        """Whether a kernel of this source has run to its end here with a right result, and none took its process down."""
+        with self._lock:
+            index = self._index(device, environment_digest(environment))
+            return source_hash in index.ran and source_hash not in index.died
 
     def refresh(self) -> int:
         """Reads what other processes have added since the last look; returns how many measurements that was."""

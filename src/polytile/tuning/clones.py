@@ -3,11 +3,14 @@
 Memory is cloned, not tensors: arguments whose memory overlaps share one block in which they overlap in the same way,
 and an argument passed twice is one clone. Sizes, strides and the address modulo 64 stay as they are. Arguments that
 are only read, and scratch buffers, are passed on uncloned.
+
+Cloning never raises the peak of a device's memory: where a clone would, kernels are tried on the memory itself, and what it
+held is kept on the host. Copies are of bytes, so that a tensor with any strides is copied as it lies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,9 @@ from polytile.tuning.serial import one_thread
 ALIGNMENT = 64
 GUARD = 128
 """Bytes before and after each block that no kernel may touch; a multiple of ALIGNMENT."""
+
+WIDE_BYTES = 16
+"""Bytes for each element of an argument that a reference in float64 needs: the element, and an intermediate of its size."""
 
 _GUARD_BYTE, _FLOAT_POISON, _OTHER_POISON = 0x5C, 0xFF, 0xA5
 """All-ones bytes are NaN in every floating-point format; 0xA5 bytes are no boolean and an unlikely integer."""
@@ -64,36 +70,42 @@ def overlapping(args: Sequence[Any], roles: Sequence[str]) -> list[list[Span]]:
     return groups
 
 
+Allocate = Callable[[int, torch.device], torch.Tensor]
+"""(bytes, device of the caller's tensors) → that many bytes, as uint8, on that device or on the CPU."""
+
+
+def new_memory(size: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
 class Block:
     """One group's memory, copied between two guards."""
 
-    def __init__(self, group: Sequence[Span]) -> None:
+    def __init__(self, group: Sequence[Span], allocate: Allocate = new_memory) -> None:
         self.group = group
-        self.start = min(span.start for span in group)
-        self.length = max(span.end for span in group) - self.start
-        self.whole = torch.empty(self.length + 2 * GUARD + ALIGNMENT, dtype=torch.uint8, device=group[0].tensor.device)
+        self.start, self.length = extent(group)
+        self.whole = allocate(size_of(group), group[0].tensor.device)
         self.offset = GUARD + (self.start - self.whole.data_ptr()) % ALIGNMENT
         self.inner = self.whole[self.offset : self.offset + self.length]
         self.read = any(span.read for span in group)
-        """Whether kernels read from this block, which they also write to."""
-        dtype = group[0].tensor.dtype
-        self._poison = _FLOAT_POISON if dtype.is_floating_point or dtype.is_complex else _OTHER_POISON
+        self.written = any(span.written for span in group)
+        self._poison = poison_of(group[0].tensor.dtype)
+        self.filled = False
 
     def clone_of(self, span: Span) -> torch.Tensor:
         """The tensor of `span` in this block, with its dtype, sizes and strides."""
         tensor = span.tensor
-        offset = (self.offset + span.start - self.start) // tensor.element_size()
-        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        offset = (self.whole.storage_offset() + self.offset + span.start - self.start) // tensor.element_size()
+        empty = torch.empty(0, dtype=tensor.dtype, device=self.whole.device)
         return empty.set_(self.whole.untyped_storage(), offset, tensor.shape, tensor.stride())
 
     def restore(self) -> None:
-        """Puts back what the caller's tensors hold, where a kernel reads it."""
-        for span in self.group if self.read else ():
-            tensor = span.tensor
-            offset = tensor.storage_offset() * tensor.element_size()
-            original = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-            original.set_(tensor.untyped_storage(), offset, (span.end - span.start,), (1,))
-            self.inner[span.start - self.start : span.end - self.start].copy_(original)
+        """Puts back what the caller's tensors hold, where a kernel reads it and may have changed it."""
+        if not self.read or (self.filled and not self.written):
+            return
+        for span in self.group:
+            self.inner[span.start - self.start : span.end - self.start].copy_(bytes_of(span))
+        self.filled = True
 
     def poison(self) -> None:
         """Fills the guards, and all between them where nothing is to be read, with values that no right result
@@ -104,13 +116,23 @@ class Block:
             self.inner.fill_(self._poison)
 
     def damaged(self) -> bool:
-        """Whether something was written since `poison` that is not part of an argument: a guard, or a gap between the
-        elements of a strided output."""
+        """Whether something was written since `poison` that is not part of an argument that kernels write to: a guard, a gap
+        between the elements of a strided output, an input."""
         head, tail = self.whole[: self.offset], self.whole[self.offset + self.length :]
         if bool((head != _GUARD_BYTE).any()) or bool((tail != _GUARD_BYTE).any()):
             return True
-        gaps = None if self.read else self._gaps()
+        if self.read and not self.written:
+            same = (torch.equal(self._inner_of(span), bytes_of(span).to(self.inner.device)) for span in self.group)
+            self.filled = all(same)
+            return not self.filled
+        gaps = None if self.read or not self.written else self._gaps()
         return gaps is not None and bool(((self.inner != self._poison) & gaps).any())
+
+    def give_back(self) -> None:
+        """Nothing of the caller's was touched."""
+
+    def _inner_of(self, span: Span) -> torch.Tensor:
+        return self.inner[span.start - self.start : span.end - self.start]
 
     def _gaps(self) -> torch.Tensor | None:
         """For each byte whether it belongs to no tensor; None where all do."""
@@ -125,17 +147,101 @@ class Block:
         return gaps
 
 
+class Lent:
+    """One group's memory itself, where a copy on its device would raise the peak of what the process has used there (SPEC
+    P1). What kernels read of it is kept on the host meanwhile, byte for byte, and is back after `give_back`; an output that
+    nobody reads needs no keeping, as the kernel that is chosen writes all of it. There are no guards."""
+
+    def __init__(self, group: Sequence[Span]) -> None:
+        self.group = group
+        self.read = any(span.read for span in group)
+        self.written = any(span.written for span in group)
+        self._kept = [bytes_of(span).to("cpu", copy=True) for span in group] if self.read and self.written else []
+
+    def clone_of(self, span: Span) -> torch.Tensor:
+        return span.tensor.detach()
+
+    def restore(self) -> None:
+        for span, kept in zip(self.group, self._kept, strict=False):
+            bytes_of(span).copy_(kept)
+
+    def poison(self) -> None:
+        if self.read or not self.written:
+            return
+        for span in self.group:
+            dtype = span.tensor.dtype
+            value = torch.full((dtype.itemsize,), poison_of(dtype), dtype=torch.uint8).view(dtype)
+            span.tensor.detach().copy_(value.expand(span.tensor.shape))
+
+    def damaged(self) -> bool:
+        return False
+
+    def give_back(self) -> None:
+        self.restore()
+
+
+def extent(group: Sequence[Span]) -> tuple[int, int]:
+    """(address, bytes) of a group."""
+    start = min(span.start for span in group)
+    return start, max(span.end for span in group) - start
+
+
+def size_of(group: Sequence[Span]) -> int:
+    """Bytes of a group's block."""
+    return extent(group)[1] + 2 * GUARD + ALIGNMENT
+
+
+def bytes_of(span: Span) -> torch.Tensor:
+    """The caller's memory from the tensor's first to its last element, as bytes; no copy."""
+    tensor = span.tensor
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    offset = tensor.storage_offset() * tensor.element_size()
+    return whole.set_(tensor.untyped_storage(), offset, (span.end - span.start,), (1,))
+
+
+def poison_of(dtype: torch.dtype) -> int:
+    return _FLOAT_POISON if dtype.is_floating_point or dtype.is_complex else _OTHER_POISON
+
+
+def _room_on_cuda(device: torch.device) -> int:
+    """What is left below the peak, or SHARE of the device if more is free: a process that has just begun has no peak yet."""
+    below = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return max(below, min(free // 2, int(SHARE * total)))
+
+
+SHARE = 1 / 32
+"""Of a GPU's memory, by which tuning may raise the peak: 2.5 GB of 80. Where not even that is to be had, kernels are tried on
+the caller's memory and the reference runs on the host, at some seconds for a gigabyte."""
+
+ROOM: dict[str, Callable[[torch.device], int]] = {"cuda": _room_on_cuda}
+"""Bytes that may be allocated on a device, by its type, without raising the most that was allocated there so far. Where there
+is no entry memory is no concern: the host's."""
+
+
+def fits(size: int, device: torch.device) -> bool:
+    """Whether `size` bytes more on `device` leave the peak where it is."""
+    room = ROOM.get(device.type)
+    return room is None or size <= room(device)
+
+
 class Clones:
     """Arguments that a kernel may be tried on: `args` is the flat argument list with every written tensor replaced.
 
-    `roles` gives in, out, inout or scratch for each tensor, which stand first in `args`.
+    `roles` gives in, out, inout or scratch for each tensor, which stand first in `args`. With `allocate` all tensors are
+    replaced, by ones in the memory that it gives. Whoever is done with them calls `close`.
     """
 
-    def __init__(self, args: Sequence[Any], roles: Sequence[str]) -> None:
+    def __init__(self, args: Sequence[Any], roles: Sequence[str], allocate: Allocate | None = None) -> None:
         self.roles = tuple(roles)
         flat = list(args)
-        self._blocks = [Block(group) for group in overlapping(args, roles) if any(span.written for span in group)]
-        for block in self._blocks:
+        groups = overlapping(args, roles)
+        if allocate is not None:
+            self.blocks: list[Block | Lent] = [Block(group, allocate) for group in groups]
+        else:
+            written = [group for group in groups if any(span.written for span in group)]
+            self.blocks = [Block(g) if fits(size_of(g), g[0].tensor.device) else Lent(g) for g in written]
+        for block in self.blocks:
             made: dict[tuple[Any, ...], torch.Tensor] = {}
             for span in block.group:
                 tensor = span.tensor
@@ -149,51 +255,78 @@ class Clones:
     @property
     def changes_its_input(self) -> bool:
         """Whether a run finds other inputs than the run before it, unless `restore` is called in between."""
-        return any(block.read for block in self._blocks)
+        return any(block.read and block.written for block in self.blocks)
 
     @property
     def written(self) -> list[int]:
         """Positions of the tensors that a kernel writes to."""
-        return [i for i, role in enumerate(self.roles) if role in ("out", "inout") and self.args[i] is not None]
+        return written_positions(self.args, self.roles)
 
     def restore(self) -> None:
         """Puts back the caller's values where a kernel reads what it also writes."""
         with one_thread():
-            for block in self._blocks:
+            for block in self.blocks:
                 block.restore()
 
     def poison(self) -> None:
         """Fills outputs that no kernel reads with NaN (integers: a rare value) and sets the guards."""
         with one_thread():
-            for block in self._blocks:
+            for block in self.blocks:
                 block.poison()
 
     def damage(self) -> int | None:
-        """Position of a written argument beside which a kernel wrote since `poison`; None if there is none."""
+        """Position of an argument beside which, or, if it is only read, in which a kernel wrote since `poison`; None if
+        there is none."""
         with one_thread():
-            damaged = next((block for block in self._blocks if block.damaged()), None)
-        return next(span.position for span in damaged.group if span.written) if damaged else None
+            damaged = next((block for block in self.blocks if block.damaged()), None)
+        if damaged is None:
+            return None
+        return next((span.position for span in damaged.group if span.written), damaged.group[0].position)
+
+    def close(self) -> None:
+        """Afterwards the caller's tensors hold what they held, outputs aside that the device had no room to clone."""
+        for block in self.blocks:
+            block.give_back()
+
+
+def written_positions(args: Sequence[Any], roles: Sequence[str]) -> list[int]:
+    """Positions of the tensors that a kernel writes to."""
+    return [i for i, role in enumerate(roles) if role in ("out", "inout") and args[i] is not None]
+
+
+def wide_fits(args: Sequence[Any], roles: Sequence[str]) -> bool:
+    """Whether the arguments in float64, and a reference's work on them, leave the peak of their devices where it is."""
+    needed: dict[torch.device, int] = {}
+    for tensor in args[: len(roles)]:
+        if tensor is not None and tensor.device.type in ROOM:
+            needed[tensor.device] = needed.get(tensor.device, 0) + WIDE_BYTES * tensor.numel()
+    return all(fits(size, device) for device, size in needed.items())
 
 
 def widened(args: Sequence[Any], roles: Sequence[str]) -> tuple[Any, ...] | None:
     """The arguments with every floating-point tensor in float64 (complex: complex128), sharing memory as before.
 
-    None where that is impossible: tensors of different dtypes share memory. Integer tensors are copied if written to.
+    None where that is impossible: tensors of different dtypes share memory. Integer tensors are copied if written to. All
+    lie on the host where their device has no room for them.
     """
     flat = list(args)
+    on_host = not wide_fits(args, roles)
     for group in overlapping(args, roles):
         dtype = group[0].tensor.dtype
         if any(span.tensor.dtype != dtype for span in group):
             return None
         wide = torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
+        device = torch.device("cpu") if on_host else group[0].tensor.device
         if wide == dtype and not any(span.written for span in group):
+            for span in group if on_host else ():
+                flat[span.position] = span.tensor.to(device)
             continue
         size = group[0].tensor.element_size()
         start = min(span.start for span in group)
         if any((span.start - start) % size for span in group):
             return None
         length = (max(span.end for span in group) - start) // size
-        memory = torch.zeros(length, dtype=wide, device=group[0].tensor.device)
+        memory = torch.zeros(length, dtype=wide, device=device)
         for span in group:
             tensor = span.tensor
             flat[span.position] = memory.as_strided(tensor.shape, tensor.stride(), (span.start - start) // size)
@@ -201,4 +334,4 @@ def widened(args: Sequence[Any], roles: Sequence[str]) -> tuple[Any, ...] | None
     return tuple(flat)
 
 
-__all__ = ["Clones", "overlapping", "widened"]
+__all__ = ["Allocate", "Block", "Clones", "Lent", "fits", "overlapping", "size_of", "widened", "written_positions"]

@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from polytile.tuning.clones import Clones, widened
+from polytile.tuning.clones import Clones, Lent, widened, written_positions
 from polytile.tuning.serial import one_thread
 from polytile.tuning.tolerance import tolerance
 
@@ -33,8 +35,11 @@ EXCUSE = 4.0
 CHUNK = 1 << 15
 """Elements compared at once: few enough for the cache, so that comparing takes little memory and little time."""
 
-GPU_CHUNK = 1 << 24
-"""The same on a GPU, where each piece costs a few launches and a wait, and some 500 MB of float64 values."""
+DEVICE_CHUNK = 1 << 22
+"""The same on another device, where each comparison costs a few launches: 100 MB of intermediates."""
+
+AGAIN, AGAIN_SECONDS = 2, 2e-3
+"""How often a candidate runs again, if its first run and the judging of it took no longer than so many seconds."""
 
 SMALL = 1 << 20
 """Elements of all arguments up to which the reference runs on one thread (serial.py)."""
@@ -68,7 +73,7 @@ class Gate:
     ) -> None:
         self._args, self._roles, self._names = tuple(args), tuple(roles), tuple(names)
         self._reference, self._reduction = reference, reduction
-        self.clones = Clones(args, roles)
+        self._written = written_positions(args, roles)
         self._random = torch.get_rng_state()
         self.unavailable = "" if reference else "there is no reference"
         wide_args = widened(args, roles) if reference and wide else None
@@ -76,26 +81,68 @@ class Gate:
         self._wide = self._expected is not None
         self._own: list[torch.Tensor] | None = None
         if reference and not self._wide:
-            self._expected = self._evaluate(Clones(args, roles).args)
+            self._expected = self._kept_result()
             if self._expected is None:
                 log.warning("Candidates are used without a check of their results, for %s.", self.unavailable)
-        written = zip(self.clones.written, self._expected or (), strict=self._expected is not None)
+        written = zip(self._written, self._expected or (), strict=self._expected is not None)
         self._scales = {position: root_mean_square(right) for position, right in written}
 
-    def check(self, run: Callable[[tuple[Any, ...]], None]) -> Verdict:
-        """Runs a candidate once on the clones and judges what it wrote. Passes on what `run` raises."""
-        self.clones.restore()
-        self.clones.poison()
+    @cached_property
+    def clones(self) -> Clones:
+        """The arguments that candidates are tried on in this process."""
+        return Clones(self._args, self._roles)
+
+    def close(self) -> None:
+        """Gives the caller's memory back, where it was used."""
+        if "clones" in vars(self):
+            self.clones.close()
+
+    def check(
+        self, run: Callable[[tuple[Any, ...]], None], clones: Clones | None = None, again_within: float = AGAIN_SECONDS
+    ) -> Verdict:
+        """Runs a candidate on the clones, this gate's own if none are given, and judges what it wrote. Passes on what `run`
+        raises.
+
+        A candidate quicker than `again_within` seconds runs AGAIN times more: a race between its threads, or something that
+        it leaves behind in memory of its own, shows as a result that changes from run to run.
+        """
+        clones = clones if clones is not None else self.clones
+        started = time.perf_counter()
+        verdict = self._judged(run, clones)
+        again = AGAIN if verdict.ok and time.perf_counter() - started < again_within else 0
+        if again:
+            first = [clones.args[position].clone() for position in self._written]
+        for _ in range(again):
+            self._run(run, clones)
+            same = all(_bits_equal(clones.args[p], f) for p, f in zip(self._written, first, strict=True))
+            repeated = verdict if same and clones.damage() is None else self._verdict(clones)
+            if not repeated.ok:
+                return replace(repeated, detail=f"{repeated.detail}, in a later run of the same")
+            verdict = replace(verdict, max_error=max(verdict.max_error or 0.0, repeated.max_error or 0.0))
+        return verdict
+
+    def _judged(self, run: Callable[[tuple[Any, ...]], None], clones: Clones) -> Verdict:
+        self._run(run, clones)
+        return self._verdict(clones)
+
+    def _run(self, run: Callable[[tuple[Any, ...]], None], clones: Clones) -> None:
+        clones.restore()
+        clones.poison()
         torch.set_rng_state(self._random)
-        run(self.clones.args)
-        beside = self.clones.damage()
+        run(clones.args)
+
+    def _verdict(self, clones: Clones) -> Verdict:
+        """Judges what a run wrote to the clones."""
+        beside = clones.damage()
         if beside is not None:
-            return Verdict(False, None, f"wrote outside argument {self._names[beside]!r}")
+            inside = self._roles[beside] == "in"
+            where = "to argument {!r}, which it may only read" if inside else "outside argument {!r}"
+            return Verdict(False, None, "wrote " + where.format(self._names[beside]))
         if self._expected is None:
             return Verdict(True, None, self.unavailable)
-        verdict = self._compare(self._expected)
+        verdict = self._compare(self._expected, clones)
         if not verdict.ok and self._wide:
-            excused = self._compare(own := self._own_precision())
+            excused = self._compare(own := self._own_precision(), clones)
             if excused.ok or (verdict.max_error or math.inf) <= EXCUSE * self._error_of(own):
                 return Verdict(True, verdict.max_error)
         return verdict
@@ -104,8 +151,18 @@ class Gate:
         """What the reference writes at the arguments' own precision; what it wrote in float64 if it cannot."""
         if self._own is None:
             assert self._expected is not None
-            self._own = self._evaluate(Clones(self._args, self._roles).args) or self._expected
+            self._own = self._kept_result() or self._expected
         return self._own
+
+    def _kept_result(self) -> list[torch.Tensor] | None:
+        """What the reference writes at the arguments' own precision, in memory of its own; None if it fails."""
+        clones = Clones(self._args, self._roles)
+        try:
+            written = self._evaluate(clones.args)
+            lent = any(isinstance(block, Lent) for block in clones.blocks)
+            return [tensor.cpu() for tensor in written] if lent and written else written
+        finally:
+            clones.close()
 
     def _evaluate(self, args: tuple[Any, ...]) -> list[torch.Tensor] | None:
         """What the reference writes when it is called with `args`; None if it fails."""
@@ -121,12 +178,12 @@ class Gate:
             self.unavailable = f"the reference failed ({type(error).__name__}: {error})"
             return None
         self.unavailable = ""
-        return [args[i] for i in self.clones.written]
+        return [args[i] for i in self._written]
 
-    def _compare(self, expected: Sequence[torch.Tensor]) -> Verdict:
+    def _compare(self, expected: Sequence[torch.Tensor], clones: Clones) -> Verdict:
         worst = 0.0
-        for position, right in zip(self.clones.written, expected, strict=True):
-            got, place = self.clones.args[position], f"argument {self._names[position]!r}"
+        for position, right in zip(self._written, expected, strict=True):
+            got, place = clones.args[position], f"argument {self._names[position]!r}"
             allowed = tolerance(got.dtype, self._reduction) * (1 if right.dtype != got.dtype else 2)
             error, why = compare(got, right, self._scales.get(position) if expected is self._expected else None)
             worst = max(worst, error)
@@ -151,11 +208,12 @@ def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | None = Non
         got, expected = torch.view_as_real(got), torch.view_as_real(expected)
     with one_thread():
         if not got.dtype.is_floating_point:
-            same = torch.equal(_comparable(got), _comparable(expected.to(got.dtype)))
+            same = torch.equal(_comparable(got), _comparable(expected.to(got.device, got.dtype)))
             return (0.0, "") if same else (0.0, "differs from the reference")
         scale = root_mean_square(expected) if scale is None else scale
         worst = 0.0
         for mine, right in _pieces(got, expected):
+            right = right.to(mine.device)  # the reference of a full device ran on the host
             distance = _distance(mine, right, scale)
             if not math.isfinite(distance):  # a NaN, an infinity, or 0 / 0: sort them out
                 same, distance = _careful_distance(mine, right, scale)
@@ -197,6 +255,12 @@ def _careful_distance(got: torch.Tensor, expected: torch.Tensor, scale: float) -
     return True, _distance(got[differs], expected[differs], scale)
 
 
+def _bits_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype, shape and strides hold the same bits, as far as a quick look tells: NaN differs."""
+    with one_thread():
+        return torch.equal(_comparable(first), _comparable(second))
+
+
 def _labels(special: torch.Tensor) -> torch.Tensor:
     """NaN and the two infinities as numbers that compare equal to themselves."""
     return special.double().nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)
@@ -208,13 +272,14 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Tensors of one shape in pieces of at most CHUNK (GPU_CHUNK) elements, cut along their longest dimensions."""
-    shape, limit = tensors[0].shape, GPU_CHUNK if tensors[0].is_cuda else CHUNK
-    if tensors[0].numel() <= limit:
+    """Tensors of one shape in pieces of at most CHUNK (DEVICE_CHUNK) elements, cut along their longest dimensions."""
+    shape = tensors[0].shape
+    chunk = CHUNK if tensors[0].device.type == "cpu" else DEVICE_CHUNK
+    if tensors[0].numel() <= chunk:
         yield tensors
         return
     longest = max(range(len(shape)), key=lambda dimension: shape[dimension])
-    for parts in zip(*(tensor.chunk(-(-tensor.numel() // limit), longest) for tensor in tensors), strict=True):
+    for parts in zip(*(tensor.chunk(-(-tensor.numel() // chunk), longest) for tensor in tensors), strict=True):
         yield from _pieces(*parts)
 
 

@@ -1,27 +1,24 @@
 """Trying the candidates of one problem: make them, check them, time them, and say what became of each.
 
-A Task is plain data plus callables, and `tune` is the only thing that runs candidates on trial; a worker process that
-keeps crashes and hangs away from the user's can be put behind `Tuner` without its callers noticing.
+`tune` is the only thing that runs candidates on trial. What takes its place (links/measured.py) has the type `Tuner`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from polytile.errors import CompilerMissing
-from polytile.ir.program import CPU as CPU_DEVICE
-from polytile.kernels.candidate import Candidate, Entry, PythonEntry, settle
-from polytile.problem import Measurement, Outcome, Problem
+from polytile.kernels.candidate import Entry, PythonEntry, settle
+from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.tuning import measure
-from polytile.tuning.environment import environment
-from polytile.tuning.gate import Gate, Reference
+from polytile.tuning.gate import Gate
+from polytile.tuning.isolation import attempts as isolated
+from polytile.tuning.task import Attempt, Task, failed, measured, wrong
 
 WIDE_LIMIT_SECONDS = 0.05
 """Problems predicted to take longer have their reference run at the arguments' own precision: float64 would take as
@@ -31,57 +28,33 @@ SETTLE_SECONDS = 5.0
 """How long timing may wait for compilers that this process has running."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """What to try, and on what. `args` is the caller's flat argument list, tensors first; `names` and `roles`
-    describe the tensors; `reduction` is the number of terms that one output element sums."""
-
-    problem: Problem
-    candidates: tuple[Candidate, ...]
-    args: tuple[Any, ...]
-    names: tuple[str, ...]
-    roles: tuple[str, ...]
-    reference: Reference | None = None
-    reduction: int = 1
-    predicted_seconds: float = 0.0
-    check_accuracy: bool = True
-    limits: measure.Limits = measure.LIMITS
-    target: torch.device = CPU_DEVICE
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What became of one candidate. `measurement` is None where nothing was learned about it (no compiler here)."""
-
-    candidate: Candidate
-    measurement: Measurement | None
-    seconds: float = math.nan
-    noise: float = math.inf
-    detail: str = ""
-
-    @property
-    def ok(self) -> bool:
-        return self.measurement is not None and self.measurement.outcome is Outcome.OK
-
-
 Tuner = Callable[[Task], "list[Attempt]"]
 
 
 def tune(task: Task) -> list[Attempt]:
-    """Tries every candidate of the task in this process and thread; one Attempt each, in the same order. Raises
-    OutOfMemoryError where a GPU has no memory for clones of the arguments.
+    """Tries every candidate of the task; one Attempt each, in the same order. Those that the task names in `apart` run in a
+    worker process first (isolation/); timing is in this process and thread, for those that came back with right results.
+    Raises OutOfMemoryError where a GPU has no memory for trying any.
 
     The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate
     when there is no reference, is the caller's (an index argument out of range) and is raised.
     """
     attempts: dict[int, Attempt] = {}
-    entries = _entries(task, attempts)
-    with torch.no_grad(), _random_state_kept(task.args):
-        gate = _gate(task)
+    for candidate in task.candidates:
+        candidate.prepare()
+    with torch.no_grad(), _random_state_kept(task.args), contextlib.closing(_gate(task)) as gate:
+        tried = isolated.try_apart(task, gate, attempts)
         passed: dict[int, Entry] = {}
         errors: dict[int, float | None] = {}
-        for index, entry in entries.items():
-            failure = _trial(task, gate, index, entry, errors)
+        for index in range(len(task.candidates)):
+            entry = None if index in attempts else _entry(task, index, attempts)
+            if entry is None:
+                continue
+            failure = None
+            if index in tried:
+                errors[index] = tried[index]
+            else:
+                failure = _trial(task, gate, index, entry, errors)
             if failure is None:
                 passed[index] = entry
             else:
@@ -93,7 +66,8 @@ def tune(task: Task) -> list[Attempt]:
             )
             for index, entry in passed.items()
         ]
-        compiler.settle(SETTLE_SECONDS)
+        if task.target.type == "cpu":
+            compiler.settle(SETTLE_SECONDS)
         for index, timing in zip(passed, measure.race(contenders, task.limits), strict=True):
             attempts[index] = _timed(task, index, timing, errors[index])
     return [attempts[index] for index in range(len(task.candidates))]
@@ -115,43 +89,16 @@ def run_once(entry: Entry, args: Sequence[Any]) -> None:
     settle(entry)
 
 
-def measured(
-    task: Task,
-    index: int,
-    outcome: Outcome,
-    samples: tuple[float, ...] = (),
-    max_error: float | None = None,
-    detail: str = "",
-) -> Measurement:
-    """The Measurement of the task's candidate number `index`."""
+def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None:
+    """The candidate's entry; None if it is not to be had, and then `attempts` says why."""
     candidate = task.candidates[index]
-    return Measurement(
-        task.problem,
-        candidate.name,
-        candidate.config,
-        candidate.source_hash,
-        outcome,
-        samples,
-        max_error,
-        getattr(candidate, "compile_seconds", None),
-        detail,
-        environment=environment(task.target),
-    )
-
-
-def _entries(task: Task, attempts: dict[int, Attempt]) -> dict[int, Entry]:
-    """All candidates compiled, in parallel; those that are not to be had go into `attempts`."""
-    for candidate in task.candidates:
-        candidate.prepare()
-    entries: dict[int, Entry] = {}
-    for index, candidate in enumerate(task.candidates):
-        try:
-            entries[index] = candidate.entry()
-        except CompilerMissing as error:
-            attempts[index] = Attempt(candidate, None, detail=str(error))
-        except Exception as error:
-            attempts[index] = _failed(task, index, Outcome.COMPILE_ERROR, error)
-    return entries
+    try:
+        return candidate.entry()
+    except CompilerMissing as error:
+        attempts[index] = Attempt(candidate, None, detail=str(error))
+    except Exception as error:
+        attempts[index] = failed(task, index, Outcome.COMPILE_ERROR, error)
+    return None
 
 
 def _gate(task: Task) -> Gate:
@@ -167,26 +114,18 @@ def _trial(task: Task, gate: Gate, index: int, entry: Entry, errors: dict[int, f
     except IndexError as error:
         if gate.unavailable:
             raise
-        return _failed(task, index, Outcome.RAISED, error)
+        return failed(task, index, Outcome.RAISED, error)
     except Exception as error:
-        return _failed(task, index, Outcome.RAISED, error)
+        return failed(task, index, Outcome.RAISED, error)
     errors[index] = verdict.max_error
-    if verdict.ok:
-        return None
-    wrong = measured(task, index, Outcome.WRONG, max_error=verdict.max_error, detail=verdict.detail)
-    return Attempt(task.candidates[index], wrong, detail=verdict.detail)
+    return None if verdict.ok else wrong(task, index, verdict)
 
 
 def _timed(task: Task, index: int, timing: measure.Timing, max_error: float | None) -> Attempt:
     if timing.error is not None:
-        return _failed(task, index, Outcome.RAISED, timing.error)
+        return failed(task, index, Outcome.RAISED, timing.error)
     ok = measured(task, index, Outcome.OK, timing.samples, max_error)
     return Attempt(task.candidates[index], ok, timing.seconds, timing.noise)
-
-
-def _failed(task: Task, index: int, outcome: Outcome, error: Exception) -> Attempt:
-    detail = f"{type(error).__name__}: {error}"
-    return Attempt(task.candidates[index], measured(task, index, outcome, detail=detail), detail=detail)
 
 
 @contextlib.contextmanager

@@ -21,8 +21,6 @@ from polytile.frontend.lower.value import Point, Tensor, computed, convert, wide
 from polytile.ir import expr
 from polytile.ir.expr import Node
 
-aten = torch.ops.aten
-
 Operand = Any  # Tensor, Python number or sympy expression
 
 LOOP_DTYPES = frozenset(
@@ -54,17 +52,6 @@ def check_operands(builder: Builder, operands: Sequence[Operand]) -> torch.devic
     return device
 
 
-def moved(builder: Builder, value: Operand) -> Operand:
-    """A number in a CPU tensor of no dimensions, which eager takes as an operand on any device, on the result's device;
-    all else as it is. Promotion treats both alike."""
-    device = builder.result().device
-    if not isinstance(value, Tensor) or value.rank or value.device == device or value.device.type != "cpu":
-        return value
-    fake = torch.empty((), dtype=value.dtype, device=device)
-    there: Tensor = builder.library(aten._to_copy.default, (value,), {"device": device}, "a number on the host", fake)
-    return there
-
-
 def elementwise(
     builder: Builder,
     element: Element,
@@ -75,7 +62,6 @@ def elementwise(
 ) -> Tensor:
     """`element` at every point of the operands' broadcast, computed in the type that torch's promotion rule says (or
     `compute_in`); the result's type is the traced one. An operand that is None is not promoted and arrives as None."""
-    operands = tuple(moved(builder, o) for o in operands)
     device = check_operands(builder, operands)
     result = builder.result().dtype
     dtype = compute_in or builder.promote(kind, *operands)[0]

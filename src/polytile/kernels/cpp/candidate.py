@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from polytile.errors import PolytileError
-from polytile.kernels.candidate import NativeEntry
+from polytile.kernels.candidate import NativeEntry, NativeHandle
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
 
@@ -93,7 +93,18 @@ class CppCandidate:
         return promise is not None and promise.done() and promise.exception() is not None
 
     def entry(self) -> NativeEntry:
+        library = self._library()
+        return NativeEntry(library.address(ENTRY), self._threads, library)
+
+    def handle(self) -> NativeHandle:
+        """Where another process finds the kernel; the file is compiled and whole."""
+        return NativeHandle(str(compiler.verified(self._library()).path), ENTRY, self._threads)
+
+    @property
+    def _threads(self) -> int:
+        return int(self.config.get("threads", 1) or 1)
+
+    def _library(self) -> compiler.Library:
         self.prepare()
         assert self._compilation is not None
-        library = self._compilation.result()
-        return NativeEntry(library.address(ENTRY), int(self.config.get("threads", 1) or 1), library)
+        return self._compilation.result()

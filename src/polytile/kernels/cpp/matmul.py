@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from polytile.kernels.candidate import NativeEntry
+from polytile.kernels.candidate import NativeEntry, NativeHandle
 from polytile.kernels.cpp import epilogue, gemm
 from polytile.kernels.cpp.candidate import ENTRY
 from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec
@@ -117,3 +117,10 @@ class MatmulCandidate:
         bind = ctypes.CFUNCTYPE(None, ctypes.c_long, ctypes.c_void_p)(finish.address(BIND))
         bind(self.slot, core.address(ENTRY))
         return NativeEntry(finish.address(f"{ENTRY}_{self.slot}"), int(self.config["threads"]), (core, finish))
+
+    def handle(self) -> NativeHandle:
+        """Where another process finds the two units, and how it binds them."""
+        self.prepare()
+        core, finish = (str(compiler.verified(compilation.result()).path) for compilation in self._compilations)
+        bind = (BIND, self.slot, core, ENTRY)
+        return NativeHandle(finish, f"{ENTRY}_{self.slot}", int(self.config["threads"]), bind)

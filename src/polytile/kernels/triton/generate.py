@@ -10,6 +10,7 @@ from polytile.kernels.nest import Nest, nest_of
 from polytile.kernels.rewrite import one_sweep, plain_reductions
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.schedules import SCHEDULES
+from polytile.kernels.triton.split import split
 from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
@@ -25,7 +26,7 @@ def spelled(kernel: LoopKernel, variant: str) -> LoopKernel:
 def nest_for(kernel: LoopKernel, variant: str) -> tuple[LoopKernel, Nest]:
     """The kernel as `variant` spells it, and its layout."""
     own = spelled(kernel, variant)
-    return own, nest_of(own.loop)
+    return own, replace(nest_of(own.loop), cutting=False)
 
 
 def generate(kernel: LoopKernel, config: Config, facts: Facts) -> TritonKernel:
@@ -33,6 +34,8 @@ def generate(kernel: LoopKernel, config: Config, facts: Facts) -> TritonKernel:
     valid. Raises LoweringError where some operation or type has no Triton form."""
     variant = str(config["variant"])
     own, nest = nest_for(kernel, variant)
+    if variant == "split":
+        return split(own, nest, config, facts)
     unit = Unit(own, nest, config, facts)
     SCHEDULES[variant](unit)
     return TritonKernel((unit.launch(),))

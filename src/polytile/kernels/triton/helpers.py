@@ -73,7 +73,8 @@ def pt_floordiv(a, b):
     quotient = pt_exact_div(a - rest, b) - ((rest != 0) & ((rest < 0) != (b < 0))).to(a.dtype)
     nearest = tl.floor(quotient)
     nearest += (quotient - nearest > 0.5).to(a.dtype)
-    return tl.where(b == 0, pt_exact_div(a, b), tl.where(quotient == 0, libdevice.copysign(quotient, pt_exact_div(a, b)), nearest))
+    found = tl.where(quotient == 0, libdevice.copysign(quotient, pt_exact_div(a, b)), nearest)
+    return tl.where(b == 0, pt_exact_div(a, b), found)
 """,
     """
 def pt_remainder(a, b):

@@ -15,6 +15,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.library import InterpretedLoop
 from polytile.kernels.loops import kernel_name
 from polytile.kernels.nest import nest_of
+from polytile.kernels.triton import variants
 from polytile.kernels.triton.candidate import TritonCandidate, Work, start_workers
 from polytile.kernels.triton.generate import generate
 from polytile.problem import Config
@@ -53,8 +54,6 @@ def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.
 
 
 def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
-    from polytile.kernels.triton import variants
-
     on_gpu = target.type == "cuda"
     device = devices.facts(target.index or 0) if on_gpu else devices.named(INTERPRETED_AS)
     index = (target.index or 0) if on_gpu else None

@@ -16,7 +16,7 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.ir.evaluate import largest, smallest
-from polytile.ir.expr import Reduce
+from polytile.ir.expr import Reduce, Scan
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 
@@ -49,14 +49,14 @@ FORMS: dict[str, Form] = {
     "sum": Form("pt_add", "tl.sum"), "prod": Form("pt_mul"),
     "max": Form("pt_max"), "min": Form("pt_min"), "any": Form("pt_or"), "all": Form("pt_and"),
     "argmax": Form("pt_argmax"), "argmin": Form("pt_argmin"),
-    "welford": Form("pt_welford"), "online_softmax": Form("pt_online"),
+    "welford": Form("pt_welford"), "online_softmax": Form("pt_online"), "logsumexp": Form("pt_logaddexp"),
 }  # fmt: skip
 
 
 class Reduction:
-    """One reduction of a loop in a body's terms."""
+    """One reduction of a loop in a body's terms; of a scan, what it comes to at the end."""
 
-    def __init__(self, body: Body, node: Reduce) -> None:
+    def __init__(self, body: Body, node: Reduce | Scan) -> None:
         if node.kind not in FORMS:
             raise LoweringError(f"the reduction {node.kind!r} has no Triton form; the operator runs as a library call.")
         self.body, self.node, self.kind = body, node, node.kind
@@ -78,6 +78,8 @@ class Reduction:
                 return (Part(self.dtype, worst), Part(self.node.args[1].dtype, NOWHERE))
             case "welford":
                 return (Part(self.dtype, 0.0),) * 3
+            case "logsumexp":
+                return (Part(self.dtype, float("-inf")),)
         return (Part(self.dtype, LOWEST), Part(self.dtype, 0.0))
 
     @property
@@ -174,6 +176,7 @@ class Reduction:
 
     def _results(self, scope: Scope) -> list[str]:
         """Names of the results, one for each part that is one, known to the scope."""
+        assert isinstance(self.node, Reduce)
         parts = self.body.nest.parts(self.node)
         if not parts and len(self.parts) == 1:
             scope.names[id(self.node)] = self.name
@@ -182,7 +185,3 @@ class Reduction:
         for part in parts:
             scope.names[id(part)] = names[part.k]
         return names
-
-
-def known(nodes: list[Reduce], body: Body) -> list[Reduction]:
-    return [Reduction(body, n) for n in nodes]

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from polytile.ir.expr import Const, Load, Node
 from polytile.kernels.nest import Nest
 from polytile.kernels.triton import scans
+from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.reductions import Reduction
+from polytile.kernels.triton.tile import Dim
 from polytile.kernels.triton.unit import Unit
 
 
@@ -51,36 +54,59 @@ def looped(unit: Unit) -> None:
             one_pass(unit, k)
 
 
-def one_pass(unit: Unit, k: int, first: str = "0", last: str | None = None, finish: bool = True) -> list[Reduction]:
-    """Pass k over the row, or over blocks `first` to `last` of its outermost dimension; returns its reductions, whose results
-    the scope knows after it if `finish`."""
+@dataclass(frozen=True)
+class Share:
+    """What one program goes over of a row: the blocks from `first` to `last` along `dim`."""
+
+    dim: Dim
+    first: str
+    last: str
+
+
+def one_pass(unit: Unit, k: int, share: Share | None = None) -> list[Reduction]:
+    """Pass k over the row or a share of it. The scope knows the results of its reductions after it; those of a share, whose
+    running values are returned, are not put together, and its scans go on from carries that are there."""
     nest, body, scope = unit.nest, unit.body, unit.scope
-    for node in entering(nest, k):
-        body.emit(node, scope)
     reductions = [Reduction(body, r) for r in nest.reduces_in(k)]
-    for reduction in reductions:
-        reduction.start(scope)
     carried = nest.scans_in(k)
-    for scan in carried:
-        scans.start(body, scan, scope)
-    unit.flush(scope)
+    if share is None:
+        for scan in carried:
+            scans.start(body, scan, scope)
+    scans.prepare_carried(body, carried)
     body.again, body.last = reads_again(nest, k), bool(k) and not reads_again(nest, k)
-    with ExitStack() as loops:
-        for depth, dim in enumerate(unit.tile.reduced):
-            loops.enter_context(unit.going(dim, first, last) if depth == 0 else unit.going(dim))
-        inner = scope.inner()
-        scans.prepare_carried(body, carried)
-        for reduction in reductions:
-            reduction.update(inner)
+
+    def points(inner: Scope) -> None:
         body.stores(nest.stores_in(k), inner)
         scans.carry(body, carried, inner)
-        unit.flush(inner)
+
+    sweep(unit, k, reductions, share, points)
     body.again, body.last, body.made = set(), False, {}
-    if finish:
+    if share is None:
         for reduction in reductions:
             reduction.finish(reduction.running(), scope)
         unit.flush(scope)
     return reductions
+
+
+def sweep(
+    unit: Unit, k: int, reductions: list[Reduction], share: Share | None, points: Callable[[Scope], None] = lambda _: None
+) -> None:
+    """Goes through the blocks of pass k: lets each into `reductions`, then does what `points` adds at every point."""
+    scope = unit.scope
+    for node in entering(unit.nest, k):
+        unit.body.emit(node, scope)
+    for reduction in reductions:
+        reduction.start(scope)
+    unit.flush(scope)
+    with ExitStack() as loops:
+        for dim in unit.tile.reduced:
+            shared = share is not None and dim == share.dim
+            loops.enter_context(unit.going(dim, share.first, share.last) if share and shared else unit.going(dim))
+        inner = scope.inner()
+        for reduction in reductions:
+            reduction.update(inner)
+        points(inner)
+        unit.flush(inner)
 
 
 def entering(nest: Nest, k: int) -> list[Node]:

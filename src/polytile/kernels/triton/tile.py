@@ -120,11 +120,11 @@ def blocks(size: sympy.Expr, block: int) -> sympy.Expr:
 
 
 def divides(block: int, size: sympy.Expr, facts: Facts) -> bool:
-    """Whether the power of two `block` divides `size` wherever the facts hold: its polynomial in the sixteenths of the
-    divisible integers has coefficients that all divide."""
+    """Whether the power of two `block` divides `size`, which is not 0, wherever the facts hold: its polynomial in the
+    sixteenths of the divisible integers has coefficients that all divide."""
     known = with_facts(size, facts)
     if known.is_Integer:
-        return bool(known % block == 0)
+        return bool(known % block == 0) and known > 0
     if sizes.has_division(known):
         return False
     return all(term.as_coeff_Mul()[0] % block == 0 for term in sympy.Add.make_args(sympy.expand(known)))

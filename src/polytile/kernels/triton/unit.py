@@ -10,10 +10,9 @@ import sympy
 import torch
 
 from polytile.ir import sizes
-from polytile.ir.program import Axis
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
-from polytile.kernels.nest import UNIT, Nest
+from polytile.kernels.nest import Nest
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.helpers import needed
@@ -101,6 +100,18 @@ class Unit:
         if not self.tile.even(dim):
             self.out.line(f"{dim.mask} = {dim.variable} < {self.body.index(dim.size)}")
 
+    @property
+    def rows(self) -> sympy.Expr:
+        """Number of points of the parallel axes."""
+        return sizes.product([d.size for d in self.tile.parallel])
+
+    def row(self) -> str:
+        """The number of the block's points among those of the parallel axes, row by row."""
+        position = sizes.ZERO
+        for dim in self.tile.parallel:
+            position = position * dim.size + sizes.axis(dim.variable)
+        return self.body.index(sympy.expand(position))
+
     # text ------------------------------------------------------------------------------------------------------------
 
     def flush(self, scope: Scope) -> None:
@@ -155,15 +166,6 @@ class Unit:
             s.name for s in self.kernel.symbols if s.name in self.facts.divisible and s.name not in self.facts.values
         ]
         return (*names, *[f"scratch{k}" for k in sorted(self.scratch_types)])
-
-
-def flat_position(axes: tuple[Axis, ...]) -> sympy.Expr:
-    """The number of a point among those of `axes`, row by row."""
-    position = sizes.ZERO
-    for axis in axes:
-        if axis is not UNIT:
-            position = position * axis.size + axis.symbol
-    return sympy.expand(position)
 
 
 def _comment(kernel: LoopKernel) -> list[str]:

@@ -19,7 +19,8 @@ from polytile.ir.program import Axis
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton import prior
-from polytile.kernels.triton.schedules import SCHEDULES
+from polytile.kernels.triton.generate import nest_for
+from polytile.kernels.triton.split import splittable
 from polytile.problem import Config
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config
     """All configs of `kernel`, whose layout is `nest`, that fit on the device."""
     found = {Form.POINTWISE: _plain, Form.ROW: _rows, Form.COLUMN: _columns}[nest.form](nest)
     most = device.threads_per_block // device.warp
-    return tuple(c for c in found if int(c["warps"]) <= most and c["variant"] in SCHEDULES)
+    splits = nest.form is not Form.POINTWISE and splittable(nest_for(kernel, "split")[1])
+    return tuple(c for c in found if int(c["warps"]) <= most and (splits or c["variant"] != "split"))
 
 
 def _plain(nest: Nest) -> Iterator[Config]:
@@ -89,7 +91,7 @@ def whole_rows(r: int) -> Iterator[tuple[int, int]]:
     for x in (1, 2, 4, 8, 16, 32, 64, 128) if r <= 1024 else (1,):
         for warps in (1, 2, 4, 8, 16, 32):
             held = x * r // (32 * warps)
-            if held in ELEMENTS and (x == 1 or 512 <= x * r <= 8192 and warps in (2, 4, 8)):
+            if held in ELEMENTS and (x == 1 or (512 <= x * r <= 8192 and warps in (2, 4, 8))):
                 yield x, warps
     if r == ROWS[-1]:
         yield 1, 16
@@ -104,8 +106,8 @@ def _nested_rows(nest: Nest) -> Iterator[Config]:
                 yield Config.of(variant="persistent", r=r, r1=r1, warps=max(1, min(16, r1 * r // 512)))
     for r1, r, warps in LOOPED_2:
         yield Config.of(variant="looped", r=r, r1=r1, warps=warps)
-    for splits, (r1, r, warps) in itertools.product(SPLITS, LOOPED_2[:7]):
-        yield Config.of(variant="split", r=r, r1=r1, warps=warps, splits=splits)
+    for along, splits, (r1, r, warps) in itertools.product(("r1", "r"), SPLITS, LOOPED_2[:7]):
+        yield Config.of(variant="split", r=r, r1=r1, warps=warps, splits=splits, along=along)
 
 
 def _columns(nest: Nest) -> Iterator[Config]:
@@ -116,7 +118,8 @@ def _columns(nest: Nest) -> Iterator[Config]:
     for x, r, warps in COLUMNS:
         yield Config.of(variant="looped", x=x, r=r, warps=warps)
     for splits, (x, r, warps) in itertools.product(SPLITS, SPLIT_COLUMNS):
-        yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits)
+        if splits * x <= 4096:
+            yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits)
 
 
 def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:

@@ -17,9 +17,10 @@ from polytile.problem import Measurement, Outcome
 from polytile.tuning import measure, tune
 from polytile.tuning.circumstances import completed
 from polytile.tuning.decide import Score, pick
+from polytile.tuning.isolation import policy
 
 tuner: tune.Tuner = tune.tune
-"""What tries candidates: in this process; something that does so in a worker can take its place."""
+"""What tries candidates; something else that does can take its place."""
 
 
 def choose(request: Request) -> Answer | None:
@@ -50,6 +51,10 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     """The fastest of `candidates`; those that fail are rejected. With `remember` the store gets the measurements."""
     spec = request.spec
     assert request.args is not None
+
+    def proven(source_hash: str) -> bool:
+        return request.store.proven(request.problem.device, request.environment, source_hash)
+
     task = tune.Task(
         request.problem,
         tuple(candidates),
@@ -61,7 +66,10 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
         options.get("check_accuracy"),
         measure.GPU_LIMITS if spec.target.type == "cuda" else measure.LIMITS,
-        spec.target,
+        apart=policy.apart(candidates, proven),
+        trial_seconds=options.get("trial_seconds"),
+        only_apart=options.get("isolation") == "always",
+        target=spec.target,
     )
     attempts = (request.tuner or tuner)(task)
     measurements = [

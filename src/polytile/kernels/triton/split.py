@@ -1,0 +1,195 @@
+"""The split schedule: `splits` programs share each block of rows, for few long rows. One launch for each pass:
+
+    launch k    put together what the programs of earlier passes have left in scratch memory; then pass k over the
+                program's own chunk of the row; leave the running values of its reductions in scratch memory
+    the last    where values of the row are stored after the last pass, that program of a row does it which comes last
+
+Program 0 of a row stores the row's values between passes. A scan has a launch before its pass in which every program
+combines its chunk; the pass then starts from all the chunks before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sympy
+import torch
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node, Reduce, Scan
+from polytile.ir.program import Store
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import Form, Nest
+from polytile.kernels.triton import scans
+from polytile.kernels.triton.body import Scope
+from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.kernels.triton.reductions import Reduction
+from polytile.kernels.triton.schedules import Share, one_pass, sweep
+from polytile.kernels.triton.unit import Unit
+from polytile.problem import Config
+
+COMMUTATIVE = ("sum", "prod", "logsumexp")
+"""Scans of which a chunk is combined in any order."""
+
+
+def splittable(nest: Nest) -> bool:
+    """Whether programs can share rows: any reductions; scans where they are all that the loop does along its row."""
+    if nest.form is Form.POINTWISE:
+        return False
+    if not nest.scans:
+        return True
+    nested = any(isinstance(below, Scan) for scan in nest.scans for below in expr.walk(*scan.args))
+    alone = not nest.reduces and len(nest.loop.reduced) == 1 and not nested
+    return alone and all(scan.kind in COMMUTATIVE for scan in nest.scans)
+
+
+def split(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts) -> TritonKernel:
+    """The launches of `kernel` under a config with `splits`."""
+    return Split(kernel, nest, config, facts).made()
+
+
+class Split:
+    """A kernel in the making: its launches share the scratch memory of `memory`."""
+
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts) -> None:
+        self.kernel, self.nest, self.config, self.facts = kernel, nest, config, facts
+        self.splits = int(config["splits"])
+        self.memory: list[Scratch] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def made(self) -> TritonKernel:
+        launches = [self._totals()] if self.nest.scans else []
+        launches += [self._pass(k) for k in range(self.nest.passes) if self.nest.roots_in(k)]
+        return TritonKernel(tuple(launches), tuple(self.memory))
+
+    # launches --------------------------------------------------------------------------------------------------------
+
+    def _unit(self) -> tuple[Unit, Share]:
+        """A launch whose programs know their number among those of a row, and their chunk."""
+        unit = Unit(self.kernel, self.nest, self.config, self.facts)
+        unit.constants["SPLITS"] = self.splits
+        unit.place()
+        dim = next(d for d in unit.tile.reduced if d.name.lower() == self.config.get("along", "r"))
+        size, block = unit.body.index(dim.size), dim.name if dim.block > 1 else "1"
+        unit.out.line("split = tl.program_id(1)" + (".to(tl.int64)" if self.facts.wide else ""))
+        unit.out.line(f"chunk = tl.cdiv({size}, {block} * SPLITS) * {block}")
+        unit.out.line("first = split * chunk")
+        unit.out.line(f"last = tl.minimum(first + chunk, {size})")
+        unit.out.line(f"row = {unit.row()}")
+        return unit, Share(dim, "first", "last")
+
+    def _pass(self, k: int) -> Launch:
+        (unit, share), nest = self._unit(), self.nest
+        between = nest.row_stores(k)
+        self._know(unit, [*nest.roots_in(k), *_roots(between)], unit.scope)
+        unit.flush(unit.scope)
+        if between:
+            inner = unit.scope.inner()
+            with unit.out.indented("if split == 0:"):
+                unit.body.stores(between, inner)
+                unit.flush(inner)
+        for scan in nest.scans_in(k):
+            self._carry(unit, scan)
+        for reduction in one_pass(unit, k, share):
+            self._leave(unit, reduction)
+        if k == nest.passes - 1 and nest.row_stores(nest.passes):
+            self._finish(unit)
+        return unit.launch(self.splits)
+
+    def _finish(self, unit: Unit) -> None:
+        """What the last program of a row does: the barrier and the counter order all stores before its loads."""
+        after = self.nest.row_stores(self.nest.passes)
+        counter = unit.scratch(len(self.memory), torch.int32)
+        self.memory.append(Scratch(torch.int32, sizes.product(unit.tile.tiles), zeroed=True))
+        unit.out.line("tl.debug_barrier()")
+        unit.out.line(f'arrived = tl.atomic_add({counter} + tl.program_id(0), 1, sem="acq_rel")')
+        with unit.out.indented("if arrived == SPLITS - 1:"):
+            unit.out.line(f"tl.store({counter} + tl.program_id(0), 0)")
+            inner = Scope()
+            self._know(unit, _roots(after), inner)
+            unit.body.stores(after, inner)
+            unit.flush(inner)
+
+    def _totals(self) -> Launch:
+        """Every program combines what the scans go over in its chunk."""
+        unit, share = self._unit()
+        totals = [Reduction(unit.body, scan) for scan in self.nest.scans]
+        sweep(unit, 0, totals, share)
+        for total in totals:
+            self._leave(unit, total)
+        return unit.launch(self.splits)
+
+    # scratch memory --------------------------------------------------------------------------------------------------
+
+    def _memory(self, unit: Unit, reduction: Reduction, part: int) -> str:
+        """The scratch memory of one part of what the programs leave: rows × splits of it."""
+        key, dtype = (id(reduction.node), part), reduction.parts[part].dtype
+        if key not in self._numbers:
+            self._numbers[key] = len(self.memory)
+            self.memory.append(Scratch(dtype, sympy.expand(unit.rows * self.splits)))
+        return unit.scratch(self._numbers[key], dtype)
+
+    def _place(self, unit: Unit, split: str) -> str:
+        """Where the value of the current rows and the program `split` stands: next to that of the next program where a row
+        is a line of memory, of the next row where rows are next to each other."""
+        if self.nest.form is Form.ROW:
+            return f"row * SPLITS + {split}"
+        return f"{split} * ({unit.body.index(unit.rows)}) + row"
+
+    def _leave(self, unit: Unit, reduction: Reduction) -> None:
+        """Leaves a reduction's running values in scratch memory."""
+        names = reduction.running("part")
+        unit.out.line(f"{', '.join(names)} = {reduction.across(reduction.running())}")
+        mask = _mask(unit.tile.masks(unit.tile.parallel_dims))
+        for k, name in enumerate(names):
+            unit.out.line(f"tl.store({self._memory(unit, reduction, k)} + ({self._place(unit, 'split')}), {name}{mask})")
+
+    def _left(self, unit: Unit, reduction: Reduction, scope: Scope, before: bool) -> list[str]:
+        """The values that all programs of the rows have left, or those of the programs before this one, as blocks."""
+        at = unit.tile.reduced_at[-1]
+        which = f"tl.arange(0, SPLITS){unit.tile.along(unit.tile.dims[at])}"
+        masks = unit.tile.masks(unit.tile.parallel_dims) + ([f"({which} < split)"] if before else [])
+        names = reduction.running("all")
+        for k, (name, part) in enumerate(zip(names, reduction.parts, strict=True)):
+            other = f"{_mask(masks)}, other={part.literal}" if masks else ""
+            place = f"{self._memory(unit, reduction, k)} + ({self._place(unit, which)})"
+            scope.lines.append(f'{name} = tl.load({place}{other}, cache_modifier=".cg")')
+        return names
+
+    def _know(self, unit: Unit, roots: Iterable[Node], scope: Scope) -> None:
+        """Adds to `scope` the results of the reductions that `roots` need."""
+        for node in _outermost(roots):
+            reduction = Reduction(unit.body, node)
+            reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+
+    def _carry(self, unit: Unit, scan: Scan) -> None:
+        """What a scan starts from: all that the programs before have combined."""
+        reduction = Reduction(unit.body, scan)
+        left = self._left(unit, reduction, unit.scope, before=True)
+        (carry,) = scans.carries(unit.body, scan)
+        unit.scope.lines.append(f"{carry} = {reduction.across(left)}")
+
+
+def _roots(stores: Iterable[Store]) -> list[Node]:
+    return [root for store in stores for root in store.roots]
+
+
+def _mask(conditions: list[str]) -> str:
+    return f", mask={' & '.join(conditions)}" if conditions else ""
+
+
+def _outermost(roots: Iterable[Node]) -> list[Reduce]:
+    """The reductions that are reached from `roots` without passing another."""
+    found: dict[int, Reduce] = {}
+    stack, seen = list(roots), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Reduce):
+            found[id(node)] = node
+        else:
+            stack.extend(node.children)
+    return list(found.values())

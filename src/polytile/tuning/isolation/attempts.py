@@ -1,0 +1,126 @@
+"""The candidates of a Task that run in a worker process first: which came back right, and what became of the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+
+from polytile.errors import CompilerMissing
+from polytile.kernels.candidate import Candidate, Handle
+from polytile.problem import Outcome
+from polytile.tuning.gate import Gate, Verdict
+from polytile.tuning.isolation.trial import Arena
+from polytile.tuning.isolation.worker import Failure, Unavailable
+from polytile.tuning.task import Attempt, Task, failed, measured, wrong
+
+log = logging.getLogger("polytile.tuning")
+_told: set[tuple[str, str]] = set()
+
+SLOW_SECONDS = 3.0
+"""A candidate whose first call took longer is not called again: that call is its measurement."""
+
+AGAIN_SECONDS = 20e-3
+"""A candidate runs several times if one run and the judging of it take no longer: more than the gate allows where kernels are
+known, as this is where a race between threads has to show.
+
+It need not: two threads that happen to run one after the other do no harm to each other."""
+
+
+def try_apart(task: Task, gate: Gate, attempts: MutableMapping[int, Attempt]) -> dict[int, float | None]:
+    """Runs the candidates named in `task.apart` in the worker, through the gate. Returns the error found of each that may now
+    run here; `attempts` gets those that may not. One that cannot be tried apart is in neither, and told of.
+
+    Raises IndexError where there is no reference and a candidate finds an index out of range: the caller's fault.
+    """
+    numbers = [number for number, candidate in enumerate(task.candidates) if candidate.name in task.apart]
+    if not numbers:
+        return {}
+    try:
+        arena = Arena(task.args, task.roles)
+    except Unavailable as reason:
+        for number in numbers:
+            _not_apart(task, number, str(reason), attempts)
+        return {}
+    try:
+        passed: dict[int, float | None] = {}
+        for number in numbers:
+            verdict = _tried(task, number, gate, arena, attempts)
+            if verdict is not None:
+                passed[number] = verdict.max_error
+        return passed
+    finally:
+        arena.close()
+
+
+def _tried(task: Task, number: int, gate: Gate, arena: Arena, attempts: MutableMapping[int, Attempt]) -> Verdict | None:
+    """The verdict on one candidate if it may run here."""
+    candidate = task.candidates[number]
+    handle = _handle(task, number, attempts)
+    if handle is None:
+        return None
+    seconds = 0.0
+
+    def run(_: object) -> None:
+        nonlocal seconds
+        finished = arena.run(handle, task.trial_seconds)
+        seconds = max(seconds, finished.seconds)
+        if finished.code:
+            raise IndexError(f"run-time check {finished.code} of the kernel failed: an index is out of range.")
+
+    try:
+        verdict = gate.check(run, arena.clones, AGAIN_SECONDS)
+    except Unavailable as reason:
+        _not_apart(task, number, str(reason), attempts)
+        return None
+    except Failure as failure:
+        about = measured(task, number, failure.outcome, detail=failure.detail)
+        attempts[number] = Attempt(candidate, about, detail=f"{failure.outcome.value}: {failure.detail}")
+        return None
+    except IndexError as error:
+        if gate.unavailable:
+            raise
+        attempts[number] = failed(task, number, Outcome.RAISED, error)
+        return None
+    if not verdict.ok:
+        attempts[number] = wrong(task, number, verdict)
+        return None
+    if seconds > SLOW_SECONDS:
+        about = measured(task, number, Outcome.OK, (seconds,), verdict.max_error)
+        attempts[number] = Attempt(candidate, about, seconds)
+        return None
+    return verdict
+
+
+def _handle(task: Task, number: int, attempts: MutableMapping[int, Attempt]) -> Handle | None:
+    """What the worker needs to find the kernel; None if there is no such thing, or no kernel."""
+    candidate = task.candidates[number]
+    make = getattr(candidate, "handle", None)
+    try:
+        handle: Handle | None = make() if make is not None else None
+    except CompilerMissing as error:
+        attempts[number] = Attempt(candidate, None, detail=str(error))
+        return None
+    except Exception as error:
+        attempts[number] = failed(task, number, Outcome.COMPILE_ERROR, error)
+        return None
+    if handle is None:
+        _not_apart(task, number, "it cannot be found from another process; make it a function of a module", attempts)
+    return handle
+
+
+def _not_apart(task: Task, number: int, reason: str, attempts: MutableMapping[int, Attempt]) -> None:
+    """The candidate runs here untried, which is told once for each reason; or, if the task forbids that, not at all."""
+    candidate: Candidate = task.candidates[number]
+    if task.only_apart:
+        attempts[number] = Attempt(candidate, None, detail=f"cannot be tried in a worker process: {reason}")
+    elif (candidate.origin, reason) not in _told:
+        _told.add((candidate.origin, reason))
+        log.warning(
+            "Candidate %r (%s) cannot be tried in a worker process (%s), so it is tried in this one.",
+            candidate.name,
+            candidate.origin,
+            reason,
+        )
+
+
+__all__ = ["SLOW_SECONDS", "try_apart"]

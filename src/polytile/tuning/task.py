@@ -1,0 +1,94 @@
+"""What is to be tried, what became of it, and the Measurement that says so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polytile.ir.program import CPU
+from polytile.kernels.candidate import Candidate
+from polytile.problem import Measurement, Outcome, Problem
+from polytile.tuning import measure
+from polytile.tuning.environment import environment
+from polytile.tuning.gate import Reference, Verdict
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to try, and on what. `args` is the caller's flat argument list, tensors first; `names` and `roles`
+    describe the tensors; `reduction` is the number of terms that one output element sums.
+
+    The candidates named in `apart` run in a worker process first, for at most `trial_seconds`; with `only_apart` one that
+    cannot is not used at all. `target` is the device whose kernels they are.
+    """
+
+    problem: Problem
+    candidates: tuple[Candidate, ...]
+    args: tuple[Any, ...]
+    names: tuple[str, ...]
+    roles: tuple[str, ...]
+    reference: Reference | None = None
+    reduction: int = 1
+    predicted_seconds: float = 0.0
+    check_accuracy: bool = True
+    limits: measure.Limits = measure.LIMITS
+    apart: frozenset[str] = frozenset()
+    trial_seconds: float = 10.0
+    only_apart: bool = False
+    target: torch.device = CPU
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of one candidate. `measurement` is None where nothing was learned about it (no compiler here)."""
+
+    candidate: Candidate
+    measurement: Measurement | None
+    seconds: float = math.nan
+    noise: float = math.inf
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.measurement is not None and self.measurement.outcome is Outcome.OK
+
+
+def measured(
+    task: Task,
+    index: int,
+    outcome: Outcome,
+    samples: tuple[float, ...] = (),
+    max_error: float | None = None,
+    detail: str = "",
+) -> Measurement:
+    """The Measurement of the task's candidate number `index`."""
+    candidate = task.candidates[index]
+    return Measurement(
+        task.problem,
+        candidate.name,
+        candidate.config,
+        candidate.source_hash,
+        outcome,
+        samples,
+        max_error,
+        getattr(candidate, "compile_seconds", None),
+        detail,
+        environment=environment(task.target),
+    )
+
+
+def failed(task: Task, index: int, outcome: Outcome, error: Exception) -> Attempt:
+    detail = f"{type(error).__name__}: {error}"
+    return Attempt(task.candidates[index], measured(task, index, outcome, detail=detail), detail=detail)
+
+
+def wrong(task: Task, index: int, verdict: Verdict) -> Attempt:
+    """The Attempt of a candidate that the gate has rejected."""
+    about = measured(task, index, Outcome.WRONG, max_error=verdict.max_error, detail=verdict.detail)
+    return Attempt(task.candidates[index], about, detail=verdict.detail)
+
+
+__all__ = ["Attempt", "Task", "failed", "measured", "wrong"]
