@@ -78,10 +78,11 @@ class GemmKernel:
 def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[GemmKernel, CallSite]:
     """The canonical kernel of `template` and how to call it here (views of A and B whose data starts at their first element)."""
     a, b, out, loop = template.a, template.b, template.out, template.epilogue
+    dtype = torch.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
     extents = (*a.sizes[:1], a.sizes[1], b.sizes[2], a.sizes[2])
     leading = [*extents, *a.strides, *b.strides]
     spec = GemmSpec(
-        dtype=type_name(a.dtype),
+        dtype=type_name(dtype),
         a_layout=_unit(a, {2: "k", 1: "m"}),
         b_layout=_unit(b, {2: "n", 1: "k"}),
         batched=a.sizes[0] != 1,
@@ -91,17 +92,17 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
     )
     layouts = (spec.a_layout, spec.b_layout)
     on_gpu = buffers[a.buffer].device.type == "cuda"
-    tf32 = on_gpu and a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    tf32 = on_gpu and dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     operands = (TensorArg("A", a.dtype, "in"), TensorArg("B", b.dtype, "in"))
     if loop is None:
         tensors = (*operands, TensorArg("C", out.dtype, "out"))
-        kernel = GemmKernel(spec, a.dtype, out.dtype, tensors, None, (), layouts, tf32=tf32)
+        kernel = GemmKernel(spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32)
         return kernel, CallSite((_at(a, buffers), _at(b, buffers), _at(out, buffers)), (*leading, *out.strides))  # type: ignore[arg-type]
     inner, site = canonical.canonicalize(loop, buffers)
     names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
     renamed = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
     kernel = GemmKernel(
-        spec, a.dtype, out.dtype, (*operands, *renamed), _rename_tensors(inner.loop, names), inner.symbols, layouts, tf32=tf32
+        spec, dtype, out.dtype, (*operands, *renamed), _rename_tensors(inner.loop, names), inner.symbols, layouts, tf32=tf32
     )
     return kernel, CallSite((_at(a, buffers), _at(b, buffers), *site.buffers), (*leading, *site.sizes))  # type: ignore[arg-type]
 
@@ -306,7 +307,8 @@ def product_storage(kernel: GemmKernel) -> torch.dtype:
 
 
 def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
-    """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are those of dense operands in these layouts."""
+    """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are those of dense operands
+    in these layouts."""
     full = {**_dense_strides(kernel, size), **size}
     tensors = []
     for t in kernel.tensors:

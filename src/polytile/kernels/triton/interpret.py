@@ -1,7 +1,8 @@
 """Generated kernels without a GPU: their launches on CPU tensors under Triton's interpreter.
 
 Triton decides when it is imported whether functions are interpreted: TRITON_INTERPRET=1 must stand in the environment by
-then. libdevice has no interpreter of its own; here torch computes what it would.
+then. libdevice has no interpreter of its own; here torch computes what it would. The interpreter keeps bfloat16 as bits and
+multiplies matrices of bits; here they become numbers first.
 """
 
 from __future__ import annotations
@@ -70,9 +71,30 @@ def _value(
 
 @functools.lru_cache(maxsize=256)
 def _function(launch: Launch) -> Any:
+    _multiply_bfloat16()
     names = load(launch.source)
     names.update(libdevice=Libdevice(), range=_range)
     return names[KERNEL]
+
+
+@functools.cache
+def _multiply_bfloat16() -> None:
+    """Puts a matrix product that knows bfloat16 in place of the interpreter's own."""
+    from triton.runtime.interpreter import TensorHandle, interpreter_builder
+
+    own = interpreter_builder.create_dot
+
+    def number(value: Any) -> Any:
+        if not value.dtype.is_bf16():
+            return value
+        import triton.language as tl
+
+        return TensorHandle((value.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(a: Any, b: Any, *rest: Any) -> Any:
+        return own(number(a), number(b), *rest)
+
+    interpreter_builder.create_dot = create_dot
 
 
 def _range(*bounds: Any) -> range:

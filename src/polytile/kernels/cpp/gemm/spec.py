@@ -42,7 +42,8 @@ class GemmSpec:
 
     def __post_init__(self) -> None:
         allowed = (
-            ("dtype", OPERANDS), ("a_layout", A_LAYOUTS), ("b_layout", B_LAYOUTS), ("out_dtype", OUTPUTS), ("c_layout", C_LAYOUTS),
+            ("dtype", OPERANDS), ("a_layout", A_LAYOUTS), ("b_layout", B_LAYOUTS), ("out_dtype", OUTPUTS),
+            ("c_layout", C_LAYOUTS),
         )  # fmt: skip
         for name, choices in allowed:
             if getattr(self, name) not in choices:

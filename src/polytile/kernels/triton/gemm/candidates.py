@@ -60,6 +60,7 @@ def kind_of(kernel: GemmKernel) -> Kind:
         torch.int8 in stored,
         dtype.is_floating_point and dtype.itemsize == 1,
         any(each != dtype for each in stored),
+        kernel.tf32,
     )
 
 
@@ -77,14 +78,13 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
         return generate(kernel, config, facts, device.sms)
 
     work = Work(Arguments(kernel), name, device, index, make)
-    tf32 = kernel.tf32
 
     def candidate(config: Config) -> TritonCandidate:
         def able(size: Mapping[str, int]) -> bool:
             return valid(kind, config, size, device)
 
         def cost(size: Mapping[str, int]) -> float:
-            return prior.cost(kind, tf32, config, size, device)
+            return prior.cost(kind, config, size, device)
 
         return GemmCandidate(label(config), config, work, able, cost)
 

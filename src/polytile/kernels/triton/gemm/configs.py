@@ -34,17 +34,24 @@ ROWS = ((16, 256, 4), (32, 128, 4), (32, 256, 8), (64, 64, 4), (8, 512, 4), (128
 LARGEST_SCRATCH = 64 << 20
 """Bytes that the parts of a split product may take."""
 THIN_UP_TO = 64
+TENSOR_SUMS, PLAIN_SUMS = 128, 64
 
 
 @dataclass(frozen=True)
 class Kind:
     """What decides which tables a product takes: the bytes of an element as the tensor cores take it, whether an operand is
-    int8, whether operands are 8-bit floats, whether an operand is widened on its way."""
+    int8, whether operands are 8-bit floats, whether an operand is widened on its way, whether float32 is rounded to TF32."""
 
     itemsize: int = 2
     int8: bool = False
     float8: bool = False
     mixed: bool = False
+    tf32: bool = False
+
+    @property
+    def most_sums(self) -> int:
+        """Sums of a thread beyond which a kernel spills: without tensor cores the operands stand in registers too."""
+        return PLAIN_SUMS if self.itemsize == 4 and not self.tf32 else TENSOR_SUMS
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -96,11 +103,12 @@ def _tried(
     for table in tables:
         request = Request(m, n, k, table, kind.itemsize, kind.int8, shared_bytes=device.shared_per_block)
         for config in heuristic("cuda").configs(request):
-            yield tile_config(config, variant=variant)
+            if config.accumulators <= kind.most_sums:
+                yield tile_config(config, variant=variant)
 
 
 def _fits(row: Gemm, kind: Kind, device: DeviceFacts) -> bool:
-    return row.shared_bytes(kind.itemsize, 2) <= device.shared_per_block
+    return row.accumulators <= kind.most_sums and row.shared_bytes(kind.itemsize, 2) <= device.shared_per_block
 
 
 def valid(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton import text
 
@@ -23,13 +25,15 @@ EVEN_K = f"K%{EVEN}"
 
 @dataclass(frozen=True)
 class Operand:
-    """A or B: `rows` is its axis other than k, `size` the length of that axis ("M" or "N"), `layout` the axis of stride 1."""
+    """A or B: `rows` is its axis other than k, `size` the length of that axis ("M" or "N"), `layout` the axis of stride 1,
+    `zero` what stands where a load is masked."""
 
     name: str
     rows: str
     size: str
     layout: str
     batched: bool
+    zero: str
 
     @property
     def block(self) -> str:
@@ -56,9 +60,10 @@ class Operand:
 
 def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
     spec = kernel.spec
+    zeros = ["0.0" if t.dtype.is_floating_point else "0" for t in kernel.tensors[:2]]
     return (
-        Operand("A", "m", "M", spec.a_layout, spec.batched),
-        Operand("B", "n", "N", spec.b_layout, spec.batched),
+        Operand("A", "m", "M", spec.a_layout, spec.batched, zeros[0]),
+        Operand("B", "n", "N", spec.b_layout, spec.batched, zeros[1]),
     )
 
 
@@ -85,7 +90,7 @@ def pointer_lines(operand: Operand, start: str) -> list[str]:
     from 0 up to the block."""
     rows = operand.along(operand.rows, operand.across(f"rows_{operand.name}", operand.rows))
     columns = operand.along("k", operand.across(f"({start} + ks)" if start != "0" else "ks", "k"))
-    base = f"{operand.name} + {operand.along('b', 'batch')}" if operand.batched else operand.name
+    base = f"{operand.name} + {operand.along('b', 'item')}" if operand.batched else operand.name
     return [f"ptr_{operand.name} = {base} + ({rows} + {columns})"]
 
 
@@ -93,7 +98,7 @@ def load(operand: Operand, even: bool, left: str) -> str:
     """The text of one load; `left` is how much of K is still to come."""
     if even:
         return f"tl.load(ptr_{operand.name})"
-    return f"tl.load(ptr_{operand.name}, mask={operand.across('ks', 'k')} < {left}, other=0)"
+    return f"tl.load(ptr_{operand.name}, mask={operand.across('ks', 'k')} < {left}, other={operand.zero})"
 
 
 def advance(operand: Operand) -> str:
@@ -101,9 +106,12 @@ def advance(operand: Operand) -> str:
 
 
 def widened(kernel: GemmKernel, operand: Operand, value: str) -> str:
-    """The block in the type in which the product is taken: an operand kept in a smaller type is converted on its way."""
+    """The block in the type in which the product is taken: an operand kept in a smaller type is converted on its way, by
+    float32, which is how hardware and the interpreter turn integers into 16-bit floats."""
     storage = kernel.tensors[0 if operand.name == "A" else 1].dtype
-    return value if storage == kernel.in_dtype else f"{value}.to({text.value_type(kernel.in_dtype)})"
+    if storage == kernel.in_dtype:
+        return value
+    return f"{value}.to(tl.float32)" + ("" if kernel.in_dtype == torch.float32 else f".to({text.value_type(kernel.in_dtype)})")
 
 
 __all__ = ["EVEN", "EVEN_K", "Operand", "advance", "even_k", "load", "operands", "pointer_lines", "rows_line", "widened"]

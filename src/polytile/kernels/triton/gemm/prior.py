@@ -40,12 +40,12 @@ KEPT = 0.6  # of the L2 cache that operands find place in
 REGISTERS = 40  # of a thread beside its sums
 
 
-def cost(kind: Kind, tf32: bool, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
+def cost(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
     """Seconds of one call; see the module's formula."""
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
     if not (batch and m and n):
         return device.launch_seconds
-    rate = multiprocessor_rate(kind, tf32, device)
+    rate = multiprocessor_rate(kind, device)
     once = traffic(kind, batch, m, n, k) / device.bandwidth
     if config["variant"] == "rows":
         return _rows(config, batch, m, n, k, kind, device, once)
@@ -70,10 +70,10 @@ def cost(kind: Kind, tf32: bool, config: Config, size: Mapping[str, int], device
     return device.launch_seconds + START + max(units, cache, (once + again) / drawn, latency) + finish
 
 
-def multiprocessor_rate(kind: Kind, tf32: bool, device: DeviceFacts) -> float:
+def multiprocessor_rate(kind: Kind, device: DeviceFacts) -> float:
     """Floating-point operations a second of one multiprocessor on operands of this kind."""
     known = TENSOR_FLOPS[max((c for c in TENSOR_FLOPS if c <= device.capability), default=70)]
-    if kind.itemsize == 4 and not tf32:
+    if kind.itemsize == 4 and not kind.tf32:
         return PLAIN_FLOPS * device.clock
     return known.get(kind.itemsize, PLAIN_FLOPS) * device.clock
 
@@ -125,10 +125,10 @@ def _rows(
     return device.launch_seconds + START + max(once / drawn, units, latency)
 
 
-def library(kind: Kind, tf32: bool, size: Mapping[str, int], device: DeviceFacts) -> float:
+def library(kind: Kind, size: Mapping[str, int], device: DeviceFacts) -> float:
     """Seconds that a good library takes: the roofline at four fifths of the rate."""
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
-    compute = 2.0 * batch * m * n * k / (0.8 * multiprocessor_rate(kind, tf32, device) * device.sms)
+    compute = 2.0 * batch * m * n * k / (0.8 * multiprocessor_rate(kind, device) * device.sms)
     return device.launch_seconds + START + max(compute, traffic(kind, batch, m, n, k) / device.bandwidth)
 
 

@@ -117,7 +117,7 @@ def split(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonK
     count = unit.number("batch") if kernel.spec.batched else "1"
     line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
     line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
-    at = f"part * {count} + batch" if kernel.spec.batched else "part"
+    at = f"part * {count} + item" if kernel.spec.batched else "part"
     line(f"tl.store({scratch} + ((({at}) * {m} + m) * {n} + n), acc, mask=(m < {m}) & (n < {n}))")
     first = unit.launch(blocks(unit) * splits)
     size = splits * symbol("batch") * symbol("M") * symbol("N")
@@ -134,7 +134,7 @@ def _added_up(kernel: GemmKernel, config: Config, facts: Facts) -> Launch:
     count = unit.number("batch") if kernel.spec.batched else "1"
     line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
     line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
-    base = f"(batch * {m} + m)" if kernel.spec.batched else "m"
+    base = f"(item * {m} + m)" if kernel.spec.batched else "m"
     line(f"from_part = {scratch} + ({base} * {n} + n)")
     line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
     with unit.out.indented("for _ in range(SPLITS):"):
@@ -155,8 +155,8 @@ def persistent(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Tr
         line(_descriptor(unit, operand))
     total = f"tl.cdiv({unit.number('M')}, BLOCK_M) * tl.cdiv({unit.number('N')}, BLOCK_N)"
     total += f" * {unit.number('batch')}" if kernel.spec.batched else ""
-    with unit.out.indented(f"for turn in tl.range(tl.program_id(0), {total}, PROGRAMS):"):
-        unit.place("turn" + (".to(tl.int64)" if facts.wide else ""), int(config["group"]))
+    with unit.out.indented(f"for turn in range(tl.program_id(0), {total}, PROGRAMS):"):
+        unit.place("turn + tl.full([], 0, tl.int64)" if facts.wide else "turn", int(config["group"]))
         if described:
             _described_product(unit)
         else:
@@ -209,12 +209,12 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKe
     line, sums = unit.out.line, unit.sums
     line(f"at_n = {_program(unit)}")
     if kernel.spec.batched:
-        line(f"batch = at_n // tl.cdiv({unit.number('N')}, BLOCK_N)")
+        line(f"item = at_n // tl.cdiv({unit.number('N')}, BLOCK_N)")
         line(f"at_n = at_n % tl.cdiv({unit.number('N')}, BLOCK_N)")
     unit.out.extend(rows_line(b, facts, facts.wide))
     line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if facts.wide else ""))
     unit.out.extend(pointer_lines(b, "0"))
-    base = f"A + {a.along('b', 'batch')}" if kernel.spec.batched else "A"
+    base = f"A + {a.along('b', 'item')}" if kernel.spec.batched else "A"
     line(f"ptr_A = {base} + {a.along('k', 'ks')}")
     for row in range(count):
         line(f"acc{row} = tl.zeros([BLOCK_K, BLOCK_N], {sums})")
@@ -224,7 +224,7 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKe
         line(f"b = {widened(kernel, b, load(b, even, left))}.to({sums})")
         for row in range(count):
             at = f"ptr_A + {a.along('m', str(row))}" if row else "ptr_A"
-            masked = "" if even else f", mask=ks < {left}, other=0"
+            masked = "" if even else f", mask=ks < {left}, other={a.zero}"
             line(f"acc{row} += {widened(kernel, a, f'tl.load({at}{masked})')}.to({sums})[:, None] * b")
         line(advance(b))
         line(advance(a))

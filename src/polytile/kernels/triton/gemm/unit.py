@@ -64,14 +64,14 @@ class Unit:
     # the program's block -----------------------------------------------------------------------------------------------
 
     def place(self, tile: str, group: int) -> None:
-        """`batch`, `at_m` and `at_n` of block number `tile`: `group` rows of blocks are gone through together, column by
-        column, so that programs that run side by side share operands in the cache."""
+        """`item` (of the batch), `at_m` and `at_n` of block number `tile`: `group` rows of blocks are gone through together,
+        column by column, so that programs that run side by side share operands in the cache."""
         line = self.out.line
         line(f"tiles_m = tl.cdiv({self.number('M')}, BLOCK_M)")
         line(f"tiles_n = tl.cdiv({self.number('N')}, BLOCK_N)")
         line(f"tile = {tile}")
         if self.kernel.spec.batched:
-            line("batch = tile // (tiles_m * tiles_n)" + (".to(tl.int64)" if self.facts.wide else ""))
+            line("item = tile // (tiles_m * tiles_n)" + (".to(tl.int64)" if self.facts.wide else ""))
             line("tile = tile % (tiles_m * tiles_n)")
         line(f"across = {group} * tiles_n")
         line(f"first_m = tile // across * {group}")
@@ -95,7 +95,7 @@ class Unit:
                 body.made[id(node)] = lambda scope: sums
         line = self.out.line
         cast = ".to(tl.int64)" if self.facts.wide else ""
-        line(f"{b.symbol} = " + ("batch" if self.kernel.spec.batched else "0"))
+        line(f"{b.symbol} = " + ("item" if self.kernel.spec.batched else "0"))
         line(f"{m.symbol} = " + (f"({rows}){tile.along(dims[1])}{cast}" if block_m else rows))
         line(f"{n.symbol} = (at_n * BLOCK_N + tl.arange(0, BLOCK_N)){tile.along(dims[2])}{cast}")
         for dim in dims[1:]:
