@@ -13,7 +13,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
 from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
 from polytile.kernels.triton.gemm.candidates import kind_of, label
-from polytile.kernels.triton.gemm.configs import configs
+from polytile.kernels.triton.gemm.configs import space
 from polytile.kernels.triton.gemm.schedules import generate
 from polytile.runtime.cuda import cubins, device, workers
 from tests.kernels.triton_gemm import product
@@ -52,7 +52,7 @@ def workers_end() -> Iterator[None]:
 
 def orders(name: str) -> list[cubins.Order]:
     kernel, facts = CASES[name]
-    config = next(c for c in configs(kind_of(kernel), H100) if label(c) == name)
+    config = next(c for c in space(kind_of(kernel), H100).configs if label(c) == name)
     launches = generate(kernel, config, facts, H100.sms).launches
     return [cubins.Order("product", WORKER, job_of(launch, 90), triton_version()) for launch in launches]
 
@@ -64,6 +64,7 @@ def test_default_configs_fit_in_registers_and_shared_memory(empty_cache: Path) -
         for promise in promises:
             facts = promise.result().facts
             assert facts.shared <= H100.shared_per_block, name
+            assert bool(facts.global_scratch) == name.startswith("persistent"), "descriptors stand in device memory"
             if facts.spills:
                 spilled[name] = facts.spills
     assert not spilled
@@ -71,8 +72,7 @@ def test_default_configs_fit_in_registers_and_shared_memory(empty_cache: Path) -
 
 def test_no_config_holds_more_sums_than_a_thread_has_registers_for() -> None:
     for kernel, _ in CASES.values():
-        kind = kind_of(kernel)
-        for config in configs(kind, H100):
+        for config in space(kind_of(kernel), H100).configs:
             if config["variant"] != "rows":
                 sums = int(config["m"]) * int(config["n"]) / (32 * int(config["warps"]))
                 assert sums <= (64 if kernel.in_dtype == F32 else 128)

@@ -14,7 +14,7 @@ from polytile.kernels.canonical import TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.candidate import TritonCandidate, Work
 from polytile.kernels.triton.gemm import prior
-from polytile.kernels.triton.gemm.configs import Kind, configs, valid
+from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.kernels.triton.gemm.schedules import generate
 from polytile.kernels.triton.gemm.unit import symbol
 from polytile.kernels.triton.kernel import TritonKernel
@@ -72,6 +72,7 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
     """Every config in canonical order. Raises LoweringError where some operation of the epilogue has no Triton form. A CPU as
     `target` means Triton's interpreter."""
     device, kind = device_of(target), kind_of(kernel)
+    own = space(kind, device)
     index = (target.index or 0) if target.type == "cuda" else None
 
     def make(config: Config, facts: Facts) -> TritonKernel:
@@ -81,14 +82,14 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
     def candidate(config: Config) -> TritonCandidate:
         def able(size: Mapping[str, int]) -> bool:
-            return valid(kind, config, size, device)
+            return own.valid(config, size)
 
         def cost(size: Mapping[str, int]) -> float:
             return prior.cost(kind, config, size, device)
 
         return GemmCandidate(label(config), config, work, able, cost)
 
-    found = tuple(candidate(config) for config in configs(kind, device))
+    found = tuple(candidate(config) for config in own.configs)
     _ = found[0].specialise(Facts()).kernel
     return found
 

@@ -7,9 +7,8 @@ heuristic would try it. Splits along K and products of few rows have rows of the
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polytile.kernels.configs import Request, heuristic
@@ -34,7 +33,10 @@ ROWS = ((16, 256, 4), (32, 128, 4), (32, 256, 8), (64, 64, 4), (8, 512, 4), (128
 LARGEST_SCRATCH = 64 << 20
 """Bytes that the parts of a split product may take."""
 THIN_UP_TO = 64
+"""Rows up to which thin blocks take part."""
+DESCRIPTORS_FROM, SMALLEST_DESCRIBED = 90, 64
 TENSOR_SUMS, PLAIN_SUMS = 128, 64
+"""Sums of a thread that leave room for the rest, with tensor cores and without."""
 
 
 @dataclass(frozen=True)
@@ -67,74 +69,81 @@ class Kind:
         return "scaled_persistent_mm" if self.float8 else "persistent_mm"
 
 
-@functools.cache
-def configs(kind: Kind, device: DeviceFacts) -> tuple[Config, ...]:
-    """All configs in canonical order: plain blocks, persistent ones, splits, few rows."""
-    found: dict[Config, None] = {}
-    for m, n, k in itertools.product(reversed(SIZES), repeat=3):
-        found.update(dict.fromkeys(_tiles(kind, device, m, n, k)))
-    found.update(dict.fromkeys(tile_config(row, variant="tile") for row in THIN if _fits(row, kind, device)))
-    for m, n, k in itertools.product(reversed(SIZES), repeat=3):
-        found.update(dict.fromkeys(_persistent(kind, device, m, n, k)))
-    for row, splits in itertools.product(SPLIT, SPLITS):
-        if _fits(row, kind, device):
-            found[tile_config(row, variant="split", splits=splits)] = None
-    for n, k, warps in ROWS:
-        found[Config.of(variant="rows", m=1, n=n, k=k, stages=3, warps=warps)] = None
-    return tuple(found)
+class Space:
+    """All configs of products of one kind on one device, by the tables as they are when it is made."""
+
+    def __init__(self, kind: Kind, device: DeviceFacts) -> None:
+        self.kind, self.device = kind, device
+        cuts = list(itertools.product(reversed(SIZES), repeat=3))
+        self._tiles = {cut: self._tried(kind.tables, "tile", cut) for cut in cuts}
+        self._persistent = {cut: self._descriptors(cut) for cut in cuts}
+        self._thin = frozenset(tile_config(row, variant="tile") for row in THIN if self._fits(row))
+        splits = [
+            tile_config(row, variant="split", splits=splits)
+            for row, splits in itertools.product(SPLIT, SPLITS)
+            if self._fits(row)
+        ]
+        rows = [Config.of(variant="rows", m=1, n=n, k=k, stages=3, warps=warps) for n, k, warps in ROWS]
+        tiles, persistent = (itertools.chain(*found.values()) for found in (self._tiles, self._persistent))
+        thin = [tile_config(row, variant="tile") for row in THIN if self._fits(row)]
+        self.configs: tuple[Config, ...] = tuple(dict.fromkeys([*tiles, *thin, *persistent, *splits, *rows]))
+        """In canonical order: plain blocks, persistent ones, splits, few rows."""
+
+    def _tried(self, tables: tuple[str, ...], variant: str, cut: tuple[int, int, int]) -> dict[Config, None]:
+        """What the heuristic tries at sizes that cut blocks like this, in its order."""
+        found: dict[Config, None] = {}
+        for table in tables:
+            request = Request(*cut, table, self.kind.itemsize, self.kind.int8, shared_bytes=self.device.shared_per_block)
+            for config in heuristic("cuda").configs(request):
+                if config.accumulators <= self.kind.most_sums:
+                    found[tile_config(config, variant=variant)] = None
+        return found
+
+    def _descriptors(self, cut: tuple[int, int, int]) -> dict[Config, None]:
+        """Descriptors came with capability 9.0; a block of theirs is 64 wide at least, as their copies are."""
+        if self.device.capability < DESCRIPTORS_FROM or min(cut) < SMALLEST_DESCRIBED:
+            return {}
+        return self._tried((self.kind.persistent_table,), "persistent", cut)
+
+    def _fits(self, row: Gemm) -> bool:
+        shared = row.shared_bytes(self.kind.itemsize, 2)
+        return row.accumulators <= self.kind.most_sums and shared <= self.device.shared_per_block
+
+    def valid(self, config: Config, size: Mapping[str, int]) -> bool:
+        """Whether `config` is worth trying at these sizes; every config is right at all of them, but `rows` knows its rows."""
+        m, n, k = size["M"], size["N"], size["K"]
+        match config["variant"]:
+            case "rows":
+                return 1 <= m <= MOST_ROWS
+            case "persistent":
+                return config in self._persistent[_cut(m), _cut(n), _cut(k)]
+            case "tile":
+                return config in self._tiles[_cut(m), _cut(n), _cut(k)] or (m <= THIN_UP_TO and config in self._thin)
+        return self._split_pays(config, size["batch"], m, n, k)
+
+    def _split_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Parts of two blocks along k and more, where there are too few blocks for the multiprocessors."""
+        block_m, block_n, block_k, splits = (int(config[name]) for name in ("m", "n", "k", "splits"))
+        programs = batch * -(-m // block_m) * -(-n // block_n)
+        enough = k >= 2 * splits * block_k and programs * splits <= 4 * self.device.sms
+        no_larger = max(SIZES[0], next_power(m)) >= block_m and next_power(n) >= block_n
+        return enough and no_larger and splits * batch * m * n * 4 <= LARGEST_SCRATCH
 
 
-@functools.cache
-def _tiles(kind: Kind, device: DeviceFacts, m: int, n: int, k: int) -> tuple[Config, ...]:
-    return tuple(_tried(kind, device, kind.tables, "tile", m, n, k))
+_spaces: dict[tuple[Kind, DeviceFacts], tuple[object, Space]] = {}
 
 
-@functools.cache
-def _persistent(kind: Kind, device: DeviceFacts, m: int, n: int, k: int) -> tuple[Config, ...]:
-    """Descriptors came with capability 9.0; a block of theirs is 64 wide at least, as their copies are."""
-    if device.capability < 90 or min(m, n, k) < 64:
-        return ()
-    return tuple(_tried(kind, device, (kind.persistent_table,), "persistent", m, n, k))
-
-
-def _tried(
-    kind: Kind, device: DeviceFacts, tables: tuple[str, ...], variant: str, m: int, n: int, k: int
-) -> Iterator[Config]:
-    for table in tables:
-        request = Request(m, n, k, table, kind.itemsize, kind.int8, shared_bytes=device.shared_per_block)
-        for config in heuristic("cuda").configs(request):
-            if config.accumulators <= kind.most_sums:
-                yield tile_config(config, variant=variant)
-
-
-def _fits(row: Gemm, kind: Kind, device: DeviceFacts) -> bool:
-    return row.accumulators <= kind.most_sums and row.shared_bytes(kind.itemsize, 2) <= device.shared_per_block
-
-
-def valid(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts) -> bool:
-    """Whether `config` is worth trying at these sizes; every config is right at all of them, but `rows` knows its rows."""
-    m, n, k = size["M"], size["N"], size["K"]
-    variant = config["variant"]
-    if variant == "rows":
-        return 1 <= m <= MOST_ROWS
-    if variant == "persistent":
-        return config in _persistent(kind, device, *map(_cut, (m, n, k)))
-    if variant == "tile":
-        return config in _tiles(kind, device, *map(_cut, (m, n, k))) or (m <= THIN_UP_TO and config in _thin())
-    block_m, block_n, block_k, splits = (int(config[name]) for name in ("m", "n", "k", "splits"))
-    programs = size["batch"] * -(-m // block_m) * -(-n // block_n)
-    enough = k >= 2 * splits * block_k and programs * splits <= 4 * device.sms
-    small = max(16, next_power(m)) >= block_m and next_power(n) >= block_n
-    return enough and small and splits * size["batch"] * m * n * 4 <= LARGEST_SCRATCH
-
-
-@functools.cache
-def _thin() -> frozenset[Config]:
-    return frozenset(tile_config(row, variant="tile") for row in THIN)
+def space(kind: Kind, device: DeviceFacts) -> Space:
+    """The space of this kind on this device, made anew when a table was overridden."""
+    tables = heuristic("cuda").tables
+    known = _spaces.get((kind, device))
+    if known is None or known[0] is not tables:
+        known = _spaces[kind, device] = (tables, Space(kind, device))
+    return known[1]
 
 
 def _cut(size: int) -> int:
     return min(max(next_power(size), SIZES[0]), SIZES[-1])
 
 
-__all__ = ["Kind", "configs", "valid"]
+__all__ = ["Kind", "Space", "space"]
