@@ -37,6 +37,7 @@ bench: $(STAMP)
 	$(RUN) -m benchmarks.overhead --json
 	$(RUN) -m benchmarks.compile_time --json
 	$(RUN) -m benchmarks.demo --json
+	$(RUN) -m benchmarks.store_rate --json
 
 bench-gpu: $(STAMP)
 	$(RUN) -m benchmarks.gpu $(GPU)

@@ -93,7 +93,7 @@ class Server:
         self._process = None
 
     def remove(self) -> None:
-        self.stop()
+        self.stop(signal.SIGQUIT)  # nothing is kept, so nothing has to be written
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _initialise(self, settings: Sequence[str]) -> None:
@@ -111,9 +111,7 @@ class Server:
         package = directory.parent.parent
         copies = self.directory / "programs"
         shutil.copytree(directory.parent, copies / package.name / directory.parent.name, symlinks=True)
-        libraries = package.with_name(
-            f"{package.name}.libs"
-        )  # where a wheel keeps them; found from the programs' own place
+        libraries = package.with_name(f"{package.name}.libs")  # where a wheel keeps them, beside the programs' place
         if libraries.is_dir():
             shutil.copytree(libraries, copies / libraries.name, symlinks=True)
         return copies / package.name / directory.parent.name / directory.name

@@ -1,18 +1,23 @@
 """Processes that append measurements to one store at once: how many a second, and is each of them there afterwards.
 
 `python -m benchmarks.store_rate`: 8 processes × 10 000 measurements of 40 samples into one SQLite file, and the same into
-PostgreSQL with its default settings. Each measurement is a transaction of its own, as in tuning.
+PostgreSQL with its default settings. Each measurement is a transaction of its own, as in tuning. `--show` measures nothing and
+prints the table of the results that are there, for docs/store.md:
+
+    python -m benchmarks.store_rate --show | python scripts/update_readme.py - --document docs/store.md --name store_rate
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import json
 import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -49,7 +54,7 @@ class Found:
         return self.appended / self.seconds
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "lost": self.appended - self.kept, "measurements_per_second": self.rate}
+        return {**dataclasses.asdict(self), "lost": self.appended - self.kept, "measurements_per_second": self.rate}
 
 
 def measurement(process: int, number: int) -> Measurement:
@@ -141,7 +146,7 @@ def places(names: list[str]) -> Iterator[dict[str, Place]]:
         yield made
 
 
-def table(found: list[Found]) -> Table:
+def table(found: list[Found], *notes: str) -> Table:
     columns: list[Column | str] = [
         "store",
         Column("processes", count),
@@ -156,8 +161,18 @@ def table(found: list[Found]) -> Table:
         (f.store, f.processes, f.appended, f.appended - f.kept, f.seconds, round(f.rate), f.alone_seconds * 1e3,
          f.size_bytes // max(1, f.kept)) for f in found
     ]  # fmt: skip
-    notes = [f"{f.store}: {trouble}." for f in found for trouble in f.troubles]
-    return Table.of(f"Appending measurements of {SAMPLES} samples, one a transaction", columns, rows, notes)
+    troubles = [f"{f.store}: {trouble}." for f in found for trouble in f.troubles]
+    return Table.of(f"Appending measurements of {SAMPLES} samples, one a transaction", columns, rows, [*troubles, *notes])
+
+
+def committed() -> Table:
+    """The table of the results that are there, with where they come from."""
+    content = json.loads((record.RESULTS / "store_rate.json").read_text())
+    names = [field.name for field in dataclasses.fields(Found)]
+    found = [Found(**{name: values[name] for name in names}) for values in content["results"].values()]
+    where = content["environment"]
+    note = f"{where['processor']}, {where['cores']} cores, {where['system']}, {where['date'][:10]}."
+    return table(found, note)
 
 
 def main() -> None:
@@ -166,7 +181,11 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=10_000, help="measurements of each process")
     parser.add_argument("--stores", nargs="*", choices=["SQLite", "PostgreSQL"], default=["SQLite", "PostgreSQL"])
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/store_rate.json")
+    parser.add_argument("--show", action="store_true", help="measure nothing and print what that file has")
     arguments = parser.parse_args()
+    if arguments.show:
+        show(committed())
+        return
     with places(arguments.stores) as made:
         found = [measure(name, place, arguments.processes, arguments.each) for name, place in made.items()]
     show(table(found))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from polytile.problem import Config, Problem, digest
 
 
@@ -12,6 +16,12 @@ def test_the_order_of_numbers_does_not_matter() -> None:
 def test_equal_numbers_for_different_hints_stay_apart() -> None:
     assert Config.of({"M": 64}, threads=2) != Config.of({"M": 256}, threads=2)
     assert str(Config.of({"M": 64}, threads=2)) == "threads=2 for M=64"
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_the_numbers_of_a_config_are_finite(number: float) -> None:
+    with pytest.raises(ValueError, match=f"config value 'ratio' is {number}; the numbers of a config are finite"):
+        Config.of(ratio=number)
 
 
 def test_every_field_of_a_problem_is_in_its_key() -> None:

@@ -52,8 +52,9 @@ TABLE: tuple[Option, ...] = (
         "tune",
         str,
         "auto",
-        "auto: measure a shortlist where nothing is known; off: prior and store only.",
-        choices=("auto", "off"),
+        "auto: measure a shortlist where nothing is known; all: measure every candidate in every regime, which fills a store "
+        "for replays and for learning; off: prior and store only.",
+        choices=("auto", "all", "off"),
     ),
     Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known, at most."),
     Option("gpu_shortlist", int, 6, "The same for kernels on a GPU, where candidates compile in parallel processes."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,11 +27,16 @@ class Config:
     """The tunable numbers of one kernel (variant, threads, blocks, ...), in a fixed order.
 
     `hint` names the sizes the config was made for; it is part of the identity (SPEC H2), so equal numbers made for
-    different hints stay apart.
+    different hints stay apart. Raises ValueError for a number that is infinite or not a number: stores have no word for it.
     """
 
     values: tuple[tuple[str, Scalar], ...] = ()
     hint: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in self.values:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"config value {name!r} is {value}; the numbers of a config are finite.")
 
     @staticmethod
     def of(hint: Mapping[str, int] | None = None, **values: Scalar) -> Config:
@@ -107,8 +113,8 @@ class Measurement:
 
     `problem`, `environment`, `candidate`, `config` and `source_hash` are its key: they must be equal for it to speak about
     a candidate. The rest is what was found: `origin` is the source that the candidate came from, `predicted` the seconds
-    that its own model expected, `state` what else was so at that moment (clocks, disturbance), `machine` the facts that
-    the problem's device fingerprint stands for.
+    that its own model expected, `state` what else was so at that moment (clocks, disturbance; numbers that are not finite are
+    kept as text), `machine` the facts that the problem's device fingerprint stands for.
     """
 
     problem: Problem

@@ -146,7 +146,7 @@ def test_a_misspelt_option_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("tune", "always", "choose from auto, off"),
+        ("tune", "always", "choose from auto, all, off"),
         ("shortlist", "many", "type int"),
         ("shortlist", True, "type int"),
         ("persist", "perhaps", "type bool"),

@@ -83,6 +83,13 @@ def test_export_and_import_carry_a_store_elsewhere(store: Path, tmp_path: Path) 
     assert "0 measurements added" in run("store", "import", tmp_path / "lines").output
 
 
+def test_t4_results_carry_a_store_elsewhere_too(store: Path, tmp_path: Path) -> None:
+    assert "4 measurements written" in run("store", "export", tmp_path / "t4.json", "--format", "t4").output
+    result = run("store", "import", tmp_path / "t4.json", "--store", tmp_path / "other")
+    assert result.exit_code == 0 and "4 measurements added" in result.output
+    assert records(tmp_path / "other") == records(store)
+
+
 def test_import_tells_of_a_partial_line_and_fails_for_a_damaged_one(store: Path, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     run("store", "export", lines)

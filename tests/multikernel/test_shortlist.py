@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from polytile import options
+from polytile import options, store
 from polytile.multikernel import MultiKernel
+from polytile.store.reading import Record
+from polytile.tuning.replay import matrices
 from tests.multikernel.helpers import SPEC, Fake, arguments
 
 
@@ -42,3 +44,18 @@ def test_the_winner_at_a_size_close_by_is_measured_too() -> None:
     assert "winner" in measured(*candidates, m=512)
     assert "winner" in measured(*candidates, m=1024)
     assert "winner" not in measured(*candidates, m=16384)
+
+
+def test_everything_is_measured_where_that_is_asked_for_whatever_is_known_close_by() -> None:
+    candidates = [Fake("a", predicted=1e-5), Fake("b", predicted=1e-3), Fake("aten", predicted=1.0, origin="library")]
+    with options.override(tune="all"):
+        kernel = MultiKernel(SPEC, candidates)
+        for m in (32, 300, 1000):
+            kernel(*arguments(m))
+        assert [decision.link for decision in kernel.decisions] == ["measured"] * 3
+        assert all(len([s for s in d.standings if s.seconds == s.seconds]) == 3 for d in kernel.decisions)
+        (matrix,) = matrices(Record(str(n), n, m) for n, m in enumerate(store.current().measurements()))
+        assert len(matrix.problems) == 3 and not matrix.missing()
+        again = MultiKernel(SPEC, candidates)
+        again(*arguments(32))
+        assert again.decisions[0].link == "exact", "what is on record is not measured again"

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import postgres
 from polytile.problem import Measurement
 from polytile.store.place import Place, Server, place_of
-from tests.store.helpers import make
+from tests.store.helpers import make, own_server
 
 _numbers = itertools.count(1)
 
@@ -24,12 +24,7 @@ def measurement() -> Callable[..., Measurement]:
 @pytest.fixture(scope="session")
 def running() -> Iterator[postgres.Server]:
     """A PostgreSQL server, one for each process of the run."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed; make setup installs it")
-    try:
-        postgres.programs()
-    except postgres.NoServer as error:
-        pytest.skip(str(error))
-    with postgres.server() as server:
+    with own_server() as server:
         yield server
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
+
+from benchmarks import postgres
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.place import Place, Server
+
+NO_DRIVER = "psycopg, which speaks to PostgreSQL, is not installed; make setup installs it"
 
 ENVIRONMENT = (("compiler", "g++ 12"), ("torch", "2.13.0"))
 
@@ -46,6 +54,44 @@ def writer(place: Place, worker: int, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@contextlib.contextmanager
+def own_server() -> Iterator[postgres.Server]:
+    """A running PostgreSQL server. The test is skipped, and says why, where there is none."""
+    pytest.importorskip("psycopg", reason=NO_DRIVER)
+    try:
+        postgres.programs()
+    except postgres.NoServer as error:
+        pytest.skip(str(error))
+    with postgres.server() as server:
+        yield server
+
+
 def number(measurement: Measurement) -> int:
     """The M of a measurement of `make`, which the tests count by."""
     return dict(measurement.problem.sizes)["M"]
+
+
+KERNEL_TUNERS: dict[str, Any] = {
+    "results": [
+        {
+            "timestamp": "2023-12-05 14:03:21.123456+00:00",
+            "configuration": {"block_size_x": 64, "use_padding": True, "method": "linear"},
+            "times": {"compilation": 812.5, "benchmark": 70.0, "framework": 1.5, "search_algorithm": 0.1,
+                      "validation": 0.0, "runtimes": [1.25, 1.5, 1.0]},
+            "invalidity": "correct",
+            "correctness": 1,
+            "measurements": [{"name": "time", "value": 1.25, "unit": "ms"}],
+            "objectives": ["time"],
+        },
+        {
+            "configuration": {"block_size_x": 2048, "use_padding": False, "method": "linear"},
+            "times": {"compilation_time": 3.0, "runtimes": []},
+            "invalidity": "compile",
+            "correctness": 1,
+        },
+        {"configuration": {"block_size_x": 1, "tile": [1, 2]}, "times": {"runtimes": [9.0]}, "invalidity": "correct",
+         "correctness": 0},
+    ],
+    "schema_version": "1.0.0",
+}  # fmt: skip
+"""As Kernel Tuner's store_output_file writes them (its names of times differ from the schema's), and other writers."""

@@ -15,17 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytile.errors import StoreError
-from polytile.problem import Config, Measurement, Outcome, Problem
+from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.store import Store, jsonl, kernel_tuner, transfer
 from polytile.store.place import place_of
 from polytile.store.reading import Record, records
+from tests.store.helpers import KERNEL_TUNERS
 
 Make = Callable[..., Measurement]
 
 TEXT = st.text(max_size=8)
 SIZES = st.dictionaries(TEXT, st.integers(-(2**40), 2**40), max_size=3).map(lambda sizes: tuple(sizes.items()))
-SCALARS = st.one_of(st.integers(-(2**40), 2**40), st.floats(allow_nan=False), TEXT, st.booleans())
+SCALARS = st.one_of(st.integers(-(2**40), 2**40), st.floats(allow_nan=False, allow_infinity=False), TEXT, st.booleans())
 SECONDS = st.floats(0, 1e3)
+FACTS = st.dictionaries(TEXT, TEXT, max_size=3).map(lambda facts: tuple(sorted(facts.items())))
 MEASUREMENTS = st.builds(
     Measurement,
     st.builds(Problem, TEXT, TEXT, SIZES, st.tuples(TEXT), st.tuples(TEXT, TEXT), TEXT),
@@ -38,7 +40,12 @@ MEASUREMENTS = st.builds(
     st.none() | SECONDS,
     TEXT,
     TEXT,
-    st.dictionaries(TEXT, TEXT, max_size=3).map(lambda facts: tuple(sorted(facts.items()))),
+    FACTS,
+    TEXT,
+    st.none() | SECONDS,
+    st.builds(Resources, *[st.none() | st.integers(0, 2**31)] * 3),
+    st.dictionaries(TEXT, SCALARS, max_size=3).map(lambda state: tuple(sorted(state.items()))),
+    FACTS,
 )
 
 
@@ -63,17 +70,20 @@ def store(tmp_path: Path, measurement: Make) -> Path:
 
 
 @given(MEASUREMENTS)
-def test_every_measurement_survives_a_line_and_a_store_whole(measurement: Measurement) -> None:
+def test_every_measurement_survives_a_line_and_a_t4_result_whole(measurement: Measurement) -> None:
     record = Record("uid", 12.5, measurement)
-    (read,) = jsonl.parse(jsonl.line(record).encode(), "file").records
-    assert read == record and repr(read) == repr(record)
-    assert read.measurement.problem.key == measurement.problem.key
+    (of_line,) = jsonl.parse(jsonl.line(record).encode(), "file").records
+    (of_result,) = kernel_tuner.parse(json.loads(kernel_tuner.text([record])), "file").records
+    for read in (of_line, of_result):
+        assert read == record and repr(read) == repr(record)
+        assert read.measurement.problem.key == measurement.problem.key
+        assert read.measurement.machine == measurement.machine
 
 
 def test_an_export_imported_elsewhere_is_the_same_set(tmp_path: Path, store: Path) -> None:
     done = transfer.export_lines(store, tmp_path / "lines")
     assert (done.new, done.known, done.damaged, done.partial) == (3, 0, (), "")
-    done = transfer.import_lines(tmp_path / "lines", tmp_path / "b")
+    done = transfer.import_file(tmp_path / "lines", tmp_path / "b")
     assert (done.new, done.known) == (3, 0)
     assert records(tmp_path / "b") == records(store)
 
@@ -84,7 +94,7 @@ def test_exporting_and_importing_again_changes_nothing(tmp_path: Path, store: Pa
         assert transfer.export_lines(store, lines).new == new
     text = lines.read_bytes()
     for new in (3, 0):
-        assert transfer.import_lines(lines, tmp_path / "b").new == new
+        assert transfer.import_file(lines, tmp_path / "b").new == new
     assert transfer.export_lines(tmp_path / "b", lines).new == 0 and lines.read_bytes() == text
 
 
@@ -101,7 +111,7 @@ def test_concatenated_files_are_a_file(tmp_path: Path, store: Path, measurement:
     transfer.export_lines(store, tmp_path / "1")
     transfer.export_lines(filled(tmp_path / "b", measurement(9)), tmp_path / "2")
     (tmp_path / "both").write_bytes(b"\n".join(((tmp_path / "1").read_bytes(), (tmp_path / "2").read_bytes())))
-    transfer.import_lines(tmp_path / "both", tmp_path / "c")
+    transfer.import_file(tmp_path / "both", tmp_path / "c")
     assert uids(tmp_path / "c") == uids(store) | uids(tmp_path / "b")
 
 
@@ -111,13 +121,13 @@ def test_a_partial_last_line_is_left_out_and_told(tmp_path: Path, store: Path, c
     transfer.export_lines(store, lines)
     whole = lines.read_bytes()
     lines.write_bytes(whole[:-cut])
-    done = transfer.import_lines(lines, tmp_path / "b")
+    done = transfer.import_file(lines, tmp_path / "b")
     finished = cut == 1  # only the line's end is missing
     assert done.new == (3 if finished else 2) and not done.damaged
     assert bool(done.partial) != finished and (finished or "last line, number 4, was never finished" in done.partial)
     done = transfer.export_lines(store, lines)  # the next export mends it
     assert done.new == (0 if finished else 1) and bool(done.partial) != finished
-    assert transfer.import_lines(lines, tmp_path / "c").new == 3
+    assert transfer.import_file(lines, tmp_path / "c").new == 3
     assert uids(tmp_path / "c") == uids(store)
 
 
@@ -128,7 +138,7 @@ def test_a_damaged_line_costs_that_line(tmp_path: Path, store: Path) -> None:
     rows[1] = rows[1].replace('"taken_at"', '"taken"')
     rows[2] = rows[2][:50] + "\n"
     lines.write_text("".join(rows))
-    done = transfer.import_lines(lines, tmp_path / "b")
+    done = transfer.import_file(lines, tmp_path / "b")
     assert done.new == 1 and not done.partial
     assert "line 2 cannot be read (it has no 'taken_at')" in done.damaged[0] and "line 3" in done.damaged[1]
 
@@ -145,7 +155,7 @@ def test_a_damaged_line_costs_that_line(tmp_path: Path, store: Path) -> None:
 def test_a_foreign_file_is_an_error_and_no_store_is_made(tmp_path: Path, content: bytes, problem: str) -> None:
     (tmp_path / "lines").write_bytes(content)
     with pytest.raises(StoreError, match=problem):
-        transfer.import_lines(tmp_path / "lines", tmp_path / "b")
+        transfer.import_file(tmp_path / "lines", tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
@@ -159,7 +169,7 @@ def test_two_exporters_of_one_file_write_every_measurement_once(tmp_path: Path, 
     exporters = [subprocess.Popen(command) for _ in range(3)]
     assert [process.wait(60) for process in exporters] == [0, 0, 0]
     assert (tmp_path / "lines").read_text().count("\n") == 301
-    assert transfer.import_lines(tmp_path / "lines", tmp_path / "b").new == 300
+    assert transfer.import_file(tmp_path / "lines", tmp_path / "b").new == 300
 
 
 # Merging.
@@ -238,3 +248,37 @@ def test_t4_has_times_in_milliseconds_and_sizes_as_parameters(measurement: Make)
     assert {m["name"]: m["unit"] for m in result["measurements"]} == {"time": "ms", "noise": "", "max_error": ""}
     wrong = kernel_tuner.result(Record("uid", 0.0, measurement(outcome=Outcome.WRONG)))
     assert (wrong["invalidity"], wrong["correctness"]) == ("correctness", 0)
+
+
+def test_a_store_survives_t4_whole(tmp_path: Path, store: Path) -> None:
+    (tmp_path / "results.json").write_text(kernel_tuner.text(records(store)))
+    for new in (3, 0):
+        assert transfer.import_file(tmp_path / "results.json", tmp_path / "b").new == new
+    assert records(tmp_path / "b") == records(store)
+    assert kernel_tuner.text(records(tmp_path / "b")) == kernel_tuner.text(records(store))
+
+
+def test_another_tuners_results_are_measurements_for_replays(tmp_path: Path) -> None:
+    file = tmp_path / "convolution.json"
+    file.write_text(json.dumps(KERNEL_TUNERS))
+    for new in (3, 0):
+        assert transfer.import_file(file, tmp_path / "s").new == new
+    found = {record.measurement.outcome: record.measurement for record in records(tmp_path / "s")}
+    fast, failed, wrong = (found[outcome] for outcome in (Outcome.OK, Outcome.COMPILE_ERROR, Outcome.WRONG))
+    assert fast.samples == (1.25e-3, 1.5e-3, 1e-3) and fast.compile_seconds == 0.8125
+    assert fast.problem.family == "t4" and fast.problem.kernel == "convolution" and fast.config["block_size_x"] == 64
+    assert failed.compile_seconds == 3e-3 and not wrong.samples and wrong.config["tile"] == "[1, 2]"
+    again = json.loads(kernel_tuner.text(records(tmp_path / "s")))["results"]
+    assert sorted(result["invalidity"] for result in again) == ["compile", "correct", "correctness"]
+
+
+def test_a_damaged_result_costs_that_result(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps({"results": [*KERNEL_TUNERS["results"], {"configuration": {}}, 7]}))
+    done = transfer.import_file(file, tmp_path / "s")
+    assert done.new == 3 and len(done.damaged) == 2
+    assert "result 4 cannot be read (it has no 'times')" in done.damaged[0]
+    file.write_text(json.dumps({"results": [7]}))
+    with pytest.raises(StoreError, match="does not hold T4 results"):
+        transfer.import_file(file, tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -17,24 +17,13 @@ from benchmarks import postgres
 from polytile import options, store
 from polytile.errors import OptionError, StoreError
 from polytile.problem import Measurement
-from polytile.store import Store, check
+from polytile.store import Store
 from polytile.store.place import Place, Server, place_of
 from polytile.store.reading import records
-from tests.store.helpers import ENVIRONMENT, number, writer
+from tests.store.helpers import ENVIRONMENT, NO_DRIVER, number, own_server, writer
 
 Make = Callable[..., Measurement]
 NOBODY_THERE = Server("postgresql://polytile@127.0.0.1:1/none")
-
-
-def test_eight_processes_write_at_once_and_none_is_lost(database: Server) -> None:
-    writers = [writer(database, worker, 200) for worker in range(8)]
-    for process in writers:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0 and not errors, errors
-    assert {number(m) for m in Store(database).measurements()} == {
-        w * 100_000 + n for w in range(8) for n in range(200)
-    }
-    assert not check.check(database).troubles
 
 
 def test_killed_writers_lose_at_most_what_they_were_writing(database: Server) -> None:
@@ -61,8 +50,9 @@ def test_a_row_that_is_numbered_early_and_written_late_is_not_missed(database: S
     from polytile.store import postgres as kind
 
     Store(database).append(measurement(1))
-    reader = Store(database)
-    reader.exact(measurement(1).problem, ENVIRONMENT)
+    reader, beside = Store(database), Store(database)
+    for one in (reader, beside):
+        assert one.exact(measurement(1).problem, ENVIRONMENT)
     with psycopg.connect(database.url) as slow:
         slow.execute("SET search_path TO polytile")
         slow.execute(f"SELECT pg_advisory_xact_lock_shared({kind.LOCK})")
@@ -71,7 +61,7 @@ def test_a_row_that_is_numbered_early_and_written_late_is_not_missed(database: S
             " detail, condition) SELECT 'slow', taken_at, problem, environment, 'slow', config, source_hash, outcome, samples,"
             " detail, condition FROM measurements"
         )
-        Store(database).append(measurement(1, "quick"))
+        beside.append(measurement(1, "quick"))
         with concurrent.futures.ThreadPoolExecutor() as pool:
             found = pool.submit(reader.refresh)
             with pytest.raises(concurrent.futures.TimeoutError):
@@ -98,41 +88,14 @@ def test_a_stopped_writer_is_waited_for_and_then_passed_over(
     assert reader.refresh() == 1 and len(Store(database).measurements()) == 2
 
 
-def test_stores_made_by_several_processes_at_once_are_one_store(database: Server) -> None:
-    writers = [writer(database, worker, 1) for worker in range(6)]
-    for process in writers:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0 and not errors, errors
-    assert len(Store(database).measurements()) == 6
-
-
-def test_a_forked_child_uses_the_store_and_leaves_the_parents_whole(database: Server, measurement: Make) -> None:
-    kept = Store(database)
-    kept.append(measurement(1))
-    child = os.fork()
-    if child == 0:
-        try:
-            kept.append(measurement(2))
-            os._exit(0 if len(kept.measurements()) == 2 else 1)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    kept.append(measurement(3))
-    assert len(kept.measurements()) == 3
-
-
 # The server dies.
 
 
 @pytest.fixture
 def mortal() -> Iterator[postgres.Server]:
     """A server that the test may kill."""
-    pytest.importorskip("psycopg")
-    try:
-        with postgres.server() as server:
-            yield server
-    except postgres.NoServer as error:
-        pytest.skip(str(error))
+    with own_server() as server:
+        yield server
 
 
 def test_a_server_that_goes_away_costs_one_warning_and_gets_what_it_missed(
@@ -176,7 +139,7 @@ def test_a_lost_connection_to_a_living_server_is_made_again_unnoticed(
 def test_a_server_that_was_never_there_costs_one_warning(
     tmp_path: Path, measurement: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip("psycopg")
+    pytest.importorskip("psycopg", reason=NO_DRIVER)
     beside = tmp_path / "store.sqlite3"
     Store(beside).append(measurement(1))
     kept = Store(NOBODY_THERE, beside)

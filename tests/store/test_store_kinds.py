@@ -37,7 +37,7 @@ def everything(make: Make) -> Measurement:
         origin="cpp",
         predicted=2e-5,
         resources=Resources(64, 16, 49152),
-        state=(("governor", "performance"), ("load", 0.25), ("mhz", 2450.5)),
+        state=(("governor", "performance"), ("load", 0.25), ("mhz", 2450.5), ("odd", "inf")),
         machine=(("isa", "avx512"), ("model", "A processor")),
     )
     return dataclasses.replace(whole, max_error=float("inf"))
@@ -113,6 +113,20 @@ def test_the_view_of_decisions_follows_the_rules_of_choosing(place: Place, measu
     assert (family, candidate) == ("loop", "steady") and seconds == pytest.approx(3e-5, rel=0.01)
 
 
+def test_the_view_of_candidates_says_who_they_are_and_what_they_need(place: Place, measurement: Make) -> None:
+    changed = dataclasses.replace(everything(measurement), source_hash="new")
+    filled(place, everything(measurement), dataclasses.replace(everything(measurement), outcome=Outcome.CRASHED), changed)
+    columns = "name, config, source_hash, kernel, registers, spilled_bytes, shared_bytes, measurements, ok"
+    one, other = sorted(_asked(place, f"SELECT {columns} FROM candidates"), key=lambda row: str(row[2]))
+    assert (one[2], other[2]) == ("abc", "new") and one[0] == "looped t1" and json.loads(str(one[1]))[1] == [["M", 4096]]
+    assert one[3:] == ("k0", 64, 16, 49152, 2, 1) and other[3:] == ("k0", 64, 16, 49152, 1, 1)
+
+
+def test_a_state_that_is_not_finite_is_kept_as_text(place: Place, measurement: Make) -> None:
+    filled(place, dataclasses.replace(measurement(), state=(("mhz", float("nan")),)))
+    assert Store(place).measurements()[0].state == (("mhz", "nan"),)
+
+
 def _asked(place: Place, question: str) -> list[tuple[object, ...]]:
     from polytile.store.reading import reading
 
@@ -164,15 +178,12 @@ def test_a_file_and_a_server_merge_into_each_other(tmp_path: Path, database: Ser
 
 def test_lines_carry_a_store_to_another(places: Places, tmp_path: Path, measurement: Make) -> None:
     a, b = filled(places(), everything(measurement), measurement(2, outcome=Outcome.WRONG)), places()
-    assert (
-        transfer.export_lines(a, tmp_path / "lines").new == 2 and transfer.export_lines(a, tmp_path / "lines").new == 0
-    )
-    assert (
-        transfer.import_lines(tmp_path / "lines", b).new == 2 and transfer.import_lines(tmp_path / "lines", b).new == 0
-    )
-    assert records(b) == records(a) and [r.measurement.machine for r in records(b)] == [
-        r.measurement.machine for r in records(a)
-    ]
+    for new in (2, 0):
+        assert transfer.export_lines(a, tmp_path / "lines").new == new
+    for new in (2, 0):
+        assert transfer.import_file(tmp_path / "lines", b).new == new
+    assert records(b) == records(a)
+    assert [r.measurement.machine for r in records(b)] == [r.measurement.machine for r in records(a)]
 
 
 def test_t4_has_every_measurement(place: Place, measurement: Make) -> None:

@@ -91,7 +91,7 @@ def tune_ahead(
 
 @app.command("replay")
 def replay_measurements(
-    file: Annotated[str, typer.Argument(help="Measurements: JSON lines as `store export` writes them, or a store.")],
+    file: Annotated[str, typer.Argument(help="Measurements: a file that `store export` or another tuner wrote, or a store.")],
     kernel: Annotated[str, typer.Option(help="These kernels alone: a part of their name.")] = "",
     shuffle: Annotated[int | None, typer.Option(help="Take the problems in a random order of this seed.")] = None,
     choices: Annotated[bool, typer.Option("--choices", help="Show what was chosen on each problem.")] = False,
@@ -99,7 +99,7 @@ def replay_measurements(
     """Replay the selector on measurements: what it would choose, how far that is from the fastest, and what it would measure.
 
     Nothing is compiled or timed; what was measured stands in for the device, whichever it was. It should have every
-    candidate at every size: measure with a large POLYTILE_SHORTLIST. POLYTILE_ variables set the options.
+    candidate at every size: measure with POLYTILE_TUNE=all. POLYTILE_ variables set the options.
     """
     from polytile.cli.replay import run, tables
     from polytile.report import show

@@ -6,7 +6,6 @@ import collections
 import math
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 from polytile.cli.plain import sizes_text
 from polytile.errors import StoreError
@@ -14,7 +13,7 @@ from polytile.multikernel.replay import replay
 from polytile.problem import Problem
 from polytile.report import Column, Table
 from polytile.report.tables import count, micros, ratio
-from polytile.store import jsonl
+from polytile.store import transfer
 from polytile.store.place import Server, place_of
 from polytile.store.reading import Record, records
 from polytile.tuning.replay import Matrix, Report, matrices
@@ -23,14 +22,14 @@ SQLITE = b"SQLite format 3\0"
 
 
 def read(named: str) -> list[Record]:
-    """The measurements of a store or of a file of JSON lines, oldest first. Raises StoreError where it is neither."""
+    """The measurements of a store or of an exported file, oldest first. Raises StoreError where it is neither."""
     place = place_of(named)
     if isinstance(place, Server) or not place.is_file():
         return records(place)
     with place.open("rb") as file:
         if file.read(len(SQLITE)) == SQLITE:
             return records(place)
-    found = jsonl.parse(Path(place).read_bytes(), str(place)).records
+    found = transfer.parsed(place).records
     return sorted(found, key=lambda record: (record.taken_at, record.uid))
 
 
@@ -43,7 +42,9 @@ def run(named: str, kernel: str, shuffle: int | None) -> list[tuple[Matrix, Repo
     ]
     if not found:
         which = f" of a kernel called {kernel!r}" if kernel else ""
-        raise StoreError(f"{named} has no two candidates{which} to choose between; measure with the option shortlist above 1.")
+        raise StoreError(
+            f"{named} has no two candidates{which} to choose between; measure with POLYTILE_TUNE=all."
+        )
     return found
 
 

@@ -87,7 +87,7 @@ def export_store(
     kernel: Annotated[str, typer.Option(help="For T4: this kernel alone (its name or a part of it).")] = "",
     store: StorePlace = None,
 ) -> None:
-    """Write the measurements to a file: as JSON lines that `import` reads, or as T4 results for other tools."""
+    """Write the measurements to a file: as JSON lines, or as T4 results, which other tools read too."""
     from polytile.errors import StoreError
 
     place = store_at(store)
@@ -122,18 +122,18 @@ def _export_t4(place: Place, file: Path, kernel: str) -> int:
 
 @app.command("import")
 def import_store(
-    file: Annotated[Path, typer.Argument(help="A file of JSON lines, as `export` writes them.")],
+    file: Annotated[Path, typer.Argument(help="A file of JSON lines or of T4 results, as `export` or another tool writes them.")],
     store: StorePlace = None,
 ) -> None:
-    """Add the measurements of a file of JSON lines. Those that are in the store already stay as they are.
+    """Add the measurements of a file. Those that are in the store already stay as they are.
 
-    Lines that cannot be read are told of and left out; the status is then 1. A last line that was never finished is told
-    of too, but is no failure.
+    Measurements that cannot be read are told of and left out; the status is then 1. A last line that was never finished is
+    told of too, but is no failure.
     """
-    from polytile.store.transfer import import_lines
+    from polytile.store.transfer import import_file
 
     place = store_at(store)
-    done = import_lines(file, place)
+    done = import_file(file, place)
     _tell(done.damaged, done.partial)
     typer.echo(f"{done.new} measurements added to {place}; {done.known} were there already.")
     raise typer.Exit(1 if done.damaged else 0)

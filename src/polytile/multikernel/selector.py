@@ -95,7 +95,8 @@ def chain() -> tuple[tuple[str, Link], ...]:
     """(name, link) pairs, strongest first, as the options and torch's settings have them now.
 
     Under torch.use_deterministic_algorithms no link may answer from a clock, or from what happens to have been measured
-    close by: the same program then chooses the same kernels on every run, unless this very problem has been measured.
+    close by: the same program then chooses the same kernels on every run, unless this very problem has been measured. Where
+    everything is to be measured, nothing may answer for it.
     """
     from polytile.multikernel.links import default, exact, forced, measured, model, nearby, plan, prior
 
@@ -109,14 +110,17 @@ def chain() -> tuple[tuple[str, Link], ...]:
         ("measured", measured.choose),
         ("default", default.choose),
     )
+    silent: tuple[str, ...] = ()
     if torch.are_deterministic_algorithms_enabled():
-        return tuple(link for link in links if link[0] not in ("nearby", "model", "measured"))
-    return links
+        silent = ("nearby", "model", "measured")
+    elif options.get("tune") == "all":
+        silent = ("nearby", "model")
+    return tuple(link for link in links if link[0] not in silent)
 
 
 def may_measure(request: Request) -> bool:
     """Whether candidates may be timed to answer `request`."""
-    allowed = options.get("tune") == "auto" and not torch.are_deterministic_algorithms_enabled()
+    allowed = options.get("tune") != "off" and not torch.are_deterministic_algorithms_enabled()
     return allowed and request.args is not None and not _recording(request)
 
 

@@ -13,6 +13,9 @@ _MODEL_FIELDS = ("model name", "Model", "cpu model", "cpu", "CPU part")
 _NUMBER_FIELDS = ("cpu family", "model", "CPU implementer", "CPU part", "CPU variant")
 _FLAG_FIELDS = ("flags", "Features", "isa", "features")
 
+SCALING = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+"""Where Linux tells of the first core's clock."""
+
 
 @dataclass(frozen=True)
 class Cpu:
@@ -67,14 +70,22 @@ def cache_sizes() -> dict[str, int]:
     return sizes
 
 
+@functools.cache
+def max_clock() -> dict[str, float]:
+    """How fast the first core's clock may run, as "max_mhz"; empty where the system does not say (most virtual machines)."""
+    try:
+        return {"max_mhz": int((SCALING / "cpuinfo_max_freq").read_text()) / 1000}
+    except (OSError, ValueError):
+        return {}
+
+
 def clocks() -> dict[str, str | float]:
     """What the clock of the first core is doing now: "mhz", and its "governor" where the system lets one be chosen. Empty
     where nothing says. About 50 µs."""
     found: dict[str, str | float] = {}
-    scaling = Path("/sys/devices/system/cpu/cpu0/cpufreq")
     try:
-        found["mhz"] = int((scaling / "scaling_cur_freq").read_text()) / 1000
-        found["governor"] = (scaling / "scaling_governor").read_text().strip()
+        found["mhz"] = int((SCALING / "scaling_cur_freq").read_text()) / 1000
+        found["governor"] = (SCALING / "scaling_governor").read_text().strip()
     except (OSError, ValueError):
         try:
             with open("/proc/cpuinfo", errors="replace") as file:
@@ -92,4 +103,4 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-__all__ = ["Cpu", "cache_sizes", "clocks", "cpu", "parse", "usable_cores"]
+__all__ = ["Cpu", "cache_sizes", "clocks", "cpu", "max_clock", "parse", "usable_cores"]

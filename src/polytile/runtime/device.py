@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,15 +13,15 @@ import torch
 from polytile.errors import CompilerMissing
 from polytile.problem import digest
 from polytile.runtime import toolchain
-from polytile.runtime.cpu import cache_sizes, cpu, usable_cores
+from polytile.runtime.cpu import cache_sizes, cpu, max_clock, usable_cores
 
 
 def describe() -> dict[str, Any]:
     """Facts about the CPU and the libraries, all plain JSON values.
 
     `threads` is torch.get_num_threads() now; `cores` are those this process may use; `caches` are bytes by name;
-    `flags` is a digest of the processor's flags; `isa` and `compiler` come from the compiler ("unknown" and "none"
-    where there is none).
+    `flags` is a digest of the processor's flags; `max_mhz` is there where the system says how fast the clock may run; `isa`
+    and `compiler` come from the compiler ("unknown" and "none" where there is none).
     """
     isa, compiler = _compiler()
     threads = torch.get_num_threads()
@@ -30,18 +31,23 @@ def describe() -> dict[str, Any]:
 def fingerprint() -> str:
     """Short id, equal wherever `describe()` is equal: "cpu-avx512-8t-1f0c9a52d8e4"."""
     facts = describe()
-    name = f"cpu-{facts['isa']}-{facts['threads']}t-{digest(json.dumps(facts, sort_keys=True), 12)}"
+    return remember(f"cpu-{facts['isa']}-{facts['threads']}t", facts)
+
+
+def remember(prefix: str, facts: Mapping[str, Any]) -> str:
+    """The fingerprint of a device with these facts, `prefix` before a digest of them all; `described` knows it from now on."""
+    name = f"{prefix}-{digest(json.dumps(facts, sort_keys=True), 12)}"
     _described[name] = facts
     return name
 
 
 def described(fingerprint: str) -> tuple[tuple[str, str], ...]:
     """The facts that a fingerprint of this process stands for, as text, sorted by name; nothing for another's."""
-    facts = _described.get(fingerprint, {})
+    facts: Mapping[str, Any] = _described.get(fingerprint, {})
     return tuple(sorted((name, value if isinstance(value, str) else json.dumps(value)) for name, value in facts.items()))
 
 
-_described: dict[str, dict[str, Any]] = {}
+_described: dict[str, Mapping[str, Any]] = {}
 
 
 @functools.cache
@@ -52,6 +58,7 @@ def _fixed() -> dict[str, Any]:
         "model": cpu().model,
         "flags": digest(" ".join(cpu().flags)),
         "caches": cache_sizes(),
+        **max_clock(),
         "torch": torch.__version__,
         "libc": _libc(),
     }
@@ -73,4 +80,4 @@ def _compiler() -> tuple[str, str]:
     return tools.isa, tools.version
 
 
-__all__ = ["describe", "described", "fingerprint"]
+__all__ = ["describe", "described", "fingerprint", "remember"]

@@ -7,7 +7,8 @@ database library (2 ms instead of 125). Trouble with the place is logged and sur
 without its memory, only slower the first time. For a person, who wants to be told, reading, transfer (with jsonl and
 kernel_tuner), check and cleanup work on a place from outside and raise StoreError.
 
-place: where a store is. schema: the tables and statements. database: what is done with them, on sqlite or postgres.
+place: where a store is. schema: the tables and statements. database: what is done with them, on sqlite or postgres. index:
+what a process has read of it. records: measurements as rows.
 """
 
 from polytile.store.records import Summary, identity

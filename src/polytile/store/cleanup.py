@@ -57,9 +57,8 @@ def stale(place: Place, present: Mapping[str, str], now: float, days: float = DA
         if environment in gone:
             groups.setdefault((gone[environment], "this software is not here any more"), []).append(number)
         elif newest_source[_maker(row)] != row[-1]:
-            groups.setdefault((f"{candidate} of {row[4]} {kernel[:8]}", "its source has changed since"), []).append(
-                number
-            )
+            what = f"{candidate} of {row[4]} {kernel[:8]}"
+            groups.setdefault((what, "its source has changed since"), []).append(number)
     return [Stale(what, why, tuple(ids)) for (what, why), ids in sorted(groups.items())]
 
 

@@ -18,21 +18,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from polytile.errors import StoreError
 from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.store.reading import Record
+from polytile.store.records import finite_or_text
 
 FORMAT, VERSION = "polytile measurements", 1
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
+"""What values that are no measurement raise."""
+
 RESOURCES = tuple(field.name for field in dataclasses.fields(Resources))
 
 
 @dataclass(frozen=True)
 class Lines:
-    """What a file of JSON lines holds: see Transfer."""
+    """What a file holds. `damaged` has a sentence for each measurement that cannot be read, `partial` one for a last line
+    that was never finished ("": there is none)."""
 
     records: tuple[Record, ...]
     damaged: tuple[str, ...] = ()
@@ -40,13 +44,19 @@ class Lines:
 
 
 def header() -> str:
+    """The first line of a file: which format it is, in which version."""
     return json.dumps({"format": FORMAT, "version": VERSION}) + "\n"
 
 
 def line(record: Record) -> str:
     """The record as a line, its end included."""
+    return json.dumps(values_of(record), allow_nan=False) + "\n"
+
+
+def values_of(record: Record) -> dict[str, Any]:
+    """The record as JSON values."""
     m = record.measurement
-    values = {
+    return {
         "uid": record.uid,
         "taken_at": record.taken_at,
         "problem": {
@@ -62,18 +72,17 @@ def line(record: Record) -> str:
         "config": {"values": dict(m.config.values), "hint": dict(m.config.hint)},
         "source_hash": m.source_hash,
         "outcome": m.outcome.value,
-        "samples": [_out(sample) for sample in m.samples],
-        "max_error": _out(m.max_error),
-        "compile_seconds": _out(m.compile_seconds),
+        "samples": [finite_or_text(sample) for sample in m.samples],
+        "max_error": finite_or_text(m.max_error),
+        "compile_seconds": finite_or_text(m.compile_seconds),
         "detail": m.detail,
         "condition": m.condition,
         "origin": m.origin,
-        "predicted": _out(m.predicted),
+        "predicted": finite_or_text(m.predicted),
         "resources": dataclasses.asdict(m.resources),
-        "state": {name: _out(value) if isinstance(value, float) else value for name, value in m.state},
+        "state": {name: finite_or_text(value) for name, value in m.state},
         "machine": dict(m.machine),
     }
-    return json.dumps(values, allow_nan=False) + "\n"
 
 
 def parse(content: bytes, name: str) -> Lines:
@@ -96,16 +105,20 @@ def parse(content: bytes, name: str) -> Lines:
                 headers += 1
                 _check_header(values, name)
                 continue
-            found.append(_record(values))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            found.append(record_of(values))
+        except MALFORMED as error:
             if number == len(lines):
                 partial = f"{name}: the last line, number {number}, was never finished and is left out"
             else:
-                damaged.append(f"{name}: line {number} cannot be read ({why}) and is left out")
+                damaged.append(f"{name}: line {number} cannot be read ({why(error)}) and is left out")
     if not found and not headers and (damaged or partial):
         raise StoreError(f"{name} does not hold exported measurements ({(*damaged, partial)[0]}).")
     return Lines(tuple(found), tuple(damaged), partial)
+
+
+def why(error: Exception) -> str:
+    """What one of MALFORMED says of a measurement, as a part of a sentence."""
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _check_header(values: dict[str, Any], name: str) -> None:
@@ -118,8 +131,9 @@ def _check_header(values: dict[str, Any], name: str) -> None:
         )
 
 
-def _record(values: dict[str, Any]) -> Record:
-    """The record that `line` wrote; raises an exception of a built-in type where something is missing or wrong."""
+def record_of(values: dict[str, Any]) -> Record:
+    """The record of which these are the `values_of`. Raises a ValueError, KeyError, TypeError or AttributeError where
+    something is missing or wrong."""
     problem, config = values["problem"], values["config"]
     measurement = Measurement(
         Problem(
@@ -161,12 +175,8 @@ def _sizes(values: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     return tuple(values.items())
 
 
-def _out(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
-
-
 def _in(value: float | str | None) -> float | None:
     return None if value is None else float(value)
 
 
-__all__ = ["FORMAT", "VERSION", "Lines", "header", "line", "parse"]
+__all__ = ["FORMAT", "MALFORMED", "VERSION", "Lines", "header", "line", "parse", "record_of", "values_of", "why"]

@@ -1,4 +1,4 @@
-"""Measurements in Kernel Tuner's T4 results format, version 1.0.0, for tools that compare auto-tuners.
+"""Measurements in Kernel Tuner's T4 results format, version 1.0.0, written for other auto-tuners and read from them.
 
 T4 (https://github.com/odgaard/TuningSchema, copied into Kernel Tuner as schema/T4) is one JSON object with
 `schema_version` and `results`. A result has a `configuration` (parameter → value), `times`, `invalidity`, `correctness`
@@ -7,7 +7,11 @@ and `measurements`. Here kernel and sizes are parameters too, as one store holds
     {"kernel": digest, "size.M": 512, "device": ..., "candidate": "looped t2", "config.threads": 2, "hint.M": 64}
 
 Times are milliseconds, as Kernel Tuner writes them. What polytile does not measure (the framework's and the search's
-own time) is left out.
+own time) is left out. The schema lets a result have further keys: under "polytile" stands the whole measurement, as in a
+JSON line, so that reading the file back loses nothing.
+
+A result of another tool knows its parameters and times alone. It becomes a measurement of a problem of the family "t4" that
+is named after the file, on no device of polytile's and in no environment of its: replays use it, lookups never find it.
 """
 
 from __future__ import annotations
@@ -15,10 +19,13 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from polytile.problem import Measurement, Outcome
+from polytile.errors import StoreError
+from polytile.problem import Config, Measurement, Outcome, Problem, digest
+from polytile.store import jsonl
 from polytile.store.reading import Record
 from polytile.store.summary import summarise
 
@@ -34,6 +41,20 @@ INVALIDITY = {
     Outcome.OUT_OF_MEMORY: "runtime",
 }
 """The schema's word for each outcome; its sixth, "constraints", is for candidates that are never tried here."""
+
+OUTCOMES = {
+    "correct": Outcome.OK,
+    "correctness": Outcome.WRONG,
+    "compile": Outcome.COMPILE_ERROR,
+    "runtime": Outcome.RAISED,
+    "timeout": Outcome.TIMEOUT,
+    "constraints": Outcome.RAISED,
+}
+"""What another tool's words mean here."""
+
+FAMILY = "t4"
+ENVIRONMENT = (("method", "t4"),)
+"""Family and environment of what another tool measured."""
 
 
 def text(found: Iterable[Record]) -> str:
@@ -56,6 +77,7 @@ def result(record: Record) -> dict[str, Any]:
         "correctness": 1 if m.outcome is Outcome.OK else 0,
         "measurements": _measurements(m),
         "objectives": ["time"],
+        "polytile": jsonl.values_of(record),
     }
 
 
@@ -92,4 +114,58 @@ def _measurements(m: Measurement) -> list[dict[str, Any]]:
     ]
 
 
-__all__ = ["INVALIDITY", "VERSION", "result", "text"]
+def parse(content: Mapping[str, Any], name: str) -> jsonl.Lines:
+    """The records in a T4 results file, which messages call `name`; what another tool measured is a problem of that name.
+
+    Raises StoreError where there are results and not one can be read.
+    """
+    found: list[Record] = []
+    damaged: list[str] = []
+    kernel = Path(name).stem
+    for number, values in enumerate(content["results"], 1):
+        try:
+            own = values.get("polytile")
+            found.append(jsonl.record_of(own) if own is not None else _of_another_tool(values, kernel))
+        except jsonl.MALFORMED as error:
+            damaged.append(f"{name}: result {number} cannot be read ({jsonl.why(error)}) and is left out")
+    if damaged and not found:
+        raise StoreError(f"{name} does not hold T4 results ({damaged[0]}).")
+    return jsonl.Lines(tuple(found), tuple(damaged))
+
+
+def _of_another_tool(values: Mapping[str, Any], kernel: str) -> Record:
+    """The same result is the same record, however often it is read."""
+    times, invalidity = values["times"], values["invalidity"]
+    outcome = OUTCOMES[invalidity]
+    if outcome is Outcome.OK and not values["correctness"]:
+        outcome = Outcome.WRONG
+    config = Config.of(**{name: _scalar(value) for name, value in values["configuration"].items()})
+    compiling = times.get("compilation_time", times.get("compilation"))  # the schema's name, and Kernel Tuner's
+    measurement = Measurement(
+        Problem(FAMILY, kernel, (), device=FAMILY),
+        str(config),
+        config,
+        "",
+        outcome,
+        tuple(float(runtime) / 1e3 for runtime in times.get("runtimes", ())) if outcome is Outcome.OK else (),
+        compile_seconds=None if compiling is None else float(compiling) / 1e3,
+        detail="" if outcome is Outcome.OK else invalidity,
+        environment=ENVIRONMENT,
+        origin=FAMILY,
+    )
+    return Record(digest(json.dumps([kernel, values], sort_keys=True), 24), _taken_at(values), measurement)
+
+
+def _scalar(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool) else json.dumps(value)
+
+
+def _taken_at(values: Mapping[str, Any]) -> float:
+    """Seconds since 1970; 0 where the result does not say. A time without a zone is taken as UTC."""
+    if "timestamp" not in values:
+        return 0.0
+    said = datetime.datetime.fromisoformat(values["timestamp"].replace("Z", "+00:00"))
+    return (said if said.tzinfo else said.replace(tzinfo=datetime.timezone.utc)).timestamp()
+
+
+__all__ = ["ENVIRONMENT", "FAMILY", "INVALIDITY", "OUTCOMES", "VERSION", "parse", "result", "text"]

@@ -24,6 +24,8 @@ SUMMARY_COLUMNS = tuple(
 
 
 class Identified(Protocol):
+    """What has an `identity`: every Candidate."""
+
     @property
     def name(self) -> str: ...
     @property
@@ -54,23 +56,33 @@ class Summary:
 
     @property
     def size(self) -> dict[str, int]:
+        """The problem's sizes by name."""
         return dict(json.loads(self.sizes))
 
 
 def compact(value: Any) -> str:
+    """JSON without spaces: one text for one value, so that it can be compared and hashed."""
     return json.dumps(value, separators=(",", ":"))
 
 
+def finite_or_text(value: Any) -> Any:
+    """The value; infinity and NaN, which JSON lacks, as "inf", "-inf" and "nan"."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def config_text(config: Config) -> str:
+    """The config's values and its hint, as the column `config` has them."""
     return compact([config.values, config.hint])
 
 
 def config_of(text: str) -> Config:
+    """The Config that `config_text` wrote."""
     values, hint = json.loads(text)
     return Config(tuple((k, v) for k, v in values), tuple((k, v) for k, v in hint))
 
 
 def problem_digest(problem: Problem) -> str:
+    """Names the problem, the same on every machine."""
     return digest(problem.key, 24)
 
 
@@ -80,10 +92,12 @@ def relatives_digest(problem: Problem) -> str:
 
 
 def environment_text(environment: Iterable[tuple[str, str]]) -> str:
+    """The facts in the order of their names, as the column `facts` has them."""
     return compact(sorted(environment))
 
 
 def environment_digest(environment: Iterable[tuple[str, str]]) -> str:
+    """Names the environment, whatever order its facts come in."""
     return digest(environment_text(environment), 24)
 
 
@@ -107,6 +121,7 @@ class Rows:
 
 
 def rows_of(measurement: Measurement) -> Rows:
+    """The rows that a measurement taken now becomes: with a new uid, and this moment as `taken_at`."""
     problem = measurement.problem
     environment = environment_text(measurement.environment)
     seconds, noise = summarise(measurement.samples)
@@ -141,7 +156,7 @@ def rows_of(measurement: Measurement) -> Rows:
         "registers": measurement.resources.registers,
         "spilled_bytes": measurement.resources.spilled_bytes,
         "shared_bytes": measurement.resources.shared_bytes,
-        "state": compact(sorted(measurement.state)),
+        "state": compact([(name, finite_or_text(value)) for name, value in sorted(measurement.state)]),
     }
     environment_row = {"digest": measurement_row["environment"], "facts": environment}
     device_row = {"fingerprint": problem.device, "facts": compact(sorted(measurement.machine))}
@@ -154,6 +169,7 @@ def _storable(text: str) -> str:
 
 
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+"""An outcome that a newer polytile has a word for counts as an error raised: the candidate cannot be used either way."""
 
 
 def summary_of(row: tuple[Any, ...]) -> Summary:
@@ -220,6 +236,7 @@ __all__ = [
     "config_of",
     "config_text",
     "environment_digest",
+    "finite_or_text",
     "identity",
     "measurement_of",
     "pairs",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-VERSION = 2
+VERSION = 3
 APPLICATION_ID = 0x706F6C79
 """Marks a SQLite file as ours ("poly")."""
 
@@ -39,8 +39,20 @@ CREATE TABLE measurements (
     compile_seconds {real}, detail TEXT NOT NULL, condition TEXT NOT NULL, origin TEXT NOT NULL DEFAULT '',
     predicted {real}, registers INTEGER, spilled_bytes INTEGER, shared_bytes INTEGER, state {json} NOT NULL DEFAULT '[]')""",
     "CREATE INDEX measurements_by_environment ON measurements (environment)",
+    "{candidates}",
     "{decisions}",
 )
+
+CANDIDATES = """
+CREATE VIEW candidates AS
+    SELECT m.candidate AS name, CAST(m.config AS TEXT) AS config, m.source_hash, m.origin, p.family, p.kernel, p.device,
+        MAX(m.registers) AS registers, MAX(m.spilled_bytes) AS spilled_bytes, MAX(m.shared_bytes) AS shared_bytes,
+        MAX(m.compile_seconds) AS compile_seconds, COUNT(*) AS measurements,
+        SUM(CASE WHEN m.outcome = 'ok' THEN 1 ELSE 0 END) AS ok, MAX(m.taken_at) AS newest
+    FROM measurements m JOIN problems p ON p.digest = m.problem
+    GROUP BY m.candidate, CAST(m.config AS TEXT), m.source_hash, m.origin, p.family, p.kernel, p.device"""
+"""Each candidate of each kernel: name, config and source hash are who it is, and what is known of it. A view, as these are
+columns of each measurement: one row says all there is to say about an attempt."""
 
 DECISIONS = """
 CREATE VIEW decisions AS
@@ -98,6 +110,7 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
         "DROP VIEW best",
         "{decisions}",
     ),
+    2: ("{candidates}",),
 }
 """Version → what makes the next one of it. Only ever adds columns and tables: no measurement is rewritten."""
 
@@ -173,7 +186,7 @@ def migration(version: int, database: str) -> list[str]:
 
 
 def _spelled(statement: str, database: str) -> str:
-    return statement.format(**SPELLINGS[database], decisions=DECISIONS)
+    return statement.format(**SPELLINGS[database], candidates=CANDIDATES, decisions=DECISIONS)
 
 
 __all__ = [

@@ -84,10 +84,7 @@ class SqliteFile(Database):
                     continue
                 raise Unusable(f"{self.path}: {error}") from None
             except sqlite3.DatabaseError as error:
-                if type(error) not in (
-                    sqlite3.DatabaseError,
-                    _Foreign,
-                ):  # a constraint, a closed connection: not the file
+                if type(error) not in (sqlite3.DatabaseError, _Foreign):  # a constraint, a closed connection: not the file
                     raise Unusable(f"{self.path}: {error}") from None
                 self.close()
                 files_set_aside += 1

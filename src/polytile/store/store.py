@@ -1,4 +1,4 @@
-"""The store as its callers see it: append measurements, look them up; one in-memory index for the process."""
+"""The store as its callers see it: append measurements, look them up, and go on whatever happens to the place."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from polytile import options
 from polytile.errors import OptionError, StoreError
-from polytile.problem import Measurement, Outcome, Problem
+from polytile.problem import Measurement, Problem
 from polytile.store import schema
 from polytile.store.database import Busy, Database, Gone, Unusable
+from polytile.store.index import Index
 from polytile.store.place import FILE_NAME, Place, Server, place_of
 from polytile.store.reading import opened, record_of
 from polytile.store.records import (
@@ -30,55 +31,10 @@ from polytile.store.records import (
 )
 
 log = logging.getLogger("polytile.store")
+T = TypeVar("T")
 
 AWAY_SECONDS = 60.0
 """How long a server that did not answer is left alone: asking may take seconds, and the program has better to do."""
-
-DEADLY = tuple(outcome.value for outcome in (Outcome.CRASHED, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY))
-"""Outcomes that would have taken the user's process down, had the kernel run there."""
-
-SummaryRow = tuple[Any, ...]
-"""A row of schema.SUMMARIES; it becomes a Summary when somebody asks for it (20 000 of them would take 60 ms)."""
-
-
-@dataclass
-class _Index:
-    """All summaries of one device and environment, by problem and by relatives."""
-
-    by_problem: dict[str, list[SummaryRow]] = field(default_factory=dict)
-    by_relatives: dict[str, dict[str, list[SummaryRow]]] = field(default_factory=dict)
-    seen: set[str] = field(default_factory=set)
-    ran: set[str] = field(default_factory=set)
-    """Source hashes of which some kernel ran to its end with a right result."""
-    died: set[str] = field(default_factory=set)
-    """Source hashes of which some kernel took its process down."""
-    read: dict[Place, tuple[int, int]] = field(default_factory=dict)
-    """For each place read from: the generation of its database and the number of the last row read of it."""
-
-    def add(self, row: SummaryRow) -> bool:
-        _, uid, problem, relatives, _, _, _, source_hash, outcome, *_ = row
-        if uid in self.seen:
-            return False
-        self.seen.add(uid)
-        if outcome in DEADLY:
-            self.died.add(source_hash)
-        elif outcome == Outcome.OK.value:
-            self.ran.add(source_hash)
-        rows = self.by_problem.get(problem)
-        if rows is None:
-            rows = self.by_problem[problem] = []
-            self.by_relatives.setdefault(relatives, {})[problem] = rows
-        rows.append(row)
-        return True
-
-    def load(self, database: Database, device: str, environment: str) -> int:
-        """Reads what the database has that is new; returns how many measurements that is. Raises Unusable."""
-        generation, last = self.read.get(database.place, (0, 0))
-        rows = database.summaries(device, environment, last)
-        if database.generation != generation and last:  # another database's numbers: read it whole
-            rows, last = database.summaries(device, environment, 0), 0
-        self.read[database.place] = database.generation, rows[-1][0] if rows else last
-        return sum(self.add(row) for row in rows)
 
 
 class Store:
@@ -96,7 +52,7 @@ class Store:
         self._database = opened(place) if place is not None else None
         self._beside = opened(beside) if beside is not None else None
         self._lock = threading.RLock()
-        self._indexes: dict[tuple[str, str], _Index] = {}
+        self._indexes: dict[tuple[str, str], Index] = {}
         self._writable = place is not None
         self._unwritten: list[tuple[Measurement, Rows]] = []
         """Not in the place: still to be written, or, where nothing can be written, all there is."""
@@ -162,19 +118,19 @@ class Store:
                 if database is not None:
                     database.close()
 
-    def _index(self, device: str, environment: str) -> _Index:
+    def _index(self, device: str, environment: str) -> Index:
         index = self._indexes.get((device, environment))
         if index is None:
-            index = self._indexes[device, environment] = _Index()
+            index = self._indexes[device, environment] = Index()
             self._load(device, environment, index)
         return index
 
-    def _load(self, device: str, environment: str, index: _Index) -> int:
+    def _load(self, device: str, environment: str, index: Index) -> int:
         return self._asked(lambda database: index.load(database, device, environment)) or 0
 
     # Troubles.
 
-    def _asked(self, question: Any) -> Any:
+    def _asked(self, question: Callable[[Database], T]) -> T | None:
         """The answer of the place, or of the file beside it; None where neither can be read."""
         if self._database is not None and not self._away():
             try:

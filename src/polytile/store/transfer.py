@@ -7,13 +7,14 @@ sets, and doing it again changes nothing.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from polytile.errors import StoreError
-from polytile.store import jsonl, schema
+from polytile.store import jsonl, kernel_tuner, schema
 from polytile.store.place import Place
 from polytile.store.reading import Record, Unusable, opened, reading, records
 
@@ -71,19 +72,30 @@ def export_lines(source: Place, target: Path) -> Transfer:
     return Transfer(len(new), len(found) - len(new), there.damaged, there.partial)
 
 
-def import_lines(source: Path, target: Place) -> Transfer:
-    """Adds the measurements of the JSON lines in `source` to the store `target`, which is made if it is not there.
+def import_file(source: Path, target: Place) -> Transfer:
+    """Adds the measurements of the file `source` to the store `target`, which is made if it is not there.
 
-    Lines that cannot be read are left out and told of. Raises StoreError where the file is something else altogether,
-    or the target is something else or cannot be written.
+    What cannot be read is left out and told of. Raises StoreError where the file is something else altogether, or the
+    target is something else or cannot be written.
     """
+    found = parsed(source)
+    done = add(found.records, target)
+    return Transfer(done.new, done.known, found.damaged, found.partial)
+
+
+def parsed(source: Path) -> jsonl.Lines:
+    """What a file of JSON lines or of T4 results holds. Raises StoreError where it is something else or cannot be read."""
     try:
         content = source.read_bytes()
     except OSError as error:
         raise StoreError(f"the measurements in {source} cannot be read: {error.strerror or error}.") from None
-    found = jsonl.parse(content, str(source))
-    done = add(found.records, target)
-    return Transfer(done.new, done.known, found.damaged, found.partial)
+    try:
+        values = json.loads(content)  # JSON lines are no JSON from the second line on
+    except ValueError:
+        values = None
+    if isinstance(values, dict) and isinstance(values.get("results"), list):
+        return kernel_tuner.parse(values, str(source))
+    return jsonl.parse(content, str(source))
 
 
 def add(found: Iterable[Record], target: Place) -> Transfer:
@@ -105,4 +117,4 @@ def add(found: Iterable[Record], target: Place) -> Transfer:
     return Transfer(len(new), len(given) - len(new))
 
 
-__all__ = ["Transfer", "add", "export_lines", "import_lines", "merge"]
+__all__ = ["Transfer", "add", "export_lines", "import_file", "merge", "parsed"]

@@ -17,8 +17,23 @@ from polytile.runtime.cuda import driver
 METHOD = "2"
 """Version of the way of measuring (measure.py, summary.py); measurements taken another way are not compared."""
 
-VARIABLES = ("OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS")
-"""Settings of the OpenMP runtime that change what a parallel region costs."""
+VARIABLES = (
+    "OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "KMP_AFFINITY",
+    "KMP_BLOCKTIME", "LD_PRELOAD",
+    "ATEN_CPU_CAPABILITY", "MKL_NUM_THREADS", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+)  # fmt: skip
+"""Settings that change what a parallel region costs (those of the OpenMP runtimes, and LD_PRELOAD, by which another one
+is brought in), and settings that change the code which ATen, MKL and oneDNN run. A fact where they are set."""
+
+
+def switches() -> dict[str, str]:
+    """What the program has told torch, as far as it changes the library's kernels and is not torch's default."""
+    said = {
+        "float32_matmul_precision": (torch.get_float32_matmul_precision(), "highest"),
+        "mkldnn": (str(torch.backends.mkldnn.enabled), "True"),
+    }
+    return {name: value for name, (value, default) in said.items() if value != default}
 
 
 GPU_METHOD = "1"
@@ -26,11 +41,14 @@ GPU_METHOD = "1"
 
 
 def environment(target: torch.device | None = None) -> tuple[tuple[str, str], ...]:
-    """(name, value) pairs, sorted by name: torch, compiler and its flags, OpenMP settings, method of measuring; on a GPU
-    torch, Triton, the driver, whether caches are warm, and the method."""
+    """(name, value) pairs, sorted by name: torch, compiler and its flags, settings of the libraries, method of measuring;
+    on a GPU torch, Triton, the driver, whether caches are warm, and the method."""
     if target is not None and target.type == "cuda":
-        return _gpu_environment(options.get("gpu_cache"))
-    return _environment(options.get("cxx"), tuple(os.environ.get(name, "") for name in ("CXX", *VARIABLES)))
+        found = _gpu_environment(options.get("gpu_cache"))
+    else:
+        found = _environment(options.get("cxx"), tuple(os.environ.get(name, "") for name in ("CXX", *VARIABLES)))
+    told = switches()
+    return tuple(sorted({**dict(found), **told}.items())) if told else found
 
 
 @functools.cache

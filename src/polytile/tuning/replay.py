@@ -4,8 +4,8 @@ A Matrix holds every candidate on every problem of one kernel. Its Device answer
 tried: it is a Tuner for whole trials and a clock for races, and counts what it was asked. `evaluate` says what any way of
 choosing would have cost against the fastest.
 
-What was not measured counts as unable to run. A matrix is complete when every candidate that can run was measured: with
-the option `shortlist` larger than the number of candidates, one run at each size makes one.
+What was not measured counts as unable to run. A matrix is complete when every candidate that can run was measured: one run
+at each size with the option `tune="all"` makes one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ class Recorded:
     score: Score
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
+        """It could be tried on its problem, and is offered for no other."""
         return True
 
     def cost(self, sizes: Mapping[str, int]) -> float:
+        """What its own model predicted for its problem, in seconds."""
         return self.predicted
 
     def prepare(self) -> None:
@@ -61,6 +63,7 @@ class Matrix:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
+        """In the order in which they were first measured."""
         return tuple(self.candidates)
 
     @property
@@ -138,9 +141,20 @@ class Device:
     bursts: int = 0
     """Samples that races have asked for."""
 
+    def attempt(self, problem: Problem, candidate: Candidate) -> Attempt:
+        """What became of the candidate of that name when it was measured on the problem; counted."""
+        pair = problem, candidate.name
+        self.tried[pair] = self.tried.get(pair, 0) + 1
+        recorded = next((c for c in self.matrix.candidates.get(problem, ()) if c.name == candidate.name), None)
+        if recorded is None:
+            return Attempt(candidate, None, detail=f"{candidate.name!r} was not measured at {problem}")
+        if not recorded.score.ok:
+            return Attempt(candidate, recorded.measurement, detail=recorded.measurement.detail or _word(recorded))
+        return Attempt(candidate, recorded.measurement, recorded.score.seconds, recorded.score.noise)
+
     def tune(self, task: Task) -> list[Attempt]:
         """A Tuner: what became of each of the task's candidates when it was measured."""
-        return [self._attempt(task.problem, candidate) for candidate in task.candidates]
+        return [self.attempt(task.problem, candidate) for candidate in task.candidates]
 
     def clock(self, problem: Problem) -> Callable[[Contender, int], float]:
         """Takes the place of measure.time_burst: the recorded samples of the contender of that name, over and over."""
@@ -151,16 +165,6 @@ class Device:
             return repeats * next(samples[contender.name])
 
         return time_burst
-
-    def _attempt(self, problem: Problem, candidate: Candidate) -> Attempt:
-        pair = problem, candidate.name
-        self.tried[pair] = self.tried.get(pair, 0) + 1
-        recorded = next((c for c in self.matrix.candidates.get(problem, ()) if c.name == candidate.name), None)
-        if recorded is None:
-            return Attempt(candidate, None, detail=f"{candidate.name!r} was not measured at {problem}")
-        if not recorded.score.ok:
-            return Attempt(candidate, recorded.measurement, detail=recorded.measurement.detail or _word(recorded))
-        return Attempt(candidate, recorded.measurement, recorded.score.seconds, recorded.score.noise)
 
 
 def _endless(candidate: Recorded) -> Iterator[float]:
@@ -208,6 +212,7 @@ class Report:
 
     @property
     def worst(self) -> Choice:
+        """The choice of the largest regret."""
         return max(self.choices, key=lambda choice: choice.regret)
 
     def quantile(self, share: float) -> float:

@@ -37,10 +37,13 @@ OPEN = 0.2
 
 def shortlist(request: Request) -> tuple[Candidate, ...]:
     """The candidates worth measuring, in canonical order: the option `shortlist` says how many at most, a library kernel
-    among them (the one with the best prediction), as a tuned program must never be slower than the library's kernels.
+    among them (the one with the best prediction), as a tuned program must never be slower than the library's kernels. All
+    of them where the option `tune` says so.
 
     Depends on the sizes, the candidates and the options alone, so that a later process asks for the same ones.
     """
+    if options.get("tune") == "all":
+        return tuple(request.candidates)
     on_gpu = request.spec.target.type == "cuda"
     count = max(1, options.get("gpu_shortlist" if on_gpu else "shortlist"))
     generated = [candidate for candidate in request.candidates if candidate.origin != "reference"]

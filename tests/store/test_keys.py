@@ -1,0 +1,220 @@
+"""Everything that a measurement depends on is in its key: a change of any of it measures anew, and going back finds what
+was there (SPEC X2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polytile import options
+from polytile.multikernel.spec import KernelSpec
+from polytile.problem import Config
+from polytile.runtime import cpu, device, regime, toolchain
+from polytile.runtime.compile import Order
+from polytile.store import identity
+from polytile.tuning import environment
+from tests.store.helpers import make
+
+PROCESSOR = cpu.Cpu("A processor 6 85", "x86_64", ("avx2", "fma"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    """What is read of the machine once for each process is read again, before and after."""
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    for once in (device._fixed, environment._environment):
+        once.cache_clear()
+    toolchain.reset()
+
+
+# The device.
+
+DEVICE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "model": lambda patch: patch.setattr(device, "cpu", lambda: dataclasses.replace(PROCESSOR, model="Another 6 86")),
+    "machine": lambda patch: patch.setattr(device, "cpu", lambda: dataclasses.replace(PROCESSOR, machine="aarch64")),
+    "flags": lambda patch: patch.setattr(device, "cpu", lambda: dataclasses.replace(PROCESSOR, flags=("avx2",))),
+    "caches": lambda patch: patch.setattr(device, "cache_sizes", lambda: {"L1d": 1 << 15}),
+    "max_mhz": lambda patch: patch.setattr(device, "max_clock", lambda: {"max_mhz": 3500.0}),
+    "cores": lambda patch: patch.setattr(device, "usable_cores", lambda: 77),
+    "threads": lambda patch: patch.setattr(torch, "get_num_threads", lambda: 77),
+    "isa": lambda patch: patch.setattr(device, "_compiler", lambda: ("neon", "g++ 12")),
+    "compiler": lambda patch: patch.setattr(device, "_compiler", lambda: ("avx2", "g++ 13")),
+    "libc": lambda patch: patch.setattr(device, "_libc", lambda: "musl 1.2"),
+    "torch": lambda patch: patch.setattr(torch, "__version__", "9.9.9"),
+}
+"""Fact → what makes it another one."""
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "cpu", lambda: PROCESSOR)
+    monkeypatch.setattr(device, "_compiler", lambda: ("avx2", "g++ 12"))
+
+
+@pytest.mark.parametrize("fact", DEVICE)
+def test_another_device_is_another_key_and_the_store_says_what_it_was(
+    processor: None, monkeypatch: pytest.MonkeyPatch, fact: str
+) -> None:
+    before = device.fingerprint()
+    known = dict(device.described(before))
+    DEVICE[fact](monkeypatch)
+    device._fixed.cache_clear()
+    after = device.fingerprint()
+    assert after != before
+    changed = {name for name, value in device.described(after) if known.get(name) != value}
+    assert changed == {fact}
+    monkeypatch.undo()
+
+
+def test_the_facts_of_a_device_are_complete(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "max_clock", lambda: {"max_mhz": 3500.0})
+    assert {*DEVICE, "kind"} == {name for name, _ in device.described(device.fingerprint())}
+
+
+def test_the_highest_clock_is_read_where_the_system_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo_max_freq").write_text("3500000\n")
+    monkeypatch.setattr(cpu, "SCALING", tmp_path)
+    cpu.max_clock.cache_clear()
+    assert cpu.max_clock() == {"max_mhz": 3500.0}
+    monkeypatch.setattr(cpu, "SCALING", tmp_path / "none")
+    cpu.max_clock.cache_clear()
+    assert cpu.max_clock() == {}
+    cpu.max_clock.cache_clear()
+
+
+# The software and its settings.
+
+
+@pytest.mark.parametrize("variable", environment.VARIABLES)
+def test_a_setting_of_a_library_is_in_the_environment_where_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    before = environment.environment()
+    monkeypatch.setenv(variable, "7")
+    assert set(environment.environment()) - set(before) == {(variable, "7")}
+    monkeypatch.delenv(variable)
+    assert environment.environment() == before
+
+
+SWITCHES: dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]] = {
+    ("float32_matmul_precision", "high"): (
+        lambda: torch.set_float32_matmul_precision("high"), lambda: torch.set_float32_matmul_precision("highest")
+    ),
+    ("mkldnn", "False"): (lambda: torch._C._set_mkldnn_enabled(False), lambda: torch._C._set_mkldnn_enabled(True)),
+}  # fmt: skip
+"""Fact → what switches it on, and off again."""
+
+
+@pytest.mark.parametrize("fact", SWITCHES, ids=lambda fact: fact[0])
+def test_what_the_program_tells_torch_is_in_the_environment(fact: tuple[str, str]) -> None:
+    before = environment.environment()
+    on, off = SWITCHES[fact]
+    on()
+    try:
+        assert set(environment.environment()) - set(before) == {fact}
+    finally:
+        off()
+    assert environment.environment() == before
+
+
+def test_a_compiler_that_says_something_else_is_another_environment(tmp_path: Path) -> None:
+    real = toolchain.find()
+    before = dict(environment.environment())
+    wrapper = tmp_path / "another-g++"
+    wrapper.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "another 99.1" || exec {real.path} "$@"\n')
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    with options.override(cxx=str(wrapper)):
+        found = dict(environment.environment())
+    assert found["compiler"] == f"{real.kind} another 99.1" != before["compiler"]
+
+
+@pytest.mark.parametrize(
+    "fact, change",
+    [
+        ("torch", lambda patch: patch.setattr(torch, "__version__", "9.9.9")),
+        ("flags", lambda patch: patch.setattr(toolchain, "KERNEL_FLAGS", (*toolchain.KERNEL_FLAGS, "-O3"))),
+        ("method", lambda patch: patch.setattr(environment, "METHOD", "99")),
+    ],
+)
+def test_an_upgrade_is_another_environment(
+    monkeypatch: pytest.MonkeyPatch, fact: str, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    before = dict(environment.environment())
+    change(monkeypatch)
+    environment._environment.cache_clear()
+    after = dict(environment.environment())
+    assert {name for name in after if after[name] != before.get(name)} == {fact}
+    monkeypatch.undo()
+
+
+# The problem and the candidate.
+
+SPEC = KernelSpec("k", "loop", "k0", (), ("M",), (regime.BUCKET,), device="cpu-x")
+
+
+def test_the_threads_that_a_kernel_may_use_are_part_of_the_problem() -> None:
+    with options.override(threads=1):
+        one = SPEC.problem((64,), ())
+    with options.override(threads=2):
+        two = SPEC.problem((64,), ())
+    assert one != two and one.key != two.key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"candidate": "other"}, {"config": Config.of({"M": 64}, threads=2)}, {"config": Config.of({"M": 65}, threads=1)},
+     {"source_hash": "def"}],
+    ids=["name", "config", "hint", "source"],
+)  # fmt: skip
+def test_a_measurement_speaks_for_its_own_candidate_alone(change: dict[str, Any]) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Named:
+        name: str
+        config: Config
+        source_hash: str
+
+    def who(m: Any) -> Any:
+        return identity(Named(m.candidate, m.config, m.source_hash))
+
+    assert who(make()) != who(dataclasses.replace(make(), **change))
+
+
+# What is compiled.
+
+ORDER = Order("k", "int f();", "c++", ("-O2",), (os.devnull,), "gcc; 12; avx512 macros; x86_64 A processor")
+
+
+@pytest.mark.parametrize("field", ["source", "language", "flags", "identity"])
+def test_a_binary_is_named_by_all_that_it_depends_on(field: str) -> None:
+    value = getattr(ORDER, field)
+    other = dataclasses.replace(ORDER, **{field: (*value, "-g") if isinstance(value, tuple) else value + "x"})
+    assert other.key != ORDER.key
+    assert dataclasses.replace(ORDER, name="other", command=("elsewhere",)).key == ORDER.key
+
+
+def test_the_identity_of_a_compiler_holds_its_version_its_macros_and_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(toolchain, "cpu", lambda: PROCESSOR)
+    found = toolchain.describe(("g++",), "g++ 12", ("-march=native",), "#define __GNUC__ 12\n#define __AVX2__ 1\n")
+    others = [
+        toolchain.describe(("g++",), "g++ 13", ("-march=native",), "#define __GNUC__ 12\n#define __AVX2__ 1\n"),
+        toolchain.describe(("g++",), "g++ 12", ("-march=native",), "#define __GNUC__ 12\n"),
+        toolchain.describe(("c",), "g++ 12", ("-march=native",), "#define __clang__ 1\n#define __AVX2__ 1\n"),
+    ]
+    identities = {one.identity for one in (found, *others)}
+    monkeypatch.setattr(toolchain, "cpu", lambda: dataclasses.replace(PROCESSOR, model="Another"))
+    assert len({*identities, found.identity}) == 5
