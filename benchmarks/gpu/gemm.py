@@ -33,7 +33,7 @@ from polytile.report import Table, show
 PARTS = (*products.PARTS, "matrix", "candidates")
 HINTS, RUN_AT = (64, 256, 4096), (64, 256, 1024, 4096)
 WITHIN = 1.02
-OPTIONS = {"persist": False}
+OPTIONS: dict[str, Any] = {"persist": False}
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ class Cells:
         lines = path.read_text().splitlines() if path.exists() else []
         self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
 
-    def has(self, function: str, dtype: str, shape: Shape) -> bool:
+    def has(self, function: str, dtype: str, shape: tuple[int, ...]) -> bool:
         key = (function, dtype, list(shape))
         return any((row["function"], row["dtype"], row["shape"]) == key for row in self.rows)
 

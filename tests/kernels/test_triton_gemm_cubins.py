@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 H100 = device.named("H100")
 ALIGNED = Facts(
-    frozenset({"M", "N", "K", "a_stride_m", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"),
+    frozenset({"M", "N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"),
     holding=frozenset({"K%64"}),
 )  # fmt: skip
 ONE_ROW = Facts(ALIGNED.divisible, ALIGNED.aligned, exact=(("M", 1),), holding=ALIGNED.holding)

@@ -74,7 +74,7 @@ class Space:
 
     def __init__(self, kind: Kind, device: DeviceFacts) -> None:
         self.kind, self.device = kind, device
-        cuts = list(itertools.product(reversed(SIZES), repeat=3))
+        cuts = [(m, n, k) for m in SIZES[::-1] for n in SIZES[::-1] for k in SIZES[::-1]]
         self._tiles = {cut: self._tried(kind.tables, "tile", cut) for cut in cuts}
         self._persistent = {cut: self._descriptors(cut) for cut in cuts}
         self._thin = frozenset(tile_config(row, variant="tile") for row in THIN if self._fits(row))
