@@ -145,8 +145,8 @@ def candidates(
     unfused: Callable[..., None] | None,
     sources: Sequence[str],
 ) -> tuple[Candidate, ...]:
-    """The candidates of the `sources` asked for (the library's where none of them makes any): the library (with `unfused` run on its product), then generated kernels from
-    the configs of this instruction set, for each number of threads."""
+    """The candidates of the `sources` asked for (the library's where none of them makes any): the library, with `unfused` run
+    on its product, then generated kernels from the configs of this instruction set, for each number of threads."""
     found: list[Candidate] = []
     if "library" in sources:
         found.append(MatmulLibrary(kernel, unfused))
