@@ -14,7 +14,7 @@ from polytile.errors import CompilerMissing, DeviceError
 from polytile.runtime import toolchain
 from polytile.runtime.cuda import driver
 
-METHOD = "2"
+METHOD = "3"
 """Version of the way of measuring (measure.py, summary.py); measurements taken another way are not compared."""
 
 VARIABLES = (
