@@ -18,7 +18,10 @@ from tests.kernels.triton_gemm import SMS, facts_of, integers, interpreted, oper
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-LAYOUTS = list(itertools.product(("k", "m", "any"), ("n", "k", "any")))
+FIRST = (("k", "n"), ("m", "k"), ("any", "any"))
+"""Layouts that are tried each time: both operands in each of the three."""
+REST = [pair for pair in itertools.product(("k", "m", "any"), ("n", "k", "any")) if pair not in FIRST]
+LAYOUTS = [*FIRST, *[pytest.param(*pair, marks=pytest.mark.slow) for pair in REST]]
 SHAPES = ((1, 1, 1), (3, 17, 33), (40, 70, 96), (32, 64, 64))
 
 
