@@ -14,9 +14,10 @@ from polytile.kernels.templates import GemmKernel
 from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
 from polytile.kernels.triton.gemm.candidates import kind_of, label
 from polytile.kernels.triton.gemm.configs import space
-from polytile.kernels.triton.gemm.schedules import generate
+from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
+from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
-from tests.kernels.triton_gemm import product
+from tests.kernels.triton_gemm import product, small
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -50,15 +51,19 @@ def workers_end() -> Iterator[None]:
     workers.reset()
 
 
-def orders(name: str) -> list[cubins.Order]:
-    kernel, facts = CASES[name]
-    config = next(c for c in space(kind_of(kernel), H100).configs if label(c) == name)
+def orders(kernel: GemmKernel, config: Config, facts: Facts) -> list[cubins.Order]:
     launches = generate(kernel, config, facts, H100.sms).launches
     return [cubins.Order("product", WORKER, job_of(launch, 90), triton_version()) for launch in launches]
 
 
+def named(name: str) -> list[cubins.Order]:
+    kernel, facts = CASES[name]
+    config = next(c for c in space(kind_of(kernel), H100).configs if label(c) == name)
+    return orders(kernel, config, facts)
+
+
 def test_default_configs_fit_in_registers_and_shared_memory(empty_cache: Path) -> None:
-    asked = {name: [cubins.request(order) for order in orders(name)] for name in CASES}
+    asked = {name: [cubins.request(order) for order in named(name)] for name in CASES}
     spilled = {}
     for name, promises in asked.items():
         for promise in promises:
@@ -68,6 +73,25 @@ def test_default_configs_fit_in_registers_and_shared_memory(empty_cache: Path) -
             if facts.spills:
                 spilled[name] = facts.spills
     assert not spilled
+
+
+REGIMES = {
+    "tiny sizes": Facts(exact=(("M", 3), ("N", 5), ("K", 7))),
+    "64-bit positions": Facts(wide=True, exact=(("M", 2),)),
+    "64-bit positions, aligned": Facts(ALIGNED.divisible - {"M"}, ALIGNED.aligned, True, (("M", 4),), ALIGNED.holding),
+}
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_every_schedule_compiles_in_regimes_at_the_edge(regime: str, empty_cache: Path) -> None:
+    kernels = (product(BF16, "k", "n"), product(F32, "m", "k", batched=True), product(FP8, "k", "k", out=BF16))
+    asked = [
+        cubins.request(order)
+        for kernel in kernels
+        for variant in SCHEDULES
+        for order in orders(kernel, small(variant, k=32, n=32), REGIMES[regime])
+    ]
+    assert all(promise.result().binary for promise in asked)
 
 
 def test_no_config_holds_more_sums_than_a_thread_has_registers_for() -> None:

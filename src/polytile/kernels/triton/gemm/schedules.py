@@ -145,12 +145,14 @@ def _added_up(kernel: GemmKernel, config: Config, facts: Facts) -> Launch:
 
 
 def persistent(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
-    """Descriptors need 16-byte aligned operands whose rows are a multiple of 16 bytes apart; where the facts do not say so,
-    or there is a batch, the same walk loads through pointers. Hardware fills what lies outside with zeros."""
+    """Descriptors need 16-byte aligned operands whose rows are a multiple of 16 bytes apart, and positions of 32 bits; where
+    the facts do not say so, or there is a batch, the same walk loads through pointers. Hardware fills what lies outside with
+    zeros."""
     unit = _unit(kernel, config, facts)
     unit.constants["PROGRAMS"] = sms
     line = unit.out.line
-    described = not kernel.spec.batched and all(_describable(operand, facts) for operand in unit.operands)
+    simple = not kernel.spec.batched and not facts.wide
+    described = simple and all(_describable(operand, facts) for operand in unit.operands)
     for operand in unit.operands if described else ():
         line(_descriptor(unit, operand))
     total = f"tl.cdiv({unit.number('M')}, BLOCK_M) * tl.cdiv({unit.number('N')}, BLOCK_N)"
