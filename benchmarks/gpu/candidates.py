@@ -56,18 +56,17 @@ def every_candidate(dtypes: list[str], deadline: float, count: int = 300) -> lis
             m, n, k = shape
             args = (torch.randn(m, k, device="cuda").to(DTYPES[dtype]), torch.randn(k, n, device="cuda").to(DTYPES[dtype]))
             call(*args)
-            rows.append({"dtype": dtype, "shape": list(shape), **_timed()})
+            rows.append({"dtype": dtype, "shape": list(shape), **_timed(shape)})
             print(f"{dtype} {shape}: {summary(rows[-1:])}; best {rows[-1]['best']}, prior {rows[-1]['prior']}", flush=True)
     return rows
 
 
-def _timed() -> dict[str, Any]:
-    """Times all candidates of the kernel just called, at the sizes of that call."""
+def _timed(shape: Shape) -> dict[str, Any]:
+    """Times all candidates of the one compiled kernel at this shape."""
     kernel = polytile.compiler.compiled_programs()[-1].multikernels[0]
-    sizes = dict(kernel.decisions[-1].sizes)
     spec = kernel.spec
     assert spec.make_args is not None
-    args = tuple(spec.make_args(sizes))
+    args = tuple(spec.make_args(dict(zip(("M", "N", "K"), shape, strict=True))))
     request = kernel._request(kernel.dispatcher.key_of(*args), spec.split(args)[1], args)
     able = request.candidates
     for candidate in able:

@@ -24,7 +24,7 @@ from benchmarks import record
 from benchmarks.compilers import copied
 from benchmarks.gpu import products
 from benchmarks.gpu.candidates import every_candidate, summary
-from benchmarks.gpu.grid import Cells
+from benchmarks.gpu.grid import Cells, new_decisions
 from benchmarks.gpu.products import DTYPES, Case, Shape
 from benchmarks.gpu.replay import copy_bandwidth, kernel_times
 from benchmarks.timing import geomean
@@ -85,12 +85,13 @@ def _measure(case: Case, dtype: str, cells: Cells, deadline: float, peer: bool) 
     polytile.reset()
     _switch(dtype)
     ours = torch.compile(copied(case.run, "ours"), backend="polytile", dynamic=True, options=OPTIONS)
+    known: set[str] = set()
     for shape in wanted:
         if time.monotonic() > deadline:
             return
         row: dict[str, Any] = {"function": key, "part": case.part, "dtype": dtype, "shape": list(shape)}
         try:
-            row.update(_cell(case, ours, shape, dtype, peer))
+            row.update(_cell(case, ours, shape, dtype, peer), chosen=_chosen(known))
         except Exception as error:
             torch.cuda.synchronize()
             row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
@@ -114,16 +115,11 @@ def _cell(case: Case, ours: Any, shape: Shape, dtype: str, peer: bool) -> dict[s
         )
         calls["peer"](*args)
     times = kernel_times({name: functools.partial(call, *args) for name, call in calls.items()})
-    return {
-        "us": times, "first_call_s": round(first, 3), "wrong": _wrong(got, case.run(*args), shape[2]),
-        "chosen": _decision(),
-    }  # fmt: skip
+    return {"us": times, "first_call_s": round(first, 3), "wrong": _wrong(got, case.run(*args), shape[2])}
 
 
-def _decision() -> str:
-    kernel = polytile.compiler.compiled_programs()[-1].multikernels[0]
-    decision = kernel.decisions[-1]
-    return f"{decision.candidate} ({decision.link})"
+def _chosen(known: set[str]) -> str:
+    return "; ".join(new_decisions(known)) or "as in a regime met before"
 
 
 def _wrong(got: torch.Tensor, eager: torch.Tensor, k: int) -> str:
@@ -143,12 +139,13 @@ def _matrix(dtypes: list[str], deadline: float) -> Iterator[dict[str, Any]]:
             torch._dynamo.reset()
             polytile.reset()
             ours = polytile.compile(copied(products.product, "ours"), hints=[hint], options=OPTIONS)
+            known: set[str] = set()
             for n in RUN_AT:
                 ours(*args[n])
                 times = kernel_times(
                     {"library": functools.partial(torch.mm, *args[n]), "polytile": functools.partial(ours, *args[n])}
                 )
-                row = {"dtype": dtype, "hint": hint, "size": n, "us": times, "chosen": _decision()}
+                row = {"dtype": dtype, "hint": hint, "size": n, "us": times, "chosen": _chosen(known)}
                 print(json.dumps(row), flush=True)
                 yield row
 
