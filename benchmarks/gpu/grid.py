@@ -48,8 +48,8 @@ def run(
 ) -> None:
     """Measures the cells that are missing, until `seconds` have passed. `peers`: "dynamic", "static"."""
     deadline = time.monotonic() + seconds
-    for function in functions:
-        for dtype in dtypes:
+    for dtype in dtypes:
+        for function in functions:
             wanted = [shape for shape in shapes if not cells.has(function.name, dtype, shape)]
             if wanted and time.monotonic() < deadline:
                 for row in _cells(function, dtype, wanted, peers, deadline):
