@@ -21,12 +21,14 @@ from polytile.problem import Config
 Run = Callable[[Sequence[Any]], None]
 
 
-def runs(kernel: LoopKernel, values: Mapping[str, int]) -> Iterator[tuple[str, Run]]:
-    """(name, run) of each schedule at these sizes, some without facts about the call, others with all that hold."""
-    for position, config in enumerate(configs(kernel, nest_of(kernel.loop), values)):
-        known = (position + sum(values.values())) % 2 == 0
-        facts = facts_of(kernel, values) if known else Facts(wide=True)
-        yield f"{config} {'facts' if known else 'bare'}", _run(kernel, config, facts)
+def runs(kernel: LoopKernel, values: Mapping[str, int], turn: int) -> Iterator[tuple[str, Run]]:
+    """(name, run) of one schedule at these sizes, another one each turn, and every other turn without facts about the call."""
+    found = configs(kernel, nest_of(kernel.loop), values)
+    config, bare = found[turn % len(found)], bool((turn // len(found) + turn) % 2)
+    yield (
+        f"{config} {'bare' if bare else 'facts'}",
+        _run(kernel, config, Facts(wide=True) if bare else facts_of(kernel, values)),
+    )
 
 
 def facts_of(kernel: LoopKernel, values: Mapping[str, int]) -> Facts:
@@ -37,12 +39,12 @@ def facts_of(kernel: LoopKernel, values: Mapping[str, int]) -> Facts:
 
 
 def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[Config]:
-    """A config of each schedule; a persistent one holds the row, other blocks divide their axes into some four parts."""
+    """A config of each schedule; a persistent one holds the row, other blocks divide their axes into some two or three parts."""
     numbers = {s: values[s.name] for s in kernel.symbols}
 
     def part(axes: Sequence[Axis], least: int) -> int:
         points = math.prod(sizes.evaluate(a.size, numbers) for a in axes)
-        return max(least, 1 << (points // 4).bit_length())
+        return max(least, 1 << (points // 3).bit_length())
 
     if nest.form is Form.POINTWISE:
         x, y, z = ([*[part([a], 2) for a in tiled_axes(nest)], 1, 1])[:3]
@@ -52,16 +54,16 @@ def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[C
     rows = row_axes(nest)
     lengths = [sizes.evaluate(a.size, numbers) for a in rows]
     r = part(rows[:1], 4)
-    found = [{"variant": "looped", "x": x, "r": r}, {"variant": "looped", "r": 4 * r}]
+    found = [{"variant": "looped", "x": x, "r": r}, {"variant": "looped", "x": 2 * x, "r": 2 * r}]
     if len(rows) <= 2 and max(lengths) <= 4096:
         whole = dict(zip(("r", "r1"), (max(2, 1 << (n - 1).bit_length()) for n in lengths), strict=False))
         found += [{"variant": "persistent", "x": x, **whole}]
     if len(rows) > 1:
         found.append({"variant": "looped", "x": x, "r": r, "r1": part(rows[1:2], 2)})
     if splittable(nest_for(kernel, "split")[1]):
-        found.append({"variant": "split", "x": x, "r": r, "splits": 4})
+        found.append({"variant": "split", "x": x, "r": r, "splits": 2})
         if len(rows) > 1:
-            found.append({"variant": "split", "r": r, "r1": 4, "splits": 2, "along": "r1"})
+            found.append({"variant": "split", "x": x, "r": r, "r1": 4, "splits": 2, "along": "r1"})
     return [Config.of(**config, warps=4) for config in found]
 
 

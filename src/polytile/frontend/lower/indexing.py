@@ -228,6 +228,21 @@ def neutral(mode: str, dtype: torch.dtype) -> int | float:
     return torch.iinfo(dtype).min if mode == "max" else torch.iinfo(dtype).max
 
 
+def accumulator(source: Tensor, mode: str) -> Tensor:
+    """`source` as stores of `mode` change it: 16-bit floats that they accumulate in wait in float32, so that a sum of many
+    rounds once (`narrowed`), not at every step."""
+    if mode == "set" or source.dtype == source.compute_dtype:
+        return source
+    return computed(source.sizes, source.compute_dtype, source.device, source.at)
+
+
+def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """What was accumulated, in the type of the result."""
+    if total.dtype == dtype:
+        return total
+    return computed(total.sizes, dtype, total.device, lambda point: convert(total.at(point), dtype))
+
+
 def _write(builder: Builder, shape: Sequence[Size], store: Callable[[Point], Store]) -> None:
     """A loop over the points of `shape` that does `store(point)`."""
     axes = builder.axes(shape)
@@ -249,7 +264,7 @@ def _scattered(
     require_index(index)
     d = wrap_dim(dim, source.rank)
     stand_in = builder.realize(index) if index.view is None and len(modes) > 1 else index
-    target = duplicate(builder, source)
+    target = duplicate(builder, accumulator(source, modes[-1]))
 
     def store(point: Point, mode: str) -> Store:
         place = place_at(source.rank, point)
@@ -262,7 +277,7 @@ def _scattered(
 
     for mode in modes:
         _write(builder, index.sizes, functools.partial(store, mode=mode))
-    return stored(target, source.device)
+    return narrowed(stored(target, source.device), source.dtype)
 
 
 @lowers(aten.scatter.src, aten.scatter.value)
@@ -363,7 +378,7 @@ def _put(
     if [index.dtype for index in indices if index is not None] == [torch.bool]:
         return _put_where(source, indices, values, accumulate)
     pattern = pattern_of(source, indices)
-    target = duplicate(builder, source)
+    target = duplicate(builder, accumulator(source, mode))
 
     def store(point: Point) -> Store:
         value = convert(values.at(broadcast_point(values.sizes, pattern.result, point)), source.dtype)
@@ -375,7 +390,7 @@ def _put(
         )
 
     _write(builder, pattern.result, store)
-    return stored(target, source.device)
+    return narrowed(stored(target, source.device), source.dtype)
 
 
 def _put_where(source: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> Tensor:
@@ -410,7 +425,7 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
     mode = "add" if accumulate else "set"
     require_mode(source.dtype, mode)
     require_index(index)
-    copy = builder.realize(source, sizes.contiguous_strides(source.sizes))
+    copy = builder.realize(accumulator(source, mode), sizes.contiguous_strides(source.sizes))
     flat = flattened(copy).view
     assert flat is not None
     where = reshape_point(values.sizes, index.sizes)
@@ -421,7 +436,7 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
         return place.store(flat, convert(values.at(where(point)), source.dtype), mode)
 
     _write(builder, index.sizes, store)
-    return copy
+    return narrowed(copy, source.dtype)
 
 
 @lowers(aten.embedding_dense_backward.default)
@@ -440,7 +455,7 @@ def embedding_dense_backward(
         raise LoweringError("gradients scaled by the frequency of their index are left to the library.")
     shape, padding = builder.result_sizes(), as_size(padding_idx)
     zeros = computed(shape, grad.dtype, grad.device, lambda point: expr.const(0, grad.compute_dtype))
-    target = duplicate(builder, zeros)
+    target = duplicate(builder, accumulator(zeros, "add"))
 
     def store(point: Point) -> Store:
         row = indices.at(point[: indices.rank])
@@ -454,4 +469,4 @@ def embedding_dense_backward(
         )
 
     _write(builder, grad.sizes, store)
-    return stored(target, grad.device)
+    return narrowed(stored(target, grad.device), grad.dtype)

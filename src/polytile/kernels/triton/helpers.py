@@ -28,12 +28,15 @@ _TEXTS = (
     *(_ARG.format(name=name, sign=sign) for name, sign in (("argmax", ">"), ("argmin", "<"))),
     *(_EXTREME.format(name=name, sign=sign) for name, sign in (("max", ">"), ("min", "<"))),
     """
+def pt_like(number: tl.constexpr, x):
+    return tl.full([], number, x.dtype)
+""",
+    """
 def pt_logaddexp(a, b):
     high = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     low = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    return tl.where(high == low, high + 0.6931471805599453, high + libdevice.log1p(libdevice.exp(low - high))) + tl.where(
-        high == float("-inf"), high, 0.0
-    )
+    apart = high + libdevice.log1p(libdevice.exp(low - high))
+    return tl.where(high == low, high + pt_like(0.6931471805599453, a), apart) + tl.where(high == float("-inf"), high, 0.0)
 """,
     """
 def pt_welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
@@ -145,6 +148,17 @@ def pt_philox_int(seed, offset, T: tl.constexpr):
     return (low & 0x7FFFFFFF).to(T) if T == tl.int32 else ((high << 32) | low).to(T)
 """,
     """
+def pt_accumulate(base, at, value, active, combine: tl.constexpr, BITS: tl.constexpr):
+    words = (base + tl.where(active, at, 0)).to(tl.pointer_type(BITS), bitcast=True)
+    old = tl.load(words, mask=active, other=0)
+    waiting = active
+    while tl.sum(tl.ravel(waiting).to(tl.int32), 0) > 0:
+        new = combine(old.to(value.dtype, bitcast=True), value).to(BITS, bitcast=True)
+        seen = tl.atomic_cas(words, old, tl.where(waiting, new, old), sem="relaxed")
+        waiting = waiting & (seen != old)
+        old = seen
+""",
+    """
 def pt_digamma(x):
     low = x < 0.5
     y = tl.where(low, 1 - x, x)
@@ -154,13 +168,16 @@ def pt_digamma(x):
         total -= tl.where(near, 1 / y, 0.0)
         y = tl.where(near, y + 1, y)
     z = 1 / (y * y)
-    tail = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * (691 / 32760 - z / 12))))))
+    tail = pt_like(691 / 32760, z) - z * pt_like(1 / 12, z)
+    tail = pt_like(1 / 240, z) - z * (pt_like(1 / 132, z) - z * tail)
+    tail = z * (pt_like(1 / 12, z) - z * (pt_like(1 / 120, z) - z * (pt_like(1 / 252, z) - z * tail)))
     total += libdevice.log(y) - 0.5 / y - tail
     whole = (x == tl.floor(x)) & (x < 0)
     turn = x - tl.floor(x)
-    mirrored = total - 3.141592653589793 / libdevice.tan(3.141592653589793 * turn)
+    pi = pt_like(3.141592653589793, x)
+    mirrored = total - pi / libdevice.tan(pi * turn)
     value = tl.where(low, mirrored, total)
-    value = tl.where(x == 0, libdevice.copysign(tl.full([], float("inf"), x.dtype), -x), value)
+    value = tl.where(x == 0, libdevice.copysign(pt_like(float("inf"), x), x * -1.0), value)
     return tl.where(whole, float("nan"), value)
 """,
 )

@@ -1,6 +1,7 @@
 """Triton text of every IR operation: {0}, {1}, ... are operands, {T} the result's type. Names that begin with `pt_` are helper
 functions (helpers.py). Where a table is by type, a float32 operation may be approximate within a few units in the last
-place, as Triton's own are."""
+place, as Triton's own are. Triton's -x is 0 - x, which loses the sign of zero; as eager's, Bessel functions of infinity are
+NaN."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ FLOATS: dict[str, str] = {
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "round_bf16": "{0}.to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float16).to({T})",
     "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float(\"inf\")", "signbit": "pt_signbit({0})",
-    "i0": "libdevice.cyl_bessel_i0({0})", "i1": "libdevice.cyl_bessel_i1({0})",
-    "digamma": "pt_digamma({0})",
+    "i0": "libdevice.cyl_bessel_i0({0}) + ({0} - {0})", "i1": "libdevice.cyl_bessel_i1({0}) + ({0} - {0})",
+    "digamma": "pt_digamma({0})", "neg": "{0} * -1.0",
 }  # fmt: skip
 FAST: dict[str, str] = {
     "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",

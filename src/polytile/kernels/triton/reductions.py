@@ -20,8 +20,6 @@ from polytile.ir.expr import Reduce, Scan
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 
-LOWEST = -3.4028234663852886e38
-"""Where an online softmax starts: finite, so that its differences are never NaN."""
 NOWHERE = 2**63 - 1  # the index of an extreme that no element has set
 
 
@@ -80,7 +78,7 @@ class Reduction:
                 return (Part(self.dtype, 0.0),) * 3
             case "logsumexp":
                 return (Part(self.dtype, float("-inf")),)
-        return (Part(self.dtype, LOWEST), Part(self.dtype, 0.0))
+        return (Part(self.dtype, torch.finfo(self.dtype).min), Part(self.dtype, 0.0))  # finite: no difference is NaN
 
     @property
     def carried(self) -> torch.dtype:

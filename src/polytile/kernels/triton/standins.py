@@ -12,6 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+_REDUCED: dict[str, Callable[..., Any]] = {
+    "pt_add": np.add.reduce, "pt_mul": np.multiply.reduce, "pt_or": np.bitwise_or.reduce, "pt_and": np.bitwise_and.reduce,
+    "pt_max": np.maximum.reduce, "pt_min": np.minimum.reduce, "pt_int_max": np.maximum.reduce,
+    "pt_int_min": np.minimum.reduce,
+}  # fmt: skip
+"""Of combining functions (helpers.py) the reductions of numpy that do the same."""
+
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
     return value.handle.data
@@ -33,8 +40,11 @@ def interpreted_range(*bounds: Any) -> range:
 
 
 def interpreted_reduce(value: Any, axis: int, combine: Any, keep_dims: bool = False) -> Any:
-    """`tl.reduce`: neighbours are combined until one is left."""
+    """`tl.reduce`: neighbours are combined until one is left, unless numpy has the very reduction."""
     parts = value if isinstance(value, tuple) else (value,)
+    own = _REDUCED.get(combine.fn.__name__)
+    if own is not None:
+        return _block(np.asarray(own(_array(value), axis=axis, keepdims=keep_dims, dtype=_array(value).dtype)), value)
     arrays = [np.moveaxis(_array(p), axis, 0) for p in parts]
     while len(arrays[0]) > 1:
         arrays = _combined(combine, parts, [a[0::2] for a in arrays], [a[1::2] for a in arrays])
