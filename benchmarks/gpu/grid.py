@@ -50,7 +50,8 @@ def run(
     deadline = time.monotonic() + seconds
     for dtype in dtypes:
         for function in functions:
-            wanted = [shape for shape in shapes if not cells.has(function.name, dtype, shape)]
+            defined = [shape for shape in shapes if shape[0] >= function.rows]
+            wanted = [shape for shape in defined if not cells.has(function.name, dtype, shape)]
             if wanted and time.monotonic() < deadline:
                 for row in _cells(function, dtype, wanted, peers, deadline):
                     cells.add(row)
