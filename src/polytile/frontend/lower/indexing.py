@@ -23,7 +23,7 @@ from polytile.frontend.lower.value import Point, Tensor, broadcast_point, comput
 from polytile.frontend.lower.views import is_dense, require_loop_dtype, reshape_point, traced_strides, wrap_dim
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import Store, View
+from polytile.ir.program import Store, View, compute_dtype
 from polytile.ir.sizes import ONE, ZERO, Size, as_size
 
 aten = torch.ops.aten
@@ -229,11 +229,12 @@ def neutral(mode: str, dtype: torch.dtype) -> int | float:
 
 
 def accumulator(source: Tensor, mode: str) -> Tensor:
-    """`source` as stores of `mode` change it: 16-bit floats that they accumulate in wait in float32, so that a sum of many
-    rounds once (`narrowed`), not at every step."""
-    if mode == "set" or source.dtype == source.compute_dtype:
+    """`source` as stores of `mode` change it: where they accumulate, elements of less than 32 bits wait in 32, so that a sum
+    of many rounds once (`narrowed`), not at every step, and since that is what GPUs combine with memory."""
+    if mode == "set" or source.dtype.itemsize >= 4:
         return source
-    return computed(source.sizes, source.compute_dtype, source.device, source.at)
+    wide = torch.float32 if source.dtype.is_floating_point else torch.int32
+    return computed(source.sizes, wide, source.device, lambda point: convert(source.at(point), wide))
 
 
 def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
@@ -270,10 +271,10 @@ def _scattered(
         place = place_at(source.rank, point)
         place.put(d, position(stand_in.at(point), extent(source, d), ranges_of(point, index.sizes), wraps=False))
         if mode == "clear":
-            return place.store(target, expr.const(neutral(modes[-1], source.dtype), source.compute_dtype))
+            return place.store(target, expr.const(neutral(modes[-1], source.dtype), compute_dtype(target.dtype)))
         at = (*point, ZERO)[: value.rank] if isinstance(value, Tensor) else ()
         node = value.at(at) if isinstance(value, Tensor) else builder.element(value, (), ())
-        return place.store(target, convert(node, source.dtype), mode)
+        return place.store(target, convert(convert(node, source.dtype), target.dtype), mode)
 
     for mode in modes:
         _write(builder, index.sizes, functools.partial(store, mode=mode))
@@ -381,7 +382,7 @@ def _put(
     target = duplicate(builder, accumulator(source, mode))
 
     def store(point: Point) -> Store:
-        value = convert(values.at(broadcast_point(values.sizes, pattern.result, point)), source.dtype)
+        value = convert(values.at(broadcast_point(values.sizes, pattern.result, point)), target.dtype)
         plain = pattern.place(point, checked).store(target, value, mode)
         return (
             replace(plain, mask=mask.at(broadcast_point(mask.sizes, pattern.result, point)))
@@ -433,7 +434,7 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
     def store(point: Point) -> Store:
         place = Place([ZERO])
         place.put(0, position(index.at(point), source.numel, ranges_of(point, index.sizes)))
-        return place.store(flat, convert(values.at(where(point)), source.dtype), mode)
+        return place.store(flat, convert(values.at(where(point)), flat.dtype), mode)
 
     _write(builder, index.sizes, store)
     return narrowed(copy, source.dtype)
@@ -461,7 +462,7 @@ def embedding_dense_backward(
         row = indices.at(point[: indices.rank])
         place = Place([ZERO, *point[indices.rank :]])
         place.put(0, position(row, shape[0], ranges_of(point, grad.sizes), wraps=False))
-        plain = place.store(target, grad.at(point), "add")
+        plain = place.store(target, convert(grad.at(point), target.dtype), "add")
         return (
             plain
             if padding == -1

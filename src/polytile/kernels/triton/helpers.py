@@ -109,9 +109,10 @@ def pt_int_remainder(a, b):
 """,
     """
 def pt_int_pow(a, b):
-    result = tl.where(b < 0, (a == 1).to(a.dtype) + (a == -1).to(a.dtype) * (1 - 2 * (b & 1)), (a == a).to(a.dtype))
-    for bit in tl.static_range(6):
-        result *= tl.where((b >= 0) & ((b >> bit) & 1 != 0), a, (a == a).to(a.dtype))
+    one = (a == a).to(a.dtype)
+    result = tl.where(b < 0, (a == 1).to(a.dtype) + (a + 1 == 0).to(a.dtype) * (one - 2 * (b & 1)), one)
+    for bit in range(a.dtype.primitive_bitwidth):
+        result *= tl.where((b > 0) & ((b >> bit) & 1 != 0), a, one)
         a *= a
     return result
 """,
@@ -124,6 +125,11 @@ def pt_shift_left(a, b):
 def pt_shift_right(a, b):
     last = a.dtype.primitive_bitwidth - 1
     return a >> tl.where((b < 0) | (b > last), last, b)
+""",
+    """
+def pt_shift_right_unsigned(a, b):
+    far = b >= a.dtype.primitive_bitwidth
+    return tl.where(far, 0, a >> tl.where(far, 0, b))
 """,
     """
 def pt_philox(seed, offset):
@@ -159,10 +165,31 @@ def pt_accumulate(base, at, value, active, combine: tl.constexpr, BITS: tl.const
         old = seen
 """,
     """
+def pt_bessel_tail(x, a: tl.constexpr, b: tl.constexpr, c: tl.constexpr, d: tl.constexpr):
+    t = 1 / (8 * x)
+    series = 1 + t * (pt_like(a, x) + t * (pt_like(b, x) + t * (pt_like(c, x) + t * pt_like(d, x))))
+    return series / pt_sqrt(pt_like(6.283185307179586, x) * x)
+""",
+    """
+def pt_i0e(x):
+    far, size = 80.0 if x.dtype == tl.float32 else 600.0, tl.abs(x)
+    near = tl.where(size < far, size, 0.0)
+    value = libdevice.cyl_bessel_i0(near) * libdevice.exp(-near)
+    return tl.where(size < far, value, pt_bessel_tail(size, 1.0, 4.5, 37.5, 459.375))
+""",
+    """
+def pt_i1e(x):
+    far, size = 80.0 if x.dtype == tl.float32 else 600.0, tl.abs(x)
+    near = tl.where(size < far, size, 0.0)
+    value = libdevice.cyl_bessel_i1(near) * libdevice.exp(-near)
+    value = tl.where(size < far, value, pt_bessel_tail(size, -3.0, -7.5, -52.5, -590.625))
+    return tl.where(x < 0, -value, value)
+""",
+    """
 def pt_digamma(x):
     low = x < 0.5
     y = tl.where(low, 1 - x, x)
-    total = y * 0
+    total = tl.where(y == y, 0.0, y)
     for step in tl.static_range(8):
         near = y < 8
         total -= tl.where(near, 1 / y, 0.0)
@@ -173,7 +200,7 @@ def pt_digamma(x):
     tail = z * (pt_like(1 / 12, z) - z * (pt_like(1 / 120, z) - z * (pt_like(1 / 252, z) - z * tail)))
     total += libdevice.log(y) - 0.5 / y - tail
     whole = (x == tl.floor(x)) & (x < 0)
-    turn = x - tl.floor(x)
+    turn = x - libdevice.trunc(x)
     pi = pt_like(3.141592653589793, x)
     mirrored = total - pi / libdevice.tan(pi * turn)
     value = tl.where(low, mirrored, total)

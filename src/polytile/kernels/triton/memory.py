@@ -43,7 +43,7 @@ def load(body: Body, node: Load, scope: Scope) -> str:
     stored = body.kernel.storage(node.buffer)
     if node.dtype == stored:
         return loaded
-    bits = node.dtype != compute_dtype(stored) and node.dtype.itemsize == stored.itemsize
+    bits = node.dtype != compute_dtype(stored) and node.dtype.itemsize == stored.itemsize and stored != torch.bool
     return f"{loaded}.to({text.value_type(node.dtype)}{', bitcast=True' if bits else ''})"
 
 

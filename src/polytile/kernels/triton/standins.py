@@ -59,8 +59,8 @@ def interpreted_scan(value: Any, axis: int, combine: Any) -> Any:
     arrays = [np.moveaxis(_array(p), axis, 0).copy() for p in parts]
     step = 1
     while step < len(arrays[0]):
-        after = _combined(combine, parts, [a[:-step] for a in arrays], [a[step:] for a in arrays])
-        arrays = [np.concatenate([a[:step], b]) for a, b in zip(arrays, after, strict=True)]
+        after = _combined(combine, parts, [np.roll(a, step, axis=0) for a in arrays], arrays)
+        arrays = [np.concatenate([a[:step], b[step:]]) for a, b in zip(arrays, after, strict=True)]
         step *= 2
     found = tuple(_block(np.moveaxis(a, 0, axis), p) for a, p in zip(arrays, parts, strict=True))
     return found if isinstance(value, tuple) else found[0]
@@ -76,6 +76,21 @@ def _combined(
 
 CALLS: dict[str, Callable[..., Any]] = {"tl.reduce": interpreted_reduce, "tl.associative_scan": interpreted_scan}
 """Functions of Triton, and what is called in place of each."""
+
+
+_FLOATS = {
+    "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+    "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2,
+}  # fmt: skip
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def convert_float(data: np.ndarray[Any, Any], source: Any, target: Any, rounding: Any) -> np.ndarray[Any, Any]:
+    """The bits of floating-point numbers in another type, rounded to nearest as GPUs do; Triton's interpreter cuts them off."""
+    from_, to = _FLOATS[str(source)], _FLOATS[str(target)]
+    bits = np.ascontiguousarray(data).view(_BITS[from_.itemsize]).copy()
+    found = torch.from_numpy(bits.view(np.uint8)).view(from_).to(to)
+    return found.view(torch.uint8).numpy().view(_BITS[to.itemsize]).reshape(data.shape)
 
 
 _TORCH: dict[str, Callable[..., torch.Tensor]] = {
