@@ -39,7 +39,8 @@ def test_candidates_stand_in_canonical_order() -> None:
     pointwise = case(op("exp", load("x", P0 * S1 + P1)), P0 * S1 + P1, reduced=False)
     assert names(pointwise) == ["plain t1", "plain t4", "plain t16"]
     rows = case(softmax_of(ROW), ROW, threads=4)
-    assert names(rows) == ["persistent t1", "looped t1", "persistent t4", "looped t4", "split t4"]
+    whole = [f"{variant} t{count}" for count in (1, 4) for variant in ("persistent", "looped", "short")]
+    assert names(rows) == [*whole, "split t4"]
 
 
 def test_rows_are_kept_only_where_computing_again_costs_more() -> None:
@@ -53,6 +54,7 @@ def test_rows_are_kept_only_where_computing_again_costs_more() -> None:
         ("looped t1", 1, 1, True), ("looped t1", 0, 0, True),
         ("persistent t1", 4, 1000, True), ("persistent t1", 4, 1 << 20, True),
         ("looped t4", 2, 100, False), ("looped t4", 1, 100_000, False), ("looped t4", 64, 64, True),
+        ("short t1", 16, 128, True), ("short t1", 15, 128, False), ("short t1", 100, 129, False),
         ("split t4", 1, 100_000, True), ("split t4", 1, 1000, False), ("split t4", 10_000, 2000, False),
     ],
 )  # fmt: skip

@@ -14,13 +14,11 @@ from polytile.ir.expr import Load
 from polytile.ir.program import Axis
 from polytile.kernels.cpp import domain, memory, text
 from polytile.kernels.cpp.body import Scope, always
-from polytile.kernels.cpp.lanes import lane_bytes
+from polytile.kernels.cpp.lanes import NARROWEST, lane_bytes
 from polytile.kernels.cpp.scatter import scattered
 from polytile.kernels.cpp.unit import Unit
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.writer import Writer
-
-NARROWEST = 4  # bytes of a lane: of narrower ones a register has more than a square has rows
 
 
 def turned(nest: Nest) -> tuple[Axis, tuple[Load, ...]] | None:

@@ -10,9 +10,10 @@
               memory once an iteration and for its warps once a reduction, and each thread for its own instructions
 
 Numbers of the device are from its DeviceFacts, the constants below round numbers of one H100, not a fit: they rank
-candidates. Against all candidates timed at 240 shapes of random size the choice was 1.5 times slower than the best while loads
-of odd rows counted as vectors and a thread's own instructions as nothing. Known wrong: accesses of any stride but 1 count as a sector an element, though the L1 cache keeps some of them;
-registers are guessed from the values that a block holds, not read from the compiled kernel.
+candidates. At 240 shapes of random size the choice was 1.4 times slower than the best of all candidates while loads of odd
+rows counted as vectors and a thread's own instructions as nothing. Known wrong: accesses of any stride but 1 count as a
+sector an element, though the L1 cache keeps some of them; registers are guessed from the values that a block holds, not read
+from the compiled kernel.
 """
 
 from __future__ import annotations
