@@ -23,7 +23,7 @@ class Task:
 
     The candidates named in `apart` run in a worker process first, for at most `trial_seconds`; with `only_apart` one that
     cannot is not used at all. Once `seconds` have passed no further candidate is begun. `kernel` is its name for people,
-    `target` the device whose kernels they are.
+    `target` the device whose kernels they are, and `costs` the candidates' predictions, in seconds.
     """
 
     problem: Problem
@@ -42,6 +42,7 @@ class Task:
     target: torch.device = CPU
     seconds: float = math.inf
     kernel: str = ""
+    costs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
 def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Budget | None) -> tune.Task:
     spec = request.spec
     assert request.args is not None
+    costs = tuple(candidate.cost(request.sizes) for candidate in candidates)
 
     def proven(source_hash: str) -> bool:
         return request.store.proven(request.problem.device, request.environment, source_hash)
@@ -102,7 +103,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         spec.roles,
         spec.reference,
         spec.reduction_length(request.ints),
-        min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
+        min(costs, default=0.0),
         options.get("check_accuracy"),
         _limits(spec.target),
         apart=policy.apart(candidates, proven),
@@ -111,6 +112,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         seconds=math.inf if tightest is None else tightest.left(),
         target=spec.target,
         kernel=spec.name,
+        costs=costs,
     )
 
 
