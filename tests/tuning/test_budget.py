@@ -34,6 +34,10 @@ class Slow(Function):
     """A kernel that takes its time when it is tried."""
 
     seconds: float = 0.05
+    predicted: float = 1e-5
+
+    def cost(self, sizes: Any) -> float:
+        return self.predicted
 
     def entry(self) -> Any:
         time.sleep(self.seconds)
@@ -41,7 +45,7 @@ class Slow(Function):
 
 
 def three() -> list[Slow]:
-    return [Slow("third", double), Slow("first", double), Slow("second", double)]
+    return [Slow("third", double, predicted=3e-5), Slow("first", double, predicted=1e-5), Slow("second", double)]
 
 
 def test_a_budget_is_spent_by_charging_and_none_is_endless() -> None:
@@ -66,7 +70,9 @@ def test_a_campaign_runs_by_the_clock_and_is_tighter_than_a_budget_with_more_lef
 
 
 def test_when_the_time_is_over_the_most_promising_has_been_tried_and_the_others_are_left_out() -> None:
-    attempts = tune(task(*three(), apart=frozenset(), seconds=0.01, costs=(3e-5, 1e-5, 2e-5)))
+    candidates = three()
+    predicted = tuple(candidate.predicted for candidate in candidates)
+    attempts = tune(task(*candidates, predicted=predicted, apart=frozenset(), seconds=0.01))
     assert [attempt.untried for attempt in attempts] == [True, False, True]
     assert attempts[1].ok and "the 0.01 s for measuring were over" in attempts[0].detail
 

@@ -18,6 +18,7 @@ from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.tuning import measure, progress
 from polytile.tuning.budget import clock
+from polytile.tuning.clones import wide_fits
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, wrong
@@ -77,9 +78,9 @@ class _Trial:
 
     def _check_all(self, gate: Gate) -> None:
         """Makes the candidates and compares their results, each first in the worker if it has to be."""
-        costs = self.task.costs or (0.0,) * len(self.task.candidates)
+        promise = dict(enumerate(self.task.predicted))
         with isolated.Trials(self.task, gate, self.attempts) as apart:
-            for index in sorted(range(len(costs)), key=costs.__getitem__):
+            for index in sorted(range(len(self.task.candidates)), key=lambda index: promise.get(index, 0.0)):
                 self._tell(self.task.candidates[index].name)
                 if self.left <= 0 and self.passed:
                     self.attempts[index] = _untried(self.task, index)
@@ -98,16 +99,17 @@ class _Trial:
 
     def _time_all(self, gate: Gate) -> None:
         """Races those that may be timed. An interrupt keeps what the race has found out."""
+        target = self.task.target
         restore = gate.clones.restore if gate.clones.changes_its_input else None
         order = sorted(self.passed)
+        entries = {index: self.passed[index][0] for index in order}
         contenders = [
             measure.Contender(
-                self.task.candidates[index].name, self.passed[index][0], gate.clones.args, restore,
-                measure.timer_for(self.task.target, self.passed[index][0]),
+                self.task.candidates[index].name, entry, gate.clones.args, restore, measure.timer_for(target, entry)
             )
-            for index in order
-        ]  # fmt: skip
-        if self.task.target.type == "cpu":
+            for index, entry in entries.items()
+        ]
+        if target.type == "cpu":
             compiler.settle(min(SETTLE_SECONDS, max(0.0, self.left)))
         self._tell("timing")
         try:
@@ -166,7 +168,8 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 
 def _gate(task: Task) -> Gate:
     reference = task.reference if task.check_accuracy else None
-    wide = task.predicted_seconds <= WIDE_LIMIT_SECONDS
+    on_device = task.target.type == "cpu" or wide_fits(task.args, task.roles)  # on the host it would take seconds
+    wide = min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS and on_device
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide)
 
 

@@ -41,7 +41,8 @@ MEMORY_LATENCY = 0.65e-6  # s of a load from memory on a busy device
 CACHE_LATENCY = 0.35e-6  # s of a load that the L2 cache has
 REDUCTION = 0.12e-6  # s in which a block's warps agree on one value
 START = 0.5e-6  # s until a program's first load is under way, beside the launch itself
-FINISH = 1.0e-6  # s in which the last program of a split row finds that it is the last and reads what the others left
+FINISH = 1.0e-6  # s in which the last program of a split row, or the next launch, finds what the others have left
+LEFT = 8e-9  # s for each value of that a thread reads
 SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
 SECTOR = 32  # bytes
 VECTOR = 16  # bytes of the widest load
@@ -107,7 +108,8 @@ class Estimate:
     @property
     def seconds(self) -> float:
         parts = (self.latency, self.memory, self.cache, self.units)
-        finish = FINISH if self.splits > 1 else 0.0
+        left = self.splits * math.prod(d.block for d in self.tile.parallel) / self.threads
+        finish = self.work.passes * (FINISH + LEFT * left) if self.splits > 1 else 0.0
         return self.device.launch_seconds + START + finish + sum(p**3 for p in parts) ** (1 / 3)
 
     # traffic ---------------------------------------------------------------------------------------------------------

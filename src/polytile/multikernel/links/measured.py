@@ -17,7 +17,7 @@ from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.tuning import budget, measure, tune
-from polytile.tuning.circumstances import completed
+from polytile.tuning.circumstances import completed, state
 from polytile.tuning.decide import Score, combine, pick
 from polytile.tuning.isolation import policy
 
@@ -90,7 +90,6 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
 def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Budget | None) -> tune.Task:
     spec = request.spec
     assert request.args is not None
-    costs = tuple(candidate.cost(request.sizes) for candidate in candidates)
 
     def proven(source_hash: str) -> bool:
         return request.store.proven(request.problem.device, request.environment, source_hash)
@@ -103,23 +102,23 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         spec.roles,
         spec.reference,
         spec.reduction_length(request.ints),
-        min(costs, default=0.0),
+        tuple(candidate.cost(request.sizes) for candidate in candidates),
         options.get("check_accuracy"),
         _limits(spec.target),
         apart=policy.apart(candidates, proven),
         trial_seconds=options.get("trial_seconds"),
         only_apart=options.get("isolation") == "always",
-        seconds=math.inf if tightest is None else tightest.left(),
         target=spec.target,
+        seconds=math.inf if tightest is None else tightest.left(),
         kernel=spec.name,
-        costs=costs,
     )
 
 
 def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) -> None:
     """Counts the measurements among the attempts and appends them to the store."""
+    moment = state(request.spec.target)
     measurements = [
-        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes))
+        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
         for attempt in attempts
         if attempt.measurement is not None
     ]
