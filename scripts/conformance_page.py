@@ -42,13 +42,19 @@ def device_section(results: Mapping[str, Any]) -> Iterator[str]:
     """One device: how many entries are right, who runs their operators, and what is not right."""
     entries, environment, counts = results["entries"], results["environment"], results["counts"]
     kind = results["suite"].removeprefix("conformance_")
-    device = environment.get("gpu", "") if kind == "cuda" else environment.get("processor", "")
+    device = environment.get("accelerator", "") if kind == "cuda" else environment.get("processor", "")
     yield f"## {'CUDA' if kind == 'cuda' else 'CPU'}"
     yield ""
     right = counts["right"] + counts["stale"]
+    run = counts["entries"] - counts["absent"]
+    absent = (
+        f" {counts['absent']} more are not run, as eager has no such operator on the device."
+        if counts["absent"]
+        else ""
+    )
     yield (
-        f"{right} of {counts['entries']} entries are right ({share(right, counts['entries'])}), {counts['listed']} listed, "
-        f"{counts['wrong']} wrong. PyTorch {results['settings']['torch']}, {device or kind}; at most "
+        f"{right} of {run} entries are right ({share(right, run)}), {counts['listed']} listed, {counts['wrong']} wrong."
+        f"{absent} PyTorch {results['settings']['torch']}, {device or kind}; at most "
         f"{results['settings']['samples'] or 'all'} samples an entry."
     )
     yield ""
@@ -61,7 +67,8 @@ def families(entries: Mapping[str, Any]) -> Iterator[str]:
     """Right entries by family, and how many of the ATen operators that their graphs consist of run how."""
     members: dict[str, list[Any]] = defaultdict(list)
     for row in entries.values():
-        members[row["family"] or "?"].append(row)
+        if row["verdict"] != "absent":
+            members[row["family"] or "?"].append(row)
     rows = []
     for family, found in sorted(members.items()):
         right = sum(row["verdict"] in ("right", "stale") for row in found)
@@ -100,10 +107,11 @@ def operators(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def listed(entries: Mapping[str, Any]) -> Iterator[str]:
+    others = {"wrong": "wrong, and not listed", "absent": "eager has no such operator on this device"}
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, row in entries.items():
         if row["verdict"] not in ("right", "stale"):
-            reasons[row.get("reason", "wrong, and not listed")].append(name)
+            reasons[others.get(row["verdict"]) or row["reason"]].append(name)
     if reasons:
         yield "Not right:"
         yield ""

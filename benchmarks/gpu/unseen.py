@@ -66,7 +66,14 @@ def _row(function: Function, shape: tuple[int, int], kernel: Any) -> list[dict[s
     able = [candidate for candidate in request.candidates if candidate.origin == "triton"]
     spec = kernel.spec
     task = Task(
-        request.problem, tuple(able), args, spec.names, spec.roles, None, 1, 0.0, False, measure.GPU_LIMITS, spec.target
+        request.problem,
+        tuple(able),
+        args,
+        spec.names,
+        spec.roles,
+        check_accuracy=False,
+        limits=measure.GPU_LIMITS,
+        target=spec.target,
     )
     timed = {a.candidate.name: a.seconds for a in tune(task) if a.ok}
     if decision.candidate not in timed:

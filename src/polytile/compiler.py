@@ -25,6 +25,7 @@ from polytile.multikernel import MultiKernel
 from polytile.multikernel.define import define_loop, define_template
 from polytile.passes.pipeline import optimize
 from polytile.runtime.neutral import neutral
+from polytile.tuning.budget import Budget
 from polytile.wrapper import KernelCall, backend, schedule
 
 log = logging.getLogger("polytile")
@@ -102,7 +103,14 @@ def compile_program(
             calls.append((multikernel, call))
             return call
 
+        if options.get("progress") != "off":
+            from polytile.report import progress  # brings rich, which few programs need
+
+            progress.show_from_now_on(lines=options.get("progress") == "lines")
+        budget = Budget(options.get("program_seconds"), "the program")
         wrapped = backend("python")(program.name, schedule(program, call_of, inplace, traced))
+        for multikernel, _ in calls:
+            multikernel.budget = budget
         for values in (traced, *ahead):
             _prepare(calls, values)
         _warm(calls, hints)

@@ -52,9 +52,10 @@ TABLE: tuple[Option, ...] = (
         "tune",
         str,
         "auto",
-        "auto: measure a shortlist where nothing is known; all: measure every candidate in every regime, which fills a store "
-        "for replays and for learning; off: prior and store only.",
-        choices=("auto", "all", "off"),
+        "auto: measure a shortlist where nothing is known; thorough: the same, for longer, and again where what is known does "
+        "not settle the choice; all: measure every candidate in every regime, which fills a store for replays and for "
+        "learning; off: prior and store only.",
+        choices=("auto", "thorough", "all", "off"),
     ),
     Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known, at most."),
     Option("gpu_shortlist", int, 6, "The same for kernels on a GPU, where candidates compile in parallel processes."),
@@ -84,6 +85,26 @@ TABLE: tuple[Option, ...] = (
         False,
         "Run loops on CPU tensors as generated Triton kernels under Triton's interpreter: slow, to try them without a GPU.",
         compile_key=True,
+    ),
+    Option(
+        "problem_seconds",
+        float,
+        0.0,
+        "Seconds that measuring one problem may take, compilers waited for included; 0: no limit. What is found by then is used.",
+    ),
+    Option(
+        "program_seconds",
+        float,
+        0.0,
+        "Seconds that a compiled program may spend on measuring, all its kernels and sizes together; 0: no limit.",
+    ),
+    Option(
+        "progress",
+        str,
+        "off",
+        "Show what is being measured, on stderr. auto: a bar on a terminal, a line for each problem elsewhere; lines: lines "
+        "everywhere.",
+        choices=("off", "auto", "lines"),
     ),
     Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal (DESIGN 10)."),
     Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed (DESIGN 9)."),

@@ -275,3 +275,12 @@ def test_philox_numbers_are_uniform_normal_and_repeat_for_a_seed() -> None:
     again = run(x)
     for first, later, repeated in zip((uniform, normal, kept), second, again, strict=True):
         assert torch.equal(first, repeated) and not torch.equal(first, later)
+
+
+def test_a_shift_by_minus_half_a_size_rolls_as_in_eager() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.roll((-(x.shape[0] // 2), x.shape[1] // 2 - x.shape[1]), (0, 1))
+
+    run = compiled(function)
+    for shape in ((7, 10), (8, 33), (2, 3)):
+        check(function, run, *sized(shape))

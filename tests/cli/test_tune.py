@@ -54,14 +54,14 @@ def _new_process() -> None:
 
 
 def test_what_a_function_returns_is_tuned_once(target: Path, empty_cache: Path) -> None:
-    first = run("tune", f"{target}:cases", "--save-plan", target.parent / "plan")
+    first = run("tune", f"{target}:cases", "--quick", "--save-plan", target.parent / "plan")
     assert first.exit_code == 0, first.output
     assert "[1/2] float32[20, 300]: 1 choice, " in first.output and "[2/2] float32[300, 20]" in first.output
     assert "measured now" in first.output and "2 of 2 calls" in first.output
     assert f"Kept in {empty_cache / 'store.sqlite3'}" in first.output and records(empty_cache / "store.sqlite3")
     assert {dict(p.sizes)["n0"] for p in Plan.read(target.parent / "plan").decisions} >= {20, 300}
     _new_process()
-    again = run("tune", f"{target}:cases")
+    again = run("tune", f"{target}:cases", "--quick")
     assert "2 of 2 calls, 0 candidates measured" in again.output and "measured before" in again.output
 
 
@@ -86,7 +86,7 @@ def test_ctrl_c_keeps_what_was_measured(target: Path, empty_cache: Path, monkeyp
     assert {record.measurement.problem.size["n0"] for record in records(empty_cache / "store.sqlite3")} == {20}
     monkeypatch.setattr(measured, "tuner", tuner)
     _new_process()
-    assert "[1/2] float32[20, 300]: 1 choice, 0 candidates measured" in run("tune", f"{target}:cases").output
+    assert "[1/2] float32[20, 300]: 1 choice, 0 candidates measured" in run("tune", f"{target}:cases", "--quick").output
 
 
 def test_a_call_that_fails_is_told_and_the_others_go_on(target: Path) -> None:

@@ -39,8 +39,9 @@ SEED = 1234
 
 @dataclass
 class Report:
-    """What became of an entry. `verdict`: right or wrong; `detail` says what is wrong in which mode; `operators` maps
-    generated, template, library and view to ATen operators, `reasons` library operators to why."""
+    """What became of an entry. `verdict`: right, wrong, or absent where eager has no such operator on the device; `detail`
+    says what is wrong in which mode; `operators` maps generated, template, library and view to ATen operators, `reasons`
+    library operators to why."""
 
     entry: str
     family: str
@@ -73,7 +74,9 @@ def check(entry: Entry, device: str, limit: int, modes: Sequence[str] = tuple(MO
                 _check_mode(entry, samples, mode, report, options)
         elif not report.detail:
             report.detail["samples"] = "torch has no sample inputs"
-    report.verdict = "wrong" if report.detail else "right"
+    report.verdict = (
+        "absent" if set(report.detail) == {"eager"} and not samples else "wrong" if report.detail else "right"
+    )
     report.operators = {how: sorted(set(names)) for how, names in sorted(report.operators.items())}
     report.seconds = time.perf_counter() - begin
     return report
@@ -136,13 +139,25 @@ def _one_by_one(
     for number, sample in enumerate(samples):
         one = program(entry.info.get_op(), [sample])
         try:
-            graphs += _compare(entry, one, mode, False, report, options)
+            graphs += _alone(entry, one, mode, report, options)
         except Exception as error:
             report.text = one.text
             inner = error.inner_exception if isinstance(error, torch._dynamo.exc.BackendCompilerFailed) else error
             report.detail[mode] = f"sample {number}: {_said(inner)}"
             break
     return graphs
+
+
+def _alone(entry: Entry, one: Program, mode: str, report: Report, options: dict[str, Any]) -> int:
+    """One sample with graph breaks allowed; where Dynamo fails to capture numbers and sizes that are data, it breaks the
+    graph there, as it does by default."""
+    try:
+        return _compare(entry, one, mode, False, report, options)
+    except torch._dynamo.exc.BackendCompilerFailed:
+        raise
+    except torch._dynamo.exc.TorchDynamoException:
+        with torch._dynamo.config.patch(capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False):
+            return _compare(entry, one, mode, False, report, options)
 
 
 def _compare(

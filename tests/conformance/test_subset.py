@@ -8,7 +8,7 @@ from tests.conformance.check import check
 from tests.conformance.entries import DTYPES, entries, spread
 from tests.conformance.listed import reason_for
 
-PER_FAMILY = 9
+PER_FAMILY = 4
 SAMPLES = 3
 
 

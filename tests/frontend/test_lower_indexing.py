@@ -281,6 +281,20 @@ WRITES: dict[str, Function] = {
     "scatter, summed without self": lambda x, i: x.scatter_reduce(
         0, (i % 2).view(-1, 1, 1), x, "sum", include_self=False
     ),
+    **{
+        f"scatter, {how}{'' if own else ' without self'}": lambda x, i, how=how, own=own: x.scatter_reduce(
+            0, (i % 2).view(-1, 1, 1).expand(-1, 2, 5), x * 2, how, include_self=own
+        )
+        for how in ("prod", "amax", "amin", "mean")
+        for own in (True, False)
+    },
+    **{
+        f"index_reduce, {how}{'' if own else ' without self'}": lambda x, i, how=how, own=own: x.index_reduce(
+            1, i % 2, x[:, :3] * 2, how, include_self=own
+        )
+        for how in ("prod", "amax", "amin", "mean")
+        for own in (True, False)
+    },
     "scatter with add": lambda x, i: torch.ops.aten.scatter.reduce(x, 0, (i % 2).view(-1, 1, 1), x, reduce="add"),
     "masked_fill": lambda x, i: x.masked_fill(x > 0, 2.0),
     "embedding_dense_backward": lambda x, i: torch.ops.aten.embedding_dense_backward(x[:3, 0], i % 2, 7, 1, False),
@@ -313,8 +327,6 @@ def test_accumulates_in_any_type_of_number(dtype: torch.dtype) -> None:
     ("fn", "operator"),
     [
         (lambda x, i: x[x > 0], "aten.index.Tensor"),
-        (lambda x, i: x.scatter_reduce(0, i, x, "amax"), "aten.scatter_reduce.two"),
-        (lambda x, i: x.scatter_reduce(0, i, x, "prod"), "aten.scatter_reduce.two"),
         (lambda x, i: x.masked_scatter(x > 0, x), "aten.masked_scatter.default"),
         (lambda x, i: (x > 0).index_put([i], x[:3] > 1, accumulate=True), "aten.index_put.default"),
         (lambda x, i: x.nonzero(), "aten.nonzero.default"),

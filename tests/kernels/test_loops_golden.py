@@ -61,6 +61,7 @@ def embedding_backward() -> Loop:
 
 GOLDEN: dict[str, tuple[Callable[[], Loop], str]] = {
     "softmax_persistent": (softmax, "persistent"),
+    "softmax_short": (softmax, "short"),
     "softmax_split": (softmax, "split"),
     "layer_norm": (layer_norm, "looped"),
     "bias_gelu": (bias_gelu, "plain"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,23 @@ def test_what_another_process_measured_meanwhile_is_used() -> None:
     kernel(*arguments(32))
     assert kernel.decisions[1].link == "measured" and kernel.decisions[1].provenance.startswith("measured before")
     assert counters["candidates_benchmarked"] == 2
+
+
+def test_thorough_measuring_takes_a_doubtful_record_again_and_a_clear_one_as_it_is() -> None:
+    chance = random.Random(0)
+    close = Fake("a", lambda _: 1.02e-5 * (1 + chance.random() / 5)), Fake("b", lambda _: 1e-5 * (1 + chance.random() / 5))
+    clear = Fake("a", 2e-5), Fake("b", 1e-5)
+    decided(*clear)
+    with options.override(tune="thorough"):
+        assert decided(*clear).link == "exact"
+        assert decided(*clear, m=601).link == "measured"
+        assert decided(*clear, m=611).link == "measured", "neighbours are no answer"
+    for times in (1, 2, 3):
+        with options.override(tune="thorough"):
+            assert decided(*close, m=71).link == "measured"
+        assert len([m for m in store.current().measurements() if dict(m.problem.sizes)["M"] == 71]) == 2 * times
+    with options.override(tune="thorough"):
+        assert decided(*close, m=71).link == "exact", "three times is enough"
 
 
 def test_a_size_of_the_same_regime_needs_no_new_measurement() -> None:

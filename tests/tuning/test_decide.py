@@ -9,7 +9,7 @@ import pytest
 
 from polytile.problem import Outcome
 from polytile.store import Summary
-from polytile.tuning.decide import Score, combine, pick
+from polytile.tuning.decide import Score, combine, doubtful, pick
 
 
 def scores(*seconds: float | None) -> list[Score | None]:
@@ -78,3 +78,11 @@ def test_a_wrong_result_is_final_and_other_failures_are_until_a_later_success() 
 def test_measurements_under_another_condition_do_not_mix() -> None:
     combined = combine([summary("a", 1.0), summary("a", 9.0, condition="cold cache")])
     assert combined["a", "[]", "h"].seconds == 1.0
+
+
+def test_a_choice_by_a_distance_of_about_the_band_is_in_doubt() -> None:
+    assert doubtful([Score(1.02, 0.01), Score(1.0, 0.01)], 0.02)
+    assert not doubtful([Score(1.02, 0.0001), Score(1.0, 0.0001)], 0.05)
+    assert not doubtful([Score(1.0, 0.005), Score(1.02, 0.005)], 0.02), "later ones are chosen by nothing"
+    assert not doubtful([Score(1.5, 0.01), Score(1.0, 0.01)], 0.02)
+    assert not doubtful([None, Score(math.nan, outcome=Outcome.CRASHED)], 0.02)

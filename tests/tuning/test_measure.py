@@ -11,7 +11,7 @@ import torch
 
 from polytile.kernels.candidate import PythonEntry
 from polytile.tuning import measure
-from polytile.tuning.measure import Contender, Limits, race
+from polytile.tuning.measure import LIMITS, THOROUGH, Contender, Limits, race
 
 
 @dataclass
@@ -55,19 +55,57 @@ def test_short_kernels_are_timed_in_bursts_and_long_ones_call_by_call(machine: M
     assert short.seconds == pytest.approx(1e-6) and long.seconds == pytest.approx(2e-3)
 
 
+def turns(machine: Machine) -> list[str]:
+    """Who ran, burst after burst, with neighbouring bursts of one contender as one; calibration and warming left out."""
+    bursts = [name for name, repeats in machine.calls if repeats > 1]
+    return [name for place, name in enumerate(bursts) if not place or bursts[place - 1] != name]
+
+
 def test_candidates_take_turns(machine: Machine) -> None:
-    race(contenders(machine, a=1e-5, b=1e-5, c=1e-5))
+    race(contenders(machine, a=1e-5, b=1e-5, c=1e-5), Limits(final_bursts=1))
     bursts = [name for name, repeats in machine.calls if repeats > 1]
     rounds = [bursts[i : i + 3] for i in range(0, len(bursts), 3)]
     assert all(sorted(turn) == ["a", "b", "c"] for turn in rounds)
     assert len({tuple(turn) for turn in rounds}) == 3
 
 
-def test_a_clear_loser_leaves_the_race_early(machine: Machine) -> None:
-    best, close, slow = race(contenders(machine, best=1e-5, close=1.04e-5, slow=1.5e-5))
+def test_a_clear_loser_leaves_the_race_early_and_the_final_is_run_by_the_others(machine: Machine) -> None:
+    best, close, slow = race(contenders(machine, best=1e-5, close=1.01e-5, slow=1.5e-5))
     assert len(slow.samples) == 5
-    assert len(best.samples) == len(close.samples) == 40
+    assert len(best.samples) == len(close.samples) >= 20
     assert slow.seconds == pytest.approx(1.5e-5)
+
+
+def test_in_the_final_each_runs_a_few_bursts_on_end(machine: Machine) -> None:
+    first, second = race(contenders(machine, a=1e-5, b=1e-5))
+    bursts = [name for name, repeats in machine.calls if repeats > 1]
+    assert "aaa" in "".join(bursts) and "bbb" in "".join(bursts)
+    final = len(first.samples) + len(second.samples)
+    assert len(bursts) - final == 2 * 5, "what was sampled before the final is not part of the times"
+
+
+def test_long_kernels_settle_it_without_a_final(machine: Machine) -> None:
+    race(contenders(machine, a=2e-3, b=2e-3))
+    assert machine.count("a") == 2 + 5
+
+
+def test_a_choice_that_stays_open_is_measured_longer_up_to_a_limit(machine: Machine) -> None:
+    race(contenders(machine, a=1e-5, b=1e-5))
+    settled = machine.now
+    machine.noise, machine.now = 0.2, 0.0
+    race(contenders(machine, a=1.02e-5, b=1e-5))
+    assert 2 * settled < machine.now < LIMITS.seconds + LIMITS.open_seconds + 0.005
+    machine.now = 0.0
+    race(contenders(machine, a=1.02e-5, b=1e-5), THOROUGH)
+    assert machine.now > 4 * LIMITS.open_seconds
+
+
+def test_noise_common_to_a_round_does_not_keep_a_race_open(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour that comes and goes slows every contender by half, some of the time."""
+    plain = machine.burst
+    monkeypatch.setattr(measure, "time_burst", lambda c, r: plain(c, r) * (1.5 if int(machine.now * 200) % 2 else 1.0))
+    best, other = race(contenders(machine, best=1e-5, other=1.05e-5))
+    assert len(other.samples) <= 10 and best.samples
 
 
 def test_a_long_hopeless_candidate_is_called_once_and_no_more(machine: Machine) -> None:

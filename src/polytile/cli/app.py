@@ -68,25 +68,31 @@ def explain_choice(
 
 @app.command("tune")
 def tune_ahead(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="What to tune: see below.")],
+    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION|FILE.jsonl", help="What to tune: see below.")],
     shapes: Annotated[
         list[str] | None,
         typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Element type of the tensors made for --shapes.")] = "float32",
     save_plan: Annotated[Path | None, typer.Option(help="Write what was decided to a plan file.")] = None,
+    seconds: Annotated[float, typer.Option(help="Measure for so long at most; 0: no limit.")] = 0.0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure as a program does in its first calls, and what is known not again.")
+    ] = False,
 ) -> None:
     """Compile a function and call it at some sizes, so that later programs find everything measured.
 
     With --shapes, FUNCTION is called with random tensors of these shapes. Without, FUNCTION is called once with nothing
-    and returns what to tune: a callable and a list of argument tuples.
+    and returns what to tune: a callable and a list of argument tuples. A FILE.jsonl has a problem on each line:
+    {"target": "FILE.py:FUNCTION", "shapes": ["64x512"], "dtype": "float32"}; the last two may be left out.
 
-    Ctrl-C stops it and keeps everything that was measured; the same command then goes on where it stopped. POLYTILE_
-    variables set the options.
+    Ctrl-C stops it and keeps everything that was measured, and so does the end of --seconds; the same command then goes on
+    where it stopped. POLYTILE_ variables set the options.
     """
-    from polytile.cli.tune import calls_of, tune
+    from polytile.cli.targets import jobs_of
+    from polytile.cli.tune import tune
 
-    raise typer.Exit(tune(*calls_of(target, shapes or [], dtype), save_plan))
+    raise typer.Exit(tune(jobs_of(target, shapes or [], dtype), save_plan, seconds, not quick))
 
 
 @app.command("replay")

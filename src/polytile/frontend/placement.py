@@ -78,15 +78,16 @@ def laid_out(builder: Builder, value: Tensor, fake: torch.Tensor) -> Tensor:
     strides = tuple(sizes.as_stride(s) for s in fake.stride())
     if value.view is not None and _same_strides(value, strides):
         return value
+    guarded = [sizes.as_size(s) for s in fake.stride()]
     if repeated := _repeated(value.sizes, strides):
         base = _first_along(value, repeated)
         kept = [d for d in range(value.rank) if d not in repeated]
-        dense = _strides_for([base.sizes[d] for d in kept], [strides[d] for d in kept])
+        dense = _strides_for([base.sizes[d] for d in kept], [guarded[d] for d in kept])
         full = tuple(dense[kept.index(d)] if d in kept else sizes.ZERO for d in range(value.rank))
         view = builder.realize(base, tuple(sizes.ONE if d in repeated else full[d] for d in range(value.rank))).view
         assert view is not None
         return stored(View(view.buffer, view.dtype, value.sizes, full, view.offset), value.device)
-    return builder.realize(value, _strides_for(value.sizes, strides))
+    return builder.realize(value, _strides_for(value.sizes, guarded))
 
 
 def fits(value: Tensor, fake: torch.Tensor) -> bool:
@@ -97,7 +98,7 @@ def fits(value: Tensor, fake: torch.Tensor) -> bool:
 
 def _apart_but_repeated(fake: torch.Tensor) -> bool:
     extents = [sizes.as_size(n) for n in fake.shape]
-    strides = [sizes.as_stride(s) for s in fake.stride()]
+    strides = [sizes.as_size(s) for s in fake.stride()]
     kept = sorted({*range(len(extents))} - {*_repeated(extents, strides)})
     return apart([extents[d] for d in kept], [strides[d] for d in kept])
 
@@ -124,14 +125,37 @@ def _first_along(value: Tensor, dims: Sequence[int]) -> Tensor:
 
 def _strides_for(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
     """The traced strides where no two elements share a place, else row-major."""
-    return tuple(strides) if apart(extents, strides) else sizes.contiguous_strides(extents)
+    if not apart(extents, strides):
+        return sizes.contiguous_strides(extents)
+    return tuple(sizes.as_stride(s) for s in strides)
 
 
 def apart(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> bool:
     """Whether strides keep all elements apart, as far as can be proved: some order of the dimensions has each stride a
     multiple of the span of the ones before it. Sizes max(0, n) count as n: where they are not, there are no elements."""
-    dims = [(sizes.unguarded(n), s) for n, s in zip(extents, strides, strict=True) if n != 1]
-    return any(n == 0 for n in extents) or _in_some_order(dims, sizes.ONE)
+    if any(n == 0 for n in extents):
+        return True
+    extents = [sizes.unguarded(n) for n in extents]
+    plain = [sizes.as_stride(s) for s in strides]
+    return _in_some_order(_dims(extents, plain), sizes.ONE) or _in_some_order(
+        _dims(*_positive(extents, strides)), sizes.ONE
+    )
+
+
+def _dims(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> list[tuple[sympy.Expr, sympy.Expr]]:
+    return [(n, s) for n, s in zip(extents, strides, strict=True) if n != 1]
+
+
+def _positive(
+    extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]
+) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
+    """Both with a positive symbol for each max(1, n) in the strides, and for its n: the two differ only where n is 0,
+    and where that is a size there are no elements to be apart."""
+    symbols: dict[sympy.Expr, sympy.Expr] = {}
+    for guarded in sorted({e for s in strides for e in sizes.guards(s, sizes.ONE)}, key=str):
+        n = sizes.unguarded(guarded, sizes.ONE)
+        symbols[guarded] = symbols[n] = sympy.Symbol(f"[{n}]", integer=True, positive=True)
+    return [n.xreplace(symbols) for n in extents], [s.xreplace(symbols) for s in strides]
 
 
 def _in_some_order(dims: Sequence[tuple[sympy.Expr, sympy.Expr]], span: sympy.Expr) -> bool:

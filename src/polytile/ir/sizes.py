@@ -54,12 +54,12 @@ def as_stride(value: object) -> sympy.Expr:
 
 def unguarded(size: sympy.Expr, least: sympy.Expr = ZERO) -> sympy.Expr:
     """`size` with n for every max(least, n) in it."""
-    guarded = {
-        e: next(a for a in e.args if a != least)
-        for e in size.atoms(sympy.Max, Max)
-        if len(e.args) == 2 and least in e.args
-    }
-    return size.xreplace(guarded)
+    return size.xreplace({e: next(a for a in e.args if a != least) for e in guards(size, least)})
+
+
+def guards(size: sympy.Expr, least: sympy.Expr) -> list[sympy.Expr]:
+    """Every max(least, n) in `size`."""
+    return [e for e in size.atoms(sympy.Max, Max) if len(e.args) == 2 and least in e.args]
 
 
 def product(sizes: Iterable[sympy.Expr]) -> sympy.Expr:

@@ -24,6 +24,7 @@ from polytile.multikernel.selector import Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.problem import Measurement, Outcome
 from polytile.runtime.launcher import Dispatcher
+from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.tune import run, run_once
 
@@ -56,6 +57,8 @@ class MultiKernel:
         if not self.candidates or len(self._by_name) != len(self.candidates):
             names = ", ".join(repr(candidate.name) for candidate in self.candidates) or "none"
             raise ValueError(f"kernel {spec.name!r} needs candidates with different names; it was given {names}.")
+        self.budget: Budget | None = None
+        """What the program that the kernel is part of may spend on measuring, all its kernels together."""
         self._lock = threading.RLock()
         self._choosing: set[int] = set()
         self._decisions: dict[int, Decision] = {}
@@ -124,7 +127,8 @@ class MultiKernel:
         keys = [self.dispatcher.key_of(*args) for args in calls]
         with self._lock, settings.override(**self.options):
             thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
-        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS}
+            tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
+        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune}
         with self._lock, settings.override(**{**self.options, **patient}):
             for key, args in zip(keys, calls, strict=True):
                 if key not in self._decisions:
@@ -230,6 +234,7 @@ class MultiKernel:
             args,
             environment(spec.target),
             store.current(),
+            budget=self.budget,
         )
 
     def _can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:

@@ -21,6 +21,7 @@ from polytile.multikernel.spec import KernelSpec
 from polytile.problem import Outcome, Problem
 from polytile.store import Store, identity
 from polytile.store.records import Environment, Identity
+from polytile.tuning.budget import Budget
 from polytile.tuning.decide import Score
 from polytile.tuning.tune import Tuner
 
@@ -31,7 +32,7 @@ class Request:
 
     `candidates` can run at these sizes, in canonical order. `args` are flat arguments to try them on, or None. A link
     that finds that a candidate fails here puts it into `rejected` with the reason; `outcomes` gets how it ended.
-    `tuner` tries them in place of this machine, if it is given.
+    `tuner` tries them in place of this machine, if it is given. `budget` is the program's for measuring.
     """
 
     spec: KernelSpec
@@ -46,6 +47,7 @@ class Request:
     rejected: MutableMapping[str, str] = field(default_factory=dict)
     outcomes: MutableMapping[str, Outcome] = field(default_factory=dict)
     tuner: Tuner | None = None
+    budget: Budget | None = None
 
     @property
     def alive(self) -> tuple[Candidate, ...]:
@@ -129,6 +131,11 @@ def _recording(request: Request) -> bool:
     return request.spec.target.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def must_measure(request: Request) -> bool:
+    """Whether measuring is to be thorough: nothing short of measurements at these very sizes will do."""
+    return options.get("tune") == "thorough" and may_measure(request)
+
+
 def choose(request: Request) -> Decision | None:
     """The decision of the first link that has one; None if no candidate can run (`request.rejected` says why)."""
     if len(request.candidates) == 1:
@@ -168,4 +175,4 @@ def _standing(request: Request, candidate: Candidate, score: Score | None) -> St
     return Standing(candidate.name, score.seconds, reason or ("" if score.ok else score.outcome.value))
 
 
-__all__ = ["Answer", "Link", "Request", "chain", "choose", "may_measure"]
+__all__ = ["Answer", "Link", "Request", "chain", "choose", "may_measure", "must_measure"]

@@ -6,18 +6,21 @@ for the times of every candidate, believes them, and stores none of them.
 
 from __future__ import annotations
 
+import itertools
+import math
 import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from polytile import options
 from polytile.kernels.candidate import Entry, PythonEntry
-from polytile.store.summary import low_quantile, summarise
+from polytile.store.summary import summarise
+from polytile.tuning import standing
 
 
 @dataclass(frozen=True)
@@ -37,25 +40,32 @@ class Contender:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a race may take. Four candidates of 10 µs take about 20 ms, of 1 ms about 50 ms, of 0.5 s about 3 s."""
+    """How long a race may take. Four candidates of 10 µs take about 20 ms if their order is clear, 70 ms if it is not."""
 
+    band: float = 0.02
+    """Contenders within so much of the fastest, relatively, count as equal: the race is about nothing finer."""
     burst_seconds: float = 100e-6
     """A burst of a short kernel repeats it until it takes about so long; a longer kernel is called once."""
     max_repeats: int = 1000
     warm_seconds: float = 1e-3
     """Kernels shorter than this get an untimed call before each burst, so that the one before leaves no trace."""
-    rounds: int = 40
-    """Bursts of each candidate at most."""
+    rounds: int = 25
+    """Bursts of each candidate at most, before the final."""
     trial_rounds: int = 5
-    """Bursts of each candidate before clear losers are dropped."""
+    """Rounds before clear losers are dropped, and between one look at how the contenders stand and the next."""
     sure_rounds: int = 3
     """Bursts of each candidate still racing when the time is up."""
-    seconds: float = 0.04
+    seconds: float = 0.03
     """When so much time is spent, only the `sure_rounds` are still taken."""
+    final_rounds: int = 10
+    """Turns of each front-runner in the final, where a turn is `final_bursts` bursts of the same kernel on end."""
+    final_bursts: int = 3
+    final_seconds: float = 0.02
+    """When the final has taken so much time, it ends if the choice is settled and the times are known well."""
+    open_seconds: float = 0.04
+    """When the final has taken so much time, it ends in any case."""
     longest: float = 3.0
     """When so much time is spent, the race ends with whatever it has; each candidate has one burst at least."""
-    clear_loser: float = 1.10
-    """Dropped after the trial rounds: a candidate whose fastest burst is slower than this times the leader's median."""
     hopeless: float = 3.0
     """Dropped after one call: a kernel of more than `warm_seconds` that takes this many times the fastest."""
     gated: bool = True
@@ -64,9 +74,14 @@ class Limits:
 
 LIMITS = Limits()
 
+THOROUGH = Limits(rounds=40, seconds=0.1, final_rounds=20, final_seconds=0.1, open_seconds=0.5, longest=10.0)
+"""Where nobody waits for a call, and the same choice is wanted next time."""
+
 GPU_LIMITS = Limits(burst_seconds=200e-6, max_repeats=20, warm_seconds=0.0, rounds=25, seconds=0.08, gated=False)
 """A burst is one replay of a graph of up to 20 calls: more would take longer to record than to run. Six candidates of
 10 µs take about 60 ms, recording included. Nothing is dropped after one call: the first may carry the driver's own work."""
+
+GPU_THOROUGH = replace(GPU_LIMITS, rounds=50, seconds=0.2, final_rounds=40, final_seconds=0.2, open_seconds=0.5, longest=10.0)
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,26 @@ class Timing:
     seconds: float = float("nan")
     noise: float = float("inf")
     error: Exception | None = None
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C during a race: `timings` are what it has found by then, one for each contender."""
+
+    def __init__(self, timings: list[Timing]) -> None:
+        super().__init__()
+        self.timings = timings
+
+
+def within(limits: Limits, seconds: float) -> Limits:
+    """The limits of a race that may take so many seconds. It takes one burst of each contender all the same."""
+    most = max(0.0, seconds)
+    return replace(
+        limits,
+        seconds=min(limits.seconds, most / 2),
+        final_seconds=min(limits.final_seconds, most / 2),
+        open_seconds=min(limits.open_seconds, most / 2),
+        longest=min(limits.longest, most),
+    )
 
 
 def time_burst(contender: Contender, repeats: int) -> float:
@@ -113,7 +148,7 @@ def race(contenders: Sequence[Contender], limits: Limits = LIMITS) -> list[Timin
     """Times the contenders, in the order given. Each must have run before: nothing is warmed up for the first time
     here.
 
-    An exception of one contender ends its part in the race and is returned; KeyboardInterrupt passes through.
+    An exception of one contender ends its part in the race and is returned; raises Stopped for Ctrl-C.
     """
     # A candidate may call another MultiKernel, which then races within this race: the lock must be reentrant. Nor may
     # it be waited for without end: whoever holds it may be waiting for a MultiKernel that this thread is choosing for.
@@ -131,6 +166,8 @@ class _Lane:
     def __init__(self, contender: Contender) -> None:
         self.contender = contender
         self.samples: list[float] = []
+        self.rounds: dict[int, float] = {}
+        """The best sample of each round taken part in."""
         self.discarded = 0
         self.repeats = 1
         self.warm = False
@@ -165,7 +202,7 @@ class _Lane:
             self.racing, self.error = False, error
             return float("inf")
 
-    def sample(self) -> None:
+    def sample(self, turn: int) -> None:
         """Takes a burst. One in which the scheduler took the processor away is discarded, if not more than half are."""
         before = _involuntary_switches()
         seconds = self.burst(self.repeats)
@@ -175,6 +212,11 @@ class _Lane:
             self.discarded += 1
             return
         self.samples.append(seconds / self.repeats)
+        self.rounds[turn] = min(self.samples[-1], self.rounds.get(turn, math.inf))
+
+    def begin_final(self) -> None:
+        """What was sampled among other kernels' bursts is not mixed with what is sampled in steady state."""
+        self.samples, self.rounds, self.discarded = [], {}, 0
 
     def timing(self) -> Timing:
         seconds, noise = summarise(self.samples)
@@ -182,6 +224,8 @@ class _Lane:
 
 
 class _Race:
+    """Rounds in which all take a burst in turn, until the losers are out; then the final of those that are left."""
+
     def __init__(self, contenders: Sequence[Contender], limits: Limits) -> None:
         self.limits = limits
         self.lanes = [_Lane(contender) for contender in contenders]
@@ -192,30 +236,72 @@ class _Race:
         return [lane for lane in self.lanes if lane.racing]
 
     def run(self) -> list[Timing]:
-        for lane in self.lanes:
-            lane.calibrate(self.limits)
-        self._drop_hopeless()
-        for turn in range(self.limits.rounds):
-            racing = self.racing
-            if not racing or (turn and self._finished(racing, turn)):
-                break
-            first = turn % len(racing)  # nobody always runs after the same other one
-            for lane in racing[first:] + racing[:first]:
-                if lane.samples and clock() - self.started > self.limits.longest:
-                    break
-                lane.sample()
-            if turn + 1 >= self.limits.trial_rounds:
-                self._drop_losers()
-        for lane in self.racing:
-            while not lane.samples and lane.racing:
-                lane.sample()
+        try:
+            for lane in self.lanes:
+                lane.calibrate(self.limits)
+            self._drop_hopeless()
+            self._heats()
+            if len(self.racing) > 1 and clock() - self.started < self.limits.longest:
+                self._final()
+            for lane in self.racing:
+                while not lane.samples and lane.racing:
+                    lane.sample(0)
+        except KeyboardInterrupt:
+            raise Stopped([lane.timing() for lane in self.lanes]) from None
         return [lane.timing() for lane in self.lanes]
 
-    def _finished(self, racing: list[_Lane], turns: int) -> bool:
-        spent = clock() - self.started
-        alone = len(racing) == 1 and turns >= self.limits.trial_rounds
-        sure = all(len(lane.samples) >= self.limits.sure_rounds for lane in racing)
-        return alone or spent > self.limits.longest or (spent > self.limits.seconds and sure)
+    def _heats(self) -> None:
+        """Rounds of one burst each until one contender is left, or the time is up and each has enough."""
+        limits = self.limits
+        for turn in range(limits.rounds):
+            self._round(turn, 1)
+            looked = (turn + 1) % limits.trial_rounds == 0
+            if looked:
+                self._drop_losers()
+            racing = self.racing
+            if not racing or (len(racing) == 1 and turn + 1 >= limits.trial_rounds):
+                return
+            spent = clock() - self.started
+            sure = all(len(lane.samples) >= limits.sure_rounds for lane in racing)
+            if spent > limits.longest or (spent > limits.seconds and sure) or (looked and self._settled()):
+                return
+
+    def _final(self) -> None:
+        """The front-runners in steady state: each runs on end, a few bursts at a time, as it will in a program that calls it
+        often; longer, up to a limit, while the choice is open. Long kernels leave nothing behind in a cache that the next
+        could find, so theirs is needed only for that."""
+        limits, begun = self.limits, clock()
+        if not any(lane.warm for lane in self.racing) and self._settled():
+            return
+        short = all(lane.warm for lane in self.racing)
+        if short:
+            for lane in self.racing:
+                lane.begin_final()
+        for turn in itertools.count(limits.rounds):
+            self._round(turn, limits.final_bursts if short else 1)
+            spent, racing = clock() - begun, self.racing
+            late = spent > limits.open_seconds or clock() - self.started > limits.longest
+            if len(racing) < 2 or (late and all(lane.samples for lane in racing)):
+                return
+            enough = turn + 1 - limits.rounds >= limits.final_rounds or spent > limits.final_seconds
+            if enough and turn % limits.trial_rounds == 0 and self._settled() and not self._noisy():
+                return
+
+    def _round(self, turn: int, bursts: int) -> None:
+        """A turn of each contender, beginning with another one each time: nobody always runs after the same other one."""
+        racing = self.racing
+        first = turn % len(racing) if racing else 0
+        for lane in racing[first:] + racing[:first]:
+            for _ in range(bursts):
+                if lane.racing and not (lane.samples and clock() - self.started > self.limits.longest):
+                    lane.sample(turn)
+
+    def _settled(self) -> bool:
+        return standing.settled([lane.rounds for lane in self.racing], self.limits.band)
+
+    def _noisy(self) -> bool:
+        """Whether the time of a front-runner is not known to half the band, so that other processes might see it beyond."""
+        return any(summarise(lane.samples)[1] > self.limits.band / 2 for lane in self.racing)
 
     def _drop_hopeless(self) -> None:
         """After calibration: what takes long and several times as long as the best is not called again."""
@@ -231,14 +317,11 @@ class _Race:
                 lane.racing = False
 
     def _drop_losers(self) -> None:
-        medians = {id(lane): low_quantile(lane.samples, 0.5) for lane in self.racing if lane.samples}
-        if len(medians) < 2:
-            return
-        leader = min(medians.values())
-        for lane in self.racing:
-            enough = len(lane.samples) >= self.limits.sure_rounds
-            if enough and min(lane.samples) > self.limits.clear_loser * leader:
-                lane.racing = False
+        """Contenders that are surely slower than another by more than the band."""
+        racing = self.racing
+        rounds = [lane.rounds for lane in racing]
+        for place, lane in enumerate(racing):
+            lane.racing = not standing.behind(lane.rounds, [*rounds[:place], *rounds[place + 1 :]], self.limits.band)
 
 
 def _involuntary_switches() -> int:
@@ -248,13 +331,17 @@ def _involuntary_switches() -> int:
 
 __all__ = [
     "GPU_LIMITS",
+    "GPU_THOROUGH",
     "LIMITS",
+    "THOROUGH",
     "Contender",
     "Limits",
+    "Stopped",
     "Timing",
     "clock",
     "race",
     "replaced",
     "time_burst",
     "timer_for",
+    "within",
 ]

@@ -19,10 +19,12 @@ from polytile.tuning.gate import Reference, Verdict
 @dataclass(frozen=True)
 class Task:
     """What to try, and on what. `args` is the caller's flat argument list, tensors first; `names` and `roles`
-    describe the tensors; `reduction` is the number of terms that one output element sums.
+    describe the tensors; `reduction` is the number of terms that one output element sums; `predicted` has the seconds that
+    each candidate is expected to take.
 
     The candidates named in `apart` run in a worker process first, for at most `trial_seconds`; with `only_apart` one that
-    cannot is not used at all. `target` is the device whose kernels they are.
+    cannot is not used at all. Once `seconds` have passed no further candidate is begun. `kernel` is its name for people,
+    `target` the device that it runs on.
     """
 
     problem: Problem
@@ -32,28 +34,40 @@ class Task:
     roles: tuple[str, ...]
     reference: Reference | None = None
     reduction: int = 1
-    predicted_seconds: float = 0.0
+    predicted: tuple[float, ...] = ()
     check_accuracy: bool = True
     limits: measure.Limits = measure.LIMITS
     apart: frozenset[str] = frozenset()
     trial_seconds: float = 10.0
     only_apart: bool = False
     target: torch.device = CPU
+    seconds: float = math.inf
+    kernel: str = ""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of one candidate. `measurement` is None where nothing was learned about it (no compiler here)."""
+    """What became of one candidate. `measurement` is None where nothing was learned about it (no compiler here); `untried`
+    says that this is for want of time."""
 
     candidate: Candidate
     measurement: Measurement | None
     seconds: float = math.nan
     noise: float = math.inf
     detail: str = ""
+    untried: bool = False
 
     @property
     def ok(self) -> bool:
         return self.measurement is not None and self.measurement.outcome is Outcome.OK
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while a task was under way: `attempts` are those candidates of which something is known by then."""
+
+    def __init__(self, attempts: list[Attempt]) -> None:
+        super().__init__()
+        self.attempts = attempts
 
 
 def measured(
@@ -91,4 +105,4 @@ def wrong(task: Task, index: int, verdict: Verdict) -> Attempt:
     return Attempt(task.candidates[index], about, detail=verdict.detail)
 
 
-__all__ = ["Attempt", "Task", "failed", "measured", "wrong"]
+__all__ = ["Attempt", "Interrupted", "Task", "failed", "measured", "wrong"]

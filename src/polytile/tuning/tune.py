@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,11 +16,12 @@ from polytile.errors import CompilerMissing
 from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
-from polytile.tuning import measure
+from polytile.tuning import measure, progress
+from polytile.tuning.budget import clock
 from polytile.tuning.clones import wide_fits
-from polytile.tuning.gate import Gate
+from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
-from polytile.tuning.task import Attempt, Task, failed, measured, wrong
+from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, wrong
 
 WIDE_LIMIT_SECONDS = 0.05
 """Problems predicted to take longer have their reference run at the arguments' own precision: float64 would take as
@@ -38,40 +40,102 @@ def tune(task: Task) -> list[Attempt]:
     Raises OutOfMemoryError where a GPU has no memory for trying any.
 
     The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate
-    when there is no reference, is the caller's (an index argument out of range) and is raised.
+    when there is no reference, is the caller's (an index argument out of range) and is raised. Raises Interrupted, with what
+    is known by then, for Ctrl-C.
     """
-    attempts: dict[int, Attempt] = {}
-    for candidate in task.candidates:
-        candidate.prepare()
-    with torch.no_grad(), _random_state_kept(task.args), contextlib.closing(_gate(task)) as gate:
-        tried = isolated.try_apart(task, gate, attempts)
-        passed: dict[int, Entry] = {}
-        errors: dict[int, float | None] = {}
-        for index in range(len(task.candidates)):
-            entry = None if index in attempts else _entry(task, index, attempts)
-            if entry is None:
-                continue
-            failure = None
-            if index in tried:
-                errors[index] = tried[index]
-            else:
-                failure = _trial(task, gate, index, entry, errors)
-            if failure is None:
-                passed[index] = entry
-            else:
-                attempts[index] = failure
+    return _Trial(task).run()
+
+
+class _Trial:
+    """A task under way. Candidates are begun in the order of their predictions, so that what a budget leaves out is the
+    least promising."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.attempts: dict[int, Attempt] = {}
+        self.passed: dict[int, tuple[Entry, float | None]] = {}
+        """Entry and error found of each candidate that may be timed."""
+        self.begun = clock()
+
+    @property
+    def left(self) -> float:
+        """Seconds until no further candidate may be begun."""
+        return self.task.seconds - (clock() - self.begun)
+
+    def run(self) -> list[Attempt]:
+        task = self.task
+        for candidate in task.candidates:
+            candidate.prepare()
+        try:
+            with torch.no_grad(), _random_state_kept(task.args), contextlib.closing(_gate(task)) as gate:
+                self._check_all(gate)
+                self._time_all(gate)
+        except KeyboardInterrupt:
+            raise Interrupted([self.attempts[index] for index in sorted(self.attempts)]) from None
+        finally:
+            self._tell("", finished=True)
+        return [self.attempts[index] for index in range(len(task.candidates))]
+
+    def _check_all(self, gate: Gate) -> None:
+        """Makes the candidates and compares their results, each first in the worker if it has to be."""
+        promise = dict(enumerate(self.task.predicted))
+        with isolated.Trials(self.task, gate, self.attempts) as apart:
+            for index in sorted(range(len(self.task.candidates)), key=lambda index: promise.get(index, 0.0)):
+                self._tell(self.task.candidates[index].name)
+                if self.left <= 0 and self.passed:
+                    self.attempts[index] = _untried(self.task, index)
+                    continue
+                verdict = apart.verdict(index)
+                if index in self.attempts:
+                    continue
+                entry = _entry(self.task, index, self.attempts)
+                if entry is None:
+                    continue
+                failure = verdict if verdict is not None else _trial(self.task, gate, index, entry)
+                if isinstance(failure, Attempt):
+                    self.attempts[index] = failure
+                else:
+                    self.passed[index] = entry, failure.max_error
+
+    def _time_all(self, gate: Gate) -> None:
+        """Races those that may be timed. An interrupt keeps what the race has found out."""
+        target = self.task.target
         restore = gate.clones.restore if gate.clones.changes_its_input else None
+        order = sorted(self.passed)
+        entries = {index: self.passed[index][0] for index in order}
         contenders = [
             measure.Contender(
-                task.candidates[index].name, entry, gate.clones.args, restore, measure.timer_for(task.target, entry)
+                self.task.candidates[index].name, entry, gate.clones.args, restore, measure.timer_for(target, entry)
             )
-            for index, entry in passed.items()
+            for index, entry in entries.items()
         ]
-        if task.target.type == "cpu":
-            compiler.settle(SETTLE_SECONDS)
-        for index, timing in zip(passed, measure.race(contenders, task.limits), strict=True):
-            attempts[index] = _timed(task, index, timing, errors[index])
-    return [attempts[index] for index in range(len(task.candidates))]
+        if target.type == "cpu":
+            compiler.settle(min(SETTLE_SECONDS, max(0.0, self.left)))
+        self._tell("timing")
+        try:
+            timings = measure.race(contenders, measure.within(self.task.limits, self.left))
+        except measure.Stopped as stopped:
+            self._keep(order, stopped.timings)
+            raise
+        self._keep(order, timings)
+
+    def _keep(self, order: Sequence[int], timings: Sequence[measure.Timing]) -> None:
+        for index, timing in zip(order, timings, strict=True):
+            if timing.samples or timing.error is not None:
+                self.attempts[index] = _timed(self.task, index, timing, self.passed[index][1])
+
+    def _tell(self, doing: str, finished: bool = False) -> None:
+        task = self.task
+        done = [attempt for attempt in self.attempts.values() if attempt.ok and not math.isnan(attempt.seconds)]
+        best = min(done, key=lambda attempt: attempt.seconds, default=None)
+        name, seconds = (best.candidate.name, best.seconds) if best is not None else ("", math.nan)
+        checked = len(self.attempts.keys() | self.passed.keys())
+        progress.tell(
+            progress.Step(
+                task.kernel or task.problem.family, task.problem.sizes, len(task.candidates), checked, doing,
+                name, seconds, self.left, finished,
+            )
+        )  # fmt: skip
 
 
 def run(entry: Entry, args: Sequence[Any]) -> None:
@@ -105,12 +169,12 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 def _gate(task: Task) -> Gate:
     reference = task.reference if task.check_accuracy else None
     on_device = task.target.type == "cpu" or wide_fits(task.args, task.roles)  # on the host it would take seconds
-    wide = task.predicted_seconds <= WIDE_LIMIT_SECONDS and on_device
+    wide = min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS and on_device
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide)
 
 
-def _trial(task: Task, gate: Gate, index: int, entry: Entry, errors: dict[int, float | None]) -> Attempt | None:
-    """Runs one candidate through the gate; None if it passes, with its error noted in `errors`."""
+def _trial(task: Task, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:
+    """Runs one candidate through the gate, in this process: the verdict if it passes, else what became of it."""
     try:
         verdict = gate.check(lambda args: run_once(entry, args))
     except IndexError as error:
@@ -119,8 +183,12 @@ def _trial(task: Task, gate: Gate, index: int, entry: Entry, errors: dict[int, f
         return failed(task, index, Outcome.RAISED, error)
     except Exception as error:
         return failed(task, index, Outcome.RAISED, error)
-    errors[index] = verdict.max_error
-    return None if verdict.ok else wrong(task, index, verdict)
+    return verdict if verdict.ok else wrong(task, index, verdict)
+
+
+def _untried(task: Task, index: int) -> Attempt:
+    why = f"not tried: the {task.seconds:.3g} s for measuring were over"
+    return Attempt(task.candidates[index], None, detail=why, untried=True)
 
 
 def _timed(task: Task, index: int, timing: measure.Timing, max_error: float | None) -> Attempt:
@@ -138,4 +206,4 @@ def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-__all__ = ["Attempt", "Task", "Tuner", "measured", "run", "run_once", "tune"]
+__all__ = ["Attempt", "Interrupted", "Task", "Tuner", "measured", "run", "run_once", "tune"]

@@ -14,6 +14,7 @@ from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.pointwise import check_dtypes, converted, operand, wrapped
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, widen
+from polytile.frontend.lower.views import is_dense, traced_strides
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import compute_dtype
@@ -80,6 +81,9 @@ def ones(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
 )
 def empty(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
     """Any value will do: zero needs no memory where it is used at once."""
+    result = builder.result()
+    if not is_dense(builder.result_sizes(), traced_strides(result)):
+        raise LoweringError("memory whose elements overlap or leave holes is allocated by the library.")
     return constant(builder, 0)
 
 

@@ -14,7 +14,7 @@ import torch
 import torch._decomp
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import get_computation_dtype
+from torch._prims_common import get_computation_dtype, suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
 
 from polytile.frontend.lower import losses, norms
@@ -79,8 +79,15 @@ def _adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
     return torch._decomp.decompositions.adaptive_avg_pool2d(x, output_size)
 
 
+def _max_unpool2d(x: Tensor, indices: Tensor, output_size: list[int]) -> Tensor:
+    """torch's own rule, laid out as eager lays it out."""
+    result = torch._decomp.decompositions.max_unpool2d(x, indices, output_size)
+    return result.contiguous(memory_format=suggest_memory_format(x))
+
+
 OWN: dict[str, Callable[..., Any]] = {
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
+    "max_unpool2d.default": _max_unpool2d,
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "_softmax_backward_data.default": _softmax_backward_data,

@@ -5,17 +5,24 @@ stands in lambdas: pass{k} at a point of the reduced axes, state{k} once k passe
 
 looped   every thread has tiles of its own
 split    all threads together go through each tile, dividing its rows, with a barrier between passes
+short    a column is a row of the loop (`short`): tiles are one vector wide, and what lies along rows is turned
 """
 
 from __future__ import annotations
 
 from functools import cached_property
 
-from polytile.ir.expr import Const, Node, Op
-from polytile.kernels.cpp import domain, reductions, scans, text
-from polytile.kernels.cpp.body import Scope
+import sympy
+import torch
+
+from polytile.ir import sizes
+from polytile.ir.expr import Const, Load, Node, Op
+from polytile.ir.program import Store
+from polytile.kernels.cpp import domain, memory, reductions, scans, text
+from polytile.kernels.cpp.body import Scope, always
 from polytile.kernels.cpp.reductions import running
 from polytile.kernels.cpp.scatter import scattered
+from polytile.kernels.cpp.short import Turned
 from polytile.kernels.cpp.unit import Unit
 from polytile.kernels.nest import is_result
 from polytile.kernels.writer import Writer
@@ -46,6 +53,17 @@ def split_columns(unit: Unit, out: Writer) -> None:
         _tiles(unit, out, tile, "0", "total")
 
 
+def short_rows(unit: Unit, out: Writer) -> None:
+    """Groups of L rows divided over threads."""
+    assert unit.turned is not None
+    tile = _Tile(unit, split=False, turned=unit.turned)
+    tile.declare(out)
+    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        domain.share(out, "total")
+        tile.scratch(out)
+        _tiles(unit, out, tile, "begin", "end")
+
+
 def _tiles(unit: Unit, out: Writer, tile: _Tile, begin: str, end: str) -> None:
     """All tiles from `begin` to `end`, numbered through the outer axes."""
     outer = unit.nest.outer
@@ -64,8 +82,9 @@ def _tiles(unit: Unit, out: Writer, tile: _Tile, begin: str, end: str) -> None:
 class _Tile:
     """The code of one tile."""
 
-    def __init__(self, unit: Unit, split: bool) -> None:
-        self.unit, self.nest, self.body, self.split = unit, unit.nest, unit.body, split
+    def __init__(self, unit: Unit, split: bool, turned: Turned | None = None) -> None:
+        self.unit, self.nest, self.body, self.split, self.turned = unit, unit.nest, unit.body, split, turned
+        self.width = WIDTH if turned is None else 1
 
     # what lives from lambda to lambda ----------------------------------------------------------------------------------
 
@@ -90,9 +109,8 @@ class _Tile:
 
     def declare(self, out: Writer) -> None:
         """Sizes, accumulators, State."""
-        out.line(
-            f"const long length = {text.index(self.nest.vec.size)}, tiles = (length + {WIDTH} * L - 1) / ({WIDTH} * L);"
-        )
+        width = f"{self.width} * L"
+        out.line(f"const long length = {text.index(self.nest.vec.size)}, tiles = (length + {width} - 1) / ({width});")
         out.line(
             f"const long total = {domain.count(self.nest.outer)} * tiles;"
             if self.nest.outer
@@ -122,12 +140,17 @@ class _Tile:
                 self._pass(out, uniform, k)
         with out.block("auto tile = [&](auto tail, auto width, const long column, const long n) PT_INLINE {", "};"):
             self._run(out)
-        with out.block(f"if (const long column = number * {WIDTH} * L; column + {WIDTH} * L <= length) {{", "} else {"):
-            out.line(f"tile(Full{{}}, Width<{WIDTH}>{{}}, column, L);")
+        with out.block(
+            f"if (const long column = number * {self.width} * L; column + {self.width} * L <= length) {{", "} else {"
+        ):
+            out.line(f"tile(Full{{}}, Width<{self.width}>{{}}, column, L);")
         out.depth += 1
-        out.line(
-            "each_vector<L>(column, length, 0, [&](auto tail, long at, long n) PT_INLINE { tile(tail, Width<1>{}, at, n); });"
-        )
+        if self.turned is not None:
+            out.line("tile(Part{}, Width<1>{}, column, length - column);")
+        else:
+            out.line(
+                "each_vector<L>(column, length, 0, [&](auto tail, long at, long n) PT_INLINE { tile(tail, Width<1>{}, at, n); });"
+            )
         out.close()
 
     def _known(self, uniform: Scope, values: int, results: int, leave: str = "return;") -> Scope:
@@ -146,15 +169,73 @@ class _Tile:
     def _pass(self, out: Writer, uniform: Scope, k: int) -> None:
         """The lambda pass{k}: what pass k does at one point of the reduced axes."""
         scope = self._known(uniform, k + 1, k)
+        self._prepare_tiles(k)
         scans.prepare(self.nest, self.body, column=True)
         for r in running(self.nest.reduces_in(k)):
             reductions.update(r, self.body, scope, masked=False)
         self.body.stores(self.nest.stores_in(k), scope)
-        self.body.made = {}
+        self._keep(k, scope)
+        self.body.made, self.body.placed = {}, {}
         acc = f", Acc{k}& acc" if self._accumulates(k) else ""
         reduced = "".join(f", const long {a.symbol}" for a in self.nest.loop.reduced)
         with out.block(f"auto pass{k} = [&]({self._head}{acc}{reduced}) PT_INLINE {{", "};"):
             out.extend(scope.lines)
+
+    # turned rows -------------------------------------------------------------------------------------------------------
+
+    def scratch(self, out: Writer) -> None:
+        """A tile for every value that is turned or kept, with room for whole squares. They stand one behind the other: at
+        distances that are nearly multiples of 4 KiB, a load would wait for the store to another tile before it."""
+        length = text.index(self.nest.loop.reduced[0].size)
+        out.line(f"const long room = ({length} + L - 1) / L * L * L;")
+        values = [(name, text.value_type(value.dtype)) for name, value in self._tile_values()]
+        out.line(f"Scratch<char> tiles_here(({' + '.join(f'sizeof({kind})' for _, kind in values)}) * room);")
+        place = "(char*)tiles_here"
+        for name, kind in values:
+            out.line(f"{kind}* const {name} = ({kind}*)({place});")
+            place = f"{name} + room"
+
+    def _tile_values(self) -> list[tuple[str, Node]]:
+        if self.turned is None:
+            return []
+        found = [(self._tile_of(n), n) for n in (*self.turned.loads, *self.turned.kept)]
+        return found + [(self._tile_of(s), s.value) for s in self.turned.stores]
+
+    def _tile_of(self, what: Node | Store) -> str:
+        if isinstance(what, Store):
+            assert self.turned is not None
+            return f"out{self.turned.stores.index(what)}"
+        return f"tile_{self.body.name(what)}"
+
+    def _row(self, what: Node | Store) -> str:
+        return f"{self._tile_of(what)} + {self.nest.loop.reduced[0].symbol} * L"
+
+    def _prepare_tiles(self, k: int) -> None:
+        """Tells the body what is in tiles when pass k runs."""
+        if self.turned is None:
+            return
+        for node in (*self.turned.loads, *(n for n, made in self.turned.kept.items() if made < k)):
+            sign = "-" if isinstance(node, Load) and node.dtype == torch.bool else ""
+            self.body.made[id(node)] = always(f"{sign}load<{text.value_type(node.dtype)}, L>({self._row(node)})")
+        self.body.placed = {id(s): self._row(s) for s in self.turned.stores}
+
+    def _keep(self, k: int, scope: Scope) -> None:
+        for node, made in self.turned.kept.items() if self.turned else ():
+            if made == k:
+                kind = text.value_type(node.dtype)
+                scope.lines.append(f"store<{kind}, {kind}, L>({self._row(node)}, {self.body.emit(node, scope)});")
+
+    def _turn(self, out: Writer, function: str, access: Load | Store) -> None:
+        """One call that turns what `access` goes through between memory and its tile."""
+        vec, row = self.nest.vec.symbol, self.nest.loop.reduced[0]
+        index = sympy.expand(access.index.xreplace({vec: sympy.Symbol("column", integer=True), row.symbol: sizes.ZERO}))
+        value = access if isinstance(access, Load) else access.value
+        stride = text.index(sizes.coefficient(access.index, vec))
+        base = memory.pointer(self.body, access) if isinstance(access, Load) else access.buffer
+        out.line(
+            f"{function}<{text.value_type(value.dtype)}, L>({self._tile_of(access)}, {base} + {text.index(index)}, {stride}, "
+            f"{text.index(row.size)}, n);"
+        )
 
     # between passes ----------------------------------------------------------------------------------------------------
 
@@ -199,6 +280,8 @@ class _Tile:
     # the lambdas in turn -----------------------------------------------------------------------------------------------
 
     def _run(self, out: Writer) -> None:
+        for load in self.turned.loads if self.turned else ():
+            self._turn(out, "load_tiles", load)
         out.line("Slots<State, width.value> states;")
         self._call_state(out, 0)
         for k in range(self.nest.passes):
@@ -209,6 +292,8 @@ class _Tile:
                 if self.split and self.nest.reduces_in(k):
                     out.line(f"put_together(totals, (Slots<Acc{k}, {WIDTH}>*)all{k}, turn++, thread, workers);")
                 self._call_state(out, k + 1)
+        for store in self.turned.stores if self.turned else ():
+            self._turn(out, "store_tiles", store)
 
     def _call_state(self, out: Writer, k: int) -> None:
         if not self._fields(k) and not self.nest.row_stores(k):

@@ -16,7 +16,8 @@ MAXIMA, MINIMA = (Max, sympy.Max), (Min, sympy.Min)
 
 def index_vector(e: sympy.Expr, vec: sympy.Symbol, lanes: str, indirect: Mapping[sympy.Symbol, str]) -> str:
     """C++ for the indices of all lanes: the axis `vec` counts up along them, and each symbol of `indirect` is a vector with
-    that text. Divisions are of values ≥ 0. Raises LoweringError for an expression without a C++ form."""
+    that text. Divisions are of values ≥ 0, except that Python's modulus takes any value. Raises LoweringError for an
+    expression without a C++ form."""
     step = None if e.free_symbols & indirect.keys() else sizes.coefficient(e, vec)
     if step == 0:
         return f"splat<i64, {lanes}>({text.index(e)})"
@@ -49,7 +50,9 @@ class _Vector:
                 return "(" + " * ".join([args[0]] * int(e.exp)) + ")"
             case FloorDiv():
                 return f"truncdiv({args[0]}, {args[1]})"
-            case Mod() | PythonMod():
+            case PythonMod():
+                return f"remainder({args[0]}, {args[1]})"
+            case Mod():
                 return f"fmod({args[0]}, {args[1]})"
             case ModularIndexing():
                 return f"fmod(truncdiv({args[0]}, {args[1]}), {args[2]})"

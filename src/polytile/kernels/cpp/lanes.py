@@ -8,6 +8,8 @@ from polytile.ir import sizes
 from polytile.ir.expr import Load
 from polytile.kernels.nest import Nest
 
+NARROWEST = 4  # bytes of a lane in squares that are turned: of narrower ones a register has more than a square has rows
+
 
 def lane_bytes(nest: Nest) -> int:
     """Width of the widest element type that lives in vectors: it decides the number of lanes. Masks are 4 bytes wide, as are

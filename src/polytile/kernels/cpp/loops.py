@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.columns import split_columns, whole_columns
+from polytile.kernels.cpp.columns import short_rows, split_columns, whole_columns
 from polytile.kernels.cpp.pointwise import pointwise
 from polytile.kernels.cpp.rows import split_rows, whole_rows
 from polytile.kernels.cpp.tiled import tiled
@@ -19,9 +19,11 @@ SCHEDULES: dict[tuple[Form, str], Schedule] = {
     (Form.POINTWISE, "plain"): pointwise,
     (Form.POINTWISE, "atomic"): pointwise,
     (Form.POINTWISE, "tiled"): tiled,
+    (Form.POINTWISE, "short"): tiled,
     (Form.ROW, "looped"): whole_rows,
     (Form.ROW, "persistent"): whole_rows,
     (Form.ROW, "split"): split_rows,
+    (Form.COLUMN, "short"): short_rows,
     (Form.COLUMN, "looped"): whole_columns,
     (Form.COLUMN, "split"): split_columns,
 }

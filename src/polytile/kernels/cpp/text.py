@@ -8,6 +8,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
 from polytile.errors import LoweringError
+from polytile.ir import sizes
 
 VALUE_TYPE = {
     torch.float32: "float", torch.float64: "double", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32",
@@ -53,7 +54,8 @@ def _float(value: float, dtype: torch.dtype) -> str:
 
 
 def index(e: sympy.Expr) -> str:
-    """An index expression over `long` variables named like its symbols. Divisions are of values ≥ 0."""
+    """An index expression over `long` variables named like its symbols. Divisions are of values ≥ 0, except that Python's
+    modulus takes any value."""
     return _sum(e)
 
 
@@ -86,6 +88,9 @@ def _atom(e: sympy.Expr) -> str:
             return "(" + "*".join([_atom(e.base)] * int(e.exp)) + ")"
         case FloorDiv():
             return f"({_atom(e.args[0])} / {_atom(e.args[1])})"
+        case PythonMod() if not sizes.is_nonnegative(e.args[0]):
+            x, d = (_atom(a) for a in e.args)
+            return f"(({x} % {d} + {d}) % {d})"
         case Mod() | PythonMod():
             return f"({_atom(e.args[0])} % {_atom(e.args[1])})"
         case ModularIndexing():

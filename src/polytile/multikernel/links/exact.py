@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from polytile import options
 from polytile.multikernel.links.prior import shortlist
-from polytile.multikernel.selector import Answer, Request
+from polytile.multikernel.selector import Answer, Request, must_measure
 from polytile.problem import Outcome
 from polytile.store import identity
-from polytile.tuning.decide import Score, combine, pick
+from polytile.tuning.decide import Score, combine, doubtful, pick
+
+MOST_TIMES = 3
+"""How often the candidates of one problem are measured, at most, while the choice between them stays in doubt."""
 
 
 def choose(request: Request) -> Answer | None:
-    """The best on record, if all that would be measured now is on record (failures are records too)."""
+    """The best on record, if all that would be measured now is on record (failures are records too). Where measuring is to be
+    thorough, a record that leaves the choice in doubt is no answer until there are MOST_TIMES of it."""
     scores = recorded(request)
     if scores is None:
         return None
+    if must_measure(request) and in_doubt(request, scores):
+        return Answer(None, "measured before, but the choice is in doubt")
     index = pick(request.usable(scores), options.get("noise_band"))
     if index is None:
         return None
     return Answer(request.candidates[index], "measured before, at these sizes", tuple(scores), from_store=True)
+
+
+def in_doubt(request: Request, scores: list[Score | None]) -> bool:
+    """Whether the scores should be taken once more."""
+    usable = request.usable(scores)
+    fewest = min((score.times for score in usable if score is not None and score.ok), default=MOST_TIMES)
+    return fewest < MOST_TIMES and doubtful(usable, options.get("noise_band"))
 
 
 def recorded(request: Request) -> list[Score | None] | None:
@@ -38,4 +51,4 @@ def recorded(request: Request) -> list[Score | None] | None:
     return None
 
 
-__all__ = ["choose", "recorded"]
+__all__ = ["MOST_TIMES", "choose", "in_doubt", "recorded"]

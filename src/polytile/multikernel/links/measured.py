@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,9 +16,9 @@ from polytile.multikernel.links.nearby import champions
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
-from polytile.tuning import measure, tune
-from polytile.tuning.circumstances import completed
-from polytile.tuning.decide import Score, pick
+from polytile.tuning import budget, measure, tune
+from polytile.tuning.circumstances import completed, state
+from polytile.tuning.decide import Score, combine, pick
 from polytile.tuning.isolation import policy
 
 tuner: tune.Tuner = tune.tune
@@ -29,33 +31,70 @@ def choose(request: Request) -> Answer | None:
         return None
     if _nothing_to_do(request):
         return Answer(request.alive[0], "outputs are empty") if request.alive else None
-    if request.store.refresh() and (answer := exact.choose(request)) is not None:
+    if request.store.refresh() and (answer := exact.choose(request)) is not None and answer.candidate is not None:
         return answer
+    tightest = budget.tightest(request.budget)
+    if tightest is not None and tightest.left() <= 0:
+        return _best_known(request, f"the time of {tightest.whose} for measuring ({tightest.seconds:.4g} s) is spent")
     names = champions(request).union(candidate.name for candidate in shortlist(request))
     worth_it = [candidate for candidate in request.alive if candidate.name in names]
     try:
         return trial(request, worth_it, remember=True)
     except torch.OutOfMemoryError:
-        return _untried(request)
+        return _best_known(request, "there was no memory for measuring")  # clones and a reference need some
 
 
-def _untried(request: Request) -> Answer | None:
-    """The best by prediction, where there is no memory for trying: clones and a reference need some."""
-    if not request.alive:
-        return None
-    best = min(request.alive, key=lambda candidate: candidate.cost(request.sizes))
-    return Answer(best, "predicted, since there was no memory for measuring")
+def _best_known(request: Request, why: str) -> Answer | None:
+    """The best of what is on record, incomplete as it is; the best prediction where nothing is."""
+    known = combine(request.store.exact(request.problem, request.environment))
+    scores = request.usable(request.scores(known))
+    best = pick(scores, options.get("noise_band"))
+    if best is not None:
+        return Answer(request.candidates[best], f"best measured so far; {why}", tuple(scores), from_store=True)
+    predicted = min(request.alive, key=lambda candidate: candidate.cost(request.sizes), default=None)
+    return Answer(predicted, f"predicted; {why}") if predicted is not None else None
 
 
 def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> Answer:
-    """The fastest of `candidates`; those that fail are rejected. With `remember` the store gets the measurements."""
+    """The fastest of `candidates`; those that fail are rejected. With `remember` the store gets the measurements, also those
+    taken before Ctrl-C."""
+    tightest = budget.tightest(budget.Budget(options.get("problem_seconds"), "the problem"), request.budget)
+    task = _task(request, candidates, tightest)
+    begun = budget.clock()
+    try:
+        attempts = (request.tuner or tuner)(task)
+    except tune.Interrupted as interrupted:
+        _keep(request, interrupted.attempts, remember)
+        raise
+    finally:
+        if request.budget is not None:
+            request.budget.charge(budget.clock() - begun)
+    _keep(request, attempts, remember)
+    scores: dict[str, Score] = {}
+    for attempt in attempts:
+        if attempt.ok and attempt.measurement is not None:
+            scores[attempt.candidate.name] = Score(attempt.seconds, attempt.noise)
+        elif not attempt.untried:
+            request.reject(attempt.candidate.name, _outcome(attempt.measurement), attempt.detail)
+    in_order = tuple(scores.get(candidate.name) for candidate in request.candidates)
+    if remember:
+        in_order = _with_earlier(request, in_order)
+    best = pick(in_order, options.get("noise_band"))
+    if best is None:
+        return Answer(None, "no candidate of the shortlist could be used", in_order)
+    left_out = sum(attempt.untried for attempt in attempts)
+    grounds = f"measured now, {left_out} of {len(attempts)} left out for want of time" if left_out else "measured now"
+    return Answer(request.candidates[best], grounds, in_order, tried=True)
+
+
+def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Budget | None) -> tune.Task:
     spec = request.spec
     assert request.args is not None
 
     def proven(source_hash: str) -> bool:
         return request.store.proven(request.problem.device, request.environment, source_hash)
 
-    task = tune.Task(
+    return tune.Task(
         request.problem,
         tuple(candidates),
         request.args,
@@ -63,34 +102,44 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         spec.roles,
         spec.reference,
         spec.reduction_length(request.ints),
-        min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
+        tuple(candidate.cost(request.sizes) for candidate in candidates),
         options.get("check_accuracy"),
-        measure.GPU_LIMITS if spec.target.type == "cuda" else measure.LIMITS,
+        _limits(spec.target),
         apart=policy.apart(candidates, proven),
         trial_seconds=options.get("trial_seconds"),
         only_apart=options.get("isolation") == "always",
         target=spec.target,
+        seconds=math.inf if tightest is None else tightest.left(),
+        kernel=spec.name,
     )
-    attempts = (request.tuner or tuner)(task)
+
+
+def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) -> None:
+    """Counts the measurements among the attempts and appends them to the store."""
+    moment = state(request.spec.target)
     measurements = [
-        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes))
+        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
         for attempt in attempts
         if attempt.measurement is not None
     ]
     counters.add("candidates_benchmarked", sum(bool(measurement.samples) for measurement in measurements))
     if remember and measurements:
         request.store.append(*measurements)
-    scores: dict[str, Score] = {}
-    for attempt in attempts:
-        if attempt.ok and attempt.measurement is not None:
-            scores[attempt.candidate.name] = Score(attempt.seconds, attempt.noise)
-        else:
-            request.reject(attempt.candidate.name, _outcome(attempt.measurement), attempt.detail)
-    in_order = tuple(scores.get(candidate.name) for candidate in request.candidates)
-    best = pick(in_order, options.get("noise_band"))
-    if best is None:
-        return Answer(None, "no candidate of the shortlist could be used", in_order)
-    return Answer(request.candidates[best], "measured now", in_order, tried=True)
+
+
+def _limits(target: torch.device) -> measure.Limits:
+    thorough = options.get("tune") == "thorough"
+    if target.type == "cuda":
+        limits = measure.GPU_THOROUGH if thorough else measure.GPU_LIMITS
+    else:
+        limits = measure.THOROUGH if thorough else measure.LIMITS
+    return dataclasses.replace(limits, band=options.get("noise_band"))
+
+
+def _with_earlier(request: Request, scores: tuple[Score | None, ...]) -> tuple[Score | None, ...]:
+    """The scores together with what was measured at these sizes before, as the link `exact` of a later process sees them."""
+    known = request.usable(request.scores(combine(request.store.exact(request.problem, request.environment))))
+    return tuple(on_record if on_record is not None else now for on_record, now in zip(known, scores, strict=True))
 
 
 def _outcome(measurement: Measurement | None) -> Outcome:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from polytile import options
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.links.prior import shortlist
-from polytile.multikernel.selector import Answer, Request
+from polytile.multikernel.selector import Answer, Request, must_measure
 from polytile.runtime import regime
 from polytile.store import identity
 from polytile.store.records import Identity
@@ -48,7 +48,9 @@ class Neighbour:
 
 
 def choose(request: Request) -> Answer | None:
-    """The candidate that the neighbours agree on; a note where they do not."""
+    """The candidate that the neighbours agree on; a note where they do not. None where measuring is to be thorough."""
+    if must_measure(request):
+        return None
     found = neighbours(request)
     inside = [neighbour for neighbour in found if neighbour.same_regime]
     if not inside and not _surrounded(request, found):

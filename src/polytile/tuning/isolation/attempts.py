@@ -26,30 +26,36 @@ known, as this is where a race between threads has to show.
 It need not: two threads that happen to run one after the other do no harm to each other."""
 
 
-def try_apart(task: Task, gate: Gate, attempts: MutableMapping[int, Attempt]) -> dict[int, float | None]:
-    """Runs the candidates named in `task.apart` in the worker, through the gate. Returns the error found of each that may now
-    run here; `attempts` gets those that may not. One that cannot be tried apart is in neither, and told of.
+class Trials:
+    """The trials apart of one task, on one copy of its arguments, which is made for the first of them. Used in a `with`."""
 
-    Raises IndexError where there is no reference and a candidate finds an index out of range: the caller's fault.
-    """
-    numbers = [number for number, candidate in enumerate(task.candidates) if candidate.name in task.apart]
-    if not numbers:
-        return {}
-    try:
-        arena = Arena(task.args, task.roles)
-    except Unavailable as reason:
-        for number in numbers:
-            _not_apart(task, number, str(reason), attempts)
-        return {}
-    try:
-        passed: dict[int, float | None] = {}
-        for number in numbers:
-            verdict = _tried(task, number, gate, arena, attempts)
-            if verdict is not None:
-                passed[number] = verdict.max_error
-        return passed
-    finally:
-        arena.close()
+    def __init__(self, task: Task, gate: Gate, attempts: MutableMapping[int, Attempt]) -> None:
+        self.task, self.gate, self.attempts = task, gate, attempts
+        self._arena: Arena | None = None
+
+    def verdict(self, number: int) -> Verdict | None:
+        """Runs a candidate in the worker, if `task.apart` names it, through the gate. The verdict if it came back right and
+        may run here now; None if it was not to be tried apart, or could not be, which is told. What became of it
+        otherwise goes into `attempts`.
+
+        Raises IndexError where there is no reference and the candidate finds an index out of range: the caller's fault.
+        """
+        if self.task.candidates[number].name not in self.task.apart:
+            return None
+        try:
+            if self._arena is None:
+                self._arena = Arena(self.task.args, self.task.roles)
+        except Unavailable as reason:
+            _not_apart(self.task, number, str(reason), self.attempts)
+            return None
+        return _tried(self.task, number, self.gate, self._arena, self.attempts)
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._arena is not None:
+            self._arena.close()
 
 
 def _tried(task: Task, number: int, gate: Gate, arena: Arena, attempts: MutableMapping[int, Attempt]) -> Verdict | None:
@@ -123,4 +129,4 @@ def _not_apart(task: Task, number: int, reason: str, attempts: MutableMapping[in
         )
 
 
-__all__ = ["SLOW_SECONDS", "try_apart"]
+__all__ = ["SLOW_SECONDS", "Trials"]

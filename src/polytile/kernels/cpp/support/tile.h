@@ -1,5 +1,5 @@
 // tile: a square of a matrix that lies the other way round, turned so that its rows are vectors.
-// gives: load_tile
+// gives: load_tile load_tiles store_tile store_tiles
 namespace pt {
 namespace {
 
@@ -7,17 +7,10 @@ namespace {
 template <class T, int L, int R> struct Rows { Rows<T, L, R / 2> lo, hi; };
 template <class T, int L> struct Rows<T, L, 1> { V<T, L> row; };
 
-template <class T, int L, int R, class S> PT_FN Rows<T, L, R> load_rows(const S* p, long stride) {
-  if constexpr (R == 1) return {load<T, L>(p)};
-  else return {load_rows<T, L, R / 2>(p, stride), load_rows<T, L, R / 2>(p + R / 2 * stride, stride)};
-}
-template <class T, int L, int R, class S>
-PT_FN Rows<T, L, R> load_rows_n(const S* p, long stride, long rows, long columns) {
-  if constexpr (R == 1) return {rows > 0 ? load_n<T, L>(p, columns) : V<T, L>{}};
-  else {
-    constexpr long h = R / 2;
-    return {load_rows_n<T, L, h>(p, stride, rows, columns), load_rows_n<T, L, h>(p + h * stride, stride, rows - h, columns)};
-  }
+// The first `columns` elements of R rows.
+template <class T, int L, int R, class S> PT_FN Rows<T, L, R> load_rows(const S* p, long stride, long columns) {
+  if constexpr (R == 1) return {load_n<T, L>(p, columns)};
+  else return {load_rows<T, L, R / 2>(p, stride, columns), load_rows<T, L, R / 2>(p + R / 2 * stride, stride, columns)};
 }
 template <class T, int L, int R> PT_FN void store_rows(T* p, const Rows<T, L, R>& rows) {
   if constexpr (R == 1) store<T, T, L>(p, rows.row);
@@ -41,10 +34,44 @@ template <int Left, class T, int L> PT_FN Rows<T, L, L> turn(const Rows<T, L, L>
   if constexpr (Left == 1) return rows; else return turn<Left / 2>(zip_rows(rows.lo, rows.hi));
 }
 
-// tile[u * L + k] = p[k * stride + u] for u < height, k < width (both at most L).
-template <class T, int L, class S> PT_FN void load_tile(T* tile, const S* p, long stride, long height, long width) {
-  if (height == L && width == L) store_rows(tile, turn<L>(load_rows<T, L, L>(p, stride)));
-  else store_rows(tile, turn<L>(load_rows_n<T, L, L>(p, stride, width, height)));
+// tile[u * L + k] = p[k * stride + u] for u < height, k < width (both at most L), and 0 for other k. A function of its
+// own: it is long, and one call turns L vectors.
+template <class T, int L, class S>
+__attribute__((noinline)) void load_tile(T* tile, const S* p, long stride, long height, long width) {
+  if (width == L) store_rows(tile, turn<L>(load_rows<T, L, L>(p, stride, height)));
+  else
+    PT_NO_UNROLL for (long u = 0; u < height; ++u)
+      PT_NO_UNROLL for (long k = 0; k < L; ++k) tile[u * L + k] = k < width ? load<T, 1>(p + k * stride + u)[0] : T(0);
+}
+// The same for any height, square after square; the tile has room for whole ones.
+template <class T, int L, class S> PT_FN void load_tiles(T* tile, const S* p, long stride, long height, long width) {
+  for (long u = 0; u < height; u += L) load_tile<T, L>(tile + u * L, p + u, stride, smaller(height - u, L), width);
+}
+
+// p[k * stride + u] = row k, element u, for u < height and k < width; `left` elements from p on are ours, and what a row writes
+// past its end the next ones overwrite: masked stores are slow.
+template <class T, int L, int R, class S>
+PT_FN void put_rows(S* p, const Rows<T, L, R>& rows, long stride, long height, long left) {
+  if constexpr (R > 1) {
+    put_rows(p, rows.lo, stride, height, left);
+    put_rows(p + R / 2 * stride, rows.hi, stride, height, left - R / 2 * stride);
+  } else if (left >= L) store<S, T, L>(p, rows.row);
+  else if (left > 0) store_n<S, T, L>(p, rows.row, smaller(height, left));
+}
+// p[k * stride + u] = tile[u * L + k]. Rows with gaps between them are stored one element after the other.
+template <class T, int L, class S>
+__attribute__((noinline)) void store_tile(const T* tile, S* p, long stride, long height, long width) {
+  if (height == L || stride == height) {
+    const auto rows = turn<L>(load_rows<T, L, L>(tile, L, L));
+    put_rows(p, rows, stride, height, stride == height ? width * stride : width * stride + L - stride);
+  } else {
+    PT_NO_UNROLL for (long k = 0; k < width; ++k)
+      PT_NO_UNROLL for (long u = 0; u < height; ++u) store<S, T, 1>(p + k * stride + u, V<T, 1>(tile[u * L + k]));
+  }
+}
+template <class T, int L, class S>
+PT_FN void store_tiles(const T* tile, S* p, long stride, long height, long width) {
+  for (long u = 0; u < height; u += L) store_tile<T, L>(tile + u * L, p + u, stride, smaller(height - u, L), width);
 }
 
 }  // namespace

@@ -1,0 +1,260 @@
+"""Do processes that tune the same problems from scratch choose the same kernels? `python -m benchmarks.same_winner`.
+
+Each process has a store of its own, so that it learns nothing from the others; compiled kernels they share. A hundred problems
+are ten functions at ten shapes, each compiled once. Per problem the winner is the candidate that most processes chose, and
+agreement the share of processes that chose it. What a choice costs is judged by the median over all processes of each
+candidate's time: how much slower the chosen one is than the fastest. Beside it stands what argmin would have done with the
+very same times.
+
+Processes that are done are kept in --directory: a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import record
+from benchmarks.timing import OtherLoad
+from polytile.report import Column, Table, show
+from polytile.report.tables import ratio
+
+SHAPES = (
+    (4, 48),
+    (7, 1000),
+    (16, 256),
+    (33, 4096),
+    (64, 64),
+    (130, 700),
+    (256, 2048),
+    (520, 96),
+    (1024, 1024),
+    (3000, 333),
+)
+"""Rows and columns: no two lie in one regime, aligned and unaligned lengths, 200 to 1 million elements."""
+
+WIDTH = 384
+"""Columns of the products' right operand."""
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:])
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+
+def gelu_product(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x) * x
+
+
+def scaled_rows(x: Tensor) -> Tensor:
+    return x / x.abs().amax(-1, keepdim=True)
+
+
+def row_sum(x: Tensor) -> Tensor:
+    return x.sum(-1)
+
+
+def column_sum(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
+def cumulative(x: Tensor) -> Tensor:
+    return x.cumsum(-1)
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+def gelu_linear(x: Tensor, w: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x @ w)
+
+
+ROWWISE: tuple[Callable[..., Tensor], ...] = (
+    softmax, layer_norm, rms_norm, gelu_product, scaled_rows, row_sum, column_sum, cumulative,
+)  # fmt: skip
+PRODUCTS: tuple[Callable[..., Tensor], ...] = (product, gelu_linear)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One process's choice on one problem: the winner, and (candidate, seconds) of all that were timed, in canonical order."""
+
+    winner: str
+    times: tuple[tuple[str, float], ...]
+
+    @property
+    def fastest(self) -> str:
+        return min(self.times, key=lambda pair: pair[1])[0]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Over all problems: mean share of processes that chose the commonest winner, share of pairs of processes that agree, mean
+    cost against the fastest."""
+
+    share: float
+    pairs: float
+    cost: float
+
+    def as_json(self) -> dict[str, float]:
+        return {"same_winner": self.share, "pairs_that_agree": self.pairs, "mean_cost": self.cost}
+
+
+# One process.
+
+
+def tune_all(device: str, limit: int) -> dict[str, Found]:
+    """Calls every function at every shape, and returns what was decided by measuring, by problem."""
+    import polytile
+    from polytile.multikernel import alive
+
+    torch.manual_seed(0)
+    compiled = {function.__name__: polytile.compile(function) for function in (*ROWWISE, *PRODUCTS)}
+    with torch.no_grad():
+        for rows, columns in SHAPES[:limit]:
+            x = torch.randn(rows, columns, device=device)
+            w = torch.randn(columns, WIDTH, device=device)
+            for function in ROWWISE:
+                compiled[function.__name__](x)
+            for function in PRODUCTS:
+                compiled[function.__name__](x, w)
+    found = {}
+    for decision in (decision for kernel in alive() for decision in kernel.decisions if decision.link == "measured"):
+        times = tuple((s.candidate, s.seconds) for s in decision.standings if s.seconds == s.seconds and not s.note)
+        found[str(decision.problem)] = Found(decision.candidate, times)
+    return found
+
+
+def child(target: Path, device: str, limit: int) -> None:
+    """Tunes everything in this process and writes what was chosen to `target`."""
+    load, started = OtherLoad(), time.perf_counter()
+    problems = {name: [found.winner, found.times] for name, found in tune_all(device, limit).items()}
+    content = {"problems": problems, "seconds": time.perf_counter() - started, "cores_used_by_others": load.cores()}
+    unfinished = target.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content))
+    os.replace(unfinished, target)
+
+
+# All processes.
+
+
+def run(directory: Path, processes: int, device: str, mode: str, limit: int) -> list[dict[str, Any]]:
+    """What each process wrote; those that have not run yet run now, one after the other."""
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for number in range(processes):
+        target = directory / f"{device}-{mode}-{limit}-{number}.json"
+        if not target.exists():
+            store = target.with_suffix(".sqlite3")
+            store.unlink(missing_ok=True)
+            variables = {
+                "POLYTILE_STORE": str(store), "POLYTILE_TUNE": mode, "POLYTILE_CACHE_DIR": str(directory / "cache"),
+            }  # fmt: skip
+            command = [sys.executable, "-m", "benchmarks.same_winner", "--child", str(target)]
+            command += ["--device", device, "--shapes", str(limit)]
+            subprocess.run(command, check=True, env={**os.environ, **variables})
+            store.unlink(missing_ok=True)
+        written.append(json.loads(target.read_text()))
+        print(f"[{number + 1}/{processes}] {written[-1]['seconds']:.0f} s, "
+              f"{written[-1]['cores_used_by_others']:.2f} cores used by others", flush=True)  # fmt: skip
+    return written
+
+
+def judged(found: dict[str, list[Found]], chosen: Callable[[Found], str]) -> Verdict:
+    """What the rule `chosen`, applied to each process's own times, means for agreement and cost."""
+    shares, pairs, costs = [], [], []
+    for each in found.values():
+        pooled = medians(each)
+        winners = [chosen(one) for one in each]
+        shares.append(collections.Counter(winners).most_common(1)[0][1] / len(winners))
+        pairs += [first == second for first, second in itertools.combinations(winners, 2)]
+        costs += [pooled[winner] / min(pooled.values()) - 1 for winner in winners]
+    return Verdict(statistics.fmean(shares), statistics.fmean(pairs), statistics.fmean(costs))
+
+
+def medians(each: Sequence[Found]) -> dict[str, float]:
+    """Seconds of each candidate: the median over the processes that timed it."""
+    times: dict[str, list[float]] = {}
+    for name, seconds in (pair for one in each for pair in one.times):
+        times.setdefault(name, []).append(seconds)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def unsteady(found: dict[str, list[Found]]) -> list[tuple[str, str, float]]:
+    """(problem, its winners, their gap by the medians) where processes disagree, the worst first."""
+    rows = []
+    for problem, each in found.items():
+        winners = collections.Counter(one.winner for one in each).most_common()
+        if len(winners) > 1:
+            pooled = medians(each)
+            gap = abs(pooled[winners[0][0]] / pooled[winners[1][0]] - 1)
+            rows.append((winners[0][1], problem, ", ".join(f"{name}: {times}" for name, times in winners), gap))
+    return [(problem, winners, gap) for _, problem, winners, gap in sorted(rows)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--processes", type=int, default=20)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tune", choices=["auto", "thorough"], default="thorough", help="how carefully to measure")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="the first so many shapes alone")
+    parser.add_argument("--directory", type=Path, default=Path("build/same_winner"), help="what is done is kept here")
+    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/same_winner_DEVICE.json")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child is not None:
+        child(given.child, given.device, given.shapes)
+        return
+    written = run(given.directory.absolute(), given.processes, given.device, given.tune, given.shapes)
+    by_problem: dict[str, list[Found]] = {}
+    for name, (winner, times) in (pair for one in written for pair in one["problems"].items()):
+        by_problem.setdefault(name, []).append(Found(winner, tuple((who, seconds) for who, seconds in times)))
+    found = {name: each for name, each in by_problem.items() if len(each) == len(written) > 0}
+    rules = {"polytile": judged(found, lambda one: one.winner), "argmin": judged(found, lambda one: one.fastest)}
+    columns: list[Column | str] = [
+        "choice by", Column("same winner %", ratio), Column("pairs that agree %", ratio), Column("mean cost %", ratio)
+    ]  # fmt: skip
+    rows = [(name, 100 * v.share, 100 * v.pairs, 100 * v.cost) for name, v in rules.items()]
+    busy = max(one["cores_used_by_others"] for one in written)
+    notes = [f"Other processes used at most {busy:.2f} cores meanwhile."]
+    title = f"{len(found)} problems, {len(written)} processes from scratch, {given.device}, tune={given.tune}"
+    show(
+        Table.of("Problems on which processes disagree", ["problem", "winners", Column("gap", ratio)], unsteady(found))
+    )
+    show(Table.of(title, columns, rows, notes))
+    if given.json:
+        results = {
+            "problems": len(found), "processes": len(written), "device": given.device, "tune": given.tune,
+            **{name: verdict.as_json() for name, verdict in rules.items()},
+            "seconds_each": [round(one["seconds"], 1) for one in written], "cores_used_by_others": round(busy, 2),
+            "disagreements": [list(row) for row in unsteady(found)],
+        }  # fmt: skip
+        record.write(f"same_winner_{torch.device(given.device).type}", results)
+
+
+__all__ = ["Found", "Verdict", "judged", "medians", "unsteady"]
+
+if __name__ == "__main__":
+    main()

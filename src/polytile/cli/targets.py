@@ -1,0 +1,140 @@
+"""What `polytile tune` is asked to tune: a function in a file with shapes, or a file of such problems."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polytile.errors import PolytileError
+
+Calls = Sequence[tuple[Any, ...]]
+
+FIELDS = ("target", "shapes", "dtype")
+"""What a line of a file of problems may say; `target` it must."""
+
+
+class TargetError(PolytileError):
+    """What `polytile tune` was asked to tune is not there or is not what it has to be."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function to compile, and the arguments of each call of it."""
+
+    function: Callable[..., Any]
+    calls: Calls
+
+
+def jobs_of(target: str, shapes: Sequence[str], dtype: str) -> list[Job]:
+    """Everything to tune. Raises TargetError, with what to do, for what cannot be."""
+    if target.endswith(".jsonl"):
+        if shapes:
+            raise TargetError(f"{target} is a file of problems, which says the shapes itself; leave out --shapes.")
+        return _listed(Path(target), dtype)
+    return [Job(*calls_of(target, shapes, dtype))]
+
+
+def _listed(path: Path, dtype: str) -> list[Job]:
+    """One job for each line of a file of problems; targets are relative to the file."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise TargetError(f"the file of problems {path} cannot be read: {error.strerror}.") from None
+    jobs = [
+        _job(line, f"{path}, line {number}", path.parent, dtype) for number, line in enumerate(lines, 1) if line.strip()
+    ]
+    if not jobs:
+        raise TargetError(f"{path} has no problems; write one a line, as {EXAMPLE}.")
+    return jobs
+
+
+EXAMPLE = '{"target": "kernels.py:softmax", "shapes": ["64x512"], "dtype": "float32"}'
+
+
+def _job(line: str, place: str, beside: Path, dtype: str) -> Job:
+    try:
+        said = json.loads(line)
+        if not (isinstance(said, dict) and isinstance(said.get("target"), str) and said.keys() <= set(FIELDS)):
+            raise ValueError(line)
+        shapes = [str(shape) for shape in said.get("shapes", ())]
+    except (ValueError, TypeError):
+        raise TargetError(f"{place} is no problem; write one as {EXAMPLE}.") from None
+    try:
+        return Job(*calls_of(str(beside / said["target"]), shapes, str(said.get("dtype", dtype))))
+    except TargetError as error:
+        raise TargetError(f"{place}: {error}") from None
+
+
+def calls_of(target: str, shapes: Sequence[str], dtype: str) -> tuple[Callable[..., Any], Calls]:
+    """The function to tune and the arguments of each call. Raises TargetError, with what to do, for anything else."""
+    function = _function(target)
+    if shapes:
+        return function, [_tensors(text, dtype) for text in shapes]
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise TargetError(
+            f"{target} cannot be called without arguments ({error}); give --shapes to call it with tensors, or name a "
+            "function that returns a callable and a list of argument tuples."
+        ) from None
+    found = function()
+    if not (isinstance(found, tuple) and len(found) == 2 and callable(found[0]) and _are_calls(found[1])):
+        raise TargetError(
+            f"{target} returned {type(found).__name__}; it has to return a callable and a list of argument tuples: "
+            "return softmax, [(torch.randn(64, 512),), (torch.randn(300, 4096),)]."
+        )
+    return found[0], found[1]
+
+
+def _function(target: str) -> Callable[..., Any]:
+    file, colon, name = target.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise TargetError(f"{target!r} names no function; write it as FILE.py:function.")
+    path = Path(file)
+    if not path.is_file():
+        raise TargetError(f"there is no file {file}; {target!r} should be FILE.py:function.")
+    own_name = path.stem if path.stem not in sys.modules else f"polytile_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(own_name, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"{file} is no Python file; {target!r} should be FILE.py:function.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[own_name] = module
+    sys.path.insert(0, str(path.parent.absolute()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TargetError(f"{file} cannot be run: {type(error).__name__}: {error}.") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        there = ", ".join(n for n, v in vars(module).items() if getattr(v, "__module__", "") == own_name)
+        raise TargetError(f"{file} has no function {name!r}; it has {there or 'none at all'}.")
+    return found
+
+
+def _tensors(text: str, dtype: str) -> tuple[torch.Tensor, ...]:
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise TargetError(f"torch has no element type {dtype!r}; float32, bfloat16 and int64 are some that it has.")
+    try:
+        shapes = [[int(size) for size in shape.split("x")] for shape in text.split(",")]
+        if any(size < 0 for shape in shapes for size in shape):
+            raise ValueError(text)
+    except ValueError:
+        raise TargetError(f"{text!r} is no list of shapes; write one as 64x512, several as 64x512,512x256.") from None
+    floating = kind.is_floating_point or kind.is_complex
+    return tuple(torch.randn(s).to(kind) if floating else torch.zeros(s, dtype=kind) for s in shapes)
+
+
+def _are_calls(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(args, tuple) for args in value)
+
+
+__all__ = ["Calls", "Job", "TargetError", "calls_of", "jobs_of"]

@@ -1,0 +1,241 @@
+"""Averages over windows, and the gradient: each element gets from the windows that hold it.
+
+Element i is held by the windows o with o·stride - padding ≤ i < o·stride - padding + kernel, so the gradient is itself a
+sum over windows, of i's own points o = (i + padding - k) / stride where that is a whole number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from polytile.errors import LoweringError
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.joins import all_of, compare
+from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.value import Point, Tensor, computed, convert
+from polytile.frontend.lower.windows import Step, Windows, chosen, windows
+from polytile.ir import expr
+from polytile.ir.expr import Node
+from polytile.ir.sizes import ONE, ZERO, Size, as_size
+
+aten = torch.ops.aten
+
+Element = Callable[[Point, Step], Node]  # (point of the result, element of the window) → its term
+
+
+def _lower_average(rank: int) -> Callable[..., Tensor]:
+    def lowering(
+        builder: Builder,
+        source: Tensor,
+        kernel_size: Sequence[Size | int],
+        stride: Sequence[Size | int] = (),
+        padding: Sequence[Size | int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: Size | int | None = None,
+    ) -> Tensor:
+        _require_float(source)
+        result = builder.result_sizes()
+        over = windows(builder, source, rank, kernel_size, stride, padding, (1,), ceil_mode, result)
+        total = summed(builder, over, result, lambda point, step: over.element(point, step, outside=0))
+
+        def at(point: Point) -> Node:
+            value = total.at(point)
+            count = _divisor(over, point, count_include_pad, divisor_override, value.dtype)
+            return convert(expr.op("div", value.dtype, value, count), source.dtype)
+
+        return computed(result, source.dtype, source.device, at)
+
+    return lowering
+
+
+lowers(aten.avg_pool2d.default)(_lower_average(2))
+lowers(aten.avg_pool3d.default)(_lower_average(3))
+
+
+def _lower_average_backward(rank: int) -> Callable[..., Tensor]:
+    def lowering(
+        builder: Builder,
+        grad: Tensor,
+        source: Tensor,
+        kernel_size: Sequence[Size | int],
+        stride: Sequence[Size | int],
+        padding: Sequence[Size | int],
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: Size | int | None,
+    ) -> Tensor:
+        _require_float(grad)
+        over = windows(builder, source, rank, kernel_size, stride, padding, (1,), ceil_mode, grad.sizes)
+        stored_grad = builder.realize(grad)
+
+        def term(point: Point, step: Step) -> Node:
+            """What the element at `point` gets from the window whose element `step` it is."""
+            asked, origin = [], []
+            for d, (at, k) in enumerate(zip(point[-rank:], step, strict=True)):
+                start, s, n = sympy.expand(at + over.padding[d] - k), over.stride[d], grad.sizes[d - rank]
+                asked.append(compare("ge", start, ZERO))
+                if s > 1:
+                    rest = expr.op("remainder", torch.int64, expr.index_value(start), expr.const(s, torch.int64))
+                    asked.append(expr.op("eq", torch.bool, rest, expr.const(0, torch.int64)))
+                origin.append(start if s == 1 else FloorDiv(start, as_size(s)))
+                asked.append(compare("lt", origin[-1], n))
+            here = (*point[:-rank], *origin)
+            value = stored_grad.at(here)
+            count = _divisor(over, here, count_include_pad, divisor_override, value.dtype)
+            return chosen(all_of(asked), expr.op("div", value.dtype, value, count), outside=0)
+
+        total = summed(builder, over, source.sizes, term)
+        return computed(source.sizes, grad.dtype, grad.device, lambda p: convert(total.at(p), grad.dtype))
+
+    return lowering
+
+
+lowers(aten.avg_pool2d_backward.default)(_lower_average_backward(2))
+lowers(aten.avg_pool3d_backward.default)(_lower_average_backward(3))
+
+
+def _require_float(tensor: Tensor) -> None:
+    if not tensor.dtype.is_floating_point:
+        raise LoweringError(f"averages of type {tensor.dtype} are left to the library.")
+
+
+def summed(builder: Builder, over: Windows, result: tuple[Size, ...], term: Element) -> Tensor:
+    """The sum of `term` over each window's elements at every point of `result`, in the compute type."""
+    dtype, device = over.source.compute_dtype, over.source.device
+    if not over.unrolled:
+        kernel = tuple(as_size(n) for n in over.kernel)
+        points = computed((*result, *kernel), dtype, device, lambda p: term(p[: -over.rank], p[-over.rank :]))
+        dims = range(len(result), len(result) + over.rank)
+        return builder.reduction(
+            points, list(dims), False, [(lambda value, point: expr.reduce("sum", dtype, value), dtype)]
+        )[0]
+
+    def at(point: Point) -> Node:
+        first, *others = (term(point, step) for step in over.steps)
+        for node in others:
+            first = expr.op("add", dtype, first, node)
+        return first
+
+    return computed(result, dtype, device, at)
+
+
+def _divisor(
+    over: Windows, point: Point, padding_counts: bool, override: Size | int | None, dtype: torch.dtype
+) -> Node:
+    """What the sum over the window of `point` is divided by."""
+    if override is not None:
+        return expr.index_value(as_size(override), dtype)
+    return expr.op("cast", dtype, _count(over, point, padding_counts))
+
+
+def _count(over: Windows, point: Point, padding_counts: bool) -> Node:
+    """How many elements the average of the window of `point` is taken over, as int64."""
+    counts = []
+    for d, start in enumerate(over.position(point, (ZERO,) * over.rank)):
+        kernel, padding, n = over.kernel[d], over.padding[d], over.extents[d]
+        first, last = expr.index_value(start), expr.index_value(sympy.expand(start + kernel))
+        limit = n + padding if padding_counts else n
+        if over.ceil or (padding and not padding_counts):
+            last = expr.op("minimum", torch.int64, last, expr.index_value(limit))
+        if padding and not padding_counts:
+            first = expr.op("maximum", torch.int64, first, expr.const(0, torch.int64))
+        bounded = over.ceil or (padding and not padding_counts)
+        counts.append(expr.op("sub", torch.int64, last, first) if bounded else expr.const(kernel, torch.int64))
+    if all(isinstance(c, expr.Const) for c in counts):
+        return expr.const(over.count, torch.int64)
+    product = counts[0]
+    for count in counts[1:]:
+        product = expr.op("mul", torch.int64, product, count)
+    return product
+
+
+# adaptive averages ----------------------------------------------------------------------------------------------------
+
+
+def cells(point: Point, extents: Sequence[Size], result: Sequence[Size]) -> list[tuple[Size, Size]]:
+    """For each dimension (first element, number of elements) of the cell of `point` where `extents` are divided into
+    `result` cells: from ⌊o·n / m⌋ to ⌈(o + 1)·n / m⌉."""
+    found = []
+    for o, n, m in zip(point, extents, result, strict=True):
+        first = FloorDiv(o * n, m)
+        found.append((first, FloorDiv((o + 1) * n + m - 1, m) - first))
+    return found
+
+
+def longest(extents: Sequence[Size], result: Sequence[Size]) -> tuple[Size, ...]:
+    """A bound of the cells' sizes: ⌈n / m⌉ + 1, or 1 where a cell is an element."""
+    return tuple(
+        ONE if n == m else n if m == 1 else FloorDiv(n + m - 1, m) + 1 for n, m in zip(extents, result, strict=True)
+    )
+
+
+def _lower_adaptive(rank: int) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, source: Tensor, output_size: Sequence[Size | int]) -> Tensor:
+        _require_float(source)
+        result = builder.result_sizes()
+        base, extents = builder.realize(source), source.sizes[-rank:]
+
+        def mean(value: Node, point: Point) -> Node:
+            total = expr.reduce("sum", source.compute_dtype, value)
+            return _over_cell(total, cells(point[len(result) - rank : len(result)], extents, result[-rank:]))
+
+        return _over_cells(builder, base, result, rank, mean)
+
+    return lowering
+
+
+def _over_cell(total: Node, cell: Sequence[tuple[Size, Size]]) -> Node:
+    count = expr.index_value(sympy.prod([n for _, n in cell]), total.dtype)
+    return expr.op("div", total.dtype, total, count)
+
+
+def _over_cells(
+    builder: Builder,
+    base: Tensor,
+    result: tuple[Size, ...],
+    rank: int,
+    row: Callable[[Node, Point], Node],
+    element: Callable[[Node, Point], Node] = lambda value, _: value,
+) -> Tensor:
+    """`row` over the elements (each through `element`) of every cell of `base`."""
+    extents = base.sizes[-rank:]
+    reduced = longest(extents, result[-rank:])
+
+    def at(point: Point) -> Node:
+        here, steps = point[: len(result)], point[len(result) :]
+        cell = cells(here[-rank:], extents, result[-rank:])
+        place = tuple(first + step for (first, _), step in zip(cell, steps, strict=True))
+        asked = [compare("lt", k, n) for k, (_, n) in zip(steps, cell, strict=True)]
+        return chosen(all_of(asked), element(base.at((*here[:-rank], *place)), (*here[:-rank], *place)), outside=0)
+
+    points = computed((*result, *reduced), base.compute_dtype, base.device, at)
+    dims = list(range(len(result), len(result) + rank))
+    return builder.reduction(points, dims, False, [(row, base.dtype)])[0]
+
+
+def _lower_adaptive_backward(rank: int) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, grad: Tensor, source: Tensor) -> Tensor:
+        """Element i lies in the cells from ⌊i·m / n⌋ to ⌈(i + 1)·m / n⌉: the same rule the other way round."""
+        _require_float(grad)
+        base, extents, cut = builder.realize(grad), source.sizes[-rank:], grad.sizes[-rank:]
+
+        def share(value: Node, place: Point) -> Node:
+            return _over_cell(value, cells(place[-rank:], extents, cut))
+
+        def total(value: Node, _: Point) -> Node:
+            return expr.reduce("sum", grad.compute_dtype, value)
+
+        return _over_cells(builder, base, source.sizes, rank, total, share)
+
+    return lowering
+
+
+lowers(aten._adaptive_avg_pool2d.default)(_lower_adaptive(2))
+lowers(aten._adaptive_avg_pool3d.default)(_lower_adaptive(3))
+lowers(aten._adaptive_avg_pool2d_backward.default)(_lower_adaptive_backward(2))
+lowers(aten._adaptive_avg_pool3d_backward.default)(_lower_adaptive_backward(3))

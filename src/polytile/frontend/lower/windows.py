@@ -1,0 +1,135 @@
+"""Windows that slide over the last dimensions of a tensor, as pooling operators see them.
+
+A small window is unrolled: a chain of masked loads a result, which vectorises along the row. A large one is a reduction
+over the window's points.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from polytile.errors import LoweringError
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.joins import all_of, compare
+from polytile.frontend.lower.value import Point, Tensor
+from polytile.frontend.lower.views import require_loop_dtype
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+from polytile.ir.sizes import ZERO, Size, as_size
+
+Numbers = tuple[int, ...]
+Step = tuple[Size, ...]
+
+UNROLL_LIMIT = 32
+"""Most points of a window that is unrolled: 5×5 is, 6×6 is not. Beyond, code grows faster than what it saves; wrong for
+sparse outputs of huge inputs, where even a small window would be better reduced in parallel."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows over the last dimensions of a stored tensor, one for each point of a result. Tuples have a number for
+    each of these dimensions, the last one for the rows' own; `ceil`: the last windows may reach beyond the padding."""
+
+    source: Tensor
+    result: tuple[Size, ...]
+    kernel: Numbers
+    stride: Numbers
+    padding: Numbers
+    dilation: Numbers
+    ceil: bool
+
+    @property
+    def rank(self) -> int:
+        """How many dimensions windows have."""
+        return len(self.kernel)
+
+    @property
+    def extents(self) -> tuple[Size, ...]:
+        return self.source.sizes[-self.rank :]
+
+    @property
+    def count(self) -> int:
+        """Points of a window."""
+        return int(sympy.prod(self.kernel))
+
+    @property
+    def unrolled(self) -> bool:
+        return self.count <= UNROLL_LIMIT
+
+    @property
+    def steps(self) -> list[Step]:
+        """All elements of a window in row-major order."""
+        return [tuple(map(as_size, step)) for step in itertools.product(*map(range, self.kernel))]
+
+    def position(self, point: Point, step: Step) -> Step:
+        """The place of element `step` of the window of `point`; outside of the source for the padding's."""
+        numbers = zip(point[-self.rank :], self.stride, self.padding, step, self.dilation, strict=True)
+        return tuple(sympy.expand(o * s - p + k * d) for o, s, p, k, d in numbers)
+
+    def inside(self, point: Point, step: Step) -> Node | None:
+        """Whether element `step` of the window of `point` is one of the source; None where it always is.
+
+        Without `ceil` the last window ends at or before the end of the padding, so element k of it stands at least
+        (kernel - 1 - k)·dilation before that.
+        """
+        asked = []
+        for d, at in enumerate(self.position(point, step)):
+            before, after = step[d] * self.dilation[d], (self.kernel[d] - 1 - step[d]) * self.dilation[d]
+            if not sizes.is_nonnegative(sympy.expand(before - self.padding[d])):
+                asked.append(compare("ge", at, ZERO))
+            if self.ceil or (self.padding[d] and not sizes.is_nonnegative(sympy.expand(after - self.padding[d]))):
+                asked.append(compare("lt", at, self.extents[d]))
+        return all_of(asked)
+
+    def element(self, point: Point, step: Step, outside: bool | int | float) -> Node:
+        """Element `step` of the window of `point`, `outside` where it stands in the padding."""
+        node = self.source.at((*point[: -self.rank], *self.position(point, step)))
+        return chosen(self.inside(point, step), node, outside)
+
+    def number(self, point: Point, step: Step) -> Node:
+        """The number of element `step` of the window of `point` among those that windows slide over, row-major."""
+        return expr.index_value(flat_number(self.position(point, step), self.extents))
+
+
+def flat_number(position: Step, extents: Sequence[Size]) -> Size:
+    """The row-major number of the element at `position`."""
+    number: Size = ZERO
+    for at, n in zip(position, extents, strict=True):
+        number = number * n + at
+    return sympy.expand(number)
+
+
+def chosen(condition: Node | None, node: Node, outside: bool | int | float) -> Node:
+    """`node`, its loads done only where `condition` holds, else the constant `outside`."""
+    if condition is None:
+        return node
+    return expr.op("where", node.dtype, condition, expr.mask_loads(node, condition), expr.const(outside, node.dtype))
+
+
+def windows(
+    builder: Builder,
+    source: Tensor,
+    rank: int,
+    kernel: Sequence[Size | int],
+    stride: Sequence[Size | int],
+    padding: Sequence[Size | int],
+    dilation: Sequence[Size | int],
+    ceil: bool,
+    result: tuple[Size, ...],
+) -> Windows:
+    """Windows over the last `rank` dimensions of `source`, one for each point of `result`."""
+    require_loop_dtype(source.dtype)
+    spans = [_numbers(values, rank) for values in (kernel, stride or kernel, padding, dilation)]
+    return Windows(builder.realize(source), result, spans[0], spans[1], spans[2], spans[3], ceil)
+
+
+def _numbers(values: Sequence[Size | int], rank: int) -> Numbers:
+    """One number stands for all dimensions."""
+    numbers = [as_size(v) for v in values]
+    if not all(n.is_Integer for n in numbers):
+        raise LoweringError(f"windows of symbolic shape {numbers} are left to the library.")
+    return tuple(int(n) for n in (numbers * rank if len(numbers) == 1 else numbers))

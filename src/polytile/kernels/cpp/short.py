@@ -1,0 +1,70 @@
+"""Short rows: the lanes of a vector are rows.
+
+A vector along a row of few elements is mostly empty, and putting its lanes together costs more than the elements do. Here L
+rows are taken at once and turned in registers (`support/tile.h`), so that the reduced axis is gone through serially and every
+lane has a row of its own, as in reductions down columns. What a row reads from memory once, what it keeps for later passes
+and what it writes stand in tiles of L × (length of a row) values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from polytile.ir import sizes
+from polytile.ir.expr import Load, Node
+from polytile.ir.program import Axis, Store, element_level
+from polytile.kernels.cpp.keeping import kept_values
+from polytile.kernels.cpp.lanes import NARROWEST, lane_bytes
+from polytile.kernels.cpp.scatter import scattered
+from polytile.kernels.nest import Form, Nest
+
+LONGEST = 128  # elements of a row: so many vectors stay in the first-level cache
+
+
+@dataclass(frozen=True)
+class Turned:
+    """The layout for lanes that are rows, what is turned on its way in and out, and what is kept, with the pass that makes
+    it. Every one of these has a tile."""
+
+    nest: Nest
+    loads: tuple[Load, ...]
+    stores: tuple[Store, ...]
+    kept: dict[Node, int]
+
+
+def short_rows(row: Nest) -> Turned | None:
+    """How to go through the rows of `row` by lanes; None where it has none, or has no axis of rows that its elements lie
+    along evenly."""
+    if row.form is not Form.ROW or row.inner or scattered(row.loop):
+        return None
+    found = [t for t in (_along(row, axis) for axis in row.outer) if t is not None]
+    return max(found, key=lambda t: len(t.loads) + len(t.stores), default=None)
+
+
+def _along(row: Nest, axis: Axis) -> Turned | None:
+    outer = tuple(a for a in row.outer if a is not axis)
+    nest = Nest(row.loop, Form.COLUMN, axis, outer, row.loop.reduced)
+    width = lane_bytes(nest)
+    if width < NARROWEST or row.vec.size.free_symbols & {axis.symbol}:
+        return None
+    loads = tuple(n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n) and _turns(n, row, axis.symbol, width))
+    stores = (s for s in row.loop.stores if element_level(row.loop, s) and s.mode == "set")
+    turned = tuple(s for s in stores if _turns(s, row, axis.symbol, width))
+    kept = {n: made for n, made in kept_values(row).items() if _width(n) <= width}
+    return Turned(nest, loads, turned, kept) if loads else None
+
+
+def _turns(access: Load | Store, row: Nest, axis: sympy.Symbol, width: int) -> bool:
+    """Whether the access runs along the row in memory, and its values are no wider than lanes."""
+    strided = sizes.coefficient(access.index, axis) not in (None, sizes.ZERO, sizes.ONE)
+    contiguous = sizes.coefficient(access.index, row.vec.symbol) == 1
+    value = access if isinstance(access, Load) else access.value
+    return strided and contiguous and not access.indirect and access.mask is None and _width(value) <= width
+
+
+def _width(node: Node) -> int:
+    """Bytes of a lane that holds the value; a bool is a mask."""
+    return 4 if node.dtype == torch.bool else node.dtype.itemsize

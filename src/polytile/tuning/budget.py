@@ -1,0 +1,70 @@
+"""How much time measuring may take: for one problem, for a program, for a campaign of many.
+
+A budget ends measuring between two candidates and between two bursts, never within one, and never before the candidate that is
+predicted to be fastest has been tried: what was found by then is used. What was left out is made up for by the next program
+that meets the problem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+import threading
+import time
+from collections.abc import Iterator
+
+clock = time.monotonic
+
+
+class Budget:
+    """Seconds that measuring may take, on behalf of `whose`; 0 stands for no limit. Any number of threads may charge."""
+
+    def __init__(self, seconds: float, whose: str) -> None:
+        self.seconds = seconds if seconds > 0 else math.inf
+        self.whose = whose
+        self._spent = 0.0
+        self._lock = threading.Lock()
+
+    def left(self) -> float:
+        """Seconds; 0 or less once all are spent."""
+        return self.seconds - self._spent
+
+    def charge(self, seconds: float) -> None:
+        with self._lock:
+            self._spent += seconds
+
+
+class Campaign(Budget):
+    """A budget of time on the clock from now on, whatever it is spent on."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds, "the campaign")
+        self._begun = clock()
+
+    def left(self) -> float:
+        return self.seconds - (clock() - self._begun)
+
+
+_campaign: contextvars.ContextVar[Campaign | None] = contextvars.ContextVar("polytile_campaign", default=None)
+
+
+@contextlib.contextmanager
+def campaign(seconds: float) -> Iterator[Campaign]:
+    """Within the block, in this thread, all measuring together may go on until so many seconds have passed (0: no limit)."""
+    token = _campaign.set(Campaign(seconds))
+    try:
+        made = _campaign.get()
+        assert made is not None
+        yield made
+    finally:
+        _campaign.reset(token)
+
+
+def tightest(*budgets: Budget | None) -> Budget | None:
+    """The one of them, or of the campaign in force, that has least left; None where there is no limit."""
+    limited = [budget for budget in (*budgets, _campaign.get()) if budget is not None and budget.left() < math.inf]
+    return min(limited, key=Budget.left, default=None)
+
+
+__all__ = ["Budget", "Campaign", "campaign", "clock", "tightest"]

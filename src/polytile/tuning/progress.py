@@ -1,0 +1,79 @@
+"""What measuring is doing at this moment, told to whoever watches.
+
+Nobody does by default, and telling then costs nothing. `polytile tune` watches, and the option `progress` has every program
+show it (report/progress.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+log = logging.getLogger("polytile.tuning")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A problem on its way: so many of its candidates are checked, or (`finished`) the fastest is known.
+
+    `best` is the fastest so far, of this problem; empty while none has been timed. `left` is what the tightest budget has left,
+    in seconds.
+    """
+
+    kernel: str
+    sizes: tuple[tuple[str, int], ...]
+    candidates: int
+    checked: int
+    doing: str
+    best: str = ""
+    seconds: float = math.nan
+    left: float = math.inf
+    finished: bool = False
+
+    @property
+    def problem(self) -> str:
+        return " ".join([self.kernel, *(f"{name}={size}" for name, size in self.sizes)])
+
+    def __str__(self) -> str:
+        """One line: "softmax n0=64 n1=512: persistent t2 4.69 µs, best of 3"."""
+        if not self.finished:
+            return f"{self.problem}: {self.doing}, {self.checked} of {self.candidates} candidates checked"
+        best = f"{self.best} {self.seconds * 1e6:.4g} µs, best" if self.best else "none could be used"
+        return f"{self.problem}: {best} of {self.candidates}"
+
+
+Watcher = Callable[[Step], None]
+_watchers: list[Watcher] = []
+_lock = threading.Lock()
+
+
+def watch(watcher: Watcher) -> None:
+    """Tells `watcher` of every step from now on, in the thread that takes it."""
+    with _lock:
+        _watchers.append(watcher)
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Within the block `watcher` is told of every step."""
+    watch(watcher)
+    try:
+        yield
+    finally:
+        with _lock:
+            _watchers.remove(watcher)
+
+
+def tell(step: Step) -> None:
+    """Tells all watchers, and the log of finished problems."""
+    if step.finished:
+        log.info("%s", step)
+    for watcher in tuple(_watchers):
+        watcher(step)
+
+
+__all__ = ["Step", "Watcher", "tell", "watch", "watching"]
