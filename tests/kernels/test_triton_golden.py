@@ -1,5 +1,5 @@
-"""The text of generated Triton kernels (golden/*.py: read and found good; POLYTILE_ACCEPT=1 accepts), and what the compiler makes
-of it for an H100: no spills in the configs that the prediction puts first."""
+"""The text of generated Triton kernels (golden/*.triton: read and found good; POLYTILE_ACCEPT=1 accepts), and what the
+compiler makes of it for an H100: no spills in the configs that the prediction puts first."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_generated_text(name: str) -> None:
     launches = generate(kernel_of(make()), config, facts).launches
     bodies = [one.source[one.source.index("@triton.jit") :] for one in launches]
     heads = [f"# grid {one.grid}, divisible {one.divisible}\n" for one in launches]
-    assert_golden(f"{name}.py", "\n".join(map("".join, zip(heads, bodies, strict=True))))
+    assert_golden(f"{name}.triton", "\n".join(map("".join, zip(heads, bodies, strict=True))))
 
 
 def test_loops_hold_no_division() -> None:
