@@ -41,7 +41,7 @@ def choose(request: Request) -> Answer | None:
     try:
         return trial(request, worth_it, remember=True)
     except torch.OutOfMemoryError:
-        return _best_known(request, "there was no memory for measuring")
+        return _best_known(request, "there was no memory for measuring")  # clones and a reference need some
 
 
 def _best_known(request: Request, why: str) -> Answer | None:
@@ -128,7 +128,11 @@ def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) ->
 
 
 def _limits(target: torch.device) -> measure.Limits:
-    limits = measure.limits_for(target, thorough=options.get("tune") == "thorough")
+    thorough = options.get("tune") == "thorough"
+    if target.type == "cuda":
+        limits = measure.GPU_THOROUGH if thorough else measure.GPU_LIMITS
+    else:
+        limits = measure.THOROUGH if thorough else measure.LIMITS
     return dataclasses.replace(limits, band=options.get("noise_band"))
 
 
