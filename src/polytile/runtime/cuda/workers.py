@@ -2,7 +2,8 @@
 
 A compiler written in Python holds the interpreter's lock, and one that crashes takes its process along: both stay out of
 the user's process. One server process imports the compiler, and forks a worker for each job that finds none idle, up to
-the option `compile_workers` (0: one for each core, if memory is enough). A worker that dies or takes too long fails its job alone.
+the option `compile_workers` (0: one for each core, if memory is enough). A worker that dies or takes too long fails its job
+alone.
 """
 
 from __future__ import annotations
