@@ -42,7 +42,7 @@ def device_section(results: Mapping[str, Any]) -> Iterator[str]:
     """One device: how many entries are right, who runs their operators, and what is not right."""
     entries, environment, counts = results["entries"], results["environment"], results["counts"]
     kind = results["suite"].removeprefix("conformance_")
-    device = environment.get("gpu", "") if kind == "cuda" else environment.get("processor", "")
+    device = environment.get("accelerator", "") if kind == "cuda" else environment.get("processor", "")
     yield f"## {'CUDA' if kind == 'cuda' else 'CPU'}"
     yield ""
     right = counts["right"] + counts["stale"]

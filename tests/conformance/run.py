@@ -1,6 +1,6 @@
 """Checks every entry, in processes of their own, and writes benchmarks/results/conformance_DEVICE.json.
 
-    python -m tests.conformance.run [--device cuda] [--jobs 2] [--samples 6] [--only REGEX] [--again]
+    python -m tests.conformance.run [--device cuda] [--jobs 2] [--samples 6] [--only REGEX] [--again] [--seconds 500]
 
 A run that was stopped goes on where it was: finished entries are kept in build/conformance_DEVICE.jsonl as long as the
 package's sources stay the same (with --keep even if they change). --again checks those anew that were not right.
@@ -31,6 +31,9 @@ from tests.conformance.listed import reason_for
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 300
 """An entry that takes longer is stopped and counts as wrong."""
+
+LOST_DEVICE = "CUDA error"
+"""After an error with these words a process can use its GPU no more."""
 
 FRESH_AFTER = 100
 """Entries after which a worker is replaced, so that what it keeps in memory does not grow without end."""
@@ -74,7 +77,10 @@ class Worker:
             line = process.stdout.readline() if answered else None
         if line:
             self.answered += 1
-            return dict(json.loads(line))
+            report = dict(json.loads(line))
+            if any(LOST_DEVICE in text for text in report["detail"].values()):
+                self.stop()
+            return report
         seconds = time.perf_counter() - begin
         self.stop()
         what = f"no answer in {seconds:.0f} s" if line is None else f"the process died with status {process.returncode}"
@@ -82,7 +88,7 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[str]:
         self.answered = 0
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+        environment = {"OMP_WAIT_POLICY": "passive", "POLYTILE_COMPILE_WORKERS": "2", **os.environ}
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
@@ -140,7 +146,9 @@ def verdict(report: Report, device: str) -> str:
     return "listed" if known else "wrong"
 
 
-def run(names: list[str], device: str, samples: int, jobs: int, progress: Progress) -> None:
+def run(names: list[str], device: str, samples: int, jobs: int, seconds: float, progress: Progress) -> None:
+    """Checks the entries `names` in `jobs` processes; begins none after `seconds`."""
+    end = time.monotonic() + seconds
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         waiting.put(name)
@@ -149,7 +157,7 @@ def run(names: list[str], device: str, samples: int, jobs: int, progress: Progre
     def serve() -> None:
         worker = Worker(device, samples)
         try:
-            while True:
+            while time.monotonic() < end:
                 try:
                     name = waiting.get_nowait()
                 except queue.Empty:
@@ -217,6 +225,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=6, help="most samples of an entry; 0: all (default: 6)")
     parser.add_argument("--only", default="", help="regular expression that names of entries must contain")
     parser.add_argument("--again", action="store_true", help="check entries anew that were not right")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no entry after this time (default: none)"
+    )
     parser.add_argument("--keep", action="store_true", help="keep what was found with other sources")
     arguments = parser.parse_args()
     if importlib.util.find_spec("expecttest") is None:
@@ -240,7 +251,7 @@ def main() -> None:
         for name in wanted
         if name not in progress.reports or (arguments.again and progress.reports[name]["verdict"] != "right")
     ]
-    run(todo, device, arguments.samples, arguments.jobs, progress)
+    run(todo, device, arguments.samples, arguments.jobs, arguments.seconds, progress)
     reports = [progress.reports[name] for name in every if name in progress.reports]
     found = summary(reports, device, settings)
     print(f"{found['counts']}, {100 * found['share_right']:.1f} % right")
