@@ -1,6 +1,7 @@
 # make setup   a virtual environment in .venv with everything below in it
 # make demo    one compile, many shapes: an encoder, a matmul, softmax and RMSNorm against eager (about 4 minutes, 2 cores)
 # make test    the tests
+# make test-gpu   what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
 # make conformance   every operator of torch's test database against eager (about half an hour, 2 cores; resumable)
 # make models   whole models and many random expressions against eager (about half an hour, 2 cores)
 # make bench   every benchmark; results go to benchmarks/results/
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.stamp
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: setup demo test conformance models bench bench-gpu lint clean
+.PHONY: setup demo test test-gpu conformance models bench bench-gpu lint clean
 
 setup: $(STAMP)
 
@@ -29,6 +30,10 @@ demo: $(STAMP)
 # Waiting OpenMP threads give up their core: test processes share the cores among them.
 test: $(STAMP)
 	OMP_WAIT_POLICY=passive $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+test-gpu: $(STAMP)
+	$(RUN) -m pytest -n $(WORKERS) tests/gpu
+	POLYTILE_TEST_DEVICE=cuda $(RUN) -m pytest -n $(WORKERS) tests/frontend
 
 conformance: $(STAMP)
 	$(RUN) -m tests.conformance.run --jobs $(WORKERS) $(CONFORMANCE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,9 @@ def report(results: dict[str, Any]) -> None:
         if body:
             columns = ["function", "shape", "eager", "polytile", "dynamic", "static", "over static", "of copy", ""]
             show(Table.of(f"kernel time, {dtype}, µs; device copy {copy / 1e12:.2f} TB/s", columns, body))
-            show(Table.of(f"{dtype}: polytile over the others", ["function", "cells", "static geomean", "static worst",
-                          "eager geomean", "eager worst", "large: least of copy"], _summaries(rows, copy)))  # fmt: skip
+            show(Table.of(f"{dtype}: polytile over the others", SUMMARY, _summaries(rows, copy)))
+            columns = ["seconds", "polytile", "peer dynamic", "peer static"]
+            show(Table.of(f"{dtype}: compiling (medians)", columns, _compiling(rows)))
     failed = [r for r in results["cells"] if "error" in r or r.get("wrong")]
     for row in failed:
         print(f"{row['function']} {row['dtype']} {row['shape']}: {row.get('error') or row['wrong']}")
@@ -100,19 +102,44 @@ def report(results: dict[str, Any]) -> None:
         print(f"unseen, all: {unseen.summary(results['unseen'])}")
 
 
-def _summaries(rows: list[dict[str, Any]], copy: float) -> list[tuple[Any, ...]]:
-    def ratios(chosen: list[dict[str, Any]], base: str) -> list[float]:
-        return [r["us"]["polytile"] / r["us"][base] for r in chosen if base in r["us"]]
+SUMMARY = ["function", "cells", "static: geomean", "worst", "above 1.1", "dynamic: geomean", "eager: geomean", "worst",
+           "least of copy where 32 MB move"]  # fmt: skip
 
+
+def _summaries(rows: list[dict[str, Any]], copy: float) -> list[tuple[Any, ...]]:
+    """One row a function and one for all, after SUMMARY: polytile's time over that of the others."""
     found = []
     for name in [*dict.fromkeys(row["function"] for row in rows), "all"]:
         own = [row for row in rows if name in (row["function"], "all")]
-        static, eager = ratios(own, "static"), ratios(own, "eager")
+        static, dynamic, eager = (_ratios(own, base) for base in ("static", "dynamic", "eager"))
         large = [r["bytes"] / (r["us"]["polytile"] * 1e-6) / copy for r in own if r["bytes"] >= LARGE]
-        cells = [f"{geomean(v):.2f}" if v else "" for v in (static,)] + [f"{max(static):.2f}" if static else ""]
-        cells += [f"{geomean(eager):.2f}" if eager else "", f"{max(eager):.2f}" if eager else ""]
+        above = str(sum(ratio > 1.1 for ratio in static)) if static else ""
+        cells = [_mean(static), _worst(static), above, _mean(dynamic), _mean(eager), _worst(eager)]
         found.append((name, len(own), *cells, f"{min(large):.2f}" if large else ""))
     return found
+
+
+def _compiling(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Medians over the functions' first calls and over the first calls at each shape, compiling and tuning included."""
+    firsts = list({row["function"]: row["first_call_s"] for row in rows}.values())
+    shapes = [row["first_call_at_shape_s"] for row in rows]
+    body = []
+    for title, measured in (("first call", firsts), ("first call at a shape", shapes)):
+        values = [[m[name] for m in measured if name in m] for name in ("polytile", "dynamic", "static")]
+        body.append((title, *(f"{statistics.median(v):.2f}" if v else "" for v in values)))
+    return body
+
+
+def _ratios(rows: list[dict[str, Any]], base: str) -> list[float]:
+    return [row["us"]["polytile"] / row["us"][base] for row in rows if base in row["us"]]
+
+
+def _mean(ratios: list[float]) -> str:
+    return f"{geomean(ratios):.2f}" if ratios else ""
+
+
+def _worst(ratios: list[float]) -> str:
+    return f"{max(ratios):.2f}" if ratios else ""
 
 
 if __name__ == "__main__":

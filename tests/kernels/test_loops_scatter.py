@@ -86,7 +86,9 @@ def test_nothing_keeps_threads_apart() -> None:
 
 
 @pytest.mark.parametrize("dtype", [F64, BF16, F16, I8, I64, BOOL], ids=str)
-def test_atomic_additions_of_every_type(dtype: torch.dtype) -> None:
+def test_atomic_additions_of_every_type(dtype: torch.dtype, generator: str) -> None:
+    if generator == "triton" and dtype.itemsize == 1:
+        pytest.skip("a GPU combines no single bytes with memory; operators add them up in 32 bits")
     target = store("o", IND0, load("x", P0, dtype), mode="add", indirect=(checked("i", P0, S1),))
     case = Case(loop([target], {P0: S0}), {"x": dtype, "i": I64, "o": dtype})
     tensors = {"x": torch.ones(100, dtype=dtype), "i": torch.arange(100) % 7, "o": torch.zeros(7, dtype=dtype)}

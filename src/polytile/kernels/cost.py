@@ -1,60 +1,107 @@
 """The analytical prior for loops: predicted seconds of a config at given sizes.
 
-    t = CALL + fork + barriers + (sweeps · SWEEP + max(work / rate, bytes / bandwidth)) / speedup
+    t = CALL + fork + barriers + max(compute, bytes / bandwidth) / speedup
+    compute = work / rate + sweeps · SWEEP + rows · (reductions · ACROSS + scalars / rate)
 
-`work` is the multiply-adds of all passes by the table of operations, loads and stores by how they reach memory; `rate` is two
-vector multiply-adds a cycle. `bytes` is what each tensor argument moves, each pass again unless the row stays in cache, at the
-bandwidth of the level of the memory hierarchy that holds the footprint. A sweep is one run along the vector axis. `speedup`:
-threads that find work. The constants and where they come from, what they get right and where they are wrong:
+`work` is the multiply-adds of all vectors in all passes by the table of operations, loads and stores by how they reach memory;
+`rate` is two vector multiply-adds a cycle. `bytes` is what each tensor argument moves, each pass again unless the row stays in
+cache, at the bandwidth of the level of the memory hierarchy that holds the footprint. A sweep is one run along the vector axis;
+where lanes are put together after it, each reduction costs ACROSS, and `scalars` are the values of a row outside its passes.
+`speedup`: threads that find work. The constants and where they come from, what they get right and where they are wrong:
 docs/cpu-loops.md. They rank candidates and nothing more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.cpp.columns import WIDTH
 from polytile.kernels.cpp.keeping import kept_values
-from polytile.kernels.cpp.tiled import turned
+from polytile.kernels.cpp.short import short_rows
+from polytile.kernels.cpp.squares import Squares, of_variant, tiled_squares
 from polytile.kernels.nest import Form, Nest
-from polytile.kernels.variants import extent
+from polytile.kernels.variants import Extent, extent
 from polytile.problem import Config
 
 CLOCK = 4.0e9  # Hz; two vector multiply-adds a cycle
 CALL = 0.05e-6  # s of a kernel that does nothing
-FORK = 1.5e-6  # s to start and join threads that are awake
+FORK = 3.0e-6  # s to start and join threads
 BARRIER = 0.7e-6  # s
-SWEEP = 4.0e-9  # s of a run along the vector axis beside its vectors
-LEVELS = ((512 << 10, 60e9), (16 << 20, 30e9), (1 << 62, 12e9))  # (bytes up to, bytes/s of one thread)
-BY_LANE = {"strided": 4.0, "turned": 1.2, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
+SWEEP = 1.5e-9  # s of a run along the vector axis beside its vectors
+ACROSS = 2.5e-9  # s to put the lanes of one reduction together
+LEVELS = ((1 << 20, 120e9), (24 << 20, 45e9), (1 << 62, 16e9))  # (bytes up to, bytes/s of one thread)
+LINE = 64  # bytes
+BY_LANE = {"strided": 2.0, "turned": 0.5, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
 CONTIGUOUS = 1.0  # multiply-adds of a vector
+KEEPING = ("persistent", "split", "short")  # variants that do not compute costly values again
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one pass goes through a loop: runs along the vector axis, vectors in all of them, pieces that threads divide."""
+
+    sweeps: float
+    vectors: float
+    items: float
 
 
 def loop_cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int], lanes: int) -> float:
     """Seconds of one call; see the module's formula."""
-    e = extent(kernel, size)
+    e, values = extent(kernel, size), {s: size[s.name] for s in kernel.symbols}
     threads, variant = int(config["threads"]), str(config["variant"])
+    squares = of_variant(nest, variant)
+    if squares is not None:
+        nest = squares.nest
     passes = max(1, nest.passes)
-    compute = e.points * pass_work(nest, variant, lanes) / (2 * lanes * CLOCK)
-    footprint = sum(tensor_bytes(kernel, size).values())
-    again = 1.0 + (0.3 if _row_in_cache(e.row) else 1.0) * (passes - 1)
-    memory = footprint * (again if nest.form is not Form.POINTWISE else 1.0) / bandwidth(footprint)
-    length = sizes.evaluate(nest.vec.size, {s: size[s.name] for s in kernel.symbols})
-    sweeps = passes * e.points / max(1, length)
-    rows = e.points / max(1, length) if nest.form is Form.COLUMN else e.rows
-    items = rows if nest.form is Form.ROW and variant != "split" else max(1, e.points // 1024)
-    speedup = max(1.0, min(items / -(-items // threads) if items else 1.0, threads))
+    length = sizes.evaluate(nest.vec.size, values)
+    layout = _layout(nest, variant, e, length, lanes)
+    work = layout.vectors * pass_work(nest, variant, lanes, squares)
+    if squares is not None:
+        across = sizes.evaluate(squares.axis.size, values)
+        work += _turning(squares.turned, across, length, lanes) * e.points / max(1, across * length)
+    elif variant == "short":
+        work += _turning(_turned_rows(nest), e.row, e.rows, lanes)
+    compute = work / (2 * CLOCK) + passes * layout.sweeps * SWEEP
+    if nest.form is Form.ROW and variant != "short":
+        compute += e.rows * (len(nest.reduces) * ACROSS + _scalars(nest) / (2 * CLOCK))
+    seconds = max(compute, _memory_seconds(kernel, nest, variant, e, size))
+    items = max(1.0, layout.items)
     overhead = CALL + (FORK if threads > 1 else 0.0)
     if variant == "split":
-        overhead += (e.rows if nest.form is Form.ROW else -(-length // (4 * lanes))) * passes * BARRIER
-    return overhead + (sweeps * SWEEP + max(compute, memory)) / speedup
+        overhead += (e.rows if nest.form is Form.ROW else layout.sweeps) * passes * BARRIER
+    return overhead + seconds / max(1.0, min(items / -(-items // threads), threads))
 
 
-def _row_in_cache(points: int) -> bool:
-    return points * 4 <= LEVELS[0][0]
+def _layout(nest: Nest, variant: str, e: Extent, length: int, lanes: int) -> Layout:
+    vectors = -(-length // lanes)
+    if nest.form is Form.ROW and variant == "short":
+        groups = -(-e.rows // lanes)
+        return Layout(groups, groups * e.row, groups)
+    others = e.points / max(1, length)
+    if nest.form is Form.COLUMN:
+        tiles = -(-vectors // WIDTH) * e.rows / max(1, length)
+        return Layout(tiles, vectors * others, e.points // 1024 if variant == "split" else tiles)
+    whole = nest.form is Form.ROW and variant != "split"
+    return Layout(others, vectors * others, e.rows if whole else e.points // 1024)
+
+
+def _memory_seconds(kernel: LoopKernel, nest: Nest, variant: str, e: Extent, size: Mapping[str, int]) -> float:
+    """What moves between the caches: every pass reads again what the private cache does not hold, and a lane that has a
+    line to itself brings the whole line."""
+    moved = tensor_bytes(kernel, size)
+    footprint = sum(moved.values())
+    if nest.form is not Form.POINTWISE:
+        again = 0.0 if e.row * 4 <= LEVELS[0][0] else 1.0
+        return footprint * (1.0 + again * (max(1, nest.passes) - 1)) / bandwidth(footprint)
+    strided = tiled_squares(nest) if variant == "plain" and footprint > LEVELS[0][0] else None
+    for load in strided.loads if strided else ():
+        footprint += moved[load.buffer] * (LINE / kernel.storage(load.buffer).itemsize - 1)
+    return footprint / bandwidth(footprint)
 
 
 def bandwidth(footprint: float) -> float:
@@ -62,27 +109,44 @@ def bandwidth(footprint: float) -> float:
     return next(rate for limit, rate in LEVELS if footprint <= limit)
 
 
-def pass_work(nest: Nest, variant: str, lanes: int) -> float:
-    """Multiply-adds of a vector over all passes: values are computed again in each pass unless kept."""
-    kept = set(kept_values(nest)) if variant in ("persistent", "split") else set()
-    found = turned(nest) if variant == "tiled" else None
-    tiles = set(found[1]) if found else set()
+def pass_work(nest: Nest, variant: str, lanes: int, squares: Squares | None = None) -> float:
+    """Multiply-adds of a vector over all passes: values are computed again in each pass unless kept. What is turned is read
+    from and written to tiles."""
+    kept = set(kept_values(nest)) if variant in KEEPING else set()
+    tiles = {*squares.loads, *squares.stores} if squares else set[Node | Store]()
     total, before = 0.0, set[Node]()
     for k in range(max(1, nest.passes)):
-        done = kept & before
-        nodes = set(nest.nodes_in(k, stop=done)) if nest.loop.reduced else set(nest.needed)
-        total += sum(CONTIGUOUS if n in done else _work(nest, n, tiles, lanes) for n in nodes)
-        total += sum(_access(nest, s, lanes) for s in (nest.stores_in(k) if nest.loop.reduced else nest.loop.stores))
+        stores = nest.stores_in(k) if nest.loop.reduced else nest.loop.stores
+        made = kept & before
+        nodes = set(nest.nodes_in(k, stop=made)) if nest.loop.reduced else set(nest.needed)
+        total += sum(CONTIGUOUS if n in made or n in tiles else _work(nest, n, lanes) for n in nodes)
+        total += sum(CONTIGUOUS if s in tiles else _access(nest, s, lanes) for s in stores)
         total += len(nest.reduces_in(k))
         before |= nodes
     return total
 
 
-def _work(nest: Nest, node: Node, tiles: Iterable[Node], lanes: int) -> float:
+def _turning(accesses: int, across: int, along: int, lanes: int) -> float:
+    """Multiply-adds of turning the squares of `accesses`, which lie along an axis of `across` elements in memory and have
+    `along` in lanes."""
+    return accesses * -(-along // lanes) * -(-across // lanes) * lanes * BY_LANE["turned"] * lanes
+
+
+def _turned_rows(nest: Nest) -> int:
+    found = short_rows(nest)
+    return len(found.loads) + len(found.stores) if found is not None else 0
+
+
+def _scalars(nest: Nest) -> float:
+    """Multiply-adds of what is computed once for each row."""
+    return sum(ops.definition(n.name).cost for n in nest.row_values if isinstance(n, Op))
+
+
+def _work(nest: Nest, node: Node, lanes: int) -> float:
     if not nest.is_vector(node):
         return 0.0
     if isinstance(node, Load):
-        return BY_LANE["turned"] * lanes if node in tiles else _access(nest, node, lanes)
+        return _access(nest, node, lanes)
     return ops.definition(node.name).cost if isinstance(node, Op) else 1.0
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import sympy
 
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Const, Index, Load, Node, Op, Part, Scan
+from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Scan
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.checks import checked_sizes
@@ -40,7 +40,8 @@ class Body:
     """Emits nodes. `made` says how to get those that a schedule makes (scans); results of reductions must stand in the scope.
 
     `again` are the loads that a later pass makes too, `last` says that this pass reads what one before has read; `error` whether
-    a run-time check was emitted, `sixteenths` the integers of which a sixteenth is used.
+    a run-time check was emitted, `sixteenths` the integers of which a sixteenth is used, `carried` the variables of divisions
+    that the current loop carries.
     """
 
     def __init__(self, kernel: LoopKernel, tile: Tile, facts: Facts) -> None:
@@ -51,6 +52,7 @@ class Body:
         self.again: set[int] = set()
         self.last = False
         self.error = False
+        self.carried: dict[sympy.Expr, sympy.Expr] = {}
         self.sixteenths: set[sympy.Symbol] = set()
         self._names = _names(self.nest.nodes)
         self._checks = {id(size): k for k, size in enumerate(checked_sizes(self.nest.loop), 1)}
@@ -73,6 +75,8 @@ class Body:
     def _dims_of(self, node: Node) -> frozenset[Dim]:
         if is_result(node):
             return self.tile.parallel_dims
+        if isinstance(node, Accumulator):
+            return self.tile.all_dims
         if isinstance(node, Scan) or (isinstance(node, Part) and isinstance(node.node, Scan)):
             return self.tile.all_dims
         own = frozenset(s for e in node.indices for s in e.free_symbols)
@@ -167,7 +171,11 @@ class Body:
     # indices ---------------------------------------------------------------------------------------------------------
 
     def index(self, e: sympy.Expr) -> str:
-        """The text of an index expression. Divisions that the facts can do are done."""
+        """The text of an index expression."""
+        return text.index(self.simplified(e).xreplace(self.carried))
+
+    def simplified(self, e: sympy.Expr) -> sympy.Expr:
+        """An index expression with exact integers in place, and without the divisions that the facts can do."""
         if sizes.has_division(e) and self.facts.divisible:
             known = with_facts(e, self.facts)
             if not sizes.has_division(known) or known.count_ops() < e.count_ops():
@@ -177,7 +185,12 @@ class Body:
         values = {
             s: sympy.Integer(self.facts.values[s.name]) for s in self.kernel.symbols if s.name in self.facts.values
         }
-        return text.index(sizes.substitute(e, values))
+        return sizes.substitute(e, values)
+
+    @property
+    def known_symbols(self) -> tuple[sympy.Symbol, ...]:
+        """The integers that are the same all over the kernel."""
+        return (*self.kernel.symbols, *[sixteenth(s) for s in self.kernel.symbols])
 
     def place(self, index: sympy.Expr, indirect: tuple[Node, ...], scope: Scope) -> str:
         """The text of a load's or store's index, its stand-in symbols bound to variables."""

@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import sympy
 import torch
 
 from polytile.kernels.candidate import NativeEntry, PythonEntry
-from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.canonical import TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.kernel import Argument, Kind, Launch, TritonKernel
-from polytile.problem import Config, digest
+from polytile.problem import Config, Resources, digest
 from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
 from polytile.runtime.cuda.device import DeviceFacts
@@ -34,19 +34,33 @@ WORKER = "polytile.kernels.triton.worker"
 Judge = Callable[[Mapping[str, int]], Any]
 
 
+class Kernel(Protocol):
+    """What is computed: tensor arguments, then the integer arguments' symbols, in the order of a call; all of it as text."""
+
+    @property
+    def tensors(self) -> tuple[TensorArg, ...]: ...
+
+    @property
+    def symbols(self) -> tuple[sympy.Symbol, ...]: ...
+
+    @property
+    def text(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Work:
-    """What all candidates of one loop kernel share. `index` is the CUDA device's number; None runs the kernels under
-    Triton's interpreter."""
+    """What all candidates of one kernel share. `index` is the CUDA device's number; None runs the kernels under Triton's
+    interpreter. `make(config, facts)` generates; it raises LoweringError where some operation has no Triton form."""
 
-    kernel: LoopKernel
+    kernel: Kernel
     name: str
     device: DeviceFacts
     index: int | None
+    make: Callable[[Config, Facts], TritonKernel]
 
 
 class TritonCandidate:
-    """One config of a loop kernel. `valid` and `cost` are functions of the concrete sizes."""
+    """One config of a kernel. `valid` and `cost` are functions of the concrete sizes."""
 
     origin = "triton"
     hard_limits = True  # a persistent row longer than its block is cut off
@@ -114,9 +128,7 @@ class Specialised:
     @cached_property
     def kernel(self) -> TritonKernel:
         """The generated kernel. Raises LoweringError where some operation has no Triton form."""
-        from polytile.kernels.triton.generate import generate
-
-        return generate(self.base.work.kernel, self.config, self.facts)
+        return self.base.work.make(self.config, self.facts)
 
     @property
     def source(self) -> str:
@@ -125,13 +137,23 @@ class Specialised:
     @property
     def source_path(self) -> str:
         """Where the source can be read once it is compiled."""
-        done = [promise for promise in self._promises or () if promise.done() and promise.exception() is None]
-        return ";".join(str(promise.result().source) for promise in done)
+        return ";".join(str(cubin.source) for cubin in self._compiled())
 
     @property
     def compile_seconds(self) -> float | None:
-        done = [promise for promise in self._promises or () if promise.done() and promise.exception() is None]
-        return sum(promise.result().facts.seconds for promise in done) if done else None
+        done = self._compiled()
+        return sum(cubin.facts.seconds for cubin in done) if done else None
+
+    @property
+    def resources(self) -> Resources:
+        """The most that one of its launches takes; nothing is known before they are compiled."""
+        done = [cubin.facts for cubin in self._compiled()]
+        if not done:
+            return Resources()
+        return Resources(max(f.registers for f in done), max(f.spills for f in done), max(f.shared for f in done))
+
+    def _compiled(self) -> list[cubins.Cubin]:
+        return [p.result() for p in self._promises or () if p.done() and p.exception() is None]
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return self.base.valid(sizes)
@@ -250,7 +272,7 @@ def triton_version() -> str:
 @functools.cache
 def generator() -> str:
     """Digest of the generator's own text: another generator may make other kernels of the same config."""
-    return digest("".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))))
+    return digest("".join(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py"))))
 
 
 def start_workers() -> None:
