@@ -40,6 +40,17 @@ def filled(fn: Callable[[torch.Tensor], None]) -> Function:
     return on_copy
 
 
+def test_a_gather_of_few_elements_computes_those_alone() -> None:
+    def loss(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(x, 1).gather(1, i)
+
+    program = check(loss, torch.randn(6, 7), torch.randint(0, 7, (6, 1)))
+    stored = [buffer for buffer in program.buffers.values() if buffer.role == "temp"]
+    assert all(1 in buffer.sizes for buffer in stored)
+    check(lambda x, i: (x * 2).exp().gather(1, i), torch.randn(6, 7), torch.randint(0, 7, (6, 7)))
+    check(lambda x, i: (x * 2).exp().gather(0, i), torch.randn(6, 7), torch.randint(0, 6, (9, 7)))
+
+
 # x[indices] -----------------------------------------------------------------------------------------------------------
 
 READS: dict[str, Function] = {

@@ -1,6 +1,7 @@
 """Indexing: operators that read or write elements at positions that are themselves data.
 
-A read is a load whose index holds a stand-in for the position's value; the source is stored first. A functional write
+A read is a load whose index holds a stand-in for the position's value. The source is stored first, but for a `gather` of no
+more elements than it has, which computes those alone: of a cross entropy's log-softmax, one a row. A functional write
 is a copy of the argument in a buffer of its own, then a second loop that sets or adds into it. Positions are checked
 when the program runs: one that is out of range is an IndexError, as in eager.
 """
@@ -16,7 +17,7 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.positions import Place, extent, place_at, position, ranges_of, require_index
+from polytile.frontend.lower.positions import Place, computable, extent, place_at, position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored
 from polytile.frontend.lower.views import is_dense, require_loop_dtype, reshape_point, traced_strides, wrap_dim
@@ -35,7 +36,9 @@ aten = torch.ops.aten
 def gather(builder: Builder, source: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     require_loop_dtype(source.dtype)
     require_index(index)
-    d, base = wrap_dim(dim, source.rank), builder.realize(source)
+    few = all(n == 1 or sizes.equal(n, whole) for n, whole in zip(index.sizes, source.sizes, strict=False))
+    base = source if few and index.rank == source.rank and computable(source) else builder.realize(source)
+    d = wrap_dim(dim, source.rank)
 
     def at(point: Point) -> Node:
         place = place_at(source.rank, point)
