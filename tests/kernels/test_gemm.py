@@ -353,7 +353,9 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ValueError, match="lanes is 12"):
         generate(GemmSpec(), GemmConfig("tile_packed", 6, 4), "f", None, 12)
     with pytest.raises(ValueError, match="float16"):
-        GemmSpec(dtype="float16")
+        generate(GemmSpec(dtype="float16"), GemmConfig("tile_packed", 6, 4), "f", None, 16)
+    with pytest.raises(ValueError, match="complex64"):
+        GemmSpec(dtype="complex64")
     with pytest.raises(ValueError, match="round twice"):
         GemmSpec("float64", out_dtype="bfloat16")
     with pytest.raises(ValueError, match="forms are tile_packed"):

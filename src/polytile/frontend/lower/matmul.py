@@ -8,6 +8,7 @@ its way; int8 products are kept in int32, products of 8-bit floats in float32, a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -57,7 +58,7 @@ def template(builder: Builder, a: Tensor, b: Tensor, dtype: torch.dtype, first: 
     views = [view or operand_of(builder, o, k) for k, (o, view) in enumerate(zip((a, b), narrow, strict=True), first)]
     out = builder.new_buffer((*a.sizes[:-1], b.sizes[-1]), dtype, a.device)
     origins = (builder.origin,)
-    left, right = (batched(view) for view in views)
+    left, right = agreed(*(batched(view) for view in views))
     builder.emit(Template(builder.name("mm"), "mm", left, right, batched(whole(out)), None, origins))
     return stored(whole(out), a.device)
 
@@ -100,6 +101,16 @@ def batched(view: View) -> View:
     if len(view.sizes) == 3:
         return view
     return View(view.buffer, view.dtype, (ONE, *view.sizes), (ZERO, *view.strides), view.offset)
+
+
+def agreed(left: View, right: View) -> tuple[View, View]:
+    """The operands with one expression for each size that they share. The program's guards hold them equal, whatever
+    they are written as: a number where either is one."""
+    batch, k = (b if b.is_Integer else a for a, b in zip((left.sizes[0], left.sizes[2]), right.sizes[:2], strict=True))
+    return (
+        replace(left, sizes=(batch, left.sizes[1], k)),
+        replace(right, sizes=(batch, k, right.sizes[2])),
+    )
 
 
 def plus(builder: Builder, bias: Tensor, result: Tensor, beta: Number, alpha: Number) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from polytile.kernels.cpp.gemm import dot, stream, tile
 from polytile.kernels.cpp.gemm.cost import FORM_LAYOUTS, cost, valid
 from polytile.kernels.cpp.gemm.machine import Machine
-from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec
+from polytile.kernels.cpp.gemm.spec import STORAGE, GemmConfig, GemmSpec
 from polytile.kernels.cpp.gemm.tables import configs
 
 _FORMS = {
@@ -37,6 +37,10 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
 
     Raises ValueError where spec, config and epilogue do not go together.
     """
+    if spec.dtype not in STORAGE or spec.out_dtype not in STORAGE:
+        raise ValueError(
+            f"C++ products take {', '.join(STORAGE)}; these are {spec.dtype} with results of {spec.out_dtype}."
+        )
     if spec.b_layout not in FORM_LAYOUTS[config.form]:
         wanted = " or ".join(f"{layout!r}" for layout in FORM_LAYOUTS[config.form])
         raise ValueError(f"form {config.form!r} needs a B of layout {wanted}; this one is {spec.b_layout!r}.")
