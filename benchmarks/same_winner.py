@@ -1,10 +1,12 @@
 """Do processes that tune the same problems from scratch choose the same kernels? `python -m benchmarks.same_winner`.
 
-Each process has a store of its own, so that it learns nothing from the others; compiled kernels they share. A hundred problems
-are ten functions at ten shapes, each compiled once. Per problem the winner is the candidate that most processes chose, and
-agreement the share of processes that chose it. What a choice costs is judged by the median over all processes of each
-candidate's time: how much slower the chosen one is than the fastest. Beside it stands what argmin would have done with the
-very same times.
+Each process has a store of its own, so that it learns nothing from the others; compiled kernels they share. The problems are the
+kernels of ten functions at ten shapes, each compiled once. Those with one candidate worth timing say nothing, as all processes
+"choose" it: contested problems, with two or more in every process, are what counts. --hinted has more of them.
+
+Per problem the winner is the candidate that most processes chose, and agreement the share of processes that chose it. What a
+choice costs is judged by the median over all processes of each candidate's time: how much slower the chosen one is than the
+fastest. Beside it stands what argmin would have done with the very same times.
 
 Processes that are done are kept in --directory: a run that was interrupted goes on where it stopped.
 """
@@ -160,12 +162,16 @@ def child(target: Path, device: str, limit: int) -> None:
 # All processes.
 
 
-def run(directory: Path, processes: int, device: str, mode: str, limit: int) -> list[dict[str, Any]]:
+HINTED = {"POLYTILE_SHORTLIST": "6", "POLYTILE_EXPECTED_CALLS": "1000000000"}
+"""As many candidates as hinted sizes get, whatever compiling them costs."""
+
+
+def run(directory: Path, processes: int, device: str, mode: str, limit: int, hinted: bool) -> list[dict[str, Any]]:
     """What each process wrote; those that have not run yet run now, one after the other."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for number in range(processes):
-        target = directory / f"{device}-{mode}-{limit}-{number}.json"
+        target = directory / f"{device}-{mode}-{limit}-{'hinted-' if hinted else ''}{number}.json"
         if not target.exists():
             store = target.with_suffix(".sqlite3")
             store.unlink(missing_ok=True)
@@ -174,7 +180,7 @@ def run(directory: Path, processes: int, device: str, mode: str, limit: int) -> 
             }  # fmt: skip
             command = [sys.executable, "-m", "benchmarks.same_winner", "--child", str(target)]
             command += ["--device", device, "--shapes", str(limit)]
-            subprocess.run(command, check=True, env={**os.environ, **variables})
+            subprocess.run(command, check=True, env={**os.environ, **variables, **(HINTED if hinted else {})})
             store.unlink(missing_ok=True)
         written.append(json.loads(target.read_text()))
         print(f"[{number + 1}/{processes}] {written[-1]['seconds']:.0f} s, "
@@ -202,6 +208,11 @@ def medians(each: Sequence[Found]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def contested(found: dict[str, list[Found]]) -> dict[str, list[Found]]:
+    """The problems on which every process had a choice."""
+    return {problem: each for problem, each in found.items() if all(len(one.times) > 1 for one in each)}
+
+
 def unsteady(found: dict[str, list[Found]]) -> list[tuple[str, str, float]]:
     """(problem, its winners, their gap by the medians) where processes disagree, the worst first."""
     rows = []
@@ -220,6 +231,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tune", choices=["auto", "thorough"], default="thorough", help="how carefully to measure")
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="the first so many shapes alone")
+    parser.add_argument("--hinted", action="store_true", help="as many candidates as hinted sizes get")
     parser.add_argument("--directory", type=Path, default=Path("build/same_winner"), help="what is done is kept here")
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/same_winner_DEVICE.json")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -227,34 +239,41 @@ def main() -> None:
     if given.child is not None:
         child(given.child, given.device, given.shapes)
         return
-    written = run(given.directory.absolute(), given.processes, given.device, given.tune, given.shapes)
+    written = run(
+        given.directory.absolute(), given.processes, given.device, given.tune, given.shapes, given.hinted
+    )  # fmt: skip
     by_problem: dict[str, list[Found]] = {}
     for name, (winner, times) in (pair for one in written for pair in one["problems"].items()):
         by_problem.setdefault(name, []).append(Found(winner, tuple((who, seconds) for who, seconds in times)))
-    found = {name: each for name, each in by_problem.items() if len(each) == len(written) > 0}
-    rules = {"polytile": judged(found, lambda one: one.winner), "argmin": judged(found, lambda one: one.fastest)}
+    everything = {name: each for name, each in by_problem.items() if len(each) == len(written) > 0}
+    verdicts = {
+        f"{rule}, {which}": (len(found), judged(found, chosen))
+        for which, found in (("contested", contested(everything)), ("all", everything))
+        for rule, chosen in (("polytile", lambda one: one.winner), ("argmin", lambda one: one.fastest))
+        if found
+    }
     columns: list[Column | str] = [
-        "choice by", Column("same winner %", ratio), Column("pairs that agree %", ratio), Column("mean cost %", ratio)
+        "choice by", "problems", Column("same winner %", ratio), Column("pairs that agree %", ratio),
+        Column("mean cost %", ratio),
     ]  # fmt: skip
-    rows = [(name, 100 * v.share, 100 * v.pairs, 100 * v.cost) for name, v in rules.items()]
+    rows = [(name, size, 100 * v.share, 100 * v.pairs, 100 * v.cost) for name, (size, v) in verdicts.items()]
     busy = max(one["cores_used_by_others"] for one in written)
     notes = [f"Other processes used at most {busy:.2f} cores meanwhile."]
-    title = f"{len(found)} problems, {len(written)} processes from scratch, {given.device}, tune={given.tune}"
-    show(
-        Table.of("Problems on which processes disagree", ["problem", "winners", Column("gap", ratio)], unsteady(found))
-    )
+    disagreements = unsteady(everything)
+    title = f"{len(written)} processes from scratch, {given.device}, tune={given.tune}"
+    show(Table.of("Problems on which processes disagree", ["problem", "winners", Column("gap", ratio)], disagreements))
     show(Table.of(title, columns, rows, notes))
     if given.json:
         results = {
-            "problems": len(found), "processes": len(written), "device": given.device, "tune": given.tune,
-            **{name: verdict.as_json() for name, verdict in rules.items()},
+            "processes": len(written), "device": given.device, "tune": given.tune, "hinted": given.hinted,
+            "verdicts": {name: {"problems": size, **verdict.as_json()} for name, (size, verdict) in verdicts.items()},
             "seconds_each": [round(one["seconds"], 1) for one in written], "cores_used_by_others": round(busy, 2),
-            "disagreements": [list(row) for row in unsteady(found)],
+            "disagreements": [list(row) for row in disagreements],
         }  # fmt: skip
         record.write(f"same_winner_{torch.device(given.device).type}", results)
 
 
-__all__ = ["Found", "Verdict", "judged", "medians", "unsteady"]
+__all__ = ["Found", "Verdict", "contested", "judged", "medians", "unsteady"]
 
 if __name__ == "__main__":
     main()

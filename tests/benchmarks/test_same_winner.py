@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.same_winner import Found, judged, medians, unsteady
+from benchmarks.same_winner import Found, contested, judged, medians, unsteady
 
 
 def test_agreement_and_cost_of_choices() -> None:
@@ -25,3 +25,8 @@ def test_agreement_and_cost_of_choices() -> None:
 def test_a_candidate_counts_with_the_median_of_the_processes_that_timed_it() -> None:
     each = [Found("a", (("a", 1.0),)), Found("a", (("a", 3.0), ("b", 2.0))), Found("a", (("a", 1.2),))]
     assert medians(each) == {"a": 1.2, "b": 2.0}
+
+
+def test_a_problem_on_which_some_process_had_no_choice_is_not_contested() -> None:
+    alone, two = Found("a", (("a", 1.0),)), Found("a", (("a", 1.0), ("b", 2.0)))
+    assert contested({"alone": [alone, two], "contested": [two, two]}) == {"contested": [two, two]}
