@@ -46,7 +46,9 @@ bench: $(STAMP)
 	$(RUN) -m benchmarks.overhead --json
 	$(RUN) -m benchmarks.compile_time --json
 	$(RUN) -m benchmarks.demo --json
+	$(RUN) -m benchmarks.loops --json
 	$(RUN) -m benchmarks.store_rate --json
+	$(RUN) -m benchmarks.plots
 
 bench-gpu: $(STAMP)
 	$(RUN) -m benchmarks.gpu $(GPU)
