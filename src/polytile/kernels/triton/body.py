@@ -79,7 +79,7 @@ class Body:
             return self.tile.all_dims
         if isinstance(node, Scan) or (isinstance(node, Part) and isinstance(node.node, Scan)):
             return self.tile.all_dims
-        own = frozenset(s for e in node.indices for s in e.free_symbols)
+        own = frozenset(s for e in node.indices for s in self.simplified(e).free_symbols)
         return self.tile.varies(own).union(*[self._dims[id(c)] for c in node.children])
 
     # nodes -----------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Body:
 
     def place_dims(self, index: sympy.Expr, indirect: tuple[Node, ...]) -> frozenset[Dim]:
         """The dimensions along which an index varies."""
-        return self.tile.varies(frozenset(index.free_symbols)).union(*[self.dims(n) for n in indirect])
+        return self.tile.varies(frozenset(self.simplified(index).free_symbols)).union(*[self.dims(n) for n in indirect])
 
     def stores(self, stores: Iterable[Store], scope: Scope) -> None:
         """Adds the lines of stores: all values first, since a store may change what another one's value loads."""

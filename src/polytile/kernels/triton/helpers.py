@@ -187,6 +187,10 @@ def pt_i1e(x):
 """,
     """
 def pt_digamma(x):
+    return pt_digamma_wide(x.to(tl.float64)).to(x.dtype)
+""",
+    """
+def pt_digamma_wide(x):
     low = x < 0.5
     y = tl.where(low, 1 - x, x)
     total = tl.where(y == y, 0.0, y)

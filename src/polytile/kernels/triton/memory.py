@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ATOMICS: dict[tuple[str, torch.dtype], str] = {
     **{("add", t): "tl.atomic_add" for t in (
-        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint32, torch.uint64,
+        torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64,
     )},
     **{(mode, t): f"tl.atomic_{mode}" for mode in ("max", "min") for t in (torch.int32, torch.int64)},
 }  # fmt: skip

@@ -39,7 +39,7 @@ PLAIN_3 = ((32, 8, 4, 4), (16, 16, 4, 4), (8, 8, 16, 4), (4, 16, 16, 4), (16, 4,
 ROWS = tuple(1 << k for k in range(4, 16))
 """Row lengths r of persistent reductions: up to 32768, 64 values a thread of 16 warps."""
 ELEMENTS = (8, 16, 32)
-"""Values a thread holds of a block of whole rows; 64 too where the row leaves no choice."""
+"""Values a thread holds of a whole row, those but the last of several rows; 64 too where the row leaves no choice."""
 LOOPED = ((1, 512, 4), (1, 1024, 4), (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 16), (8, 128, 4))
 """(x, r, warps)"""
 LOOPED_2 = (
@@ -97,7 +97,8 @@ def whole_rows(r: int) -> Iterator[tuple[int, int]]:
     for x in (1, 2, 4, 8, 16, 32, 64, 128) if r <= 1024 else (1,):
         for warps in (1, 2, 4, 8, 16, 32):
             held = x * r // (32 * warps)
-            if held in ELEMENTS and (x == 1 or (512 <= x * r <= 8192 and warps in (2, 4, 8))):
+            several = held in ELEMENTS[:-1] and 512 <= x * r <= 8192 and warps in (2, 4, 8)
+            if several if x > 1 else held in ELEMENTS:
                 yield x, warps
     if r == ROWS[-1]:
         yield 1, 16
