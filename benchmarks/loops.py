@@ -35,7 +35,9 @@ SHAPES: tuple[Shape, ...] = (
     (4, 262144),
     (1, 4194304),
 )
-TOLERANCE = 3e-6
+TOLERANCE = {"polytile": 3e-6, "inductor": 3e-5}
+"""The largest error against float64 of a compiler's results, relative to the largest element: the peer sums columns one row
+after the other, and is off by 4e-6 at 8192 rows."""
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -130,18 +132,20 @@ class Cell:
     decisions: tuple[str, ...]
 
 
-def checked(case: Case, made: Recorded, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
-    """The direct call, whose result has been compared with float64; raises AssertionError where it is off."""
+def checked(case: Case, name: str, made: Recorded, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    """The direct call of what compiler `name` made, whose result has been compared with float64; raises AssertionError where
+    it is off."""
     call = made.direct(*inputs)
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
     exact, got = case.function(*wide), call()
-    assert got.shape == exact.shape, f"{case.name} gave {tuple(got.shape)} for {tuple(exact.shape)}"
+    assert got.shape == exact.shape, f"{name}'s {case.name} gave {tuple(got.shape)} for {tuple(exact.shape)}"
     if case.random:
         kept = float((got != 0).double().mean())
         assert inputs[0].numel() < 10_000 or abs(kept - 0.9) < 0.02, f"{case.name} keeps {kept:.3f} of the elements"
         return call
     off = float((got.double() - exact).abs().max() / exact.abs().max())
-    assert off <= TOLERANCE, f"{case.name} of {tuple(inputs[0].shape)} is {off:.1e} off float64; {TOLERANCE:.0e} is allowed"
+    where = f"{name}'s {case.name} of {tuple(inputs[0].shape)}"
+    assert off <= TOLERANCE[name], f"{where} is {off:.1e} off float64; {TOLERANCE[name]:.0e} is allowed"
     return call
 
 
@@ -154,7 +158,7 @@ def run_case(case: Case, shapes: Sequence[Shape], peers: Sequence[str], seconds:
     cells = {}
     for shape in ordered:
         inputs = case.inputs(*shape)
-        direct: dict[str, Callable[[], Any]] = {name: checked(case, one, inputs) for name, one in made.items()}
+        direct: dict[str, Callable[[], Any]] = {name: checked(case, name, one, inputs) for name, one in made.items()}
         called: dict[str, Callable[[], Any]] = {name: functools.partial(one, *inputs) for name, one in made.items()}
         if "eager" in peers:
             direct["eager"] = called["eager"] = functools.partial(case.function, *inputs)
