@@ -33,7 +33,7 @@ class Cells:
         lines = path.read_text().splitlines() if path.exists() else []
         self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
 
-    def has(self, function: str, dtype: str, shape: Shape) -> bool:
+    def has(self, function: str, dtype: str, shape: tuple[int, ...]) -> bool:
         key = (function, dtype, list(shape))
         return any((row["function"], row["dtype"], row["shape"]) == key for row in self.rows)
 
@@ -69,7 +69,7 @@ def _cells(
         compiled["dynamic"] = torch.compile(copied(function.run, "theirs"), dynamic=True)
     known: set[str] = set()
     first = {name: _first_call(call, function.make(TRACED, DTYPES[dtype])) for name, call in compiled.items()}
-    at_first = _new_decisions(known)
+    at_first = new_decisions(known)
     for shape in shapes:
         if time.monotonic() > deadline:
             return
@@ -78,7 +78,7 @@ def _cells(
         row: dict[str, Any] = {"function": function.name, "dtype": dtype, "shape": list(shape), "first_call_s": first}
         try:
             row.update(_cell(function, compiled, args, "static" in peers))
-            row["chosen"] = _new_decisions(known) or (at_first if shape == TRACED else ["as in a regime met before"])
+            row["chosen"] = new_decisions(known) or (at_first if shape == TRACED else ["as in a regime met before"])
         except Exception as error:
             torch.cuda.synchronize()
             row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
@@ -106,7 +106,7 @@ def _cell(
     return {"us": times, "first_call_at_shape_s": new_shape, "wrong": _wrong(function, compiled, args)}
 
 
-def _new_decisions(known: set[str]) -> list[str]:
+def new_decisions(known: set[str]) -> list[str]:
     """The decisions made since the last time, as text; `known` remembers them."""
     found = [
         f"{decision.kernel} at {dict(decision.sizes)}: {decision.candidate} ({decision.link})"
@@ -152,4 +152,4 @@ def _line(row: dict[str, Any]) -> str:
     return f"{label}: {times} µs; {'; '.join(row['chosen'][-2:])}{wrong}"
 
 
-__all__ = ["SHAPES", "Cells", "run"]
+__all__ = ["SHAPES", "Cells", "new_decisions", "run"]

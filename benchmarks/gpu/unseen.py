@@ -14,6 +14,7 @@ import torch
 import polytile
 from benchmarks.compilers import copied
 from benchmarks.gpu.functions import DTYPES, TRACED, Function
+from benchmarks.timing import geomean
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.tuning import measure
 from polytile.tuning.tune import Task, tune
@@ -53,7 +54,7 @@ def run(functions: list[Function], dtype: str, count: int, seconds: float) -> li
             for kernel in _kernels():
                 if len(kernel.decisions) > before.get(id(kernel), 0):  # else the regime is known from another shape
                     rows += _row(function, shape, kernel)
-        print(f"{function.name}: {summary([row for row in rows if row['function'] == function.name])}", flush=True)
+        print(function.name, *summary([row for row in rows if row["function"] == function.name]), flush=True)
     return rows
 
 
@@ -94,13 +95,13 @@ def _row(function: Function, shape: tuple[int, int], kernel: MultiKernel) -> lis
     }]  # fmt: skip
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
+def summary(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    """How many rows, and of their regrets the geometric mean, the 95th percentile and the worst."""
     if not rows:
-        return "no shape measured"
+        return "0", "", "", ""
     regrets = sorted(row["regret"] for row in rows)
-    mean = math.exp(sum(map(math.log, regrets)) / len(regrets))
-    p95 = regrets[min(len(regrets) - 1, math.ceil(0.95 * len(regrets)) - 1)]
-    return f"{len(rows)} shapes, geomean {mean:.3f}, p95 {p95:.3f}, worst {regrets[-1]:.2f}"
+    p95 = regrets[math.ceil(0.95 * len(regrets)) - 1]
+    return str(len(rows)), f"{geomean(regrets):.3f}", f"{p95:.3f}", f"{regrets[-1]:.2f}"
 
 
 __all__ = ["run", "shapes", "summary"]

@@ -47,7 +47,7 @@ TABLE: tuple[Option, ...] = (
         "Where measurements are kept: a file, or a server as postgresql://user@host/database; empty: a file in cache_dir.",
     ),
     Option("cxx", str, "", "C++ compiler to use; empty: $CXX, then g++, then clang++."),
-    Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core."),
+    Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core, fewer where memory is short."),
     Option(
         "tune",
         str,
@@ -147,7 +147,7 @@ TABLE: tuple[Option, ...] = (
     Option("threads", int, 0, "Most threads a kernel may use; 0: torch.get_num_threads()."),
     Option("verify_ir", bool, False, "Run the verifier between all passes.", compile_key=False),
     Option("fuse", bool, True, "Fuse loops; off makes one kernel for each operator.", compile_key=True),
-    Option("sources", str, "cpp,library", "Sources of candidates that take part, in order.", compile_key=True),
+    Option("sources", str, "cpp,triton,library", "Sources of candidates that take part, in order.", compile_key=True),
 )
 BY_NAME: dict[str, Option] = {option.name: option for option in TABLE}
 

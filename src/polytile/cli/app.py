@@ -114,6 +114,26 @@ def replay_measurements(
         show(table)
 
 
+@app.command("configs")
+def show_configs(
+    family: Annotated[str, typer.Argument(help="A device family: cpu, cuda, rocm, xpu, or one that was registered.")],
+    m: Annotated[int, typer.Argument(help="Rows of the product.", min=0)],
+    n: Annotated[int, typer.Argument(help="Its columns.", min=0)],
+    k: Annotated[int, typer.Argument(help="The length of its sums.", min=0)],
+    table: Annotated[str, typer.Option(help="mm, int8_mm, persistent_mm, ...; the family's usual one else.")] = "",
+    dtype: Annotated[str, typer.Option(help="Element type of the operands.")] = "",
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="The whole space in place of the table.")] = False,
+    cap: Annotated[int | None, typer.Option(help="How many configs at most.", min=1)] = None,
+    device: Annotated[str, typer.Option(help="A GPU whose limits count, such as H100 or A100.")] = "",
+) -> None:
+    """Say which configs would be tried on a matrix product, and why each other one is left out."""
+    from polytile.cli.configs import tables
+    from polytile.report import show
+
+    for each in tables(family, m, n, k, table, dtype, exhaustive, cap, device):
+        show(each)
+
+
 def main() -> None:
     """Runs the command that the process's arguments name; ends the process with its status."""
     app()

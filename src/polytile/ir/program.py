@@ -175,7 +175,8 @@ def depends_on_point(root: Node, reduced: set[sympy.Symbol]) -> bool:
 
 @dataclass(frozen=True)
 class Template:
-    """A matmul: out[b, m, n] = Σ_k a[b, m, k]·b[b, k, n], then `epilogue` over the same (b, m, n) points.
+    """A matmul: out[b, m, n] = Σ_k a[b, m, k]·b[b, k, n], then `epilogue` over the same (b, m, n) points. Operands of
+    different types are converted to their common type first.
 
     `a` is (batch, m, k) and `b` (batch, k, n) as views; `out` names the buffer that receives the plain product when there is no
     epilogue, and stands for the accumulator inside it. The epilogue is a Loop over axes (batch, m, n) whose values read

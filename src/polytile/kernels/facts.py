@@ -21,12 +21,13 @@ INT32_REACH = (1 << 31) - (1 << 20)
 class Facts:
     """`divisible`: integer arguments that 16 divides; `aligned`: tensor arguments whose data starts at a multiple of 16 bytes;
     `wide`: some position in a tensor or in the grid needs int64; `exact`: integer arguments that have one value all over
-    the regime, by name in order."""
+    the regime, by name in order; `holding`: the other conditions of the regime that hold, by name."""
 
     divisible: frozenset[str] = frozenset()
     aligned: frozenset[str] = frozenset()
     wide: bool = False
     exact: tuple[tuple[str, int], ...] = ()
+    holding: frozenset[str] = frozenset()
 
     @property
     def values(self) -> dict[str, int]:
@@ -36,7 +37,8 @@ class Facts:
     def include(self, other: Facts) -> bool:
         """Whether all that `other` takes for granted is so here."""
         kept = set(other.exact) <= set(self.exact) and other.wide >= self.wide
-        return kept and all(map(self.divides, other.divisible)) and other.aligned <= self.aligned
+        kept = kept and other.aligned <= self.aligned and other.holding <= self.holding
+        return kept and all(map(self.divides, other.divisible))
 
     def divides(self, name: str) -> bool:
         """Whether 16 divides the integer `name`."""

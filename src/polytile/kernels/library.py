@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,10 @@ class MatmulLibrary:
     origin = "library"
     config = Config()
 
-    def __init__(self, kernel: GemmKernel, unfused: Callable[..., None] | None) -> None:
-        self.kernel, self.unfused = kernel, unfused
+    def __init__(
+        self, kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device | None = None
+    ) -> None:
+        self.kernel, self.unfused, self.target = kernel, unfused, target
 
     @cached_property
     def source_hash(self) -> str:
@@ -36,16 +39,32 @@ class MatmulLibrary:
     source_path = ""
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        return True
+        """Products of 8-bit types have limits of their own: rows by k, columns by k, sizes that 16 divides."""
+        if self.kernel.in_dtype.itemsize > 1 or self.target is None:
+            return True
+        spec = self.kernel.spec
+        sizes_fit = sizes["batch"] == 1 and sizes["K"] % 16 == 0 and sizes["N"] % 16 == 0 and sizes["M"] > 16
+        return sizes_fit and spec.a_layout == "k" and spec.b_layout == "k"
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         batch, m, n, k = (sizes[name] for name in ("batch", "M", "N", "K"))
+        if self.target is not None:
+            return self._gpu_cost(sizes, self.target)
         element = self.kernel.in_dtype.itemsize
         threads = torch.get_num_threads()
         compute = batch * m * n * k / (RATE * threads)
         memory = batch * (m * k + k * n + m * n) * element / (BYTES * min(threads, 4))
         again = 2 * batch * m * n * element / (BYTES * min(threads, 4)) if self.unfused else 0.0
         return max(compute, memory) + again + CALL * (2 if self.unfused else 1)
+
+    def _gpu_cost(self, sizes: Mapping[str, int], target: torch.device) -> float:
+        from polytile.kernels.triton.gemm import prior
+        from polytile.kernels.triton.gemm.candidates import device_of, kind_of
+
+        device = device_of(target)
+        product = prior.library(kind_of(self.kernel), sizes, device)
+        again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
+        return product + (device.launch_seconds + again / device.bandwidth if self.unfused else 0.0)
 
     def prepare(self) -> None:
         """The product needs nothing; the first candidate of the epilogue's kernel compiles beside the others."""
@@ -59,15 +78,32 @@ class MatmulLibrary:
         from polytile.kernels.templates import operands
 
         named, _ = operands(self.kernel, args)
-        a, b = named["A"], named["B"]
+        a, b = (named[name].to(self.kernel.in_dtype) for name in ("A", "B"))
         flat = a.shape[0] == 1
         if self.unfused is None:
-            out = named["C"]
-            torch.mm(a[0], b[0], out=out[0]) if flat else torch.bmm(a, b, out=out)
+            self._into(a, b, named["C"], flat)
             return
-        product = torch.mm(a[0], b[0]) if flat else torch.bmm(a, b)
+        product = self._product(a, b, flat)
         first, count = len(self.kernel.tensors), len(self.kernel.leading)
         self.unfused(product, *args[2:first], *args[first + count :])
+
+
+    def _into(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, flat: bool) -> None:
+        if a.dtype != out.dtype:
+            out.copy_(self._product(a, b, flat))
+        elif flat:
+            torch.mm(a[0], b[0], out=out[0])
+        else:
+            torch.bmm(a, b, out=out)
+
+    def _product(self, a: torch.Tensor, b: torch.Tensor, flat: bool) -> torch.Tensor:
+        """The product in the type in which the library leaves it: int32 for int8, float32 for 8-bit floats."""
+        if a.dtype == torch.int8:
+            return torch._int_mm(a[0], b[0])
+        if a.dtype.itemsize == 1:
+            one = torch.ones((), device=a.device)
+            return torch._scaled_mm(a[0], b[0], one, one, out_dtype=torch.float32)
+        return torch.mm(a[0], b[0]) if flat else torch.bmm(a, b)
 
 
 class InterpretedLoop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 import sympy
 import torch
 
+from polytile.errors import LoweringError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.printer import loop_text, type_name
 from polytile.ir.program import Buffer, Loop, Template, View, compute_dtype
@@ -24,9 +26,12 @@ from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
 from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec, Machine
 from polytile.kernels.cpp.gemm.spec import OUTPUT_SIZES, SIZES
 from polytile.kernels.cpp.matmul import MatmulCandidate
+from polytile.kernels.facts import reaches
 from polytile.kernels.library import MatmulLibrary
 from polytile.problem import Config, digest
 from polytile.runtime import toolchain
+
+log = logging.getLogger("polytile.kernels")
 
 DECIDING = ("batch", "M", "N", "K")
 """Integers on which the choice depends; strides are passed and do not."""
@@ -37,7 +42,8 @@ PRODUCT = "product"
 @dataclass(frozen=True)
 class GemmKernel:
     """A matmul over canonical names: tensors A, B, then C, or the epilogue's own tensors e0, e1, ...; integers in the order of
-    the generated kernels' ABI, then the epilogue's own size symbols."""
+    the generated kernels' ABI, then the epilogue's own size symbols. `tf32`: float32 operands may be rounded to TF32, as
+    PyTorch's switch allowed when the graph was compiled (Dynamo compiles anew when it is turned)."""
 
     spec: GemmSpec
     in_dtype: torch.dtype
@@ -47,12 +53,14 @@ class GemmKernel:
     symbols: tuple[sympy.Symbol, ...]
     layouts: tuple[str, ...]
     family: str = "mm"
+    tf32: bool = False
 
     @cached_property
     def text(self) -> str:
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
         loop = loop_text(replace(self.epilogue, name="epilogue", origins=())) if self.epilogue else ""
-        return f"{self.spec} {self.product_dtype} {types}\n{loop}"
+        switches = " tf32" if self.tf32 else ""
+        return f"{self.spec} {self.product_dtype}{switches} {types}\n{loop}"
 
     @cached_property
     def digest(self) -> str:
@@ -70,27 +78,31 @@ class GemmKernel:
 def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[GemmKernel, CallSite]:
     """The canonical kernel of `template` and how to call it here (views of A and B whose data starts at their first element)."""
     a, b, out, loop = template.a, template.b, template.out, template.epilogue
+    dtype = torch.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
     extents = (*a.sizes[:1], a.sizes[1], b.sizes[2], a.sizes[2])
     leading = [*extents, *a.strides, *b.strides]
     spec = GemmSpec(
-        dtype=type_name(a.dtype),
+        dtype=type_name(dtype),
         a_layout=_unit(a, {2: "k", 1: "m"}),
         b_layout=_unit(b, {2: "n", 1: "k"}),
         batched=a.sizes[0] != 1,
         out_dtype=type_name(out.dtype),
         has_epilogue=loop is not None,
+        c_layout=_unit(out, {2: "n", 1: "m"}),
     )
     layouts = (spec.a_layout, spec.b_layout)
+    on_gpu = buffers[a.buffer].device.type == "cuda"
+    tf32 = on_gpu and dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     operands = (TensorArg("A", a.dtype, "in"), TensorArg("B", b.dtype, "in"))
     if loop is None:
         tensors = (*operands, TensorArg("C", out.dtype, "out"))
-        kernel = GemmKernel(spec, a.dtype, out.dtype, tensors, None, (), layouts)
+        kernel = GemmKernel(spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32)
         return kernel, CallSite((_at(a, buffers), _at(b, buffers), _at(out, buffers)), (*leading, *out.strides))  # type: ignore[arg-type]
     inner, site = canonical.canonicalize(loop, buffers)
     names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
     renamed = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
     kernel = GemmKernel(
-        spec, a.dtype, out.dtype, (*operands, *renamed), _rename_tensors(inner.loop, names), inner.symbols, layouts
+        spec, dtype, out.dtype, (*operands, *renamed), _rename_tensors(inner.loop, names), inner.symbols, layouts, tf32=tf32
     )
     return kernel, CallSite((_at(a, buffers), _at(b, buffers), *site.buffers), (*leading, *site.sizes))  # type: ignore[arg-type]
 
@@ -128,19 +140,48 @@ def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:
 
 def candidates(
     kernel: GemmKernel,
-    origins: Sequence[str],
+    name: str,
     threads: Sequence[int],
     unfused: Callable[..., None] | None,
     sources: Sequence[str],
 ) -> tuple[Candidate, ...]:
-    """The candidates of the `sources` asked for: the library (with `unfused` run on its product), then generated kernels from
-    the configs of this instruction set, for each number of threads."""
+    """The candidates of the `sources` asked for (the library's where none of them makes any): the library, with `unfused` run
+    on its product, then generated kernels from the configs of this instruction set, for each number of threads."""
     found: list[Candidate] = []
     if "library" in sources:
         found.append(MatmulLibrary(kernel, unfused))
     if "cpp" in sources:
-        found += _generated(kernel, origins, threads)
-    return tuple(found)
+        found += _generated(kernel, name, threads)
+    return tuple(found) or (MatmulLibrary(kernel, unfused),)
+
+
+def gpu_candidates(
+    kernel: GemmKernel, name: str, target: torch.device, unfused: Callable[..., None] | None, sources: Sequence[str]
+) -> tuple[Candidate, ...]:
+    """The same on a GPU, or under Triton's interpreter where `target` is a CPU: the library, then Triton. What has no Triton
+    form is the library's alone."""
+    from polytile.kernels.triton.gemm.candidates import gemm_candidates
+
+    found: list[Candidate] = [MatmulLibrary(kernel, unfused, target)]
+    if "triton" in sources:
+        try:
+            found += gemm_candidates(kernel, name, target)
+        except LoweringError as error:
+            log.info("%s runs as a library call: %s", name, error)
+    return tuple(found if "library" in sources or len(found) == 1 else found[1:])
+
+
+def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
+    """Expressions in the kernel's integers of which one is at least as large as each position in a tensor."""
+    from polytile.kernels.triton.gemm.unit import epilogue_kernel, symbol
+
+    ends = [
+        sum((symbol(f"{name}_stride_{axis}") * symbol(size) for axis, size in axes), sizes.ZERO)
+        for name, axes in (
+            ("a", (("b", "batch"), ("m", "M"), ("k", "K"))), ("b", (("b", "batch"), ("k", "K"), ("n", "N"))),
+        )
+    ]  # fmt: skip
+    return (*ends, symbol("batch") * symbol("M") * symbol("N"), *reaches(epilogue_kernel(kernel)))
 
 
 @functools.cache
@@ -148,11 +189,11 @@ def _machine() -> Machine:
     return Machine.detected()
 
 
-def _generated(kernel: GemmKernel, origins: Sequence[str], threads: Sequence[int]) -> list[Candidate]:
+def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Candidate]:
     """Every config on every number of threads; an epilogue is compiled into the matmul for a short K and bound to it for a long
     one (see `cpp.matmul`)."""
     tool = toolchain.find()
-    spec, name = kernel.spec, kernel_name(kernel, origins)
+    spec = kernel.spec
     lanes = tool.lanes if spec.accumulator == "float32" else max(1, tool.lanes // 2)
     made_from = digest(f"{tool.identity} {kernel.digest}")
     inlined = functools.cache(lambda config: gemm.generate(spec, config, ENTRY, _epilogue(kernel, lanes), lanes))
@@ -216,6 +257,7 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
         tensors, ints = operands(kernel, args)
         precision = canonical.precision_of(kernel.tensors, args)
         sums = precision or compute_dtype(kernel.in_dtype)
+        sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53
         product = torch.matmul(tensors["A"].to(sums), tensors["B"].to(sums))
         if kernel.epilogue is None:
             tensors["C"].copy_(product)
@@ -259,11 +301,14 @@ def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
 
 def product_storage(kernel: GemmKernel) -> torch.dtype:
     """The type in which a library call leaves the product for the epilogue."""
-    return kernel.in_dtype
+    if not kernel.in_dtype.is_floating_point:
+        return torch.int32
+    return torch.float32 if kernel.in_dtype.itemsize == 1 else kernel.in_dtype
 
 
-def make_args(kernel: GemmKernel, size: Mapping[str, int]) -> list[Any]:
-    """Random flat arguments for the given sizes. Strides that `size` lacks are those of dense operands in these layouts."""
+def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
+    """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are those of dense operands
+    in these layouts."""
     full = {**_dense_strides(kernel, size), **size}
     tensors = []
     for t in kernel.tensors:
@@ -274,10 +319,16 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int]) -> list[Any]:
                 (full[n] - 1) * full[f"{letter}_stride_{axis}"]
                 for n, axis in (("batch", "b"), (rows, rows.lower()), (columns, columns.lower()))
             )
-            tensors.append(torch.randn(max(1, last + 1)).to(t.dtype))
+            tensors.append(_random(max(1, last + 1), t.dtype, target))
         else:
-            tensors.append(torch.randn(max(1, _extent(kernel, t.name, full))).to(t.dtype))
+            tensors.append(_random(max(1, _extent(kernel, t.name, full)), t.dtype, target))
     return [*tensors, *[full[name] for name in kernel.size_names]]
+
+
+def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:
+    if not dtype.is_floating_point:
+        return torch.randint(-8, 8, (count,), device=target).to(dtype)
+    return torch.randn(count, device=target).to(dtype)
 
 
 def _dense_strides(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import Min, Mod
 
 from polytile import options as settings
 from polytile.errors import IRError, OptionError
@@ -18,12 +19,14 @@ from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
 from polytile.kernels.facts import INT32_REACH, reaches
 from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.triton import loops as triton_loops
+from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K
+from polytile.kernels.triton.gemm.unit import symbol
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.registry import define
 from polytile.multikernel.spec import WIDE, ArgInfo, KernelSpec
 from polytile.runtime import regime
 from polytile.runtime.cuda.device import fingerprint
-from polytile.runtime.formula import any_above
+from polytile.runtime.formula import any_above, encode
 
 Call = tuple[MultiKernel, tuple[str | View, ...], tuple[sympy.Expr, ...]]
 
@@ -31,12 +34,20 @@ Call = tuple[MultiKernel, tuple[str | View, ...], tuple[sympy.Expr, ...]]
 def define_loop(loop: Loop, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
     """The MultiKernel of a loop, the buffers to pass and the integers to pass."""
     kernel, site = canonicalize(loop, buffers)
-    target = target_of(loop, buffers)
+    made = _multikernel(kernel, loop.origins, target_of(loop, buffers), options)
+    return made, site.buffers, site.sizes
+
+
+def _multikernel(
+    kernel: LoopKernel, origins: tuple[str, ...], target: torch.device, options: Mapping[str, Any]
+) -> MultiKernel:
     if target.type == "cpu" and not settings.get("interpret"):
-        candidates = loops.loop_candidates(kernel, loop.origins, variants.most_threads())
-        return define(loop_spec(kernel, loop.origins), candidates, options), site.buffers, site.sizes
-    candidates = triton_loops.loop_candidates(kernel, loop.origins, target)
-    return define(gpu_loop_spec(kernel, loop.origins, target), candidates, options), site.buffers, site.sizes
+        return define(
+            loop_spec(kernel, origins), loops.loop_candidates(kernel, origins, variants.most_threads()), options
+        )
+    return define(
+        gpu_loop_spec(kernel, origins, target), triton_loops.loop_candidates(kernel, origins, target), options
+    )
 
 
 def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
@@ -147,12 +158,45 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None = None) 
 def define_template(template: Template, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
     """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
     kernel, site = templates.canonicalize(template, buffers)
-    fallback = _unfused(kernel, options)
-    threads = variants.thread_counts(variants.most_threads())
+    target = buffers[template.a.buffer].device
+    fallback = _unfused(kernel, options, target)
     sources = _sources(str(options.get("sources", settings.get("sources"))))
-    candidates = templates.candidates(kernel, template.origins, threads, fallback, sources)
-    spec = KernelSpec(
-        name=templates.kernel_name(kernel, template.origins),
+    name = templates.kernel_name(kernel, template.origins)
+    if target.type == "cpu" and not settings.get("interpret"):
+        threads = variants.thread_counts(variants.most_threads())
+        candidates = templates.candidates(kernel, name, threads, fallback, sources)
+        spec = template_spec(kernel, name, template.origins)
+    else:
+        candidates = templates.gpu_candidates(kernel, name, target, fallback, sources)
+        spec = gpu_template_spec(kernel, name, template.origins, target)
+    return define(spec, candidates, options), site.buffers, site.sizes
+
+
+def gpu_template_spec(
+    kernel: templates.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device
+) -> KernelSpec:
+    """The same on a GPU: besides the sizes it matters of every stride and tensor whether it is aligned, whether blocks along
+    k need a mask, and whether positions fit 32 bits."""
+    spec = template_spec(kernel, name, origins)
+    positions = {symbol(n): place for place, n in enumerate(spec.size_names)}
+    even = 1 - Min(1, Mod(symbol("K"), EVEN))
+    return replace(
+        spec,
+        size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
+        tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
+        conditions=(
+            (WIDE, any_above(templates.positions(kernel), INT32_REACH, positions)),
+            (EVEN_K, encode(even, positions)),
+        ),
+        make_args=lambda size: templates.make_args(kernel, size, target),
+        target=target,
+        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
+    )
+
+
+def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, ...]) -> KernelSpec:
+    return KernelSpec(
+        name=name,
         family=kernel.family,
         kernel=kernel.digest,
         args=tuple(ArgInfo(t.name, t.dtype, t.role) for t in kernel.tensors),
@@ -160,14 +204,13 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], options: 
         size_keys=tuple(regime.BUCKET if name in templates.DECIDING else regime.IGNORE for name in kernel.size_names),
         layouts=kernel.layouts,
         reduction=("K",),
-        source_ops=template.origins,
+        source_ops=origins,
         reference=templates.reference(kernel),
         make_args=lambda size: templates.make_args(kernel, size),
     )
-    return define(spec, candidates, options), site.buffers, site.sizes
 
 
-SOURCES = ("cpp", "library")
+SOURCES = ("cpp", "triton", "library")
 
 
 def _sources(text: str) -> tuple[str, ...]:
@@ -180,11 +223,10 @@ def _sources(text: str) -> tuple[str, ...]:
     return names
 
 
-def _unfused(kernel: templates.GemmKernel, options: Mapping[str, Any]) -> Any:
+def _unfused(kernel: templates.GemmKernel, options: Mapping[str, Any], target: torch.device) -> Any:
     """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
     arguments."""
     if kernel.epilogue is None:
         return None
     alone = templates.epilogue_alone(kernel)
-    candidates = loops.loop_candidates(alone, alone.loop.origins, variants.most_threads())
-    return define(loop_spec(alone, alone.loop.origins), candidates, options)
+    return _multikernel(alone, alone.loop.origins, target, options)

@@ -153,8 +153,9 @@ class KernelSpec:
             for position, (name, code) in enumerate(zip(self.names, self.tensor_keys, strict=False))
             if code == regime.ALIGNED_16 and (not pointers or pointers[position] % 16 == 0)
         ]
-        wide = WIDE in self._holding(ints)
-        return Facts(frozenset(self._divisible(ints)), frozenset(aligned), wide, tuple(exact))
+        holding = frozenset(self._holding(ints))
+        divisible = frozenset(self._divisible(ints))
+        return Facts(divisible, frozenset(aligned), WIDE in holding, tuple(exact), holding - {WIDE})
 
     @property
     def device_type(self) -> int:

@@ -3,6 +3,7 @@ asked."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import variants
 from polytile.kernels.triton.candidate import Specialised, TritonCandidate, Work
+from polytile.kernels.triton.generate import generate
 from polytile.problem import Config, Resources
 from polytile.runtime import time_burst
 from polytile.runtime.cuda import cubins, device, workers
@@ -41,7 +43,8 @@ def workers_end() -> Iterator[None]:
 def candidate(function: object, *args: torch.Tensor) -> TritonCandidate:
     kernel = kernel_of(function, *args)
     config = variants.configs(kernel, nest_of(kernel.loop), H100)[0]
-    return TritonCandidate("first", config, Work(kernel, "twice", H100, 0), lambda sizes: True, lambda sizes: 1e-6)
+    work = Work(kernel, "twice", H100, 0, functools.partial(generate, kernel))
+    return TritonCandidate("first", config, work, lambda sizes: True, lambda sizes: 1e-6)
 
 
 def twice(x: torch.Tensor) -> torch.Tensor:

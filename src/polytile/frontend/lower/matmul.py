@@ -2,7 +2,8 @@
 reads it.
 
 The loop becomes the template's epilogue when the passes fuse them. Products of other types than `OPERAND_DTYPES` are
-the library's.
+the library's. On a GPU an int8 operand that the graph converts to the other's type is read as it is and converted on
+its way; int8 products are kept in int32, products of 8-bit floats in float32, and their scales are pointwise work.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ from typing import TypeAlias
 
 import torch
 
+from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored, widen
 from polytile.frontend.lower.views import has_static_zero, is_dense, traced_argument, traced_strides
-from polytile.ir import expr
-from polytile.ir.expr import Node
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Template, View, whole
 from polytile.ir.sizes import ONE, ZERO, Size
 
 aten = torch.ops.aten
 
-OPERAND_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
+OPERAND_DTYPES = {
+    "cpu": (torch.float32, torch.float64, torch.bfloat16),
+    "gpu": (torch.float32, torch.bfloat16, torch.float16),
+}
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 Number: TypeAlias = "bool | int | float | Size"
 
 
@@ -31,7 +37,7 @@ def product(builder: Builder, a: Tensor, b: Tensor, first: int) -> Tensor:
     """out[..., m, n] = Σ_k a[..., m, k]·b[..., k, n] for operands of rank 2 or 3, stored; zero where there is nothing to
     add up. `first`: the number of `a` among the current node's arguments."""
     for operand in (a, b):
-        if operand.dtype not in OPERAND_DTYPES.get(operand.device.type, ()):
+        if operand.dtype not in OPERAND_DTYPES.get(generator_of(operand.device), ()):
             raise LoweringError(
                 f"matrix products of type {operand.dtype} on {operand.device.type} are left to the library."
             )
@@ -40,11 +46,42 @@ def product(builder: Builder, a: Tensor, b: Tensor, first: int) -> Tensor:
     shape = (*a.sizes[:-1], b.sizes[-1])
     if has_static_zero(a.sizes) or has_static_zero(b.sizes):
         return computed(shape, a.dtype, a.device, lambda point: expr.const(0, a.compute_dtype))
-    operands = [operand_of(builder, operand, k) for k, operand in enumerate((a, b), first)]
-    out = builder.new_buffer(shape, a.dtype, a.device)
-    views = [batched(operand) for operand in operands]
-    builder.emit(Template(builder.name("mm"), "mm", views[0], views[1], batched(whole(out)), None, (builder.origin,)))
+    return template(builder, a, b, a.dtype, first)
+
+
+def template(builder: Builder, a: Tensor, b: Tensor, dtype: torch.dtype, first: int) -> Tensor:
+    """The product as a template whose result is of type `dtype`; see `product`."""
+    narrow = [narrow_view(operand) for operand in (a, b)]
+    if all(view is not None for view in narrow):
+        narrow = [None, None]  # integers alone would be multiplied as integers
+    views = [view or operand_of(builder, o, k) for k, (o, view) in enumerate(zip((a, b), narrow, strict=True), first)]
+    out = builder.new_buffer((*a.sizes[:-1], b.sizes[-1]), dtype, a.device)
+    origins = (builder.origin,)
+    left, right = (batched(view) for view in views)
+    builder.emit(Template(builder.name("mm"), "mm", left, right, batched(whole(out)), None, origins))
     return stored(whole(out), a.device)
+
+
+def generator_of(device: torch.device) -> str:
+    """Which kind of generator makes kernels for a device: "cpu", "gpu", or another device's type, for which there is none."""
+    return "gpu" if device.type == "cuda" or (device.type == "cpu" and options.get("interpret")) else device.type
+
+
+def narrow_view(operand: Tensor) -> View | None:
+    """The int8 matrix that `operand` is a plain conversion of, as a view; None where it is none, or no GPU's. int8 is exact
+    in every floating type, so that the conversion rounds nothing."""
+    if operand.node is None or not operand.dtype.is_floating_point or generator_of(operand.device) != "gpu":
+        return None
+    node = operand.node
+    while isinstance(node, Op) and node.name in ("cast", "round_bf16", "round_f16"):
+        node = node.args[0]
+    if not isinstance(node, Load) or node.dtype != torch.int8 or node.indirect or node.mask is not None:
+        return None
+    strides = [sizes.coefficient(node.index, axis) for axis in operand.axes]
+    if any(stride is None for stride in strides):
+        return None
+    offset = sizes.substitute(node.index, dict.fromkeys(operand.axes, ZERO))
+    return View(node.buffer, torch.int8, operand.sizes, tuple(s for s in strides if s is not None), offset)
 
 
 def operand_of(builder: Builder, operand: Tensor, k: int) -> View:
@@ -92,3 +129,53 @@ def mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     return plus(builder, bias, product(builder, a, b, first=1), beta, alpha)
+
+
+@lowers(aten._int_mm.default)
+def int_mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
+    """int8 × int8, kept in int32."""
+    if generator_of(a.device) != "gpu":
+        raise LoweringError(f"products of int8 on {a.device.type} are left to the library.")
+    if has_static_zero(a.sizes) or has_static_zero(b.sizes):
+        return computed((a.sizes[0], b.sizes[1]), torch.int32, a.device, lambda point: expr.const(0, torch.int32))
+    return template(builder, a, b, torch.int32, first=0)
+
+
+@lowers(aten._scaled_mm.default)
+def scaled_mm(
+    builder: Builder,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """8-bit floats with a scale for a whole operand, or for each row of A and each column of B; sums are float32 whatever
+    `use_fast_accum` allows."""
+    shape, result = builder.result_sizes(), builder.result().dtype
+    if generator_of(a.device) != "gpu" or a.dtype not in FLOAT8 or b.dtype not in FLOAT8 or a.dtype != b.dtype:
+        raise LoweringError(f"scaled products of {a.dtype} and {b.dtype} on {a.device.type} are left to the library.")
+    if result.itemsize == 1 or scale_result is not None or has_static_zero(a.sizes) or has_static_zero(b.sizes):
+        raise LoweringError("scaled products with 8-bit or scaled results, or of nothing, are left to the library.")
+    for scale, whole_shape in ((scale_a, (shape[0], ONE)), (scale_b, (ONE, shape[1]))):
+        if scale.dtype != torch.float32 or not (_is_one(scale) or tuple(scale.sizes) == whole_shape):
+            raise LoweringError("scales for blocks of a scaled product are left to the library.")
+    sums = template(builder, a, b, torch.float32, first=0)
+
+    def at(point: Point) -> Node:
+        value = sums.at(point)
+        for scale in (scale_a, scale_b):
+            place = (ZERO,) * scale.rank if _is_one(scale) else broadcast_point(scale.sizes, shape, point)
+            value = expr.op("mul", value.dtype, value, scale.at(place))
+        if bias is not None:
+            value = expr.op("add", value.dtype, value, widen(bias.at(broadcast_point(bias.sizes, shape, point)), torch.float32))
+        return convert(value, result)
+
+    return computed(shape, result, a.device, at)
+
+
+def _is_one(scale: Tensor) -> bool:
+    return all(n == 1 for n in scale.sizes)

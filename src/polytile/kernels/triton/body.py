@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import sympy
 
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Const, Index, Load, Node, Op, Part, Scan
+from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Scan
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.checks import checked_sizes
@@ -75,6 +75,8 @@ class Body:
     def _dims_of(self, node: Node) -> frozenset[Dim]:
         if is_result(node):
             return self.tile.parallel_dims
+        if isinstance(node, Accumulator):
+            return self.tile.all_dims
         if isinstance(node, Scan) or (isinstance(node, Part) and isinstance(node.node, Scan)):
             return self.tile.all_dims
         own = frozenset(s for e in node.indices for s in self.simplified(e).free_symbols)

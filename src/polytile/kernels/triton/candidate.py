@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import sympy
 import torch
 
 from polytile.kernels.candidate import NativeEntry, PythonEntry
-from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.canonical import TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.kernel import Argument, Kind, Launch, TritonKernel
 from polytile.problem import Config, Resources, digest
@@ -34,19 +34,33 @@ WORKER = "polytile.kernels.triton.worker"
 Judge = Callable[[Mapping[str, int]], Any]
 
 
+class Kernel(Protocol):
+    """What is computed: tensor arguments, then the integer arguments' symbols, in the order of a call; all of it as text."""
+
+    @property
+    def tensors(self) -> tuple[TensorArg, ...]: ...
+
+    @property
+    def symbols(self) -> tuple[sympy.Symbol, ...]: ...
+
+    @property
+    def text(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Work:
-    """What all candidates of one loop kernel share. `index` is the CUDA device's number; None runs the kernels under
-    Triton's interpreter."""
+    """What all candidates of one kernel share. `index` is the CUDA device's number; None runs the kernels under Triton's
+    interpreter. `make(config, facts)` generates; it raises LoweringError where some operation has no Triton form."""
 
-    kernel: LoopKernel
+    kernel: Kernel
     name: str
     device: DeviceFacts
     index: int | None
+    make: Callable[[Config, Facts], TritonKernel]
 
 
 class TritonCandidate:
-    """One config of a loop kernel. `valid` and `cost` are functions of the concrete sizes."""
+    """One config of a kernel. `valid` and `cost` are functions of the concrete sizes."""
 
     origin = "triton"
     hard_limits = True  # a persistent row longer than its block is cut off
@@ -114,9 +128,7 @@ class Specialised:
     @cached_property
     def kernel(self) -> TritonKernel:
         """The generated kernel. Raises LoweringError where some operation has no Triton form."""
-        from polytile.kernels.triton.generate import generate
-
-        return generate(self.base.work.kernel, self.config, self.facts)
+        return self.base.work.make(self.config, self.facts)
 
     @property
     def source(self) -> str:
@@ -260,7 +272,7 @@ def triton_version() -> str:
 @functools.cache
 def generator() -> str:
     """Digest of the generator's own text: another generator may make other kernels of the same config."""
-    return digest("".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))))
+    return digest("".join(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py"))))
 
 
 def start_workers() -> None:

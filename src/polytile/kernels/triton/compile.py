@@ -16,7 +16,8 @@ POINTER_ALIGNMENT = 16
 @dataclass(frozen=True)
 class Cubin:
     """`binary` holds the function `name`. `shared`: bytes of shared memory a block needs; `registers` a thread uses; `spills`:
-    bytes of local memory a thread needs, which should be 0."""
+    bytes of local memory a thread needs, which should be 0; `global_scratch` and `profile_scratch`: bytes of device memory a
+    program needs for what Triton keeps there itself, such as tensor descriptors."""
 
     binary: bytes
     name: str
@@ -25,6 +26,8 @@ class Cubin:
     spills: int
     num_warps: int
     ptx: str = ""
+    global_scratch: int = 0
+    profile_scratch: int = 0
 
 
 def to_cubin(launch: Launch, arch: int = 90) -> Cubin:
@@ -49,10 +52,12 @@ def to_cubin(launch: Launch, arch: int = 90) -> Cubin:
         raise CompileFailed(f"Triton could not compile this kernel for sm_{arch}: {error}\n{launch.source}") from error
     binary, name = made.asm["cubin"], made.metadata.name
     registers, spills = resources(binary)
-    return Cubin(binary, name, made.metadata.shared, registers, spills, launch.num_warps, made.asm["ptx"])
+    told = made.metadata
+    scratch = (getattr(told, "global_scratch_size", 0), getattr(told, "profile_scratch_size", 0))
+    return Cubin(binary, name, told.shared, registers, spills, launch.num_warps, made.asm["ptx"], *scratch)
 
 
 def parameters(launch: Launch) -> list[str]:
     """Types of what is passed at a launch, in order; Triton adds two pointers to scratch memory of its own, which may be null
-    as these kernels need none."""
+    where a kernel needs none."""
     return [a.type if a.kind is Kind.SYMBOL else "ptr" for a in launch.arguments] + ["ptr", "ptr"]

@@ -74,6 +74,7 @@ def _function(launch: Launch) -> Any:
     from triton.runtime import interpreter
 
     interpreter._convert_float = standins.convert_float
+    standins.multiply_bfloat16()
     source = launch.source
     for name, standin in standins.CALLS.items():
         source = source.replace(f"{name}(", f"{standin.__name__}(")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Mapping
 
@@ -16,6 +17,7 @@ from polytile.kernels.loops import kernel_name
 from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import variants
 from polytile.kernels.triton.candidate import TritonCandidate, Work, start_workers
+from polytile.kernels.triton.generate import generate
 from polytile.problem import Config
 from polytile.runtime.cuda import device as devices
 
@@ -54,7 +56,8 @@ def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.
 def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
     on_gpu = target.type == "cuda"
     device = devices.facts(target.index or 0) if on_gpu else devices.named(INTERPRETED_AS)
-    work = Work(kernel, kernel_name(kernel, origins), device, (target.index or 0) if on_gpu else None)
+    index = (target.index or 0) if on_gpu else None
+    work = Work(kernel, kernel_name(kernel, origins), device, index, functools.partial(generate, kernel))
     nest = nest_of(kernel.loop)
 
     def candidate(config: Config) -> TritonCandidate:

@@ -30,6 +30,6 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "shared": cubin.shared,
         "registers": cubin.registers,
         "spills": cubin.spills,
-        "global_scratch": getattr(cubin, "global_scratch", 0),
-        "profile_scratch": getattr(cubin, "profile_scratch", 0),
+        "global_scratch": cubin.global_scratch,
+        "profile_scratch": cubin.profile_scratch,
     }

@@ -7,8 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from polytile.problem import Config
 
 STORAGE = ("float32", "bfloat16", "float64")
+"""Types that generated C++ multiplies."""
+OPERANDS = (*STORAGE, "float16", "int8", "float8_e4m3fn", "float8_e5m2")
+OUTPUTS = (*STORAGE, "float16", "int32")
 A_LAYOUTS = ("k", "m", "any")
 B_LAYOUTS = ("n", "k", "any")
+C_LAYOUTS = ("n", "m", "any")
 FORMS = ("tile_packed", "tile_direct", "splitk", "stream", "dot", "small")
 
 PTRS = ("A", "B")
@@ -23,7 +27,7 @@ class GemmSpec:
     """C[batch, M, N] = sum over K of A[batch, M, K] * B[batch, K, N], all sizes and strides known only at run time.
 
     `dtype` is the storage of A and B; sums are kept in float32 (float64 for float64) and rounded once to `out_dtype`.
-    `a_layout` and `b_layout` name the axis whose stride is known to be 1 ("any": none is). `batched` False promises
+    `a_layout`, `b_layout` and `c_layout` name the axis whose stride is known to be 1 ("any": none is). `batched` False promises
     batch == 1. With `has_epilogue` the kernel has no C: the caller's C++ text receives the finished sums instead.
     Raises ValueError for a value outside these tables, and for a narrowing that would round twice.
     """
@@ -34,10 +38,12 @@ class GemmSpec:
     batched: bool = False
     out_dtype: str = "float32"
     has_epilogue: bool = False
+    c_layout: str = "any"
 
     def __post_init__(self) -> None:
         allowed = (
-            ("dtype", STORAGE), ("a_layout", A_LAYOUTS), ("b_layout", B_LAYOUTS), ("out_dtype", STORAGE),
+            ("dtype", OPERANDS), ("a_layout", A_LAYOUTS), ("b_layout", B_LAYOUTS), ("out_dtype", OUTPUTS),
+            ("c_layout", C_LAYOUTS),
         )  # fmt: skip
         for name, choices in allowed:
             if getattr(self, name) not in choices:

@@ -1,0 +1,10 @@
+"""Which configs to try, by device family: tables as data (tables/*.json) and the heuristics that fit them to a problem.
+
+In: a family's name, a table's name, the sizes at hand. Out: frozen config records, and for each row that was left out why.
+Anything that makes candidates may call; `register` and `override` are for packages outside of polytile.
+"""
+
+from polytile.kernels.configs.heuristic import Heuristic, Request, Verdict
+from polytile.kernels.configs.registry import families, heuristic, override, register
+
+__all__ = ["Heuristic", "Request", "Verdict", "families", "heuristic", "override", "register"]

@@ -1,0 +1,169 @@
+"""Config records: the tunable numbers of one kernel of a family of templates, as the tables hold them (SPEC T1).
+
+Blocks count elements; `num_warps` is the team of threads that works on one block; `num_stages` the depth of the software
+pipeline, None being the backend's default. Records are values: equal numbers are one config, the hint included (SPEC H2).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from polytile.problem import Config
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A block of a matrix product. `group_m` rows of blocks are gone through together, so that they share B in the cache;
+    `hint` is the size that stood in for a symbolic one when the config was made, None for none."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_stages: int | None
+    num_warps: int
+    group_m: int = 8
+    hint: int | None = None
+
+    @property
+    def accumulators(self) -> float:
+        """32-bit registers of a thread that hold the sums."""
+        return self.block_m * self.block_n / (32 * self.num_warps)
+
+    def shared_bytes(self, itemsize: int, default_stages: int) -> int:
+        """Shared memory in which the pipeline keeps blocks of both operands."""
+        stages = default_stages if self.num_stages is None else self.num_stages
+        return stages * itemsize * (self.block_m + self.block_n) * self.block_k
+
+
+@dataclass(frozen=True)
+class RocmGemm(Gemm):
+    """The same on ROCm: `matrix_instr_nonkdim` is the size of the matrix instruction (0: the compiler's choice),
+    `waves_per_eu` the occupancy to compile for (0: none), `kpack` the elements of k that one load packs."""
+
+    matrix_instr_nonkdim: int = 16
+    waves_per_eu: int = 0
+    kpack: int = 2
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A block of a convolution written as a matrix product: m goes over batch and space, n over output channels."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_stages: int | None
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class RocmConv(Conv):
+    matrix_instr_nonkdim: int = 16
+    waves_per_eu: int = 0
+    kpack: int = 2
+
+
+@dataclass(frozen=True)
+class Flex:
+    """Flex attention: a block of queries by a block of keys."""
+
+    block_m: int
+    block_n: int
+    num_stages: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class RocmFlex(Flex):
+    matrix_instr_nonkdim: int = 0
+    waves_per_eu: int = 0
+    kpack: int = 2
+
+
+@dataclass(frozen=True)
+class FlexDecode:
+    """Flex attention with few queries: a block of keys."""
+
+    block_n: int
+    num_stages: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class RocmFlexDecode(FlexDecode):
+    matrix_instr_nonkdim: int = 0
+    waves_per_eu: int = 0
+    kpack: int = 2
+
+
+@dataclass(frozen=True)
+class FlexDefault:
+    """The forward config of flex attention for one element type and head size, from `capability` (90 for 9.0) on."""
+
+    capability: int
+    dtype: str
+    head_dim: int
+    block_m: int
+    block_n: int
+    num_stages: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    """A generated C++ product for vectors of `vector_bytes`: the numbers of `kernels.cpp.gemm.GemmConfig`, and the storage
+    types and layouts of A and B that the row is meant for."""
+
+    vector_bytes: int
+    form: str
+    mr: int
+    nv: int
+    kc: int
+    mc: int
+    nc: int
+    unroll: int
+    pack_a: bool
+    pairs: bool
+    dtypes: tuple[str, ...]
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+
+
+Record = Gemm | Conv | Flex | FlexDecode | FlexDefault | RegisterTile
+
+PLAIN: dict[str, type[Record]] = {
+    "gemm": Gemm, "conv": Conv, "flex": Flex, "flex_decode": FlexDecode, "flex_default": FlexDefault,
+    "register_tile": RegisterTile,
+}  # fmt: skip
+"""Kind of table → the record of a row."""
+
+ROCM: dict[str, type[Record]] = {
+    **PLAIN, "gemm": RocmGemm, "conv": RocmConv, "flex": RocmFlex, "flex_decode": RocmFlexDecode,
+}  # fmt: skip
+
+KINDS: dict[str, str] = {
+    "mm": "gemm", "extra_mm": "gemm", "int8_mm": "gemm", "mixed_mm": "gemm", "persistent_mm": "gemm", "scaled_mm": "gemm",
+    "scaled_persistent_mm": "gemm", "mm_plus_mm": "gemm", "conv": "conv", "flex_attn_fwd_autotune": "flex",
+    "flex_decode_autotune": "flex_decode", "flex_forward_default": "flex_default", "register_tiles": "register_tile",
+}  # fmt: skip
+"""Table → kind: what tables a family may have (SPEC T2)."""
+
+
+@functools.lru_cache(maxsize=4096)
+def tile_config(record: Gemm, **more: int | str) -> Config:
+    """A product's record as the Config that selection and the store deal in."""
+    rocm = {
+        name: getattr(record, name)
+        for name in ("matrix_instr_nonkdim", "waves_per_eu", "kpack")
+        if isinstance(record, RocmGemm)
+    }
+    return Config.of(
+        {"size": record.hint} if record.hint is not None else None,
+        m=record.block_m, n=record.block_n, k=record.block_k, stages=record.num_stages or 0, warps=record.num_warps,
+        group=record.group_m, **rocm, **more,
+    )  # fmt: skip
+
+
+__all__ = ["KINDS", "PLAIN", "ROCM", "Conv", "Flex", "FlexDecode", "FlexDefault", "Gemm", "Record", "RegisterTile",
+           "RocmConv", "RocmFlex", "RocmFlexDecode", "RocmGemm", "tile_config"]  # fmt: skip

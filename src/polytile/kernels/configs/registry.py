@@ -1,0 +1,71 @@
+"""The heuristics by family: each built once, when first asked for, and shared by all threads (SPEC T8).
+
+A package adds a family with `register("npu", make)`, `make` returning a Heuristic, or replaces one table with
+`override("cuda", "mm", rows)`. Both count for whatever is compiled after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import RLock
+
+from polytile.errors import ConfigTableError
+from polytile.kernels.configs import families as own
+from polytile.kernels.configs.heuristic import Heuristic
+from polytile.kernels.configs.records import Record
+
+_lock = RLock()
+_makers: dict[str, Callable[[], Heuristic]] = {"cpu": own.cpu, "cuda": own.cuda, "rocm": own.rocm, "xpu": own.xpu}
+_built: dict[str, Heuristic] = {}
+
+
+def families() -> tuple[str, ...]:
+    """The names of all families."""
+    with _lock:
+        return tuple(_makers)
+
+
+def heuristic(family: str) -> Heuristic:
+    """The heuristic of a family. Raises ConfigTableError for one that is not registered."""
+    with _lock:
+        if family not in _makers:
+            raise ConfigTableError(f"there is no device family {family!r}; there are {', '.join(_makers)}.")
+        if family not in _built:
+            _built[family] = _makers[family]()
+        return _built[family]
+
+
+def register(family: str, make: Callable[[], Heuristic]) -> None:
+    """Adds a family; `make` is called once, when the family is first asked for. Raises ConfigTableError for a name that is
+    taken."""
+    with _lock:
+        if family in _makers:
+            raise ConfigTableError(f"the device family {family!r} exists; override its tables or choose another name.")
+        _makers[family] = make
+
+
+def unregister(family: str) -> None:
+    """Takes a registered family away again; raises ConfigTableError for one that comes with polytile or is not there."""
+    with _lock:
+        if family not in _makers or _makers[family] in (own.cpu, own.cuda, own.rocm, own.xpu):
+            raise ConfigTableError(f"the device family {family!r} was not registered from outside and stays as it is.")
+        del _makers[family]
+        _built.pop(family, None)
+
+
+@contextmanager
+def _restored(found: Heuristic, name: str, before: tuple[Record, ...]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        found.replace(name, before)
+
+
+def override(family: str, name: str, rows: Iterable[Record]) -> AbstractContextManager[None]:
+    """Puts `rows` in place of a family's table, at once and for good, or for the time of a `with`."""
+    found = heuristic(family)
+    return _restored(found, name, found.replace(name, rows))
+
+
+__all__ = ["families", "heuristic", "override", "register", "unregister"]

@@ -1,0 +1,149 @@
+"""Which configs a product has on a GPU, and at which sizes each takes part.
+
+The tables of the device family's heuristic hold blocks for large sizes; at smaller ones the heuristic cuts them. As sizes are
+known only when a call comes, the candidates are all that any sizes could lead to, and a candidate takes part where the
+heuristic would try it. Splits along K and products of few rows have rows of their own below.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polytile.kernels.configs import Request, heuristic
+from polytile.kernels.configs.heuristic import next_power
+from polytile.kernels.configs.records import Gemm, tile_config
+from polytile.kernels.triton.gemm.schedules import MOST_ROWS
+from polytile.problem import Config
+from polytile.runtime.cuda.device import DeviceFacts
+
+SIZES = (16, 32, 64, 128, 256)
+"""Sizes by which blocks are cut: at larger ones they are as the tables have them."""
+
+THIN = (Gemm(16, 32, 256, 4, 4), Gemm(16, 64, 128, 4, 4), Gemm(16, 128, 64, 5, 4), Gemm(32, 64, 128, 4, 4))
+"""Blocks for few rows, where reading B is all there is to do: long runs of k, many loads under way."""
+SPLIT = (
+    Gemm(16, 32, 256, 3, 4), Gemm(16, 64, 128, 4, 4), Gemm(16, 128, 64, 4, 4), Gemm(32, 64, 128, 3, 4), Gemm(64, 64, 64, 4, 4),
+    Gemm(64, 128, 64, 3, 4), Gemm(128, 128, 64, 3, 8),
+)  # fmt: skip
+SPLITS = (2, 4, 8, 16, 32)
+ROWS = ((16, 256, 4), (32, 128, 4), (32, 256, 8), (64, 64, 4), (8, 512, 4), (128, 32, 4), (256, 16, 4))
+"""(n, k, warps) of the variant `rows`."""
+LARGEST_SCRATCH = 64 << 20
+"""Bytes that the parts of a split product may take."""
+THIN_UP_TO = 64
+"""Rows up to which thin blocks take part."""
+DESCRIPTORS_FROM, SMALLEST_DESCRIBED = 90, 64
+TENSOR_SUMS, PLAIN_SUMS = 128, 64
+"""Sums of a thread that leave room for the rest, with tensor cores and without."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What decides which tables a product takes: the bytes of an element as the tensor cores take it, whether an operand is
+    int8, whether operands are 8-bit floats, whether an operand is widened on its way, whether float32 is rounded to TF32."""
+
+    itemsize: int = 2
+    int8: bool = False
+    float8: bool = False
+    mixed: bool = False
+    tf32: bool = False
+
+    @property
+    def most_sums(self) -> int:
+        """Sums of a thread beyond which a kernel spills: without tensor cores the operands stand in registers too."""
+        return PLAIN_SUMS if self.itemsize == 4 and not self.tf32 else TENSOR_SUMS
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Of blocks that programs take one by one."""
+        if self.float8:
+            return ("scaled_mm",)
+        if self.int8 and not self.mixed:
+            return ("int8_mm",)
+        return ("mm", "mixed_mm") if self.mixed else ("mm",)
+
+    @property
+    def persistent_table(self) -> str:
+        return "scaled_persistent_mm" if self.float8 else "persistent_mm"
+
+
+class Space:
+    """All configs of products of one kind on one device, by the tables as they are when it is made."""
+
+    def __init__(self, kind: Kind, device: DeviceFacts) -> None:
+        self.kind, self.device = kind, device
+        cuts = [(m, n, k) for m in SIZES[::-1] for n in SIZES[::-1] for k in SIZES[::-1]]
+        self._tiles = {cut: self._tried(kind.tables, "tile", cut) for cut in cuts}
+        self._persistent = {cut: self._descriptors(cut) for cut in cuts}
+        self._thin = frozenset(tile_config(row, variant="tile") for row in THIN if self._fits(row))
+        splits = [
+            tile_config(row, variant="split", splits=splits)
+            for row, splits in itertools.product(SPLIT, SPLITS)
+            if self._fits(row)
+        ]
+        rows = [Config.of(variant="rows", m=1, n=n, k=k, stages=3, warps=warps) for n, k, warps in ROWS]
+        tiles, persistent = (itertools.chain(*found.values()) for found in (self._tiles, self._persistent))
+        thin = [tile_config(row, variant="tile") for row in THIN if self._fits(row)]
+        self.configs: tuple[Config, ...] = tuple(dict.fromkeys([*tiles, *thin, *persistent, *splits, *rows]))
+        """In canonical order: plain blocks, persistent ones, splits, few rows."""
+
+    def _tried(self, tables: tuple[str, ...], variant: str, cut: tuple[int, int, int]) -> dict[Config, None]:
+        """What the heuristic tries at sizes that cut blocks like this, in its order."""
+        found: dict[Config, None] = {}
+        for table in tables:
+            request = Request(*cut, table, self.kind.itemsize, self.kind.int8, shared_bytes=self.device.shared_per_block)
+            for config in heuristic("cuda").configs(request):
+                if config.accumulators <= self.kind.most_sums:
+                    found[tile_config(config, variant=variant)] = None
+        return found
+
+    def _descriptors(self, cut: tuple[int, int, int]) -> dict[Config, None]:
+        """Descriptors came with capability 9.0; a block of theirs is 64 wide at least, as their copies are."""
+        if self.device.capability < DESCRIPTORS_FROM or min(cut) < SMALLEST_DESCRIBED:
+            return {}
+        return self._tried((self.kind.persistent_table,), "persistent", cut)
+
+    def _fits(self, row: Gemm) -> bool:
+        shared = row.shared_bytes(self.kind.itemsize, 2)
+        return row.accumulators <= self.kind.most_sums and shared <= self.device.shared_per_block
+
+    def valid(self, config: Config, size: Mapping[str, int]) -> bool:
+        """Whether `config` is worth trying at these sizes; every config is right at all of them, but `rows` knows its rows."""
+        m, n, k = size["M"], size["N"], size["K"]
+        match config["variant"]:
+            case "rows":
+                return 1 <= m <= MOST_ROWS
+            case "persistent":
+                return config in self._persistent[_cut(m), _cut(n), _cut(k)]
+            case "tile":
+                return config in self._tiles[_cut(m), _cut(n), _cut(k)] or (m <= THIN_UP_TO and config in self._thin)
+        return self._split_pays(config, size["batch"], m, n, k)
+
+    def _split_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Parts of two blocks along k and more, where there are too few blocks for the multiprocessors."""
+        block_m, block_n, block_k, splits = (int(config[name]) for name in ("m", "n", "k", "splits"))
+        programs = batch * -(-m // block_m) * -(-n // block_n)
+        enough = k >= 2 * splits * block_k and programs * splits <= 4 * self.device.sms
+        no_larger = max(SIZES[0], next_power(m)) >= block_m and next_power(n) >= block_n
+        return enough and no_larger and splits * batch * m * n * 4 <= LARGEST_SCRATCH
+
+
+_spaces: dict[tuple[Kind, DeviceFacts], tuple[object, Space]] = {}
+
+
+def space(kind: Kind, device: DeviceFacts) -> Space:
+    """The space of this kind on this device, made anew when a table was overridden."""
+    tables = heuristic("cuda").tables
+    known = _spaces.get((kind, device))
+    if known is None or known[0] is not tables:
+        known = _spaces[kind, device] = (tables, Space(kind, device))
+    return known[1]
+
+
+def _cut(size: int) -> int:
+    return min(max(next_power(size), SIZES[0]), SIZES[-1])
+
+
+__all__ = ["Kind", "Space", "space"]

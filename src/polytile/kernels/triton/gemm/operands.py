@@ -1,0 +1,117 @@
+"""Blocks of A and B: where they lie, and how they are loaded and turned into what the tensor cores take.
+
+An operand is (batch, rows, k) for A and (batch, k, columns) for B; its layout names the axis whose stride is known to be 1.
+A block that overhangs M or N takes its last rows from the start again (an index modulo the size), so that no load in the
+loop over k needs a mask for them; what they give is never stored. Along k a mask is needed unless the block divides K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from polytile.kernels.facts import Facts
+from polytile.kernels.triton import text
+
+if TYPE_CHECKING:
+    from polytile.kernels.templates import GemmKernel
+
+EVEN = 64
+"""The condition "K%64" of a regime: blocks along k up to this need no mask where it holds."""
+EVEN_K = f"K%{EVEN}"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A or B: `rows` is its axis other than k, `size` the length of that axis ("M" or "N"), `layout` the axis of stride 1,
+    `zero` what stands where a load is masked."""
+
+    name: str
+    rows: str
+    size: str
+    layout: str
+    batched: bool
+    zero: str
+
+    @property
+    def block(self) -> str:
+        return f"BLOCK_{self.size}"
+
+    def stride(self, axis: str) -> str:
+        """The stride along an axis as text; "" for 1."""
+        return "" if axis == self.layout else f"{self.name.lower()}_stride_{axis}"
+
+    def along(self, axis: str, position: str) -> str:
+        """How far `position` along an axis is from the start."""
+        stride = self.stride(axis)
+        return f"{position} * {stride}" if stride else position
+
+    def across(self, vector: str, axis: str) -> str:
+        """A vector of positions along `axis` as a block's rows or columns: A is rows by k, B is k by columns."""
+        first = (axis == "k") == (self.name == "B")
+        return f"{vector}[:, None]" if first else f"{vector}[None, :]"
+
+    @property
+    def shape(self) -> str:
+        return f"[{self.block}, BLOCK_K]" if self.name == "A" else f"[BLOCK_K, {self.block}]"
+
+
+def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
+    spec = kernel.spec
+    zeros = ["0.0" if t.dtype.is_floating_point else "0" for t in kernel.tensors[:2]]
+    return (
+        Operand("A", "m", "M", spec.a_layout, spec.batched, zeros[0]),
+        Operand("B", "n", "N", spec.b_layout, spec.batched, zeros[1]),
+    )
+
+
+def even_k(block: int, facts: Facts) -> bool:
+    """Whether blocks along k divide K wherever the facts hold."""
+    if "K" in facts.values:
+        return facts.values["K"] % block == 0
+    return (EVEN_K in facts.holding and EVEN % block == 0) or (block == 16 and "K" in facts.divisible)
+
+
+def rows_line(operand: Operand, facts: Facts, wide: bool) -> list[str]:
+    """Lines that define `rows_A` or `rows_B`: the positions that the block covers, those beyond the end from the start."""
+    own = f"rows_{operand.name}"
+    first = f"at_{operand.size.lower()} * {operand.block} + tl.arange(0, {operand.block})"
+    size = str(facts.values.get(operand.size, operand.size))
+    lines = [f"{own} = ({first}) % {size}"]
+    if operand.layout == operand.rows and facts.divides(operand.size):
+        lines.append(f"{own} = tl.max_contiguous(tl.multiple_of({own}, 16), 16)")
+    return lines + ([f"{own} = {own}.to(tl.int64)"] if wide else [])
+
+
+def pointer_lines(operand: Operand, start: str) -> list[str]:
+    """Lines that define `ptr_A` or `ptr_B`, the block's addresses at the position `start` along k; needs `ks`, the numbers
+    from 0 up to the block."""
+    rows = operand.along(operand.rows, operand.across(f"rows_{operand.name}", operand.rows))
+    columns = operand.along("k", operand.across(f"({start} + ks)" if start != "0" else "ks", "k"))
+    base = f"{operand.name} + {operand.along('b', 'item')}" if operand.batched else operand.name
+    return [f"ptr_{operand.name} = {base} + ({rows} + {columns})"]
+
+
+def load(operand: Operand, even: bool, left: str) -> str:
+    """The text of one load; `left` is how much of K is still to come."""
+    if even:
+        return f"tl.load(ptr_{operand.name})"
+    return f"tl.load(ptr_{operand.name}, mask={operand.across('ks', 'k')} < {left}, other={operand.zero})"
+
+
+def advance(operand: Operand) -> str:
+    return f"ptr_{operand.name} += {operand.along('k', 'BLOCK_K')}"
+
+
+def widened(kernel: GemmKernel, operand: Operand, value: str) -> str:
+    """The block in the type in which the product is taken: an operand kept in a smaller type is converted on its way, by
+    float32, which is how hardware and the interpreter turn integers into 16-bit floats."""
+    storage = kernel.tensors[0 if operand.name == "A" else 1].dtype
+    if storage == kernel.in_dtype:
+        return value
+    return f"{value}.to(tl.float32)" + ("" if kernel.in_dtype == torch.float32 else f".to({text.value_type(kernel.in_dtype)})")
+
+
+__all__ = ["EVEN", "EVEN_K", "Operand", "advance", "even_k", "load", "operands", "pointer_lines", "rows_line", "widened"]

@@ -1,0 +1,251 @@
+"""How the blocks of a product are gone through, one function a variant: each gives the launches and the scratch memory.
+
+    tile         a program a block
+    split        `splits` programs a block, each over a part of K; sums meet in memory, a second launch adds them up
+    persistent   as many programs as multiprocessors, block after block, operands through tensor descriptors (TMA)
+    rows         few rows of A, without tensor cores: a program goes along k for some columns of B
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Min
+
+from polytile.errors import LoweringError
+from polytile.kernels.facts import Facts
+from polytile.kernels.triton.gemm.operands import (
+    Operand,
+    advance,
+    even_k,
+    load,
+    pointer_lines,
+    rows_line,
+    widened,
+)
+from polytile.kernels.triton.gemm.unit import Unit, accumulator, symbol
+from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.problem import Config
+
+if TYPE_CHECKING:
+    from polytile.kernels.templates import GemmKernel
+
+FINISH_BLOCK = (("BLOCK_M", 16), ("BLOCK_N", 128))
+"""Blocks of the launch that adds up what the splits have left."""
+MOST_ROWS = 4
+"""Rows of A that the variant `rows` takes: beyond, tensor cores win."""
+
+
+def ceil_div(size: sympy.Expr, block: int) -> sympy.Expr:
+    return FloorDiv(size + block - 1, sympy.Integer(block))
+
+
+def blocks(unit: Unit) -> sympy.Expr:
+    """How many blocks the product has."""
+    tiles = ceil_div(symbol("M"), unit.constants["BLOCK_M"]) * ceil_div(symbol("N"), unit.constants["BLOCK_N"])
+    return tiles * symbol("batch") if unit.kernel.spec.batched else tiles
+
+
+def _unit(kernel: GemmKernel, config: Config, facts: Facts) -> Unit:
+    unit = Unit(kernel, config, facts)
+    unit.constants = {f"BLOCK_{axis.upper()}": int(config[axis]) for axis in ("m", "n", "k")}
+    return unit
+
+
+def _program(unit: Unit) -> str:
+    return "tl.program_id(0)" + (".to(tl.int64)" if unit.facts.wide else "")
+
+
+# the loop over k ---------------------------------------------------------------------------------------------------------
+
+
+def product(unit: Unit, start: str = "0", end: str = "") -> None:
+    """Lines that leave in `acc` the sums over k from `start` up to `end` of the block at (at_m, at_n)."""
+    line = unit.out.line
+    for operand in unit.operands:
+        unit.out.extend(rows_line(operand, unit.facts, unit.facts.wide))
+    line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if unit.facts.wide else ""))
+    for operand in unit.operands:
+        unit.out.extend(pointer_lines(operand, start))
+    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
+    even = even_k(unit.constants["BLOCK_K"], unit.facts)
+    end = end or unit.number("K")
+    with unit.out.indented(f"for k in range({start}, {end}, BLOCK_K):"):
+        for operand in unit.operands:
+            value = load(operand, even, f"{unit.number('K')} - k")
+            line(f"{operand.name.lower()} = {widened(unit.kernel, operand, value)}")
+        line(dot(unit, "a", "b"))
+        for operand in unit.operands:
+            line(advance(operand))
+
+
+def dot(unit: Unit, a: str, b: str) -> str:
+    """acc += a @ b. float32 operands are rounded to TF32 only where PyTorch's switch says so."""
+    options = ""
+    if unit.kernel.spec.dtype == "float32":
+        options = f', input_precision="{"tf32" if unit.kernel.tf32 else "ieee"}"'
+    if accumulator(unit.kernel.in_dtype).itemsize == 4 and not unit.kernel.in_dtype.is_floating_point:
+        options = ", out_dtype=tl.int32"
+    return f"acc = tl.dot({a}, {b}, acc{options})"
+
+
+# schedules ---------------------------------------------------------------------------------------------------------------
+
+
+def tile(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
+    unit = _unit(kernel, config, facts)
+    unit.place(_program(unit), int(config["group"]))
+    product(unit)
+    unit.epilogue("acc")
+    return TritonKernel((unit.launch(blocks(unit)),))
+
+
+def split(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
+    """Parts of K are whole blocks; a part beyond the end leaves zeros. The sums of part s are at scratch[s, batch, m, n]."""
+    unit, splits = _unit(kernel, config, facts), int(config["splits"])
+    unit.constants["SPLITS"] = splits
+    line, m, n = unit.out.line, unit.number("M"), unit.number("N")
+    line(f"part = {_program(unit)} % SPLITS")
+    unit.place(f"{_program(unit)} // SPLITS", int(config["group"]))
+    line(f"length = tl.cdiv(tl.cdiv({unit.number('K')}, BLOCK_K), SPLITS) * BLOCK_K")
+    line("start = part * length")
+    line(f"end = tl.minimum(start + length, {unit.number('K')})")
+    product(unit, "start", "end")
+    scratch = unit.scratch(0, accumulator(kernel.in_dtype))
+    count = unit.number("batch") if kernel.spec.batched else "1"
+    line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
+    line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
+    at = f"part * {count} + item" if kernel.spec.batched else "part"
+    line(f"tl.store({scratch} + ((({at}) * {m} + m) * {n} + n), acc, mask=(m < {m}) & (n < {n}))")
+    first = unit.launch(blocks(unit) * splits)
+    size = splits * symbol("batch") * symbol("M") * symbol("N")
+    return TritonKernel((first, _added_up(kernel, config, facts)), (Scratch(accumulator(kernel.in_dtype), size),))
+
+
+def _added_up(kernel: GemmKernel, config: Config, facts: Facts) -> Launch:
+    """The launch that adds up the parts, always in the same order, and does the epilogue."""
+    unit, splits = Unit(kernel, config, facts), int(config["splits"])
+    unit.constants = {**dict(FINISH_BLOCK), "SPLITS": splits}
+    line, m, n = unit.out.line, unit.number("M"), unit.number("N")
+    scratch = unit.scratch(0, accumulator(kernel.in_dtype))
+    unit.place(_program(unit), 1)
+    count = unit.number("batch") if kernel.spec.batched else "1"
+    line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
+    line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
+    base = f"(item * {m} + m)" if kernel.spec.batched else "m"
+    line(f"from_part = {scratch} + ({base} * {n} + n)")
+    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
+    with unit.out.indented("for _ in range(SPLITS):"):
+        line(f"acc += tl.load(from_part, mask=(m < {m}) & (n < {n}), other=0)")
+        line(f"from_part += {count} * {m} * {n}")
+    unit.epilogue("acc")
+    return unit.launch(blocks(unit), stages=1)
+
+
+def persistent(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
+    """Descriptors need 16-byte aligned operands whose rows are a multiple of 16 bytes apart, and positions of 32 bits; where
+    the facts do not say so, or there is a batch, the same walk loads through pointers. Hardware fills what lies outside with
+    zeros."""
+    unit = _unit(kernel, config, facts)
+    unit.constants["PROGRAMS"] = sms
+    line = unit.out.line
+    simple = not kernel.spec.batched and not facts.wide
+    described = simple and all(_describable(operand, facts) for operand in unit.operands)
+    for operand in unit.operands if described else ():
+        line(_descriptor(unit, operand))
+    total = f"tl.cdiv({unit.number('M')}, BLOCK_M) * tl.cdiv({unit.number('N')}, BLOCK_N)"
+    total += f" * {unit.number('batch')}" if kernel.spec.batched else ""
+    with unit.out.indented(f"for turn in range(tl.program_id(0), {total}, PROGRAMS):"):
+        unit.place("turn + tl.full([], 0, tl.int64)" if facts.wide else "turn", int(config["group"]))
+        if described:
+            _described_product(unit)
+        else:
+            product(unit)
+        unit.epilogue("acc")
+    return TritonKernel((unit.launch(Min(blocks(unit), sympy.Integer(sms))),))
+
+
+def _describable(operand: Operand, facts: Facts) -> bool:
+    other = next((axis for axis in (operand.rows, "k") if axis != operand.layout), "")
+    return operand.layout != "any" and operand.name in facts.aligned and facts.divides(operand.stride(other))
+
+
+def _descriptor(unit: Unit, operand: Operand) -> str:
+    """The operand as rows of its axis of stride 1."""
+    size, block = unit.number(operand.size), operand.block
+    if operand.layout == "k":
+        shape, blocks_of, stride = (size, unit.number("K")), (block, "BLOCK_K"), operand.stride(operand.rows)
+    else:
+        shape, blocks_of, stride = (unit.number("K"), size), ("BLOCK_K", block), operand.stride("k")
+    stride = unit.number(stride)
+    return (
+        f"desc_{operand.name} = tl.make_tensor_descriptor({operand.name}, [{', '.join(shape)}], [{stride}, 1], "
+        f"[{', '.join(blocks_of)}])"
+    )
+
+
+def _described_product(unit: Unit) -> None:
+    line = unit.out.line
+    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
+    with unit.out.indented(f"for k in range(0, {unit.number('K')}, BLOCK_K):"):
+        for operand in unit.operands:
+            row = f"(at_{operand.size.lower()} * {operand.block}).to(tl.int32)"
+            by_k = operand.layout == "k"
+            value = f"desc_{operand.name}.load([{row}, k])" if by_k else f"desc_{operand.name}.load([k, {row}])"
+            turned = by_k == (operand.name == "B")
+            value = widened(unit.kernel, operand, f"{value}.T" if turned else value)
+            line(f"{operand.name.lower()} = {value}")
+        line(dot(unit, "a", "b"))
+
+
+def rows(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
+    """Each program has BLOCK_N columns and all rows, whose number the regime knows: products are added up lane by lane along
+    k in float32 (int32), and over the lanes at the end. Every row of A is read by every program, from the cache."""
+    if "M" not in facts.values:
+        raise LoweringError("the number of rows is not known in this regime; the variant 'rows' needs it.")
+    unit, count = _unit(kernel, config, facts), facts.values["M"]
+    del unit.constants["BLOCK_M"]
+    a, b = unit.operands
+    line, sums = unit.out.line, unit.sums
+    line(f"at_n = {_program(unit)}")
+    if kernel.spec.batched:
+        line(f"item = at_n // tl.cdiv({unit.number('N')}, BLOCK_N)")
+        line(f"at_n = at_n % tl.cdiv({unit.number('N')}, BLOCK_N)")
+    unit.out.extend(rows_line(b, facts, facts.wide))
+    line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if facts.wide else ""))
+    unit.out.extend(pointer_lines(b, "0"))
+    base = f"A + {a.along('b', 'item')}" if kernel.spec.batched else "A"
+    line(f"ptr_A = {base} + {a.along('k', 'ks')}")
+    for row in range(count):
+        line(f"acc{row} = tl.zeros([BLOCK_K, BLOCK_N], {sums})")
+    even = even_k(unit.constants["BLOCK_K"], facts)
+    left = f"{unit.number('K')} - k"
+    with unit.out.indented(f"for k in range(0, {unit.number('K')}, BLOCK_K):"):
+        line(f"b = {widened(kernel, b, load(b, even, left))}.to({sums})")
+        for row in range(count):
+            at = f"ptr_A + {a.along('m', str(row))}" if row else "ptr_A"
+            masked = "" if even else f", mask=ks < {left}, other={a.zero}"
+            line(f"acc{row} += {widened(kernel, a, f'tl.load({at}{masked})')}.to({sums})[:, None] * b")
+        line(advance(b))
+        line(advance(a))
+    for row in range(count):
+        line(f"sums{row} = tl.sum(acc{row}, 0)")
+        unit.epilogue(f"sums{row}", str(row), "")
+    grid = ceil_div(symbol("N"), unit.constants["BLOCK_N"])
+    return TritonKernel((unit.launch(grid * symbol("batch") if kernel.spec.batched else grid),))
+
+
+Schedule = Callable[["GemmKernel", Config, Facts, int], TritonKernel]
+
+SCHEDULES: dict[str, Schedule] = {"tile": tile, "split": split, "persistent": persistent, "rows": rows}
+
+
+def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
+    """The launches of `kernel` under `config`, right wherever `facts` hold and the config is valid, for a device with `sms`
+    multiprocessors. Raises LoweringError where a type or an operation has no Triton form."""
+    return SCHEDULES[str(config["variant"])](kernel, config, facts, sms)
+
+
+__all__ = ["MOST_ROWS", "SCHEDULES", "generate"]

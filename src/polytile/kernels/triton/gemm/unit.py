@@ -1,0 +1,183 @@
+"""The text of one launch of a product in the making: signature, the program's block, the epilogue on finished sums."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import sympy
+import torch
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Accumulator
+from polytile.ir.program import Axis, Loop, Store
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import Form, Nest
+from polytile.kernels.triton import text
+from polytile.kernels.triton.body import Body, Scope
+from polytile.kernels.triton.gemm.operands import Operand, operands
+from polytile.kernels.triton.helpers import needed
+from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch
+from polytile.kernels.triton.tile import Dim, Tile
+from polytile.kernels.triton.unit import HEADER
+from polytile.kernels.writer import Writer
+from polytile.problem import Config
+
+if TYPE_CHECKING:
+    from polytile.kernels.templates import GemmKernel
+
+Symbol = sympy.Symbol
+
+
+def symbol(name: str) -> sympy.Symbol:
+    """An integer argument of the kernel."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+class Unit:
+    """One launch of `kernel`: `out` collects the lines of its function. The blocks of the config become constants."""
+
+    def __init__(self, kernel: GemmKernel, config: Config, facts: Facts) -> None:
+        self.kernel, self.config, self.facts = kernel, config, facts
+        self.a, self.b = operands(kernel)
+        self.out = Writer("    ")
+        self.constants: dict[str, int] = {}
+        self.scratch_types: dict[int, torch.dtype] = {}
+        self.finish = epilogue_kernel(kernel)
+        self.error = False
+        self.sixteenths: set[sympy.Symbol] = set()
+
+    def number(self, name: str) -> str:
+        """An integer argument as text: its value where the facts know it."""
+        return str(self.facts.values.get(name, name))
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        return self.a, self.b
+
+    @property
+    def sums(self) -> str:
+        """Triton's type of the sums."""
+        return text.value_type(accumulator(self.kernel.in_dtype))
+
+    # the program's block -----------------------------------------------------------------------------------------------
+
+    def place(self, tile: str, group: int) -> None:
+        """`item` (of the batch), `at_m` and `at_n` of block number `tile`: `group` rows of blocks are gone through together,
+        column by column, so that programs that run side by side share operands in the cache."""
+        line = self.out.line
+        line(f"tiles_m = tl.cdiv({self.number('M')}, BLOCK_M)")
+        line(f"tiles_n = tl.cdiv({self.number('N')}, BLOCK_N)")
+        line(f"tile = {tile}")
+        if self.kernel.spec.batched:
+            line("item = tile // (tiles_m * tiles_n)" + (".to(tl.int64)" if self.facts.wide else ""))
+            line("tile = tile % (tiles_m * tiles_n)")
+        line(f"across = {group} * tiles_n")
+        line(f"first_m = tile // across * {group}")
+        line(f"deep = tl.minimum(tiles_m - first_m, {group})")
+        line("at_m = first_m + tile % across % deep")
+        line("at_n = tile % across // deep")
+
+    # the epilogue ------------------------------------------------------------------------------------------------------
+
+    def epilogue(self, sums: str, rows: str = "at_m * BLOCK_M + tl.arange(0, BLOCK_M)", block_m: str = "BLOCK_M") -> None:
+        """Lines that do the epilogue on a block of sums and store it. With a `block_m` of "" the block is one row, number
+        `rows`."""
+        loop = self.finish.loop
+        b, m, n = loop.axes
+        height = self.constants[block_m] if block_m else 1
+        dims = (Dim("P0", (b,), 1), Dim(block_m or "P1", (m,), height), Dim("BLOCK_N", (n,), self.constants["BLOCK_N"]))
+        tile = Tile(Nest(loop, Form.POINTWISE, n, (b, m), ()), self.facts, dims, ())
+        body = Body(self.finish, tile, self.facts)
+        for node in tile.nest.nodes:
+            if isinstance(node, Accumulator):
+                body.made[id(node)] = lambda scope: sums
+        line = self.out.line
+        cast = ".to(tl.int64)" if self.facts.wide else ""
+        line(f"{b.symbol} = " + ("item" if self.kernel.spec.batched else "0"))
+        line(f"{m.symbol} = " + (f"({rows}){tile.along(dims[1])}{cast}" if block_m else rows))
+        line(f"{n.symbol} = (at_n * BLOCK_N + tl.arange(0, BLOCK_N)){tile.along(dims[2])}{cast}")
+        for dim in dims[1:]:
+            if not tile.even(dim):
+                line(f"{dim.mask} = {dim.variable} < {body.index(dim.size)}")
+        scope = Scope()
+        body.stores(loop.stores, scope)
+        self.out.extend(scope.lines)
+        self.sixteenths |= body.sixteenths
+        self.error |= body.error
+
+    # text --------------------------------------------------------------------------------------------------------------
+
+    def scratch(self, number: int, dtype: torch.dtype) -> str:
+        self.scratch_types[number] = dtype
+        return f"scratch{number}"
+
+    def launch(self, grid: sympy.Expr, stages: int | None = None) -> Launch:
+        """The finished launch over `grid` programs."""
+        body = [f"    {s}_16 = {s} // 16" for s in self.finish.symbols if s in self.sixteenths]
+        body += ["    " + line for line in self.out.lines]
+        words = set(re.findall(r"\w+", "\n".join(body)))
+        arguments = self._arguments(words)
+        constants = tuple(self.constants.items())
+        head = [*[a.name for a in arguments], *[f"{name}: tl.constexpr" for name, _ in constants]]
+        lines = [*_comment(self.kernel, self.config), "@triton.jit", f"def {KERNEL}({', '.join(head)}):", *body]
+        source = "\n\n".join(part for part in (HEADER, needed("\n".join(body)), "\n".join(lines) + "\n") if part)
+        return Launch(
+            source,
+            arguments,
+            constants,
+            tuple(a.name for a in arguments if self._divisible(a)),
+            int(self.config["warps"]),
+            stages if stages is not None else int(self.config["stages"]),
+            (grid, sizes.ONE, sizes.ONE),
+        )
+
+    def _arguments(self, words: set[str]) -> tuple[Argument, ...]:
+        integer = "i64" if self.facts.wide else "i32"
+        found = [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
+        found += [Argument(Kind.SYMBOL, n, integer) for n in self.kernel.size_names if n not in self.facts.values]
+        found += [
+            Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
+            for k, dtype in sorted(self.scratch_types.items())
+        ]
+        found = [argument for argument in found if argument.name in words]
+        return (*found, Argument(Kind.ERROR, "error", "*i32")) if self.error else tuple(found)
+
+    def _divisible(self, argument: Argument) -> bool:
+        match argument.kind:
+            case Kind.TENSOR:
+                return argument.name in self.facts.aligned
+            case Kind.SYMBOL:
+                return argument.name in self.facts.divisible
+        return argument.kind is Kind.SCRATCH
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The type of the sums of products of operands of type `dtype`."""
+    if dtype == torch.float64:
+        return dtype
+    return torch.float32 if dtype.is_floating_point else torch.int32
+
+
+def epilogue_kernel(kernel: GemmKernel) -> LoopKernel:
+    """The epilogue as a loop over (p0, p1, p2) = (batch, m, n); where there is none, the store of the sums into C."""
+    if kernel.epilogue is not None:
+        return LoopKernel(kernel.epilogue, kernel.tensors[2:], kernel.symbols)
+    axes = tuple(Axis(sizes.axis(f"p{k}"), symbol(name)) for k, name in enumerate(("batch", "M", "N")))
+    strides = [
+        sizes.ONE if kernel.spec.c_layout == axis else symbol(f"c_stride_{axis}") for axis in ("b", "m", "n")
+    ]
+    index = sum((a.symbol * s for a, s in zip(axes, strides, strict=True)), sizes.ZERO)
+    value = expr.make(Accumulator, dtype=accumulator(kernel.in_dtype))
+    symbols = tuple(symbol(name) for name in ("batch", "M", "N", "c_stride_b", "c_stride_m", "c_stride_n"))
+    return LoopKernel(Loop("product", axes, (), (Store("C", index, value),)), kernel.tensors[2:], symbols)
+
+
+def _comment(kernel: GemmKernel, config: Config) -> list[str]:
+    spec = kernel.spec
+    layout = f"A[{'b, ' if spec.batched else ''}m, k] by {spec.a_layout}, B[k, n] by {spec.b_layout}"
+    return [f"# {spec.dtype} product of {layout}; {config}"]
+
+
+__all__ = ["Unit", "accumulator", "epilogue_kernel", "symbol"]

@@ -1,0 +1,93 @@
+"""Which candidates a product has on a GPU, where each takes part, and what the prior expects of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polytile.kernels.configs import Request, heuristic, override
+from polytile.kernels.configs.records import Gemm, tile_config
+from polytile.kernels.triton.gemm import prior
+from polytile.kernels.triton.gemm.candidates import gemm_candidates, kind_of, label
+from polytile.kernels.triton.gemm.configs import Kind, space
+from polytile.problem import Config
+from polytile.runtime.cuda import device
+from tests.kernels.triton_gemm import product
+
+H100, A100 = device.named("H100"), device.named("A100")
+BF16 = Kind()
+FP32, TF32 = Kind(4), Kind(4, tf32=True)
+
+
+def sizes(m: int, n: int, k: int, batch: int = 1) -> dict[str, int]:
+    return {"batch": batch, "M": m, "N": n, "K": k}
+
+
+def able(kind: Kind, m: int, n: int, k: int, batch: int = 1) -> list[Config]:
+    return [c for c in space(kind, H100).configs if space(kind, H100).valid(c, sizes(m, n, k, batch))]
+
+
+def chosen(kind: Kind, m: int, n: int, k: int) -> str:
+    return label(min(able(kind, m, n, k), key=lambda c: prior.cost(kind, c, sizes(m, n, k), H100)))
+
+
+@pytest.mark.parametrize("kind", [BF16, FP32, TF32, Kind(1, int8=True), Kind(2, int8=True, mixed=True), Kind(1, float8=True)])
+def test_names_tell_configs_apart_and_every_size_has_some(kind: Kind) -> None:
+    every = space(kind, H100).configs
+    assert len({label(c) for c in every}) == len(every)
+    for m, n, k in ((1, 1, 1), (3, 17, 5), (16, 4096, 4096), (64, 64, 64), (4096, 4096, 4096), (100_000, 16, 16)):
+        assert len(able(kind, m, n, k)) >= 2
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (100, 300, 40), (4096, 4096, 4096), (17, 4096, 129)])
+def test_blocks_take_part_where_the_heuristic_tries_them(m: int, n: int, k: int) -> None:
+    request = Request(m, n, k, shared_bytes=H100.shared_per_block)
+    wanted = {tile_config(c, variant="tile") for c in heuristic("cuda").configs(request) if c.accumulators <= 128}
+    assert wanted <= set(able(BF16, m, n, k))
+
+
+def test_an_overridden_table_is_what_products_are_made_of() -> None:
+    before = space(BF16, H100)
+    with override("cuda", "mm", [Gemm(64, 32, 64, 7, 4)]):
+        names = {label(c) for c in space(BF16, H100).configs if c["variant"] == "tile"}
+        assert "tile 64x32x64 s7 w4" in names and "tile 128x128x64 s3 w4" not in names
+    assert space(BF16, H100).configs == before.configs
+
+
+def test_kernels_with_limits_stay_within_them() -> None:
+    assert not any(c["variant"] == "rows" for c in able(BF16, 5, 64, 64))
+    assert any(c["variant"] == "rows" for c in able(BF16, 4, 64, 64))
+    assert not any(c["variant"] == "split" for c in able(BF16, 4096, 4096, 128))
+    assert any(c["variant"] == "split" for c in able(BF16, 64, 64, 8192))
+    assert not any(c["variant"] == "persistent" for c in space(BF16, A100).configs)
+    for c in able(BF16, 256, 4096, 65536):
+        if c["variant"] == "split":
+            assert int(c["splits"]) * 256 * 4096 * 4 <= 64 << 20
+
+
+def test_the_prior_knows_large_from_small() -> None:
+    assert chosen(BF16, 1, 4096, 4096).split()[0] == "rows"
+    assert chosen(BF16, 16, 4096, 4096).split()[0] in ("tile", "split")
+    big = chosen(BF16, 4096, 4096, 4096).split()[1]
+    assert {int(n) for n in big.split("x")[:2]} <= {128, 256}
+    assert chosen(BF16, 64, 64, 65536).split()[0] == "split"
+    for kind in (BF16, FP32, TF32):
+        for c in able(kind, 512, 512, 512):
+            doubled = prior.cost(kind, c, sizes(512, 512, 4096), H100)
+            assert 0 < prior.cost(kind, c, sizes(512, 512, 512), H100) < doubled
+    assert prior.library(TF32, sizes(4096, 4096, 4096), H100) < prior.library(FP32, sizes(4096, 4096, 4096), H100)
+    assert prior.cost(BF16, space(BF16, H100).configs[0], sizes(0, 64, 64), H100) == H100.launch_seconds
+
+
+def test_the_kind_says_what_tensor_cores_take() -> None:
+    assert kind_of(product(torch.bfloat16)) == BF16 and kind_of(product(torch.float32)) == FP32
+    assert kind_of(product(torch.int8, out=torch.int32)).tables == ("int8_mm",)
+    mixed = kind_of(product(torch.float16, stored=(torch.float16, torch.int8)))
+    assert mixed.tables == ("mm", "mixed_mm") and mixed.itemsize == 2
+    assert kind_of(product(torch.float8_e4m3fn, out=torch.bfloat16)).tables == ("scaled_mm",)
+
+
+def test_every_config_is_a_candidate_of_its_own() -> None:
+    made = gemm_candidates(product(torch.bfloat16), "product", torch.device("cpu"))
+    assert len({c.name for c in made}) == len(made) == len(space(BF16, H100).configs)
+    assert len({c.source_hash for c in made[:5]}) == 5 and not made[0].hard_limits

@@ -1,0 +1,102 @@
+"""Products compiled for an H100 by worker processes: the default configs spill nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from polytile.kernels.facts import Facts
+from polytile.kernels.templates import GemmKernel
+from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
+from polytile.kernels.triton.gemm.candidates import kind_of, label
+from polytile.kernels.triton.gemm.configs import space
+from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
+from polytile.problem import Config
+from polytile.runtime.cuda import cubins, device, workers
+from tests.kernels.triton_gemm import product, small
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+H100 = device.named("H100")
+ALIGNED = Facts(
+    frozenset({"M", "N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"),
+    holding=frozenset({"K%64"}),
+)  # fmt: skip
+ONE_ROW = Facts(ALIGNED.divisible, ALIGNED.aligned, exact=(("M", 1),), holding=ALIGNED.holding)
+
+BF16, F32, F16 = torch.bfloat16, torch.float32, torch.float16
+FP8 = torch.float8_e4m3fn
+CASES: dict[str, tuple[GemmKernel, Facts]] = {
+    "tile 128x128x64 s3 w4": (product(BF16, "k", "k"), ALIGNED),
+    "tile 64x128x64 s3 w4": (product(F16, "k", "n"), ALIGNED),
+    "persistent 128x256x64 s3 w8": (product(BF16, "k", "n"), ALIGNED),
+    "persistent 128x128x64 s4 w8": (product(BF16, "m", "k"), ALIGNED),
+    "split 64x64x64 s4 w4 4 parts": (product(BF16, "k", "k"), ALIGNED),
+    "tile 16x64x128 s4 w4": (product(BF16, "k", "k"), ALIGNED),
+    "rows 1x16x256 s3 w4": (product(BF16, "k", "k"), ONE_ROW),
+    "tile 64x64x32 s2 w4": (product(F32, "k", "n"), ALIGNED),
+    "tile 128x256x128 s3 w8": (product(torch.int8, "k", "k", out=torch.int32), ALIGNED),
+    "tile 128x64x32 s4 w8": (product(F16, "k", "k", stored=(F16, torch.int8)), ALIGNED),
+    "tile 128x128x128 s4 w4": (product(FP8, "k", "k", out=BF16), ALIGNED),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_end() -> Iterator[None]:
+    yield
+    workers.reset()
+
+
+def orders(kernel: GemmKernel, config: Config, facts: Facts) -> list[cubins.Order]:
+    launches = generate(kernel, config, facts, H100.sms).launches
+    return [cubins.Order("product", WORKER, job_of(launch, 90), triton_version()) for launch in launches]
+
+
+def named(name: str) -> list[cubins.Order]:
+    kernel, facts = CASES[name]
+    config = next(c for c in space(kind_of(kernel), H100).configs if label(c) == name)
+    return orders(kernel, config, facts)
+
+
+def test_default_configs_fit_in_registers_and_shared_memory(empty_cache: Path) -> None:
+    asked = {name: [cubins.request(order) for order in named(name)] for name in CASES}
+    spilled = {}
+    for name, promises in asked.items():
+        for promise in promises:
+            facts = promise.result().facts
+            assert facts.shared <= H100.shared_per_block, name
+            assert bool(facts.global_scratch) == name.startswith("persistent"), "descriptors stand in device memory"
+            if facts.spills:
+                spilled[name] = facts.spills
+    assert not spilled
+
+
+REGIMES = {
+    "tiny sizes": Facts(exact=(("M", 3), ("N", 5), ("K", 7))),
+    "64-bit positions": Facts(wide=True, exact=(("M", 2),)),
+    "64-bit positions, aligned": Facts(ALIGNED.divisible - {"M"}, ALIGNED.aligned, True, (("M", 4),), ALIGNED.holding),
+}
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_every_schedule_compiles_in_regimes_at_the_edge(regime: str, empty_cache: Path) -> None:
+    kernels = (product(BF16, "k", "n"), product(F32, "m", "k", batched=True), product(FP8, "k", "k", out=BF16))
+    asked = [
+        cubins.request(order)
+        for kernel in kernels
+        for variant in SCHEDULES
+        for order in orders(kernel, small(variant, k=32, n=32), REGIMES[regime])
+    ]
+    assert all(promise.result().binary for promise in asked)
+
+
+def test_no_config_holds_more_sums_than_a_thread_has_registers_for() -> None:
+    for kernel, _ in CASES.values():
+        for config in space(kind_of(kernel), H100).configs:
+            if config["variant"] != "rows":
+                sums = int(config["m"]) * int(config["n"]) / (32 * int(config["warps"]))
+                assert sums <= (64 if kernel.in_dtype == F32 else 128)
