@@ -106,7 +106,7 @@ def train(mode: str, device: str) -> Peak:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return Peak(peak_bytes(device), float(loss), polytile.counters["candidates_benchmarked"])
+    return Peak(peak_bytes(device), float(loss.detach()), polytile.counters["candidates_benchmarked"])
 
 
 def peak_bytes(device: str) -> int:

@@ -349,6 +349,15 @@ def test_what_is_the_library_s(fn: Function, operator: str) -> None:
     assert all(op.reason for op in program.operations if isinstance(op, Extern))
 
 
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 100])
+def test_sorted_sequences_of_known_length_are_searched_in_loops(length: int, right: bool) -> None:
+    half = torch.tensor([0.5, 1, float("inf"), float("-inf"), float("nan"), *range(-3, 30)])
+    check(lambda v: torch.bucketize(v, torch.arange(length) * 0.5, right=right, out_int32=True), half)
+    rows = torch.randint(-1, 99, (3, 5))
+    check(lambda v: torch.searchsorted(torch.arange(3 * length).view(3, length), v, right=right), rows)
+
+
 @st.composite
 def patterns(draw: st.DrawFn) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """A tensor and indices for some of its dimensions, which broadcast against one another."""

@@ -11,6 +11,7 @@ atomic       accumulation where threads may meet in one element
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -89,10 +90,8 @@ class Extent:
 
 def extent(kernel: LoopKernel, size: Mapping[str, int]) -> Extent:
     values = {s: size[s.name] for s in kernel.symbols}
-    return Extent(
-        sizes.evaluate(sizes.product([a.size for a in kernel.loop.axes]), values),
-        sizes.evaluate(sizes.product([a.size for a in kernel.loop.reduced]), values),
-    )
+    rows, row = ([sizes.evaluate(a.size, values) for a in axes] for axes in (kernel.loop.axes, kernel.loop.reduced))
+    return Extent(math.prod(rows), math.prod(row))
 
 
 def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:

@@ -138,12 +138,12 @@ class Heuristic:
         return spaces.gemm()
 
     def _fitted(self, row: Gemm, request: Request) -> Gemm:
-        config = replace(scaled(row, request), hint=request.hint)
+        config = scaled(row, request)
         if request.exclude is not None and request.exclude(config.block_m, config.block_n, config.block_k):
             raise Dropped("predicate", "the caller cannot use these blocks")
         self._check_room(config, request)
         warps = max(1, min(config.num_warps, config.block_m * config.block_n // ELEMENTS_OF_A_WARP))
-        config = self.finish(replace(config, num_warps=warps))
+        config = self.finish(config if warps == config.num_warps else replace(config, num_warps=warps))
         if "persistent" in request.table and config.num_warps == 2:
             raise Dropped("persistent", "persistent kernels never use 2 warps")
         return config
@@ -164,18 +164,18 @@ class Heuristic:
 
 
 def scaled(row: Gemm, request: Request) -> Gemm:
-    """The row with every block cut to its size (SPEC T4)."""
+    """The row with every block cut to its size (SPEC T4), made for the request's hint."""
     smallest_k = SMALLEST_INT8_K if request.int8 else SMALLEST
 
     def cut(block: int, size: int, smallest: int) -> int:
         return max(min(int(block * request.scale), next_power(size)), smallest)
 
-    return replace(
-        row,
-        block_m=cut(row.block_m, request.m, SMALLEST),
-        block_n=cut(row.block_n, request.n, SMALLEST),
-        block_k=cut(row.block_k, request.k, smallest_k),
-    )
+    m = cut(row.block_m, request.m, SMALLEST)
+    n = cut(row.block_n, request.n, SMALLEST)
+    k = cut(row.block_k, request.k, smallest_k)
+    if (m, n, k, request.hint) == (row.block_m, row.block_n, row.block_k, row.hint):
+        return row
+    return replace(row, block_m=m, block_n=n, block_k=k, hint=request.hint)
 
 
 def next_power(size: int) -> int:

@@ -6,6 +6,7 @@ pipeline, None being the backend's default. Records are values: equal numbers ar
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from polytile.problem import Config
@@ -149,6 +150,7 @@ KINDS: dict[str, str] = {
 """Table → kind: what tables a family may have (SPEC T2)."""
 
 
+@functools.lru_cache(maxsize=4096)
 def tile_config(record: Gemm, **more: int | str) -> Config:
     """A product's record as the Config that selection and the store deal in."""
     rocm = {
