@@ -154,12 +154,12 @@ def pt_philox_int(seed, offset, T: tl.constexpr):
     return (low & 0x7FFFFFFF).to(T) if T == tl.int32 else ((high << 32) | low).to(T)
 """,
     """
-def pt_accumulate(base, at, value, active, combine: tl.constexpr, BITS: tl.constexpr):
+def pt_accumulate(base, at, value, active, combine: tl.constexpr, T: tl.constexpr, BITS: tl.constexpr):
     words = (base + tl.where(active, at, 0)).to(tl.pointer_type(BITS), bitcast=True)
     old = tl.load(words, mask=active, other=0)
     waiting = active
     while tl.sum(tl.ravel(waiting).to(tl.int32), 0) > 0:
-        new = combine(old.to(value.dtype, bitcast=True), value).to(BITS, bitcast=True)
+        new = combine(old.to(value.dtype, bitcast=True).to(T), value.to(T)).to(value.dtype).to(BITS, bitcast=True)
         seen = tl.atomic_cas(words, old, tl.where(waiting, new, old), sem="relaxed")
         waiting = waiting & (seen != old)
         old = seen

@@ -50,12 +50,11 @@ def load(body: Body, node: Load, scope: Scope) -> str:
 def _eviction(body: Body, node: Load, dims: frozenset[Dim]) -> str:
     """What is read again by a later pass or by other programs stays in the cache; the last read of what a pass before has
     brought in lets it go."""
-    if id(node) in body.again:
+    loop = body.kernel.loop
+    shared = not {a.symbol for a in loop.axes + loop.reduced} <= node.index.free_symbols
+    if id(node) in body.again or (shared and dims and not node.indirect):
         return ', eviction_policy="evict_last"'
-    if body.last and dims == body.tile.all_dims:
-        return ', eviction_policy="evict_first"'
-    shared = bool(body.tile.all_dims - dims) and bool(dims) and not node.indirect
-    return ', eviction_policy="evict_last"' if shared else ""
+    return ', eviction_policy="evict_first"' if body.last and not shared else ""
 
 
 def _spread(body: Body, at: str, have: frozenset[Dim], want: frozenset[Dim]) -> str:
@@ -93,8 +92,10 @@ def store(body: Body, store: Store, scope: Scope) -> None:
         )
     shape = body.tile.shape(dims) if dims else "[1]"
     active = " & ".join(conditions) or "True"
-    combine = COMBINE[store.mode] if storage.is_floating_point else COMBINE[store.mode].replace("pt_m", "pt_int_m")
+    exact = store.mode in ("max", "min") and not storage.is_floating_point
+    combine = f"pt_int_{store.mode}" if exact else COMBINE[store.mode]
     scope.lines.append(
         f"pt_accumulate({store.buffer}, ({at}) + tl.zeros({shape}, tl.int32), {value}, "
-        f"tl.full({shape}, True, tl.int1) & {active}, {combine}, {SWAPPED[storage.itemsize]})"
+        f"tl.full({shape}, True, tl.int1) & {active}, {combine}, {text.value_type(compute_dtype(storage))}, "
+        f"{SWAPPED[storage.itemsize]})"
     )

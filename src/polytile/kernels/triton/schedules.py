@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 import sympy
 
+from polytile.ir import expr
 from polytile.ir.expr import Const, Load, Node
 from polytile.kernels.nest import Nest
-from polytile.kernels.triton import scans
+from polytile.kernels.triton import memory, scans
 from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.divisions import Carried
 from polytile.kernels.triton.reductions import Reduction
+from polytile.kernels.triton.stored import stored_before
 from polytile.kernels.triton.unit import Share, Unit
 
 
@@ -65,7 +68,13 @@ def one_pass(unit: Unit, k: int, share: Share | None = None) -> list[Reduction]:
         for scan in carried:
             scans.start(body, scan, scope)
     scans.prepare_carried(body, carried)
-    body.again, body.last = reads_again(nest, k), bool(k) and not reads_again(nest, k)
+    stored = stored_before(unit.kernel, nest, k)
+    for node, store in stored.items():
+        body.made[id(node)] = partial(memory.load, body, expr.load(node.dtype, store.buffer, store.index))
+    if stored and share is None:
+        unit.out.line("tl.debug_barrier()")  # other threads of the program have stored it
+    body.again = reads_again(unit, k)
+    body.last = bool(k) and not body.again
 
     def points(inner: Scope) -> None:
         body.stores(nest.stores_in(k), inner)
@@ -122,11 +131,14 @@ def entering(nest: Nest, k: int) -> list[Node]:
     return list(found.values())
 
 
-def reads_again(nest: Nest, k: int) -> set[int]:
+def reads_again(unit: Unit, k: int) -> set[int]:
     """The loads of pass k that a later pass makes again."""
-    mine = {id(n) for n in nest.nodes_in(k) if isinstance(n, Load)}
-    later = {id(n) for j in range(k + 1, nest.passes) for n in nest.nodes_in(j) if isinstance(n, Load)}
-    return mine & later
+
+    def loads(j: int) -> set[int]:
+        stored = stored_before(unit.kernel, unit.nest, j)
+        return {id(n) for n in unit.nest.nodes_in(j, stop=stored) if isinstance(n, Load)}
+
+    return loads(k) & set().union(*[loads(j) for j in range(k + 1, unit.nest.passes)])
 
 
 Schedule = Callable[[Unit], None]
