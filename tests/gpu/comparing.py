@@ -52,7 +52,7 @@ def compare(function: Callable[..., Any], *calls: tuple[Any, ...], generated: bo
         agree(call(*args), function(*args), function(*widened(args)), shapes)
     if generated:
         assert not polytile.counters["library_calls"]
-    assert not rejected()
+    assert not rejected(), rejected()
 
 
 def rejected() -> dict[str, str]:

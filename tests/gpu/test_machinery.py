@@ -114,10 +114,13 @@ def test_without_memory_for_measuring_the_call_succeeds() -> None:
     call(data(2, 64))
     x = data(2048, 8192)
     torch.cuda.empty_cache()
-    hog = torch.empty(torch.cuda.mem_get_info()[0] - (120 << 20), dtype=torch.uint8, device="cuda")
-    out = call(x)
-    del hog
-    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (120 << 20)) / total)
+    try:
+        out = call(x)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     agree(out, torch.softmax(x, -1))
 
 

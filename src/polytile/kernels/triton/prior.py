@@ -113,7 +113,7 @@ class Estimate:
     def seconds(self) -> float:
         parts = (self.latency, self.memory, self.cache, self.units)
         left = self.splits * math.prod(d.block for d in self.tile.parallel) / self.threads
-        finish = self.work.passes * (FINISH + LEFT * left) if self.splits > 1 else 0.0
+        finish = self.work.passes * (FINISH + LEFT * left) if self.variant == "split" else 0.0
         dispatch = DISPATCH * min(self.programs, self.device.sms * self.places)
         return self.device.launch_seconds + START + dispatch + finish + sum(p**3 for p in parts) ** (1 / 3)
 
