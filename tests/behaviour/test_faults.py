@@ -175,7 +175,7 @@ def test_options_of_one_compile_stay_with_it() -> None:
 
 
 def test_an_unknown_source_of_candidates_is_refused() -> None:
-    with pytest.raises(BackendCompilerFailed, match="OptionError.*sources.*'libary'; choose from cpp, library"):
+    with pytest.raises(BackendCompilerFailed, match="OptionError.*sources.*'libary'; choose from cpp, triton, library"):
         compiled(lambda x: x @ x.t(), sources="cpp,libary")(*sized((4, 9)))
 
 

@@ -72,7 +72,7 @@ def _value(
 @functools.lru_cache(maxsize=256)
 def _function(launch: Launch) -> Any:
     _multiply_bfloat16()
-    names = load(launch.source)
+    names = load(launch.source.replace("tl.range(", "range("))
     names.update(libdevice=Libdevice(), range=_range)
     return names[KERNEL]
 
@@ -97,8 +97,9 @@ def _multiply_bfloat16() -> None:
     interpreter_builder.create_dot = create_dot
 
 
-def _range(*bounds: Any) -> range:
-    """`range` over the interpreter's scalars, which are arrays of one element."""
+def _range(*bounds: Any, **_hints: Any) -> range:
+    """`range` over the interpreter's scalars, which are arrays of one element; what a loop tells the compiler besides means
+    nothing here."""
     return range(*[int(b.handle.data.item()) if hasattr(b, "handle") else int(b) for b in bounds])
 
 
