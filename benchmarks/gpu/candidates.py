@@ -72,7 +72,14 @@ def _timed(shape: Shape) -> dict[str, Any]:
     for candidate in able:
         candidate.prepare()
     task = Task(
-        request.problem, able, args, spec.names, spec.roles, None, 1, 0.0, False, measure.GPU_LIMITS, target=spec.target
+        request.problem,
+        able,
+        args,
+        spec.names,
+        spec.roles,
+        check_accuracy=False,
+        limits=measure.GPU_LIMITS,
+        target=spec.target,
     )
     timed = {attempt.candidate.name: attempt.seconds * 1e6 for attempt in tune(task) if attempt.ok}
     predicted = {candidate.name: candidate.cost(request.sizes) * 1e6 for candidate in able if candidate.name in timed}

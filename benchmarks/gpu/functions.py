@@ -25,13 +25,15 @@ VOCABULARY = 32768
 @dataclass(frozen=True)
 class Function:
     """`make(shape, dtype)` gives the inputs; `traffic(m, n, bytes of an element)` the bytes that must be read and
-    written at least; `exact`: the result does not depend on random numbers, so it can be compared."""
+    written at least; `exact`: the result does not depend on random numbers, so it can be compared; `rows`: the fewest that
+    the function is defined for."""
 
     name: str
     run: Callable[..., Any]
     make: Callable[[Shape, torch.dtype], tuple[Any, ...]]
     traffic: Callable[[int, int, int], int]
     exact: bool = True
+    rows: int = 1
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -142,7 +144,7 @@ FUNCTIONS: tuple[Function, ...] = (
     Function("cross_entropy", cross_entropy, _labelled, lambda m, n, e: m * n * e + 8 * m),
     Function("add_rms_norm", add_rms_norm, _residual, lambda m, n, e: 4 * m * n * e + n * e),
     Function("layer_norm_backward", layer_norm_backward, _saved, lambda m, n, e: 3 * m * n * e + 8 * m + 3 * n * e),
-    Function("batch_norm", batch_norm, _statistics, lambda m, n, e: 2 * m * n * e + 24 * n),
+    Function("batch_norm", batch_norm, _statistics, lambda m, n, e: 2 * m * n * e + 24 * n, rows=2),
     Function("cumsum", cumsum, _x, lambda m, n, e: 2 * m * n * e),
     Function("column_sum", column_sum, _x, lambda m, n, e: m * n * e + n * e),
     Function("transpose_add", transpose_add, _transposed, lambda m, n, e: 3 * m * n * e),

@@ -48,9 +48,10 @@ def run(
 ) -> None:
     """Measures the cells that are missing, until `seconds` have passed. `peers`: "dynamic", "static"."""
     deadline = time.monotonic() + seconds
-    for function in functions:
-        for dtype in dtypes:
-            wanted = [shape for shape in shapes if not cells.has(function.name, dtype, shape)]
+    for dtype in dtypes:
+        for function in functions:
+            defined = [shape for shape in shapes if shape[0] >= function.rows]
+            wanted = [shape for shape in defined if not cells.has(function.name, dtype, shape)]
             if wanted and time.monotonic() < deadline:
                 for row in _cells(function, dtype, wanted, peers, deadline):
                     cells.add(row)

@@ -1,4 +1,6 @@
-"""Shapes that nobody measured: what the prior chooses against the best of all candidates, measured exhaustively."""
+"""Shapes that nobody measured: what the prior chooses against the best of all candidates, measured exhaustively.
+
+A shape whose regime another shape has met before counts once: its kernel is that shape's."""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ import torch
 import polytile
 from benchmarks.compilers import copied
 from benchmarks.gpu.functions import DTYPES, TRACED, Function
+from benchmarks.timing import geomean
+from polytile.multikernel.multikernel import MultiKernel
 from polytile.tuning import measure
 from polytile.tuning.tune import Task, tune
 
@@ -45,15 +49,20 @@ def run(functions: list[Function], dtype: str, count: int, seconds: float) -> li
         for shape in shapes(count):
             if time.monotonic() > share:
                 break
+            before = {id(kernel): len(kernel.decisions) for kernel in _kernels()}
             call(*function.make(shape, DTYPES[dtype]))
-            for program in polytile.compiler.compiled_programs():
-                for kernel in program.multikernels:
+            for kernel in _kernels():
+                if len(kernel.decisions) > before.get(id(kernel), 0):  # else the regime is known from another shape
                     rows += _row(function, shape, kernel)
-        print(f"{function.name}: {summary([row for row in rows if row['function'] == function.name])}", flush=True)
+        print(function.name, *summary([row for row in rows if row["function"] == function.name]), flush=True)
     return rows
 
 
-def _row(function: Function, shape: tuple[int, int], kernel: Any) -> list[dict[str, Any]]:
+def _kernels() -> list[MultiKernel]:
+    return [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+
+
+def _row(function: Function, shape: tuple[int, int], kernel: MultiKernel) -> list[dict[str, Any]]:
     decision = kernel.decisions[-1]
     if kernel.spec.make_args is None or decision is None:
         return []
@@ -66,7 +75,14 @@ def _row(function: Function, shape: tuple[int, int], kernel: Any) -> list[dict[s
     able = [candidate for candidate in request.candidates if candidate.origin == "triton"]
     spec = kernel.spec
     task = Task(
-        request.problem, tuple(able), args, spec.names, spec.roles, None, 1, 0.0, False, measure.GPU_LIMITS, target=spec.target
+        request.problem,
+        tuple(able),
+        args,
+        spec.names,
+        spec.roles,
+        check_accuracy=False,
+        limits=measure.GPU_LIMITS,
+        target=spec.target,
     )
     timed = {a.candidate.name: a.seconds for a in tune(task) if a.ok}
     if decision.candidate not in timed:
@@ -79,13 +95,13 @@ def _row(function: Function, shape: tuple[int, int], kernel: Any) -> list[dict[s
     }]  # fmt: skip
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
+def summary(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    """How many rows, and of their regrets the geometric mean, the 95th percentile and the worst."""
     if not rows:
-        return "no shape measured"
+        return "0", "", "", ""
     regrets = sorted(row["regret"] for row in rows)
-    mean = math.exp(sum(map(math.log, regrets)) / len(regrets))
-    p95 = regrets[min(len(regrets) - 1, math.ceil(0.95 * len(regrets)) - 1)]
-    return f"{len(rows)} shapes, geomean {mean:.3f}, p95 {p95:.3f}, worst {regrets[-1]:.2f}"
+    p95 = regrets[math.ceil(0.95 * len(regrets)) - 1]
+    return str(len(rows)), f"{geomean(regrets):.3f}", f"{p95:.3f}", f"{regrets[-1]:.2f}"
 
 
 __all__ = ["run", "shapes", "summary"]

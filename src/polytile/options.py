@@ -47,7 +47,7 @@ TABLE: tuple[Option, ...] = (
         "Where measurements are kept: a file, or a server as postgresql://user@host/database; empty: a file in cache_dir.",
     ),
     Option("cxx", str, "", "C++ compiler to use; empty: $CXX, then g++, then clang++."),
-    Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core."),
+    Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core, fewer where memory is short."),
     Option(
         "tune",
         str,

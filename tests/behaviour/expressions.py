@@ -45,9 +45,12 @@ class Example:
 
     @property
     def function(self) -> Callable[..., Any]:
-        names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
-        exec(compile(self.text, "<expression>", "exec"), names)
-        return names["program"]
+        return _defined(self.text)
+
+    @property
+    def in_float64(self) -> Callable[..., Any]:
+        """The program where what is computed in float32 is computed in float64."""
+        return _defined(self.text.replace("torch.float32", "torch.float64").replace(".float()", ".double()"))
 
     def tensors(self) -> list[Tensor]:
         """The inputs, the same each time."""
@@ -56,6 +59,12 @@ class Example:
 
     def __repr__(self) -> str:
         return f"{self.text}\n{self.inputs}"
+
+
+def _defined(text: str) -> Callable[..., Any]:
+    names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+    exec(compile(text, "<expression>", "exec"), names)
+    return names["program"]
 
 
 def laid_out(dtype: torch.dtype, shape: Sequence[int], layout: str, generator: torch.Generator) -> Tensor:

@@ -162,7 +162,7 @@ def test_a_bad_value_says_what_is_allowed(name: str, value: object, told: str) -
 
 def test_a_bad_value_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYTILE_TUNE", "atuo")
-    with pytest.raises(BackendCompilerFailed, match="POLYTILE_TUNE.*'atuo'; choose from auto, thorough, off"):
+    with pytest.raises(BackendCompilerFailed, match="POLYTILE_TUNE.*'atuo'; choose from auto, thorough, all, off"):
         compiled(softmax)(*sized((4, 9)))
 
 

@@ -40,8 +40,8 @@ def is_eagers(example: Example, dynamic: bool) -> None:
     options = {"tune": "off"}
     call = torch.compile(example.function, backend="polytile", dynamic=dynamic, fullgraph=True, options=options)
     mine, slopes = run(call, example)
-    judge(mine, results, lambda: run(example.function, example, True)[0], "result")
-    judge(slopes, gradients, lambda: run(example.function, example, True)[1], "gradient", strides=False)
+    judge(mine, results, lambda: run(example.in_float64, example, True)[0], "result")
+    judge(slopes, gradients, lambda: run(example.in_float64, example, True)[1], "gradient", strides=False)
 
 
 @settings(max_examples=20, suppress_health_check=CHECKS)

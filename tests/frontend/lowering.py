@@ -2,7 +2,7 @@
 
 `lower(fn, *args)` gives the Program, `check(fn, *args)` also runs it through the reference interpreter and compares
 with eager. With POLYTILE_TEST_DEVICE=cuda in the environment the function is instead compiled and run on the GPU, and
-compared with eager there (scripts/gpu_check.py).
+compared with eager there (`make test-gpu`).
 """
 
 from __future__ import annotations

@@ -40,6 +40,17 @@ def filled(fn: Callable[[torch.Tensor], None]) -> Function:
     return on_copy
 
 
+def test_a_gather_of_few_elements_computes_those_alone() -> None:
+    def loss(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(x, 1).gather(1, i)
+
+    program = check(loss, torch.randn(6, 7), torch.randint(0, 7, (6, 1)))
+    stored = [buffer for buffer in program.buffers.values() if buffer.role == "temp"]
+    assert all(1 in buffer.sizes for buffer in stored)
+    check(lambda x, i: (x * 2).exp().gather(1, i), torch.randn(6, 7), torch.randint(0, 7, (6, 7)))
+    check(lambda x, i: (x * 2).exp().gather(0, i), torch.randn(6, 7), torch.randint(0, 6, (9, 7)))
+
+
 # x[indices] -----------------------------------------------------------------------------------------------------------
 
 READS: dict[str, Function] = {
@@ -336,6 +347,15 @@ def test_what_is_the_library_s(fn: Function, operator: str) -> None:
     program = check(fn, torch.randn(6), torch.tensor([0, 3, 2]), library=True)
     assert operator in library_calls(program)
     assert all(op.reason for op in program.operations if isinstance(op, Extern))
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 100])
+def test_sorted_sequences_of_known_length_are_searched_in_loops(length: int, right: bool) -> None:
+    half = torch.tensor([0.5, 1, float("inf"), float("-inf"), float("nan"), *range(-3, 30)])
+    check(lambda v: torch.bucketize(v, torch.arange(length) * 0.5, right=right, out_int32=True), half)
+    rows = torch.randint(-1, 99, (3, 5))
+    check(lambda v: torch.searchsorted(torch.arange(3 * length).view(3, length), v, right=right), rows)
 
 
 @st.composite

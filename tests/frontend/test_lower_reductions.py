@@ -67,6 +67,10 @@ def test_variances(dtype: torch.dtype, correction: float) -> None:
     check_each(everything, numbers(dtype, 3, 4, 5, special=False), tolerances=TOLERANCES)
 
 
+def test_a_correction_that_is_a_size() -> None:
+    check(lambda x, y: (x.var(0, correction=y.shape[0]), x.std(1, correction=y.shape[0])), torch.randn(6, 7), torch.ones(3))
+
+
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 def test_a_variance_without_degrees_of_freedom() -> None:
     check(lambda x: (x.var(0), x.std(0, correction=3), x.var(1)), torch.randn(1, 4))

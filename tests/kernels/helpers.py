@@ -75,6 +75,7 @@ class Case:
     compiled: bool = True
     kernel: LoopKernel = field(init=False)
     site: CallSite = field(init=False)
+    turn: int = 0
 
     def __post_init__(self) -> None:
         buffers = {name: Buffer(name, dtype, (), ()) for name, dtype in self.dtypes.items()}
@@ -105,7 +106,8 @@ class Case:
         """(name, function of the flat arguments) of each kernel that the generator makes."""
         if GENERATOR == "triton":
             values = {s.name: sizes.evaluate(e, size) for s, e in zip(self.kernel.symbols, self.site.sizes, strict=True)}
-            yield from interpreted.runs(self.kernel, values)
+            self.turn += 1
+            yield from interpreted.runs(self.kernel, values, self.turn)
             return
         for name, entry in self.entries():
             yield name, functools.partial(_called, entry)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytile.ir import sizes
+from polytile.ir.program import Axis
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts, needs_wide
 from polytile.kernels.nest import Form, Nest, nest_of
 from polytile.kernels.triton import interpret
 from polytile.kernels.triton.generate import generate, nest_for
 from polytile.kernels.triton.split import splittable
+from polytile.kernels.triton.tile import tiled_axes
 from polytile.kernels.triton.variants import row_axes
 from polytile.problem import Config
 
 Run = Callable[[Sequence[Any]], None]
 
 
-def runs(kernel: LoopKernel, values: Mapping[str, int]) -> Iterator[tuple[str, Run]]:
-    """(name, run) of each schedule at these sizes, without facts about the call and with all that hold."""
-    for config in configs(kernel, nest_of(kernel.loop), values):
-        for label, facts in (("bare", Facts(wide=True)), ("facts", facts_of(kernel, values))):
-            yield f"{config} {label}", _run(kernel, config, facts)
+def runs(kernel: LoopKernel, values: Mapping[str, int], turn: int) -> Iterator[tuple[str, Run]]:
+    """(name, run) of one schedule at these sizes, another one each turn, and every other turn without facts about the call."""
+    found = configs(kernel, nest_of(kernel.loop), values)
+    config, bare = found[turn % len(found)], bool((turn // len(found) + turn) % 2)
+    yield (
+        f"{config} {'bare' if bare else 'facts'}",
+        _run(kernel, config, Facts(wide=True) if bare else facts_of(kernel, values)),
+    )
 
 
 def facts_of(kernel: LoopKernel, values: Mapping[str, int]) -> Facts:
@@ -33,24 +39,32 @@ def facts_of(kernel: LoopKernel, values: Mapping[str, int]) -> Facts:
 
 
 def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[Config]:
-    """A config of each schedule, blocks and loops both small; a persistent one holds the row."""
-    if nest.form is Form.POINTWISE:
-        shapes = ({"x": 16}, {"x": 64, "y": 2}, {"x": 4, "y": 8, "z": 2}) if len(nest.loop.axes) > 1 else ({"x": 64},)
-        return [Config.of(variant="plain", warps=4, **shape) for shape in shapes]
+    """A config of each schedule; a persistent one holds the row, other blocks divide their axes into some two or three parts."""
     numbers = {s: values[s.name] for s in kernel.symbols}
-    rows = [sizes.evaluate(a.size, numbers) for a in row_axes(nest)]
-    found = []
-    if len(rows) <= 2 and max(rows) <= 4096:
-        whole = dict(zip(("r", "r1"), (max(2, 1 << (n - 1).bit_length()) for n in rows), strict=False))
-        found += [Config.of(variant="persistent", warps=4, **whole), Config.of(variant="persistent", warps=4, x=4, **whole)]
-    found += [Config.of(variant="looped", warps=4, x=4, r=16), Config.of(variant="looped", warps=4, r=64)]
+
+    def part(axes: Sequence[Axis], least: int) -> int:
+        points = math.prod(sizes.evaluate(a.size, numbers) for a in axes)
+        return max(least, 1 << (points // 3).bit_length())
+
+    if nest.form is Form.POINTWISE:
+        x, y, z = ([*[part([a], 2) for a in tiled_axes(nest)], 1, 1])[:3]
+        found = [{"x": max(4, x), "y": y}, {"x": 4 * x, "y": 1 if y == 1 else 4 * y, "z": z}]
+        return [Config.of(variant="plain", warps=4, **blocks) for blocks in found]
+    x = part(nest.outer if nest.form is Form.ROW else (nest.vec,), 2)
+    rows = row_axes(nest)
+    lengths = [sizes.evaluate(a.size, numbers) for a in rows]
+    r = part(rows[:1], 4)
+    found = [{"variant": "looped", "x": x, "r": r}, {"variant": "looped", "x": 2 * x, "r": 2 * r}]
+    if len(rows) <= 2 and max(lengths) <= 4096:
+        whole = dict(zip(("r", "r1"), (max(2, 1 << (n - 1).bit_length()) for n in lengths), strict=False))
+        found += [{"variant": "persistent", "x": x, **whole}]
     if len(rows) > 1:
-        found.append(Config.of(variant="looped", warps=4, x=2, r=8, r1=4))
+        found.append({"variant": "looped", "x": x, "r": r, "r1": part(rows[1:2], 2)})
     if splittable(nest_for(kernel, "split")[1]):
-        found.append(Config.of(variant="split", warps=4, x=4, r=16, splits=4))
+        found.append({"variant": "split", "x": x, "r": r, "splits": 2})
         if len(rows) > 1:
-            found.append(Config.of(variant="split", warps=4, x=2, r=8, r1=4, splits=2, along="r1"))
-    return found
+            found.append({"variant": "split", "x": x, "r": r, "r1": 4, "splits": 2, "along": "r1"})
+    return [Config.of(**config, warps=4) for config in found]
 
 
 def _run(kernel: LoopKernel, config: Config, facts: Facts) -> Run:

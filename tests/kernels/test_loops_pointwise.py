@@ -257,6 +257,28 @@ def test_operands_that_lie_the_other_way_round(dtype: torch.dtype) -> None:
         case.check(tensors, {S0: rows, S1: columns})
 
 
+@pytest.mark.parametrize("dtype", [F32, F64, BF16, I64, BOOL, U8], ids=str)
+def test_rows_so_short_that_lanes_run_along_another_axis(dtype: torch.dtype) -> None:
+    """What lies along the short rows is turned on its way in and out; one operand lies along the lanes, one is a row."""
+    point = P0 * S1 + P1
+    value = op("maximum", op("maximum", load("x", point, dtype), load("y", P1 * S0 + P0, dtype)), load("b", P1, dtype))
+    case = Case(loop([store("o", point, value)], {P0: S0, P1: S1}), dict.fromkeys("xybo", dtype))
+    assert ("short" in case.variants) == (dtype != U8)
+    for rows, columns in [(0, 3), (1, 1), (40, 1), (16, 4), (50, 3), (64, 16), (37, 20)]:
+        tensors = {name: random(rows * columns, dtype) for name in "xyo"} | {"b": random(columns, dtype)}
+        case.check(tensors, {S0: rows, S1: columns})
+
+
+def test_short_rows_with_gaps_between_them() -> None:
+    point = P0 * (S1 + 2) + P1
+    value = op("add", load("x", P0 * S1 + P1), load("b", P1))
+    case = Case(loop([store("o", point, value)], {P0: S0, P1: S1}), dict.fromkeys("xbo", F32))
+    assert "short" in case.variants
+    for rows, columns in [(1, 1), (50, 3), (64, 16)]:
+        n = rows * columns
+        case.check({"x": random(n), "b": random(columns), "o": random(n + 2 * rows)}, {S0: rows, S1: columns})
+
+
 def test_one_of_three_axes_lies_the_other_way_round() -> None:
     point, turned = (P0 * S1 + P1) * 20 + P2, (P0 * 20 + P2) * S1 + P1
     scale = load("s", P0 * S1 + P1)

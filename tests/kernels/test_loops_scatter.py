@@ -40,9 +40,15 @@ IND0, IND1 = expr.indirect_symbol(0), expr.indirect_symbol(1)
 TOLERANCE = {F32: 1e-4, F64: 1e-11, BF16: 0.1, F16: 2e-2}
 
 
+def skip_single_bytes(dtype: torch.dtype, generator: str) -> None:
+    if generator == "triton" and dtype.itemsize == 1:
+        pytest.skip("a GPU combines no single bytes with memory; operators add them up in 32 bits")
+
+
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, F16, I8, I32, I64, BOOL], ids=str)
-def test_rows_are_added_into_a_table(dtype: torch.dtype) -> None:
+def test_rows_are_added_into_a_table(dtype: torch.dtype, generator: str) -> None:
     """The backward of an embedding: threads divide the columns."""
+    skip_single_bytes(dtype, generator)
     target = store("o", IND0 * S1 + P1, load("x", P0 * S1 + P1, dtype), mode="add", indirect=(checked("i", P0, 7),))
     case = Case(loop([target], {P0: S0, P1: S1}), {"x": dtype, "i": I64, "o": dtype})
     assert [c.config["threads"] for c in case.candidates] == [1, 2]
@@ -86,7 +92,8 @@ def test_nothing_keeps_threads_apart() -> None:
 
 
 @pytest.mark.parametrize("dtype", [F64, BF16, F16, I8, I64, BOOL], ids=str)
-def test_atomic_additions_of_every_type(dtype: torch.dtype) -> None:
+def test_atomic_additions_of_every_type(dtype: torch.dtype, generator: str) -> None:
+    skip_single_bytes(dtype, generator)
     target = store("o", IND0, load("x", P0, dtype), mode="add", indirect=(checked("i", P0, S1),))
     case = Case(loop([target], {P0: S0}), {"x": dtype, "i": I64, "o": dtype})
     tensors = {"x": torch.ones(100, dtype=dtype), "i": torch.arange(100) % 7, "o": torch.zeros(7, dtype=dtype)}

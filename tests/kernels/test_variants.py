@@ -37,7 +37,7 @@ def test_thread_counts_are_one_then_powers_of_four_then_all() -> None:
 def test_candidates_stand_in_canonical_order() -> None:
     """Fewer threads first, then the simpler variant; the split form last."""
     pointwise = case(op("exp", load("x", P0 * S1 + P1)), P0 * S1 + P1, reduced=False)
-    assert names(pointwise) == ["plain t1", "plain t4", "plain t16"]
+    assert names(pointwise) == [f"{variant} t{count}" for count in (1, 4, 16) for variant in ("plain", "short")]
     rows = case(softmax_of(ROW), ROW, threads=4)
     whole = [f"{variant} t{count}" for count in (1, 4) for variant in ("persistent", "looped", "short")]
     assert names(rows) == [*whole, "split t4"]
@@ -82,11 +82,13 @@ def best(one: Case, rows: int, length: int) -> str:
 
 
 def test_the_prior_knows_what_is_plain() -> None:
-    """Small work has one thread, large work all, few long rows are split, and rows that fit are kept."""
+    """Small work has one thread, large work all, few long rows are split, rows that fit are kept, and lanes are rows where
+    these are short."""
     rows = case(softmax_of(ROW), ROW, threads=4)
     assert best(rows, 4, 64) == "persistent t1"
     assert best(rows, 4096, 1024) == "persistent t4"
     assert best(rows, 1, 1_000_000).startswith("split")
+    assert best(rows, 100, 5) == "short t1" and best(rows, 4096, 16) == "short t4"
     pointwise = case(op("exp", load("x", P0 * S1 + P1)), P0 * S1 + P1, reduced=False, threads=4)
     assert best(pointwise, 4, 64) == "plain t1" and best(pointwise, 4096, 1024) == "plain t4"
 

@@ -28,6 +28,7 @@ def test_a_step_of_training_is_eagers(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_eight_sizes_are_eagers(name: str, training: bool) -> None:
@@ -35,6 +36,7 @@ def test_eight_sizes_are_eagers(name: str, training: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", HUB)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_eight_sizes_of_models_of_transformers_are_eagers(name: str, training: bool) -> None:

@@ -196,15 +196,15 @@ def test_sizes_zero_and_one_are_right() -> None:
 
 
 def test_a_candidate_with_hard_limits_must_be_valid_all_over_the_regime() -> None:
-    """A persistent reduction up to 1024 must not meet the 1040 that shares a regime with 1024."""
-    persistent = Fake("persistent", 1e-9, 1e-9, can=lambda sizes: sizes["N"] <= 1024)
+    """A persistent reduction up to 1000 must not meet the 1024 that shares a regime with 992."""
+    persistent = Fake("persistent", 1e-9, 1e-9, can=lambda sizes: sizes["N"] <= 1000)
     kernel = MultiKernel(SPEC, [persistent, Fake("looped")])
-    kernel(*arguments(2, 1024))
+    kernel(*arguments(2, 992))
     assert kernel.decisions[0].candidate == "persistent"  # a preference: it runs beyond, only not as well
     persistent.hard_limits = True
     kernel = MultiKernel(SPEC, [persistent, Fake("looped")])
-    kernel(*arguments(2, 1024))
-    kernel(*arguments(2, 1008))
+    kernel(*arguments(2, 992))
+    kernel(*arguments(2, 720))
     assert [decision.candidate for decision in kernel.decisions] == ["looped", "persistent"]
 
 

@@ -4,6 +4,7 @@ was there (SPEC X2)."""
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -18,10 +19,13 @@ from polytile.multikernel.spec import KernelSpec
 from polytile.problem import Config
 from polytile.runtime import cpu, device, regime, toolchain
 from polytile.runtime.compile import Order
+from polytile.runtime.cuda import driver
 from polytile.store import identity
 from polytile.tuning import environment
 from tests.store.helpers import make
 
+GPU = torch.device("cuda")
+SWITCHES = {"cpu": environment.SWITCHES, "cuda": environment.GPU_SWITCHES}
 PROCESSOR = cpu.Cpu("A processor 6 85", "x86_64", ("avx2", "fma"))
 
 
@@ -34,7 +38,7 @@ def nothing_remembered() -> Iterator[None]:
 
 
 def forget() -> None:
-    for once in (device._fixed, environment._environment):
+    for once in (device._fixed, environment._environment, environment._gpu_environment):
         once.cache_clear()
     toolchain.reset()
 
@@ -109,25 +113,70 @@ def test_a_setting_of_a_library_is_in_the_environment_where_it_is_made(
     assert environment.environment() == before
 
 
-SWITCHES: dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]] = {
-    ("float32_matmul_precision", "high"): (
-        lambda: torch.set_float32_matmul_precision("high"), lambda: torch.set_float32_matmul_precision("highest")
-    ),
-    ("mkldnn", "False"): (lambda: torch._C._set_mkldnn_enabled(False), lambda: torch._C._set_mkldnn_enabled(True)),
-}  # fmt: skip
-"""Fact → what switches it on, and off again."""
+@pytest.mark.parametrize("variable", environment.GPU_VARIABLES)
+def test_a_setting_of_cudas_libraries_is_in_the_environment_of_gpus(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    before = environment.environment(GPU), environment.environment()
+    monkeypatch.setenv(variable, "7")
+    assert set(environment.environment(GPU)) - set(before[0]) == {(variable, "7")}
+    assert environment.environment() == before[1]
 
 
-@pytest.mark.parametrize("fact", SWITCHES, ids=lambda fact: fact[0])
-def test_what_the_program_tells_torch_is_in_the_environment(fact: tuple[str, str]) -> None:
-    before = environment.environment()
-    on, off = SWITCHES[fact]
-    on()
+@pytest.mark.parametrize("fact", ["torch", "triton", "nvidia-cublas", "driver", "method"])
+def test_an_upgrade_of_what_gpus_need_is_another_environment(monkeypatch: pytest.MonkeyPatch, fact: str) -> None:
+    versions = {"triton": "3.6.0", "nvidia-cublas": "13.0"}
+
+    def version(package: str) -> str:
+        if package not in versions:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return versions[package]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(driver, "release", lambda: "570.86.15 (CUDA 12080)")
+    before = dict(environment.environment(GPU))
+    changes: dict[str, Callable[[], None]] = {
+        "torch": lambda: monkeypatch.setattr(torch, "__version__", "9.9.9"),
+        "driver": lambda: monkeypatch.setattr(driver, "release", lambda: "580.1 (CUDA 13000)"),
+        "method": lambda: monkeypatch.setattr(environment, "GPU_METHOD", "99"),
+    }
+    changes.get(fact, lambda: versions.update({fact: "99"}))()
+    environment._gpu_environment.cache_clear()
+    after = dict(environment.environment(GPU))
+    assert {name for name in after if after[name] != before.get(name)} == {fact}
+    monkeypatch.undo()
+
+
+def test_warm_and_cold_caches_are_two_environments() -> None:
+    with options.override(gpu_cache="warm"):
+        warm = environment.environment(GPU)
+    with options.override(gpu_cache="cold"):
+        assert set(environment.environment(GPU)) - set(warm) == {("caches", "cold")}
+
+
+@pytest.mark.parametrize(
+    "target, fact, value", [(target, *switch) for target, switches in SWITCHES.items() for switch in switches]
+)
+def test_what_the_program_tells_torch_is_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, target: str, fact: str, value: object
+) -> None:
+    """The answers of torch.backends are replaced: some can only be switched where there is such a device."""
+    other = "ieee" if isinstance(value, str) else not value
+    before = environment.environment(torch.device(target))
+    ask = environment.attrgetter
+    monkeypatch.setattr(environment, "attrgetter", lambda name: (lambda backends: other) if name == fact else ask(name))
+    assert set(environment.environment(torch.device(target))) - set(before) == {(fact, str(other))}
+
+
+def test_precision_told_in_torchs_older_words_counts_too() -> None:
+    before = environment.environment(GPU)
+    torch.set_float32_matmul_precision("high")
     try:
-        assert set(environment.environment()) - set(before) == {fact}
+        assert ("cuda.matmul.fp32_precision", "tf32") in environment.environment(GPU)
     finally:
-        off()
-    assert environment.environment() == before
+        torch.set_float32_matmul_precision("highest")
+        for backend in (torch.backends.cuda, torch.backends.mkldnn):
+            backend.matmul.fp32_precision = "none"
+    assert environment.environment(GPU) == before
 
 
 def test_a_compiler_that_says_something_else_is_another_environment(tmp_path: Path) -> None:

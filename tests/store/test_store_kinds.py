@@ -210,7 +210,7 @@ def test_what_no_lookup_returns_can_be_removed_and_readers_miss_nothing(place: P
     transfer.add([Record("a", 1.0, measurement(1)), Record("b", 9.0, new), Record("c", 2.0, measurement(2))], place)
     running = Store(place)
     assert len(running.exact(new.problem, ENVIRONMENT)) == 2
-    found = cleanup.stale(place, dict(ENVIRONMENT), 100.0)
+    found = cleanup.stale(place, [dict(ENVIRONMENT)], 100.0)
     assert [group.why for group in found] == ["its source has changed since"]
     assert cleanup.remove(place, found) == 1 and [r.uid for r in records(place)] == ["c", "b"]
     filled(place, measurement(7))

@@ -78,13 +78,13 @@ def test_a_missing_store_is_an_error(tmp_path: Path) -> None:
 
 def test_nothing_can_go_from_a_store_of_this_software(tmp_path: Path, measurement: Make) -> None:
     path = kept(tmp_path / "s", (0.0, measurement(1)), (1.0, measurement(1, "other")), (2.0, measurement(2)))
-    assert cleanup.stale(path, PRESENT, NOW) == []
+    assert cleanup.stale(path, [PRESENT], NOW) == []
 
 
 def test_a_superseded_source_can_go_and_the_newest_stays(tmp_path: Path, measurement: Make) -> None:
     new = [dataclasses.replace(measurement(m), source_hash="new") for m in (1, 3)]
     path = kept(tmp_path / "s", (0.0, measurement(1)), (1.0, measurement(2)), (2.0, new[0]), (3.0, new[1]))
-    (found,) = cleanup.stale(path, PRESENT, NOW)
+    (found,) = cleanup.stale(path, [PRESENT], NOW)
     assert len(found.ids) == 2 and found.what.startswith("looped t1 of loop k0") and "source has changed" in found.why
     assert cleanup.remove(path, [found]) == 2
     assert [record.measurement.source_hash for record in records(path)] == ["new", "new"]
@@ -95,14 +95,14 @@ def test_a_superseded_source_can_go_and_the_newest_stays(tmp_path: Path, measure
 def test_another_environment_keeps_its_own_sources(tmp_path: Path, measurement: Make) -> None:
     elsewhere = dataclasses.replace(measurement(1), source_hash="new", environment=(("torch", "2.13.0"), ("x", "1")))
     path = kept(tmp_path / "s", (0.0, measurement(1)), (1.0, elsewhere))
-    assert cleanup.stale(path, {**PRESENT}, 1.0) == []
+    assert cleanup.stale(path, [PRESENT], 1.0) == []
 
 
 def test_an_environment_without_its_software_goes_after_a_while(tmp_path: Path, measurement: Make) -> None:
     old = dataclasses.replace(measurement(1), environment=(("compiler", "g++ 12"), ("torch", "2.11.0")))
     path = kept(tmp_path / "s", (50 * DAY, old), (99 * DAY, measurement(1)))
-    assert cleanup.stale(path, PRESENT, 60 * DAY) == []
-    (found,) = cleanup.stale(path, PRESENT, NOW)
+    assert cleanup.stale(path, [PRESENT], 60 * DAY) == []
+    (found,) = cleanup.stale(path, [PRESENT], NOW)
     assert found.what == "torch 2.11.0" and found.why == "this software is not here any more"
     assert len(records(path)) == 2, "looking changes nothing"
     assert cleanup.remove(path, [found]) == 1
@@ -110,12 +110,21 @@ def test_an_environment_without_its_software_goes_after_a_while(tmp_path: Path, 
     assert check.check(path).counts["environments"] == 1
 
 
+def test_an_environment_of_gpus_is_compared_with_that_of_gpus(tmp_path: Path, measurement: Make) -> None:
+    driver, older = (("driver", "570"), ("torch", "2.13.0"), ("triton", "3.6")), (("driver", "560"), ("torch", "2.13.0"))
+    found = [dataclasses.replace(measurement(m), environment=facts) for m, facts in enumerate((driver, older, ENVIRONMENT))]
+    path = kept(tmp_path / "s", *((DAY, m) for m in found))
+    assert cleanup.stale(path, [PRESENT], NOW) == [], "where there is no GPU nothing can tell"
+    (gone,) = cleanup.stale(path, [PRESENT, dict(driver)], NOW)
+    assert gone.what == "triton unknown, driver 560" and gone.ids == (2,)
+
+
 def test_other_devices_and_thread_settings_are_kept(tmp_path: Path, measurement: Make) -> None:
     here = measurement(1)
     device = dataclasses.replace(here, problem=dataclasses.replace(here.problem, device="another"))
     threads = dataclasses.replace(here, environment=(*ENVIRONMENT, ("OMP_WAIT_POLICY", "active")))
     path = kept(tmp_path / "s", (0.0, device), (1.0, threads), (2.0, here))
-    assert cleanup.stale(path, PRESENT, NOW) == []
+    assert cleanup.stale(path, [PRESENT], NOW) == []
 
 
 def test_a_running_program_misses_nothing_that_is_added_after_a_removal(tmp_path: Path, measurement: Make) -> None:
@@ -126,6 +135,6 @@ def test_a_running_program_misses_nothing_that_is_added_after_a_removal(tmp_path
     )  # the last row came by a merge
     running = Store(path)
     assert len(running.exact(new.problem, ENVIRONMENT)) == 2
-    assert cleanup.remove(path, cleanup.stale(path, PRESENT, NOW)) == 1
+    assert cleanup.remove(path, cleanup.stale(path, [PRESENT], NOW)) == 1
     add([Record("later", 10.0, measurement(7))], path)
     assert running.refresh() == 1 and running.exact(measurement(7).problem, ENVIRONMENT)

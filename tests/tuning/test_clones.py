@@ -120,6 +120,14 @@ def test_widened_arguments_are_float64_and_share_memory_as_before() -> None:
     assert wide[0][4] == -1.0 and base[4] == 4.0
 
 
+def test_expanded_arguments_are_widened_with_their_repetitions() -> None:
+    x = torch.randn(4, 1, 5).expand(4, 6, 5)
+    widened_args = widened((x, torch.empty(3)), ("in", "out"))
+    assert widened_args is not None
+    assert widened_args[0].stride() == x.stride()
+    assert torch.equal(widened_args[0], x.double())
+
+
 def test_arguments_of_two_dtypes_in_one_memory_cannot_be_widened() -> None:
     base = torch.zeros(4)
     assert widened((base, base.view(torch.int32)), ("in", "out")) is None

@@ -179,7 +179,7 @@ def test_a_race_on_recorded_samples_finds_the_fastest(softmax: Matrix, monkeypat
 def test_a_race_drops_clear_losers_early(monkeypatch: pytest.MonkeyPatch) -> None:
     device, timings = raced(made({8: {"a": 1e-5, "b": 1.02e-5, "c": 5e-5}}), monkeypatch)
     taken = {name: len(timing.samples) for name, timing in timings.items()}
-    assert taken == {"a": measure.LIMITS.rounds, "b": measure.LIMITS.rounds, "c": measure.LIMITS.trial_rounds}
+    assert taken["c"] == measure.LIMITS.trial_rounds < measure.LIMITS.final_rounds <= min(taken["a"], taken["b"])
     assert device.bursts > sum(taken.values()), "bursts that warm up count as well"
 
 

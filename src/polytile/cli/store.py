@@ -191,10 +191,10 @@ def collect(
     from polytile.report import Column, Table, show
     from polytile.report.tables import count
     from polytile.store import cleanup
-    from polytile.tuning.environment import environment
+    from polytile.tuning.environment import present
 
     place = store_at(store)
-    found = cleanup.stale(place, dict(environment()), time.time(), days)
+    found = cleanup.stale(place, [dict(facts) for facts in present()], time.time(), days)
     total = sum(len(group.ids) for group in found)
     if not found:
         typer.echo(f"Every measurement in {place} can still be used.")

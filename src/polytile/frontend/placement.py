@@ -27,7 +27,8 @@ everything stays in the first cache: there computing again loses from about 2 on
 
 KEEP_LOADS = 2
 """Loads from which a value with several users is stored: each further user would read as many operands again, where
-reading the value takes one load."""
+reading the value takes one load. What is the same along some dimension, such as a row's mean, is in a cache by then and
+does not count."""
 
 LARGEST_VALUE = 96
 """Nodes from which any value is stored, so that kernels stay small enough to read and quick to compile."""
@@ -40,14 +41,15 @@ def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool) ->
         return value
     nodes = list(expr.walk(value.node))
     small = len(nodes) < LARGEST_VALUE and not needed
-    if small and (len(node.users) < 2 or not _worth_keeping(node, nodes)):
+    if small and (len(node.users) < 2 or not _worth_keeping(node, value, nodes)):
         return value
     return laid_out(builder, value, node.meta["val"])
 
 
-def _worth_keeping(node: torch.fx.Node, nodes: Sequence[expr.Node]) -> bool:
+def _worth_keeping(node: torch.fx.Node, value: Tensor, nodes: Sequence[expr.Node]) -> bool:
     cost = sum(ops.definition(n.name).cost for n in nodes if isinstance(n, expr.Op))
-    loads = sum(isinstance(n, expr.Load) for n in nodes)
+    axes = {axis for axis, n in zip(value.axes, value.sizes, strict=True) if n != 1}
+    loads = sum(isinstance(n, expr.Load) and (bool(n.indirect) or axes <= n.index.free_symbols) for n in nodes)
     return cost >= KEEP_COST or loads >= KEEP_LOADS or any(user.op == "output" for user in node.users)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from polytile.kernels import variants
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cost import loop_cost
+from polytile.kernels.cost import LoopPrior
 from polytile.kernels.cpp import checks, loops
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
 from polytile.kernels.cpp.lanes import lane_bytes
@@ -57,6 +57,10 @@ def _candidates(
     def source(variant: str) -> str:
         return loops.generate(expanded, variant, ENTRY, vector_bytes)
 
+    @functools.cache
+    def prior(variant: str) -> LoopPrior:
+        return LoopPrior(expanded, nest, variant, lanes)
+
     def candidate(config: Config) -> CppCandidate:
         variant = str(config["variant"])
 
@@ -64,7 +68,7 @@ def _candidates(
             return variants.valid(expanded, nest, config, size)
 
         def cost(size: Mapping[str, int]) -> float:
-            return loop_cost(expanded, nest, config, size, lanes)
+            return prior(variant).seconds(int(config["threads"]), size)
 
         return CppCandidate(
             f"{variant} t{config['threads']}",

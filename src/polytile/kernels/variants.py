@@ -3,13 +3,15 @@
 plain        pointwise: blocks of the vector axis, divided over threads
 persistent   reduction: each row read from memory once, costly values kept in a scratch row for later passes
 looped       reduction: every pass reads the row again
-short        reduction or scan of short rows: the lanes of a vector are rows, which are turned on their way in and out
+tiled        pointwise: squares of points, so that operands that lie the other way round are turned in registers
+short        short rows: the lanes of a vector are rows, which are turned on their way in and out
 split        reduction or scan: all threads share each row (few long rows)
 atomic       accumulation where threads may meet in one element
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,7 +21,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.keeping import homes, kept_values
 from polytile.kernels.cpp.scatter import accumulates, owner_axis, scattered
 from polytile.kernels.cpp.short import LONGEST, short_rows
-from polytile.kernels.cpp.tiled import turned
+from polytile.kernels.cpp.squares import of_variant
 from polytile.kernels.nest import Form, Nest
 from polytile.problem import Config
 
@@ -27,6 +29,7 @@ SCRATCH_LIMIT = (
     1 << 20
 )  # bytes of kept values a thread may hold: beyond the private caches keeping costs more than computing
 FEWEST = 16  # rows that are worth turning
+NARROW = 16  # elements of a pointwise row that fill a vector
 
 
 def thread_counts(most: int) -> tuple[int, ...]:
@@ -57,13 +60,12 @@ def configs(kernel: LoopKernel, nest: Nest, most: int) -> tuple[Config, ...]:
 
 
 def _pointwise(nest: Nest, most: int) -> tuple[Config, ...]:
-    plain = tuple(Config.of(variant="plain", threads=t) for t in thread_counts(most))
-    if turned(nest) is not None:
-        return tuple(Config.of(variant=v, threads=t) for t in thread_counts(most) for v in ("plain", "tiled"))
+    variants = ["plain", *(v for v in ("tiled", "short") if of_variant(nest, v) is not None)]
+    found = tuple(Config.of(variant=v, threads=t) for t in thread_counts(most) for v in variants)
     if not scattered(nest.loop) or owner_axis(nest.loop, nest.vec):
-        return plain
+        return found
     atomic = most > 1 and accumulates(nest.loop)
-    return plain[:1] + ((Config.of(variant="atomic", threads=most),) if atomic else ())
+    return found[:1] + ((Config.of(variant="atomic", threads=most),) if atomic else ())
 
 
 def _splits(nest: Nest) -> bool:
@@ -88,10 +90,8 @@ class Extent:
 
 def extent(kernel: LoopKernel, size: Mapping[str, int]) -> Extent:
     values = {s: size[s.name] for s in kernel.symbols}
-    return Extent(
-        sizes.evaluate(sizes.product([a.size for a in kernel.loop.axes]), values),
-        sizes.evaluate(sizes.product([a.size for a in kernel.loop.reduced]), values),
-    )
+    rows, row = ([sizes.evaluate(a.size, values) for a in axes] for axes in (kernel.loop.axes, kernel.loop.reduced))
+    return Extent(math.prod(rows), math.prod(row))
 
 
 def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:
@@ -105,6 +105,9 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
             e.row * sum(n.dtype.itemsize for n in kept_values(nest).keys() - homes(kernel, nest).keys())
             <= SCRATCH_LIMIT
         )
+    if variant == "short" and nest.form is Form.POINTWISE:
+        length = sizes.evaluate(nest.vec.size, {s: size[s.name] for s in kernel.symbols})
+        return length < NARROW and e.points >= FEWEST * length
     if variant == "short":
         return e.row <= LONGEST and e.rows >= FEWEST
     if variant == "split":

@@ -127,7 +127,7 @@ class MultiKernel:
         keys = [self.dispatcher.key_of(*args) for args in calls]
         with self._lock, settings.override(**self.options):
             thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
-            tune = "off" if settings.get("tune") == "off" else "thorough"
+            tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
         patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune}
         with self._lock, settings.override(**{**self.options, **patient}):
             for key, args in zip(keys, calls, strict=True):

@@ -34,13 +34,16 @@ from polytile.errors import CompileFailed, CompilerMissing
 from polytile.problem import digest
 from polytile.runtime import toolchain
 from polytile.runtime.cache import Cache, current
-from polytile.runtime.cpu import usable_cores
+from polytile.runtime.cpu import side_by_side
 
 FORMAT = 1
 """Part of every key; raise it when the same source and flags should be compiled anew."""
 
 TIMEOUT_SECONDS = 300.0
 """A compiler that takes longer is stopped; the largest generated kernels take about 2 s."""
+
+COMPILER_BYTES = 400 << 20
+"""Memory of one compiler at most, about: headers are few, and functions short."""
 
 DISK_FULL = "No space left on device"
 
@@ -159,7 +162,7 @@ class _Pool:
         self.lock = threading.Lock()
 
     def submit(self, compilation: Compilation) -> None:
-        wanted = options.get("compile_workers") or usable_cores()
+        wanted = options.get("compile_workers") or side_by_side(COMPILER_BYTES)
         with self.lock:
             self.waiting.put(compilation)
             if not self.idle.acquire(blocking=False) and self.threads < wanted:

@@ -103,4 +103,44 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-__all__ = ["Cpu", "cache_sizes", "clocks", "cpu", "max_clock", "parse", "usable_cores"]
+def available_bytes() -> int | None:
+    """Memory that may be had without swapping: of the machine, or of the control group where that has less. None where
+    nothing says."""
+    found = [value for value in (_machine_bytes(), _group_bytes(Path("/sys/fs/cgroup"))) if value is not None]
+    return min(found, default=None)
+
+
+def side_by_side(bytes_each: int) -> int:
+    """How many processes that take so much memory each may well run at once: one for each core, if it fits; at least one."""
+    available = available_bytes()
+    return usable_cores() if available is None else max(1, min(usable_cores(), available // bytes_each))
+
+
+def _machine_bytes() -> int | None:
+    try:
+        words = Path("/proc/meminfo").read_text().split()
+        return 1024 * int(words[words.index("MemAvailable:") + 1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _group_bytes(group: Path) -> int | None:
+    """What the control group's limit leaves; None where it has none ("max")."""
+    try:
+        most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return max(0, int(most) - int(used))
+    except (OSError, ValueError):
+        return None
+
+
+__all__ = [
+    "Cpu",
+    "available_bytes",
+    "cache_sizes",
+    "clocks",
+    "cpu",
+    "max_clock",
+    "parse",
+    "side_by_side",
+    "usable_cores",
+]

@@ -27,11 +27,14 @@ _MASK = (1 << _WORD_BITS) - 1
 
 
 def bucket(size: int) -> int:
-    """The word of a size: itself up to 8; above, 16 + 2 * h + d with the half octave h = floor(2 * log2(size)) and
-    d = 1 if 16 divides the size, else 0."""
+    """The word of a size: itself up to 8; above, 16 + 2 * h + d with the half octave h = ceil(2 * log2(size)) - 1 and
+    d = 1 if 16 divides the size, else 0.
+
+    A power of two ends its half octave: what holds a whole row of 1024 serves all of the regime that 1024 is in.
+    """
     if size <= EXACT_UP_TO:
         return size
-    half_octave = (size * size).bit_length() - 1
+    half_octave = (size * size - 1).bit_length() - 1
     return _FIRST_WORD + 2 * half_octave + (size % 16 == 0)
 
 
@@ -40,8 +43,8 @@ def bounds(word: int) -> tuple[int, int]:
     if word <= EXACT_UP_TO:
         return word, word
     half_octave = (word - _FIRST_WORD) // 2
-    low, above = (math.isqrt((1 << power) - 1) + 1 for power in (half_octave, half_octave + 1))
-    return max(low, EXACT_UP_TO + 1), above - 1
+    below, high = (math.isqrt(1 << power) for power in (half_octave, half_octave + 1))
+    return max(below, EXACT_UP_TO) + 1, high
 
 
 def words_of(

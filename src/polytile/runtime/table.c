@@ -18,9 +18,9 @@ static inline int64_t bucket(int64_t size)
 {
     if (size <= 8)
         return size;
-    int exponent = 63 - __builtin_clzll((uint64_t)size);
-    unsigned __int128 square = (unsigned __int128)size * (unsigned __int128)size;
-    int half_octave = 2 * exponent + (int)(square >> (2 * exponent + 1));
+    unsigned __int128 below = (unsigned __int128)size * (unsigned __int128)size - 1;
+    uint64_t high = (uint64_t)(below >> 64);
+    int half_octave = high ? 127 - __builtin_clzll(high) : 63 - __builtin_clzll((uint64_t)below);
     return 16 + 2 * half_octave + (size % 16 == 0);
 }
 

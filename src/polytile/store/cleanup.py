@@ -4,17 +4,17 @@ Two kinds, by what must be equal for a lookup to find a measurement:
 
 - its source is superseded: a candidate of the same name and config, for the same kernel, device and environment, was
   measured later from another source;
-- its environment is gone: torch, the compiler or the way of measuring is not the present one, and nothing has been
-  measured in that environment for some days (another machine that shares the store may still have the older torch).
+- its environment is gone: torch, the compiler, the driver or the way of measuring is not the present one, and nothing has
+  been measured in that environment for some days (another machine that shares the store may still have the older torch).
 
-Other devices, thread settings and kernels that no program compiles any more are kept: nothing here can tell that they
-will not come back.
+Other devices (where there is no GPU, all GPUs), thread settings and kernels that no program compiles any more are kept:
+nothing here can tell that they will not come back.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,11 @@ from polytile.store import schema
 from polytile.store.place import Place
 from polytile.store.reading import Unusable, opened, reading
 
-SOFTWARE = ("torch", "compiler", "flags", "method")
+SOFTWARE = ("torch", "compiler", "flags", "triton", "driver", "method")
 """The facts of an environment that an upgrade replaces for good."""
+
+GPU = "driver"
+"""A fact that environments of GPUs have and those of processors have not."""
 
 DAYS = 30.0
 
@@ -38,8 +41,9 @@ class Stale:
     ids: tuple[int, ...]
 
 
-def stale(place: Place, present: Mapping[str, str], now: float, days: float = DAYS) -> list[Stale]:
-    """What can go from the store, in the environment `present`, at the time `now` (seconds since 1970).
+def stale(place: Place, present: Sequence[Mapping[str, str]], now: float, days: float = DAYS) -> list[Stale]:
+    """What can go from the store at the time `now` (seconds since 1970). `present` are the environments of this machine: its
+    processor's and, where it has a GPU, that of its GPUs.
 
     The newest row always stays: SQLite would give its number to the next one, and processes that read on
     from the last number they know would miss that. Raises StoreError where the store cannot be read.
@@ -75,15 +79,17 @@ def remove(place: Place, found: Iterable[Stale]) -> int:
         database.close()
 
 
-def _gone(rows: list[tuple[Any, ...]], present: Mapping[str, str], before: float) -> dict[str, str]:
-    """Digest → description of each environment whose software is not the present one, not used since `before`."""
+def _gone(rows: list[tuple[Any, ...]], present: Sequence[Mapping[str, str]], before: float) -> dict[str, str]:
+    """Digest → description of each environment whose software is not the present one of its kind, not used since
+    `before`."""
     last_used = {row[2]: row[1] for row in rows}  # rows come oldest first
     facts = {row[2]: dict(json.loads(row[3])) for row in rows}
     found = {}
     for environment, said in facts.items():
-        other = [name for name in SOFTWARE if said.get(name) != present.get(name)]
-        if other and last_used[environment] < before:
-            found[environment] = ", ".join(f"{name} {said.get(name, 'unknown')}" for name in other)
+        for here in present:
+            other = [name for name in SOFTWARE if said.get(name) != here.get(name)]
+            if (GPU in said) == (GPU in here) and other and last_used[environment] < before:
+                found[environment] = ", ".join(f"{name} {said.get(name, 'unknown')}" for name in other)
     return found
 
 

@@ -6,13 +6,19 @@ from __future__ import annotations
 import dataclasses
 import os
 
+import torch
+
 from polytile.kernels.candidate import Candidate
 from polytile.problem import Measurement, Scalar
 from polytile.runtime import cpu, device
+from polytile.runtime.cuda import clocks
+
+State = tuple[tuple[str, Scalar], ...]
 
 
-def completed(measurement: Measurement, candidate: Candidate, predicted: float) -> Measurement:
-    """The measurement with its circumstances; `predicted` is the candidate's own expectation in seconds.
+def completed(measurement: Measurement, candidate: Candidate, predicted: float, moment: State) -> Measurement:
+    """The measurement with its circumstances; `predicted` is the candidate's own expectation in seconds, `moment` what
+    `state` said.
 
     A candidate whose compiler reports what a kernel takes has an attribute `resources`. What the measurement says already
     stays.
@@ -22,18 +28,20 @@ def completed(measurement: Measurement, candidate: Candidate, predicted: float) 
         origin=measurement.origin or candidate.origin,
         predicted=predicted,
         resources=getattr(candidate, "resources", None) or measurement.resources,
-        state=tuple(sorted({**state(), **dict(measurement.state)}.items())),
+        state=tuple(sorted({**dict(moment), **dict(measurement.state)}.items())),
         machine=measurement.machine or device.described(measurement.problem.device),
     )
 
 
-def state() -> dict[str, Scalar]:
-    """Clock of the processor and how many processes wanted to run ("load", over the last minute)."""
+def state(target: torch.device) -> State:
+    """Clock of the processor (of a GPU its clocks, temperature and power) and how many processes wanted to run ("load", over
+    the last minute)."""
     try:
-        load = {"load": round(os.getloadavg()[0], 2)}
+        load: dict[str, Scalar] = {"load": round(os.getloadavg()[0], 2)}
     except OSError:
         load = {}
-    return {**cpu.clocks(), **load}
+    now = clocks.clocks(target.index or 0) if target.type == "cuda" else cpu.clocks()
+    return tuple(sorted({**now, **load}.items()))
 
 
-__all__ = ["completed", "state"]
+__all__ = ["State", "completed", "state"]

@@ -294,6 +294,14 @@ def written_positions(args: Sequence[Any], roles: Sequence[str]) -> list[int]:
     return [i for i, role in enumerate(roles) if role in ("out", "inout") and args[i] is not None]
 
 
+def _unrepeated(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without the repetitions of expanded dimensions, which may not be written to."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def wide_fits(args: Sequence[Any], roles: Sequence[str]) -> bool:
     """Whether the arguments in float64, and a reference's work on them, leave the peak of their devices where it is."""
     needed: dict[torch.device, int] = {}
@@ -330,8 +338,8 @@ def widened(args: Sequence[Any], roles: Sequence[str]) -> tuple[Any, ...] | None
         for span in group:
             tensor = span.tensor
             flat[span.position] = memory.as_strided(tensor.shape, tensor.stride(), (span.start - start) // size)
-            flat[span.position].copy_(tensor)
+            _unrepeated(flat[span.position]).copy_(_unrepeated(tensor))
     return tuple(flat)
 
 
-__all__ = ["Allocate", "Block", "Clones", "Lent", "fits", "overlapping", "size_of", "widened", "written_positions"]
+__all__ = ["Allocate", "Block", "Clones", "Lent", "fits", "overlapping", "size_of", "wide_fits", "widened", "written_positions"]

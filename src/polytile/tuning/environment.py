@@ -3,19 +3,25 @@ X2)."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
+from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 
 from polytile import options
-from polytile.errors import CompilerMissing, DeviceError
+from polytile.errors import CompilerMissing
 from polytile.runtime import toolchain
 from polytile.runtime.cuda import driver
 
 METHOD = "3"
 """Version of the way of measuring (measure.py, summary.py); measurements taken another way are not compared."""
+
+GPU_METHOD = "1"
+"""The same for measurements on GPUs (runtime/cuda/timing.py)."""
 
 VARIABLES = (
     "OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "KMP_AFFINITY",
@@ -26,55 +32,72 @@ VARIABLES = (
 """Settings that change what a parallel region costs (those of the OpenMP runtimes, and LD_PRELOAD, by which another one
 is brought in), and settings that change the code which ATen, MKL and oneDNN run. A fact where they are set."""
 
+GPU_VARIABLES = (
+    "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE",
+    "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
+"""The same for GPUs."""
 
-def switches() -> dict[str, str]:
-    """What the program has told torch, as far as it changes the library's kernels and is not torch's default."""
-    said = {
-        "float32_matmul_precision": (torch.get_float32_matmul_precision(), "highest"),
-        "mkldnn": (str(torch.backends.mkldnn.enabled), "True"),
-    }
-    return {name: value for name, (value, default) in said.items() if value != default}
+GPU_PACKAGES = ("triton", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+"""What kernels are compiled with, and the libraries that torch calls, which may be upgraded without it."""
 
+SWITCHES: tuple[tuple[str, object], ...] = (("mkldnn.enabled", True), ("mkldnn.matmul.fp32_precision", "none"))
+"""What a program tells torch.backends that changes the library's kernels, and torch's default. A fact where it is another.
+Not torch.get_float32_matmul_precision(), which raises where a program has set the precision of one backend."""
 
-GPU_METHOD = "1"
-"""The same for measurements on GPUs (runtime/cuda/timing.py)."""
+GPU_SWITCHES: tuple[tuple[str, object], ...] = (
+    ("cuda.matmul.fp32_precision", "none"),
+    ("cudnn.conv.fp32_precision", "tf32"),
+    ("cuda.matmul.allow_fp16_reduced_precision_reduction", True),
+    ("cuda.matmul.allow_bf16_reduced_precision_reduction", True),
+)
+"""The same for GPUs."""
 
 
 def environment(target: torch.device | None = None) -> tuple[tuple[str, str], ...]:
     """(name, value) pairs, sorted by name: torch, compiler and its flags, settings of the libraries, method of measuring;
-    on a GPU torch, Triton, the driver, whether caches are warm, and the method."""
+    on a GPU torch, Triton, CUDA's libraries, the driver, whether caches are warm, and the method."""
     if target is not None and target.type == "cuda":
-        found = _gpu_environment(options.get("gpu_cache"))
+        found = _gpu_environment(options.get("gpu_cache"), _values(GPU_VARIABLES))
+        switches = GPU_SWITCHES
     else:
-        found = _environment(options.get("cxx"), tuple(os.environ.get(name, "") for name in ("CXX", *VARIABLES)))
-    told = switches()
-    return tuple(sorted({**dict(found), **told}.items())) if told else found
+        found, switches = _environment(options.get("cxx"), _values(("CXX", *VARIABLES))), SWITCHES
+    told = [(name, str(said)) for name, default in switches if (said := attrgetter(name)(torch.backends)) != default]
+    return tuple(sorted((*found, *told))) if told else found
+
+
+def present() -> list[tuple[tuple[str, str], ...]]:
+    """The environments of this machine's devices: the processor's and, where there is a GPU, that of the GPUs."""
+    gpu = [environment(torch.device("cuda"))] if torch.cuda.is_available() else []
+    return [environment(), *gpu]
+
+
+def _values(variables: Sequence[str]) -> tuple[str, ...]:
+    return tuple(os.environ.get(name, "") for name in variables)
+
+
+def _set(variables: Sequence[str], values: Sequence[str]) -> dict[str, str]:
+    return {name: value for name, value in zip(variables, values, strict=True) if value}
 
 
 @functools.cache
-def _environment(option: str, variables: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _environment(option: str, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     try:
         found = toolchain.find()
         compiler, flags = f"{found.kind} {found.version}", " ".join(found.flags)
     except CompilerMissing:
         compiler, flags = "none", ""
     facts = {"torch": torch.__version__, "compiler": compiler, "flags": flags, "method": METHOD}
-    facts.update((name, value) for name, value in zip(VARIABLES, variables[1:], strict=True) if value)
-    return tuple(sorted(facts.items()))
+    return tuple(sorted({**facts, **_set(VARIABLES, values[1:])}.items()))
 
 
 @functools.cache
-def _gpu_environment(caches: str) -> tuple[tuple[str, str], ...]:
-    try:
-        release = str(driver.version())
-    except DeviceError:
-        release = "none"
-    try:
-        triton = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        triton = "none"
-    facts = {"torch": torch.__version__, "triton": triton, "driver": release, "caches": caches, "method": GPU_METHOD}
-    return tuple(sorted(facts.items()))
+def _gpu_environment(caches: str, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    facts = {"torch": torch.__version__, "driver": driver.release(), "caches": caches, "method": GPU_METHOD, "triton": "none"}
+    for package in GPU_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            facts[package] = importlib.metadata.version(package)
+    return tuple(sorted({**facts, **_set(GPU_VARIABLES, values)}.items()))
 
 
-__all__ = ["GPU_METHOD", "METHOD", "environment"]
+__all__ = ["GPU_METHOD", "GPU_SWITCHES", "GPU_VARIABLES", "METHOD", "SWITCHES", "VARIABLES", "environment", "present"]

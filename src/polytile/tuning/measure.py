@@ -77,19 +77,11 @@ LIMITS = Limits()
 THOROUGH = Limits(rounds=40, seconds=0.1, final_rounds=20, final_seconds=0.1, open_seconds=0.5, longest=10.0)
 """Where nobody waits for a call, and the same choice is wanted next time."""
 
-GPU_LIMITS = Limits(burst_seconds=200e-6, max_repeats=20, warm_seconds=0.0, seconds=0.06, gated=False)
+GPU_LIMITS = Limits(burst_seconds=200e-6, max_repeats=20, warm_seconds=0.0, rounds=25, seconds=0.08, gated=False)
 """A burst is one replay of a graph of up to 20 calls: more would take longer to record than to run. Six candidates of
 10 µs take about 60 ms, recording included. Nothing is dropped after one call: the first may carry the driver's own work."""
 
-
-def limits_for(target: torch.device, thorough: bool = False) -> Limits:
-    """How long candidates on the device `target` are timed, and how."""
-    limits = THOROUGH if thorough else LIMITS
-    if target.type != "cuda":
-        return limits
-    gpu = GPU_LIMITS
-    own = replace(limits, burst_seconds=gpu.burst_seconds, max_repeats=gpu.max_repeats, warm_seconds=gpu.warm_seconds)
-    return replace(own, seconds=max(limits.seconds, gpu.seconds), gated=gpu.gated)
+GPU_THOROUGH = replace(GPU_LIMITS, rounds=50, seconds=0.2, final_rounds=40, final_seconds=0.2, open_seconds=0.5, longest=10.0)
 
 
 @dataclass(frozen=True)
@@ -340,6 +332,7 @@ def _involuntary_switches() -> int:
 
 __all__ = [
     "GPU_LIMITS",
+    "GPU_THOROUGH",
     "LIMITS",
     "THOROUGH",
     "Contender",
@@ -350,7 +343,6 @@ __all__ = [
     "race",
     "replaced",
     "time_burst",
-    "limits_for",
     "timer_for",
     "within",
 ]

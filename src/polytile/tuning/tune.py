@@ -18,6 +18,7 @@ from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.tuning import measure, progress
 from polytile.tuning.budget import clock
+from polytile.tuning.clones import wide_fits
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, wrong
@@ -77,10 +78,9 @@ class _Trial:
 
     def _check_all(self, gate: Gate) -> None:
         """Makes the candidates and compares their results, each first in the worker if it has to be."""
-        sizes = self.task.problem.size
-        costs = [candidate.cost(sizes) for candidate in self.task.candidates]
+        promise = dict(enumerate(self.task.predicted))
         with isolated.Trials(self.task, gate, self.attempts) as apart:
-            for index in sorted(range(len(costs)), key=costs.__getitem__):
+            for index in sorted(range(len(self.task.candidates)), key=lambda index: promise.get(index, 0.0)):
                 self._tell(self.task.candidates[index].name)
                 if self.left <= 0 and self.passed:
                     self.attempts[index] = _untried(self.task, index)
@@ -168,7 +168,8 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 
 def _gate(task: Task) -> Gate:
     reference = task.reference if task.check_accuracy else None
-    wide = task.predicted_seconds <= WIDE_LIMIT_SECONDS
+    on_device = task.target.type == "cpu" or wide_fits(task.args, task.roles)  # on the host it would take seconds
+    wide = min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS and on_device
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide)
 
 

@@ -18,7 +18,7 @@ from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import variants
 from polytile.kernels.triton.candidate import Specialised, TritonCandidate, Work
 from polytile.kernels.triton.generate import generate
-from polytile.problem import Config
+from polytile.problem import Config, Resources
 from polytile.runtime import time_burst
 from polytile.runtime.cuda import cubins, device, workers
 from tests.frontend.lowering import lower
@@ -56,8 +56,11 @@ def test_a_kernel_is_compiled_by_a_worker_and_launched_with_its_arguments(stub: 
     facts = Facts(aligned=frozenset({"a0", "a1"}))
     special = made.specialise(facts)
     assert special is made.specialise(facts) and special.source_hash == made.source_hash and not special.ready()
-    assert made.made() == ()
+    assert made.made() == () and special.resources == Resources()
     entry = special.entry()
+    taken = special.resources
+    assert taken.registers is not None and 8 <= taken.registers <= 255
+    assert (taken.spilled_bytes, taken.shared_bytes) == (0, 0) and (special.compile_seconds or 0) > 0
     assert special.ready() and made.made() == (special,) and Path(special.source_path).exists()
     x, y = torch.randn(6, 10), torch.empty(6, 10)
     sizes = [60] if len(made.work.kernel.symbols) == 1 else [6, 10]

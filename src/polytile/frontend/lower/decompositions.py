@@ -85,12 +85,25 @@ def _max_unpool2d(x: Tensor, indices: Tensor, output_size: list[int]) -> Tensor:
     return result.contiguous(memory_format=suggest_memory_format(x))
 
 
+def _replication_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
+    """Each place of the padding gives its gradient to the nearest element of `x`; `padding` holds (before, after) for the
+    last dimension first."""
+    rank = len(padding) // 2
+    places: list[Tensor | None] = [None] * (x.ndim - rank)
+    for d in range(rank):
+        n, before, after = x.shape[d - rank], padding[2 * (rank - 1 - d)], padding[2 * (rank - 1 - d) + 1]
+        place = torch.arange(-before, n + after, device=x.device).clamp(0, n - 1)
+        places.append(place.view(-1, *[1] * (rank - 1 - d)))
+    return torch.ops.aten.index_put(torch.zeros_like(x), places, grad, accumulate=True)
+
+
 OWN: dict[str, Callable[..., Any]] = {
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
     "max_unpool2d.default": _max_unpool2d,
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "_softmax_backward_data.default": _softmax_backward_data,
+    **{f"replication_pad{rank}d_backward.default": _replication_pad_backward for rank in (1, 2, 3)},
     **losses.DECOMPOSITIONS,
     **norms.DECOMPOSITIONS,
 }

@@ -1,6 +1,7 @@
 """Indexing: operators that read or write elements at positions that are themselves data.
 
-A read is a load whose index holds a stand-in for the position's value; the source is stored first. A functional write
+A read is a load whose index holds a stand-in for the position's value. The source is stored first, but for a `gather` of no
+more elements than it has, which computes those alone: of a cross entropy's log-softmax, one a row. A functional write
 is a copy of the argument in a buffer of its own, then a second loop that sets or adds into it. Positions are checked
 when the program runs: one that is out of range is an IndexError, as in eager.
 """
@@ -16,13 +17,13 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.positions import Place, extent, place_at, position, ranges_of, require_index
+from polytile.frontend.lower.positions import Place, computable, extent, place_at, position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored
 from polytile.frontend.lower.views import is_dense, require_loop_dtype, reshape_point, traced_strides, wrap_dim
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import Store, View
+from polytile.ir.program import Store, View, compute_dtype
 from polytile.ir.sizes import ONE, ZERO, Size, as_size
 
 aten = torch.ops.aten
@@ -35,7 +36,9 @@ aten = torch.ops.aten
 def gather(builder: Builder, source: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     require_loop_dtype(source.dtype)
     require_index(index)
-    d, base = wrap_dim(dim, source.rank), builder.realize(source)
+    few = all(n == 1 or sizes.equal(n, whole) for n, whole in zip(index.sizes, source.sizes, strict=False))
+    base = source if few and index.rank == source.rank and computable(source) else builder.realize(source)
+    d = wrap_dim(dim, source.rank)
 
     def at(point: Point) -> Node:
         place = place_at(source.rank, point)
@@ -225,6 +228,22 @@ def neutral(mode: str, dtype: torch.dtype) -> int | float:
     return torch.iinfo(dtype).min if mode == "max" else torch.iinfo(dtype).max
 
 
+def accumulator(source: Tensor, mode: str) -> Tensor:
+    """`source` as stores of `mode` change it: where they accumulate, elements of less than 32 bits wait in 32, so that a sum
+    of many rounds once (`narrowed`), not at every step, and since that is what GPUs combine with memory."""
+    if mode == "set" or source.dtype.itemsize >= 4:
+        return source
+    wide = torch.float32 if source.dtype.is_floating_point else torch.int32
+    return computed(source.sizes, wide, source.device, lambda point: convert(source.at(point), wide))
+
+
+def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """What was accumulated, in the type of the result."""
+    if total.dtype == dtype:
+        return total
+    return computed(total.sizes, dtype, total.device, lambda point: convert(total.at(point), dtype))
+
+
 def _write(builder: Builder, shape: Sequence[Size], store: Callable[[Point], Store]) -> None:
     """A loop over the points of `shape` that does `store(point)`."""
     axes = builder.axes(shape)
@@ -246,20 +265,20 @@ def _scattered(
     require_index(index)
     d = wrap_dim(dim, source.rank)
     stand_in = builder.realize(index) if index.view is None and len(modes) > 1 else index
-    target = duplicate(builder, source)
+    target = duplicate(builder, accumulator(source, modes[-1]))
 
     def store(point: Point, mode: str) -> Store:
         place = place_at(source.rank, point)
         place.put(d, position(stand_in.at(point), extent(source, d), ranges_of(point, index.sizes), wraps=False))
         if mode == "clear":
-            return place.store(target, expr.const(neutral(modes[-1], source.dtype), source.compute_dtype))
+            return place.store(target, expr.const(neutral(modes[-1], source.dtype), compute_dtype(target.dtype)))
         at = (*point, ZERO)[: value.rank] if isinstance(value, Tensor) else ()
         node = value.at(at) if isinstance(value, Tensor) else builder.element(value, (), ())
-        return place.store(target, convert(node, source.dtype), mode)
+        return place.store(target, convert(convert(node, source.dtype), target.dtype), mode)
 
     for mode in modes:
         _write(builder, index.sizes, functools.partial(store, mode=mode))
-    return stored(target, source.device)
+    return narrowed(stored(target, source.device), source.dtype)
 
 
 @lowers(aten.scatter.src, aten.scatter.value)
@@ -360,10 +379,10 @@ def _put(
     if [index.dtype for index in indices if index is not None] == [torch.bool]:
         return _put_where(source, indices, values, accumulate)
     pattern = pattern_of(source, indices)
-    target = duplicate(builder, source)
+    target = duplicate(builder, accumulator(source, mode))
 
     def store(point: Point) -> Store:
-        value = convert(values.at(broadcast_point(values.sizes, pattern.result, point)), source.dtype)
+        value = convert(values.at(broadcast_point(values.sizes, pattern.result, point)), target.dtype)
         plain = pattern.place(point, checked).store(target, value, mode)
         return (
             replace(plain, mask=mask.at(broadcast_point(mask.sizes, pattern.result, point)))
@@ -372,7 +391,7 @@ def _put(
         )
 
     _write(builder, pattern.result, store)
-    return stored(target, source.device)
+    return narrowed(stored(target, source.device), source.dtype)
 
 
 def _put_where(source: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> Tensor:
@@ -407,7 +426,7 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
     mode = "add" if accumulate else "set"
     require_mode(source.dtype, mode)
     require_index(index)
-    copy = builder.realize(source, sizes.contiguous_strides(source.sizes))
+    copy = builder.realize(accumulator(source, mode), sizes.contiguous_strides(source.sizes))
     flat = flattened(copy).view
     assert flat is not None
     where = reshape_point(values.sizes, index.sizes)
@@ -415,10 +434,10 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
     def store(point: Point) -> Store:
         place = Place([ZERO])
         place.put(0, position(index.at(point), source.numel, ranges_of(point, index.sizes)))
-        return place.store(flat, convert(values.at(where(point)), source.dtype), mode)
+        return place.store(flat, convert(values.at(where(point)), flat.dtype), mode)
 
     _write(builder, index.sizes, store)
-    return copy
+    return narrowed(copy, source.dtype)
 
 
 @lowers(aten.embedding_dense_backward.default)
@@ -437,13 +456,13 @@ def embedding_dense_backward(
         raise LoweringError("gradients scaled by the frequency of their index are left to the library.")
     shape, padding = builder.result_sizes(), as_size(padding_idx)
     zeros = computed(shape, grad.dtype, grad.device, lambda point: expr.const(0, grad.compute_dtype))
-    target = duplicate(builder, zeros)
+    target = duplicate(builder, accumulator(zeros, "add"))
 
     def store(point: Point) -> Store:
         row = indices.at(point[: indices.rank])
         place = Place([ZERO, *point[indices.rank :]])
         place.put(0, position(row, shape[0], ranges_of(point, grad.sizes), wraps=False))
-        plain = place.store(target, grad.at(point), "add")
+        plain = place.store(target, convert(grad.at(point), target.dtype), "add")
         return (
             plain
             if padding == -1
@@ -451,4 +470,4 @@ def embedding_dense_backward(
         )
 
     _write(builder, grad.sizes, store)
-    return stored(target, grad.device)
+    return narrowed(stored(target, grad.device), grad.dtype)

@@ -43,13 +43,38 @@ class Place:
             self.point[dim] = position
 
     def load(self, source: Tensor) -> Node:
-        """The element of the stored `source` here."""
+        """The element of `source` here: stored, or `computable`."""
+        if source.node is not None:
+            return self._compute(source)
         view = source.view
         assert view is not None
         return expr.load(source.compute_dtype, view.buffer, view.index(tuple(self.point)), tuple(self.values))
 
+    def _compute(self, source: Tensor) -> Node:
+        """The element of an unstored tensor, from what it loads at this place."""
+        stands = {expr.indirect_symbol(k) for k in range(len(self.values))}
+
+        def rule(node: Node, children: tuple[Node, ...]) -> Node:
+            node = expr.rebuild(node, children)
+            if isinstance(node, expr.Load) and node.index.free_symbols & stands:
+                return expr.load(node.dtype, node.buffer, node.index, tuple(self.values), node.mask)
+            return node
+
+        return expr.rewrite((source.at(self.point),), rule)[0]
+
     def store(self, target: View, value: Node, mode: str = "set") -> Store:
         return Store(target.buffer, target.index(tuple(self.point)), value, mode, tuple(self.values))
+
+
+def computable(source: Tensor) -> bool:
+    """Whether the elements of an unstored tensor can be computed at places known only at run time: everything in it is
+    arithmetic on loads whose own places are not."""
+    if source.node is None:
+        return False
+    return all(
+        isinstance(node, expr.Op | expr.Const) or (isinstance(node, expr.Load) and not node.indirect)
+        for node in expr.walk(source.node)
+    )
 
 
 def place_at(rank: int, point: Sequence[Size]) -> Place:

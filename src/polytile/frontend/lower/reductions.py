@@ -223,7 +223,7 @@ def _welford(x: Node) -> tuple[Node, Node]:
     return expr.part(both, 0, x.dtype), expr.part(both, 1, x.dtype)
 
 
-def _variance_row(n: sympy.Expr, correction: float | None, root: bool) -> Row:
+def _variance_row(n: sympy.Expr, correction: float | sympy.Expr | None, root: bool) -> Row:
     """Σ(x - mean)² / max(n - correction, 0), or its root."""
 
     def row(value: Node, _: Point) -> Node:
@@ -234,7 +234,9 @@ def _variance_row(n: sympy.Expr, correction: float | None, root: bool) -> Row:
     return row
 
 
-def _degrees_of_freedom(n: sympy.Expr, correction: float, value: Node) -> Node:
+def _degrees_of_freedom(n: sympy.Expr, correction: float | sympy.Expr, value: Node) -> Node:
+    if isinstance(correction, sympy.Expr):
+        return node("maximum", expr.index_value(n - correction, value.dtype), like(0, value))
     if n.is_number:
         return like(max(int(n) - correction, 0), value)
     size = expr.index_value(n, value.dtype)
@@ -243,7 +245,7 @@ def _degrees_of_freedom(n: sympy.Expr, correction: float, value: Node) -> Node:
 
 def _lower_variance(root: bool) -> Callable[..., Tensor]:
     def lowering(
-        builder: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+        builder: Builder, x: Tensor, dim: Dims = None, *, correction: float | sympy.Expr | None = None, keepdim: bool = False
     ) -> Tensor:
         out = builder.result().dtype
         _require_float(x)

@@ -19,6 +19,7 @@ SCHEDULES: dict[tuple[Form, str], Schedule] = {
     (Form.POINTWISE, "plain"): pointwise,
     (Form.POINTWISE, "atomic"): pointwise,
     (Form.POINTWISE, "tiled"): tiled,
+    (Form.POINTWISE, "short"): tiled,
     (Form.ROW, "looped"): whole_rows,
     (Form.ROW, "persistent"): whole_rows,
     (Form.ROW, "split"): split_rows,

@@ -15,6 +15,7 @@ from polytile.kernels.cpp.keeping import homes, kept_values
 from polytile.kernels.cpp.lanes import lane_bytes
 from polytile.kernels.cpp.prelude import parts_of, prelude
 from polytile.kernels.cpp.short import Turned, short_rows
+from polytile.kernels.cpp.squares import Squares, of_variant
 from polytile.kernels.nest import Nest, nest_of
 from polytile.kernels.writer import Writer
 
@@ -30,15 +31,16 @@ class Unit:
     vector_bytes: int
     nest: Nest = field(init=False)
     turned: Turned | None = field(init=False)
+    squares: Squares | None = field(init=False)
     body: Body = field(init=False)
 
     def __post_init__(self) -> None:
         self.nest = nest_of(self.kernel.loop)
         self.turned = short_rows(self.nest) if self.variant == "short" else None
-        if self.turned is not None:
-            self.nest = self.turned.nest
-        if self.variant == "tiled":  # its sweeps are too short to be cut
-            self.nest = replace(self.nest, cutting=False)
+        self.squares = of_variant(self.nest, self.variant)
+        chosen = self.turned or self.squares
+        if chosen is not None:
+            self.nest = chosen.nest
         self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if self.variant == "atomic" else memory.PLAIN)
 
     @property

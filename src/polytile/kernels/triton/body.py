@@ -40,7 +40,8 @@ class Body:
     """Emits nodes. `made` says how to get those that a schedule makes (scans); results of reductions must stand in the scope.
 
     `again` are the loads that a later pass makes too, `last` says that this pass reads what one before has read; `error` whether
-    a run-time check was emitted, `sixteenths` the integers of which a sixteenth is used.
+    a run-time check was emitted, `sixteenths` the integers of which a sixteenth is used, `carried` the variables of divisions
+    that the current loop carries.
     """
 
     def __init__(self, kernel: LoopKernel, tile: Tile, facts: Facts) -> None:
@@ -51,6 +52,7 @@ class Body:
         self.again: set[int] = set()
         self.last = False
         self.error = False
+        self.carried: dict[sympy.Expr, sympy.Expr] = {}
         self.sixteenths: set[sympy.Symbol] = set()
         self._names = _names(self.nest.nodes)
         self._checks = {id(size): k for k, size in enumerate(checked_sizes(self.nest.loop), 1)}
@@ -77,7 +79,7 @@ class Body:
             return self.tile.all_dims
         if isinstance(node, Scan) or (isinstance(node, Part) and isinstance(node.node, Scan)):
             return self.tile.all_dims
-        own = frozenset(s for e in node.indices for s in e.free_symbols)
+        own = frozenset(s for e in node.indices for s in self.simplified(e).free_symbols)
         return self.tile.varies(own).union(*[self._dims[id(c)] for c in node.children])
 
     # nodes -----------------------------------------------------------------------------------------------------------
@@ -169,7 +171,11 @@ class Body:
     # indices ---------------------------------------------------------------------------------------------------------
 
     def index(self, e: sympy.Expr) -> str:
-        """The text of an index expression. Divisions that the facts can do are done."""
+        """The text of an index expression."""
+        return text.index(self.simplified(e).xreplace(self.carried))
+
+    def simplified(self, e: sympy.Expr) -> sympy.Expr:
+        """An index expression with exact integers in place, and without the divisions that the facts can do."""
         if sizes.has_division(e) and self.facts.divisible:
             known = with_facts(e, self.facts)
             if not sizes.has_division(known) or known.count_ops() < e.count_ops():
@@ -179,7 +185,12 @@ class Body:
         values = {
             s: sympy.Integer(self.facts.values[s.name]) for s in self.kernel.symbols if s.name in self.facts.values
         }
-        return text.index(sizes.substitute(e, values))
+        return sizes.substitute(e, values)
+
+    @property
+    def known_symbols(self) -> tuple[sympy.Symbol, ...]:
+        """The integers that are the same all over the kernel."""
+        return (*self.kernel.symbols, *[sixteenth(s) for s in self.kernel.symbols])
 
     def place(self, index: sympy.Expr, indirect: tuple[Node, ...], scope: Scope) -> str:
         """The text of a load's or store's index, its stand-in symbols bound to variables."""
@@ -197,7 +208,7 @@ class Body:
 
     def place_dims(self, index: sympy.Expr, indirect: tuple[Node, ...]) -> frozenset[Dim]:
         """The dimensions along which an index varies."""
-        return self.tile.varies(frozenset(index.free_symbols)).union(*[self.dims(n) for n in indirect])
+        return self.tile.varies(frozenset(self.simplified(index).free_symbols)).union(*[self.dims(n) for n in indirect])
 
     def stores(self, stores: Iterable[Store], scope: Scope) -> None:
         """Adds the lines of stores: all values first, since a store may change what another one's value loads."""

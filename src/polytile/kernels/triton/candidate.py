@@ -22,7 +22,7 @@ from polytile.kernels.candidate import NativeEntry, PythonEntry
 from polytile.kernels.canonical import TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.kernel import Argument, Kind, Launch, TritonKernel
-from polytile.problem import Config, digest
+from polytile.problem import Config, Resources, digest
 from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
 from polytile.runtime.cuda.device import DeviceFacts
@@ -137,13 +137,23 @@ class Specialised:
     @property
     def source_path(self) -> str:
         """Where the source can be read once it is compiled."""
-        done = [promise for promise in self._promises or () if promise.done() and promise.exception() is None]
-        return ";".join(str(promise.result().source) for promise in done)
+        return ";".join(str(cubin.source) for cubin in self._compiled())
 
     @property
     def compile_seconds(self) -> float | None:
-        done = [promise for promise in self._promises or () if promise.done() and promise.exception() is None]
-        return sum(promise.result().facts.seconds for promise in done) if done else None
+        done = self._compiled()
+        return sum(cubin.facts.seconds for cubin in done) if done else None
+
+    @property
+    def resources(self) -> Resources:
+        """The most that one of its launches takes; nothing is known before they are compiled."""
+        done = [cubin.facts for cubin in self._compiled()]
+        if not done:
+            return Resources()
+        return Resources(max(f.registers for f in done), max(f.spills for f in done), max(f.shared for f in done))
+
+    def _compiled(self) -> list[cubins.Cubin]:
+        return [p.result() for p in self._promises or () if p.done() and p.exception() is None]
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return self.base.valid(sizes)

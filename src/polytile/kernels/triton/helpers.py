@@ -28,12 +28,15 @@ _TEXTS = (
     *(_ARG.format(name=name, sign=sign) for name, sign in (("argmax", ">"), ("argmin", "<"))),
     *(_EXTREME.format(name=name, sign=sign) for name, sign in (("max", ">"), ("min", "<"))),
     """
+def pt_like(number: tl.constexpr, x):
+    return tl.full([], number, x.dtype)
+""",
+    """
 def pt_logaddexp(a, b):
     high = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     low = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    return tl.where(high == low, high + 0.6931471805599453, high + libdevice.log1p(libdevice.exp(low - high))) + tl.where(
-        high == float("-inf"), high, 0.0
-    )
+    apart = high + libdevice.log1p(libdevice.exp(low - high))
+    return tl.where(high == low, high + pt_like(0.6931471805599453, a), apart) + tl.where(high == float("-inf"), high, 0.0)
 """,
     """
 def pt_welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
@@ -106,9 +109,10 @@ def pt_int_remainder(a, b):
 """,
     """
 def pt_int_pow(a, b):
-    result = tl.where(b < 0, (a == 1).to(a.dtype) + (a == -1).to(a.dtype) * (1 - 2 * (b & 1)), (a == a).to(a.dtype))
-    for bit in tl.static_range(6):
-        result *= tl.where((b >= 0) & ((b >> bit) & 1 != 0), a, (a == a).to(a.dtype))
+    one = (a == a).to(a.dtype)
+    result = tl.where(b < 0, (a == 1).to(a.dtype) + (a + 1 == 0).to(a.dtype) * (one - 2 * (b & 1)), one)
+    for bit in range(a.dtype.primitive_bitwidth):
+        result *= tl.where((b > 0) & ((b >> bit) & 1 != 0), a, one)
         a *= a
     return result
 """,
@@ -121,6 +125,11 @@ def pt_shift_left(a, b):
 def pt_shift_right(a, b):
     last = a.dtype.primitive_bitwidth - 1
     return a >> tl.where((b < 0) | (b > last), last, b)
+""",
+    """
+def pt_shift_right_unsigned(a, b):
+    far = b >= a.dtype.primitive_bitwidth
+    return tl.where(far, 0, a >> tl.where(far, 0, b))
 """,
     """
 def pt_philox(seed, offset):
@@ -145,22 +154,61 @@ def pt_philox_int(seed, offset, T: tl.constexpr):
     return (low & 0x7FFFFFFF).to(T) if T == tl.int32 else ((high << 32) | low).to(T)
 """,
     """
+def pt_accumulate(base, at, value, active, combine: tl.constexpr, BITS: tl.constexpr):
+    words = (base + tl.where(active, at, 0)).to(tl.pointer_type(BITS), bitcast=True)
+    old = tl.load(words, mask=active, other=0)
+    waiting = active
+    while tl.sum(tl.ravel(waiting).to(tl.int32), 0) > 0:
+        new = combine(old.to(value.dtype, bitcast=True), value).to(BITS, bitcast=True)
+        seen = tl.atomic_cas(words, old, tl.where(waiting, new, old), sem="relaxed")
+        waiting = waiting & (seen != old)
+        old = seen
+""",
+    """
+def pt_bessel_tail(x, a: tl.constexpr, b: tl.constexpr, c: tl.constexpr, d: tl.constexpr):
+    t = 1 / (8 * x)
+    series = 1 + t * (pt_like(a, x) + t * (pt_like(b, x) + t * (pt_like(c, x) + t * pt_like(d, x))))
+    return series / pt_sqrt(pt_like(6.283185307179586, x) * x)
+""",
+    """
+def pt_i0e(x):
+    far, size = 80.0 if x.dtype == tl.float32 else 600.0, tl.abs(x)
+    near = tl.where(size < far, size, 0.0)
+    value = libdevice.cyl_bessel_i0(near) * libdevice.exp(-near)
+    return tl.where(size < far, value, pt_bessel_tail(size, 1.0, 4.5, 37.5, 459.375))
+""",
+    """
+def pt_i1e(x):
+    far, size = 80.0 if x.dtype == tl.float32 else 600.0, tl.abs(x)
+    near = tl.where(size < far, size, 0.0)
+    value = libdevice.cyl_bessel_i1(near) * libdevice.exp(-near)
+    value = tl.where(size < far, value, pt_bessel_tail(size, -3.0, -7.5, -52.5, -590.625))
+    return tl.where(x < 0, -value, value)
+""",
+    """
 def pt_digamma(x):
+    return pt_digamma_wide(x.to(tl.float64)).to(x.dtype)
+""",
+    """
+def pt_digamma_wide(x):
     low = x < 0.5
     y = tl.where(low, 1 - x, x)
-    total = y * 0
+    total = tl.where(y == y, 0.0, y)
     for step in tl.static_range(8):
         near = y < 8
         total -= tl.where(near, 1 / y, 0.0)
         y = tl.where(near, y + 1, y)
     z = 1 / (y * y)
-    tail = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * (691 / 32760 - z / 12))))))
+    tail = pt_like(691 / 32760, z) - z * pt_like(1 / 12, z)
+    tail = pt_like(1 / 240, z) - z * (pt_like(1 / 132, z) - z * tail)
+    tail = z * (pt_like(1 / 12, z) - z * (pt_like(1 / 120, z) - z * (pt_like(1 / 252, z) - z * tail)))
     total += libdevice.log(y) - 0.5 / y - tail
     whole = (x == tl.floor(x)) & (x < 0)
-    turn = x - tl.floor(x)
-    mirrored = total - 3.141592653589793 / libdevice.tan(3.141592653589793 * turn)
+    turn = x - libdevice.trunc(x)
+    pi = pt_like(3.141592653589793, x)
+    mirrored = total - pi / libdevice.tan(pi * turn)
     value = tl.where(low, mirrored, total)
-    value = tl.where(x == 0, libdevice.copysign(tl.full([], float("inf"), x.dtype), -x), value)
+    value = tl.where(x == 0, libdevice.copysign(pt_like(float("inf"), x), x * -1.0), value)
     return tl.where(whole, float("nan"), value)
 """,
 )

@@ -1,14 +1,13 @@
 """Generated kernels without a GPU: their launches on CPU tensors under Triton's interpreter.
 
 Triton decides when it is imported whether functions are interpreted: TRITON_INTERPRET=1 must stand in the environment by
-then. libdevice has no interpreter of its own; here torch computes what it would. The interpreter keeps bfloat16 as bits and
-multiplies matrices of bits; here they become numbers first.
+then. What its interpreter lacks or goes through one element at a time is computed by torch and numpy (standins.py).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import sympy
 import torch
 
 from polytile.ir import sizes
+from polytile.kernels.triton import standins
 from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch, TritonKernel
 from polytile.kernels.triton.module import load
 
@@ -71,36 +71,17 @@ def _value(
 
 @functools.lru_cache(maxsize=256)
 def _function(launch: Launch) -> Any:
-    _multiply_bfloat16()
-    names = load(launch.source.replace("tl.range(", "range("))
-    names.update(libdevice=Libdevice(), range=_range)
+    from triton.runtime import interpreter
+
+    interpreter._convert_float = standins.convert_float
+    standins.multiply_bfloat16()
+    source = launch.source
+    for name, standin in standins.CALLS.items():
+        source = source.replace(f"{name}(", f"{standin.__name__}(")
+    names = load(source)
+    names.update({standin.__name__: standin for standin in standins.CALLS.values()})
+    names.update(libdevice=standins.Libdevice(), range=standins.interpreted_range)
     return names[KERNEL]
-
-
-@functools.cache
-def _multiply_bfloat16() -> None:
-    """Puts a matrix product that knows bfloat16 in place of the interpreter's own."""
-    from triton.runtime.interpreter import TensorHandle, interpreter_builder
-
-    own = interpreter_builder.create_dot
-
-    def number(value: Any) -> Any:
-        if not value.dtype.is_bf16():
-            return value
-        import triton.language as tl
-
-        return TensorHandle((value.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def create_dot(a: Any, b: Any, *rest: Any) -> Any:
-        return own(number(a), number(b), *rest)
-
-    interpreter_builder.create_dot = create_dot
-
-
-def _range(*bounds: Any, **_hints: Any) -> range:
-    """`range` over the interpreter's scalars, which are arrays of one element; what a loop tells the compiler besides means
-    nothing here."""
-    return range(*[int(b.handle.data.item()) if hasattr(b, "handle") else int(b) for b in bounds])
 
 
 def _integer(value: int, kind: str) -> Any:
@@ -110,34 +91,3 @@ def _integer(value: int, kind: str) -> Any:
 
     dtype, array = (tl.int64, np.int64) if kind == "i64" else (tl.int32, np.int32)
     return tl.tensor(TensorHandle(np.array([value], dtype=array), dtype), dtype)
-
-
-_TORCH: dict[str, Callable[..., torch.Tensor]] = {
-    **{name: getattr(torch, name) for name in (
-        "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv "
-        "lgamma trunc rsqrt sqrt pow atan2 hypot copysign nextafter fmod"
-    ).split()},
-    "nearbyint": torch.round, "cyl_bessel_i0": torch.special.i0, "cyl_bessel_i1": torch.special.i1,
-}  # fmt: skip
-
-
-class Libdevice:
-    """Stands for `triton.language.extra.libdevice` in interpreted sources."""
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _TORCH:
-            raise AttributeError(f"libdevice.{name} has no meaning under the interpreter; add it to {__name__}.")
-        return functools.partial(_apply, _TORCH[name])
-
-
-def _apply(function: Callable[..., torch.Tensor], *args: Any) -> Any:
-    """`function` on the interpreter's tensors."""
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
-
-    first = next(a for a in args if isinstance(a, tl.tensor))
-    data = [a.handle.data if isinstance(a, tl.tensor) else np.asarray(a, first.handle.data.dtype) for a in args]
-    result = np.asarray(function(*[torch.from_numpy(np.ascontiguousarray(d)) for d in data]).numpy())
-    shape = np.broadcast_shapes(*[d.shape for d in data])
-    shaped = next((a for a in args if isinstance(a, tl.tensor) and a.handle.data.shape == shape), first)
-    return tl.tensor(TensorHandle(result.reshape(shape), first.handle.dtype), shaped.type)

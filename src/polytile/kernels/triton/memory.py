@@ -16,8 +16,16 @@ if TYPE_CHECKING:
     from polytile.kernels.triton.body import Body, Scope
     from polytile.kernels.triton.tile import Dim
 
-ATOMIC = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
-"""Types of which memory can be added to by many programs at once."""
+ATOMICS: dict[tuple[str, torch.dtype], str] = {
+    **{("add", t): "tl.atomic_add" for t in (
+        torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64,
+    )},
+    **{(mode, t): f"tl.atomic_{mode}" for mode in ("max", "min") for t in (torch.int32, torch.int64)},
+}  # fmt: skip
+"""What combines a value with memory in one step, by mode and type; elsewhere memory is compared and swapped until it holds."""
+COMBINE = {"add": "pt_add", "mul": "pt_mul", "max": "pt_max", "min": "pt_min"}
+SWAPPED = {2: "tl.int16", 4: "tl.int32", 8: "tl.int64"}
+"""Types of what is compared and swapped, by bytes."""
 
 
 def load(body: Body, node: Load, scope: Scope) -> str:
@@ -35,7 +43,7 @@ def load(body: Body, node: Load, scope: Scope) -> str:
     stored = body.kernel.storage(node.buffer)
     if node.dtype == stored:
         return loaded
-    bits = node.dtype != compute_dtype(stored) and node.dtype.itemsize == stored.itemsize
+    bits = node.dtype != compute_dtype(stored) and node.dtype.itemsize == stored.itemsize and stored != torch.bool
     return f"{loaded}.to({text.value_type(node.dtype)}{', bitcast=True' if bits else ''})"
 
 
@@ -63,7 +71,7 @@ def store(body: Body, store: Store, scope: Scope) -> None:
     at = body.place(store.index, store.indirect, scope)
     own = body.place_dims(store.index, store.indirect)
     dims = own | body.dims(store.value) | (body.dims(store.mask) if store.mask is not None else frozenset())
-    if store.mode == "add":
+    if store.mode != "set":
         dims = body.tile.all_dims if element_level(body.kernel.loop, store) else body.tile.parallel_dims
     conditions = [body.emit(store.mask, scope)] if store.mask is not None else []
     conditions += body.guards(store.indirect) + body.tile.masks(dims)
@@ -74,8 +82,19 @@ def store(body: Body, store: Store, scope: Scope) -> None:
     if store.mode == "set":
         scope.lines.append(f"tl.store({place}, {value}{condition})")
         return
-    if storage not in ATOMIC:
-        raise LoweringError(f"a GPU cannot add to memory of type {storage}; the operator runs as a library call.")
     if body.dims(store.value) != dims:
         value = f"tl.broadcast_to({value}, {body.tile.shape(dims)})"
-    scope.lines.append(f'tl.atomic_add({place}, {value}{condition}, sem="relaxed")')
+    if (store.mode, storage) in ATOMICS:
+        scope.lines.append(f'{ATOMICS[store.mode, storage]}({place}, {value}{condition}, sem="relaxed")')
+        return
+    if storage.itemsize not in SWAPPED:
+        raise LoweringError(
+            f"a GPU cannot combine ({store.mode}) with memory of type {storage}; the operator runs as a library call."
+        )
+    shape = body.tile.shape(dims) if dims else "[1]"
+    active = " & ".join(conditions) or "True"
+    combine = COMBINE[store.mode] if storage.is_floating_point else COMBINE[store.mode].replace("pt_m", "pt_int_m")
+    scope.lines.append(
+        f"pt_accumulate({store.buffer}, ({at}) + tl.zeros({shape}, tl.int32), {value}, "
+        f"tl.full({shape}, True, tl.int1) & {active}, {combine}, {SWAPPED[storage.itemsize]})"
+    )

@@ -1,6 +1,7 @@
 """Triton text of every IR operation: {0}, {1}, ... are operands, {T} the result's type. Names that begin with `pt_` are helper
 functions (helpers.py). Where a table is by type, a float32 operation may be approximate within a few units in the last
-place, as Triton's own are."""
+place, as Triton's own are. Triton's -x is 0 - x, which loses the sign of zero; as eager's, Bessel functions of infinity are
+NaN."""
 
 from __future__ import annotations
 
@@ -29,12 +30,13 @@ FLOATS: dict[str, str] = {
     "sign": "({0} > 0).to({T}) - ({0} < 0).to({T})",
     "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
-    "round_bf16": "{0}.to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float16).to({T})",
+    "round_bf16": "{0}.to(tl.float32).to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float32).to(tl.float16).to({T})",
     "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float(\"inf\")", "signbit": "pt_signbit({0})",
-    "i0": "libdevice.cyl_bessel_i0({0})", "i1": "libdevice.cyl_bessel_i1({0})",
-    "digamma": "pt_digamma({0})",
+    "i0": "libdevice.cyl_bessel_i0({0}) + ({0} - {0})", "i1": "libdevice.cyl_bessel_i1({0}) + ({0} - {0})",
+    "i0e": "pt_i0e({0})", "i1e": "pt_i1e({0})", "digamma": "pt_digamma({0})", "neg": "{0} * -1.0",
 }  # fmt: skip
 FAST: dict[str, str] = {
+    "round_bf16": "{0}.to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float16).to({T})",
     "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
     "rsqrt": "tl.rsqrt({0})", "sigmoid": "tl.sigmoid({0})",
 }  # fmt: skip
@@ -47,11 +49,12 @@ INTEGERS: dict[str, str] = {
     "minimum": "tl.minimum({0}, {1})", "maximum": "tl.maximum({0}, {1})",
     "floor": "{0}", "ceil": "{0}", "trunc": "{0}", "round": "{0}", "isnan": "{0} != {0}", "isinf": "{0} != {0}",
     "signbit": "{0} < 0", "pow": "pt_int_pow({0}, {1})", "fma": "{0} * {1} + {2}",
-    "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}", "bitwise_not": "~{0}",
+    "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}", "bitwise_not": "0 - {0} - 1",
     "shift_left": "pt_shift_left({0}, {1})", "shift_right": "pt_shift_right({0}, {1})",
     "philox_uniform": "pt_philox_uniform({0}, {1}, {T})", "philox_normal": "pt_philox_normal({0}, {1}, {T})",
     "philox_int": "pt_philox_int({0}, {1}, {T})",
 }  # fmt: skip
+UNSIGNED = {"shift_right": "pt_shift_right_unsigned({0}, {1})"}
 BOTH: dict[str, str] = {
     **{name: f"{{0}} {sign} {{1}}" for name, sign in _COMPARISONS.items()},
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "neg": "-{0}", "abs": "tl.abs({0})",
@@ -62,7 +65,8 @@ BOOLS: dict[str, str] = {
     "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}", "bitwise_not": "{0} == 0",
     "minimum": "{0} & {1}", "maximum": "{0} | {1}", "mul": "{0} & {1}", "add": "{0} | {1}",
     "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "({0} == 0) & {1}", "le": "({0} == 0) | {1}", "gt": "{0} & ({1} == 0)",
-    "ge": "{0} | ({1} == 0)", "abs": "{0}", "sign": "{0}", "signbit": "{0} != {0}",
+    "ge": "{0} | ({1} == 0)", "signbit": "{0} != {0}", "isnan": "{0} != {0}", "isinf": "{0} != {0}",
+    **dict.fromkeys(("abs", "sign", "floor", "ceil", "trunc", "round"), "{0}"),
 }  # fmt: skip
 """What operations mean for operands that are bool."""
 
@@ -76,7 +80,9 @@ def text(node: Op, args: list[str], fast: bool) -> str:
     if node.name == "cast":
         return convert(args[0], source, node.dtype)
     if node.name == "bitcast":
-        return args[0] if source == node.dtype else f"{args[0]}.to({value_type(node.dtype)}, bitcast=True)"
+        if source == node.dtype or torch.bool in (source, node.dtype):
+            return convert(args[0], source, node.dtype)
+        return f"{args[0]}.to({value_type(node.dtype)}, bitcast=True)"
     table = _table(source, fast and node.dtype == torch.float32) if node.name != "where" else BOTH
     if node.name not in table:
         raise LoweringError(
@@ -90,7 +96,7 @@ def _table(source: torch.dtype, fast: bool) -> dict[str, str]:
     if source == torch.bool:
         return BOOLS
     if not source.is_floating_point:
-        return {**BOTH, **INTEGERS}
+        return {**BOTH, **INTEGERS} if source.is_signed else {**BOTH, **INTEGERS, **UNSIGNED}
     return {**BOTH, **FLOATS, **FAST} if fast else {**BOTH, **FLOATS}
 
 
@@ -100,6 +106,8 @@ def convert(arg: str, source: torch.dtype, target: torch.dtype) -> str:
         return arg
     if target == torch.bool:
         return f"({arg} != 0)"
+    if target.is_floating_point and target.itemsize <= 2 and source != torch.float32:
+        return f"{arg}.to(tl.float32).to({value_type(target)})"
     if source.is_floating_point and target in NARROW:  # through an int that holds the whole value, then its low bits
         return f"{arg}.to(tl.int32).to({value_type(target)})"
     return f"{arg}.to({value_type(target)})"

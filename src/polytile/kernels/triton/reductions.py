@@ -20,8 +20,6 @@ from polytile.ir.expr import Reduce, Scan
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 
-LOWEST = -3.4028234663852886e38
-"""Where an online softmax starts: finite, so that its differences are never NaN."""
 NOWHERE = 2**63 - 1  # the index of an extreme that no element has set
 
 
@@ -80,7 +78,7 @@ class Reduction:
                 return (Part(self.dtype, 0.0),) * 3
             case "logsumexp":
                 return (Part(self.dtype, float("-inf")),)
-        return (Part(self.dtype, LOWEST), Part(self.dtype, 0.0))
+        return (Part(self.dtype, torch.finfo(self.dtype).min), Part(self.dtype, 0.0))  # finite: no difference is NaN
 
     @property
     def carried(self) -> torch.dtype:
@@ -158,6 +156,8 @@ class Reduction:
         scope.lines.append(f"{', '.join(names)} = {value}")
         if self.dtype == torch.bool and self.kind in ("any", "all"):
             scope.lines.append(f"{names[0]} = {names[0]} != 0")
+        if self.kind == "welford":  # of no points
+            scope.lines.append(f'{names[0]} = tl.where({names[2]} == 0, float("nan"), {names[0]})')
         if self.kind == "online_softmax":  # as exp(inf - inf) would
             scope.lines.append(f'{names[1]} = tl.where({names[0]} == float("inf"), float("nan"), {names[1]})')
 

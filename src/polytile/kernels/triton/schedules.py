@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+
+import sympy
 
 from polytile.ir.expr import Const, Load, Node
 from polytile.kernels.nest import Nest
 from polytile.kernels.triton import scans
 from polytile.kernels.triton.body import Scope
+from polytile.kernels.triton.divisions import Carried
 from polytile.kernels.triton.reductions import Reduction
-from polytile.kernels.triton.tile import Dim
-from polytile.kernels.triton.unit import Unit
+from polytile.kernels.triton.unit import Share, Unit
 
 
 def plain(unit: Unit) -> None:
@@ -52,15 +53,6 @@ def looped(unit: Unit) -> None:
         unit.flush(unit.scope)
         if k < unit.nest.passes and unit.nest.roots_in(k):
             one_pass(unit, k)
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one program goes over of a row: the blocks from `first` to `last` along `dim`."""
-
-    dim: Dim
-    first: str
-    last: str
 
 
 def one_pass(unit: Unit, k: int, share: Share | None = None) -> list[Reduction]:
@@ -98,15 +90,27 @@ def sweep(
     for reduction in reductions:
         reduction.start(scope)
     unit.flush(scope)
+    *outer, last = [(dim, share if share is not None and dim == share.dim else None) for dim in unit.tile.reduced]
     with ExitStack() as loops:
-        for dim in unit.tile.reduced:
-            shared = share is not None and dim == share.dim
-            loops.enter_context(unit.going(dim, share.first, share.last) if share and shared else unit.going(dim))
+        for dim, mine in outer:
+            loops.enter_context(unit.going(dim, mine))
+        carried = Carried(unit.body, last[0], indices(unit.nest, k))
+        unit.out.extend(carried.begin(unit.block_at(last[0], last[1].first if last[1] else "0")))
+        unit.body.carried = carried.variables
+        loops.enter_context(unit.going(*last))
         inner = scope.inner()
         for reduction in reductions:
             reduction.update(inner)
         points(inner)
         unit.flush(inner)
+        unit.out.extend(carried.step())
+    unit.body.carried = {}
+
+
+def indices(nest: Nest, k: int) -> list[sympy.Expr]:
+    """The index expressions of pass k."""
+    found = [e for node in nest.nodes_in(k) for e in node.indices]
+    return found + [store.index for store in nest.stores_in(k)]
 
 
 def entering(nest: Nest, k: int) -> list[Node]:

@@ -25,8 +25,8 @@ from polytile.kernels.triton import scans
 from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.kernels.triton.reductions import Reduction
-from polytile.kernels.triton.schedules import Share, one_pass, sweep
-from polytile.kernels.triton.unit import Unit
+from polytile.kernels.triton.schedules import one_pass, sweep
+from polytile.kernels.triton.unit import Share, Unit
 from polytile.problem import Config
 
 COMMUTATIVE = ("sum", "prod", "logsumexp")

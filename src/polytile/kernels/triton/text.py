@@ -22,8 +22,8 @@ POINTER_TYPE = {
     torch.uint8: "*u8", torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64",
     torch.bool: "*i1", torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5",
 }  # fmt: skip
-LITERALS = (torch.float32, torch.float64, torch.int32, torch.int64)
-"""Types of which a plain literal beside a value of the type stands for that very value."""
+LITERALS = (torch.float32, torch.int32, torch.int64)
+"""Types of which a plain literal beside a value of the type stands for that very value; floating ones are float32."""
 
 
 def value_type(dtype: torch.dtype) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import sympy
 import torch
@@ -22,6 +22,15 @@ from polytile.kernels.writer import Writer
 from polytile.problem import Config
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one program goes over of a row: the points from `first` (a multiple of the block) to `last` along `dim`."""
+
+    dim: Dim
+    first: str
+    last: str
 
 
 class Unit:
@@ -81,16 +90,20 @@ class Unit:
         self._reduced(dim, at)
 
     @contextmanager
-    def going(self, dim: Dim, first: str = "0", last: str | None = None) -> Iterator[None]:
-        """A loop over blocks along a reduced dimension, from `first` (a multiple of the block) up to `last`."""
-        end = last if last is not None else self.body.index(dim.size)
+    def going(self, dim: Dim, share: Share | None = None) -> Iterator[None]:
+        """A loop over blocks along a reduced dimension, or over a share of them."""
+        first, end = (share.first, share.last) if share else ("0", self.body.index(dim.size))
         if dim.block == 1:
             with self.out.indented(f"for {dim.variable} in range({first}, {end}):"):
                 yield
             return
         with self.out.indented(f"for {dim.variable}_at in range({first}, {end}, {dim.name}):"):
-            self._reduced(dim, f"({dim.variable}_at + {self._arange(dim)}){self.tile.along(dim)}")
+            self._reduced(dim, self.block_at(dim, f"{dim.variable}_at"))
             yield
+
+    def block_at(self, dim: Dim, first: str) -> str:
+        """The positions along `dim` of the block that begins at `first`."""
+        return first if dim.block == 1 else f"({first} + {self._arange(dim)}){self.tile.along(dim)}"
 
     def _arange(self, dim: Dim) -> str:
         return f"tl.arange(0, {dim.name})" + (".to(tl.int64)" if self.facts.wide else "")

@@ -39,7 +39,7 @@ PLAIN_3 = ((32, 8, 4, 4), (16, 16, 4, 4), (8, 8, 16, 4), (4, 16, 16, 4), (16, 4,
 ROWS = tuple(1 << k for k in range(4, 16))
 """Row lengths r of persistent reductions: up to 32768, 64 values a thread of 16 warps."""
 ELEMENTS = (8, 16, 32)
-"""Values a thread holds of a block of whole rows; 64 too where the row leaves no choice."""
+"""Values a thread holds of a whole row, those but the last of several rows; 64 too where the row leaves no choice."""
 LOOPED = ((1, 512, 4), (1, 1024, 4), (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 16), (8, 128, 4))
 """(x, r, warps)"""
 LOOPED_2 = (
@@ -47,11 +47,17 @@ LOOPED_2 = (
     (64, 64, 8), (256, 16, 8),
 )  # fmt: skip
 """(r1, r, warps) of loops with two reduced axes or more."""
-COLUMNS = ((16, 64, 4), (32, 32, 4), (64, 16, 4), (64, 32, 4), (64, 64, 8), (128, 8, 4), (128, 16, 4), (128, 32, 8), (256, 8, 4))
-"""(x, r, warps) of reductions across rows of memory."""
+COLUMNS = (
+    (32, 64, 4), (32, 128, 8), (64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 16, 4), (128, 32, 4), (128, 64, 8), (256, 8, 4),
+    (256, 16, 4), (256, 32, 8), (512, 8, 4), (512, 8, 8),
+)  # fmt: skip
+"""(x, r, warps) of reductions across rows of memory: 16 to 32 values a thread, runs of 64 bytes or more."""
 SPLITS = (4, 8, 16, 32, 64, 128, 256)
-SPLIT_ROWS = ((1024, 4), (2048, 8), (4096, 8))
-SPLIT_COLUMNS = ((16, 64, 4), (32, 32, 4), (64, 16, 4), (64, 32, 4), (128, 16, 4))
+SPLIT_ROWS = ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16))
+SPLIT_COLUMNS = ((16, 128, 4), (32, 64, 4), (32, 128, 8), (64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 32, 4), (128, 64, 8),
+                 (256, 16, 4))  # fmt: skip
+FINISHED = 64
+"""Values a thread may hold of what the programs of a row have left."""
 
 
 def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config, ...]:
@@ -91,7 +97,8 @@ def whole_rows(r: int) -> Iterator[tuple[int, int]]:
     for x in (1, 2, 4, 8, 16, 32, 64, 128) if r <= 1024 else (1,):
         for warps in (1, 2, 4, 8, 16, 32):
             held = x * r // (32 * warps)
-            if held in ELEMENTS and (x == 1 or (512 <= x * r <= 8192 and warps in (2, 4, 8))):
+            several = held in ELEMENTS[:-1] and 512 <= x * r <= 8192 and warps in (2, 4, 8)
+            if several if x > 1 else held in ELEMENTS:
                 yield x, warps
     if r == ROWS[-1]:
         yield 1, 16
@@ -112,13 +119,14 @@ def _nested_rows(nest: Nest) -> Iterator[Config]:
 
 def _columns(nest: Nest) -> Iterator[Config]:
     if len(nest.inner) == 1:
-        for r, x in itertools.product((4, 8, 16, 32, 64, 128, 256, 512, 1024), (16, 32, 64, 128)):
-            if 1024 <= r * x <= 16384:
-                yield Config.of(variant="persistent", x=x, r=r, warps=max(2, min(16, r * x // 1024)))
+        for r, x, each in itertools.product((2, 4, 8, 16, 32, 64, 128, 256, 512), (32, 64, 128, 256, 512, 1024), (16, 32)):
+            warps = r * x // (32 * each)
+            if 512 <= r * x <= 16384 and warps in (1, 2, 4, 8, 16) and not (each == 16 and warps > 8):
+                yield Config.of(variant="persistent", x=x, r=r, warps=warps)
     for x, r, warps in COLUMNS:
         yield Config.of(variant="looped", x=x, r=r, warps=warps)
     for splits, (x, r, warps) in itertools.product(SPLITS, SPLIT_COLUMNS):
-        if splits * x <= 4096:
+        if splits * x <= 32 * warps * FINISHED:
             yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits)
 
 

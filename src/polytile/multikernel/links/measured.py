@@ -17,7 +17,7 @@ from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.tuning import budget, measure, tune
-from polytile.tuning.circumstances import completed
+from polytile.tuning.circumstances import completed, state
 from polytile.tuning.decide import Score, combine, pick
 from polytile.tuning.isolation import policy
 
@@ -41,15 +41,7 @@ def choose(request: Request) -> Answer | None:
     try:
         return trial(request, worth_it, remember=True)
     except torch.OutOfMemoryError:
-        return _untried(request)
-
-
-def _untried(request: Request) -> Answer | None:
-    """The best by prediction, where there is no memory for trying: clones and a reference need some."""
-    if not request.alive:
-        return None
-    best = min(request.alive, key=lambda candidate: candidate.cost(request.sizes))
-    return Answer(best, "predicted, since there was no memory for measuring")
+        return _best_known(request, "there was no memory for measuring")  # clones and a reference need some
 
 
 def _best_known(request: Request, why: str) -> Answer | None:
@@ -110,7 +102,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         spec.roles,
         spec.reference,
         spec.reduction_length(request.ints),
-        min((candidate.cost(request.sizes) for candidate in candidates), default=0.0),
+        tuple(candidate.cost(request.sizes) for candidate in candidates),
         options.get("check_accuracy"),
         _limits(spec.target),
         apart=policy.apart(candidates, proven),
@@ -124,8 +116,9 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
 
 def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) -> None:
     """Counts the measurements among the attempts and appends them to the store."""
+    moment = state(request.spec.target)
     measurements = [
-        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes))
+        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
         for attempt in attempts
         if attempt.measurement is not None
     ]
@@ -135,7 +128,11 @@ def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) ->
 
 
 def _limits(target: torch.device) -> measure.Limits:
-    limits = measure.limits_for(target, thorough=options.get("tune") == "thorough")
+    thorough = options.get("tune") == "thorough"
+    if target.type == "cuda":
+        limits = measure.GPU_THOROUGH if thorough else measure.GPU_LIMITS
+    else:
+        limits = measure.THOROUGH if thorough else measure.LIMITS
     return dataclasses.replace(limits, band=options.get("noise_band"))
 
 

@@ -7,7 +7,6 @@ reliably: the memory bandwidth that a copy reaches. `fingerprint` is part of eve
 from __future__ import annotations
 
 import functools
-import json
 import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from polytile.errors import DeviceError
-from polytile.problem import digest
+from polytile.runtime.device import remember
 
 GB = 1e9
 MIB = 1 << 20
@@ -80,6 +79,9 @@ TABLE: tuple[DeviceFacts, ...] = (
 """Bandwidths: H100 and H200 measured by a large device copy; the others are 85 % of the data sheet's number. L2
 bandwidths are round numbers that rank kernels and no more. Other devices take the row of their capability nearest in
 multiprocessors, with what their driver says in place."""
+
+ESTIMATES = ("bandwidth", "l2_bandwidth", "launch_seconds")
+"""Facts that no driver tells."""
 
 COPY_SHARE = 0.9
 """Share of the pins' bandwidth that a copy reaches: 3020 of 3352 GB/s on an H100."""
@@ -150,9 +152,14 @@ def _pins(properties: Any) -> float | None:
 
 
 def fingerprint(index: int) -> str:
-    """Short id, equal for equal devices under equal software: "cuda-sm90-132sm-1f0c9a52d8e4"."""
+    """Short id, equal for equal devices: "cuda-sm90-132sm-1f0c9a52d8e4". `device.described` knows what it stands for: the
+    kind, what the driver tells and the clocks, but none of the estimates, which a better table may change."""
     found = facts(index)
-    return f"cuda-sm{found.capability}-{found.sms}sm-{digest(json.dumps(asdict(found), sort_keys=True), 12)}"
+    known = {name: value for name, value in asdict(found).items() if name not in ESTIMATES}
+    properties = torch.cuda.get_device_properties(index)
+    clock, width = _positive(properties, "memory_clock_rate", 1e3), _positive(properties, "memory_bus_width")
+    memory = {"memory_clock": clock, "memory_bus_bits": width}
+    return remember(f"cuda-sm{found.capability}-{found.sms}sm", {"kind": "cuda", **known, **memory})
 
 
 __all__ = ["TABLE", "DeviceFacts", "available", "described", "facts", "fingerprint", "named"]

@@ -10,15 +10,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from polytile.errors import DeviceError, LaunchFailed
 
 LIBRARY = "libcuda.so.1"
 OUT_OF_MEMORY = 2
+
+RELEASE = Path("/proc/driver/nvidia/version")
+"""Where Linux tells of the driver; its first line holds the release, as two or three numbers with dots."""
+_RELEASE = re.compile(r"NVRM version:.*?\b(\d+\.\d+(?:\.\d+)?)\b")
 
 _MAX_THREADS, _LOCAL_BYTES, _REGISTERS, _DYNAMIC_SHARED = 0, 3, 4, 8
 _RELAXED = 2
@@ -111,6 +117,19 @@ def version() -> int:
     number = ctypes.c_int()
     _check(library().cuDriverGetVersion(ctypes.byref(number)), "tell its version")
     return number.value
+
+
+def release() -> str:
+    """The driver itself: "570.86.15 (CUDA 12080)"; "none" where there is none."""
+    try:
+        cuda = version()
+    except DeviceError:
+        return "none"
+    try:
+        found = _RELEASE.search(RELEASE.read_text())
+    except OSError:  # not on Linux, or hidden from a container
+        found = None
+    return f"{found[1]} (CUDA {cuda})" if found else f"CUDA {cuda}"
 
 
 def context(index: int) -> int:

@@ -2,7 +2,8 @@
 
 A compiler written in Python holds the interpreter's lock, and one that crashes takes its process along: both stay out of
 the user's process. One server process imports the compiler, and forks a worker for each job that finds none idle, up to
-the option `compile_workers` (0: one for each core). A worker that dies or takes too long fails its job alone.
+the option `compile_workers` (0: one for each core, if memory is enough). A worker that dies or takes too long fails its job
+alone.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from typing import Any
 
 from polytile import options
 from polytile.errors import CompileFailed
-from polytile.runtime.cpu import usable_cores
+from polytile.runtime.cpu import side_by_side
 
 TIMEOUT_SECONDS = 180.0
 """A job that takes longer is given up with its worker; the largest kernels take some 5 s."""
+
+WORKER_BYTES = 1 << 30
+"""Memory of one worker at most, about: Triton, LLVM and an assembler; what it was forked with is shared."""
 
 START_SECONDS = 120.0
 """A server takes 1-3 s to import what it needs, longer on a machine whose disk is cold."""
@@ -103,7 +107,7 @@ class Workers:
 
     def submit(self, job: Mapping[str, Any], done: Done) -> None:
         self.start()
-        wanted = options.get("compile_workers") or usable_cores()
+        wanted = options.get("compile_workers") or side_by_side(WORKER_BYTES)
         with self.lock:
             self.jobs.put((job, done))
             if not self.idle.acquire(blocking=False) and self.threads < wanted:

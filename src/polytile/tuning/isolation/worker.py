@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from polytile.problem import Outcome
+from polytile.runtime.cpu import available_bytes
 from polytile.tuning.isolation import child
 
 log = logging.getLogger("polytile.tuning")
@@ -285,11 +286,8 @@ def preloaded() -> list[str]:
 
 def _memory_limit() -> int:
     """Bytes; 0 where the machine does not say how much it has."""
-    try:
-        words = Path("/proc/meminfo").read_text().split()
-        return min(LARGEST_BYTES, int(words[words.index("MemAvailable:") + 1]) * 1024 // 2)
-    except (OSError, ValueError, IndexError):
-        return 0
+    available = available_bytes()
+    return 0 if available is None else min(LARGEST_BYTES, available // 2)
 
 
 def _meaning(text: str, table: tuple[tuple[str, Outcome], ...], otherwise: Outcome) -> Outcome:

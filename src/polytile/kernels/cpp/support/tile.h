@@ -1,5 +1,5 @@
 // tile: a square of a matrix that lies the other way round, turned so that its rows are vectors.
-// gives: load_tile load_tiles store_tiles
+// gives: load_tile load_tiles store_tile store_tiles
 namespace pt {
 namespace {
 

@@ -32,7 +32,10 @@ TENSOR_FLOPS: dict[int, dict[int, float]] = {
 PLAIN_FLOPS = 256.0
 """The same without tensor cores."""
 
-STEP_LATENCY = 0.7e-6  # s from asking for a block of operands until it is there
+PLAIN_HALF = 8.0
+"""Sums of a thread at which half of that rate is reached."""
+
+STEP_LATENCY = 0.5e-6  # s from asking for a block of operands until it is there
 START = 1.2e-6  # s until the first block is there, beside the launch
 SECOND_LAUNCH = 2.0e-6  # s of the launch that adds the parts up, beside its traffic
 BLOCK_OVERHEAD = 0.5e-6  # s between the loops over k of two blocks on one place
@@ -54,7 +57,7 @@ def cost(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFact
     programs = batch * math.ceil(m / block_m) * math.ceil(n / block_n) * splits
     steps = math.ceil(math.ceil(k / block_k) / splits)
     busiest = math.ceil(programs / device.sms)
-    step = 2.0 * block_m * block_n * block_k / (rate * share(block_m, block_n, warps))
+    step = 2.0 * block_m * block_n * block_k / (rate * share(kind, block_m, block_n, warps))
     units = busiest * (steps * step + 0.5 * BLOCK_OVERHEAD)
     asked = programs * steps * (block_m + block_n) * block_k * kind.itemsize
     cache = asked / (device.l2_bandwidth * min(1.0, programs / device.sms))
@@ -78,9 +81,12 @@ def multiprocessor_rate(kind: Kind, device: DeviceFacts) -> float:
     return known.get(kind.itemsize, PLAIN_FLOPS) * device.clock
 
 
-def share(block_m: int, block_n: int, warps: int) -> float:
-    """Of the tensor cores' rate that a block reaches: a warp group takes 64 rows, and operands are fed from shared memory by
-    (block_m + block_n) / (block_m · block_n)."""
+def share(kind: Kind, block_m: int, block_n: int, warps: int) -> float:
+    """Of the rate that a block reaches. On tensor cores a warp group takes 64 rows, and operands are fed from shared memory
+    by (block_m + block_n) / (block_m · block_n); without them by the sums that a thread has to feed."""
+    if kind.itemsize == 4 and not kind.tf32:
+        sums = block_m * block_n / (32 * warps)
+        return 0.95 * sums / (sums + PLAIN_HALF)
     rows = min(1.0, block_m / 64)
     fed = 1.0 / (1.0 + 32.0 * (block_m + block_n) / (block_m * block_n))
     groups = 1.0 if warps >= 4 else 0.5

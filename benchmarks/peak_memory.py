@@ -1,0 +1,162 @@
+"""Does tuning add to the peak of memory? `python -m benchmarks.peak_memory [--device cuda]`.
+
+A GPT-2-like model is trained for a few steps in a process of its own, with nothing known, so that every kernel is measured; then
+in another, which finds everything measured and measures nothing. On a GPU the peak is what torch's allocator had in use at
+most; on the CPU it is the largest resident set of the process, which holds Python and torch too and varies by some megabytes
+from run to run (--repeat; the smallest counts). Eager stands beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks import record
+from polytile.report import Column, Table, show
+from polytile.report.tables import count, ratio
+
+STEPS = 3
+MODES = {"eager": "eager", "cold": "polytile, everything is measured", "warm": "polytile, everything is known"}
+
+
+@dataclass(frozen=True)
+class Size:
+    """The model and its batch. GPT-2's own numbers are 12 layers, 768 wide, 50257 tokens, 1024 positions."""
+
+    layers: int
+    width: int
+    tokens: int
+    batch: int
+    length: int
+
+
+SIZES = {"cpu": Size(2, 256, 16384, 8, 256), "cuda": Size(12, 768, 50257, 8, 1024)}
+
+
+class Block(nn.Module):
+    """Attention to earlier positions and a two-layer GELU network, each normalised before and added after, as in GPT-2."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = max(1, width // 64)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x and the result: [batch, length, width]."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + F.dropout(self.out(mixed.transpose(1, 2).reshape(batch, length, width)), 0.1, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")), 0.1, self.training)
+
+
+class Gpt(nn.Module):
+    """Tokens in, the mean cross entropy of each token given those before it out."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.tokens, size.width)
+        self.positions = nn.Embedding(size.length, size.width)
+        self.blocks = nn.ModuleList(Block(size.width) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        scores = self.norm(x) @ self.tokens.weight.t()
+        return F.cross_entropy(scores[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes at most, the loss after the last step, and how many candidates were measured on the way."""
+
+    bytes: int
+    loss: float
+    measured: int
+
+
+def train(mode: str, device: str) -> Peak:
+    """Trains for STEPS steps in this process."""
+    import polytile
+
+    torch.manual_seed(0)
+    size = SIZES[torch.device(device).type]
+    model = Gpt(size).to(device).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    step = model if mode == "eager" else polytile.compile(model)
+    for _ in range(STEPS):
+        tokens = torch.randint(0, size.tokens, (size.batch, size.length), device=device)
+        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+            loss = step(tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return Peak(peak_bytes(device), float(loss.detach()), polytile.counters["candidates_benchmarked"])
+
+
+def peak_bytes(device: str) -> int:
+    """The most memory in use so far on the device, by this process."""
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated(device)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
+def in_process(mode: str, device: str, cache: Path) -> Peak:
+    command = [sys.executable, "-m", "benchmarks.peak_memory", "--device", device, "--child", mode]
+    variables = {**os.environ, "POLYTILE_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=variables)
+    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure(device: str, repeat: int) -> dict[str, Peak]:
+    """The smallest peak of each mode. Each cold run has an empty cache, and the warm run after it that cache."""
+    found: dict[str, list[Peak]] = {mode: [] for mode in MODES}
+    for _ in range(repeat):
+        with tempfile.TemporaryDirectory() as cache:
+            for mode, peaks in found.items():
+                peaks.append(in_process(mode, device, Path(cache)))
+    return {mode: min(peaks, key=lambda peak: peak.bytes) for mode, peaks in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/peak_memory_DEVICE.json")
+    parser.add_argument("--child", choices=list(MODES), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(asdict(train(given.child, given.device))))
+        return
+    found = measure(given.device, given.repeat)
+    columns: list[Column | str] = [
+        "way", Column("peak MB", count), Column("× known", ratio), Column("measured", count), Column("loss", ratio)
+    ]  # fmt: skip
+    rows = [
+        (MODES[mode], peak.bytes / 1e6, peak.bytes / found["warm"].bytes, peak.measured, peak.loss)
+        for mode, peak in found.items()
+    ]
+    kind = torch.device(given.device).type
+    show(Table.of(f"Peak of memory, {STEPS} training steps, {SIZES[kind]}", columns, rows))
+    if given.json:
+        record.write(f"peak_memory_{kind}", {"size": asdict(SIZES[kind]), **{m: asdict(p) for m, p in found.items()}})
+
+
+if __name__ == "__main__":
+    main()

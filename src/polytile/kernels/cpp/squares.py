@@ -1,0 +1,69 @@
+"""Pointwise loops by squares: which accesses lie along another axis than the vector's, so that squares of them are turned.
+
+tiled   the vector axis as it is: operands that lie the other way round
+short   the vector axis is so short that most lanes would be empty: vectors run along another axis, and whatever lies along the
+        short one is turned
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from polytile.ir import sizes
+from polytile.ir.expr import Load
+from polytile.ir.program import Axis, Store
+from polytile.kernels.cpp.lanes import NARROWEST, lane_bytes
+from polytile.kernels.cpp.scatter import scattered
+from polytile.kernels.nest import Form, Nest
+
+
+@dataclass(frozen=True)
+class Squares:
+    """A layout whose points are taken by squares of the vector axis and `axis`, and what lies along `axis` in memory."""
+
+    nest: Nest
+    axis: Axis
+    loads: tuple[Load, ...]
+    stores: tuple[Store, ...]
+
+    @property
+    def turned(self) -> int:
+        return len(self.loads) + len(self.stores)
+
+
+def tiled_squares(nest: Nest) -> Squares | None:
+    """Squares of the vector axis and the one along which the most operands lie; None where there are none."""
+    flat = replace(nest, cutting=False)  # sweeps of squares are too short to be cut
+    found = [s for s in (_squares(flat, axis) for axis in nest.outer) if s is not None and s.loads]
+    return max(found, key=lambda s: s.turned, default=None)
+
+
+def short_squares(nest: Nest) -> Squares | None:
+    """Squares with vectors along the axis for which the most accesses can be turned; None where there is none."""
+    found = []
+    for vec in nest.outer:
+        outer = (*(a for a in nest.outer if a is not vec), nest.vec)
+        found.append(_squares(replace(nest, vec=vec, outer=outer, cutting=False), nest.vec))
+    return max((s for s in found if s is not None and s.turned), key=lambda s: s.turned, default=None)
+
+
+def of_variant(nest: Nest, variant: str) -> Squares | None:
+    """The squares of a variant of a pointwise loop; None where it has none."""
+    find = {"tiled": tiled_squares, "short": short_squares}.get(variant)
+    return find(nest) if find is not None else None
+
+
+def _squares(nest: Nest, axis: Axis) -> Squares | None:
+    """The squares of the vector axis of `nest` and `axis`; None where they would not be squares of registers."""
+    dependent = nest.vec.symbol in axis.size.free_symbols or axis.symbol in nest.vec.size.free_symbols
+    if nest.form is not Form.POINTWISE or dependent or scattered(nest.loop) or lane_bytes(nest) < NARROWEST:
+        return None
+    loads = tuple(n for n in nest.needed if isinstance(n, Load) and _lies_along(n, axis, nest.vec))
+    stores = tuple(s for s in nest.loop.stores if _lies_along(s, axis, nest.vec))
+    return Squares(nest, axis, loads, stores)
+
+
+def _lies_along(access: Load | Store, axis: Axis, vec: Axis) -> bool:
+    strided = sizes.coefficient(access.index, vec.symbol) not in (None, 0, 1)
+    plain = not access.indirect and access.mask is None
+    return plain and strided and sizes.coefficient(access.index, axis.symbol) == 1

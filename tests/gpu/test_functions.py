@@ -1,0 +1,163 @@
+"""Generated loops on a GPU against eager: one dynamic compile of each function, at shapes of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.gpu.comparing import agree, compare, compiled, data, with_gradients
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = ((64, 96), (3, 1000), (1024, 17), (5, 70000), (8192, 64), (1, 4096), (0, 4), (2, 3))
+Make = Callable[[int, int, torch.dtype], tuple[Any, ...]]
+
+
+def one(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return (data(m, n, dtype=dtype),)
+
+
+def weighted(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return data(m, n, dtype=dtype), data(n, dtype=dtype), data(n, dtype=dtype)
+
+
+def turned(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return data(m, n, dtype=dtype), data(n, m, dtype=dtype)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Make]] = {
+    "pointwise": (lambda a: F.gelu(a) * a + 1, one),
+    "softmax": (lambda a: torch.softmax(a, -1), one),
+    "layer norm": (lambda a, w, b: F.layer_norm(a, (a.shape[-1],), w, b), weighted),
+    "column sum": (lambda a: a.sum(0), one),
+    "row sum": (lambda a: a.sum(-1), one),
+    "cumsum": (lambda a: a.cumsum(-1), one),
+    "cumsum down the columns": (lambda a: a.cumsum(0), one),
+    "transpose add": (lambda a, b: a + b.t(), turned),
+    "variance": (lambda a: torch.var_mean(a, -1), one),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_at_many_shapes(name: str, dtype: torch.dtype) -> None:
+    function, make = FUNCTIONS[name]
+    compare(function, *[make(m, n, dtype) for m, n in SHAPES])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_positions_of_the_largest(dtype: torch.dtype) -> None:
+    compare(lambda a: a.argmax(-1), *[one(m, n, dtype) for m, n in SHAPES if m])
+
+
+def test_softmax_and_its_gradient() -> None:
+    with_gradients(lambda a: torch.softmax(a, -1), data(2, 1024))
+
+
+def test_layer_norm_and_its_gradients() -> None:
+    with_gradients(lambda a, w, b: F.layer_norm(a, (1024,), w, b), data(64, 1024), data(1024), data(1024))
+
+
+def test_an_embedding_and_its_gradient() -> None:
+    index = torch.randint(0, 100, (8, 33), device="cuda")
+    with_gradients(lambda w: F.embedding(index, w).sin(), data(100, 64))
+
+
+def test_batch_norm_in_training_with_gradients_and_statistics() -> None:
+    eager, mine = nn.BatchNorm2d(3).cuda(), nn.BatchNorm2d(3).cuda()
+    call = torch.compile(mine, backend="polytile", dynamic=True)
+    for size in (16, 20):
+        first = data(4, 3, size, size).requires_grad_()
+        second = first.detach().clone().requires_grad_()
+        theirs, out = eager(first), call(second)
+        torch.testing.assert_close(out, theirs, rtol=1e-4, atol=1e-4)
+        theirs.sin().sum().backward()
+        out.sin().sum().backward()
+        torch.testing.assert_close(second.grad, first.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(mine.running_mean, eager.running_mean)
+    torch.testing.assert_close(mine.running_var, eager.running_var)
+
+
+def test_what_follows_a_matmul_and_what_goes_before() -> None:
+    compare(
+        lambda a, b: torch.relu(a @ b),
+        (data(512, 512), data(512, 512)),
+        (data(64, 256), data(256, 96)),
+        generated=False,
+    )
+    compare(lambda a, y: a.sum(-1, keepdim=True) * (y @ y), (data(256, 256), data(256, 256)), generated=False)
+
+
+def test_dropout_draws_what_eager_draws() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.linear = nn.LayerNorm(256), nn.LayerNorm(256), nn.Linear(256, 256)
+
+        def forward(self, a: Tensor) -> Tensor:
+            return self.second(a + F.dropout(self.linear(self.first(a)), 0.1, self.training))
+
+    block = Block().cuda()
+    call, x = torch.compile(block, backend="polytile", dynamic=True), data(8, 32, 256)
+    torch.manual_seed(5)
+    theirs = block(x)
+    torch.manual_seed(5)
+    torch.testing.assert_close(call(x), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_from_the_counter_drops_as_often_as_asked() -> None:
+    call = compiled(lambda a: F.dropout(a, 0.25, True), random="philox")
+    kept = (call(torch.ones(1000, 1000, device="cuda")) != 0).float().mean().item()
+    assert abs(kept - 0.75) < 0.005
+
+
+def test_scans_along_two_axes_of_a_large_tensor() -> None:
+    compare(lambda a: a.cumsum(0) + a.view(-1).cumsum(0).view(a.shape), (data(10, 3, 352, 352),))
+
+
+def test_sorting_gathering_and_scattering() -> None:
+    def function(a: Tensor, i: Tensor) -> Any:
+        return a.sort(-1).values, a.gather(1, i), torch.zeros_like(a).scatter_add(1, i, a)
+
+    compare(function, (data(32, 64), torch.randint(0, 64, (32, 64), device="cuda")), generated=False)
+
+
+def test_an_argument_changed_in_place() -> None:
+    def function(a: Tensor) -> Tensor:
+        a.add_(1)
+        return a * a + a
+
+    first = data(100, 30)
+    second = first.clone()
+    agree(compiled(function)(first), function(second))
+    agree(first, second)
+
+
+def test_numbers_on_the_host_and_tensors_of_two_devices() -> None:
+    compare(lambda a, b: a * b + 1, (data(64, 32), torch.tensor(2.5)), generated=False)
+
+    def function(a: Tensor, i: Tensor) -> Tensor:
+        a = a.clone()
+        a[:, i] = 0
+        a[a > 1] = 1.5
+        return a
+
+    compare(function, (data(4, 6), torch.tensor([0, 3], device="cuda")), generated=False)
+    a, b = data(64, 32), torch.randn(64, 32)
+    agree(compiled(lambda a, b: (a * 2, b * 3, a.cpu() + b))(a, b), (a * 2, b * 3, a.cpu() + b))
+
+
+def test_misaligned_and_oddly_strided_arguments() -> None:
+    base = data(64 * 1000 + 1)
+    views = (base[:-1].view(64, 1000), base[1:].view(64, 1000), data(64, 1003)[:, :1000], data(1000, 64).t())
+    compare(lambda a: torch.softmax(a, -1), *[(view,) for view in views])
+
+
+def test_positions_beyond_32_bits() -> None:
+    out = compiled(lambda a: a + 1)(torch.zeros(3, (1 << 30) + 64, dtype=torch.int8, device="cuda"))
+    assert bool((out == 1).all())

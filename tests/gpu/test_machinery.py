@@ -1,0 +1,138 @@
+"""What surrounds generated kernels on a GPU: streams, graphs, threads, errors, memory, compiling beside the calls."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import polytile
+from polytile.runtime import native
+from polytile.runtime.cuda import device, driver
+from tests.gpu.comparing import agree, compiled, data
+
+pytestmark = pytest.mark.gpu
+
+
+def test_the_launcher_is_compiled_and_the_driver_tells_the_device() -> None:
+    assert native.module() is not None
+    assert driver.version() > 0
+    assert device.facts(0).sms == torch.cuda.get_device_properties(0).multi_processor_count
+
+
+def test_kernels_run_on_the_callers_stream() -> None:
+    call, x = compiled(lambda a: torch.softmax(a * 2, -1)), data(4096, 4096)
+    call(x)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        x.mul_(3)
+        mine = call(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    agree(mine, torch.softmax(x * 2, -1))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["regime known", "regime new"])
+def test_a_call_is_recorded_in_a_cuda_graph(known: bool) -> None:
+    call = compiled(lambda a: torch.softmax(a, -1).sum(0) + a.sum())
+    x = data(64, 1000)
+    call(x if known else data(64, 3))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call(x)
+    x.copy_(data(64, 1000))
+    graph.replay()
+    wide = x.double()
+    agree(out, torch.softmax(x, -1).sum(0) + x.sum(), torch.softmax(wide, -1).sum(0) + wide.sum())
+
+
+def test_threads_share_a_kernel() -> None:
+    call = compiled(lambda a: torch.softmax(a, -1))
+    call(data(64, 100))
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        try:
+            x = torch.randn(64, 100 + 8 * seed, device="cuda")
+            for _ in range(20):
+                agree(call(x), torch.softmax(x, -1))
+        except BaseException as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[0]
+
+
+def test_without_stalling_another_kernel_serves_until_the_best_is_made() -> None:
+    call, x = compiled(lambda a: F.silu(torch.softmax(a * 1.5, -1)), stall="never"), data(300, 777)
+    first = call(x)
+    agree(first, F.silu(torch.softmax(x * 1.5, -1)), F.silu(torch.softmax(x.double() * 1.5, -1)))
+    kernel = polytile.compiler.compiled_programs()[-1].multikernels[0]
+    for _ in range(200):
+        agree(call(x), first, first)
+        if kernel.decisions:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the kernel never settled")
+
+
+def test_what_is_compiled_ahead_compiles_nothing_at_the_call() -> None:
+    call = polytile.compile(lambda a: torch.softmax(a * 1.25, -1), compile_ahead={"s1": [500, 3000]})
+    call(data(64, 96))
+    for _ in range(100):
+        before = polytile.counters["compiler_runs"]
+        time.sleep(0.5)
+        if polytile.counters["compiler_runs"] == before:
+            break
+    call(data(64, 3000))
+    assert polytile.counters["compiler_runs"] == before
+
+
+def test_an_index_out_of_range_is_told() -> None:
+    call, x = compiled(lambda a, i: a[i] + 1), data(100, 8)
+    fine, bad = (torch.tensor([1, 2, last], device="cuda") for last in (3, 300))
+    call(x, fine)
+    with pytest.raises(IndexError, match="out of range"):
+        call(x, bad)
+        torch.cuda.synchronize()
+        call(x, fine)
+
+
+def test_without_memory_for_measuring_the_call_succeeds() -> None:
+    call = compiled(lambda a: torch.softmax(a, -1))
+    call(data(2, 64))
+    x = data(2048, 8192)
+    torch.cuda.empty_cache()
+    hog = torch.empty(torch.cuda.mem_get_info()[0] - (120 << 20), dtype=torch.uint8, device="cuda")
+    out = call(x)
+    del hog
+    torch.cuda.empty_cache()
+    agree(out, torch.softmax(x, -1))
+
+
+def test_a_warm_process_benchmarks_and_compiles_nothing(empty_cache: Path) -> None:
+    script = (
+        "import torch, polytile\n"
+        "f = torch.compile(lambda a: torch.softmax(a * 1.75, -1), backend='polytile', dynamic=True)\n"
+        "f(torch.randn(64, 500, device='cuda'))\n"
+        "print(polytile.counters['candidates_benchmarked'], polytile.counters['compiler_runs'])"
+    )
+    source = Path(polytile.__file__).resolve().parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    said = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-500:]
+        said.append(done.stdout.strip())
+    assert said[0] != "0 0" and said[1] == "0 0"

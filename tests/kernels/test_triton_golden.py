@@ -1,0 +1,115 @@
+"""The text of generated Triton kernels (golden/*.triton: read and found good; POLYTILE_ACCEPT=1 accepts), and what the
+compiler makes of it for an H100: no spills in the configs that the prediction puts first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from torch.utils._sympy.functions import FloorDiv, Mod
+
+from polytile.ir import expr
+from polytile.ir.program import Buffer, Loop
+from polytile.kernels.canonical import LoopKernel, canonicalize
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import nest_of
+from polytile.kernels.triton import variants
+from polytile.kernels.triton.candidate import WORKER, job_of
+from polytile.kernels.triton.generate import generate
+from polytile.kernels.triton.kernel import Launch
+from polytile.problem import Config
+from polytile.runtime.cuda import cubins, device, workers
+from tests.kernels.helpers import F32, I64, P0, P1, R0, S0, S1, assert_golden, load, loop, op, store
+from tests.kernels.test_loops_golden import bias_gelu, column_sum, cumsum, embedding_backward, layer_norm, softmax
+
+H100 = device.named("H100")
+
+
+def transpose_add() -> Loop:
+    return loop([store("o", P0 * S1 + P1, op("add", load("x", P1 * S0 + P0), load("y", P0 * S1 + P1)))], {P0: S0, P1: S1})
+
+
+def padded_rows() -> Loop:
+    """Sums over rows of memory that are 5 elements apart after every S0."""
+    value = load("x", P0 * 4096 + FloorDiv(R0, S0) * (S0 + 5) + Mod(R0, S0))
+    return loop([store("o", P0, expr.reduce("sum", F32, value))], {P0: S1}, {R0: 3 * S0 + 1})
+
+
+def scatter_product() -> Loop:
+    body = embedding_backward()
+    return replace(body, stores=tuple(replace(s, mode="mul") for s in body.stores))
+
+
+def kernel_of(body: Loop) -> LoopKernel:
+    names = {b: Buffer(b, I64 if b == "i" else F32, (), ()) for b in body.reads() | body.writes()}
+    return canonicalize(body, names)[0]
+
+
+def config(**values: int | str) -> Config:
+    return Config.of(**{"warps": 4, **values})
+
+
+KNOWN = Facts(frozenset(("n0", "n1")), frozenset(f"a{k}" for k in range(5)))
+GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
+    "softmax_persistent": (softmax, config(variant="persistent", x=1, r=1024), KNOWN),
+    "softmax_looped": (softmax, config(variant="looped", x=1, r=2048), KNOWN),
+    "softmax_split": (softmax, config(variant="split", r=2048, splits=8), KNOWN),
+    "softmax_rows": (softmax, config(variant="persistent", x=8, r=64), Facts(wide=True)),
+    "layer_norm_looped": (layer_norm, config(variant="looped", x=1, r=2048), KNOWN),
+    "bias_gelu": (bias_gelu, config(variant="plain", x=1024, y=1), KNOWN),
+    "column_sum_split": (column_sum, config(variant="split", x=64, r=32, splits=16), KNOWN),
+    "cumsum_looped": (cumsum, config(variant="looped", x=1, r=1024), KNOWN),
+    "cumsum_split": (cumsum, config(variant="split", r=1024, splits=8), KNOWN),
+    "transpose_add": (transpose_add, config(variant="plain", x=64, y=64), KNOWN),
+    "embedding_backward": (embedding_backward, config(variant="plain", x=256, y=1), KNOWN),
+    "scatter_product": (scatter_product, config(variant="plain", x=256, y=1), KNOWN),
+    "padded_rows": (padded_rows, config(variant="looped", x=4, r=64), Facts()),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_generated_text(name: str) -> None:
+    make, config, facts = GOLDEN[name]
+    launches = generate(kernel_of(make()), config, facts).launches
+    bodies = [one.source[one.source.index("@triton.jit") :] for one in launches]
+    heads = [f"# grid {one.grid}, divisible {one.divisible}\n" for one in launches]
+    assert_golden(f"{name}.triton", "\n".join(map("".join, zip(heads, bodies, strict=True))))
+
+
+def test_loops_hold_no_division() -> None:
+    make, config, facts = GOLDEN["padded_rows"]
+    (launch,) = generate(kernel_of(make()), config, facts).launches
+    body = launch.source.split("for ", 1)[1].split(":\n", 1)[1]
+    inside = [line for line in body.splitlines() if line.startswith(" " * 8)]
+    assert inside and not any("//" in line or "%" in line for line in inside)
+
+
+SHAPES = ((1, 4096), (8192, 64), (4096, 1024), (64, 131072))
+
+
+def first_choices() -> Iterator[tuple[str, Launch]]:
+    """The launches of what the prediction puts first at some sizes, for every loop above."""
+    for make in dict.fromkeys(make for make, _, _ in GOLDEN.values()):
+        kernel = kernel_of(make())
+        nest = nest_of(kernel.loop)
+        configs = variants.configs(kernel, nest, H100)
+        for shape in SHAPES:
+            size = dict(zip((s.name for s in kernel.symbols), shape, strict=False))
+            able = [c for c in configs if variants.valid(kernel, nest, c, size)]
+            best = min(able, key=lambda c: variants.cost(kernel, nest, c, size, H100))
+            for launch in generate(kernel, best, KNOWN).launches:
+                yield f"{make.__name__} {best}", launch
+
+
+def test_first_choices_compile_for_an_h100_without_spills() -> None:
+    orders = {
+        launch.identity: (name, cubins.Order(name, WORKER, job_of(launch, 90), "test")) for name, launch in first_choices()
+    }
+    try:
+        promises = [(name, cubins.request(order)) for name, order in orders.values()]
+        found = {name: promise.result(250).facts for name, promise in promises}
+    finally:
+        workers.reset()
+    assert not {name: facts.spills for name, facts in found.items() if facts.spills}
+    assert all(facts.registers <= 255 and facts.shared <= H100.shared_per_block for facts in found.values())
