@@ -27,9 +27,14 @@ class NativeEntry:
 
 @dataclass(frozen=True)
 class PythonEntry:
-    """A Python callable that takes the kernel's own flat arguments: tensors first, then integers. Returns None."""
+    """A Python callable that takes the kernel's own flat arguments: tensors first, then integers. Returns None.
+
+    `recordable`: all it does, once it has run for these sizes, is to start work on a GPU's current stream, so that a CUDA
+    graph can record it.
+    """
 
     call: Callable[..., None]
+    recordable: bool = False
 
 
 Entry = NativeEntry | PythonEntry

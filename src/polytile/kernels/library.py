@@ -72,7 +72,7 @@ class MatmulLibrary:
             candidate.prepare()
 
     def entry(self) -> PythonEntry:
-        return PythonEntry(self._call)
+        return PythonEntry(self._call, recordable=True)
 
     def _call(self, *args: Any) -> None:
         from polytile.kernels.templates import operands

@@ -158,17 +158,19 @@ def candidates(
 def gpu_candidates(
     kernel: GemmKernel, name: str, target: torch.device, unfused: Callable[..., None] | None, sources: Sequence[str]
 ) -> tuple[Candidate, ...]:
-    """The same on a GPU, or under Triton's interpreter where `target` is a CPU: the library, then Triton. What has no Triton
-    form is the library's alone."""
+    """The same on a GPU, or under Triton's interpreter where `target` is a CPU: Triton, then the library, which takes longer
+    to call and so loses ties. What has no Triton form is the library's alone."""
     from polytile.kernels.triton.gemm.candidates import gemm_candidates
 
-    found: list[Candidate] = [MatmulLibrary(kernel, unfused, target)]
+    found: list[Candidate] = []
     if "triton" in sources:
         try:
             found += gemm_candidates(kernel, name, target)
         except LoweringError as error:
             log.info("%s runs as a library call: %s", name, error)
-    return tuple(found if "library" in sources or len(found) == 1 else found[1:])
+    if "library" in sources or not found:
+        found.append(MatmulLibrary(kernel, unfused, target))
+    return tuple(found)
 
 
 def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:

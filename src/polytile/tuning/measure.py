@@ -124,12 +124,13 @@ def time_burst(contender: Contender, repeats: int) -> float:
 
 
 def timer_for(target: torch.device, entry: Entry) -> Callable[[Entry, tuple[Any, ...], int], float] | None:
-    """A contender's own timer on the device `target`; None on a CPU, where bursts are timed by the clock."""
+    """A contender's own timer on the device `target`; None on a CPU, where bursts are timed by the clock. Library calls are
+    timed as kernels are, without what Python takes to call them: a program of many kernels has the host ahead."""
     if target.type != "cuda":
         return None
     from polytile.runtime.cuda.timing import Timer
 
-    return Timer(target, cold=options.get("gpu_cache") == "cold", graphs=not isinstance(entry, PythonEntry))
+    return Timer(target, cold=options.get("gpu_cache") == "cold", graphs=not isinstance(entry, PythonEntry) or entry.recordable)
 
 
 _own_time_burst = time_burst

@@ -34,8 +34,8 @@ def _block(array: np.ndarray[Any, Any], like: Any) -> Any:
     return tl.tensor(TensorHandle(array if array.shape else array.reshape(1), dtype), kind)
 
 
-def interpreted_range(*bounds: Any) -> range:
-    """`range` over scalars, which are arrays of one element."""
+def interpreted_range(*bounds: Any, **_hints: Any) -> range:
+    """`range` over scalars, which are arrays of one element; what a loop tells the compiler besides means nothing here."""
     return range(*[int(_array(b).item()) if hasattr(b, "handle") else int(b) for b in bounds])
 
 
@@ -74,7 +74,9 @@ def _combined(
     return [_array(f) for f in (found if isinstance(found, tuple) else (found,))]
 
 
-CALLS: dict[str, Callable[..., Any]] = {"tl.reduce": interpreted_reduce, "tl.associative_scan": interpreted_scan}
+CALLS: dict[str, Callable[..., Any]] = {
+    "tl.reduce": interpreted_reduce, "tl.associative_scan": interpreted_scan, "tl.range": interpreted_range,
+}  # fmt: skip
 """Functions of Triton, and what is called in place of each."""
 
 

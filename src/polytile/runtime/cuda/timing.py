@@ -7,12 +7,15 @@ the host get ahead. With cold caches each call is timed by itself after the L2 c
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from polytile.runtime.cuda.device import facts
+
+log = logging.getLogger("polytile.tuning")
 
 HEAD_START = 20e-6
 """Seconds that the device waits before the first event: what the host takes to launch a graph."""
@@ -43,7 +46,12 @@ class Timer:
             if repeats == 1 or not self.graphs:
                 return self._timed(lambda: calls(repeats))
             if self._graph is None or self._calls != repeats:
-                self._graph, self._calls = recorded(lambda: calls(repeats)), repeats
+                try:
+                    self._graph, self._calls = recorded(lambda: calls(repeats)), repeats
+                except RuntimeError as error:
+                    log.info("A candidate is timed without a graph, which could not record it: %s", error)
+                    self.graphs = False
+                    return self._timed(lambda: calls(repeats))
             return self._timed(self._graph.replay)
 
     def _timed(self, work: Callable[[], Any], flush: bool = False) -> float:

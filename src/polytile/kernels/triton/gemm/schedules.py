@@ -222,7 +222,8 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKe
         line(f"acc{row} = tl.zeros([BLOCK_K, BLOCK_N], {sums})")
     even = even_k(unit.constants["BLOCK_K"], facts)
     left = f"{unit.number('K')} - k"
-    with unit.out.indented(f"for k in range(0, {unit.number('K')}, BLOCK_K):"):
+    stages = int(config["stages"])  # named, or loads that feed no tensor core are not started ahead
+    with unit.out.indented(f"for k in tl.range(0, {unit.number('K')}, BLOCK_K, num_stages={stages}):"):
         line(f"b = {widened(kernel, b, load(b, even, left))}.to({sums})")
         for row in range(count):
             at = f"ptr_A + {a.along('m', str(row))}" if row else "ptr_A"

@@ -27,8 +27,6 @@ from polytile.problem import Config
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
 
-Symbol = sympy.Symbol
-
 
 def symbol(name: str) -> sympy.Symbol:
     """An integer argument of the kernel."""
