@@ -16,6 +16,7 @@ from tests.kernels.helpers import (
     F32,
     F64,
     I8,
+    I16,
     I32,
     I64,
     P0,
@@ -187,3 +188,14 @@ def test_a_bad_index_changes_nothing_outside() -> None:
     target = store("o", IND0 * S1 + P1, load("x", P0 * S1 + P1), mode="add", indirect=(checked("i", P0, 7),))
     case = Case(loop([target], {P0: S0, P1: S1}), {"x": F32, "i": I64, "o": F32})
     case.check_raises({"x": random(15), "i": torch.tensor([0, 7, 1]), "o": random(35)}, {S0: 3, S1: 5})
+
+
+@pytest.mark.parametrize("mode", ["mul", "max", "min"])
+@pytest.mark.parametrize("dtype", [F32, F16, I16, I64], ids=str)
+def test_points_that_meet_are_combined(mode: str, dtype: torch.dtype) -> None:
+    target = store("o", IND0, load("x", P0, dtype), mode=mode, indirect=(checked("i", P0, S1),))
+    case = Case(loop([target], {P0: S0}), {"x": dtype, "i": I64, "o": dtype})
+    for points, width in [(1, 1), (40, 9)]:
+        numbers = random(points, dtype, -2, 3)
+        tensors = {"x": numbers, "i": torch.randint(-width, width, (points,)), "o": random(width, dtype, 1, 3)}
+        case.check(tensors, {S0: points, S1: width}, None, relative=TOLERANCE, absolute=1e-3)

@@ -92,7 +92,8 @@ def store(body: Body, store: Store, scope: Scope) -> None:
         )
     shape = body.tile.shape(dims) if dims else "[1]"
     active = " & ".join(conditions) or "True"
-    combine = COMBINE[store.mode] if storage.is_floating_point else COMBINE[store.mode].replace("pt_m", "pt_int_m")
+    exact = store.mode in ("max", "min") and not storage.is_floating_point
+    combine = f"pt_int_{store.mode}" if exact else COMBINE[store.mode]
     scope.lines.append(
         f"pt_accumulate({store.buffer}, ({at}) + tl.zeros({shape}, tl.int32), {value}, "
         f"tl.full({shape}, True, tl.int1) & {active}, {combine}, {text.value_type(compute_dtype(storage))}, "
