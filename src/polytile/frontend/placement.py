@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Point, Tensor, computed, stored
 from polytile.ir import expr, ops, sizes
-from polytile.ir.program import View
+from polytile.ir.program import Template, View
 
 KEEP_COST = 8.0
 """Multiply-adds for one element from which a value with several users is stored. A store and a load of a float32 move
@@ -28,7 +28,7 @@ everything stays in the first cache: there computing again loses from about 2 on
 KEEP_LOADS = 2
 """Loads from which a value with several users is stored: each further user would read as many operands again, where
 reading the value takes one load. What is the same along some dimension, such as a row's mean, is in a cache by then and
-does not count."""
+does not count. One load is enough where it is a product's: storing is then the product's epilogue, which reads nothing."""
 
 LARGEST_VALUE = 96
 """Nodes from which any value is stored, so that kernels stay small enough to read and quick to compile."""
@@ -41,16 +41,19 @@ def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool) ->
         return value
     nodes = list(expr.walk(value.node))
     small = len(nodes) < LARGEST_VALUE and not needed
-    if small and (len(node.users) < 2 or not _worth_keeping(node, value, nodes)):
+    if small and (len(node.users) < 2 or not _worth_keeping(builder, node, value, nodes)):
         return value
     return laid_out(builder, value, node.meta["val"])
 
 
-def _worth_keeping(node: torch.fx.Node, value: Tensor, nodes: Sequence[expr.Node]) -> bool:
+def _worth_keeping(builder: Builder, node: torch.fx.Node, value: Tensor, nodes: Sequence[expr.Node]) -> bool:
     cost = sum(ops.definition(n.name).cost for n in nodes if isinstance(n, expr.Op))
     axes = {axis for axis, n in zip(value.axes, value.sizes, strict=True) if n != 1}
-    loads = sum(isinstance(n, expr.Load) and (bool(n.indirect) or axes <= n.index.free_symbols) for n in nodes)
-    return cost >= KEEP_COST or loads >= KEEP_LOADS or any(user.op == "output" for user in node.users)
+    loads = [n for n in nodes if isinstance(n, expr.Load) and (n.indirect or axes <= n.index.free_symbols)]
+    if cost >= KEEP_COST or len(loads) >= KEEP_LOADS or any(user.op == "output" for user in node.users):
+        return True
+    products = {operation.out.buffer for operation in builder.operations if isinstance(operation, Template)}
+    return any(load.buffer in products for load in loads)
 
 
 def bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:

@@ -40,7 +40,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a race may take. Four candidates of 10 µs take about 20 ms if their order is clear, 70 ms if it is not."""
+    """How long a race may take. Four candidates of 10 µs take about 15 ms if their order is clear, 40 ms if it is not."""
 
     band: float = 0.02
     """Contenders within so much of the fastest, relatively, count as equal: the race is about nothing finer."""
@@ -55,14 +55,14 @@ class Limits:
     """Rounds before clear losers are dropped, and between one look at how the contenders stand and the next."""
     sure_rounds: int = 3
     """Bursts of each candidate still racing when the time is up."""
-    seconds: float = 0.03
+    seconds: float = 0.02
     """When so much time is spent, only the `sure_rounds` are still taken."""
     final_rounds: int = 10
     """Turns of each front-runner in the final, where a turn is `final_bursts` bursts of the same kernel on end."""
     final_bursts: int = 3
-    final_seconds: float = 0.02
+    final_seconds: float = 0.01
     """When the final has taken so much time, it ends if the choice is settled and the times are known well."""
-    open_seconds: float = 0.04
+    open_seconds: float = 0.02
     """When the final has taken so much time, it ends in any case."""
     longest: float = 3.0
     """When so much time is spent, the race ends with whatever it has; each candidate has one burst at least."""
@@ -77,7 +77,7 @@ LIMITS = Limits()
 THOROUGH = Limits(rounds=40, seconds=0.1, final_rounds=20, final_seconds=0.1, open_seconds=0.5, longest=10.0)
 """Where nobody waits for a call, and the same choice is wanted next time."""
 
-GPU_LIMITS = Limits(burst_seconds=200e-6, max_repeats=20, warm_seconds=0.0, rounds=25, seconds=0.08, gated=False)
+GPU_LIMITS = Limits(burst_seconds=200e-6, max_repeats=20, warm_seconds=0.0, seconds=0.08, final_seconds=0.02, open_seconds=0.04, gated=False)
 """A burst is one replay of a graph of up to 20 calls: more would take longer to record than to run. Six candidates of
 10 µs take about 60 ms, recording included. Nothing is dropped after one call: the first may carry the driver's own work."""
 

@@ -19,7 +19,7 @@ _told: set[tuple[str, str]] = set()
 SLOW_SECONDS = 3.0
 """A candidate whose first call took longer is not called again: that call is its measurement."""
 
-AGAIN_SECONDS = 20e-3
+AGAIN_SECONDS = 6e-3
 """A candidate runs several times if one run and the judging of it take no longer: more than the gate allows where kernels are
 known, as this is where a race between threads has to show.
 
