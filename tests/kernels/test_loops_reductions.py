@@ -90,9 +90,13 @@ def test_every_kind(dtype: torch.dtype, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nan_and_infinity(layout: str) -> None:
-    """NaN is the extreme wherever it stands, the first of several; sums follow eager."""
+def test_nan_and_infinity(layout: str, generator: str) -> None:
+    """NaN is the extreme wherever it stands, the first of several; sums follow eager. Eager's moments of a row that holds an
+    infinity are NaN on a GPU and may not be on a CPU."""
     stores, dtypes = reductions(load("x", LAYOUTS[layout]), F32)
+    if generator == "triton":
+        stores = [s for s in stores if s.buffer not in ("mean", "deviation")]
+        dtypes = {s.buffer: dtypes[s.buffer] for s in stores}
     case = Case(loop(stores, {P0: S0}, {R0: S1}), {"x": F32, **dtypes})
     for length in (1, 17, 40, 100):
         for special in ([NAN], [INF], [-INF], [INF, -INF], [NAN, INF], [-INF, -INF], [0.0, -0.0]):
