@@ -53,7 +53,8 @@ def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[C
     x = part(nest.outer if nest.form is Form.ROW else (nest.vec,), 2)
     rows = row_axes(nest)
     lengths = [sizes.evaluate(a.size, numbers) for a in rows]
-    r = part(rows[:1], 4)
+    r = min(part(rows[:1], 4), 1 << 10)
+    x = min(x, 1 << 8)
     found = [{"variant": "looped", "x": x, "r": r}, {"variant": "looped", "x": 2 * x, "r": 2 * r}]
     if len(rows) <= 2 and max(lengths) <= 4096:
         whole = dict(zip(("r", "r1"), (max(2, 1 << (n - 1).bit_length()) for n in lengths), strict=False))

@@ -74,8 +74,17 @@ def _combined(
     return [_array(f) for f in (found if isinstance(found, tuple) else (found,))]
 
 
+def interpreted_sum(value: Any, axis: int, keep_dims: bool = False) -> Any:
+    """`tl.sum`, by halves, as threads add up."""
+    array = np.moveaxis(_array(value), axis, 0)
+    while len(array) > 1:
+        array = array[0::2] + array[1::2]
+    return _block(np.moveaxis(array, 0, axis) if keep_dims else array[0], value)
+
+
 CALLS: dict[str, Callable[..., Any]] = {
-    "tl.reduce": interpreted_reduce, "tl.associative_scan": interpreted_scan, "tl.range": interpreted_range,
+    "tl.sum": interpreted_sum, "tl.reduce": interpreted_reduce, "tl.associative_scan": interpreted_scan,
+    "tl.range": interpreted_range,
 }  # fmt: skip
 """Functions of Triton, and what is called in place of each."""
 
