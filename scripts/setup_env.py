@@ -2,7 +2,8 @@
 
 Three kinds of machine are served, told apart by what is there:
 
-* no NVIDIA driver: PyTorch's CPU build and the `dev` extra, at the versions of constraints.txt;
+* no NVIDIA driver: PyTorch's CPU build and the `dev` extra, at the versions of constraints.txt, and Triton, whose interpreter
+  and compiler test GPU kernels without a GPU;
 * an NVIDIA driver: PyTorch as the package index serves it (on Linux the CUDA build), with the `gpu` extra as well;
 * no package index within reach, but a Python that already has a PyTorch polytile can use: the environment borrows the
   packages of that Python through a .pth file, and polytile is registered in it from this working tree. What that Python
@@ -28,6 +29,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 WHEELS = ROOT / "wheels"
 MINIMUM_TORCH = (2, 11)
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+TRITON = "triton==3.6.0"
+"""For machines without a GPU. PyTorch's CUDA builds require the release they were made with, so it is no constraint."""
 IMPORTED = ("numpy", "rich", "sympy", "torch", "typer")
 
 HOST_FACTS = """
@@ -121,6 +124,8 @@ def install_from_index(environment: Environment, gpu: bool) -> None:
     for arguments in steps:
         if not environment.pip(*arguments):
             raise SystemExit(f"setup: `pip install {' '.join(arguments)}` failed; its messages are above.")
+    if not gpu and not environment.pip("--no-deps", TRITON, quiet=True):
+        say(f"no {TRITON} for this machine: the tests of GPU kernels are skipped")
 
 
 def borrow_from_host(environment: Environment) -> None:

@@ -103,6 +103,7 @@ def first_choices() -> Iterator[tuple[str, Launch]]:
 
 
 def test_first_choices_compile_for_an_h100_without_spills() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
     orders = {
         launch.identity: (name, cubins.Order(name, WORKER, job_of(launch, 90), "test")) for name, launch in first_choices()
     }

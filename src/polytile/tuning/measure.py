@@ -77,8 +77,14 @@ LIMITS = Limits()
 THOROUGH = Limits(rounds=40, seconds=0.1, final_rounds=20, final_seconds=0.1, open_seconds=0.5, longest=10.0)
 """Where nobody waits for a call, and the same choice is wanted next time."""
 
-GPU_LIMITS = replace(
-    LIMITS, burst_seconds=200e-6, max_repeats=20, warm_seconds=0.0, seconds=0.08, final_seconds=0.02, open_seconds=0.04, gated=False
+GPU_LIMITS = Limits(
+    burst_seconds=200e-6,
+    max_repeats=20,
+    warm_seconds=0.0,
+    seconds=0.08,
+    final_seconds=0.02,
+    open_seconds=0.04,
+    gated=False,
 )
 """A burst is one replay of a graph of up to 20 calls: more would take longer to record than to run. Six candidates of
 10 µs take about 60 ms, recording included. Nothing is dropped after one call: the first may carry the driver's own work."""
