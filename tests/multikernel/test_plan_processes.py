@@ -32,11 +32,13 @@ def test_a_plan_gives_the_same_kernels_and_bits_in_processes_that_have_measured_
     followed = worker(tmp_path / "second", "--plan", str(path), "--save", str(again))
     assert followed["counters"]["candidates_benchmarked"] == followed["counters"]["store_hits"] == 0
     assert followed["digests"] == made["digests"]
-    assert sorted(followed["decisions"]) == sorted(made["decisions"])
+    # What measuring only tried, such as the kernels of an unfused product that lost, is decided in the first process alone.
+    assert all(decision in made["decisions"] for decision in followed["decisions"])
     assert set(followed["links"]) <= {"plan", "only"} and followed["messages"] == ""
-    assert again.read_text() == path.read_text()
+    plan, repeated = Plan.read(path), Plan.read(again)
+    assert repeated.environment == plan.environment and set(repeated.decisions) <= set(plan.decisions)
 
-    plan = Plan.read(path)  # now to the letter: another candidate for one decision
+    # Now to the letter: another candidate for one decision.
     line = next(pinned for pinned in plan.decisions if dict(pinned.sizes).get("n0") == 300)
     changed = dataclasses.replace(line, candidate=line.candidate[:-1] + ("2" if line.candidate.endswith("1") else "1"))
     others = tuple(pinned for pinned in plan.decisions if pinned is not line)

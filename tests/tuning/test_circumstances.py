@@ -20,13 +20,16 @@ from tests.store.helpers import make
 CPU = torch.device("cpu")
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_what_a_program_measures_says_where_from_what_was_expected_and_on_what() -> None:
+    store.forget()
     kernel = MultiKernel(dataclasses.replace(SPEC, device=""), [Fake("a", 1e-5, predicted=3e-5), Fake("b", 2e-5, predicted=3e-5)])
     kernel(*arguments(32))
     (a, b) = store.current().measurements()
     for m in (a, b):
         assert m.origin and m.predicted == 3e-5 and "load" in dict(m.state) and m.samples
         assert dict(m.machine)["model"] == cpu.cpu().model and dict(m.machine)["torch"] == torch.__version__
+    store.forget()
 
 
 def test_a_candidates_resources_are_kept_where_its_compiler_tells_them() -> None:
