@@ -40,7 +40,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a race may take. Four candidates of 10 µs take about 15 ms if their order is clear, 40 ms if it is not."""
+    """How long a race may take: of short kernels about `seconds` and, if the order stays open, `open_seconds` more."""
 
     band: float = 0.02
     """Contenders within so much of the fastest, relatively, count as equal: the race is about nothing finer."""
@@ -86,8 +86,8 @@ GPU_LIMITS = Limits(
     open_seconds=0.04,
     gated=False,
 )
-"""A burst is one replay of a graph of up to 20 calls: more would take longer to record than to run. Six candidates of
-10 µs take about 60 ms, recording included. Nothing is dropped after one call: the first may carry the driver's own work."""
+"""A burst is one replay of a graph of up to 20 calls: more would take longer to record than to run.
+Nothing is dropped after one call: the first may carry the driver's own work."""
 
 GPU_THOROUGH = replace(GPU_LIMITS, rounds=50, seconds=0.2, final_rounds=40, final_seconds=0.2, open_seconds=0.5, longest=10.0)
 

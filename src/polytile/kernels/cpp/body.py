@@ -15,6 +15,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp import memory, ops, text
 from polytile.kernels.cpp.checks import checked_sizes
 from polytile.kernels.cpp.indices import index_vector
+from polytile.kernels.emission import emission_order
 from polytile.kernels.nest import Nest
 
 
@@ -64,26 +65,9 @@ class Body:
 
     def emit(self, node: Node, scope: Scope) -> str:
         """The text of `node`'s value in `scope`, adding lines for it and for what it needs."""
-        for below in self._needed(node, scope):
+        for below in emission_order(node, scope.names, self.made, self.nest.operands):
             scope.names[id(below)] = self._one(below, scope)
         return scope.names[id(node)]
-
-    def _needed(self, root: Node, scope: Scope) -> list[Node]:
-        """Nodes to emit, children first, stopping at what the scope knows and at what is made elsewhere."""
-        order: list[Node] = []
-        stack, seen = [(root, False)], set()
-        while stack:
-            node, done = stack.pop()
-            if done:
-                order.append(node)
-                continue
-            if id(node) in seen or id(node) in scope.names:
-                continue
-            seen.add(id(node))
-            stack.append((node, True))
-            if id(node) not in self.made:
-                stack.extend((c, False) for c in reversed(self.nest.operands(node)))
-        return order
 
     def _one(self, node: Node, scope: Scope) -> str:
         """Declares the node's variable, unless its text is as good."""

@@ -16,6 +16,7 @@ from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Sc
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.checks import checked_sizes
+from polytile.kernels.emission import emission_order
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import is_result
 from polytile.kernels.triton import memory, ops, text
@@ -86,26 +87,9 @@ class Body:
 
     def emit(self, node: Node, scope: Scope) -> str:
         """The name of `node`'s value in `scope`, adding lines for it and for what it needs."""
-        for below in self._needed(node, scope):
+        for below in emission_order(node, scope.names, self.made, lambda n: n.children):
             scope.names[id(below)] = self._one(below, scope)
         return scope.names[id(node)]
-
-    def _needed(self, root: Node, scope: Scope) -> list[Node]:
-        """Nodes to emit, children first, stopping at what the scope knows and at what is made elsewhere."""
-        order: list[Node] = []
-        stack, seen = [(root, False)], set()
-        while stack:
-            node, done = stack.pop()
-            if done:
-                order.append(node)
-                continue
-            if id(node) in seen or id(node) in scope.names:
-                continue
-            seen.add(id(node))
-            stack.append((node, True))
-            if id(node) not in self.made:
-                stack.extend((c, False) for c in reversed(node.children))
-        return order
 
     def _one(self, node: Node, scope: Scope) -> str:
         """Adds the line of the node's variable; a constant is its own name."""
