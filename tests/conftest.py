@@ -16,10 +16,13 @@ if (
 ):  # Triton decides when it is imported, which torch's tracer does, whether it interprets
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Generated examples say whether behaviour holds, never how fast: no deadline. In CI the examples are the same each run.
-hypothesis.settings.register_profile("local", deadline=None, max_examples=30, print_blob=True)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, print_blob=True, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+# Generated examples say whether behaviour holds, never how fast: no deadline. They are the same in each run, so that what
+# passes once passes again; POLYTILE_EXAMPLES=500 draws that many new ones for every property.
+_examples = int(os.environ.get("POLYTILE_EXAMPLES", "0"))
+hypothesis.settings.register_profile(
+    "polytile", deadline=None, print_blob=True, max_examples=_examples or 30, derandomize=not _examples
+)
+hypothesis.settings.load_profile("polytile")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
@@ -268,6 +268,7 @@ def _apply(x: torch.Tensor, step: tuple[str, tuple[Any, ...]]) -> torch.Tensor:
 
 
 @given(chains())
+@example((torch.zeros(3, 1), [("slice", (0, None, 0, 1)), ("roll", (0, 0))]))  # stores no element at all
 def test_chains_of_views_are_eager_s_in_values_strides_and_aliasing(
     chain: tuple[torch.Tensor, list[tuple[str, tuple[Any, ...]]]],
 ) -> None:

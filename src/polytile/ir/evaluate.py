@@ -216,6 +216,8 @@ class _Chunk:
         return raw.to(self.type_of(node.dtype), copy=True)
 
     def store(self, store: Store, args: list[torch.Tensor]) -> None:
+        if 0 in self.store_shape(store):  # no point at all: nothing is written
+            return
         flat = flat_view(self.buffer(store.buffer))
         k = len(store.indirect)
         value = args[0].to(flat.dtype)
