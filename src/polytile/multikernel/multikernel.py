@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,13 +17,14 @@ from polytile.counters import counters
 from polytile.errors import CompilerMissing, InvalidInput, LaunchFailed, LoweringError, NoCandidate
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, specialised
 from polytile.kernels.facts import Facts
-from polytile.multikernel import selector, trace
+from polytile.multikernel import selector, trace, trials
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.inputs import check_inputs
 from polytile.multikernel.links import forced, prior
 from polytile.multikernel.selector import Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.problem import Measurement, Outcome
+from polytile.runtime import launcher
 from polytile.runtime.launcher import Dispatcher
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
@@ -177,6 +179,7 @@ class MultiKernel:
                 entry = self._made(key, request.named(decision.candidate), request)
                 if entry is not None:
                     self._decisions[key] = decision
+                    trials.at_end(functools.partial(self._take_back, key, decision))
                     counters.add("store_hits", decision.from_store)
                     trace.announce(self.spec, self.candidates, decision)
                     untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
@@ -300,6 +303,21 @@ class MultiKernel:
 
     # Calls off the straight path.
 
+    def _take_back(self, key: int, decision: Decision) -> None:
+        """A candidate of another kernel, on trial, brought the decision about: it counts from the next call on, if there is
+        one."""
+        with self._lock:
+            entry = self.dispatcher.get(key)
+            if entry is not None and self._decisions.get(key) is decision:
+                del self._decisions[key]
+                self.dispatcher.insert(key, PythonEntry(_Confirming(self, key, decision, entry)))
+
+    def _confirm(self, key: int, decision: Decision, entry: launcher.Entry) -> None:
+        with self._lock:
+            self._decisions[key] = decision
+            self.dispatcher.insert(key, entry)
+            trials.at_end(functools.partial(self._take_back, key, decision))
+
     def _checked_call(self, *args: Any) -> None:
         check_inputs(self.spec, args)
         self.dispatcher(*args)
@@ -341,6 +359,17 @@ class _Standin:
             run_once(entry, args)
         else:
             run(self.entry, args)
+
+
+class _Confirming:
+    """Stands in the table for what was decided while another kernel's candidate was on trial, until a call comes."""
+
+    def __init__(self, owner: MultiKernel, key: int, decision: Decision, entry: launcher.Entry) -> None:
+        self.owner, self.key, self.decision, self.entry = owner, key, decision, entry
+
+    def __call__(self, *args: Any) -> None:
+        self.owner._confirm(self.key, self.decision, self.entry)
+        self.owner.dispatcher(*args)
 
 
 class _FirstRun:
