@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,15 +17,15 @@ from polytile.counters import counters
 from polytile.errors import CompilerMissing, InvalidInput, LaunchFailed, LoweringError, NoCandidate
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, specialised
 from polytile.kernels.facts import Facts
-from polytile.multikernel import selector, trace
+from polytile.multikernel import selector, trace, trials
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.inputs import check_inputs
 from polytile.multikernel.links import forced, plan, prior
 from polytile.multikernel.selector import Request
 from polytile.multikernel.spec import KernelSpec
-from polytile.multikernel.splitting import Regimes
+from polytile.multikernel.splitting import Regimes, Words
 from polytile.problem import Measurement, Outcome
-from polytile.runtime import regime
+from polytile.runtime import launcher, regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
@@ -211,6 +212,7 @@ class MultiKernel:
 
     def _keep(self, decision: Decision, request: Request) -> None:
         """Files a decision, and splits the regimes that it shows not to be of one kind."""
+        trials.at_end(functools.partial(self._take_back, request.words, decision))
         for whole, part in self._regimes.keep(request.words, decision, self.candidates, request.sizes):
             before, after = regime.pack(whole), regime.pack(part)
             entry = self.dispatcher.get(before)
@@ -333,6 +335,22 @@ class MultiKernel:
 
     # Calls off the straight path.
 
+    def _take_back(self, words: Words, decision: Decision) -> None:
+        """A candidate of another kernel, on trial, brought the decision about: it counts from the next call on, if there is
+        one."""
+        with self._lock:
+            for stands in {words, self.spec.part(words, dict(decision.sizes))}:  # its regime may have been split
+                kept, entry = self._regimes.decisions.get(stands), self.dispatcher.get(regime.pack(stands))
+                if kept is not None and kept.sizes == decision.sizes and entry is not None:
+                    del self._regimes.decisions[stands]
+                    self.dispatcher.insert(regime.pack(stands), PythonEntry(_Confirming(self, stands, kept, entry)))
+
+    def _confirm(self, words: Words, decision: Decision, entry: launcher.Entry) -> None:
+        with self._lock:
+            self._regimes.decisions[words] = decision
+            self.dispatcher.insert(regime.pack(words), entry)
+            trials.at_end(functools.partial(self._take_back, words, decision))
+
     def _checked_call(self, *args: Any) -> None:
         check_inputs(self.spec, args)
         self.dispatcher(*args)
@@ -377,6 +395,17 @@ class _Standin:
             run_once(owner._replace(args, owner._chosen(args)), args)
         else:
             run(self.entry, args)
+
+
+class _Confirming:
+    """Stands in the table for what was decided while another kernel's candidate was on trial, until a call comes."""
+
+    def __init__(self, owner: MultiKernel, words: Words, decision: Decision, entry: launcher.Entry) -> None:
+        self.owner, self.words, self.decision, self.entry = owner, words, decision, entry
+
+    def __call__(self, *args: Any) -> None:
+        self.owner._confirm(self.words, self.decision, self.entry)
+        self.owner.dispatcher(*args)
 
 
 class _FirstRun:
