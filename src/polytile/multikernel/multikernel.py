@@ -14,7 +14,7 @@ import torch
 from polytile import options as settings
 from polytile import store
 from polytile.counters import counters
-from polytile.errors import CompilerMissing, InvalidInput, LaunchFailed, LoweringError, NoCandidate
+from polytile.errors import CompilerMissing, InvalidInput, LaunchFailed, LoweringError, NoCandidate, ResourcesExceeded
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, specialised
 from polytile.kernels.facts import Facts
 from polytile.multikernel import selector, trace, trials
@@ -299,6 +299,9 @@ class MultiKernel:
             return candidate.entry()
         except CompilerMissing as error:
             self._rejected[candidate.name] = str(error)
+        except ResourcesExceeded as error:  # by the code for the facts of this regime; in another it may fit
+            self._record(request, candidate, Outcome.RESOURCES, error)
+            self._rejected_at.setdefault(key, {})[candidate.name] = f"{Outcome.RESOURCES.value}: {error}"
         except Exception as error:
             self._record(request, candidate, Outcome.COMPILE_ERROR, error)
             self._rejected[candidate.name] = f"{Outcome.COMPILE_ERROR.value}: {error}"
