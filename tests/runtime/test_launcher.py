@@ -250,6 +250,39 @@ def test_the_table_can_be_filled_read_replaced_and_cleared(make: Make) -> None:
     assert dispatch.table() == {}
 
 
+def test_a_split_regime_has_a_key_and_an_entry_for_each_part(make: Make) -> None:
+    hits: list[tuple[str, int]] = []
+    one, other, asked = (PythonEntry(lambda m, n, name=name: hits.append((name, m))) for name in ("one", "other", "asked"))
+    dispatch = make("k", [1, 2], Asked(asked))
+    whole = dispatch.key_of(96, 7)
+    assert dispatch.key_of(128, 7) == whole != dispatch.key_of(128, 8)
+    dispatch.insert(whole, one)
+    dispatch(128, 7)
+    dispatch.insert(whole, None)
+    assert dispatch.get(whole) is None and dispatch.table() == {}
+    parts = dispatch.key_of(96, 7), dispatch.key_of(128, 7)
+    assert len({whole, *parts}) == 3
+    dispatch.insert(parts[0], one)
+    dispatch.insert(parts[1], other)
+    for m in (96, 128, 112):
+        dispatch(m, 7)
+    assert hits == [("one", 128), ("one", 96), ("other", 128), ("asked", 112)]
+    assert len(dispatch.table()) == 3 and dispatch.get(dispatch.key_of(112, 7)) is asked
+    dispatch.clear()
+    assert dispatch.key_of(96, 7) == whole
+
+
+def test_a_decision_may_split_its_own_regime(make: Make) -> None:
+    def choose(key: int, arguments: tuple[Any, ...]) -> PythonEntry:
+        dispatch.insert(key, None)
+        return PythonEntry(lambda n: None)
+
+    dispatch = make("k", [1], choose)
+    whole = dispatch.key_of(96)
+    dispatch(96)
+    assert dispatch.get(whole) is None and list(dispatch.table()) == [dispatch.key_of(96)]
+
+
 @pytest.mark.parametrize("key", [-1, 1 << 64])
 def test_a_key_of_another_table_is_refused(make: Make, key: int) -> None:
     with pytest.raises(OverflowError):

@@ -210,7 +210,7 @@ def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, .
     )
 
 
-SOURCES = ("cpp", "triton", "library")
+SOURCES = ("cpp", "triton", "library", "cublaslt")
 
 
 def _sources(text: str) -> tuple[str, ...]:
