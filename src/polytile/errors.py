@@ -43,6 +43,10 @@ class CandidateRejected(PolytileError):
     """A candidate gave a wrong result or could not run; it takes no further part."""
 
 
+class ResourcesExceeded(CandidateRejected):
+    """A compiled kernel spills registers, or needs more shared memory than a block may have; it is not run."""
+
+
 class NoCandidate(PolytileError):
     """No candidate of a MultiKernel can run at the sizes at hand."""
 

@@ -147,7 +147,7 @@ TABLE: tuple[Option, ...] = (
     Option("threads", int, 0, "Most threads a kernel may use; 0: torch.get_num_threads()."),
     Option("verify_ir", bool, False, "Run the verifier between all passes.", compile_key=False),
     Option("fuse", bool, True, "Fuse loops; off makes one kernel for each operator.", compile_key=True),
-    Option("sources", str, "cpp,triton,library", "Sources of candidates that take part, in order.", compile_key=True),
+    Option("sources", str, "cpp,triton,library,cublaslt", "Sources of candidates that take part, in order.", compile_key=True),
 )
 BY_NAME: dict[str, Option] = {option.name: option for option in TABLE}
 

@@ -95,6 +95,7 @@ class Outcome(enum.Enum):
     TIMEOUT = "timed out"
     RAISED = "raised an error"
     OUT_OF_MEMORY = "ran out of memory"
+    RESOURCES = "takes too many resources"
 
 
 @dataclass(frozen=True)

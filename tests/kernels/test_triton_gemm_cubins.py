@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from polytile.errors import ResourcesExceeded
 from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
-from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
-from polytile.kernels.triton.gemm.candidates import kind_of, label
+from polytile.kernels.triton.candidate import WORKER, Work, job_of, triton_version
+from polytile.kernels.triton.gemm.candidates import Arguments, GemmCandidate, kind_of, label
 from polytile.kernels.triton.gemm.configs import space
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
 from polytile.problem import Config
@@ -100,3 +101,23 @@ def test_no_config_holds_more_sums_than_a_thread_has_registers_for() -> None:
             if config["variant"] != "rows":
                 sums = int(config["m"]) * int(config["n"]) / (32 * int(config["warps"]))
                 assert sums <= (64 if kernel.in_dtype == F32 else 128)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "blocks", "reason"),
+    [
+        (F32, {"m": 128, "n": 128, "k": 32, "stages": 2, "warps": 4}, r"spill \d+ bytes"),
+        (BF16, {"m": 128, "n": 128, "k": 128, "stages": 5, "warps": 8}, "327680 bytes of shared memory"),
+    ],
+)
+def test_what_a_block_cannot_hold_is_refused_by_its_compiled_form(
+    dtype: torch.dtype, blocks: dict[str, int], reason: str, empty_cache: Path
+) -> None:
+    kernel = product(dtype)
+    work = Work(Arguments(kernel), "product", H100, 0, lambda config, facts: generate(kernel, config, facts, H100.sms))
+    config = Config.of(variant="tile", group=8, **blocks)
+    special = GemmCandidate("large", config, work, lambda size: True, lambda size: 1e-6).specialise(ALIGNED)
+    assert not special.excess
+    with pytest.raises(ResourcesExceeded, match=f"'product', candidate 'large': .*{reason}"):
+        special.entry()
+    assert special.failed() and special.base.made() == ()

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from polytile import counters, options, store
-from polytile.errors import CompileFailed, CompilerMissing, InvalidInput, NoCandidate
+from polytile.errors import CompileFailed, CompilerMissing, InvalidInput, NoCandidate, ResourcesExceeded
 from polytile.kernels.candidate import PythonEntry
 from polytile.multikernel import ArgInfo, MultiKernel, alive
 from polytile.multikernel.registry import define
 from polytile.problem import Outcome
 from tests.multikernel.helpers import SPEC, Fake, arguments, double, new_process, spec
+from tests.waiting import PATIENCE
 
 
 def small_and_large() -> tuple[Fake, Fake]:
@@ -97,11 +98,12 @@ def test_near_ties_go_to_the_first_in_canonical_order() -> None:
     ("broken", "outcome"),
     [
         (Fake("broken", 1e-9, failure=CompileFailed("error: expected ';'")), Outcome.COMPILE_ERROR),
+        (Fake("broken", 1e-9, failure=ResourcesExceeded("its threads spill 8 bytes each")), Outcome.RESOURCES),
         (Fake("broken", 1e-9, call=lambda x, y, m, n: y.copy_(x * 3)), Outcome.WRONG),
         (Fake("broken", 1e-9, call=lambda x, y, m, n: y[1:].copy_(x[1:] * 2)), Outcome.WRONG),
         (Fake("broken", 1e-9, call=lambda x, y, m, n: torch.empty(3) @ x), Outcome.RAISED),
     ],
-    ids=["does not compile", "wrong", "leaves elements unwritten", "raises"],
+    ids=["does not compile", "spills", "wrong", "leaves elements unwritten", "raises"],
 )
 def test_a_candidate_that_fails_is_recorded_and_skipped(broken: Fake, outcome: Outcome) -> None:
     kernel = MultiKernel(SPEC, [broken, Fake("good")])
@@ -111,6 +113,17 @@ def test_a_candidate_that_fails_is_recorded_and_skipped(broken: Fake, outcome: O
     assert kernel.decisions[0].candidate == "good"
     (record,) = [m for m in store.current().measurements() if m.candidate == "broken"]
     assert record.outcome is outcome and record.detail
+
+
+@pytest.mark.parametrize("tune", ["auto", "off"])
+def test_what_exceeds_the_resources_of_one_regime_is_asked_for_in_the_next(tune: str) -> None:
+    spills = Fake("spills", 1e-9, 1e-9, failure=ResourcesExceeded("its threads spill 8 bytes each"))
+    with options.override(tune=tune):
+        kernel = MultiKernel(SPEC, [spills, Fake("good")])
+        kernel(*arguments(32))
+        spills.failure = None
+        kernel(*arguments(512))
+    assert [decision.candidate for decision in kernel.decisions] == ["good", "spills"]
 
 
 def test_a_wrong_result_is_told_and_the_candidate_takes_no_further_part(caplog: pytest.LogCaptureFixture) -> None:
@@ -273,7 +286,7 @@ def test_threads_that_reach_an_inner_multikernel_from_two_sides_do_not_block_eac
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from polytile.errors import CompileFailed, CompilerMissing
+from polytile.errors import CompileFailed, CompilerMissing, ResourcesExceeded
 from polytile.kernels.candidate import Entry, PythonEntry
 from polytile.problem import Config, Outcome, Problem
 from polytile.tuning.environment import environment
@@ -66,17 +66,18 @@ def test_each_candidate_becomes_a_measurement(empty_cache: object) -> None:
         right_one := Fake("right", double),
         Fake("wrong", lambda x, y, n: y.copy_(x * 3)),
         Fake("does not compile", double, CompileFailed("error: expected ';'")),
+        Fake("spills", double, ResourcesExceeded("its threads spill 120 bytes each")),
         Fake("raises", raises),
         Fake("no compiler", double, CompilerMissing("no g++")),
     )
     attempts = tune(asked)
     outcomes = [attempt.measurement and attempt.measurement.outcome for attempt in attempts]
-    assert outcomes == [Outcome.OK, Outcome.WRONG, Outcome.COMPILE_ERROR, Outcome.RAISED, None]
+    assert outcomes == [Outcome.OK, Outcome.WRONG, Outcome.COMPILE_ERROR, Outcome.RESOURCES, Outcome.RAISED, None]
     right = attempts[0].measurement
     assert right is not None and right.samples and right.max_error == 0.0 and right.compile_seconds == 0.25
     assert right.environment == environment()
     assert "'y' is off by" in attempts[1].detail
-    assert "such strides" in attempts[3].detail
+    assert "such strides" in attempts[4].detail
     assert right_one.prepared == 1
     assert bool((asked.args[1] == 5.0).all())
 

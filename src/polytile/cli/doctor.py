@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from polytile import __version__, options
-from polytile.errors import PolytileError
+from polytile.errors import DeviceError, PolytileError
 from polytile.report import Table
 
 Verdict = Literal["ok", "fair", "bad"]
@@ -129,12 +129,17 @@ def accelerator() -> Finding:
     import torch
 
     from polytile.report.environment import accelerator as described
+    from polytile.runtime.cuda import cublaslt
 
     if torch.cuda.is_available():
         try:
-            return Finding("GPU", "ok", f"{described()}, Triton {importlib.metadata.version('triton')}")
+            version = cublaslt.version()
+            libraries = f"Triton {importlib.metadata.version('triton')}, cuBLASLt {version // 10000}.{version // 100 % 100}"
+            return Finding("GPU", "ok", f"{described()}, {libraries}")
         except importlib.metadata.PackageNotFoundError:
             return Finding("GPU", "fair", described(), "Triton is not installed: pip install 'polytile[gpu]'.")
+        except DeviceError as error:
+            return Finding("GPU", "fair", described(), str(error))
     if Path("/proc/driver/nvidia/version").exists():
         advice = "the driver is there, but this PyTorch sees no GPU; install a build with CUDA (make setup does)."
         return Finding("GPU", "fair", "none that PyTorch can use", advice)

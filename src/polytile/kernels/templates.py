@@ -13,11 +13,11 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.errors import LoweringError
+from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.printer import loop_text, type_name
 from polytile.ir.program import Buffer, Loop, Template, View, compute_dtype
-from polytile.kernels import canonical
+from polytile.kernels import canonical, cublaslt
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
@@ -73,6 +73,23 @@ class GemmKernel:
     @property
     def leading(self) -> tuple[str, ...]:
         return SIZES + (() if self.spec.has_epilogue else OUTPUT_SIZES)
+
+    @property
+    def product_storage(self) -> torch.dtype:
+        """The type in which a library call leaves the product for the epilogue."""
+        if not self.in_dtype.is_floating_point:
+            return torch.int32
+        return torch.float32 if self.in_dtype.itemsize == 1 else self.in_dtype
+
+    def dense_strides(self, size: Mapping[str, int]) -> dict[str, int]:
+        """The strides of dense operands in these layouts, and a batch of 1."""
+        m, n, k = size["M"], size["N"], size["K"]
+        a = (1, m) if self.spec.a_layout == "m" else (k, 1)
+        b = (1, k) if self.spec.b_layout == "k" else (n, 1)
+        return {
+            "batch": 1, "a_stride_b": m * k, "a_stride_m": a[0], "a_stride_k": a[1], "b_stride_b": k * n, "b_stride_k": b[0],
+            "b_stride_n": b[1], "c_stride_b": m * n, "c_stride_m": n, "c_stride_n": 1,
+        }  # fmt: skip
 
 
 def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[GemmKernel, CallSite]:
@@ -158,8 +175,8 @@ def candidates(
 def gpu_candidates(
     kernel: GemmKernel, name: str, target: torch.device, unfused: Callable[..., None] | None, sources: Sequence[str]
 ) -> tuple[Candidate, ...]:
-    """The same on a GPU, or under Triton's interpreter where `target` is a CPU: Triton, then the library, which takes longer
-    to call and so loses ties. What has no Triton form is the library's alone."""
+    """The same on a GPU, or under Triton's interpreter where `target` is a CPU: Triton, then the library and what
+    cuBLASLt proposes, which take longer to call and so lose ties. What has no Triton form is the library's alone."""
     from polytile.kernels.triton.gemm.candidates import gemm_candidates
 
     found: list[Candidate] = []
@@ -170,6 +187,11 @@ def gpu_candidates(
             log.info("%s runs as a library call: %s", name, error)
     if "library" in sources or not found:
         found.append(MatmulLibrary(kernel, unfused, target))
+    if "cublaslt" in sources and target.type == "cuda":
+        try:
+            found += cublaslt.candidates(kernel, unfused, target)
+        except DeviceError as error:
+            log.warning("%s has no candidates of cuBLASLt: %s", name, error)
     return tuple(found)
 
 
@@ -297,21 +319,14 @@ def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
         return expr.load(dtype, PRODUCT, index) if isinstance(node, expr.Accumulator) else expr.rebuild(node, children)
 
     body = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
-    tensors = (TensorArg(PRODUCT, product_storage(kernel), "in"), *kernel.tensors[2:])
+    tensors = (TensorArg(PRODUCT, kernel.product_storage, "in"), *kernel.tensors[2:])
     return LoopKernel(body, tensors, kernel.symbols)
-
-
-def product_storage(kernel: GemmKernel) -> torch.dtype:
-    """The type in which a library call leaves the product for the epilogue."""
-    if not kernel.in_dtype.is_floating_point:
-        return torch.int32
-    return torch.float32 if kernel.in_dtype.itemsize == 1 else kernel.in_dtype
 
 
 def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
     """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are those of dense operands
     in these layouts."""
-    full = {**_dense_strides(kernel, size), **size}
+    full = {**kernel.dense_strides(size), **size}
     tensors = []
     for t in kernel.tensors:
         if t.name in ("A", "B", "C"):
@@ -331,16 +346,6 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torc
     if not dtype.is_floating_point:
         return torch.randint(-8, 8, (count,), device=target).to(dtype)
     return torch.randn(count, device=target).to(dtype)
-
-
-def _dense_strides(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, int]:
-    m, n, k = size["M"], size["N"], size["K"]
-    a = (1, m) if kernel.spec.a_layout == "m" else (k, 1)
-    b = (1, k) if kernel.spec.b_layout == "k" else (n, 1)
-    return {
-        "batch": 1, "a_stride_b": m * k, "a_stride_m": a[0], "a_stride_k": a[1], "b_stride_b": k * n, "b_stride_k": b[0],
-        "b_stride_n": b[1], "c_stride_b": m * n, "c_stride_m": n, "c_stride_n": 1,
-    }  # fmt: skip
 
 
 def _extent(kernel: GemmKernel, name: str, size: Mapping[str, int]) -> int:

@@ -39,8 +39,9 @@ INVALIDITY = {
     Outcome.RAISED: "runtime",
     Outcome.TIMEOUT: "timeout",
     Outcome.OUT_OF_MEMORY: "runtime",
+    Outcome.RESOURCES: "constraints",
 }
-"""The schema's word for each outcome; its sixth, "constraints", is for candidates that are never tried here."""
+"""The schema's word for each outcome."""
 
 OUTCOMES = {
     "correct": Outcome.OK,
@@ -48,7 +49,7 @@ OUTCOMES = {
     "compile": Outcome.COMPILE_ERROR,
     "runtime": Outcome.RAISED,
     "timeout": Outcome.TIMEOUT,
-    "constraints": Outcome.RAISED,
+    "constraints": Outcome.RESOURCES,
 }
 """What another tool's words mean here."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from polytile.errors import CompilerMissing
+from polytile.errors import CompilerMissing, ResourcesExceeded
 from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
@@ -161,6 +161,8 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
         return candidate.entry()
     except CompilerMissing as error:
         attempts[index] = Attempt(candidate, None, detail=str(error))
+    except ResourcesExceeded as error:
+        attempts[index] = failed(task, index, Outcome.RESOURCES, error)
     except Exception as error:
         attempts[index] = failed(task, index, Outcome.COMPILE_ERROR, error)
     return None

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import sympy
 import torch
 
+from polytile.errors import ResourcesExceeded
 from polytile.kernels.candidate import NativeEntry, PythonEntry
 from polytile.kernels.canonical import TensorArg
 from polytile.kernels.facts import Facts
@@ -64,6 +65,7 @@ class TritonCandidate:
 
     origin = "triton"
     hard_limits = True  # a persistent row longer than its block is cut off
+    may_spill = True  # a row kept on chip may be worth some traffic to the cache
 
     def __init__(self, name: str, config: Config, work: Work, valid: Judge, cost: Judge) -> None:
         self.name, self.config, self.work = name, config, work
@@ -96,7 +98,7 @@ class TritonCandidate:
         """The forms of this candidate that are compiled."""
         with self._lock:
             known = tuple(self._specialised.values())
-        return tuple(candidate for candidate in known if candidate.ready())
+        return tuple(candidate for candidate in known if candidate.ready() and not candidate.excess)
 
     def prepare(self) -> None:
         """Nothing: what is compiled depends on the facts."""
@@ -152,6 +154,16 @@ class Specialised:
             return Resources()
         return Resources(max(f.registers for f in done), max(f.spills for f in done), max(f.shared for f in done))
 
+    @property
+    def excess(self) -> str:
+        """What the compiled kernel takes of the device beyond what it may have, as a sentence; "" while nothing is known."""
+        taken, limit = self.resources, self.base.work.device.shared_per_block
+        if taken.shared_bytes is not None and taken.shared_bytes > limit:
+            return f"it needs {taken.shared_bytes} bytes of shared memory, a block of this device may have {limit}"
+        if taken.spilled_bytes and not self.base.may_spill:
+            return f"its threads need more than {taken.registers} registers and spill {taken.spilled_bytes} bytes each"
+        return ""
+
     def _compiled(self) -> list[cubins.Cubin]:
         return [p.result() for p in self._promises or () if p.done() and p.exception() is None]
 
@@ -176,8 +188,8 @@ class Specialised:
         return promises is not None and all(p.done() and p.exception() is None for p in promises)
 
     def failed(self) -> bool:
-        """Whether compiling it has failed."""
-        return any(p.done() and p.exception() is not None for p in self._promises or ())
+        """Whether compiling it has failed, or gave what cannot be used."""
+        return any(p.done() and p.exception() is not None for p in self._promises or ()) or bool(self.excess)
 
     def entry(self) -> NativeEntry | PythonEntry:
         self.prepare()
@@ -207,9 +219,14 @@ class Specialised:
         return PythonEntry(call)
 
     def _loaded(self) -> NativeEntry:
-        """Waits for the cubins, loads them on the device and makes the plan of their launches."""
+        """Waits for the cubins, loads them on the device and makes the plan of their launches. Raises ResourcesExceeded before
+        anything is loaded."""
         work, index = self.base.work, self.base.work.index
         assert self._promises is not None and index is not None
+        for promise in self._promises:
+            promise.result()
+        if self.excess:
+            raise ResourcesExceeded(f"kernel {work.name!r}, candidate {self.name!r}: {self.excess}; another config is used.")
         positions = {symbol: position for position, symbol in enumerate(work.kernel.symbols)}
         places = {s.name: position for s, position in positions.items()}
         tensors = {t.name: position for position, t in enumerate(work.kernel.tensors)}

@@ -29,9 +29,11 @@ INTERPRETED_AS = "H100"
 
 
 class GemmCandidate(TritonCandidate):
-    """One config of a product: right at all sizes, whatever it is meant for."""
+    """One config of a product: right at all sizes, whatever it is meant for. One whose code spills sums is never run: its
+    loop over k would write them to memory and read them back at every step."""
 
     hard_limits = False
+    may_spill = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,175 @@
+"""What cuBLASLt proposes as candidates, on a library built by the tests that works on the host's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polytile.errors import DeviceError, LaunchFailed
+from polytile.kernels import cublaslt as candidates
+from polytile.kernels.cublaslt import LtCandidate
+from polytile.kernels.templates import GemmKernel, gpu_candidates
+from polytile.problem import Measurement, Outcome, Problem
+from polytile.runtime import compile as compiler
+from polytile.runtime.cuda import cublaslt
+from polytile.runtime.cuda.cublaslt import Algorithm
+from polytile.tuning.circumstances import completed
+from tests.kernels.triton_gemm import integers, operands, product
+
+CPU = torch.device("cpu")
+
+
+@functools.cache
+def library() -> str:
+    source = Path(__file__).with_name("cublaslt_stub.c").read_text()
+    return str(compiler.compile_c("stub_cublaslt", source, ("-w",)).result().path)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
+    monkeypatch.setattr(cublaslt, "NAMES", (library(),))
+    monkeypatch.setattr(cublaslt, "_beside_torch", lambda: iter(()))
+    cublaslt.reset()
+    found = ctypes.CDLL(library())
+    for name, value in {"proposals": 4, "asked": 0, "products": 0, "status": 0, "refuses_start": 0}.items():
+        ctypes.c_int.in_dll(found, f"stub_{name}").value = value
+    yield found
+    cublaslt.reset()
+
+
+def read(stub: ctypes.CDLL, name: str) -> int:
+    kind = ctypes.c_uint64 if name == "algorithm" else ctypes.c_int
+    return kind.in_dll(stub, f"stub_{name}").value
+
+
+def put(stub: ctypes.CDLL, name: str, value: int) -> None:
+    ctypes.c_int.in_dll(stub, f"stub_{name}").value = value
+
+
+def sizes(kernel: GemmKernel, ints: tuple[int, ...]) -> dict[str, int]:
+    return dict(zip(kernel.size_names, ints, strict=True))
+
+
+def call(kernel: GemmKernel, rank: int, *args: Any) -> None:
+    LtCandidate(kernel, None, CPU, rank).entry().call(*args)
+
+
+@pytest.mark.parametrize(("a", "b"), [("k", "n"), ("k", "k"), ("m", "n"), ("m", "k")])
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_every_layout_goes_straight_into_the_result(
+    stub: ctypes.CDLL, a: str, b: str, batched: bool, dtype: torch.dtype
+) -> None:
+    kernel = product(dtype, a, b, batched=batched, out=torch.int32 if dtype == torch.int8 else None)
+    for batch, m, n, k, pad in ((3 if batched else 1, 5, 7, 9, 2), (2 if batched else 1, 1, 4, 1, 0), (1, 1, 1, 6, 3)):
+        x, y, c = operands(kernel, batch, m, n, k, pad)
+        put(stub, "products", 0)
+        call(kernel, 1, x, y, c, *integers(x, y, c))
+        assert read(stub, "products") == 1 and read(stub, "algorithm") == 101
+        exact = x.double() @ y.double()
+        torch.testing.assert_close(c.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-4)
+
+
+def test_what_the_library_cannot_describe_is_left_to_aten(stub: ctypes.CDLL) -> None:
+    kernel = product(torch.float32)
+    x, y, c = operands(kernel, 1, 5, 7, 9)
+    overlapping = torch.randn(9).expand(1, 5, 9)
+    empty = torch.randn(1, 5, 0), torch.randn(1, 0, 7)
+    for left, right in ((overlapping, y), empty, (x.flip(2).transpose(1, 2).contiguous().transpose(1, 2)[..., ::2], y[:, ::2])):
+        call(kernel, 0, left, right, c, *integers(left, right, c))
+        torch.testing.assert_close(c, left @ right)
+        c.fill_(float("nan"))
+    assert read(stub, "asked") <= 1
+    candidate = LtCandidate(kernel, None, CPU, 0)
+    assert not candidate.valid(sizes(kernel, integers(overlapping, y, c)))
+    assert not candidate.valid(sizes(kernel, integers(*empty, c)))
+
+
+def test_there_are_as_many_candidates_as_proposals(stub: ctypes.CDLL) -> None:
+    kernel = product(torch.float32)
+    x, y, c = operands(kernel, 1, 5, 7, 9)
+    found, at = candidates.candidates(kernel, None, CPU), sizes(kernel, integers(x, y, c))
+    assert [candidate.valid(at) for candidate in found] == [True] * 4 + [False] * 2
+    assert [candidate.name for candidate in found[:2]] == ["cublaslt 0", "cublaslt 1"]
+    costs = [candidate.cost(at) for candidate in found]
+    assert costs == sorted(set(costs)) and len({candidate.source_hash for candidate in found}) == len(found)
+    assert read(stub, "asked") == 1, "the sizes are asked about once"
+    found[5].entry().call(x, y, c, *integers(x, y, c))
+    assert read(stub, "algorithm") == 103, "where there are fewer, the last"
+
+
+def test_only_sums_in_one_order_and_their_own_type_are_asked_for(stub: ctypes.CDLL) -> None:
+    kernel = product(torch.float32)
+    x, _, c = operands(kernel, 1, 5, 7, 9)
+    memory = torch.zeros(64 + 63)
+    shifted = memory[1:64].view(1, 9, 7)
+    call(kernel, 0, x, shifted, c, *integers(x, shifted, c))
+    assert read(stub, "reductions") == 2 and read(stub, "alignment") == 4
+
+
+def test_the_algorithm_is_recorded_and_its_text_runs_it_again(stub: ctypes.CDLL) -> None:
+    kernel = product(torch.float32)
+    x, y, c = operands(kernel, 1, 5, 7, 9)
+    candidate = LtCandidate(kernel, None, CPU, 1)
+    problem = Problem("mm", kernel.digest, (("batch", 1), ("M", 5), ("N", 7), ("K", 9)))
+    measured = Measurement(problem, candidate.name, candidate.config, candidate.source_hash, Outcome.OK)
+    state = dict(completed(measured, candidate, 1e-6, ()).state)
+    assert state["algorithm"] == "1000 65 0 0 0 0 0 0 0" and "id 101 tile 0" in str(state["algorithm_told"])
+    again = Algorithm.of(str(state["algorithm"]))
+    assert again.words[0] == 101 and again.workspace == 4096
+    described = candidate._expected(sizes(kernel, integers(x, y, c)))
+    assert described is not None
+    workspace = torch.empty(again.workspace, dtype=torch.uint8)
+    cublaslt.multiply(described, again, (y.data_ptr(), x.data_ptr(), c.data_ptr()), workspace.data_ptr(), 0, -1)
+    torch.testing.assert_close(c, x @ y)
+    with pytest.raises(ValueError, match="nine hexadecimal numbers"):
+        Algorithm.of("1 2")
+
+
+def test_a_product_for_an_epilogue_goes_to_scratch_memory(stub: ctypes.CDLL) -> None:
+    seen = []
+    kernel = product(torch.int8, "k", "k", out=torch.int32)
+    x, y, _ = operands(kernel, 1, 5, 7, 9)
+    made = LtCandidate(kernel, lambda *args: seen.append(args), CPU, 0)._product(x, y, True)
+    assert made.dtype == torch.int32 and torch.equal(made, (x.long() @ y.long())[0].int())
+
+
+def test_a_refusal_names_the_algorithm(stub: ctypes.CDLL) -> None:
+    kernel = product(torch.float32)
+    x, y, c = operands(kernel, 1, 5, 7, 9)
+    put(stub, "status", 13)
+    with pytest.raises(LaunchFailed, match="refused to multiply with algorithm id 100 .*status 13"):
+        call(kernel, 0, x, y, c, *integers(x, y, c))
+
+
+def test_descriptors_are_freed_with_what_was_prepared(stub: ctypes.CDLL) -> None:
+    kernel = product(torch.float32)
+    x, y, c = operands(kernel, 1, 5, 7, 9)
+    before = read(stub, "alive")
+    call(kernel, 0, x, y, c, *integers(x, y, c))
+    assert read(stub, "alive") == before + 5
+    cublaslt.reset()
+    assert read(stub, "alive") == before
+
+
+def test_a_machine_without_the_library_says_so(
+    stub: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = product(torch.float32)
+    put(stub, "refuses_start", 1)
+    x, y, c = operands(kernel, 1, 5, 7, 9)
+    assert not LtCandidate(kernel, None, CPU, 0).valid(sizes(kernel, integers(x, y, c)))
+    assert "cuBLASLt refused to start" in caplog.text
+    monkeypatch.setattr(cublaslt, "NAMES", ("libnothing.so",))
+    cublaslt.reset()
+    with pytest.raises(DeviceError, match="cuBLASLt cannot be used .*libnothing.so"):
+        candidates.candidates(kernel, None, CPU)
+    monkeypatch.setattr("polytile.kernels.triton.gemm.candidates.gemm_candidates", lambda *_: ())
+    found = gpu_candidates(kernel, "mm_0", torch.device("cuda", 0), None, ("library", "cublaslt"))
+    assert [candidate.name for candidate in found] == ["aten"] and "mm_0 has no candidates of cuBLASLt" in caplog.text
