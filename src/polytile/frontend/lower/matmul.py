@@ -145,7 +145,7 @@ def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number 
 @lowers(aten._int_mm.default)
 def int_mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
     """int8 × int8, kept in int32."""
-    if generator_of(a.device) != "gpu":
+    if generator_of(a.device) not in OPERAND_DTYPES:
         raise LoweringError(f"products of int8 on {a.device.type} are left to the library.")
     if has_static_zero(a.sizes) or has_static_zero(b.sizes):
         return computed((a.sizes[0], b.sizes[1]), torch.int32, a.device, lambda point: expr.const(0, torch.int32))
