@@ -18,6 +18,7 @@ from polytile.kernels import loops, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
 from polytile.kernels.facts import INT32_REACH, reaches
 from polytile.kernels.nest import Form, nest_of
+from polytile.kernels.prologue import Stored
 from polytile.kernels.triton import loops as triton_loops
 from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K
 from polytile.kernels.triton.gemm.unit import symbol
@@ -159,17 +160,32 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], options: 
     """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
     kernel, site = templates.canonicalize(template, buffers)
     target = buffers[template.a.buffer].device
+    first = [
+        define_loop(loop, buffers, options)[0] if loop is not None else None for loop in template.prologues
+    ]
+    return _product(kernel, template.origins, target, options, first), site.buffers, site.sizes
+
+
+def _product(
+    kernel: templates.GemmKernel,
+    origins: tuple[str, ...],
+    target: torch.device,
+    options: Mapping[str, Any],
+    first: Sequence[MultiKernel | None] = (),
+) -> MultiKernel:
+    """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
     fallback = _unfused(kernel, options, target)
     sources = _sources(str(options.get("sources", settings.get("sources"))))
-    name = templates.kernel_name(kernel, template.origins)
+    name = templates.kernel_name(kernel, origins)
     if target.type == "cpu" and not settings.get("interpret"):
         threads = variants.thread_counts(variants.most_threads())
         candidates = templates.candidates(kernel, name, threads, fallback, sources)
-        spec = template_spec(kernel, name, template.origins)
-    else:
-        candidates = templates.gpu_candidates(kernel, name, target, fallback, sources)
-        spec = gpu_template_spec(kernel, name, template.origins, target)
-    return define(spec, candidates, options), site.buffers, site.sizes
+        return define(template_spec(kernel, name, origins), candidates, options)
+    stored = None
+    if any(kernel.prologues):
+        stored = Stored(kernel, first, _product(kernel.plain, origins, target, options))
+    candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
+    return define(gpu_template_spec(kernel, name, origins, target), candidates, options)
 
 
 def gpu_template_spec(
