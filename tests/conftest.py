@@ -16,11 +16,16 @@ if (
 ):  # Triton decides when it is imported, which torch's tracer does, whether it interprets
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Generated examples say whether behaviour holds, never how fast: no deadline. They are the same in each run, so that what
-# passes once passes again; POLYTILE_EXAMPLES=500 draws that many new ones for every property.
+# Generated examples say whether behaviour holds, never how fast they are made or run: no deadline. They are the same in
+# each run, so that what passes once passes again; POLYTILE_EXAMPLES=500 draws that many new ones for every property.
 _examples = int(os.environ.get("POLYTILE_EXAMPLES", "0"))
 hypothesis.settings.register_profile(
-    "polytile", deadline=None, print_blob=True, max_examples=_examples or 30, derandomize=not _examples
+    "polytile",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    print_blob=True,
+    max_examples=_examples or 30,
+    derandomize=not _examples,
 )
 hypothesis.settings.load_profile("polytile")
 

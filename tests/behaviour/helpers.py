@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import polytile
 from polytile.multikernel import Decision, MultiKernel
+from tests.waiting import PATIENCE
 
 SLACK = 4.0
 """polytile may be this many times as far from float64 as eager is."""
@@ -155,7 +156,7 @@ def in_process(home: Path, *arguments: str, **environment: str) -> subprocess.Po
 
 def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
     """What the worker reports, with its stderr under "messages"; it must have ended well."""
-    output, messages = process.communicate(timeout=240)
+    output, messages = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, messages
     return {**json.loads(output.splitlines()[-1]), "messages": messages}
 

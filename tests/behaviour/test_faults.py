@@ -17,6 +17,7 @@ from polytile.errors import OptionError
 from polytile.runtime import cache
 from polytile.runtime import compile as compile_service
 from tests.behaviour.helpers import check, compiled, decisions, in_process, lines_with, report_of, sized
+from tests.compilers import stand_in
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -48,12 +49,8 @@ def test_a_compiler_that_is_not_there_is_named(empty_cache: Path) -> None:
 
 def test_a_compiler_that_fails_leaves_the_library(empty_cache: Path, tmp_path: Path) -> None:
     """It answers what it is, and then compiles nothing."""
-    broken = tmp_path / "broken-g++"
-    broken.write_text(
-        '#!/bin/bash\nif [[ " $* " == *" -o "* ]]; then echo "no memory left" >&2; exit 1; fi\nexec g++ "$@"\n'
-    )
-    broken.chmod(0o755)
-    report = report_of(in_process(empty_cache, "--sizes", "20", POLYTILE_CXX=str(broken)))
+    broken = stand_in(tmp_path / "broken-g++", 'echo "no memory left" >&2; exit 1')
+    report = report_of(in_process(empty_cache, "--sizes", "20", POLYTILE_CXX=broken))
     assert report["worst"] <= 8
     assert "no memory left" in report["messages"] or "did not compile" in report["messages"]
     assert not list(empty_cache.rglob("*.so"))

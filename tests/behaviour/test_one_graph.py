@@ -64,7 +64,7 @@ def test_one_graph_for_twenty_sizes(name: str, training: bool) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_one_graph_while_tuning(training: bool) -> None:
+def test_one_graph_while_tuning(training: bool, empty_cache: object) -> None:
     trio = Trio("mlp", training)
     for size in SIZES[:8]:
         trio.step(size)

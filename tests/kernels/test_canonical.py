@@ -14,8 +14,8 @@ from polytile.kernels.loops import kernel_name, loop_candidates
 from tests.kernels.helpers import BF16, F32, P0, R0, S0, S1, S2, load, loop, op, store
 
 
-def canonical(body: Loop, **dtypes: torch.dtype) -> tuple[LoopKernel, CallSite]:
-    return canonicalize(body, {name: Buffer(name, dtype, (), ()) for name, dtype in dtypes.items()})
+def canonical(body: Loop, *shape: sympy.Expr, **dtypes: torch.dtype) -> tuple[LoopKernel, CallSite]:
+    return canonicalize(body, {name: Buffer(name, dtype, shape, ()) for name, dtype in dtypes.items()})
 
 
 def row_sum(source: str, target: str, axis: str, rows: sympy.Expr, length: sympy.Expr) -> Loop:
@@ -41,7 +41,7 @@ def test_types_sizes_and_roles_matter() -> None:
 
 def test_arguments_are_the_tensors_then_the_size_symbols_in_order_of_appearance() -> None:
     body = loop([store("o", P0 * S2 + 1, op("add", load("b", P0), load("a", P0 * S1)))], {P0: S0})
-    kernel, site = canonical(body, a=F32, b=F32, o=BF16)
+    kernel, site = canonical(body, S0, a=F32, b=F32, o=BF16)
     assert [(t.name, t.dtype, t.role) for t in kernel.tensors] == [
         ("a0", F32, "in"),
         ("a1", F32, "in"),
@@ -58,10 +58,19 @@ def test_a_tensor_that_is_read_or_partly_written_keeps_what_it_holds() -> None:
         "inout": store("o", P0, load("o", P0)),
         "inout masked": store("o", P0, load("x", P0), mask=mask),
         "inout added": store("o", P0, load("x", P0), mode="add"),
+        "inout, a diagonal": store("o", P0 * (S0 + 1), load("x", P0)),
     }
     for role, one in roles.items():
-        kernel, site = canonical(loop([one], {P0: S0}), x=F32, o=F32, m=torch.bool)
-        assert kernel.tensors[site.buffers.index("o")].role == role.split()[0]
+        shape = (S0, S0) if "diagonal" in role else (S0,)
+        kernel, site = canonical(loop([one], {P0: S0}), *shape, x=F32, o=F32, m=torch.bool)
+        assert kernel.tensors[site.buffers.index("o")].role == role.replace(",", "").split()[0]
+
+
+def test_parts_that_make_a_whole_are_all_of_a_tensor() -> None:
+    halves = [store("o", P0, load("x", P0)), store("o", P0 + S0, load("x", P0))]
+    for shape, role in ((2 * S0, "out"), (3 * S0, "inout")):
+        kernel, site = canonical(loop(halves, {P0: S0}), shape, x=F32, o=F32)
+        assert kernel.tensors[site.buffers.index("o")].role == role
 
 
 def test_a_kernel_is_made_once() -> None:

@@ -13,7 +13,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
 from polytile.kernels.triton import interpret
 from polytile.kernels.triton.gemm.schedules import generate
-from polytile.multikernel.define import gpu_template_spec
+from polytile.multikernel.define_gpu import template_spec
 from polytile.problem import Config
 
 SMS = 5
@@ -67,7 +67,7 @@ def integers(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[int, ..
 
 def facts_of(kernel: GemmKernel, args: Sequence[Any]) -> Facts:
     """The facts of the regime of a call."""
-    spec = gpu_template_spec(kernel, "product", (), torch.device("cpu"))
+    spec = template_spec(kernel, "product", (), torch.device("cpu"))
     tensors, ints = spec.split(args)
     return spec.facts(ints, [t.data_ptr() for t in tensors])
 

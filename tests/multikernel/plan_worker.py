@@ -41,6 +41,7 @@ def main() -> None:
         "digests": digests,
         "counters": dict(polytile.counters),
         "decisions": [[d.kernel, d.regime, d.candidate] for d in decisions],
+        "losers": [[d.kernel, d.regime, [s.candidate for s in d.runners_up if s.seconds > 0]] for d in decisions],
         "links": sorted({d.link for d in decisions}),
     }
     print(json.dumps(report))

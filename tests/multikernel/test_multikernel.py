@@ -15,6 +15,7 @@ from polytile.multikernel import ArgInfo, MultiKernel, alive
 from polytile.multikernel.registry import define
 from polytile.problem import Outcome
 from tests.multikernel.helpers import SPEC, Fake, arguments, double, new_process, spec
+from tests.waiting import PATIENCE
 
 
 def small_and_large() -> tuple[Fake, Fake]:
@@ -285,7 +286,7 @@ def test_threads_that_reach_an_inner_multikernel_from_two_sides_do_not_block_eac
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads)
 
 

@@ -59,3 +59,17 @@ def test_everything_is_measured_where_that_is_asked_for_whatever_is_known_close_
         again = MultiKernel(SPEC, candidates)
         again(*arguments(32))
         assert again.decisions[0].link == "exact", "what is on record is not measured again"
+
+
+def test_where_the_whole_shortlist_fails_the_best_predicted_of_the_others_runs() -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("no kernel for such strides")
+
+    far = [Fake("far", 1e-5, 9e-5), Fake("near", 1e-5, 5e-5), Fake("broken too", 1e-5, 4e-5, call=broken)]
+    kernel = MultiKernel(SPEC, [*far, Fake("a", 1e-5, 1e-5, call=broken), Fake("b", 1e-5, 1.1e-5, call=broken)])
+    kernel(*arguments(300))
+    (decision,) = kernel.decisions
+    assert (decision.candidate, decision.link) == ("near", "measured")
+    known = {standing.candidate: standing for standing in decision.standings}
+    assert all("no kernel for such strides" in known[name].note for name in ("a", "b", "broken too"))
+    assert not known["far"].note, "it was not tried"

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 
 from polytile.multikernel import ArgInfo, Scratch, merge_scratch
-from polytile.multikernel.spec import regime_ends
 from polytile.runtime import regime
 from polytile.runtime.launcher import PythonDispatcher
 from tests.multikernel.helpers import SPEC, spec
@@ -26,15 +25,16 @@ def test_the_regime_text_differs_exactly_where_the_dispatch_key_does(
     one = spec(size_keys=tuple(keys))
     dispatch = PythonDispatcher("double", keys, lambda key, args: None)
     same_key = dispatch.key_of(*first) == dispatch.key_of(*second)
-    assert (one.regime(first) == one.regime(second)) == same_key
+    assert (one.regime(one.words(first)) == one.regime(one.words(second))) == same_key
 
 
 def test_a_regime_reads_well() -> None:
-    assert SPEC.regime((7, 512)) == "M=7 N=363..512%16"
-    assert spec(size_keys=(0, 2)).regime((7, 513)) == "N=513"
-    aligned = spec(tensor_keys=(1, 0))
-    assert aligned.regime((7, 100), (128, 0)) == "M=7 N=91..128 x@64"
-    assert aligned.regime((7, 100), (132, 0)) == "M=7 N=91..128"
+    assert SPEC.regime(SPEC.words((7, 512))) == "M=7 N=363..512%16"
+    exact, aligned = spec(size_keys=(0, 2)), spec(tensor_keys=(1, 0))
+    assert exact.regime(exact.words((7, 513))) == "N=513"
+    assert aligned.regime(aligned.words((7, 100), (128, 0))) == "M=7 N=91..128 x@64"
+    assert aligned.regime(aligned.words((7, 100), (132, 0))) == "M=7 N=91..128"
+    assert SPEC.regime(SPEC.part(SPEC.words((7, 512)), {"M": 7, "N": 512})) == "M=7 N=481..512%16"
 
 
 def test_a_problem_has_the_sizes_that_matter_and_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_the_reduction_length_is_the_product_of_its_parts() -> None:
 
 @given(st.integers(0, 100_000))
 def test_the_ends_of_a_regime_are_in_it_and_nothing_of_it_lies_beyond(size: int) -> None:
-    ends = regime_ends(size)
+    ends = regime.ends(regime.bucket(size))
     assert {regime.bucket(end) for end in ends} == {regime.bucket(size)}
     step = 16 if size % 16 == 0 else 1
     assert ends[0] <= size <= ends[-1]

@@ -18,28 +18,9 @@ from polytile import counters, options
 from polytile.errors import CompileFailed, CompilerMissing
 from polytile.runtime import SourceRejected, cache, compile_cpp, compile_log, load
 from polytile.runtime import compile as compiler
+from tests.compilers import in_company, most_at_once, stand_in
 from tests.runtime.helpers import entry, forget, library, returned, tiny
-
-
-def slow_compiler(folder: Path, seconds: float) -> tuple[str, Path]:
-    """A compiler that takes `seconds` longer and writes a line to a log when it starts and when it ends."""
-    program, log = folder / "slow-g++", folder / "log"
-    log.write_text("")
-    program.write_text(
-        "#!/bin/bash\n"
-        'if [[ " $* " != *" -o "* ]]; then exec g++ "$@"; fi\n'
-        f'echo + >>{log}; sleep {seconds}; g++ "$@"; code=$?; echo - >>{log}; exit $code\n'
-    )
-    program.chmod(0o755)
-    return str(program), log
-
-
-def most_at_once(log: Path) -> int:
-    running = most = 0
-    for line in log.read_text().split():
-        running += 1 if line == "+" else -1
-        most = max(most, running)
-    return most
+from tests.waiting import PATIENCE
 
 
 def test_source_in_kernel_out(home: Path) -> None:
@@ -63,13 +44,13 @@ def test_equal_sources_are_compiled_once_and_counted_once() -> None:
 def test_a_new_process_finds_everything_without_compiler_or_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_cpp("k", tiny(1)).result()
     forget()
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
     made = compile_cpp("k", tiny(1))
     assert made.done() and returned(made.result().address("k")) == 1
     assert (counters["kernels_generated"], counters["compiler_runs"]) == (1, 0)
     assert compile_log() == [("k", 0.0, True)]
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 @pytest.mark.parametrize("what", ["source", "flags", "processor", "compiler"])
@@ -156,14 +137,8 @@ def test_a_kernel_that_never_loads_is_an_error_and_not_a_loop() -> None:
 def test_a_full_disk_moves_the_work_to_a_private_directory(
     home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program = tmp_path / "g++-on-full-disk"
-    program.write_text(
-        "#!/bin/bash\n"
-        f'if [[ " $* " == *" -o {home}"* ]]; then echo "ld: No space left on device"; exit 1; fi\n'
-        'exec g++ "$@"\n'
-    )
-    program.chmod(0o755)
-    with options.override(cxx=str(program)):
+    refusing = f'if [[ " $* " == *" -o {home}"* ]]; then echo "ld: No space left on device"; exit 1; fi; exec g++ "$@"'
+    with options.override(cxx=stand_in(tmp_path / "g++-on-full-disk", refusing)):
         made = compile_cpp("k", tiny(3)).result()
     assert returned(made.address("k")) == 3
     assert home not in made.path.parents
@@ -172,27 +147,33 @@ def test_a_full_disk_moves_the_work_to_a_private_directory(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_compilers_run_in_parallel_up_to_the_option(tmp_path: Path, workers: int) -> None:
-    program, log = slow_compiler(tmp_path, 0.3)
-    with options.override(cxx=program, compile_workers=workers):
+    log = tmp_path / "log"
+    with options.override(cxx=in_company(tmp_path / "g++", log, workers), compile_workers=workers):
         futures = [compile_cpp("k", tiny(i)) for i in range(4)]
-    done, _ = concurrent.futures.wait(futures, timeout=60)
+    done, _ = concurrent.futures.wait(futures, timeout=PATIENCE)
     assert len(done) == 4 and sorted(returned(f.result().address("k")) for f in done) == [0, 1, 2, 3]
     assert most_at_once(log) == workers
 
 
 def test_who_needs_a_kernel_does_not_wait_for_the_queue(tmp_path: Path) -> None:
-    program, _ = slow_compiler(tmp_path, 1.0)
-    with options.override(cxx=program, compile_workers=1):
-        queue = [compile_cpp("k", tiny(i)) for i in range(5)]
-    assert returned(queue[-1].result().address("k")) == 4
-    assert not queue[2].done()
+    go = tmp_path / "go"
+    others_wait = f'[[ "$*" == */needed-* ]] || until [[ -e {go} ]]; do sleep 0.01; done; exec g++ "$@"'
+    try:
+        with options.override(cxx=stand_in(tmp_path / "g++", others_wait), compile_workers=1):
+            queue = [compile_cpp("queued", tiny(i)) for i in range(4)]
+            needed = compile_cpp("needed", tiny(4))
+        assert returned(needed.result().address("k")) == 4
+        assert not any(future.done() for future in queue)
+    finally:
+        go.touch()
     for future in queue:
         future.cancel()
+    concurrent.futures.wait(queue, timeout=PATIENCE)
 
 
 def test_a_compiler_that_hangs_is_stopped(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, _ = slow_compiler(tmp_path, 50)
     monkeypatch.setattr(compiler, "TIMEOUT_SECONDS", 0.3)
+    program = stand_in(tmp_path / "g++", f"sleep {10 * PATIENCE:.0f}")
     with options.override(cxx=program), pytest.raises(SourceRejected, match="was stopped after"):
         compile_cpp("k", tiny(1)).result()
     assert list((home / "tmp").iterdir()) == []
@@ -200,12 +181,15 @@ def test_a_compiler_that_hangs_is_stopped(home: Path, tmp_path: Path, monkeypatc
 
 def test_a_forked_child_can_compile(home: Path) -> None:
     compile_cpp("k", tiny(1)).result()
-    concurrent.futures.wait([compile_cpp("k", tiny(2))], timeout=60)
+    concurrent.futures.wait([compile_cpp("k", tiny(2))], timeout=PATIENCE)
     child = os.fork()
     if child == 0:
-        future = compile_cpp("k", tiny(3))
-        concurrent.futures.wait([future], timeout=30)
-        os._exit(0 if future.done() and returned(future.result().address("k")) == 3 else 1)
+        try:
+            future = compile_cpp("k", tiny(3))
+            concurrent.futures.wait([future], timeout=PATIENCE)
+            os._exit(0 if returned(future.result(0).address("k")) == 3 else 1)
+        finally:
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

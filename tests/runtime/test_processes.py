@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.compilers import stand_in
+from tests.waiting import PATIENCE
+
 SCRIPT = """
 import json, sys, threading
 
@@ -43,7 +46,7 @@ def start(home: Path, script: str = SCRIPT, *arguments: str, **environment: str)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    output, messages = process.communicate(timeout=60)
+    output, messages = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, messages
     return json.loads(output), messages
 
@@ -74,13 +77,10 @@ while not pathlib.Path(sys.argv[2]).exists():
 
 
 def test_a_process_that_ends_takes_its_compilers_along(home: Path, tmp_path: Path) -> None:
-    program, begun, done = tmp_path / "slow-g++", tmp_path / "begun", tmp_path / "done"
-    program.write_text(
-        f'#!/bin/bash\nif [[ " $* " != *" -o "* ]]; then exec g++ "$@"; fi\ntouch {begun}; sleep 100; touch {done}\n'
-    )
-    program.chmod(0o755)
-    process = start(home, ENDING, str(program), str(begun))
-    assert process.communicate(timeout=60) == ("", "") and process.returncode == 0
+    begun, done = tmp_path / "begun", tmp_path / "done"
+    program = stand_in(tmp_path / "slow-g++", f"touch {begun}; sleep {10 * PATIENCE:.0f}; touch {done}")
+    process = start(home, ENDING, program, str(begun))
+    assert process.communicate(timeout=PATIENCE) == ("", "") and process.returncode == 0
     assert not done.exists() and not list(home.rglob("*.so"))
 
 

@@ -54,8 +54,25 @@ def test_a_size_lies_within_the_bounds_of_its_bucket(size: int) -> None:
 
 
 @given(SIZES)
-def test_c_and_python_agree_on_every_bucket(launcher_module: Any, size: int) -> None:
+def test_a_part_lies_within_its_regime_and_knows_its_bounds(size: int) -> None:
+    word, whole = regime.part(size), regime.bucket(size)
+    assert regime.is_part(word) == (size > regime.EXACT_UP_TO) and not regime.is_part(whole)
+    low, high = regime.bounds(word)
+    assert regime.bounds(whole)[0] <= low <= size <= high <= regime.bounds(whole)[1]
+    assert size <= regime.EXACT_UP_TO or high - low < (high - 1) / 8
+    for end in regime.ends(word):
+        assert regime.part(end) == word
+
+
+def test_the_parts_of_a_regime_cover_it() -> None:
+    parts = {regime.bounds(regime.part(n)) for n in range(91, 129)}
+    assert sorted(parts) == [(91, 96), (97, 104), (105, 112), (113, 120), (121, 128)]
+
+
+@given(SIZES)
+def test_c_and_python_agree_on_every_bucket_and_part(launcher_module: Any, size: int) -> None:
     assert launcher_module.bucket(size) == regime.bucket(size)
+    assert launcher_module.part(size) == regime.part(size)
 
 
 @given(CODED)

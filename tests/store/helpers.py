@@ -22,9 +22,11 @@ WRITER = """
 import logging, sys, pathlib
 sys.path[:0] = {path!r}
 import tests.store.alone
-from polytile.store import Store
+from polytile.store import Store, sqlite
 from polytile.store.place import place_of
 from tests.store.helpers import make
+from tests.waiting import PATIENCE
+sqlite.BUSY_SECONDS = PATIENCE  # on a busy machine a turn may come late
 logging.basicConfig(format="%(message)s")
 worker, count = int(sys.argv[2]), int(sys.argv[3])
 store = Store(place_of(sys.argv[1]))

@@ -243,10 +243,10 @@ def test_a_measurement_speaks_for_its_own_candidate_alone(change: dict[str, Any]
 
 # What is compiled.
 
-ORDER = Order("k", "int f();", "c++", ("-O2",), (os.devnull,), "gcc; 12; avx512 macros; x86_64 A processor")
+ORDER = Order("k", "int f();", "c++", ("-O2",), ("-lm",), (os.devnull,), "gcc; 12; avx512 macros; x86_64 A processor")
 
 
-@pytest.mark.parametrize("field", ["source", "language", "flags", "identity"])
+@pytest.mark.parametrize("field", ["source", "language", "flags", "libraries", "identity"])
 def test_a_binary_is_named_by_all_that_it_depends_on(field: str) -> None:
     value = getattr(ORDER, field)
     other = dataclasses.replace(ORDER, **{field: (*value, "-g") if isinstance(value, tuple) else value + "x"})

@@ -17,6 +17,7 @@ import pytest
 
 from polytile.store import Store, check
 from tests.store.helpers import number, writer
+from tests.waiting import PATIENCE, until
 
 ROUNDS = 12
 PREAMBLE = f"import sys; sys.path[:0] = {sys.path!r}\nimport tests.store.alone\n"
@@ -48,13 +49,12 @@ def test_a_process_killed_while_it_opens_the_file_leaves_it_usable(tmp_path: Pat
     for again in range(8):
         path = tmp_path / f"s{again}"
         process = writer(path, 0, 50_000)
-        while not path.exists():
-            time.sleep(0.001)
+        until(path.exists, "the process has begun a file")
         time.sleep(chance.uniform(0, 0.004))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         after = writer(path, 1, 1)
-        _, errors = after.communicate(timeout=60)
+        _, errors = after.communicate(timeout=PATIENCE)
         assert not errors and not list(tmp_path.glob("*.bad"))
         assert 100_000 in map(number, Store(path).measurements()) and not check.check(path).troubles
 
@@ -89,7 +89,7 @@ def test_a_store_in_a_directory_that_may_only_be_read_answers_lookups() -> None:
     directory = Path(tempfile.mkdtemp(prefix="polytile-read-only-"))  # pytest's own directories are closed to others
     path = directory / "s"
     process = writer(path, 0, 20)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     code = PREAMBLE + (
         "import logging, pathlib\n"
         "from polytile.store import Store\n"
@@ -123,11 +123,11 @@ def test_a_store_in_a_directory_that_may_only_be_read_answers_lookups() -> None:
 @pytest.mark.parametrize("name", ["truncated", "foreign"])
 def test_a_bad_file_is_set_aside_by_a_program_and_told_of_on_its_stderr(tmp_path: Path, name: str) -> None:
     path = tmp_path / "s"
-    writer(path, 0, 50).communicate(timeout=60)
+    writer(path, 0, 50).communicate(timeout=PATIENCE)
     if name == "truncated":
         os.truncate(path, path.stat().st_size // 2)
     else:
         path.write_bytes(b"something else" * 1000)
-    _, errors = writer(path, 1, 3).communicate(timeout=60)
+    _, errors = writer(path, 1, 3).communicate(timeout=PATIENCE)
     assert errors.count("\n") == 1 and "set aside as s.bad" in errors
     assert len(Store(path).measurements()) == 3 and (tmp_path / "s.bad").exists()

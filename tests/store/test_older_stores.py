@@ -13,6 +13,7 @@ from polytile.store import Store, check, schema, transfer
 from polytile.store.place import Server
 from polytile.store.reading import records
 from tests.store.helpers import ENVIRONMENT, make, writer
+from tests.waiting import PATIENCE
 
 FIRST = Path(__file__).with_name("store_version_1.sql")
 
@@ -61,7 +62,7 @@ def test_commands_read_an_older_store_and_leave_it_as_it_is(old: Path, tmp_path:
 def test_several_processes_bring_one_store_up_to_date_together(old: Path) -> None:
     writers = [writer(old, worker, 5) for worker in range(1, 5)]
     for process in writers:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0 and not errors, errors
     assert len(Store(old).measurements()) == 22 and not check.check(old).troubles
 

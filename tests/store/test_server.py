@@ -21,6 +21,7 @@ from polytile.store import Store
 from polytile.store.place import Place, Server, place_of
 from polytile.store.reading import records
 from tests.store.helpers import ENVIRONMENT, NO_DRIVER, number, own_server, writer
+from tests.waiting import PATIENCE
 
 Make = Callable[..., Measurement]
 NOBODY_THERE = Server("postgresql://polytile@127.0.0.1:1/none")
@@ -43,12 +44,15 @@ def test_killed_writers_lose_at_most_what_they_were_writing(database: Server) ->
             assert kept in (set(range(said[-1] + 1)), set(range(said[-1] + 2)))
 
 
-def test_a_row_that_is_numbered_early_and_written_late_is_not_missed(database: Server, measurement: Make) -> None:
+def test_a_row_that_is_numbered_early_and_written_late_is_not_missed(
+    database: Server, measurement: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader that went on from the highest number it saw would never see the lower one that is committed later."""
     import psycopg
 
     from polytile.store import postgres as kind
 
+    monkeypatch.setattr(kind, "SESSION", (*kind.SESSION, f"SET lock_timeout = '{PATIENCE:.0f}s'"))
     Store(database).append(measurement(1))
     reader, beside = Store(database), Store(database)
     for one in (reader, beside):
@@ -67,7 +71,7 @@ def test_a_row_that_is_numbered_early_and_written_late_is_not_missed(database: S
             with pytest.raises(concurrent.futures.TimeoutError):
                 found.result(0.3)  # it waits for the writer that is under way
             slow.commit()
-            assert found.result(30) == 2
+            assert found.result(PATIENCE) == 2
     assert [s.who[0] for s in reader.exact(measurement(1).problem, ENVIRONMENT)] == ["looped t1", "slow", "quick"]
 
 
@@ -102,6 +106,7 @@ def test_a_server_that_goes_away_costs_one_warning_and_gets_what_it_missed(
     mortal: postgres.Server, tmp_path: Path, measurement: Make, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr("polytile.store.store.AWAY_SECONDS", 10 * PATIENCE)
     place, beside = Server(mortal.url), tmp_path / "store.sqlite3"
     kept = Store(place, beside)
     kept.append(measurement(1))

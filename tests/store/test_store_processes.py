@@ -12,13 +12,14 @@ from polytile.problem import Measurement
 from polytile.store import Store, check
 from polytile.store.place import Place
 from tests.store.helpers import number, writer
+from tests.waiting import PATIENCE
 
 
 def ended_well(place: Place, processes: int, each: int) -> None:
     """So many processes append so many measurements at once, and say nothing."""
     writers = [writer(place, worker, each) for worker in range(processes)]
     for process in writers:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0 and not errors, errors
 
 
@@ -40,7 +41,7 @@ def test_processes_that_find_the_same_bad_file_set_it_aside_once(tmp_path: Path)
     path.write_bytes(b"no database" * 1000)
     writers = [writer(path, worker, 20) for worker in range(4)]
     for process in writers:
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
     assert len(Store(path).measurements()) == 80
     assert len(list(tmp_path.glob("s*.bad"))) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from polytile.kernels.candidate import PythonEntry
+from polytile.runtime import cpu
 from polytile.tuning import measure
 from polytile.tuning.measure import LIMITS, THOROUGH, Contender, Limits, race
 
@@ -21,6 +23,8 @@ class Machine:
     speeds: dict[str, float]
     noise: float = 0.0
     now: float = 0.0
+    waited: float = 0.0
+    """Seconds for which other programs have had a core, so far."""
     calls: list[tuple[str, int]] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -29,6 +33,9 @@ class Machine:
         seconds = repeats * self.speeds[contender.name] * (1 + self.noise * self.random.random())
         self.now += seconds
         return seconds
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
 
     def count(self, name: str) -> int:
         return sum(called == name for called, _ in self.calls)
@@ -40,6 +47,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(measure, "time_burst", made.burst)
     monkeypatch.setattr(measure, "clock", lambda: made.now)
     monkeypatch.setattr(measure, "_involuntary_switches", lambda: 0)
+    monkeypatch.setattr(cpu, "waited", lambda: made.waited)
+    monkeypatch.setattr(measure, "pause", made.pause)
     yield made
 
 
@@ -112,6 +121,70 @@ def test_a_long_hopeless_candidate_is_called_once_and_no_more(machine: Machine) 
     _, hopeless = race(contenders(machine, good=5e-3, hopeless=0.5))
     assert machine.count("hopeless") == 1
     assert hopeless.seconds == pytest.approx(0.5)
+
+
+def busy_until(machine: Machine, end: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program has one of two cores until `end`: whoever uses both waits 7 ms for it, each time."""
+    plain = machine.burst
+
+    def burst(contender: Contender, repeats: int) -> float:
+        if contender.name != "two threads" or machine.now >= end:
+            return plain(contender, repeats)
+        machine.now, machine.waited = machine.now + 7e-3, machine.waited + 7e-3
+        return 7e-3 + plain(contender, repeats)
+
+    monkeypatch.setattr(measure, "time_burst", burst)
+
+
+def test_a_kernel_whose_first_calls_waited_for_a_core_is_not_given_up(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = contenders(machine, **{"one thread": 25e-6, "two threads": 13e-6})
+    busy_until(machine, 0.02, monkeypatch)
+    one, two = race(both)
+    assert len(two.samples) > 3 and two.seconds < 1.4e-5 < one.seconds
+
+
+def test_a_kernel_that_is_slow_without_anybody_in_its_way_is_called_once_or_twice(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = contenders(machine, good=1e-5, hopeless=7e-3)
+    machine.waited = 1.0
+    race(both)
+    assert machine.count("hopeless") == 2
+
+
+def test_where_nobody_waits_a_disturbed_race_is_run_again_and_the_calmest_counts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = contenders(machine, **{"one thread": 25e-6, "two threads": 13e-6})
+    busy_until(machine, 0.4, monkeypatch)
+    one, two = race(both, THOROUGH)
+    assert machine.now > 0.4 and two.seconds < 1.4e-5 < one.seconds
+    busy_until(machine, 1e9, monkeypatch)
+    started = machine.now
+    one, two = race(both, THOROUGH)
+    assert machine.now - started < 3 * (THOROUGH.seconds + THOROUGH.open_seconds) + 1.0, "it ends all the same"
+    assert one.samples and two.samples
+
+
+def test_an_interrupt_in_a_second_race_keeps_what_the_first_has_found(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = contenders(machine, **{"one thread": 25e-6, "two threads": 13e-6})
+    busy_until(machine, 1e9, monkeypatch)
+    busy = measure.time_burst
+
+    def interrupted(contender: Contender, repeats: int) -> float:
+        if machine.now > 2.0:
+            raise KeyboardInterrupt
+        return busy(contender, repeats)
+
+    monkeypatch.setattr(measure, "time_burst", interrupted)
+    monkeypatch.setattr(cpu, "waited", lambda: machine.now)
+    with pytest.raises(measure.Stopped) as stopped:
+        race(both, dataclasses.replace(THOROUGH, races=100))
+    assert all(timing.samples for timing in stopped.value.timings)
 
 
 def test_cheap_problems_take_a_few_tens_of_milliseconds(machine: Machine) -> None:

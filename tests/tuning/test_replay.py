@@ -280,3 +280,12 @@ def test_another_tuners_results_are_a_matrix_too(tmp_path: Path) -> None:
     (matrix,) = matrices(transfer.parsed(tmp_path / "convolution.json").records)
     assert matrix.size == 3 and matrix.best(matrix.problems[0]).config["block_size_x"] == 64
     assert replay(matrix).regret == 1.0
+
+
+def test_a_regime_whose_neighbour_decides_otherwise_is_split() -> None:
+    rows: dict[int, dict[str, float | Outcome]] = {
+        300: {"a": 1e-5, "b": 2e-5}, 400: {"a": 4e-5, "b": 1e-5}, 350: {"a": 3e-5, "b": 1e-5}, 330: {"a": 3e-5, "b": 1e-5},
+    }  # fmt: skip
+    report = replay(made(rows))
+    assert [choice.candidate for choice in report.choices] == ["a", "b", "b", "b"]
+    assert [choice.grounds for choice in report.choices] == ["measured", "measured", "measured", SHARED]

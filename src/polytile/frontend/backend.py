@@ -25,7 +25,6 @@ from polytile.frontend.floats import restart_if_fixed
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
-from polytile.kernels.triton.loops import prepare as prepare_gpu
 
 log = logging.getLogger("polytile")
 
@@ -103,7 +102,9 @@ def _compile(
     with settings.override(**given):
         runtime.prepare_launcher()
         if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
-            prepare_gpu()
+            from polytile.kernels.triton.loops import prepare  # what a GPU needs is imported where there is one
+
+            prepare()
         restart_if_fixed(graph)
         return aot_module_simplified(
             graph,

@@ -23,7 +23,6 @@ from polytile.frontend.lower.value import Tensor, broadcast_point, computed, con
 from polytile.frontend.placement import bases, fits, laid_out, place
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Assert, Buffer, Extern, Input, Loop, Program, Template, View, whole
-from polytile.kernels.triton.loops import unavailable as no_kernels_for
 
 aten = torch.ops.aten
 
@@ -57,7 +56,7 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
     for node in graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
-                if value.device.type != "cpu" and (why := no_kernels_for(value.device)):
+                if value.device.type != "cpu" and (why := _no_kernels_for(value.device)):
                     return why
                 if value.layout is not torch.strided or value.is_quantized:
                     kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
@@ -65,6 +64,12 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
             elif node.op == "placeholder" and not isinstance(value, _NUMBERS | str | None):
                 return f"polytile takes tensors and numbers, and argument {node.name} is a {type(value).__name__}"
     return ""
+
+
+def _no_kernels_for(device: torch.device) -> str:
+    from polytile.kernels.triton.loops import unavailable  # what a GPU needs is imported where there is one
+
+    return unavailable(device)
 
 
 _NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool

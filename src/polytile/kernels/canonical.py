@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexin
 
 from polytile.ir import expr, sizes
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import Axis, Buffer, Loop
+from polytile.ir.program import Axis, Buffer, Loop, Store
 from polytile.problem import digest
 
 
@@ -95,7 +95,7 @@ def _arguments(e: sympy.Expr, own: set[sympy.Symbol]) -> set[sympy.Expr]:
 def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel, CallSite]:
     """The canonical kernel of `loop` and how to call it here."""
     loop = _rename_axes(loop)
-    order, roles = _buffer_roles(loop)
+    order, roles = _buffer_roles(loop, buffers)
     own = {a.symbol for a in loop.axes + loop.reduced}
     size_exprs = [a.size for a in loop.axes + loop.reduced]
     for node in expr.walk(*loop.roots):
@@ -115,18 +115,26 @@ def _rename_axes(loop: Loop) -> Loop:
     return replace(loop.substitute(mapping), axes=axes, reduced=reduced)
 
 
-def _buffer_roles(loop: Loop) -> tuple[list[str], dict[str, str]]:
+def _buffer_roles(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[list[str], dict[str, str]]:
+    """Names in the order of arguments, and what the loop does with each: "out" is written all over, and is not read."""
     reads = [load.buffer for load in expr.loads(*loop.roots)]
     writes = [s.buffer for s in loop.stores]
     order = list(dict.fromkeys(reads + writes))
-    accumulates = {s.buffer for s in loop.stores if s.mode != "set" or s.indirect or s.mask is not None}
     roles = {}
     for b in order:
-        if b not in writes:
-            roles[b] = "in"
-        else:
-            roles[b] = "inout" if b in reads or b in accumulates else "out"
+        stores = [s for s in loop.stores if s.buffer == b]
+        fresh = b not in reads and _covers(loop, stores, buffers[b])
+        roles[b] = "in" if not stores else "out" if fresh else "inout"
     return order, roles
+
+
+def _covers(loop: Loop, stores: Sequence[Store], buffer: Buffer) -> bool:
+    """Whether the stores set every element of `buffer`, each at a place of its own."""
+    if any(s.mode != "set" or s.indirect or s.mask is not None for s in stores):
+        return False
+    axes = loop.axes + loop.reduced
+    points = [sizes.product([a.size for a in axes if a.symbol in s.index.free_symbols]) for s in stores]
+    return sizes.equal(sum(points, sizes.ZERO), sizes.product(buffer.sizes))
 
 
 def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Expr, sympy.Symbol]) -> Loop:

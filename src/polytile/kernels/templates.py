@@ -17,7 +17,7 @@ from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.printer import loop_text, type_name
 from polytile.ir.program import Buffer, Loop, Template, View, compute_dtype
-from polytile.kernels import canonical, cublaslt, prologue
+from polytile.kernels import canonical, prologue
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
@@ -227,6 +227,8 @@ def gpu_candidates(
     if "library" in sources or not found:
         found.append(MatmulLibrary(kernel, unfused, target))
     if "cublaslt" in sources and target.type == "cuda":
+        from polytile.kernels import cublaslt
+
         try:
             found += cublaslt.candidates(kernel, unfused, target)
         except DeviceError as error:

@@ -26,8 +26,9 @@ class Standing:
 class Decision:
     """A regime's candidate. `link` names the link of the selector that answered, `provenance` says on what grounds.
 
-    `standings` has every candidate that was considered, in canonical order; `notes` what stronger links said in
-    passing. `from_store` says that it rests on measurements taken earlier, `tried` that the candidate ran on these
+    `standings` has every candidate that was considered, in canonical order, with its time at the sizes `measured_at` (no
+    sizes: at `sizes`); `notes` what stronger links said in passing. `part_of` is the regime that `regime` is a part of,
+    if that was split. `from_store` says that it rests on measurements taken earlier, `tried` that the candidate ran on these
     arguments just now.
     """
 
@@ -42,6 +43,8 @@ class Decision:
     notes: tuple[str, ...] = ()
     from_store: bool = False
     tried: bool = field(default=False, compare=False)
+    measured_at: tuple[tuple[str, int], ...] = ()
+    part_of: str = ""
 
     @property
     def runners_up(self) -> tuple[Standing, ...]:

@@ -1,14 +1,16 @@
-"""From an operation of a Program to the MultiKernel that runs it and the way it is called there."""
+"""From an operation of a Program to the MultiKernel that runs it and the way it is called there.
+
+What a GPU needs (define_gpu.py, and Triton's rooms below it) is imported where a program has a tensor on one: elsewhere it
+would be a sixth of what importing polytile takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import Min, Mod
 
 from polytile import options as settings
 from polytile.errors import IRError, OptionError
@@ -16,18 +18,12 @@ from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Loop, Template, View
 from polytile.kernels import loops, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
-from polytile.kernels.facts import INT32_REACH, reaches
 from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.prologue import Stored
-from polytile.kernels.triton import loops as triton_loops
-from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K
-from polytile.kernels.triton.gemm.unit import symbol
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.registry import define
-from polytile.multikernel.spec import WIDE, ArgInfo, KernelSpec
+from polytile.multikernel.spec import ArgInfo, KernelSpec
 from polytile.runtime import regime
-from polytile.runtime.cuda.device import fingerprint
-from polytile.runtime.formula import any_above, encode
 
 Call = tuple[MultiKernel, tuple[str | View, ...], tuple[sympy.Expr, ...]]
 
@@ -46,9 +42,9 @@ def _multikernel(
         return define(
             loop_spec(kernel, origins), loops.loop_candidates(kernel, origins, variants.most_threads()), options
         )
-    return define(
-        gpu_loop_spec(kernel, origins, target), triton_loops.loop_candidates(kernel, origins, target), options
-    )
+    from polytile.multikernel import define_gpu
+
+    return define(define_gpu.loop_spec(kernel, origins, target), define_gpu.loops(kernel, origins, target), options)
 
 
 def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
@@ -57,22 +53,6 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
     if len(devices) != 1:
         raise IRError(f"loop {loop.name} uses memory of {', '.join(sorted(map(str, devices)))}; a loop has one device.")
     return devices.pop()
-
-
-def gpu_loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
-    """The same on a GPU (or as if there were one): besides the sizes it matters of every other integer whether 16 divides
-    it, of every tensor whether it is aligned, and whether positions fit 32 bits."""
-    spec = loop_spec(kernel, origins)
-    positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
-    return replace(
-        spec,
-        size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
-        tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
-        conditions=((WIDE, any_above(reaches(kernel), INT32_REACH, positions)),),
-        make_args=lambda size: make_args(kernel, size, target),
-        target=target,
-        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
-    )
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
@@ -181,33 +161,13 @@ def _product(
         threads = variants.thread_counts(variants.most_threads())
         candidates = templates.candidates(kernel, name, threads, fallback, sources)
         return define(template_spec(kernel, name, origins), candidates, options)
+    from polytile.multikernel import define_gpu
+
     stored = None
     if any(kernel.prologues):
         stored = Stored(kernel, first, _product(kernel.plain, origins, target, options))
     candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
-    return define(gpu_template_spec(kernel, name, origins, target), candidates, options)
-
-
-def gpu_template_spec(
-    kernel: templates.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device
-) -> KernelSpec:
-    """The same on a GPU: besides the sizes it matters of every stride and tensor whether it is aligned, whether blocks along
-    k need a mask, and whether positions fit 32 bits."""
-    spec = template_spec(kernel, name, origins)
-    positions = {symbol(n): place for place, n in enumerate(spec.size_names)}
-    even = 1 - Min(1, Mod(symbol("K"), EVEN))
-    return replace(
-        spec,
-        size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
-        tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
-        conditions=(
-            (WIDE, any_above(templates.positions(kernel), INT32_REACH, positions)),
-            (EVEN_K, encode(even, positions)),
-        ),
-        make_args=lambda size: templates.make_args(kernel, size, target),
-        target=target,
-        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
-    )
+    return define(define_gpu.template_spec(kernel, name, origins, target), candidates, options)
 
 
 def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, ...]) -> KernelSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,13 +17,15 @@ from polytile.counters import counters
 from polytile.errors import CompilerMissing, InvalidInput, LaunchFailed, LoweringError, NoCandidate, ResourcesExceeded
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, specialised
 from polytile.kernels.facts import Facts
-from polytile.multikernel import selector, trace
+from polytile.multikernel import selector, trace, trials
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.inputs import check_inputs
-from polytile.multikernel.links import forced, prior
+from polytile.multikernel.links import forced, plan, prior
 from polytile.multikernel.selector import Request
 from polytile.multikernel.spec import KernelSpec
+from polytile.multikernel.splitting import Regimes, Words
 from polytile.problem import Measurement, Outcome
+from polytile.runtime import launcher, regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
@@ -61,7 +64,7 @@ class MultiKernel:
         """What the program that the kernel is part of may spend on measuring, all its kernels together."""
         self._lock = threading.RLock()
         self._choosing: set[int] = set()
-        self._decisions: dict[int, Decision] = {}
+        self._regimes = Regimes(spec)
         self._rejected: dict[str, str] = {}
         """Candidates that take part nowhere any more, and why: they do not compile, or gave a wrong result once."""
         self._rejected_at: dict[int, dict[str, str]] = {}
@@ -87,13 +90,13 @@ class MultiKernel:
     def decisions(self) -> tuple[Decision, ...]:
         """The decision of every regime met so far."""
         with self._lock:
-            return tuple(self._decisions.values())
+            return tuple(self._regimes.decisions.values())
 
     def decision_at(self, *args: Any) -> Decision | None:
         """The decision that a call with these arguments, or these ints alone, would follow; None if there is none
         yet."""
         with self._lock:
-            return self._decisions.get(self.dispatcher.key_of(*args))
+            return self._decided(self.dispatcher.key_of(*args))
 
     def choose(self, sizes: Mapping[str, int]) -> Decision:
         """What would be chosen at these sizes (all of `spec.size_names`) without measuring; changes nothing.
@@ -102,7 +105,7 @@ class MultiKernel:
         """
         ints = tuple(sizes[name] for name in self.spec.size_names)
         with self._lock, settings.override(**self.options):
-            key = self.dispatcher.key_of(*ints)
+            key = self._key_of(ints)
             request = self._request(key, ints, None)
             decision = selector.choose(request) if request.candidates else None
             if decision is None:
@@ -113,8 +116,8 @@ class MultiKernel:
         """Starts compiling, in the background, what a first call at these integers is going to need."""
         ints = tuple(ints)
         with self._lock, settings.override(**self.options):
-            key = self.dispatcher.key_of(*ints)
-            if key not in self._decisions:
+            key = self._key_of(ints)
+            if self._decided(key) is None:
                 self._prepare(self._request(key, ints, None))
 
     def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
@@ -124,26 +127,30 @@ class MultiKernel:
         if self.spec.make_args is None:
             raise ValueError(f"kernel {self.spec.name!r} cannot make arguments for hinted sizes; call it instead.")
         calls = [tuple(self.spec.make_args(hint)) for hint in hints]
-        keys = [self.dispatcher.key_of(*args) for args in calls]
         with self._lock, settings.override(**self.options):
             thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
             tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
         patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune}
         with self._lock, settings.override(**{**self.options, **patient}):
-            for key, args in zip(keys, calls, strict=True):
-                if key not in self._decisions:
+            for args in calls:
+                key = self._key_of(args)
+                if self._decided(key) is None:
                     self._prepare(self._request(key, self.spec.split(args)[1], args))
-            for key, args in zip(keys, calls, strict=True):
-                if key not in self._decisions:
-                    self.dispatcher.insert(key, self._select(key, args))
-            return [self._decisions[key] for key in keys]
+            for args in calls:
+                key = self._key_of(args)
+                if self._decided(key) is None:
+                    entry = self._select(key, args)
+                    self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
+            decided = [self._decided(self.dispatcher.key_of(*args)) for args in calls]
+            return [decision for decision in decided if decision is not None]
 
     def forget(self) -> None:
         """Forgets every decision and every failure; the next call chooses anew."""
         with self._lock:
             self.dispatcher.clear()
-            for memory in (self._decisions, self._rejected, self._rejected_at):
-                memory.clear()
+            self._regimes = Regimes(self.spec)
+            self._rejected.clear()
+            self._rejected_at.clear()
 
     def explain(self) -> str:
         """The decisions as text, one a line."""
@@ -153,8 +160,24 @@ class MultiKernel:
     # A regime met for the first time.
 
     def _on_miss(self, key: int, args: tuple[Any, ...]) -> Entry:
+        return self._chosen(args)
+
+    def _chosen(self, args: tuple[Any, ...]) -> Entry:
+        """The entry for the regime of this call, decided now."""
         with self._lock, settings.override(**self.options):
-            return self._select(key, args)
+            return self._select(self._key_of(args), args)
+
+    def _key_of(self, args: Sequence[Any]) -> int:
+        """The key of a call, or of ints alone; that of a part where a plan in force splits the regime."""
+        key = self.dispatcher.key_of(*args)
+        words = self.spec.words_in(key)
+        if not self.spec.is_part(words) and plan.splits(self.spec, self.spec.regime(words)):
+            self._regimes.split.add(words)
+            self.dispatcher.insert(key, None)
+        return self.dispatcher.key_of(*args)
+
+    def _decided(self, key: int) -> Decision | None:
+        return self._regimes.decisions.get(self.spec.words_in(key))
 
     def _select(self, key: int, args: tuple[Any, ...]) -> Entry:
         """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
@@ -176,16 +199,28 @@ class MultiKernel:
                     raise NoCandidate(reasons)
                 entry = self._made(key, request.named(decision.candidate), request)
                 if entry is not None:
-                    self._decisions[key] = decision
+                    self._keep(decision, request)
                     counters.add("store_hits", decision.from_store)
                     trace.announce(self.spec, self.candidates, decision)
                     untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
                     if untried and not decision.tried and len(request.candidates) > 1:
-                        return PythonEntry(_FirstRun(self, key, decision, entry))
+                        return PythonEntry(_FirstRun(self, decision, entry))
                     return entry
         finally:
             if not reentrant:
                 self._choosing.discard(key)
+
+    def _keep(self, decision: Decision, request: Request) -> None:
+        """Files a decision, and splits the regimes that it shows not to be of one kind."""
+        trials.at_end(functools.partial(self._take_back, request.words, decision))
+        for whole, part in self._regimes.keep(request.words, decision, self.candidates, request.sizes):
+            before, after = regime.pack(whole), regime.pack(part)
+            entry = self.dispatcher.get(before)
+            self.dispatcher.insert(before, None)
+            if entry is not None:
+                self.dispatcher.insert(after, entry)
+            if before in self._rejected_at:
+                self._rejected_at[after] = self._rejected_at.pop(before)
 
     def _standin(self, key: int, args: tuple[Any, ...]) -> PythonEntry | None:
         """With the option stall "never": what serves this regime while its own kernels compile; None if they have, or
@@ -206,7 +241,7 @@ class MultiKernel:
         if not at_hand:
             return None
         best = min(at_hand, key=lambda candidate: candidate.cost(request.sizes))
-        return PythonEntry(_Standin(self, key, tuple(wanted), best.entry()))
+        return PythonEntry(_Standin(self, tuple(wanted), best.entry()))
 
     def _forms(self, candidate: Candidate, facts: Facts) -> list[Candidate]:
         """The compiled forms of a candidate that are right where `facts` hold."""
@@ -230,7 +265,7 @@ class MultiKernel:
             tuple(specialised(candidate, facts) for candidate in able),
             sizes,
             ints,
-            spec.regime(ints, pointers),
+            spec.words_in(key),
             args,
             environment(spec.target),
             store.current(),
@@ -303,6 +338,22 @@ class MultiKernel:
 
     # Calls off the straight path.
 
+    def _take_back(self, words: Words, decision: Decision) -> None:
+        """A candidate of another kernel, on trial, brought the decision about: it counts from the next call on, if there is
+        one."""
+        with self._lock:
+            for stands in {words, self.spec.part(words, dict(decision.sizes))}:  # its regime may have been split
+                kept, entry = self._regimes.decisions.get(stands), self.dispatcher.get(regime.pack(stands))
+                if kept is not None and kept.sizes == decision.sizes and entry is not None:
+                    del self._regimes.decisions[stands]
+                    self.dispatcher.insert(regime.pack(stands), PythonEntry(_Confirming(self, stands, kept, entry)))
+
+    def _confirm(self, words: Words, decision: Decision, entry: launcher.Entry) -> None:
+        with self._lock:
+            self._regimes.decisions[words] = decision
+            self.dispatcher.insert(regime.pack(words), entry)
+            trials.at_end(functools.partial(self._take_back, words, decision))
+
     def _checked_call(self, *args: Any) -> None:
         check_inputs(self.spec, args)
         self.dispatcher(*args)
@@ -312,16 +363,21 @@ class MultiKernel:
         if 0 < code <= len(self.spec.checks):
             raise IndexError(f"kernel {self.spec.name!r}: {self.spec.checks[code - 1]}")
 
-    def _failed(self, key: int, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
+    def _failed(self, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
         """The entry to use in place of a candidate that raised `error` in its first run."""
         with self._lock, settings.override(**self.options):
+            key = self.dispatcher.key_of(*args)
             candidate = self._by_name[decision.candidate]
             self._record(self._request(key, self.spec.split(args)[1], args), candidate, Outcome.RAISED, error)
             self._rejected_at.setdefault(key, {})[candidate.name] = f"raised {type(error).__name__}: {error}"
-            self._decisions.pop(key, None)
-            entry = self._select(key, args)
-            self.dispatcher.insert(key, entry)
-            return entry
+            self._regimes.decisions.pop(self.spec.words_in(key), None)
+            return self._replace(args, self._select(key, args))
+
+    def _replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:
+        """Makes `entry` the one that runs calls like this one."""
+        with self._lock:
+            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
+        return entry
 
 
 def _prepared(candidate: Candidate) -> None:
@@ -333,17 +389,26 @@ def _prepared(candidate: Candidate) -> None:
 class _Standin:
     """Runs another kernel until a regime's own candidates are compiled; the call that finds them ready chooses."""
 
-    def __init__(self, owner: MultiKernel, key: int, wanted: Sequence[Candidate], entry: Entry) -> None:
-        self.owner, self.key, self.wanted, self.entry = owner, key, wanted, entry
+    def __init__(self, owner: MultiKernel, wanted: Sequence[Candidate], entry: Entry) -> None:
+        self.owner, self.wanted, self.entry = owner, wanted, entry
 
     def __call__(self, *args: Any) -> None:
         owner = self.owner
         if all(ready(candidate) or failed(candidate) for candidate in self.wanted):
-            entry = owner._on_miss(self.key, args)
-            owner.dispatcher.insert(self.key, entry)
-            run_once(entry, args)
+            run_once(owner._replace(args, owner._chosen(args)), args)
         else:
             run(self.entry, args)
+
+
+class _Confirming:
+    """Stands in the table for what was decided while another kernel's candidate was on trial, until a call comes."""
+
+    def __init__(self, owner: MultiKernel, words: Words, decision: Decision, entry: launcher.Entry) -> None:
+        self.owner, self.words, self.decision, self.entry = owner, words, decision, entry
+
+    def __call__(self, *args: Any) -> None:
+        self.owner._confirm(self.words, self.decision, self.entry)
+        self.owner.dispatcher(*args)
 
 
 class _FirstRun:
@@ -352,8 +417,8 @@ class _FirstRun:
     What it may have changed by then is put back. After a run without an error the candidate stands in the table itself.
     """
 
-    def __init__(self, owner: MultiKernel, key: int, decision: Decision, entry: Entry) -> None:
-        self.owner, self.key, self.decision, self.entry = owner, key, decision, entry
+    def __init__(self, owner: MultiKernel, decision: Decision, entry: Entry) -> None:
+        self.owner, self.decision, self.entry = owner, decision, entry
 
     def __call__(self, *args: Any) -> None:
         if not isinstance(self.entry, PythonEntry):
@@ -369,18 +434,18 @@ class _FirstRun:
             with torch.no_grad():
                 for tensor, before in kept:
                     tensor.copy_(before)
-            run_once(self.owner._failed(self.key, self.decision, args, error), args)
+            run_once(self.owner._failed(self.decision, args, error), args)
         else:
-            self.owner.dispatcher.insert(self.key, self.entry)
+            self.owner._replace(args, self.entry)
 
     def _native(self, args: tuple[Any, ...]) -> None:
         """A GPU kernel: a launch that the driver refuses has changed nothing."""
         try:
             run(self.entry, args)
         except LaunchFailed as error:
-            run(self.owner._failed(self.key, self.decision, args, error), args)
+            run(self.owner._failed(self.decision, args, error), args)
         else:
-            self.owner.dispatcher.insert(self.key, self.entry)
+            self.owner._replace(args, self.entry)
 
 
 __all__ = ["MultiKernel"]

@@ -10,7 +10,8 @@ A plan is JSON that a person can read and `git diff` can show:
      "dtypes": [...], "layouts": [...], "sizes": {...}},
     ...]}
 
-A decision is found by the kernel's digest, dtypes, layouts and regime. Its name and sizes are there for readers. The
+A decision is found by the kernel's digest, dtypes, layouts and regime; where a regime is split (splitting.py), the
+decisions are those of its parts, each with "part_of", the whole. Its name and sizes are there for readers. The
 environment says where the plan was made; it takes no part in finding a decision, so that a plan works on another
 machine of the same kind.
 """
@@ -49,15 +50,22 @@ class Pinned:
     dtypes: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
+    part_of: str = ""
 
     @staticmethod
     def of(spec: KernelSpec, decision: Decision, source: str) -> Pinned:
         digest, dtypes, layouts, regime = key_of(spec, decision.regime)
-        return Pinned(spec.name, regime, decision.candidate, source, digest, dtypes, layouts, decision.sizes)
+        sizes, whole = decision.sizes, decision.part_of
+        return Pinned(spec.name, regime, decision.candidate, source, digest, dtypes, layouts, sizes, whole)
 
     @property
     def key(self) -> Key:
         return self.digest, self.dtypes, self.layouts, self.regime
+
+    @property
+    def split(self) -> Key:
+        """The key of the regime that this one's is a part of."""
+        return self.digest, self.dtypes, self.layouts, self.part_of
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -69,6 +77,7 @@ class Pinned:
             "dtypes": list(self.dtypes),
             "layouts": list(self.layouts),
             "sizes": dict(self.sizes),
+            **({"part_of": self.part_of} if self.part_of else {}),
         }
 
     @staticmethod
@@ -77,7 +86,8 @@ class Pinned:
         if not all(isinstance(text, str) for text in texts.values()):
             raise TypeError(f"the decision {json.dumps(entry)} has something else than text where text belongs")
         sizes = tuple((name, int(size)) for name, size in entry["sizes"].items())
-        return Pinned(**texts, dtypes=tuple(entry["dtypes"]), layouts=tuple(entry["layouts"]), sizes=sizes)
+        dtypes, layouts = tuple(entry["dtypes"]), tuple(entry["layouts"])
+        return Pinned(**texts, dtypes=dtypes, layouts=layouts, sizes=sizes, part_of=str(entry.get("part_of", "")))
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,11 @@ class Plan:
     @cached_property
     def by_key(self) -> Mapping[Key, Pinned]:
         return {pinned.key: pinned for pinned in self.decisions}
+
+    @cached_property
+    def split(self) -> frozenset[Key]:
+        """The regimes of which parts are pinned."""
+        return frozenset(pinned.split for pinned in self.decisions if pinned.part_of)
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Plan:

@@ -1,7 +1,8 @@
 """The selector on a matrix of measurements: what it would choose, what it would measure for that, and what that costs.
 
 It is the selector's own chain that answers, over an empty store which fills as it measures; a Device of tuning/replay.py
-takes the place of the real one. As in a MultiKernel, what was decided for a regime serves all its sizes.
+takes the place of the real one. As in a MultiKernel, what was decided for a regime serves all its sizes, but where the
+regime is split.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from polytile import options
 from polytile.multikernel import selector
 from polytile.multikernel.spec import KernelSpec
+from polytile.multikernel.splitting import Regimes
 from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.store import Store
@@ -27,22 +29,22 @@ def replay(matrix: Matrix, problems: Sequence[Problem] = (), store: Store | None
     """
     device = Device(matrix)
     known = store if store is not None else Store(None)
-    decided: dict[tuple[object, ...], str] = {}
+    decided: dict[tuple[KernelSpec, tuple[str, ...]], Regimes] = {}
 
     def choose(problem: Problem, candidates: Sequence[Recorded]) -> tuple[str, str]:
         spec = spec_of(problem)
+        regimes = decided.setdefault((spec, problem.layouts), Regimes(spec))
         ints = tuple(size for _, size in problem.sizes)
-        words = spec.regime(ints)
-        key = words, problem.layouts
-        if key in decided:
-            return decided[key], SHARED
+        words = regimes.at(spec.words(ints), dict(problem.sizes))
+        if words in regimes.decisions:
+            return regimes.decisions[words].candidate, SHARED
         request = selector.Request(
             spec, problem, tuple(candidates), dict(problem.sizes), ints, words, (), matrix.environment, known,
             tuner=device.tune,
         )  # fmt: skip
         decision = selector.choose(request)
         assert decision is not None, "a problem of a matrix has a candidate that runs"
-        decided[key] = decision.candidate
+        regimes.keep(words, decision, candidates, dict(problem.sizes))
         return decision.candidate, decision.link
 
     with options.override(plan="", metrics=""):

@@ -30,7 +30,8 @@ from polytile.tuning.tune import Tuner
 class Request:
     """A question to the selector.
 
-    `candidates` can run at these sizes, in canonical order. `args` are flat arguments to try them on, or None. A link
+    `candidates` can run at these sizes, in canonical order. `words` are those of the regime, or of the part of one, that
+    is decided for. `args` are flat arguments to try them on, or None. A link
     that finds that a candidate fails here puts it into `rejected` with the reason; `outcomes` gets how it ended.
     `tuner` tries them in place of this machine, if it is given. `budget` is the program's for measuring.
     """
@@ -40,7 +41,7 @@ class Request:
     candidates: tuple[Candidate, ...]
     sizes: Mapping[str, int]
     ints: tuple[int, ...]
-    regime: str
+    words: tuple[int, ...]
     args: tuple[Any, ...] | None
     environment: Environment
     store: Store
@@ -48,6 +49,10 @@ class Request:
     outcomes: MutableMapping[str, Outcome] = field(default_factory=dict)
     tuner: Tuner | None = None
     budget: Budget | None = None
+
+    @property
+    def regime(self) -> str:
+        return self.spec.regime(self.words)
 
     @property
     def alive(self) -> tuple[Candidate, ...]:
@@ -80,14 +85,15 @@ class Request:
 @dataclass(frozen=True)
 class Answer:
     """What a link says: the candidate (None: it abstains), on what grounds, and the scores it went by, if any, one for
-    each of the request's candidates. `from_store`: it rests on measurements taken earlier; `tried`: the candidate has
-    just run on the request's arguments."""
+    each of the request's candidates, taken at the sizes `measured_at` (None: at the request's). `from_store`: it rests on
+    measurements taken earlier; `tried`: the candidate has just run on the request's arguments."""
 
     candidate: Candidate | None
     provenance: str
     scores: tuple[Score | None, ...] = ()
     from_store: bool = False
     tried: bool = False
+    measured_at: Mapping[str, int] | None = None
 
 
 Link = Callable[[Request], "Answer | None"]
@@ -165,6 +171,8 @@ def _decision(request: Request, link: str, answer: Answer, notes: tuple[str, ...
         notes,
         answer.from_store,
         answer.tried,
+        tuple((answer.measured_at or {}).items()),
+        request.spec.regime(request.spec.whole(request.words)) if request.spec.is_part(request.words) else "",
     )
 
 

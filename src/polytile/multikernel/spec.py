@@ -178,45 +178,73 @@ class KernelSpec:
             self.device or device.fingerprint(),
         )
 
-    def regime(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> str:
-        """The regime as text, the same on every machine: "M=7 N=512..723%16 x@64". What plan files name decisions
-        by."""
-        words = []
-        for name, size, code in zip(self.size_names, ints, self.size_keys, strict=True):
-            if code == regime.EXACT or (code == regime.BUCKET and size <= regime.EXACT_UP_TO):
-                words.append(f"{name}={size}")
+    def words(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> tuple[int, ...]:
+        """The words of the regime of a call (runtime/regime.py); tensors count as aligned where no pointers are given."""
+        given = pointers or (0,) * len(self.tensor_keys)
+        formulas = [formula for _, formula in self.conditions]
+        return regime.words_of(self.size_keys, ints, self.tensor_keys, given, formulas)
+
+    def words_in(self, key: int) -> tuple[int, ...]:
+        """The words of a key that the dispatcher of this kernel has made."""
+        return regime.unpack(key, regime.count(self.size_keys, self.tensor_keys, [code for _, code in self.conditions]))
+
+    def is_part(self, words: Sequence[int]) -> bool:
+        """Whether these are the words of a part of a regime."""
+        codes = [code for code in self.size_keys if code != regime.IGNORE]
+        return any(code == regime.BUCKET and regime.is_part(w) for code, w in zip(codes, words, strict=False))
+
+    def part(self, words: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The words of that part of a regime that has these sizes, of which only the bucketed ones are asked."""
+        bucketed = [
+            sizes[name] for name, code in zip(self.size_names, self.size_keys, strict=True) if code == regime.BUCKET
+        ]
+        return regime.in_parts(words, self.size_keys, bucketed)
+
+    def whole(self, words: Sequence[int]) -> tuple[int, ...]:
+        """The words of the regime that these are, or that they are a part of."""
+        codes = [code for code in self.size_keys if code != regime.IGNORE]
+        sizes = [regime.whole(w) if code == regime.BUCKET else w for code, w in zip(codes, words, strict=False)]
+        return (*sizes, *words[len(codes) :])
+
+    def regime(self, words: Sequence[int]) -> str:
+        """A regime, or a part of one, as text, the same on every machine: "M=7 N=512..723%16 x@64". What plan files
+        name decisions by."""
+        left, said = iter(words), []
+        for name, code in zip(self.size_names, self.size_keys, strict=True):
+            word = next(left) if code != regime.IGNORE else 0
+            if code == regime.EXACT or (code == regime.BUCKET and word <= regime.EXACT_UP_TO):
+                said.append(f"{name}={word}")
             elif code == regime.BUCKET:
-                low, high = regime.bounds(regime.bucket(size))
-                words.append(f"{name}={low}..{high}" + ("%16" if size % 16 == 0 else ""))
-            elif code == regime.DIVISIBLE and size % 16 == 0:
-                words.append(f"{name}%16")
-        return " ".join([*words, *(flag for flag in self.flags(ints, pointers) if "%" not in flag)])
+                low, high = regime.bounds(word)
+                said.append(f"{name}={low}..{high}" + ("%16" if regime.divisible(word) else ""))
+            elif code == regime.DIVISIBLE and word:
+                said.append(f"{name}%16")
+        for name, code in zip(self.names, self.tensor_keys, strict=False):
+            if code != regime.ANY and next(left):
+                said.append(f"{name}@{regime.ALIGNMENTS[code]}")
+        return " ".join([*said, *(name for name, _ in self.conditions if next(left))])
 
     def corners(self, ints: Sequence[int]) -> list[dict[str, int]]:
         """The sizes at the ends of the regime: every bucketed size at its smallest and at its largest, in all
         combinations (with more than three of them: all smallest, all largest). Other integers stay as they are."""
         ends = [
-            regime_ends(size) if code == regime.BUCKET else (size,)
+            regime.ends(regime.bucket(size)) if code == regime.BUCKET else (size,)
             for size, code in zip(ints, self.size_keys, strict=True)
         ]
         if sum(len(end) > 1 for end in ends) > 3:
             return [self.sizes([end[0] for end in ends]), self.sizes([end[-1] for end in ends])]
         return [self.sizes(corner) for corner in itertools.product(*ends)]
 
+    def ends(self, words: Sequence[int]) -> tuple[dict[str, int], dict[str, int]]:
+        """The bucketed sizes of a regime, or of a part of one: all at their smallest, and all at their largest."""
+        codes = [(name, code) for name, code in zip(self.size_names, self.size_keys, strict=True) if code]
+        bucketed = {n: regime.ends(w) for (n, code), w in zip(codes, words, strict=False) if code == regime.BUCKET}
+        return {n: end[0] for n, end in bucketed.items()}, {n: end[-1] for n, end in bucketed.items()}
+
     def reduction_length(self, ints: Sequence[int]) -> int:
         """Number of terms that one output element sums."""
         sizes = self.sizes(ints)
         return math.prod(sizes[part] if isinstance(part, str) else part for part in self.reduction)
-
-
-def regime_ends(size: int) -> tuple[int, ...]:
-    """Smallest and largest size in the bucket of `size`, with the same divisibility by 16; one number if they agree."""
-    low, high = regime.bounds(regime.bucket(size))
-    if low < high and size % 16 == 0:
-        low, high = -(-low // 16) * 16, high // 16 * 16
-    elif low < high:
-        low, high = low + (low % 16 == 0), high - (high % 16 == 0)
-    return (low,) if low == high else (low, high)
 
 
 def threads() -> int:

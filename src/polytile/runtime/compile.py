@@ -84,13 +84,14 @@ class Order:
     source: str
     language: str
     flags: tuple[str, ...]
+    libraries: tuple[str, ...]
     command: tuple[str, ...]
     identity: str
 
     @functools.cached_property
     def key(self) -> str:
         """Digest of all that can change the binary; the name and the compiler's path cannot."""
-        return digest(json.dumps([FORMAT, self.language, self.flags, self.identity, self.source]), 24)
+        return digest(json.dumps([FORMAT, self.language, self.flags, self.libraries, self.identity, self.source]), 24)
 
     @functools.cached_property
     def stem(self) -> str:
@@ -216,6 +217,9 @@ def _stop(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGTERM)
 
 
+_Words = tuple[str, ...]
+
+
 def compile_cpp(name: str, source: str, flags: tuple[str, ...] = ()) -> Compilation:
     """Asks for the shared object of the C++ `source` of the kernel `name`; returns at once.
 
@@ -226,24 +230,30 @@ def compile_cpp(name: str, source: str, flags: tuple[str, ...] = ()) -> Compilat
         if digested not in _state.asked:
             _state.asked.add(digested)
             counters.add("kernels_generated")
-    return _request(name, source, "c++", lambda tools: (*tools.flags, *_openmp_flags(), *flags))
+
+    def words(tools: toolchain.Toolchain) -> tuple[_Words, _Words]:
+        runtime = _openmp_flags()
+        return (*tools.flags, *runtime, *flags), () if runtime else tools.libraries
+
+    return _request(name, source, "c++", words)
 
 
 def compile_c(name: str, source: str, flags: tuple[str, ...] = ()) -> Compilation:
     """Asks for the shared object of a C extension; as `compile_cpp`, but not counted as a generated kernel."""
-    return _request(name, source, "c", lambda tools: (*toolchain.EXTENSION_FLAGS, *flags))
+    return _request(name, source, "c", lambda tools: ((*toolchain.EXTENSION_FLAGS, *flags), ()))
 
 
 def _request(
-    name: str, source: str, language: str, flags: Callable[[toolchain.Toolchain], tuple[str, ...]]
+    name: str, source: str, language: str, words: Callable[[toolchain.Toolchain], tuple[_Words, _Words]]
 ) -> Compilation:
+    """`words`: the flags and the libraries for a compiler."""
     try:
         tools = toolchain.find()
     except CompilerMissing as error:
         failed = Compilation(functools.partial(_raise, error))
         failed.run()
         return failed
-    order = Order(name, source, language, flags(tools), tools.command, tools.identity)
+    order = Order(name, source, language, *words(tools), tools.command, tools.identity)
     cache = current()
     place = (cache.root, order.key)
     with _state.lock:
@@ -324,7 +334,7 @@ def _build(order: Order, cache: Cache) -> Library:
 
 
 def _run_compiler(order: Order, source: Path, output: Path) -> None:
-    command = (*order.command, *order.flags, "-x", order.language, str(source), "-o", str(output))
+    command = (*order.command, *order.flags, "-x", order.language, str(source), "-o", str(output), *order.libraries)
     counters.add("compiler_runs")
     process = subprocess.Popen(
         command,

@@ -177,6 +177,18 @@ static inline int64_t *append_integer_word(int64_t *words, unsigned char code, l
     return words;
 }
 
+/* The slot of a call. Where the regime is split, `words` become those of the part that the call is in. */
+static inline Slot *slot_at(Dispatcher *self, int64_t *words, const long *integers)
+{
+    Slot *slot = find(self, words);
+    if (slot->entry != Py_None)
+        return slot;
+    for (Py_ssize_t i = 0, word = 0; i < self->integers; word += self->codes[i++] != IGNORE)
+        if (self->codes[i] == BUCKET)
+            words[word] = part(integers[i]);
+    return find(self, words);
+}
+
 static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
 {
     Dispatcher *self = (Dispatcher *)object;
@@ -200,7 +212,7 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
     append_formula_words(self, integers, append_tensor_words(self, pointers, next));
 
     PyObject *result;
-    Slot slot = *find(self, words);
+    Slot slot = *slot_at(self, words, integers);
     if (slot.entry == NULL) {
         result = miss(self, words, arguments, count, pointers, integers);
     } else { /* own references: another thread may clear the table while the kernel runs */
@@ -217,6 +229,7 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
 
 /* ---- methods ---- */
 
+/* insert(key, entry); insert(key, None) splits the regime */
 static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
 {
     Dispatcher *self = (Dispatcher *)object;
@@ -224,7 +237,10 @@ static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments,
         return PyErr_Format(PyExc_TypeError, "insert takes a key and an entry, not %zd arguments", count);
     Slot content, old;
     PyObject *bytes = unpacked(self, arguments[0]);
-    if (bytes == NULL || slot_of(arguments[1], &content) < 0) {
+    int split = arguments[1] == Py_None;
+    if (split)
+        content = (Slot){.entry = Py_NewRef(Py_None)};
+    if (bytes == NULL || (!split && slot_of(arguments[1], &content) < 0)) {
         Py_XDECREF(bytes);
         return NULL;
     }
@@ -263,7 +279,7 @@ static PyObject *dispatcher_table(PyObject *object, PyObject *unused)
     Dispatcher *self = (Dispatcher *)object;
     PyObject *table = PyDict_New();
     for (size_t i = 0; table != NULL && i < self->capacity; i++) {
-        if (self->slots[i].entry == NULL)
+        if (self->slots[i].entry == NULL || self->slots[i].entry == Py_None)
             continue;
         PyObject *key = packed(&self->words[i * (size_t)self->word_count], self->word_count);
         if (key == NULL || PyDict_SetItem(table, key, self->slots[i].entry) < 0)
@@ -301,6 +317,7 @@ static PyObject *dispatcher_key_of(PyObject *object, PyObject *const *arguments,
         next = append_integer_word(next, self->codes[i], integers[i]);
     }
     append_formula_words(self, integers, append_tensor_words(self, pointers, next));
+    slot_at(self, words, integers);
     return packed(words, self->word_count);
 }
 
@@ -408,7 +425,7 @@ static void dispatcher_dealloc(PyObject *object)
 }
 
 static PyMethodDef dispatcher_methods[] = {
-    {"insert", (PyCFunction)(void (*)(void))dispatcher_insert, METH_FASTCALL, "insert(key, entry)"},
+    {"insert", (PyCFunction)(void (*)(void))dispatcher_insert, METH_FASTCALL, "insert(key, entry); no entry: the regime is split"},
     {"get", dispatcher_get, METH_O, "get(key) -> entry or None"},
     {"table", dispatcher_table, METH_NOARGS, "table() -> dict of key to entry"},
     {"clear", dispatcher_clear, METH_NOARGS, "clear() forgets every entry"},
@@ -483,6 +500,12 @@ static PyObject *bucket_method(PyObject *module, PyObject *size)
     return value == -1 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(bucket(value));
 }
 
+static PyObject *part_method(PyObject *module, PyObject *size)
+{
+    long long value = PyLong_AsLongLong(size);
+    return value == -1 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(part(value));
+}
+
 static double now(void)
 {
     struct timespec time;
@@ -539,6 +562,7 @@ static PyMethodDef module_methods[] = {
     {"configure", configure, METH_VARARGS, NULL},
     {"probe", probe, METH_O, NULL},
     {"bucket", bucket_method, METH_O, NULL},
+    {"part", part_method, METH_O, NULL},
     {"time_burst", time_burst, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -99,12 +99,13 @@ class Dispatcher(abc.ABC):
         """Runs the kernel on tensors (or None) followed by the integers that `key` describes."""
 
     @abc.abstractmethod
-    def insert(self, key: int, entry: Entry) -> None:
-        """Makes `entry` the one that runs for `key`, in place of an earlier one."""
+    def insert(self, key: int, entry: Entry | None) -> None:
+        """Makes `entry` the one that runs for `key`, in place of an earlier one. None splits the regime: calls in it have
+        the keys of its parts from then on (regime.py)."""
 
     @abc.abstractmethod
     def get(self, key: int) -> Entry | None:
-        """The entry for `key`, if there is one."""
+        """The entry for `key`, if there is one; a regime that is split has none."""
 
     @abc.abstractmethod
     def table(self) -> dict[int, Entry]:
@@ -116,7 +117,8 @@ class Dispatcher(abc.ABC):
 
     @abc.abstractmethod
     def key_of(self, *arguments: Any) -> int:
-        """The key of a call: of its integers alone (tensors count as aligned), or of tensors and integers."""
+        """The key of a call: of its integers alone (tensors count as aligned), or of tensors and integers. That of a part
+        where the regime is split."""
 
 
 class _OncePerKey:
@@ -132,11 +134,12 @@ class _OncePerKey:
             pending = self.pending.setdefault(key, threading.RLock())
         with pending:
             try:
-                entry = dispatcher.get(key)
+                now = dispatcher.key_of(*arguments)  # the regime may have been split while this thread waited
+                entry = dispatcher.get(now)
                 if entry is None:
                     counters.add("dispatch_misses")
-                    entry = self.on_miss(key, arguments)
-                    dispatcher.insert(key, entry)
+                    entry = self.on_miss(now, arguments)
+                    dispatcher.insert(dispatcher.key_of(*arguments), entry)  # it may be split by this very decision
                 return entry
             finally:
                 with self.lock:
@@ -192,17 +195,17 @@ class PythonDispatcher(Dispatcher):
                 if code not in range(most + 1):
                     raise ValueError(f"key code {code} at position {position} is not in 0..{most}")
         self._tensors = len(self.tensor_key) or -1
-        self._words = regime.count(self.key, self.tensor_key, self._formulas)
+        self._word_count = regime.count(self.key, self.tensor_key, self._formulas)
         self._resolve = _OncePerKey(on_miss)
         self._report = _Reporter(name, on_error)
-        self._table: dict[tuple[int, ...], Entry] = {}
+        self._table: dict[tuple[int, ...], Entry | None] = {}
 
     def __call__(self, *arguments: Any) -> None:
         tensors = len(arguments) - len(self.key)
         if not self._accepts(tensors):
             bad_count(self.name, self._tensors, len(self.key), len(arguments))
         pointers, integers = self._parse(arguments, tensors)
-        words = regime.words_of(self.key, integers, self.tensor_key, pointers, self._formulas)
+        words = self._words_at(integers, pointers)
         entry = self._table.get(words)
         if entry is None:
             entry = self._resolve(self, regime.pack(words), arguments)
@@ -214,16 +217,16 @@ class PythonDispatcher(Dispatcher):
                 self._report(code)
         self._tensors = tensors
 
-    def insert(self, key: int, entry: Entry) -> None:
-        if not hasattr(entry, "call") and not entry.address:
+    def insert(self, key: int, entry: Entry | None) -> None:
+        if entry is not None and not hasattr(entry, "call") and not entry.address:
             raise ValueError("the address of a native entry is 0; it must be that of a loaded kernel")
-        self._table[regime.unpack(key, self._words)] = entry
+        self._table[regime.unpack(key, self._word_count)] = entry
 
     def get(self, key: int) -> Entry | None:
-        return self._table.get(regime.unpack(key, self._words))
+        return self._table.get(regime.unpack(key, self._word_count))
 
     def table(self) -> dict[int, Entry]:
-        return {regime.pack(words): entry for words, entry in self._table.items()}
+        return {regime.pack(words): entry for words, entry in self._table.items() if entry is not None}
 
     def clear(self) -> None:
         self._table.clear()
@@ -234,7 +237,15 @@ class PythonDispatcher(Dispatcher):
             bad_count(self.name, self._tensors, len(self.key), len(arguments))
         pointers, integers = self._parse(arguments, tensors)
         pointers = pointers or [0] * len(self.tensor_key)
-        return regime.pack(regime.words_of(self.key, integers, self.tensor_key, pointers, self._formulas))
+        return regime.pack(self._words_at(integers, pointers))
+
+    def _words_at(self, integers: Sequence[int], pointers: Sequence[int]) -> tuple[int, ...]:
+        """The words of a call: those of its regime or, where that is split, of its part."""
+        words = regime.words_of(self.key, integers, self.tensor_key, pointers, self._formulas)
+        if words in self._table and self._table[words] is None:
+            bucketed = [n for n, code in zip(integers, self.key, strict=True) if code == regime.BUCKET]
+            return regime.in_parts(words, self.key, bucketed)
+        return words
 
     def _accepts(self, tensors: int) -> bool:
         if self._tensors >= 0:

@@ -3,6 +3,9 @@
 A key is a sequence of signed 64-bit words: one for each integer argument that matters, then one for each tensor argument
 that matters, in argument order, then the values of the formulas that the kernel asks for (formula.py). As a Python int it
 is the words one after another, word 0 lowest.
+
+A regime over which no one candidate holds is split into parts, each with a key of its own: that of the regime with the
+finer words of `part` in place of those of `bucket`.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ ALIGNMENTS = {ALIGNED_64: 64, ALIGNED_16: 16}
 
 EXACT_UP_TO = 8
 _FIRST_WORD = 16
+_PART = 4096
+"""More than any word of `bucket`; a word of `part` is that of the regime and a multiple of it."""
+
 _WORD_BITS = 64
 _MASK = (1 << _WORD_BITS) - 1
 
@@ -38,13 +44,62 @@ def bucket(size: int) -> int:
     return _FIRST_WORD + 2 * half_octave + (size % 16 == 0)
 
 
+def part(size: int) -> int:
+    """The word of a size where its regime is split: itself up to 8; above, the word of its bucket and 4096 * (1 + e), where
+    e is the eighth of the octave, in equal steps, that the size is in. A power of two ends its eighth as well."""
+    if size <= EXACT_UP_TO:
+        return size
+    octave = (size - 1).bit_length() - 1
+    return bucket(size) + _PART * (1 + ((size - 1 >> octave - 3) & 7))
+
+
+def is_part(word: int) -> bool:
+    """Whether a word, one of `bucket` or `part`, is a part's and not a whole regime's."""
+    return word >= _PART
+
+
+def whole(word: int) -> int:
+    """The word by `bucket` of the sizes whose word by `part` is `word`."""
+    return word % _PART if is_part(word) else word
+
+
+def divisible(word: int) -> bool:
+    """Whether 16 divides the sizes of a word above 8 that `bucket` or `part` has made."""
+    return bool(word % 2)
+
+
 def bounds(word: int) -> tuple[int, int]:
-    """Smallest and largest size (16-divisibility apart) whose bucket is `word`, a value of `bucket`."""
+    """Smallest and largest size (16-divisibility apart) whose word, by `bucket` or by `part`, is `word`."""
     if word <= EXACT_UP_TO:
         return word, word
-    half_octave = (word - _FIRST_WORD) // 2
+    eighth, whole = divmod(word, _PART)
+    half_octave = (whole - _FIRST_WORD) // 2
     below, high = (math.isqrt(1 << power) for power in (half_octave, half_octave + 1))
-    return max(below, EXACT_UP_TO) + 1, high
+    low = max(below, EXACT_UP_TO) + 1
+    if eighth:
+        step = 1 << half_octave // 2 - 3
+        end = (8 + eighth) * step
+        low, high = max(low, end - step + 1), min(high, end)
+    return low, high
+
+
+def ends(word: int) -> tuple[int, ...]:
+    """Smallest and largest size whose word, by `bucket` or by `part`, is `word`; one number if they agree."""
+    low, high = bounds(word)
+    if word > EXACT_UP_TO and divisible(word):
+        low, high = -(-low // 16) * 16, high // 16 * 16
+    elif low < high:
+        low, high = low + (low % 16 == 0), high - (high % 16 == 0)
+    return (low,) if low == high else (low, high)
+
+
+def in_parts(words: Sequence[int], key: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """The words of a part of the regime that has `words`: the one that these sizes, one for each code in `key` that is
+    BUCKET, are in."""
+    codes = [code for code in key if code != IGNORE]
+    left = iter(sizes)
+    finer = [part(next(left)) if code == BUCKET else word for word, code in zip(words, codes, strict=False)]
+    return (*finer, *words[len(codes) :])
 
 
 def words_of(
@@ -86,5 +141,6 @@ def unpack(key: int, length: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8))
 
 
-__all__ = ["ALIGNED_16", "ALIGNED_64", "ANY", "BUCKET", "DIVISIBLE", "EXACT", "IGNORE", "bounds", "bucket", "count", "pack",
-           "unpack", "word_of", "words_of"]  # fmt: skip
+__all__ = ["ALIGNED_16", "ALIGNED_64", "ANY", "BUCKET", "DIVISIBLE", "EXACT", "IGNORE", "bounds", "bucket", "count",
+           "divisible", "ends", "in_parts", "is_part", "pack", "part", "unpack", "whole", "word_of",
+           "words_of"]  # fmt: skip

@@ -24,6 +24,15 @@ static inline int64_t bucket(int64_t size)
     return 16 + 2 * half_octave + (size % 16 == 0);
 }
 
+/* The word of a size where its regime is split. */
+static inline int64_t part(int64_t size)
+{
+    if (size <= 8)
+        return size;
+    int octave = 63 - __builtin_clzll((uint64_t)size - 1);
+    return bucket(size) + 4096 * (1 + (((size - 1) >> (octave - 3)) & 7));
+}
+
 static inline uint64_t hash_of(const int64_t *words, Py_ssize_t count)
 {
     uint64_t hash = 0x243F6A8885A308D3u;
@@ -37,7 +46,7 @@ static inline uint64_t hash_of(const int64_t *words, Py_ssize_t count)
 /* ---- the table: open addressing, a power of two of slots, at most two thirds full ---- */
 
 typedef struct {
-    PyObject *entry; /* NULL: the slot is empty */
+    PyObject *entry; /* NULL: the slot is empty; None: the regime is split, its parts have slots of their own */
     PyObject *call;  /* Python callable, or NULL for a native kernel */
     Kernel kernel;
     long threads;

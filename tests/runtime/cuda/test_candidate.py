@@ -23,6 +23,7 @@ from polytile.runtime import time_burst
 from polytile.runtime.cuda import cubins, device, workers
 from tests.frontend.lowering import lower
 from tests.runtime.cuda.conftest import Stub
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -91,7 +92,7 @@ def test_a_compilers_refusal_names_the_kernel_and_its_source(stub: Stub, empty_c
     order = cubins.Order("broken", "polytile.kernels.triton.worker", {"source": "import triton\nno python", "arguments": [],
                          "constants": [], "divisible": [], "num_warps": 4, "num_stages": 1, "arch": 90}, "test")  # fmt: skip
     with pytest.raises(cubins.KernelRejected, match="kernel 'broken' did not compile") as caught:
-        cubins.request(order).result(60)
+        cubins.request(order).result(PATIENCE)
     assert caught.value.source.read_text().endswith("no python")
 
 
@@ -109,7 +110,7 @@ def test_a_worker_that_dies_fails_its_job_alone(empty_cache: Path) -> None:
     for job in ({"die": True}, {"die": False}):
         done.clear()
         pool.submit(job, note)
-        assert done.wait(60)
+        assert done.wait(PATIENCE)
     pool.stop()
     assert "died" in str(answers[0]["error"]) and answers[1] == {"fine": True}
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
 from polytile.errors import LoweringError
 from polytile.ir import sizes
 from polytile.kernels.cpp import text
-
-MAXIMA, MINIMA = (Max, sympy.Max), (Min, sympy.Min)
+from polytile.kernels.index_text import MAXIMA, MINIMA
 
 
 def index_vector(e: sympy.Expr, vec: sympy.Symbol, lanes: str, indirect: Mapping[sympy.Symbol, str]) -> str:
     """C++ for the indices of all lanes: the axis `vec` counts up along them, and each symbol of `indirect` is a vector with
-    that text. Divisions are of values ≥ 0, except that Python's modulus takes any value. Raises LoweringError for an
-    expression without a C++ form."""
+    that text. It divides as Python does (see `kernels.index_text`). Raises LoweringError for an expression without a C++
+    form."""
     step = None if e.free_symbols & indirect.keys() else sizes.coefficient(e, vec)
     if step == 0:
         return f"splat<i64, {lanes}>({text.index(e)})"
@@ -41,6 +40,7 @@ class _Vector:
         if e == self.vec:
             return f"(iota<i64, {self.lanes}>() + {self.vec})"
         args = [self.text(a) for a in e.args]
+        divide, rest = ("truncdiv", "fmod") if sizes.is_nonnegative(e.args[0]) else ("floordiv", "remainder")
         match e:
             case sympy.Add():
                 return "(" + " + ".join(args) + ")"
@@ -49,13 +49,11 @@ class _Vector:
             case sympy.Pow() if e.exp.is_Integer and e.exp > 0:
                 return "(" + " * ".join([args[0]] * int(e.exp)) + ")"
             case FloorDiv():
-                return f"truncdiv({args[0]}, {args[1]})"
-            case PythonMod():
-                return f"remainder({args[0]}, {args[1]})"
-            case Mod():
-                return f"fmod({args[0]}, {args[1]})"
+                return f"{divide}({args[0]}, {args[1]})"
+            case Mod() | PythonMod():
+                return f"{rest}({args[0]}, {args[1]})"
             case ModularIndexing():
-                return f"fmod(truncdiv({args[0]}, {args[1]}), {args[2]})"
+                return f"{rest}({divide}({args[0]}, {args[1]}), {args[2]})"
         if isinstance(e, MAXIMA + MINIMA):
             function, result = "maximum" if isinstance(e, MAXIMA) else "minimum", args[0]
             for other in args[1:]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
-import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
 from polytile.errors import LoweringError
-from polytile.ir import sizes
+from polytile.kernels import index_text
 
 VALUE_TYPE = {
     torch.float32: "float", torch.float64: "double", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32",
@@ -53,60 +53,7 @@ def _float(value: float, dtype: torch.dtype) -> str:
     return str(short) + suffix
 
 
-def index(e: sympy.Expr) -> str:
-    """An index expression over `long` variables named like its symbols. Divisions are of values ≥ 0, except that Python's
-    modulus takes any value."""
-    return _sum(e)
-
-
-def factor(e: sympy.Expr) -> str:
-    """An index expression that can stand anywhere in another one."""
-    return _atom(e)
-
-
-def _sum(e: sympy.Expr) -> str:
-    if isinstance(e, sympy.Add):
-        return " + ".join(_factor(a) for a in e.as_ordered_terms()).replace("+ -", "- ")
-    return _factor(e)
-
-
-def _factor(e: sympy.Expr) -> str:
-    if isinstance(e, sympy.Mul):
-        return "*".join(_atom(a) for a in e.args)
-    return _atom(e)
-
-
-def _atom(e: sympy.Expr) -> str:
-    match e:
-        case sympy.Symbol():
-            return e.name
-        case sympy.Integer():
-            return str(e) if e >= 0 else f"({e})"
-        case sympy.Add() | sympy.Mul():
-            return f"({_sum(e)})"
-        case sympy.Pow() if e.exp.is_Integer and e.exp > 0:
-            return "(" + "*".join([_atom(e.base)] * int(e.exp)) + ")"
-        case FloorDiv():
-            return f"({_atom(e.args[0])} / {_atom(e.args[1])})"
-        case PythonMod() if not sizes.is_nonnegative(e.args[0]):
-            x, d = (_atom(a) for a in e.args)
-            return f"(({x} % {d} + {d}) % {d})"
-        case Mod() | PythonMod():
-            return f"({_atom(e.args[0])} % {_atom(e.args[1])})"
-        case ModularIndexing():
-            x, d, m = (_atom(a) for a in e.args)
-            return f"(({x} / {d}) % {m})"
-        case sympy.Max() | sympy.Min():
-            return _extreme([_atom(a) for a in e.args], ">" if isinstance(e, sympy.Max) else "<")
-    if type(e).__name__ in ("Max", "Min"):  # torch's own classes of the same meaning
-        return _extreme([_atom(a) for a in e.args], ">" if type(e).__name__ == "Max" else "<")
-    raise LoweringError(
-        f"the index expression {e} ({type(e).__name__}) has no C++ form; the operator runs as a library call."
-    )
-
-
-def _extreme(args: list[str], sign: str) -> str:
-    result = args[0]
-    for other in args[1:]:
-        result = f"({result} {sign} {other} ? {result} : {other})"
-    return result
+index = functools.partial(index_text.index, dialect=index_text.CPP)
+"""An index expression over `long` variables named like its symbols."""
+factor = functools.partial(index_text.factor, dialect=index_text.CPP)
+"""An index expression that can stand anywhere in another one."""

@@ -70,12 +70,12 @@ class Carried:
         for pair in self.pairs.values():
             name, d = pair.name, self.body.index(pair.d)
             grown = f"({self.body.index(sizes.coefficient(pair.x, self.symbol) or sizes.ZERO)}) * {step}"
-            lines.append(f"{name} = ({self.body.index(pair.x)}) // ({d})")
+            lines.append(f"{name} = {self.body.index(FloorDiv(pair.x, pair.d))}")
             lines.append(f"{name}_rest = ({self.body.index(pair.x)}) - {name} * ({d})")
             lines.append(f"{name}_step = ({grown}) // ({d})")
             lines.append(f"{name}_more = ({grown}) % ({d})")
             for k, within in pair.within.items():
-                lines.append(f"{within} = {name} % ({self.body.index(k)})")
+                lines.append(f"{within} = {self.body.index(ModularIndexing(pair.x, pair.d, k))}")
                 lines.append(f"{within}_more = {name}_step % ({self.body.index(k)})")
         return lines
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
-import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
 from polytile.errors import LoweringError
+from polytile.kernels import index_text
 
 VALUE_TYPE = {
     torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16",
@@ -53,52 +53,5 @@ def number(value: bool | int | float, dtype: torch.dtype) -> str:
     return f"tl.full([], {literal(value, dtype)}, {value_type(dtype)})"
 
 
-def index(e: sympy.Expr) -> str:
-    """An index expression over integer variables named like its symbols. Divisions are of values ≥ 0."""
-    return _sum(e)
-
-
-def _sum(e: sympy.Expr) -> str:
-    if isinstance(e, sympy.Add):
-        return " + ".join(_factor(a) for a in e.as_ordered_terms()).replace("+ -", "- ")
-    return _factor(e)
-
-
-def _factor(e: sympy.Expr) -> str:
-    if isinstance(e, sympy.Mul):
-        return "*".join(_atom(a) for a in e.args)
-    return _atom(e)
-
-
-def _atom(e: sympy.Expr) -> str:
-    match e:
-        case sympy.Symbol():
-            return e.name
-        case sympy.Integer():
-            return str(e) if e >= 0 else f"({e})"
-        case sympy.Add() | sympy.Mul():
-            return f"({_sum(e)})"
-        case sympy.Pow() if e.exp.is_Integer and e.exp > 0:
-            return "(" + "*".join([_atom(e.base)] * int(e.exp)) + ")"
-        case FloorDiv():
-            return f"({_atom(e.args[0])} // {_atom(e.args[1])})"
-        case PythonMod() if not e.args[0].is_nonnegative:  # Triton's remainder has the sign of the dividend
-            x, d = _atom(e.args[0]), _atom(e.args[1])
-            return f"(({x} % {d} + {d}) % {d})"
-        case Mod() | PythonMod():
-            return f"({_atom(e.args[0])} % {_atom(e.args[1])})"
-        case ModularIndexing():
-            x, d, m = (_atom(a) for a in e.args)
-            return f"(({x} // {d}) % {m})"
-    if type(e).__name__ in ("Max", "Min"):  # sympy's, and torch's own classes of the same meaning
-        return _extreme([_atom(a) for a in e.args], "tl.maximum" if type(e).__name__ == "Max" else "tl.minimum")
-    raise LoweringError(
-        f"the index expression {e} ({type(e).__name__}) has no Triton form; the operator runs as a library call."
-    )
-
-
-def _extreme(args: list[str], function: str) -> str:
-    result = args[0]
-    for other in args[1:]:
-        result = f"{function}({result}, {other})"
-    return result
+index = functools.partial(index_text.index, dialect=index_text.TRITON)
+"""An index expression over integer variables named like its symbols."""

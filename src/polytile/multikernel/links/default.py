@@ -1,4 +1,4 @@
-"""When nothing is known and nothing can be found out: a library kernel if there is one, else the first in order."""
+"""When nothing is known and nothing can be found out: a library kernel if there is one, else the best predicted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def choose(request: Request) -> Answer | None:
     library = next((candidate for candidate in alive if is_library(candidate)), None)
     if library is not None:
         return Answer(library, "the library's kernel, for want of knowledge")
-    return Answer(alive[0], "the first in order, for want of knowledge")
+    best = min(alive, key=lambda candidate: candidate.cost(request.sizes))
+    return Answer(best, "the best predicted, for want of knowledge")
 
 
 __all__ = ["choose"]

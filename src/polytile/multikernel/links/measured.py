@@ -11,6 +11,7 @@ import torch
 from polytile import options
 from polytile.counters import counters
 from polytile.kernels.candidate import Candidate
+from polytile.multikernel import trials
 from polytile.multikernel.links import exact
 from polytile.multikernel.links.nearby import champions
 from polytile.multikernel.links.prior import shortlist
@@ -39,9 +40,19 @@ def choose(request: Request) -> Answer | None:
     names = champions(request).union(candidate.name for candidate in shortlist(request))
     worth_it = [candidate for candidate in request.alive if candidate.name in names]
     try:
-        return trial(request, worth_it, remember=True)
+        return _first_that_runs(request, worth_it)
     except torch.OutOfMemoryError:
         return _best_known(request, "there was no memory for measuring")  # clones and a reference need some
+
+
+def _first_that_runs(request: Request, worth_it: Sequence[Candidate]) -> Answer:
+    """The fastest of the shortlist; where none of it can be used, the best predicted of the others that can."""
+    answer = trial(request, worth_it, remember=True)
+    for candidate in sorted(request.alive, key=lambda candidate: candidate.cost(request.sizes)):
+        if answer.candidate is not None:
+            break
+        answer = trial(request, [candidate], remember=True)
+    return answer
 
 
 def _best_known(request: Request, why: str) -> Answer | None:
@@ -62,7 +73,8 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     task = _task(request, candidates, tightest)
     begun = budget.clock()
     try:
-        attempts = (request.tuner or tuner)(task)
+        with trials.trial():
+            attempts = (request.tuner or tuner)(task)
     except tune.Interrupted as interrupted:
         _keep(request, interrupted.attempts, remember)
         raise

@@ -4,16 +4,17 @@ Close by means: all flags equal (divisibility by 16, alignment, threads), sizes 
 sizes up to 8 equal (each is a regime of its own), and the others within RADIUS octaves, each. A neighbour counts if
 everything that would be measured now was measured there. The link answers
 
-- when a neighbour lies in the same regime, as a decision made there would have served this call in its process; or
+- when a neighbour lies in the same regime (the same part of a regime that is split), as a decision made there would have
+  served this call in its process; or
 - when neighbours lie on both sides in every size, so that nothing is extrapolated;
 
-and in both cases only when all the neighbours concerned agree on the candidate. Otherwise it abstains. It is wrong
-where the best candidate changes twice between two neighbours, say at a size that just overflows a cache.
+and in both cases only when all the neighbours concerned agree on the candidate and it is expected to be as good here
+(splitting.py). Otherwise it abstains. It is wrong where the best candidate changes twice between two neighbours and
+predictions do not say so.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from polytile import options
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, must_measure
+from polytile.multikernel.splitting import Evidence, Expectation, distance
 from polytile.runtime import regime
 from polytile.store import identity
 from polytile.store.records import Identity
@@ -61,7 +63,23 @@ def choose(request: Request) -> Answer | None:
         return Answer(None, f"neighbours disagree on {' and '.join(sorted(names))}")
     nearest = min(voters, key=lambda neighbour: neighbour.octaves)
     where = ", ".join(f"{name}={size}" for name, size in nearest.sizes.items())
-    return Answer(nearest.winner, f"measured before, nearby at {where}", nearest.scores, from_store=True)
+    if not _holds(request, nearest.winner, voters):
+        return Answer(None, f"{nearest.winner.name}, measured nearby at {where}, is expected to be slower here")
+    grounds = f"measured before, nearby at {where}"
+    return Answer(nearest.winner, grounds, nearest.scores, from_store=True, measured_at=nearest.sizes)
+
+
+def _holds(request: Request, winner: Candidate, voters: Sequence[Neighbour]) -> bool:
+    """Whether nothing that was measured by these neighbours is expected to beat their winner at the request's sizes."""
+    expectation = Expectation({c.name: c for c in request.candidates}, request.sizes, request.spec.bucketed())
+    found = [
+        Evidence(
+            voter.sizes,
+            {c.name: s.seconds for c, s in zip(request.candidates, voter.scores, strict=True) if s is not None and s.ok},
+        )
+        for voter in voters
+    ]
+    return expectation.holds(winner.name, dict(request.problem.sizes), found)
 
 
 def neighbours(request: Request) -> list[Neighbour]:
@@ -81,6 +99,7 @@ def _measured(request: Request, radius: float, wanted: set[Identity]) -> Iterato
     """The problems within `radius` octaves in each size at which all of `wanted`, at least, were measured."""
     own = dict(request.problem.sizes)
     bucketed = request.spec.bucketed()
+    word = regime.part if request.spec.is_part(request.words) else regime.bucket
     for sizes, summaries in request.store.nearby(request.problem, request.environment):
         octaves = distance(own, sizes, bucketed)
         known = combine(summaries) if octaves <= radius else {}
@@ -89,23 +108,8 @@ def _measured(request: Request, radius: float, wanted: set[Identity]) -> Iterato
         scores = request.scores(known)
         best = pick(request.usable(scores), options.get("noise_band"))
         if best is not None:
-            same = all(regime.bucket(own[name]) == regime.bucket(sizes[name]) for name in bucketed)
+            same = all(word(own[name]) == word(sizes[name]) for name in bucketed)
             yield Neighbour(sizes, octaves, same, request.candidates[best], tuple(scores))
-
-
-def distance(first: Mapping[str, int], second: Mapping[str, int], bucketed: frozenset[str]) -> float:
-    """Octaves between two problems in the size that differs most; infinite where sizes differ that must not."""
-    if first.keys() != second.keys():
-        return math.inf
-    farthest = 0.0
-    for name, size in first.items():
-        other = second[name]
-        if size == other:
-            continue
-        if name not in bucketed or min(size, other) <= regime.EXACT_UP_TO:
-            return math.inf
-        farthest = max(farthest, abs(math.log2(size / other)))
-    return farthest
 
 
 def _surrounded(request: Request, found: Sequence[Neighbour]) -> bool:
@@ -116,4 +120,4 @@ def _surrounded(request: Request, found: Sequence[Neighbour]) -> bool:
     return below and above
 
 
-__all__ = ["RADIUS", "Neighbour", "champions", "choose", "distance", "neighbours"]
+__all__ = ["RADIUS", "Neighbour", "champions", "choose", "neighbours"]

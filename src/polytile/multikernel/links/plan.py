@@ -15,6 +15,7 @@ from polytile import options
 from polytile.errors import NotInPlan, OptionError, PlanError
 from polytile.multikernel.planfile import Plan, differences, here, key_of, write
 from polytile.multikernel.selector import Answer, Request
+from polytile.multikernel.spec import KernelSpec
 
 log = logging.getLogger("polytile.multikernel")
 
@@ -34,6 +35,12 @@ def choose(request: Request) -> Answer | None:
         return Answer(candidate, f"pinned by {path}")
     _missing(request, path, f"the source of {pinned.candidate!r} has changed since the plan was made")
     return Answer(candidate, f"pinned by {path}, though its source has changed since")
+
+
+def splits(spec: KernelSpec, regime: str) -> bool:
+    """Whether the plan in force, if there is one, pins parts of this regime in place of the whole."""
+    path = options.get("plan")
+    return bool(path) and key_of(spec, regime) in opened(path).split
 
 
 def opened(path: str) -> Plan:
@@ -76,4 +83,4 @@ def _stamp(path: str) -> tuple[int, int]:
         return 0, 0
 
 
-__all__ = ["Plan", "choose", "opened", "write"]
+__all__ = ["Plan", "choose", "opened", "splits", "write"]

@@ -1,0 +1,61 @@
+"""What a MultiKernel on a GPU takes and is made of, or one under Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.utils._sympy.functions import Min, Mod
+
+from polytile.kernels import templates
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import INT32_REACH, reaches
+from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K
+from polytile.kernels.triton.gemm.unit import symbol
+from polytile.kernels.triton.loops import loop_candidates as loops
+from polytile.multikernel import define
+from polytile.multikernel.spec import WIDE, KernelSpec
+from polytile.runtime import regime
+from polytile.runtime.cuda.device import fingerprint
+from polytile.runtime.formula import any_above, encode
+
+
+def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
+    """As define.loop_spec; besides the sizes it matters of every other integer whether 16 divides it, of every tensor
+    whether it is aligned, and whether positions fit 32 bits."""
+    spec = define.loop_spec(kernel, origins)
+    positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
+    return replace(
+        spec,
+        size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
+        tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
+        conditions=((WIDE, any_above(reaches(kernel), INT32_REACH, positions)),),
+        make_args=lambda size: define.make_args(kernel, size, target),
+        target=target,
+        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
+    )
+
+
+def template_spec(
+    kernel: templates.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device
+) -> KernelSpec:
+    """As define.template_spec; besides the sizes it matters of every stride and tensor whether it is aligned, whether
+    blocks along k need a mask, and whether positions fit 32 bits."""
+    spec = define.template_spec(kernel, name, origins)
+    positions = {symbol(n): place for place, n in enumerate(spec.size_names)}
+    even = 1 - Min(1, Mod(symbol("K"), EVEN))
+    return replace(
+        spec,
+        size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
+        tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
+        conditions=(
+            (WIDE, any_above(templates.positions(kernel), INT32_REACH, positions)),
+            (EVEN_K, encode(even, positions)),
+        ),
+        make_args=lambda size: templates.make_args(kernel, size, target),
+        target=target,
+        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
+    )
+
+
+__all__ = ["loop_spec", "loops", "template_spec"]

@@ -1,0 +1,36 @@
+"""What candidates on trial bring about in other kernels, and take back.
+
+A candidate may call kernels of its own, as the library's product does with an epilogue: they choose for their sizes when it is
+tried, whether it wins or not. What they choose then is no decision of the program's unless the program calls them too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+
+_ends: contextvars.ContextVar[list[Callable[[], None]] | None] = contextvars.ContextVar("polytile_trial", default=None)
+
+
+@contextlib.contextmanager
+def trial() -> Iterator[None]:
+    """Within the block, in this thread, candidates run on trial; afterwards what was given to `at_end` is called."""
+    token = _ends.set([])
+    try:
+        yield
+    finally:
+        ends = _ends.get() or []
+        _ends.reset(token)
+        for end in ends:
+            end()
+
+
+def at_end(action: Callable[[], None]) -> None:
+    """Has `action` called at the end of the trial that this thread is in, the innermost; without one it is never called."""
+    ends = _ends.get()
+    if ends is not None:
+        ends.append(action)
+
+
+__all__ = ["at_end", "trial"]
