@@ -154,6 +154,20 @@ def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Expr, s
     return replace(renamed, axes=axes, reduced=reduced, stores=stores)
 
 
+def rename_tensors(loop: Loop, names: Mapping[str, str]) -> Loop:
+    """The loop on tensors of other names."""
+    def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
+        node = expr.rebuild(node, children)
+        return (
+            expr.load(node.dtype, names[node.buffer], node.index, node.indirect, node.mask)
+            if isinstance(node, expr.Load)
+            else node
+        )
+
+    renamed = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    return replace(renamed, stores=tuple(replace(s, buffer=names[s.buffer]) for s in renamed.stores))
+
+
 def precision_of(tensors: Sequence[TensorArg], args: Sequence[Any]) -> torch.dtype | None:
     """The type in which a reference is to compute on these arguments: float64 where any was widened to it, else None, that is
     the arguments' own."""
