@@ -14,7 +14,15 @@ import torch
 from polytile import options as settings
 from polytile import store
 from polytile.counters import counters
-from polytile.errors import CompilerMissing, InvalidInput, LaunchFailed, LoweringError, NoCandidate, ResourcesExceeded
+from polytile.errors import (
+    CompilerMissing,
+    DeviceLost,
+    InvalidInput,
+    LaunchFailed,
+    LoweringError,
+    NoCandidate,
+    ResourcesExceeded,
+)
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, specialised
 from polytile.kernels.facts import Facts
 from polytile.multikernel import selector, trace, trials
@@ -37,7 +45,7 @@ HINTED_SHORTLIST = 6
 HINTED_CALLS = 10**9
 """Calls that a hinted size is expected to get: compiling always pays."""
 
-_CALLERS_FAULT = (IndexError, InvalidInput)
+_NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 """Errors of a run that say something about the arguments, not about the candidate."""
 
 
@@ -303,6 +311,8 @@ class MultiKernel:
             return candidate.entry()
         except CompilerMissing as error:
             self._rejected[candidate.name] = str(error)
+        except DeviceLost:
+            raise
         except ResourcesExceeded as error:  # by the code for the facts of this regime; in another it may fit
             self._record(request, candidate, Outcome.RESOURCES, error)
             self._rejected_at.setdefault(key, {})[candidate.name] = f"{Outcome.RESOURCES.value}: {error}"
@@ -421,7 +431,7 @@ class _FirstRun:
         kept = [(t, t.clone()) for t, role in zip(args, roles, strict=False) if role == "inout" and t is not None]
         try:
             self.entry.call(*args)
-        except _CALLERS_FAULT:
+        except _NOT_THE_KERNELS_FAULT:
             raise
         except Exception as error:
             with torch.no_grad():
