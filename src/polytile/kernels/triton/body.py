@@ -19,7 +19,7 @@ from polytile.kernels.cpp.checks import checked_sizes
 from polytile.kernels.emission import emission_order
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import is_result
-from polytile.kernels.triton import memory, ops, text
+from polytile.kernels.triton import memory, ops, random, text
 from polytile.kernels.triton.tile import Dim, Tile, sixteenth, with_facts
 
 KEEPS_LITERALS = ("add", "sub", "mul", "div", "minimum", "maximum", "eq", "ne", "lt", "le", "gt", "ge")
@@ -54,6 +54,7 @@ class Body:
         self.last = False
         self.error = False
         self.carried: dict[sympy.Expr, sympy.Expr] = {}
+        self.firsts: dict[Dim, str] = {}
         self.sixteenths: set[sympy.Symbol] = set()
         self._names = _names(self.nest.nodes, prefix)
         self._checks = {id(size): k for k, size in enumerate(checked_sizes(self.nest.loop), 1)}
@@ -109,6 +110,8 @@ class Body:
                 return memory.load(self, node, scope)
             case Op(name="check_index"):
                 return self._checked(node, scope)
+            case Op(name="philox_uniform") if (numbers := random.uniforms(self, node, scope)) is not None:
+                return numbers
             case Op():
                 return ops.text(node, self._operands(node, scope), self.fast)
         raise AssertionError(f"{type(node).__name__} {node} is made by the schedule, not as a value of its own")

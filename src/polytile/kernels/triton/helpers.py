@@ -138,8 +138,16 @@ def pt_philox(seed, offset):
 """,
     """
 def pt_philox_uniform(seed, offset, T: tl.constexpr):
-    w0, w1, w2, w3 = pt_philox(seed, offset)
-    return (w0 >> 8).to(T) * 5.9604644775390625e-08
+    w0, w1, w2, w3 = pt_philox(seed, offset >> 2)
+    place = offset & 3
+    word = tl.where(place < 2, tl.where(place == 0, w0, w1), tl.where(place == 2, w2, w3))
+    return (word >> 8).to(T) * 5.9604644775390625e-08
+""",
+    """
+def pt_philox_uniforms(seed, quarter, T: tl.constexpr):
+    w0, w1, w2, w3 = pt_philox(seed, quarter)
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    return (words >> 8).to(T) * 5.9604644775390625e-08
 """,
     """
 def pt_philox_normal(seed, offset, T: tl.constexpr):

@@ -67,6 +67,7 @@ class Unit:
     def _parallel(self, dim: Dim) -> None:
         at = f"{dim.name.lower()}_at"
         if dim.block > 1:
+            self.body.firsts[dim] = f"{at} * {dim.name}"
             at = f"({at} * {dim.name} + tl.arange(0, {dim.name})){self.tile.along(dim)}"
         self.out.line(f"{dim.variable} = {at}")
         if not self.tile.even(dim):
@@ -86,6 +87,7 @@ class Unit:
 
     def held(self, dim: Dim) -> None:
         """The position along a reduced dimension of which the block holds all."""
+        self.body.firsts[dim] = "0"
         at = "0" if dim.block == 1 else f"{self._arange(dim)}{self.tile.along(dim)}"
         self._reduced(dim, at)
 
@@ -97,6 +99,7 @@ class Unit:
             with self.out.indented(f"for {dim.variable} in range({first}, {end}):"):
                 yield
             return
+        self.body.firsts[dim] = f"{dim.variable}_at"
         with self.out.indented(f"for {dim.variable}_at in range({first}, {end}, {dim.name}):"):
             self._reduced(dim, self.block_at(dim, f"{dim.variable}_at"))
             yield

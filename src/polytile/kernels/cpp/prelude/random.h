@@ -2,7 +2,7 @@
 // needs: convert log trig
 // gives: philox_words philox_uniform philox_normal philox_int
 // Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Words and formulas are those of
-// ir/philox.py.
+// ir/philox.py; four neighbouring uniform numbers share the words of one counter.
 namespace pt {
 namespace {
 
@@ -61,7 +61,11 @@ template <int L> PT_FN V<float, L> upper_bits(V<u32, L> word) { return cast<floa
 
 // In [0, 1), 24 bits.
 template <int L> PT_FN V<float, L> philox_uniform(alone<V<i64, L>> seed, V<i64, L> offset) {
-  return upper_bits(philox_words<L>(seed, offset).w[0]) * V<float, L>(0x1p-24f);
+  using U = V<u32, L>;
+  const Words<L> four = philox_words<L>(seed, offset >> V<i64, L>(2l));
+  const U place = cast<u32>(offset) & U(3u);
+  const U low = select(place == U(0u), four.w[0], four.w[1]), high = select(place == U(2u), four.w[2], four.w[3]);
+  return upper_bits(select(place < U(2u), low, high)) * V<float, L>(0x1p-24f);
 }
 // Standard normal, by Box and Muller.
 template <int L> PT_FN V<float, L> philox_normal(alone<V<i64, L>> seed, V<i64, L> offset) {
