@@ -46,6 +46,11 @@ def test_blocks_take_part_where_the_heuristic_tries_them(m: int, n: int, k: int)
     assert wanted <= set(able(BF16, m, n, k))
 
 
+@pytest.mark.parametrize("kind", [Kind(1, int8=True), Kind(1, float8=True)])
+def test_tensor_cores_get_32_elements_of_8_bits_along_k(kind: Kind) -> None:
+    assert all(int(c["k"]) >= 32 for c in space(kind, H100).configs if c["variant"] != "rows")
+
+
 def test_an_overridden_table_is_what_products_are_made_of() -> None:
     before = space(BF16, H100)
     with override("cuda", "mm", [Gemm(64, 32, 64, 7, 4)]):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from polytile import options
 from polytile.kernels.candidate import Candidate
 
-TRUSTED = ("library", "cublaslt", "reference", "triton")
+TRUSTED = ("library", "padding", "cublaslt", "reference", "triton")
 """Origins whose kernels are never tried apart: libraries' calls and the interpreter are what eager itself runs. Generated
 GPU kernels are a matter of cost: another process needs seconds for a CUDA context, hundreds of megabytes of the device for
 it, and all arguments copied by way of the host."""

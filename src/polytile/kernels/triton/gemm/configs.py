@@ -101,7 +101,8 @@ class Space:
         """What the heuristic tries at sizes that cut blocks like this, in its order."""
         found: dict[Config, None] = {}
         for table in tables:
-            request = Request(*cut, table, self.kind.itemsize, self.kind.int8, shared_bytes=self.device.shared_per_block)
+            narrow = self.kind.int8 or self.kind.float8  # tensor cores take 32 elements of 8 bits at once along k
+            request = Request(*cut, table, self.kind.itemsize, narrow, shared_bytes=self.device.shared_per_block)
             for config in heuristic("cuda").configs(request):
                 if config.accumulators <= self.kind.most_sums:
                     found[tile_config(config, variant=variant)] = None
