@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -67,10 +68,8 @@ def test_whatever_can_change_the_binary_changes_the_key(what: str, monkeypatch: 
     if what == "processor":
         monkeypatch.setattr("polytile.runtime.toolchain.cpu", lambda: type("Cpu", (), {"identity": "another"}))
     elif what == "compiler":
-        found = compiler.toolchain.find()
-        monkeypatch.setattr(compiler.toolchain, "find", lambda: compiler.toolchain.Toolchain(
-            found.command, found.kind, "another version", found.native, found.isa, found.lanes, found.features,
-            found.macros))  # fmt: skip
+        another = dataclasses.replace(compiler.toolchain.find(), version="another version")
+        monkeypatch.setattr(compiler.toolchain, "find", lambda: another)
     second = compile_cpp("k", tiny(2 if what == "source" else 1), flags=("-DX",) if what == "flags" else ()).result()
     assert second.key != first.key
 
