@@ -177,6 +177,28 @@ def test_who_needs_a_kernel_does_not_wait_for_the_queue(tmp_path: Path) -> None:
     concurrent.futures.wait(queue, timeout=PATIENCE)
 
 
+def test_after_ctrl_c_while_compiling_the_kernel_is_there_for_whoever_asks_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = compiler._run_compiler
+
+    def interrupted(order: Any, *files: Path) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        plain(order, *files)
+
+    go = tmp_path / "go"
+    queue_waits = f'[[ "$*" == */needed-* ]] || until [[ -e {go} ]]; do sleep 0.01; done; exec g++ "$@"'
+    with options.override(cxx=stand_in(tmp_path / "g++", queue_waits), compile_workers=1):
+        compile_cpp("queued", tiny(0))
+        needed = compile_cpp("needed", tiny(1))
+        monkeypatch.setattr(compiler, "_run_compiler", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            needed.result()
+        go.touch()
+        assert returned(needed.result(PATIENCE).address("k")) == 1
+
+
 def test_a_compiler_that_hangs_is_stopped(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "TIMEOUT_SECONDS", 0.3)
     program = stand_in(tmp_path / "g++", f"sleep {10 * PATIENCE:.0f}")
