@@ -26,7 +26,7 @@ from polytile.runtime.cpu import cpu
 
 log = logging.getLogger("polytile")
 
-FORMAT = 1
+FORMAT = 2
 """Version of the record on disk; raise it when the fields of Toolchain change their meaning."""
 
 DEFAULT_COMPILERS = ("g++", "clang++")
@@ -69,7 +69,7 @@ class Toolchain:
 
     `command` starts the compiler (`path` is its first word), `version` is the first line of its --version, `native` the
     flags that ask for this machine's instruction set, `isa` a name of ISA_TABLE or "scalar", `lanes` the floats of one
-    vector register, `features` the instruction-set macros in lower case, `macros` a digest of all predefined macros.
+    vector register, `macros` a digest of all predefined macros.
     """
 
     command: tuple[str, ...]
@@ -78,7 +78,6 @@ class Toolchain:
     native: tuple[str, ...]
     isa: str
     lanes: int
-    features: tuple[str, ...]
     macros: str
 
     @property
@@ -201,7 +200,6 @@ def describe(command: tuple[str, ...], version: str, native: tuple[str, ...], ma
         native=native,
         isa=isa,
         lanes=lanes,
-        features=tuple(sorted(name.lower() for name in defined)),
         macros=digest("\n".join(sorted(macros.splitlines()))),
     )
 
