@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from polytile import options
 from polytile.errors import ResourcesExceeded
+from polytile.kernels import templates
 from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
 from polytile.kernels.triton.candidate import WORKER, Work, job_of, triton_version
@@ -18,6 +20,7 @@ from polytile.kernels.triton.gemm.configs import space
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
+from tests.kernels.test_triton_gemm_prologue import lowered
 from tests.kernels.triton_gemm import product, small
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -121,3 +124,41 @@ def test_what_a_block_cannot_hold_is_refused_by_its_compiled_form(
     with pytest.raises(ResourcesExceeded, match=f"'product', candidate 'large': .*{reason}"):
         special.entry()
     assert special.failed() and special.base.made() == ()
+
+
+def dequantised(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return x @ (w.to(x.dtype) * s).t()
+
+
+def unpacked(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return x @ ((torch.stack([w & 15, w >> 4], -1).reshape(w.shape[0], -1).to(x.dtype) - 8) * s).t()
+
+
+def activated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x) @ w.t()
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+COMPUTED: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "int8 weights": (dequantised, (half(5, 24), torch.zeros(9, 24, dtype=torch.int8), half(9, 1))),
+    "int4 weights": (unpacked, (half(5, 24), torch.zeros(9, 12, dtype=torch.uint8), half(9, 1))),
+    "activations": (activated, (half(5, 24), half(9, 24))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_computed_operands_fit_in_registers(name: str, empty_cache: Path) -> None:
+    function, args = COMPUTED[name]
+    with options.override(interpret=True):
+        program, template = lowered(function, args)
+    kernel = templates.canonicalize(template, program.buffers)[0]
+    assert any(kernel.prologues)
+    facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({"K%64"}))
+    for m, n, k, stages, warps in ((16, 64, 128, 4, 4), (64, 64, 64, 3, 4), (64, 128, 64, 3, 8)):
+        config = Config.of(variant="tile", m=m, n=n, k=k, stages=stages, warps=warps, group=8)
+        for order in orders(kernel, config, facts):
+            compiled = cubins.request(order).result().facts
+            assert compiled.shared <= H100.shared_per_block and not compiled.spills, (config, compiled)

@@ -42,8 +42,10 @@ def scatter_product() -> Loop:
 
 
 def kernel_of(body: Loop) -> LoopKernel:
-    names = {b: Buffer(b, I64 if b == "i" else F32, (), ()) for b in body.reads() | body.writes()}
-    return canonicalize(body, names)[0]
+    axes = body.axes + body.reduced
+    shapes = {s.buffer: tuple(a.size for a in axes if a.symbol in s.index.free_symbols) for s in body.stores}
+    names = body.reads() | body.writes()
+    return canonicalize(body, {b: Buffer(b, I64 if b == "i" else F32, shapes.get(b, ()), ()) for b in names})[0]
 
 
 def config(**values: int | str) -> Config:

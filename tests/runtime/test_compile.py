@@ -53,6 +53,13 @@ def test_a_new_process_finds_everything_without_compiler_or_thread(monkeypatch: 
     assert set(threading.enumerate()) <= threads
 
 
+def test_a_later_process_finds_a_kernel_that_was_first_asked_for_by_another_name() -> None:
+    path = compile_cpp("first", tiny(4)).result().path
+    compile_cpp("second", tiny(4)).result()
+    forget()
+    assert compile_cpp("second", tiny(4)).result().path == path and counters["compiler_runs"] == 0
+
+
 @pytest.mark.parametrize("what", ["source", "flags", "processor", "compiler"])
 def test_whatever_can_change_the_binary_changes_the_key(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = compile_cpp("k", tiny(1)).result()

@@ -39,7 +39,10 @@ def run_template(
 ) -> None:
     """The product in `precision` (None: the type in which the output is computed), then the epilogue; writes into
     `buffers`."""
-    a, b = (view_tensor(v, buffers, size_values) for v in (template.a, template.b))
+    a, b = (
+        view_tensor(view, buffers if loop is None else _computed(view, loop, buffers, size_values, precision), size_values)
+        for view, loop in zip((template.a, template.b), template.prologues, strict=True)
+    )
     dtype = compute_dtype(template.out.dtype)
     if precision is not None and dtype.is_floating_point:
         dtype = precision
@@ -49,6 +52,23 @@ def run_template(
         return
     shape = [sizes.evaluate(axis.size, size_values) for axis in template.epilogue.axes]
     run_loop(template.epilogue, buffers, size_values, precision, product.reshape(shape))
+
+
+def _computed(
+    view: View,
+    prologue: Loop,
+    buffers: Mapping[str, torch.Tensor],
+    size_values: Mapping[sympy.Symbol, int],
+    precision: torch.dtype | None,
+) -> Mapping[str, torch.Tensor]:
+    """`buffers` and what an operand's prologue stores."""
+    last = sum(max(0, sizes.evaluate(n, size_values) - 1) * sizes.evaluate(s, size_values)
+               for n, s in zip(view.sizes, view.strides, strict=True))  # fmt: skip
+    dtype = precision if precision is not None and view.dtype.is_floating_point else view.dtype
+    device = next(iter(buffers.values())).device
+    made = {**buffers, view.buffer: torch.empty(last + 1, dtype=dtype, device=device)}
+    run_loop(prologue, made, size_values, precision)
+    return made
 
 
 def view_tensor(

@@ -122,7 +122,9 @@ def operation_text(op: Loop | Template | Extern | Assert) -> str:
     if isinstance(op, Template):
         head = f"{op.kind} {op.name}: {view_text(op.out)} = {view_text(op.a)} @ {view_text(op.b)}"
         head += "  # " + ", ".join(op.origins) if op.origins else ""
-        return head + ("\n" + loop_text(op.epilogue, "  epilogue ") if op.epilogue else "")
+        parts = [loop_text(loop, "  prologue ") for loop in op.prologues if loop is not None]
+        parts += [loop_text(op.epilogue, "  epilogue ")] if op.epilogue is not None else []
+        return "\n".join([head, *parts])
     if isinstance(op, Extern):
         outputs = ", ".join(o or "_" for o in op.outputs)
         args = ", ".join([_argument(a) for a in op.args] + [f"{k}={_argument(v)}" for k, v in op.kwargs])

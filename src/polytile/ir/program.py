@@ -181,6 +181,9 @@ class Template:
     `a` is (batch, m, k) and `b` (batch, k, n) as views; `out` names the buffer that receives the plain product when there is no
     epilogue, and stands for the accumulator inside it. The epilogue is a Loop over axes (batch, m, n) whose values read
     `Accumulator`; `out` is then written only if one of its stores says so.
+
+    `prologues`: of an operand that is computed where it is read, the Loop over its (batch, rows, columns) that stores it in the
+    buffer of its view; None for an operand in memory. Nothing is in that buffer unless a kernel chooses to fill one.
     """
 
     name: str
@@ -190,10 +193,15 @@ class Template:
     out: View
     epilogue: Loop | None = None
     origins: tuple[str, ...] = ()
+    prologues: tuple[Loop | None, Loop | None] = (None, None)
 
     def reads(self) -> set[str]:
-        own = {self.a.buffer, self.b.buffer}
-        return own | (self.epilogue.reads() if self.epilogue else set())
+        return self.operand_reads() | (self.epilogue.reads() if self.epilogue else set())
+
+    def operand_reads(self) -> set[str]:
+        """The buffers that the product itself reads, at other points than those it writes."""
+        pairs = zip((self.a, self.b), self.prologues, strict=True)
+        return set().union(*[{view.buffer} if loop is None else loop.reads() for view, loop in pairs])
 
     def writes(self) -> set[str]:
         return self.epilogue.writes() if self.epilogue else {self.out.buffer}

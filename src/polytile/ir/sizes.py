@@ -212,8 +212,18 @@ def floor_div(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     if rest == 0 or _fits_below(rest, d, ranges):
         return quotient
     if is_nonnegative(rest) or quotient == 0:
-        return quotient + FloorDiv(rest, d)
+        return quotient + FloorDiv(*_reduced(rest, d))
     return FloorDiv(x, d)
+
+
+def _reduced(x: sympy.Expr, d: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """(2·h + 1) // 32 = h // 16: a factor of the divisor and of all terms but a constant cancels."""
+    constant, terms = x.as_coeff_Add()
+    coefficients = [term.as_coeff_Mul()[0] for term in sympy.Add.make_args(terms)]
+    if constant == 0 or not all(n.is_Integer for n in (constant, d, *coefficients)):
+        return x, d
+    common = sympy.igcd(d, *coefficients)
+    return sympy.expand(terms / common) + constant // common, d // common
 
 
 def modulo(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:

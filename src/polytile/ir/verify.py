@@ -83,8 +83,11 @@ def _check(operation: Operation, scope: Scope) -> None:
         _raise(name, check(operation, scope))
     if isinstance(operation, Loop):
         _check_loop(operation, scope)
-    if isinstance(operation, Template) and operation.epilogue is not None:
-        _check_loop(operation.epilogue, Scope(scope.program, scope.filled, scope.symbols, operation))
+    if isinstance(operation, Template):
+        for prologue in filter(None, operation.prologues):
+            _check_loop(prologue, scope)
+        if operation.epilogue is not None:
+            _check_loop(operation.epilogue, Scope(scope.program, scope.filled, scope.symbols, operation))
 
 
 def _check_loop(loop: Loop, scope: Scope) -> None:

@@ -17,7 +17,7 @@ from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.printer import loop_text, type_name
 from polytile.ir.program import Buffer, Loop, Template, View, compute_dtype
-from polytile.kernels import canonical, cublaslt
+from polytile.kernels import canonical, prologue
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
@@ -28,6 +28,7 @@ from polytile.kernels.cpp.gemm.spec import OUTPUT_SIZES, SIZES
 from polytile.kernels.cpp.matmul import MatmulCandidate
 from polytile.kernels.facts import reaches
 from polytile.kernels.library import MatmulLibrary
+from polytile.kernels.prologue import Prologues
 from polytile.problem import Config, digest
 from polytile.runtime import toolchain
 
@@ -43,7 +44,10 @@ PRODUCT = "product"
 class GemmKernel:
     """A matmul over canonical names: tensors A, B, then C, or the epilogue's own tensors e0, e1, ...; integers in the order of
     the generated kernels' ABI, then the epilogue's own size symbols. `tf32`: float32 operands may be rounded to TF32, as
-    PyTorch's switch allowed when the graph was compiled (Dynamo compiles anew when it is turned)."""
+    PyTorch's switch allowed when the graph was compiled (Dynamo compiles anew when it is turned).
+
+    In place of an operand that has a prologue stand the tensors A0, A1, ... that it is computed from; the prologues' own size
+    symbols come last. Its strides are those with which it would be stored."""
 
     spec: GemmSpec
     in_dtype: torch.dtype
@@ -54,13 +58,15 @@ class GemmKernel:
     layouts: tuple[str, ...]
     family: str = "mm"
     tf32: bool = False
+    prologues: Prologues = (None, None)
 
     @cached_property
     def text(self) -> str:
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
         loop = loop_text(replace(self.epilogue, name="epilogue", origins=())) if self.epilogue else ""
         switches = " tf32" if self.tf32 else ""
-        return f"{self.spec} {self.product_dtype}{switches} {types}\n{loop}"
+        computed = "".join(f"{made.text}\n" for made in self.prologues if made is not None)
+        return f"{self.spec} {self.product_dtype}{switches} {types}\n{computed}{loop}"
 
     @cached_property
     def digest(self) -> str:
@@ -68,7 +74,34 @@ class GemmKernel:
 
     @property
     def size_names(self) -> tuple[str, ...]:
-        return (*self.leading, *[s.name for s in self.symbols])
+        own = [s.name for made in self.prologues if made is not None for s in made.symbols]
+        return (*self.leading, *[s.name for s in self.symbols], *own)
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[TensorArg, ...], tuple[TensorArg, ...]]:
+        """The tensors that each operand is read or computed from."""
+        first = prologue.count(self.prologues[0])
+        return self.tensors[:first], self.tensors[first : first + prologue.count(self.prologues[1])]
+
+    @cached_property
+    def outer(self) -> tuple[TensorArg, ...]:
+        """The tensors besides the operands': C, or the epilogue's own."""
+        return self.tensors[sum(map(len, self.inputs)) :]
+
+    @cached_property
+    def stored(self) -> tuple[torch.dtype, torch.dtype]:
+        """The type in which a block of each operand is had: that of its tensor, or of what its prologue gives."""
+        a, b = (
+            tensors[0].dtype if made is None else made.tensors[-1].dtype
+            for tensors, made in zip(self.inputs, self.prologues, strict=True)
+        )
+        return a, b
+
+    @cached_property
+    def plain(self) -> GemmKernel:
+        """The same product of operands in memory."""
+        operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.stored, strict=True))
+        return replace(self, prologues=(None, None), tensors=(*operands, *self.outer))
 
     @property
     def leading(self) -> tuple[str, ...]:
@@ -110,18 +143,29 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
     layouts = (spec.a_layout, spec.b_layout)
     on_gpu = buffers[a.buffer].device.type == "cuda"
     tf32 = on_gpu and dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    operands = (TensorArg("A", a.dtype, "in"), TensorArg("B", b.dtype, "in"))
+    computed = [
+        prologue.canonicalize(made, name, buffers) if made is not None else None
+        for name, made in zip("AB", template.prologues, strict=True)
+    ]
+    operands: list[TensorArg] = []
+    passed: list[str | View] = []
+    for name, view, found in zip("AB", (a, b), computed, strict=True):
+        operands += (TensorArg(name, view.dtype, "in"),) if found is None else found.kernel.tensors[:-1]
+        passed += (_at(view, buffers),) if found is None else found.site.buffers[:-1]
+    prologues = tuple(found.kernel if found is not None else None for found in computed)
+    own = [e for found in computed if found is not None for e in found.site.sizes]
     if loop is None:
         tensors = (*operands, TensorArg("C", out.dtype, "out"))
-        kernel = GemmKernel(spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32)
-        return kernel, CallSite((_at(a, buffers), _at(b, buffers), _at(out, buffers)), (*leading, *out.strides))  # type: ignore[arg-type]
+        kernel = GemmKernel(spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32, prologues=prologues)  # type: ignore[arg-type]
+        return kernel, CallSite((*passed, _at(out, buffers)), (*leading, *out.strides, *own))  # type: ignore[arg-type]
     inner, site = canonical.canonicalize(loop, buffers)
     names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
     renamed = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
     kernel = GemmKernel(
-        spec, dtype, out.dtype, (*operands, *renamed), _rename_tensors(inner.loop, names), inner.symbols, layouts, tf32=tf32
-    )
-    return kernel, CallSite((_at(a, buffers), _at(b, buffers), *site.buffers), (*leading, *site.sizes))  # type: ignore[arg-type]
+        spec, dtype, out.dtype, (*operands, *renamed), canonical.rename_tensors(inner.loop, names), inner.symbols, layouts,
+        tf32=tf32, prologues=prologues,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return kernel, CallSite((*passed, *site.buffers), (*leading, *site.sizes, *own))  # type: ignore[arg-type]
 
 
 def _unit(view: View, letters: Mapping[int, str]) -> str:
@@ -132,19 +176,6 @@ def _unit(view: View, letters: Mapping[int, str]) -> str:
 def _at(view: View, buffers: Mapping[str, Buffer]) -> str | View:
     """The buffer itself where the view starts at its first element (strides are passed as integers), else the view."""
     return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view
-
-
-def _rename_tensors(loop: Loop, names: Mapping[str, str]) -> Loop:
-    def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
-        node = expr.rebuild(node, children)
-        return (
-            expr.load(node.dtype, names[node.buffer], node.index, node.indirect, node.mask)
-            if isinstance(node, expr.Load)
-            else node
-        )
-
-    renamed = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
-    return replace(renamed, stores=tuple(replace(s, buffer=names[s.buffer]) for s in renamed.stores))
 
 
 def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:
@@ -173,10 +204,16 @@ def candidates(
 
 
 def gpu_candidates(
-    kernel: GemmKernel, name: str, target: torch.device, unfused: Callable[..., None] | None, sources: Sequence[str]
+    kernel: GemmKernel,
+    name: str,
+    target: torch.device,
+    unfused: Callable[..., None] | None,
+    sources: Sequence[str],
+    stored_first: prologue.Stored | None = None,
 ) -> tuple[Candidate, ...]:
     """The same on a GPU, or under Triton's interpreter where `target` is a CPU: Triton, then the library and what
-    cuBLASLt proposes, which take longer to call and so lose ties. What has no Triton form is the library's alone."""
+    cuBLASLt proposes, which take longer to call and so lose ties. What has no Triton form is the library's alone. Of a product
+    with prologues `stored_first` does all that takes operands from memory."""
     from polytile.kernels.triton.gemm.candidates import gemm_candidates
 
     found: list[Candidate] = []
@@ -185,9 +222,13 @@ def gpu_candidates(
             found += gemm_candidates(kernel, name, target)
         except LoweringError as error:
             log.info("%s runs as a library call: %s", name, error)
+    if stored_first is not None:
+        return (*found, stored_first)
     if "library" in sources or not found:
         found.append(MatmulLibrary(kernel, unfused, target))
     if "cublaslt" in sources and target.type == "cuda":
+        from polytile.kernels import cublaslt
+
         try:
             found += cublaslt.candidates(kernel, unfused, target)
         except DeviceError as error:
@@ -205,6 +246,7 @@ def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
             ("a", (("b", "batch"), ("m", "M"), ("k", "K"))), ("b", (("b", "batch"), ("k", "K"), ("n", "N"))),
         )
     ]  # fmt: skip
+    ends += [far for made in kernel.prologues if made is not None for far in reaches(made)]
     return (*ends, symbol("batch") * symbol("M") * symbol("N"), *reaches(epilogue_kernel(kernel)))
 
 
@@ -275,11 +317,13 @@ def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Ca
 
 def reference(kernel: GemmKernel) -> Callable[..., None]:
     """The product and the epilogue on the kernel's flat arguments: in float64 where they were widened, else in the type in which
-    sums are kept."""
+    sums are kept. Operands with prologues are computed first."""
+    plain = kernel.plain
 
     def run(*args: Any) -> None:
-        tensors, ints = operands(kernel, args)
         precision = canonical.precision_of(kernel.tensors, args)
+        makers = [prologue.evaluated(made, precision) if made is not None else None for made in kernel.prologues]
+        tensors, ints = operands(plain, prologue.stored_first(kernel, args, makers, precision is not None))
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53
         product = torch.matmul(tensors["A"].to(sums), tensors["B"].to(sums))
@@ -294,7 +338,8 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
 
 
 def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-    """Flat arguments as named tensors, A, B and C as strided (batch, rows, columns) views; and the epilogue's integers."""
+    """Flat arguments of a product of operands in memory as named tensors, A, B and C as strided (batch, rows, columns) views;
+    and the epilogue's integers."""
     named = dict(zip([t.name for t in kernel.tensors], args, strict=False))
     ints = args[len(kernel.tensors) :]
     size = dict(zip(kernel.leading, ints, strict=False))
@@ -319,7 +364,7 @@ def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
         return expr.load(dtype, PRODUCT, index) if isinstance(node, expr.Accumulator) else expr.rebuild(node, children)
 
     body = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
-    tensors = (TensorArg(PRODUCT, kernel.product_storage, "in"), *kernel.tensors[2:])
+    tensors = (TensorArg(PRODUCT, kernel.product_storage, "in"), *kernel.outer)
     return LoopKernel(body, tensors, kernel.symbols)
 
 
@@ -327,18 +372,15 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are those of dense operands
     in these layouts."""
     full = {**kernel.dense_strides(size), **size}
+    loops = [(made.loop, made.symbols) for made in kernel.prologues if made is not None]
+    loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
     tensors = []
     for t in kernel.tensors:
         if t.name in ("A", "B", "C"):
-            rows, columns = {"A": ("M", "K"), "B": ("K", "N"), "C": ("M", "N")}[t.name]
-            letter = t.name.lower()
-            last = sum(
-                (full[n] - 1) * full[f"{letter}_stride_{axis}"]
-                for n, axis in (("batch", "b"), (rows, rows.lower()), (columns, columns.lower()))
-            )
-            tensors.append(_random(max(1, last + 1), t.dtype, target))
+            count = prologue.elements(kernel, t.name, full)
         else:
-            tensors.append(_random(max(1, _extent(kernel, t.name, full)), t.dtype, target))
+            count = max(_extent(loop, symbols, t.name, full) for loop, symbols in loops)
+        tensors.append(_random(max(1, count), t.dtype, target))
     return [*tensors, *[full[name] for name in kernel.size_names]]
 
 
@@ -348,10 +390,10 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torc
     return torch.randn(count, device=target).to(dtype)
 
 
-def _extent(kernel: GemmKernel, name: str, size: Mapping[str, int]) -> int:
-    assert kernel.epilogue is not None
-    values = {s: size[s.name] for s in kernel.symbols}
-    top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in kernel.epilogue.axes}
-    places = [(load.buffer, load.index) for load in expr.loads(*kernel.epilogue.roots)]
-    places += [(s.buffer, s.index) for s in kernel.epilogue.stores]
-    return max(sizes.evaluate(index, {**values, **top}) + 1 for buffer, index in places if buffer == name)
+def _extent(loop: Loop, symbols: Sequence[sympy.Symbol], name: str, size: Mapping[str, int]) -> int:
+    """Elements that the loop reaches of the tensor `name`; 0 where it does not touch it."""
+    values = {s: size[s.name] for s in symbols}
+    top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in loop.axes}
+    places = [(load.buffer, load.index) for load in expr.loads(*loop.roots)]
+    places += [(s.buffer, s.index) for s in loop.stores]
+    return max((sizes.evaluate(index, {**values, **top}) + 1 for buffer, index in places if buffer == name), default=0)

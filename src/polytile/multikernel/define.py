@@ -19,6 +19,7 @@ from polytile.ir.program import Buffer, Loop, Template, View
 from polytile.kernels import loops, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
 from polytile.kernels.nest import Form, nest_of
+from polytile.kernels.prologue import Stored
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.registry import define
 from polytile.multikernel.spec import ArgInfo, KernelSpec
@@ -139,19 +140,34 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], options: 
     """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
     kernel, site = templates.canonicalize(template, buffers)
     target = buffers[template.a.buffer].device
+    first = [
+        define_loop(loop, buffers, options)[0] if loop is not None else None for loop in template.prologues
+    ]
+    return _product(kernel, template.origins, target, options, first), site.buffers, site.sizes
+
+
+def _product(
+    kernel: templates.GemmKernel,
+    origins: tuple[str, ...],
+    target: torch.device,
+    options: Mapping[str, Any],
+    first: Sequence[MultiKernel | None] = (),
+) -> MultiKernel:
+    """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
     fallback = _unfused(kernel, options, target)
     sources = _sources(str(options.get("sources", settings.get("sources"))))
-    name = templates.kernel_name(kernel, template.origins)
+    name = templates.kernel_name(kernel, origins)
     if target.type == "cpu" and not settings.get("interpret"):
         threads = variants.thread_counts(variants.most_threads())
         candidates = templates.candidates(kernel, name, threads, fallback, sources)
-        spec = template_spec(kernel, name, template.origins)
-    else:
-        from polytile.multikernel import define_gpu
+        return define(template_spec(kernel, name, origins), candidates, options)
+    from polytile.multikernel import define_gpu
 
-        candidates = templates.gpu_candidates(kernel, name, target, fallback, sources)
-        spec = define_gpu.template_spec(kernel, name, template.origins, target)
-    return define(spec, candidates, options), site.buffers, site.sizes
+    stored = None
+    if any(kernel.prologues):
+        stored = Stored(kernel, first, _product(kernel.plain, origins, target, options))
+    candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
+    return define(define_gpu.template_spec(kernel, name, origins, target), candidates, options)
 
 
 def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, ...]) -> KernelSpec:

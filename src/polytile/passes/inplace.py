@@ -25,7 +25,7 @@ def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
         loop = _body(operation)
         if loop is None:
             continue
-        operands = {operation.a.buffer, operation.b.buffer} if isinstance(operation, Template) else set()
+        operands = operation.operand_reads() if isinstance(operation, Template) else set()
         dying = [
             n for n in sorted(loop.reads()) if n not in kept | operands and last_use[n] == i and n not in loop.writes()
         ]

@@ -21,6 +21,7 @@ from polytile.passes.duplicates import merge_duplicates
 from polytile.passes.fusion.epilogue import fuse_epilogues
 from polytile.passes.fusion.horizontal import fuse_horizontally
 from polytile.passes.fusion.inline import inline_cheap
+from polytile.passes.fusion.prologue import fuse_prologues
 from polytile.passes.fusion.vertical import fuse_vertically
 from polytile.passes.inplace import reuse
 from polytile.passes.layout import choose_layouts
@@ -53,6 +54,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("duplicates", merge_duplicates, fusion=True),
     Pass("simplify again", simplify),
     Pass("dead code again", eliminate_dead_code),
+    Pass("prologues", fuse_prologues, fusion=True),
     Pass("merge axes", merge_axes),
 )
 

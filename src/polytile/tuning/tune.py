@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from polytile.errors import CompilerMissing, ResourcesExceeded
+from polytile.errors import CompilerMissing, DeviceLost, ResourcesExceeded
 from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
@@ -161,6 +161,8 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
         return candidate.entry()
     except CompilerMissing as error:
         attempts[index] = Attempt(candidate, None, detail=str(error))
+    except DeviceLost:
+        raise
     except ResourcesExceeded as error:
         attempts[index] = failed(task, index, Outcome.RESOURCES, error)
     except Exception as error:
@@ -179,6 +181,8 @@ def _trial(task: Task, gate: Gate, index: int, entry: Entry) -> Verdict | Attemp
     """Runs one candidate through the gate, in this process: the verdict if it passes, else what became of it."""
     try:
         verdict = gate.check(lambda args: run_once(entry, args))
+    except DeviceLost:
+        raise
     except IndexError as error:
         if gate.unavailable:
             raise

@@ -42,10 +42,10 @@ class Body:
 
     `again` are the loads that a later pass makes too, `last` says that this pass reads what one before has read; `error` whether
     a run-time check was emitted, `sixteenths` the integers of which a sixteenth is used, `carried` the variables of divisions
-    that the current loop carries.
+    that the current loop carries. `prefix` begins the names of values.
     """
 
-    def __init__(self, kernel: LoopKernel, tile: Tile, facts: Facts) -> None:
+    def __init__(self, kernel: LoopKernel, tile: Tile, facts: Facts, prefix: str = "t") -> None:
         self.kernel, self.tile, self.facts = kernel, tile, facts
         self.nest = tile.nest
         self.made: dict[int, Callable[[Scope], str]] = {}
@@ -55,7 +55,7 @@ class Body:
         self.error = False
         self.carried: dict[sympy.Expr, sympy.Expr] = {}
         self.sixteenths: set[sympy.Symbol] = set()
-        self._names = _names(self.nest.nodes)
+        self._names = _names(self.nest.nodes, prefix)
         self._checks = {id(size): k for k, size in enumerate(checked_sizes(self.nest.loop), 1)}
         self._dims: dict[int, frozenset[Dim]] = {}
         self._guards: dict[int, str] = {}
@@ -204,7 +204,7 @@ class Body:
             memory.store(self, store, scope)
 
 
-def _names(nodes: tuple[Node, ...]) -> dict[int, str]:
+def _names(nodes: tuple[Node, ...], prefix: str) -> dict[int, str]:
     """The names that the printer gives to values (ir.printer): t0, t1, ... in evaluation order, constants left out."""
     named = [n for n in nodes if not isinstance(n, Const)]
-    return {id(node): f"t{k}" for k, node in enumerate(named)}
+    return {id(node): f"{prefix}{k}" for k, node in enumerate(named)}

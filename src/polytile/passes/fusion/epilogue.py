@@ -35,7 +35,7 @@ def fuse_epilogues(program: Program) -> Program:
     """`program` with pointwise consumers of products, and consumers of those, made epilogues."""
     state = _State(program)
     for i, operation in enumerate(program.operations):
-        if isinstance(operation, Loop) and _is_pointwise(operation):
+        if isinstance(operation, Loop) and is_pointwise(operation):
             state.attach(i, operation)
     return replace(program, operations=state.graph.in_order())
 
@@ -79,7 +79,7 @@ class _State:
             return
 
 
-def _is_pointwise(loop: Loop) -> bool:
+def is_pointwise(loop: Loop) -> bool:
     """No reduction, no gather or scatter, nothing checked at run time."""
     if loop.reduced or any(s.mode != "set" or s.indirect or s.mask is not None for s in loop.stores):
         return False
@@ -94,7 +94,7 @@ def with_epilogue(template: Template, consumer: Loop, program: Program, droppabl
     if consumer.writes() & {template.a.buffer, template.b.buffer}:
         raise Unfit("the consumer overwrites an operand of the product")
     host = template.epilogue or plain_epilogue(template)
-    merged = join(host, consumer, _hosted(host, consumer), program.buffers, droppable).loop
+    merged = join(host, consumer, hosted(host, consumer), program.buffers, droppable).loop
     n = host.axes[2].symbol
     indices = [s.index for s in merged.stores] + [load.index for load in expr.loads(*merged.roots)]
     if any(linear(index, (n,)) is None for index in indices):
@@ -110,7 +110,7 @@ def plain_epilogue(template: Template) -> Loop:
     return Loop(template.name, axes, (), (Store(template.out.buffer, template.out.index(AXES), product),))
 
 
-def _hosted(host: Loop, consumer: Loop) -> Domain:
+def hosted(host: Loop, consumer: Loop) -> Domain:
     """The domain of `host` itself, with the consumer's axes as functions of (batch, m, n).
 
     Consumers are matched with a copy of `host` whose axes are split until no index holds a division, so that work can

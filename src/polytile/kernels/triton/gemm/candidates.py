@@ -56,12 +56,12 @@ class Arguments:
 
 
 def kind_of(kernel: GemmKernel) -> Kind:
-    dtype, stored = kernel.in_dtype, [t.dtype for t in kernel.tensors[:2]]
+    dtype, stored = kernel.in_dtype, kernel.stored
     return Kind(
         dtype.itemsize,
         torch.int8 in stored,
         dtype.is_floating_point and dtype.itemsize == 1,
-        any(each != dtype for each in stored),
+        any(each != dtype for each in stored) or any(kernel.prologues),
         kernel.tf32,
     )
 

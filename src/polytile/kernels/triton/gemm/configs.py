@@ -42,7 +42,8 @@ TENSOR_SUMS, PLAIN_SUMS = 128, 64
 @dataclass(frozen=True)
 class Kind:
     """What decides which tables a product takes: the bytes of an element as the tensor cores take it, whether an operand is
-    int8, whether operands are 8-bit floats, whether an operand is widened on its way, whether float32 is rounded to TF32."""
+    int8, whether operands are 8-bit floats, whether an operand is widened or computed on its way, whether float32 is rounded to
+    TF32."""
 
     itemsize: int = 2
     int8: bool = False

@@ -1,4 +1,5 @@
-"""Blocks of A and B: where they lie, and how they are loaded and turned into what the tensor cores take.
+"""Blocks of A and B: where they lie, and how they are loaded and turned into what the tensor cores take. How those of an
+operand with a prologue are computed stands in prologue.py.
 
 An operand is (batch, rows, k) for A and (batch, k, columns) for B; its layout names the axis whose stride is known to be 1.
 A block that overhangs M or N takes its last rows from the start again (an index modulo the size), so that no load in the
@@ -60,7 +61,7 @@ class Operand:
 
 def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
     spec = kernel.spec
-    zeros = ["0.0" if t.dtype.is_floating_point else "0" for t in kernel.tensors[:2]]
+    zeros = ["0.0" if dtype.is_floating_point else "0" for dtype in kernel.stored]
     return (
         Operand("A", "m", "M", spec.a_layout, spec.batched, zeros[0]),
         Operand("B", "n", "N", spec.b_layout, spec.batched, zeros[1]),
@@ -108,7 +109,7 @@ def advance(operand: Operand) -> str:
 def widened(kernel: GemmKernel, operand: Operand, value: str) -> str:
     """The block in the type in which the product is taken: an operand kept in a smaller type is converted on its way, by
     float32, which is how hardware and the interpreter turn integers into 16-bit floats."""
-    storage = kernel.tensors[0 if operand.name == "A" else 1].dtype
+    storage = kernel.stored[0 if operand.name == "A" else 1]
     if storage == kernel.in_dtype:
         return value
     return f"{value}.to(tl.float32)" + ("" if kernel.in_dtype == torch.float32 else f".to({text.value_type(kernel.in_dtype)})")

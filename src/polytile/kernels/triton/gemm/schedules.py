@@ -16,15 +16,8 @@ from torch.utils._sympy.functions import FloorDiv, Min
 
 from polytile.errors import LoweringError
 from polytile.kernels.facts import Facts
-from polytile.kernels.triton.gemm.operands import (
-    Operand,
-    advance,
-    even_k,
-    load,
-    pointer_lines,
-    rows_line,
-    widened,
-)
+from polytile.kernels.triton.gemm.operands import Operand, widened
+from polytile.kernels.triton.gemm.prologue import feed
 from polytile.kernels.triton.gemm.unit import Unit, accumulator, symbol
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.problem import Config
@@ -63,22 +56,17 @@ def _program(unit: Unit) -> str:
 
 def product(unit: Unit, start: str = "0", end: str = "") -> None:
     """Lines that leave in `acc` the sums over k from `start` up to `end` of the block at (at_m, at_n)."""
-    line = unit.out.line
-    for operand in unit.operands:
-        unit.out.extend(rows_line(operand, unit.facts, unit.facts.wide))
+    line, feeds = unit.out.line, [feed(unit, operand, start) for operand in unit.operands]
     line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if unit.facts.wide else ""))
-    for operand in unit.operands:
-        unit.out.extend(pointer_lines(operand, start))
+    for each in feeds:
+        unit.out.extend(each.before())
     line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
-    even = even_k(unit.constants["BLOCK_K"], unit.facts)
-    end = end or unit.number("K")
-    with unit.out.indented(f"for k in range({start}, {end}, BLOCK_K):"):
-        for operand in unit.operands:
-            value = load(operand, even, f"{unit.number('K')} - k")
-            line(f"{operand.name.lower()} = {widened(unit.kernel, operand, value)}")
+    with unit.out.indented(f"for k in range({start}, {end or unit.number('K')}, BLOCK_K):"):
+        for name, each in zip("ab", feeds, strict=True):
+            unit.out.extend(each.inside(name))
         line(dot(unit, "a", "b"))
-        for operand in unit.operands:
-            line(advance(operand))
+        for each in feeds:
+            unit.out.extend(each.after())
 
 
 def dot(unit: Unit, a: str, b: str) -> str:
@@ -146,12 +134,12 @@ def _added_up(kernel: GemmKernel, config: Config, facts: Facts) -> Launch:
 
 def persistent(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
     """Descriptors need 16-byte aligned operands whose rows are a multiple of 16 bytes apart, and positions of 32 bits; where
-    the facts do not say so, or there is a batch, the same walk loads through pointers. Hardware fills what lies outside with
-    zeros."""
+    the facts do not say so, there is a batch or an operand is computed, the same walk loads through pointers. Hardware fills
+    what lies outside with zeros."""
     unit = _unit(kernel, config, facts)
     unit.constants["PROGRAMS"] = sms
     line = unit.out.line
-    simple = not kernel.spec.batched and not facts.wide
+    simple = not kernel.spec.batched and not facts.wide and not any(kernel.prologues)
     described = simple and all(_describable(operand, facts) for operand in unit.operands)
     for operand in unit.operands if described else ():
         line(_descriptor(unit, operand))
@@ -213,24 +201,21 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKe
     if kernel.spec.batched:
         line(f"item = at_n // tl.cdiv({unit.number('N')}, BLOCK_N)")
         line(f"at_n = at_n % tl.cdiv({unit.number('N')}, BLOCK_N)")
-    unit.out.extend(rows_line(b, facts, facts.wide))
+    feeds = feed(unit, a, single=True), feed(unit, b)
     line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if facts.wide else ""))
-    unit.out.extend(pointer_lines(b, "0"))
-    base = f"A + {a.along('b', 'item')}" if kernel.spec.batched else "A"
-    line(f"ptr_A = {base} + {a.along('k', 'ks')}")
+    for each in feeds:
+        unit.out.extend(each.before())
     for row in range(count):
         line(f"acc{row} = tl.zeros([BLOCK_K, BLOCK_N], {sums})")
-    even = even_k(unit.constants["BLOCK_K"], facts)
-    left = f"{unit.number('K')} - k"
     stages = int(config["stages"])  # named, or loads that feed no tensor core are not started ahead
     with unit.out.indented(f"for k in tl.range(0, {unit.number('K')}, BLOCK_K, num_stages={stages}):"):
-        line(f"b = {widened(kernel, b, load(b, even, left))}.to({sums})")
+        unit.out.extend(feeds[1].inside("b"))
+        line(f"b = b.to({sums})")
         for row in range(count):
-            at = f"ptr_A + {a.along('m', str(row))}" if row else "ptr_A"
-            masked = "" if even else f", mask=ks < {left}, other={a.zero}"
-            line(f"acc{row} += {widened(kernel, a, f'tl.load({at}{masked})')}.to({sums})[:, None] * b")
-        line(advance(b))
-        line(advance(a))
+            unit.out.extend(feeds[0].inside(f"a{row}", str(row)))
+            line(f"acc{row} += a{row}.to({sums})[:, None] * b")
+        for each in feeds:
+            unit.out.extend(each.after())
     for row in range(count):
         line(f"sums{row} = tl.sum(acc{row}, 0)")
         unit.epilogue(f"sums{row}", str(row), "")

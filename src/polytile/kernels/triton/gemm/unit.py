@@ -113,7 +113,8 @@ class Unit:
 
     def launch(self, grid: sympy.Expr, stages: int | None = None) -> Launch:
         """The finished launch over `grid` programs."""
-        body = [f"    {s}_16 = {s} // 16" for s in self.finish.symbols if s in self.sixteenths]
+        own = [s for made in self.kernel.prologues if made is not None for s in made.symbols]
+        body = [f"    {s}_16 = {s} // 16" for s in (*self.finish.symbols, *own) if s in self.sixteenths]
         body += ["    " + line for line in self.out.lines]
         words = set(re.findall(r"\w+", "\n".join(body)))
         arguments = self._arguments(words)
@@ -161,7 +162,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 def epilogue_kernel(kernel: GemmKernel) -> LoopKernel:
     """The epilogue as a loop over (p0, p1, p2) = (batch, m, n); where there is none, the store of the sums into C."""
     if kernel.epilogue is not None:
-        return LoopKernel(kernel.epilogue, kernel.tensors[2:], kernel.symbols)
+        return LoopKernel(kernel.epilogue, kernel.outer, kernel.symbols)
     axes = tuple(Axis(sizes.axis(f"p{k}"), symbol(name)) for k, name in enumerate(("batch", "M", "N")))
     strides = [
         sizes.ONE if kernel.spec.c_layout == axis else symbol(f"c_stride_{axis}") for axis in ("b", "m", "n")
@@ -169,13 +170,14 @@ def epilogue_kernel(kernel: GemmKernel) -> LoopKernel:
     index = sum((a.symbol * s for a, s in zip(axes, strides, strict=True)), sizes.ZERO)
     value = expr.make(Accumulator, dtype=accumulator(kernel.in_dtype))
     symbols = tuple(symbol(name) for name in ("batch", "M", "N", "c_stride_b", "c_stride_m", "c_stride_n"))
-    return LoopKernel(Loop("product", axes, (), (Store("C", index, value),)), kernel.tensors[2:], symbols)
+    return LoopKernel(Loop("product", axes, (), (Store("C", index, value),)), kernel.outer, symbols)
 
 
 def _comment(kernel: GemmKernel, config: Config) -> list[str]:
     spec = kernel.spec
     layout = f"A[{'b, ' if spec.batched else ''}m, k] by {spec.a_layout}, B[k, n] by {spec.b_layout}"
-    return [f"# {spec.dtype} product of {layout}; {config}"]
+    computed = "".join(f"; {name} computed" for name, made in zip("AB", kernel.prologues, strict=True) if made is not None)
+    return [f"# {spec.dtype} product of {layout}{computed}; {config}"]
 
 
 __all__ = ["Unit", "accumulator", "epilogue_kernel", "symbol"]

@@ -1,0 +1,125 @@
+"""Pointwise work on an operand becomes the product's prologue: done where blocks of the operand are read, so that it never
+stands in memory.
+
+    loop a for p0, p1                                matmul mm0: out = x @ buf0
+      buf0[p0, p1] = w[p0, p1] * scale[p1]     →       prologue for b, k, n
+    matmul mm0: out = x @ buf0                           buf0[k, n] = w[k, n] * scale[n]
+
+Casts, scales and zero points of quantised weights, the unpacking of small integers, activations. Where indices ask for the
+parity of k, as the unpacking of two numbers from a byte does, the prologue goes over half of k and stores both elements:
+
+    buf0[k, n] = if k % 2 < 1 then w[k // 2, n] & 15 else w[k // 2, n] >> 4
+        →   buf0[2*h, n] = w[h, n] & 15;  buf0[2*h + 1, n] = w[h, n] >> 4
+
+A loop qualifies if one
+product alone reads what it stores, as one operand, whole, and nothing between the two writes what the loop reads. The kernel
+still decides call by call whether the operand is computed on its way or stored first (`kernels.templates`): on its way it is
+computed once for each block of the other side. For a GPU's products only; on a CPU packing an operand does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
+
+from polytile import options
+from polytile.ir import expr, sizes
+from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store, Template, View, compute_dtype
+from polytile.passes.fusion.epilogue import hosted, is_pointwise
+from polytile.passes.fusion.merge import Unfit
+from polytile.passes.loops import indices, merged_origins, node_count, reindexed, touching
+from polytile.passes.simplify import simplify_loop
+
+B, M, N, K, H = (sizes.axis(name) for name in "bmnkh")
+AXES = ((B, M, K), (B, K, N))
+"""The axes of A's prologue and of B's."""
+OPERANDS = (torch.float32, torch.bfloat16, torch.float16)
+MOST_NODES, MOST_LOADS = 60, 6
+"""What a block of an operand may take to compute: it is done once for each block of the other operand, at every step of k."""
+
+
+def fuse_prologues(program: Program) -> Program:
+    """`program` with pointwise producers of operands made prologues."""
+    operations: list[Operation | None] = list(program.operations)
+    readers = touching(program.operations)
+    kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
+    for j, template in enumerate(program.operations):
+        for side in (0, 1) if isinstance(template, Template) else ():
+            current = operations[j]
+            assert isinstance(current, Template)
+            view = (current.a, current.b)[side]
+            if view.buffer in kept or len(readers[view.buffer]) != 2 or not _computable(view, program.buffers[view.buffer]):
+                continue
+            i = min(readers[view.buffer])
+            producer = operations[i]
+            if not isinstance(producer, Loop):
+                continue
+            fused = _fused(current, side, producer, operations[i + 1 : j], program.buffers)
+            if fused is not None:
+                operations[i], operations[j] = _without(producer, view.buffer), fused
+    return replace(program, operations=tuple(o for o in operations if o is not None))
+
+
+def _computable(view: View, buffer: Buffer) -> bool:
+    """Whether generated products exist where the operand is, and take one of its type that is computed."""
+    on_gpu = buffer.device.type == "cuda" or bool(options.get("interpret"))
+    return on_gpu and view.dtype == buffer.dtype and view.dtype in OPERANDS
+
+
+def _fused(
+    template: Template, side: int, producer: Loop, between: list[Operation | None], buffers: Mapping[str, Buffer]
+) -> Template | None:
+    """`template` with the operand of this side computed by what `producer` stores; None where it does not qualify."""
+    view, other = (template.a, template.b)[side], (template.a, template.b)[1 - side]
+    elsewhere = {other.buffer} | (template.epilogue.reads() if template.epilogue is not None else set())
+    stores = [store for store in producer.stores if store.buffer == view.buffer]
+    if view.buffer in elsewhere or len(stores) != 1 or not is_pointwise(producer):
+        return None
+    own = replace(producer, stores=tuple(stores))
+    cheap = node_count(*own.roots) <= MOST_NODES and len(list(expr.loads(*own.roots))) <= MOST_LOADS
+    changed = template.writes().union(*[operation.writes() for operation in between if operation is not None])
+    if not cheap or own.reads() & (changed | producer.writes()):
+        return None
+    try:
+        prologue = _in_pairs(_over_operand(own, view, side), AXES[side].index(K), buffers)
+    except Unfit:
+        return None
+    prologues = (prologue, template.prologues[1]) if side == 0 else (template.prologues[0], prologue)
+    return replace(template, prologues=prologues, origins=merged_origins(producer.origins, template.origins))
+
+
+def _over_operand(loop: Loop, view: View, side: int) -> Loop:
+    """The loop over the operand's own axes. Raises Unfit where its points are not the operand's, each once."""
+    axes = tuple(Axis(symbol, size) for symbol, size in zip(AXES[side], view.sizes, strict=True))
+    (store,) = loop.stores
+    dtype = compute_dtype(view.dtype)
+    host = Loop(loop.name, axes, (), (Store(view.buffer, view.index(AXES[side]), expr.const(0, dtype)),))
+    reader = replace(loop, stores=(Store("", store.index, expr.load(dtype, view.buffer, store.index)),))
+    return replace(reindexed(loop, axes, (), hosted(host, reader).second), name="operand", origins=())
+
+
+def _in_pairs(loop: Loop, place: int, buffers: Mapping[str, Buffer]) -> Loop:
+    """The loop with axis number `place` half as long and two stores, where its indices hold the parity of that axis."""
+    k = loop.axes[place]
+    half = sizes.divide(k.size, sympy.Integer(2))
+    if half is None or not any(_asks_for_parity(index, k.symbol) for index in indices(loop)):
+        return loop
+    pair = Axis(H, half)
+    stores = [loop.substitute({k.symbol: 2 * H + parity}).stores[0] for parity in (0, 1)]
+    axes = (*loop.axes[:place], pair, *loop.axes[place + 1 :])
+    return simplify_loop(replace(loop, axes=axes, stores=tuple(stores)), buffers)
+
+
+def _asks_for_parity(index: sympy.Expr, k: sympy.Symbol) -> bool:
+    divisions = index.atoms(FloorDiv, Mod, PythonMod, ModularIndexing)
+    return any(k in found.free_symbols and found.args[-1] == 2 for found in divisions)
+
+
+def _without(loop: Loop, buffer: str) -> Loop | None:
+    """What is left of a loop that need not store `buffer`."""
+    stores = tuple(store for store in loop.stores if store.buffer != buffer)
+    return replace(loop, stores=stores) if stores else None
