@@ -59,6 +59,9 @@ def test_kernels_with_limits_stay_within_them() -> None:
     assert any(c["variant"] == "rows" for c in able(BF16, 4, 64, 64))
     assert not any(c["variant"] == "split" for c in able(BF16, 4096, 4096, 128))
     assert any(c["variant"] == "split" for c in able(BF16, 64, 64, 8192))
+    assert any(c["variant"] == "stream" for c in able(BF16, 1152, 1152, 8192))
+    for few in ((4096, 4096, 64), (8192, 8192, 8192), (64, 64, 128)):
+        assert not any(c["variant"] == "stream" for c in able(BF16, *few))
     assert not any(c["variant"] == "persistent" for c in space(BF16, A100).configs)
     for c in able(BF16, 256, 4096, 65536):
         if c["variant"] == "split":

@@ -8,7 +8,7 @@
     memory    A, B and the result once, by the device's bandwidth; B again for each group of rows where it leaves the cache
     latency   the loads of a block along k one after another, `stages - 1` of them under way, as often as there are rounds of
               programs on the places that shared memory and registers leave
-    finish    the sums written and, of a split product, written and read once more in a second launch
+    finish    the sums written and, of a product whose sums meet in memory, written and read once more in a second launch
 
 The structure is that of the roofline with waves; rates are of the data sheets. STEP_LATENCY, SECOND_LAUNCH and PLAIN_HALF were
 chosen on 254 products of bfloat16 and float32, every candidate measured on an H100: the first of the ranking takes 1.14 times
@@ -54,6 +54,8 @@ def cost(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFact
     once = traffic(kind, batch, m, n, k) / device.bandwidth
     if config["variant"] == "rows":
         return _rows(config, batch, m, n, k, kind, device, once)
+    if config["variant"] == "stream":
+        return _stream(config, batch, m, n, k, kind, device, once)
     block_m, block_n, block_k, stages, warps = (int(config[name]) for name in ("m", "n", "k", "stages", "warps"))
     splits = int(config.get("splits", 1) or 1)
     programs = batch * math.ceil(m / block_m) * math.ceil(n / block_n) * splits
@@ -131,6 +133,24 @@ def _rows(
     drawn = min(1.0, 2.5 * programs / device.sms)
     latency = rounds * steps * STEP_LATENCY / 2
     return device.launch_seconds + START + max(once / drawn, units, latency)
+
+
+def _stream(
+    config: Config, batch: int, m: int, n: int, k: int, kind: Kind, device: DeviceFacts, once: float
+) -> float:
+    """Every multiprocessor has an equal share of all steps; at most two parts of each meet in memory, those of a block are added
+    up one after another."""
+    block_m, block_n, block_k, stages, warps = (int(config[name]) for name in ("m", "n", "k", "stages", "warps"))
+    blocks = batch * math.ceil(m / block_m) * math.ceil(n / block_n)
+    steps = blocks * math.ceil(k / block_k)
+    own = math.ceil(steps / device.sms)
+    rate = multiprocessor_rate(kind, device) * share(kind, block_m, block_n, warps)
+    units = own * 2.0 * block_m * block_n * block_k / rate + BLOCK_OVERHEAD
+    cache = steps * (block_m + block_n) * block_k * kind.itemsize / device.l2_bandwidth
+    latency = own * STEP_LATENCY / max(1, stages - 1) + BLOCK_OVERHEAD
+    finish = SECOND_LAUNCH + 2.0 * 2 * device.sms * block_m * block_n * 4 / device.l2_bandwidth
+    finish += STEP_LATENCY * math.ceil(device.sms / blocks)
+    return device.launch_seconds + START + max(units, cache, once, latency) + finish
 
 
 def library(kind: Kind, size: Mapping[str, int], device: DeviceFacts) -> float:
