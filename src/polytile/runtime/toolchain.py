@@ -34,9 +34,10 @@ DEFAULT_COMPILERS = ("g++", "clang++")
 NATIVE_FLAGS: tuple[tuple[str, ...], ...] = (("-march=native",), ("-mcpu=native",), ())
 """Ways of asking for the machine's own instruction set; the first that the compiler accepts is used."""
 
-KERNEL_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-exceptions", "-fno-math-errno",
-                "-fno-trapping-math", "-ffp-contract=fast", "-fno-semantic-interposition")  # fmt: skip
-"""Flags of generated kernels: eager's inf and nan semantics (no -ffast-math); -O3 only takes longer to compile."""
+KERNEL_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-math-errno", "-fno-trapping-math",
+                "-ffp-contract=fast", "-fno-semantic-interposition", "-fno-exceptions")  # fmt: skip
+"""Flags of generated kernels: eager's inf and nan semantics (no -ffast-math); -O3 only takes longer to compile; nothing throws,
+and what clears up after exceptions would ask for the C++ runtime."""
 
 GCC_LIBRARIES = ("-nodefaultlibs", "-lm", "-lgcc")
 """What GCC links a kernel with: the compiler's own helpers. What else a kernel calls, memcpy and the threads' runtime, is in
