@@ -115,14 +115,16 @@ class Block:
         if not self.read:
             self.inner.fill_(self._poison)
 
-    def damaged(self) -> bool:
+    def damaged(self, inputs: bool) -> bool:
         """Whether something was written since `poison` that is not part of an argument that kernels write to: a guard, a gap
-        between the elements of a strided output, an input."""
+        between the elements of a strided output, and, if they are to be looked at, an input."""
         head, tail = self.whole[: self.offset], self.whole[self.offset + self.length :]
         if bool((head != _GUARD_BYTE).any()) or bool((tail != _GUARD_BYTE).any()):
             return True
         if self.read and not self.written:
-            same = (torch.equal(self._inner_of(span), bytes_of(span).to(self.inner.device)) for span in self.group)
+            if not inputs:
+                return False
+            same = (same_bytes(self._inner_of(span), bytes_of(span).to(self.inner.device)) for span in self.group)
             self.filled = all(same)
             return not self.filled
         gaps = None if self.read or not self.written else self._gaps()
@@ -173,7 +175,7 @@ class Lent:
             value = torch.full((dtype.itemsize,), poison_of(dtype), dtype=torch.uint8).view(dtype)
             span.tensor.detach().copy_(value.expand(span.tensor.shape))
 
-    def damaged(self) -> bool:
+    def damaged(self, inputs: bool) -> bool:
         return False
 
     def give_back(self) -> None:
@@ -197,6 +199,16 @@ def bytes_of(span: Span) -> torch.Tensor:
     whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     offset = tensor.storage_offset() * tensor.element_size()
     return whole.set_(tensor.untyped_storage(), offset, (span.end - span.start,), (1,))
+
+
+def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two runs of bytes are equal, eight at a time where they lie alike: on a CPU an eighth of the time."""
+    head = -first.storage_offset() % 8
+    if (first.storage_offset() - second.storage_offset()) % 8 == 0 and first.numel() >= head + 8:
+        end = head + (first.numel() - head) // 8 * 8
+        parts = [(run[:head], run[head:end].view(torch.int64), run[end:]) for run in (first, second)]
+        return all(torch.equal(one, other) for one, other in zip(*parts, strict=True))
+    return torch.equal(first, second)
 
 
 def poison_of(dtype: torch.dtype) -> int:
@@ -274,11 +286,11 @@ class Clones:
             for block in self.blocks:
                 block.poison()
 
-    def damage(self) -> int | None:
+    def damage(self, inputs: bool = True) -> int | None:
         """Position of an argument beside which, or, if it is only read, in which a kernel wrote since `poison`; None if
-        there is none."""
+        there is none. Reading all inputs takes its time: a kernel that leaves them alone once may be trusted to."""
         with one_thread():
-            damaged = next((block for block in self.blocks if block.damaged()), None)
+            damaged = next((block for block in self.blocks if block.damaged(inputs)), None)
         if damaged is None:
             return None
         return next((span.position for span in damaged.group if span.written), damaged.group[0].position)

@@ -115,7 +115,7 @@ class Gate:
         for _ in range(again):
             self._run(run, clones)
             same = all(_bits_equal(clones.args[p], f) for p, f in zip(self._written, first, strict=True))
-            repeated = verdict if same and clones.damage() is None else self._verdict(clones)
+            repeated = verdict if same and clones.damage(inputs=False) is None else self._verdict(clones)
             if not repeated.ok:
                 return replace(repeated, detail=f"{repeated.detail}, in a later run of the same")
             verdict = replace(verdict, max_error=max(verdict.max_error or 0.0, repeated.max_error or 0.0))

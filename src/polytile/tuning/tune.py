@@ -66,6 +66,7 @@ class _Trial:
         task = self.task
         for candidate in task.candidates:
             candidate.prepare()
+        isolated.begin(task)
         try:
             with torch.no_grad(), _random_state_kept(task.args), contextlib.closing(_gate(task)) as gate:
                 self._check_all(gate)
