@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import MutableMapping
 
-from polytile.errors import CompilerMissing
 from polytile.kernels.candidate import Candidate, DeviceHandle, Handle, NativeHandle, PythonHandle, ready
 from polytile.problem import Outcome
 from polytile.tuning.gate import Gate, Verdict
@@ -13,7 +12,7 @@ from polytile.tuning.isolation import gpu, worker
 from polytile.tuning.isolation.memory import Unavailable
 from polytile.tuning.isolation.trial import Arena
 from polytile.tuning.isolation.worker import Failure, Finished, Kind
-from polytile.tuning.task import Attempt, Task, failed, measured, wrong
+from polytile.tuning.task import Attempt, Task, failed, measured, unmade, wrong
 
 log = logging.getLogger("polytile.tuning")
 _told: set[tuple[str, str]] = set()
@@ -173,11 +172,8 @@ def _handle(task: Task, number: int, attempts: MutableMapping[int, Attempt]) -> 
     make = getattr(candidate, "handle", None)
     try:
         handle: Handle | None = make() if make is not None else None
-    except CompilerMissing as error:
-        attempts[number] = Attempt(candidate, None, detail=str(error))
-        return None
     except Exception as error:
-        attempts[number] = failed(task, number, Outcome.COMPILE_ERROR, error)
+        attempts[number] = unmade(task, number, error)
         return None
     if handle is None:
         _not_apart(task, number, "it cannot be found from another process; make it a function of a module", attempts)
