@@ -32,6 +32,16 @@ def test_source_in_kernel_out(home: Path) -> None:
     assert list((home / "tmp").iterdir()) == []
 
 
+def test_a_kernel_whose_locals_have_destructors_is_loaded_without_the_cpp_library() -> None:
+    """What may throw, as far as the compiler can see, must not make it clean up after an exception."""
+    source = """
+    extern "C" int getpid(); extern "C" int getppid(); static volatile int seen;
+    struct Kept { ~Kept() { seen = getppid(); } };
+    extern "C" long k(void* const* ptrs, const long* sizes, long threads) { Kept kept; return getpid() ? 7 : 0; }
+    """
+    assert returned(load(compile_cpp("destructors", source).result(), "k")) == 7
+
+
 def test_equal_sources_are_compiled_once_and_counted_once() -> None:
     first = [compile_cpp("k", tiny(1)) for _ in range(5)]
     assert len({future.result().path for future in first}) == 1

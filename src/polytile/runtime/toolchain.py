@@ -36,8 +36,8 @@ NATIVE_FLAGS: tuple[tuple[str, ...], ...] = (("-march=native",), ("-mcpu=native"
 
 KERNEL_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-math-errno", "-fno-trapping-math",
                 "-ffp-contract=fast", "-fno-semantic-interposition", "-fno-exceptions")  # fmt: skip
-"""Flags of generated kernels: eager's inf and nan semantics (no -ffast-math); -O3 only takes longer to compile; nothing throws,
-and what clears up after exceptions would ask for the C++ runtime."""
+"""Flags of generated kernels: eager's inf and nan semantics (no -ffast-math); -O3 only takes longer to compile. Without
+exceptions a kernel whose locals have destructors needs nothing of the C++ library, which it is not linked with."""
 
 GCC_LIBRARIES = ("-nodefaultlibs", "-lm", "-lgcc")
 """What GCC links a kernel with: the compiler's own helpers. What else a kernel calls, memcpy and the threads' runtime, is in
