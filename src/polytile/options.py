@@ -185,7 +185,9 @@ def _checked(option: Option, value: Any, origin: str) -> Any:
             f"option {option.name!r} ({origin}) is {value!r}; it takes a value of type {option.type.__name__}."
         ) from None
     if option.choices and value not in option.choices:
-        raise OptionError(f"option {option.name!r} ({origin}) is {value!r}; choose from {', '.join(map(str, option.choices))}.")
+        raise OptionError(
+            f"option {option.name!r} ({origin}) is {value!r}; choose from {', '.join(map(str, option.choices))}."
+        )
     return value
 
 
@@ -246,7 +248,8 @@ def as_markdown() -> str:
         default = "~/.cache/polytile" if option.name == "cache_dir" else (repr(option.default))
         choices = f" One of: {', '.join(map(str, option.choices))}." if option.choices else ""
         rows.append(f"| `{option.name}` | `{option.variable}` | `{default}` | {option.doc}{choices} |")
-    return "# Options\n\nGenerated from `src/polytile/options.py`.\n\n" + "\n".join(rows) + "\n"
+    about = "Generated from `src/polytile/options.py`. A package adds its own with `polytile.options.register(Option(...))`."
+    return f"# Options\n\n{about}\n\n" + "\n".join(rows) + "\n"
 
 
 __all__ = [
