@@ -99,15 +99,16 @@ class Gate:
             self.clones.close()
 
     def check(
-        self, run: Callable[[tuple[Any, ...]], None], clones: Clones | None = None, again_within: float = AGAIN_SECONDS
+        self, run: Callable[[tuple[Any, ...]], None], clones: Clones | None = None, again_within: float | None = None
     ) -> Verdict:
         """Runs a candidate on the clones, this gate's own if none are given, and judges what it wrote. Passes on what `run`
         raises.
 
-        A candidate quicker than `again_within` seconds runs AGAIN times more: a race between its threads, or something that
-        it leaves behind in memory of its own, shows as a result that changes from run to run.
+        A candidate quicker than `again_within` seconds (not given: AGAIN_SECONDS) runs AGAIN times more: a race between its
+        threads, or something that it leaves behind in memory of its own, shows as a result that changes from run to run.
         """
         clones = clones if clones is not None else self.clones
+        again_within = AGAIN_SECONDS if again_within is None else again_within
         started = time.perf_counter()
         verdict = self._judged(run, clones)
         again = AGAIN if verdict.ok and time.perf_counter() - started < again_within else 0
