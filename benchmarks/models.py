@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,9 +112,7 @@ def summary(groups: Sequence[Sequence[Cell]], peers: Sequence[str]) -> Table:
 
 def write(cells: Sequence[Cell]) -> None:
     """Adds the cells to benchmarks/results/models.json, in place of earlier ones of the same name."""
-    file = record.RESULTS / "models.json"
-    kept = json.loads(file.read_text())["results"]["cells"] if file.exists() else {}
-    record.write("models", {"cells": kept | {cell.name: cell.times.as_json() for cell in cells}})
+    record.add("models", "cells", {cell.name: cell.times.as_json() for cell in cells})
 
 
 def main() -> None:
