@@ -134,17 +134,17 @@ def test_without_a_worker_the_trial_is_here_and_it_is_said(
 
 
 def test_an_interrupt_ends_what_the_worker_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = worker.Worker._answer
+    plain = worker.Worker._receive
 
-    def interrupted(self: worker.Worker, seconds: float, threads: int) -> dict[str, object]:
-        if self._mapped is not None:  # the kernel runs
+    def interrupted(self: worker.Worker, seconds: float, threads: int) -> None:
+        if self._mapped is not None:  # the kernel runs, or is about to
             signal.raise_signal(signal.SIGALRM)
-        return plain(self, seconds, threads)
+        plain(self, seconds, threads)
 
     previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(worker.Worker, "_answer", interrupted)
+            patch.setattr(worker.Worker, "_receive", interrupted)
             tune(task(Native("asleep")))
     finally:
         signal.signal(signal.SIGALRM, previous)

@@ -103,3 +103,14 @@ def test_clones_that_fit_are_made_and_others_lent(spare: list[int]) -> None:
     small, large = torch.zeros(8), torch.zeros(8000)
     blocks = Clones((small, large), ("out", "out")).blocks
     assert sorted(isinstance(block, Lent) for block in blocks) == [False, True]
+
+
+def test_a_process_that_is_there_for_measuring_uses_what_is_free(
+    spare: list[int], gates: list[gate.Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(room.FREE, "cpu", lambda device: 1 << 30)
+    with room.for_measuring():
+        assert tune(task(LONG, planted.double))[0].ok
+    (made,) = gates
+    assert made._wide and not made._on_host
+    assert not room.fits(1, torch.device("cpu"))

@@ -8,8 +8,10 @@ with little allocated.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +42,25 @@ ROOM: dict[str, Callable[[torch.device], int]] = {"cuda": _below_the_peak}
 is no entry memory is no concern: the host's."""
 
 
+FREE: dict[str, Callable[[torch.device], int]] = {"cuda": lambda device: torch.cuda.mem_get_info(device)[0] // 2}
+"""The same for a process that is there for measuring, and has no peak to keep."""
+
+_for_measuring: contextvars.ContextVar[bool] = contextvars.ContextVar("polytile_for_measuring", default=False)
+
+
+@contextlib.contextmanager
+def for_measuring() -> Iterator[None]:
+    """Within the block, in this thread, measuring may use what a device has free: it is what the process is there for."""
+    token = _for_measuring.set(True)
+    try:
+        yield
+    finally:
+        _for_measuring.reset(token)
+
+
 def fits(size: int, device: torch.device) -> bool:
     """Whether `size` bytes more on `device` leave the peak where it is."""
-    room = ROOM.get(device.type)
+    room = (FREE if _for_measuring.get() else ROOM).get(device.type)
     return room is None or size <= room(device)
 
 
@@ -86,4 +104,15 @@ def host_is_quick(predicted: Sequence[float]) -> bool:
     return best * HOST_SLOWER <= HOST_SECONDS
 
 
-__all__ = ["COMPARED_AT_ONCE", "ROOM", "NoRoom", "copy_of", "fits", "host_is_quick", "own_fits", "wide_fits"]
+__all__ = [
+    "COMPARED_AT_ONCE",
+    "FREE",
+    "ROOM",
+    "NoRoom",
+    "copy_of",
+    "fits",
+    "for_measuring",
+    "host_is_quick",
+    "own_fits",
+    "wide_fits",
+]

@@ -276,22 +276,14 @@ class Worker:
             self._connection.sendall(lines[sent:])
         except (BrokenPipeError, ConnectionResetError):
             return
-        except BaseException:
-            self.stop()
-            raise
 
     def _answer(self, seconds: float, threads: int) -> dict[str, Any]:
         """The next answer; raises Failure when the process dies of its request or is ended for taking too long."""
         try:
             while b"\n" not in self._received:
                 self._receive(seconds, threads)
-        except Failure:
-            raise
         except ConnectionResetError:
             raise self._ending() from None
-        except BaseException:  # Ctrl-C: whatever the worker is doing, nobody waits for it any more
-            self.stop()
-            raise
         line, _, self._received = self._received.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -366,7 +358,22 @@ _workers: dict[tuple[Kind, int], Worker] = {}
 def borrowed(kind: Kind, index: int = 0) -> Iterator[Worker]:
     """This process's worker of a kind (with a context: on that device), for one thread at a time."""
     with _lock:
-        yield _workers.setdefault((kind, index), Worker(kind, index))
+        worker = _workers.setdefault((kind, index), Worker(kind, index))
+        with _undisturbed(worker):
+            yield worker
+
+
+@contextlib.contextmanager
+def _undisturbed(worker: Worker) -> Iterator[None]:
+    """Talks to a worker within the block. What interrupts it, Ctrl-C above all, ends the worker: whatever that is doing, nobody
+    waits for its answer any more."""
+    try:
+        yield
+    except (Failure, Unavailable):
+        raise
+    except BaseException:
+        worker.stop()
+        raise
 
 
 def begin(kind: Kind, index: int = 0) -> None:
@@ -385,7 +392,8 @@ def for_all_running(action: Callable[[Worker], None]) -> None:
     """Calls `action` with each worker of this process."""
     with _lock:
         for worker in _workers.values():
-            action(worker)
+            with _undisturbed(worker):
+                action(worker)
 
 
 def stop_all() -> None:
