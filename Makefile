@@ -48,6 +48,7 @@ bench: $(STAMP)
 	$(RUN) -m benchmarks.demo --json
 	$(RUN) -m benchmarks.loops --json
 	$(RUN) -m benchmarks.matmul --json
+	$(RUN) -m benchmarks.models --json
 	$(RUN) -m benchmarks.store_rate --json
 	$(RUN) -m benchmarks.plots
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,13 +147,11 @@ def bands(groups: Sequence[Sequence[Cell]]) -> Table:
 
 def write(cells: Sequence[Cell]) -> None:
     """Adds the cells to benchmarks/results/matmul.json, in place of earlier ones of the same name."""
-    file = record.RESULTS / "matmul.json"
-    kept = json.loads(file.read_text())["results"]["cells"] if file.exists() else {}
-    new = {
+    found = {
         cell.name: {"ratio": round(cell.ratio, 4), "candidates": list(cell.decisions), **cell.direct.as_json()}
         for cell in cells
     }
-    record.write("matmul", {"cells": kept | new})
+    record.add("matmul", "cells", found)
 
 
 def size_of(text: str) -> tuple[int, int]:
