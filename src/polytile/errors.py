@@ -35,6 +35,11 @@ class LaunchFailed(DeviceError):
     """The driver refused to launch a kernel, or to load it; names the kernel and what the driver said."""
 
 
+class DeviceLost(DeviceError):
+    """A GPU is gone, or has failed so that this process can run nothing more on it; no kernel is to blame for the call that
+    finds out."""
+
+
 class CacheError(PolytileError):
     """The cache directory cannot be used as asked."""
 

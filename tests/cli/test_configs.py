@@ -28,7 +28,7 @@ def test_names_that_are_not_known_are_refused() -> None:
         (("cuda", 1, 2, 3, "--table", "conv"), "holds no configs of matrix products"),
         (("cuda", 1, 2, 3, "--dtype", "half"), "there is no type 'half' here"),
         (("cuda", 1, 2, 3, "--device", "Z9"), "no GPU named 'Z9'"),
-        (("cpu", 1, 2, 3, "--dtype", "int8"), "no register tiles for int8"),
+        (("cpu", 1, 2, 3, "--dtype", "float16"), "no register tiles for float16"),
     ):
         result = run("configs", *words)
         assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output

@@ -1,8 +1,8 @@
 """The entries that are known not to be right, each with its reason: listed.json maps patterns of names to reasons.
 
 A pattern is an entry's name with `*` for any dtype or part ("linalg.lu.*"). Entries on other devices have patterns of
-their own under "cuda: ...". An entry that is right although it is listed is an error, as a stale list hides the next
-fault.
+their own under "cuda: ...", those of one version of torch under "torch 2.11: ...". An entry that is right although it is
+listed is an error, as a stale list hides the next fault.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import json
 import re
 from pathlib import Path
 
+import torch
+
 FILE = Path(__file__).with_name("listed.json")
 
 
 @functools.cache
 def _patterns(device: str) -> tuple[tuple[re.Pattern[str], str], ...]:
     found = []
+    version = "torch " + ".".join(torch.__version__.split(".")[:2])
     for pattern, reason in json.loads(FILE.read_text(encoding="utf-8")).items():
         kind, _, name = pattern.rpartition(": ")
-        if kind in ("", device):
+        if kind in ("", device, version):
             expression = ".*".join(map(re.escape, name.split("*")))
             found.append((re.compile(expression), reason))
     return tuple(found)

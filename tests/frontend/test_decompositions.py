@@ -61,6 +61,22 @@ def test_a_softmax_over_a_size_known_only_at_run_time_stays_whole() -> None:
     assert "aten._softmax.default" in picked
 
 
+def test_how_many_values_are_unique_is_left_to_the_run() -> None:
+    """The gradient of a fill's value adds up one gradient for each place, however often the index names it."""
+    x, value = torch.randn(3, 6, requires_grad=True), torch.tensor(1.5, requires_grad=True)
+    for index in ([0, 3, 5], [2, 2, 4]):
+        places, direction = torch.tensor(index), torch.randn(3, 6)
+        filled = compiled_fill(x, places, value)
+        _, got = torch.autograd.grad(filled, (x, value), direction)
+        torch.testing.assert_close(got, direction[:, sorted(set(index))].sum())
+
+
+def compiled_fill(x: torch.Tensor, places: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        return torch.compile(torch.index_fill, backend="polytile")(x, 1, places, value)
+
+
 # training graphs -----------------------------------------------------------------------------------------------------
 
 LOSSES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], torch.Tensor]]] = {

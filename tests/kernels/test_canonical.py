@@ -73,6 +73,19 @@ def test_parts_that_make_a_whole_are_all_of_a_tensor() -> None:
         assert kernel.tensors[site.buffers.index("o")].role == role
 
 
+def test_a_product_of_sizes_is_one_integer_where_its_factors_stand_nowhere_else() -> None:
+    """A flattened loop depends on how many points there are; one with the factor in an index needs the factor."""
+    flat, site = canonical(loop([store("o", P0, load("x", P0))], {P0: S0 * S1}), S0 * S1, x=F32, o=F32)
+    assert site.sizes == (S0 * S1,) and flat.loop.axes[0].size == flat.symbols[0]
+    same, other = canonical(loop([store("o", P0, load("x", P0))], {P0: S2}), S2, x=F32, o=F32)
+    assert same.text == flat.text and other.sizes == (S2,)
+    _, needs = canonical(loop([store("o", P0, load("x", P0 + S0))], {P0: S0 * S1}), S0 * S1, x=F32, o=F32)
+    assert set(needs.sizes) == {S0, S1}
+    rows, row_site = canonical(row_sum("x", "y", "i", S0 * S1, S2), S0 * S1, x=F32, y=F32)
+    assert row_site.sizes == (S0 * S1, S2)
+    assert rows.text == canonical(row_sum("x", "y", "i", S0, S1), S0, x=F32, y=F32)[0].text
+
+
 def test_a_kernel_is_made_once() -> None:
     first, _ = canonical(row_sum("x", "y", "i", S0, S1), x=F32, y=F32)
     second, _ = canonical(row_sum("u", "v", "k", S1, S2), u=F32, v=F32)

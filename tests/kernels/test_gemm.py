@@ -23,8 +23,8 @@ from polytile.kernels.cpp.gemm.cost import FORM_LAYOUTS
 FLAGS = (
     "-O2 -std=c++17 -fPIC -shared -march=native -fno-math-errno -fno-trapping-math -Wall -Wno-unused-function".split()
 )
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-LANES = {"float32": 16, "bfloat16": 16, "float64": 8}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64, "int8": torch.int8}
+LANES = {"float32": 16, "bfloat16": 16, "float64": 8, "int8": 16}
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-8, "float64": 1e-13}
 FOLDER = tempfile.TemporaryDirectory(prefix="polytile-gemm-")
 SIZES = (1, 2, 3, 17, 63, 65, 200)
@@ -84,7 +84,9 @@ def call(
 def matmul(
     function: Callable[..., int], a: torch.Tensor, b: torch.Tensor, threads: int = 1, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    c = torch.full((a.shape[0], a.shape[1], b.shape[2]), float("nan"), dtype=dtype or a.dtype)
+    dtype = dtype or a.dtype
+    unwritten = float("nan") if dtype.is_floating_point else -12345
+    c = torch.full((a.shape[0], a.shape[1], b.shape[2]), unwritten, dtype=dtype)
     assert call(function, a, b, (c,), c.stride(), threads) == 0
     return c
 
@@ -373,7 +375,7 @@ def test_a_config_survives_the_way_through_the_store() -> None:
 def test_tables_offer_a_few_configs_for_every_spec() -> None:
     for dtype, a, b in itertools.product(DTYPES, ("k", "m", "any"), ("n", "k", "any")):
         for vector_bytes in (16, 32, 64):
-            spec = GemmSpec(dtype, a, b)
+            spec = GemmSpec(dtype, a, b, out_dtype="int32" if dtype == "int8" else "float32")
             offered = configs(spec, vector_bytes // (8 if dtype == "float64" else 4))
             assert 2 <= len(offered) <= 8
             assert any(valid(spec, c, {"batch": 1, "M": m, "N": 64, "K": 64}) for c in offered for m in (1, 4096))

@@ -256,6 +256,7 @@ def test_a_result_in_the_declared_strides_is_passed_on() -> None:
     assert as_declared(x[:, :1], (9, 7)).stride() == (9, 7), "strides along a size above 1 count"
     assert as_declared(x[:1], (99, 1)).stride() == (4, 1), "those along a size of 1 do not"
     assert as_declared(x[:0], (1, 3)).stride() == (4, 1), "and none do where there are no elements"
+    assert as_declared(None, (1,)) is None, "a result that an operator leaves undefined stays so"
 
 
 def test_a_result_in_other_strides_is_copied_into_the_declared_ones() -> None:

@@ -79,10 +79,10 @@ def _register_tiles(found: object, m: int, n: int, k: int, dtype: str) -> tuple[
 
     assert isinstance(found, Cpu)
     size = {"batch": 1, "M": m, "N": n, "K": k}
-    if dtype not in ("float32", "float64", "bfloat16"):
-        raise ConfigTableError(f"there are no register tiles for {dtype}; choose float32, float64 or bfloat16.")
+    if dtype not in gemm.STORAGE:
+        raise ConfigTableError(f"there are no register tiles for {dtype}; choose one of {', '.join(gemm.STORAGE)}.")
     lanes = toolchain.find().lanes // (2 if dtype == "float64" else 1)
-    spec, machine = GemmSpec(dtype=dtype, out_dtype=dtype), gemm.Machine.detected()
+    spec, machine = GemmSpec(dtype=dtype, out_dtype="int32" if dtype == "int8" else dtype), gemm.Machine.detected()
     width = lanes * (8 if dtype == "float64" else 4)
     able = gemm.configs(spec, lanes)
     tried = [c for c in able if gemm.valid(spec, c, size)]

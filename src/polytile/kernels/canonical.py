@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -72,24 +72,39 @@ _IN_KERNELS = (
 )
 
 
-def canonical_symbols(found: list[sympy.Expr], own: set[sympy.Symbol]) -> dict[sympy.Expr, sympy.Symbol]:
+def canonical_symbols(
+    found: list[sympy.Expr], own: set[sympy.Symbol], whole: Collection[sympy.Expr] = ()
+) -> dict[sympy.Expr, sympy.Symbol]:
     """Size symbols among the expressions, renamed n0, n1, ... in order of appearance, less the kernel's `own`. A part
-    that kernels have no form for, such as trunc(1.7·s0), counts as a symbol."""
+    that kernels have no form for, such as trunc(1.7·s0), counts as a symbol, and so does each of `whole`."""
     mapping: dict[sympy.Expr, sympy.Symbol] = {}
     for e in found:
-        for part in sorted(_arguments(e, own), key=str):
+        for part in sorted(_arguments(e, own, whole), key=str):
             mapping.setdefault(part, sympy.Symbol(f"n{len(mapping)}", integer=True, positive=True))
     return mapping
 
 
-def _arguments(e: sympy.Expr, own: set[sympy.Symbol]) -> set[sympy.Expr]:
-    """The largest parts of `e` that the caller knows and the kernel cannot compute."""
+def _arguments(e: sympy.Expr, own: set[sympy.Symbol], whole: Collection[sympy.Expr]) -> set[sympy.Expr]:
+    """The largest parts of `e` that the caller knows and the kernel cannot compute, or that are among `whole`."""
+    if e in whole:
+        return {e}
     if isinstance(e, sympy.Symbol):
         return set() if e in own or e.name.startswith("ind") else {e}
     simple = not e.args or (isinstance(e, _IN_KERNELS) and not (isinstance(e, sympy.Pow) and not e.exp.is_Integer))
-    if simple or any(not _arguments(s, own) for s in e.free_symbols):
-        return set().union(*[_arguments(a, own) for a in e.args])
+    if simple or any(not _arguments(s, own, ()) for s in e.free_symbols):
+        return set().union(*[_arguments(a, own, whole) for a in e.args])
     return {e}
+
+
+def _apart(found: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[sympy.Expr]:
+    """The sizes of axes such as s0·s1 whose symbols stand nowhere else: the kernel takes the size itself. What it holds on
+    to is then of the product: shapes of equally many points are one regime, and 16 may divide it though no factor."""
+    composite = [a.size for a in axes if a.size.free_symbols and not a.size.is_Symbol]
+    return [
+        size
+        for size in dict.fromkeys(composite)
+        if not any(size.free_symbols & e.xreplace({size: sizes.ONE}).free_symbols for e in found)
+    ]
 
 
 def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel, CallSite]:
@@ -101,7 +116,7 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
     for node in expr.walk(*loop.roots):
         size_exprs += list(node.indices)
     size_exprs += [s.index for s in loop.stores]
-    symbols = canonical_symbols(size_exprs, own)
+    symbols = canonical_symbols(size_exprs, own, _apart(size_exprs, loop.axes + loop.reduced))
     names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
     renamed = _rename(loop, names, symbols)
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)

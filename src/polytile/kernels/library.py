@@ -91,7 +91,9 @@ class MatmulLibrary:
 
 
     def _into(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, flat: bool) -> None:
-        if a.dtype != out.dtype:
+        if a.dtype == torch.int8 and out.dtype == torch.int32:
+            torch._int_mm(a[0], b[0], out=out[0])
+        elif a.dtype != out.dtype:
             out.copy_(self._product(a, b, flat))
         elif flat:
             torch.mm(a[0], b[0], out=out[0])

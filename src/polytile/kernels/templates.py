@@ -273,7 +273,7 @@ def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Ca
     one (see `cpp.matmul`)."""
     tool = toolchain.find()
     spec = kernel.spec
-    lanes = tool.lanes if spec.accumulator == "float32" else max(1, tool.lanes // 2)
+    lanes = max(1, tool.lanes // 2) if spec.accumulator == "float64" else tool.lanes
     made_from = digest(f"{tool.identity} {kernel.digest}")
     inlined = functools.cache(lambda config: gemm.generate(spec, config, ENTRY, _epilogue(kernel, lanes), lanes))
     core = functools.cache(lambda config: matmul.core_source(spec, config, lanes))

@@ -14,7 +14,15 @@ import torch
 from polytile import options as settings
 from polytile import store
 from polytile.counters import counters
-from polytile.errors import CompilerMissing, InvalidInput, LaunchFailed, LoweringError, NoCandidate, ResourcesExceeded
+from polytile.errors import (
+    CompilerMissing,
+    DeviceLost,
+    InvalidInput,
+    LaunchFailed,
+    LoweringError,
+    NoCandidate,
+    ResourcesExceeded,
+)
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, specialised
 from polytile.kernels.facts import Facts
 from polytile.multikernel import selector, trace, trials
@@ -25,10 +33,11 @@ from polytile.multikernel.selector import Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.multikernel.splitting import Regimes, Words
 from polytile.problem import Measurement, Outcome
-from polytile.runtime import launcher, regime
+from polytile.runtime import regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
+from polytile.tuning.room import copy_of
 from polytile.tuning.tune import run, run_once
 
 HINTED_SHORTLIST = 6
@@ -37,7 +46,10 @@ HINTED_SHORTLIST = 6
 HINTED_CALLS = 10**9
 """Calls that a hinted size is expected to get: compiling always pays."""
 
-_CALLERS_FAULT = (IndexError, InvalidInput)
+MOST_POSTPONED = 3
+"""Calls after which a regime that there was no memory to measure stays with what was predicted."""
+
+_NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 """Errors of a run that say something about the arguments, not about the candidate."""
 
 
@@ -69,6 +81,8 @@ class MultiKernel:
         """Candidates that take part nowhere any more, and why: they do not compile, or gave a wrong result once."""
         self._rejected_at: dict[int, dict[str, str]] = {}
         """Candidates that cannot run in one regime, and why."""
+        self._postponed: dict[int, int] = {}
+        """How often a regime's measuring was put off to a later call, for want of memory."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
             spec.name,
             spec.size_keys,
@@ -151,6 +165,7 @@ class MultiKernel:
             self._regimes = Regimes(self.spec)
             self._rejected.clear()
             self._rejected_at.clear()
+            self._postponed.clear()
 
     def explain(self) -> str:
         """The decisions as text, one a line."""
@@ -189,7 +204,7 @@ class MultiKernel:
                 if standin is not None:
                     return standin
             while True:
-                request = self._request(key, self.spec.split(args)[1], None if reentrant else args)
+                request = self._request(key, self.spec.split(args)[1], None if reentrant or trials.within() else args)
                 forced.check(self.spec.name, tuple(self._by_name))
                 decision = selector.choose(request) if request.candidates else None
                 self._learn(key, request)
@@ -204,15 +219,22 @@ class MultiKernel:
                     trace.announce(self.spec, self.candidates, decision)
                     untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
                     if untried and not decision.tried and len(request.candidates) > 1:
-                        return PythonEntry(_FirstRun(self, decision, entry))
+                        entry = PythonEntry(_FirstRun(self, decision, entry))
+                    if decision.postponed and self._postponed.get(key, 0) < MOST_POSTPONED:
+                        self._postponed[key] = self._postponed.get(key, 0) + 1
+                        entry = PythonEntry(_Postponed(self, entry))
                     return entry
         finally:
             if not reentrant:
                 self._choosing.discard(key)
 
     def _keep(self, decision: Decision, request: Request) -> None:
-        """Files a decision, and splits the regimes that it shows not to be of one kind."""
-        trials.at_end(functools.partial(self._take_back, request.words, decision))
+        """Files a decision, and splits the regimes that it shows not to be of one kind; for the time of a trial alone within
+        one."""
+        if trials.within():
+            self._regimes.decisions[request.words] = decision
+            trials.at_end(functools.partial(self._take_back, request.words))
+            return
         for whole, part in self._regimes.keep(request.words, decision, self.candidates, request.sizes):
             before, after = regime.pack(whole), regime.pack(part)
             entry = self.dispatcher.get(before)
@@ -299,6 +321,8 @@ class MultiKernel:
             return candidate.entry()
         except CompilerMissing as error:
             self._rejected[candidate.name] = str(error)
+        except DeviceLost:
+            raise
         except ResourcesExceeded as error:  # by the code for the facts of this regime; in another it may fit
             self._record(request, candidate, Outcome.RESOURCES, error)
             self._rejected_at.setdefault(key, {})[candidate.name] = f"{Outcome.RESOURCES.value}: {error}"
@@ -338,21 +362,11 @@ class MultiKernel:
 
     # Calls off the straight path.
 
-    def _take_back(self, words: Words, decision: Decision) -> None:
-        """A candidate of another kernel, on trial, brought the decision about: it counts from the next call on, if there is
-        one."""
+    def _take_back(self, words: Words) -> None:
+        """The decision was brought about by a candidate of another kernel, on trial: the next call decides anew."""
         with self._lock:
-            for stands in {words, self.spec.part(words, dict(decision.sizes))}:  # its regime may have been split
-                kept, entry = self._regimes.decisions.get(stands), self.dispatcher.get(regime.pack(stands))
-                if kept is not None and kept.sizes == decision.sizes and entry is not None:
-                    del self._regimes.decisions[stands]
-                    self.dispatcher.insert(regime.pack(stands), PythonEntry(_Confirming(self, stands, kept, entry)))
-
-    def _confirm(self, words: Words, decision: Decision, entry: launcher.Entry) -> None:
-        with self._lock:
-            self._regimes.decisions[words] = decision
-            self.dispatcher.insert(regime.pack(words), entry)
-            trials.at_end(functools.partial(self._take_back, words, decision))
+            if self._regimes.decisions.pop(words, None) is not None:
+                self.dispatcher.insert(regime.pack(words), PythonEntry(_Undecided(self)))
 
     def _checked_call(self, *args: Any) -> None:
         check_inputs(self.spec, args)
@@ -400,15 +414,30 @@ class _Standin:
             run(self.entry, args)
 
 
-class _Confirming:
-    """Stands in the table for what was decided while another kernel's candidate was on trial, until a call comes."""
+class _Postponed:
+    """Runs what was predicted, for want of memory to measure; the call after that chooses anew."""
 
-    def __init__(self, owner: MultiKernel, words: Words, decision: Decision, entry: launcher.Entry) -> None:
-        self.owner, self.words, self.decision, self.entry = owner, words, decision, entry
+    def __init__(self, owner: MultiKernel, entry: Entry) -> None:
+        self.owner, self.entry, self.called = owner, entry, False
 
     def __call__(self, *args: Any) -> None:
-        self.owner._confirm(self.words, self.decision, self.entry)
-        self.owner.dispatcher(*args)
+        owner = self.owner
+        if self.called:
+            run(owner._replace(args, owner._chosen(args)), args)
+        else:
+            run(self.entry, args)
+            self.called = True
+            owner._replace(args, PythonEntry(self))
+
+
+class _Undecided:
+    """Stands in the table where another kernel's trial has decided, until a call does."""
+
+    def __init__(self, owner: MultiKernel) -> None:
+        self.owner = owner
+
+    def __call__(self, *args: Any) -> None:
+        run_once(self.owner._replace(args, self.owner._chosen(args)), args)
 
 
 class _FirstRun:
@@ -425,10 +454,10 @@ class _FirstRun:
             self._native(args)
             return
         roles = self.owner.spec.roles
-        kept = [(t, t.clone()) for t, role in zip(args, roles, strict=False) if role == "inout" and t is not None]
+        kept = [(t, copy_of(t)) for t, role in zip(args, roles, strict=False) if role == "inout" and t is not None]
         try:
             self.entry.call(*args)
-        except _CALLERS_FAULT:
+        except _NOT_THE_KERNELS_FAULT:
             raise
         except Exception as error:
             with torch.no_grad():

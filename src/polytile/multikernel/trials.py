@@ -1,7 +1,8 @@
 """What candidates on trial bring about in other kernels, and take back.
 
 A candidate may call kernels of its own, as the library's product does with an epilogue: they choose for their sizes when it is
-tried, whether it wins or not. What they choose then is no decision of the program's unless the program calls them too.
+tried, whether it wins or not. They choose by what is known and predicted then, and measure nothing, as most such candidates
+lose; and what they choose is no decision of the program's. Once the program calls them they choose like any other.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def trial() -> Iterator[None]:
             end()
 
 
+def within() -> bool:
+    """Whether this thread tries candidates of some kernel."""
+    return _ends.get() is not None
+
+
 def at_end(action: Callable[[], None]) -> None:
     """Has `action` called at the end of the trial that this thread is in, the innermost; without one it is never called."""
     ends = _ends.get()
@@ -33,4 +39,4 @@ def at_end(action: Callable[[], None]) -> None:
         ends.append(action)
 
 
-__all__ = ["at_end", "trial"]
+__all__ = ["at_end", "trial", "within"]

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -110,6 +111,16 @@ class Cache:
     def holds(self, name: str) -> bool:
         """Whether there is a file `name`, whole or not."""
         return any((cache.root / name).exists() for cache in self._chain())
+
+    def stem(self, folder: str, name: str, key: str, suffix: str) -> str:
+        """What the files kept under `key` in `folder` are called, but for their suffixes: readable by `name`, or by the name
+        that the same thing was first asked for by, if there is a file with `suffix` of it."""
+        stem = f"{folder}/{re.sub(r'[^A-Za-z0-9_]+', '_', name)[:60]}-{key}"
+        if self.holds(stem + suffix):
+            return stem
+        found = (path for cache in self._chain() for path in (cache.root / folder).glob(f"*-{key}{suffix}"))
+        first = next(found, None)
+        return stem if first is None else f"{folder}/{first.name.removesuffix(suffix)}"
 
     def read(self, name: str) -> bytes | None:
         """The payload of the sealed file `name`; None if there is none or it was damaged (then it is set aside)."""

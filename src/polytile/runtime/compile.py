@@ -10,12 +10,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import functools
 import json
 import os
 import queue
-import re
 import shlex
 import signal
 import subprocess
@@ -87,16 +87,13 @@ class Order:
     libraries: tuple[str, ...]
     command: tuple[str, ...]
     identity: str
+    stem: str = ""
+    """Name of its files in the cache, without their suffixes."""
 
     @functools.cached_property
     def key(self) -> str:
         """Digest of all that can change the binary; the name and the compiler's path cannot."""
         return digest(json.dumps([FORMAT, self.language, self.flags, self.libraries, self.identity, self.source]), 24)
-
-    @functools.cached_property
-    def stem(self) -> str:
-        """File name in the cache without its suffix: readable and unique."""
-        return f"kernels/{re.sub(r'[^A-Za-z0-9_]+', '_', self.name)[:60]}-{self.key}"
 
 
 @dataclass(frozen=True)
@@ -138,12 +135,17 @@ class Compilation(Future[Library]):
         self._claim = threading.Lock()
 
     def run(self) -> None:
-        """Does the work unless some thread already does or did; never raises, the Future carries the error."""
-        if self._claim.acquire(blocking=False) and self.set_running_or_notify_cancel():
+        """Does the work unless some thread already does or did. The Future carries what goes wrong with it; Ctrl-C says
+        nothing about the kernel and is raised here, and the work is done in the background for others who wait."""
+        if self._claim.acquire(blocking=False) and (self.running() or self.set_running_or_notify_cancel()):
             try:
                 library = self._work()
-            except BaseException as error:
+            except Exception as error:
                 self.set_exception(error)
+            except BaseException:
+                self._claim.release()
+                _state.pool.submit(self)
+                raise
             else:
                 self.set_result(library)
 
@@ -260,6 +262,7 @@ def _request(
         known = _state.compilations.get(place)
         if known is not None and not _failed(known):
             return known
+        order = dataclasses.replace(order, stem=cache.stem("kernels", order.name, order.key, ".so"))
         compilation = _state.compilations[place] = Compilation(lambda: _fetch(order, cache) or _build(order, cache))
     if cache.holds(f"{order.stem}.so"):
         compilation.run()  # a look-up, unless the file is damaged

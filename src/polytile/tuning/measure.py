@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from polytile import options
+from polytile.errors import DeviceLost
 from polytile.kernels.candidate import Entry, PythonEntry
 from polytile.runtime import cpu
 from polytile.store.summary import summarise
@@ -245,13 +246,15 @@ class _Lane:
             self.samples.append(call)
 
     def burst(self, repeats: int) -> float:
-        """Seconds for `repeats` calls; on an exception the lane leaves the race."""
+        """Seconds for `repeats` calls; on an exception the lane leaves the race, unless the device is lost to all."""
         try:
             if self.contender.restore is not None:
                 self.contender.restore()
             if self.warm:
                 time_burst(self.contender, 1)
             return time_burst(self.contender, repeats)
+        except DeviceLost:
+            raise
         except Exception as error:
             self.racing, self.error = False, error
             return float("inf")

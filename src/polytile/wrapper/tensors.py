@@ -10,9 +10,12 @@ import torch
 from polytile.runtime import empty_strided_cpu, empty_strided_cuda
 
 
-def as_declared(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def as_declared(result: torch.Tensor | None, strides: tuple[int, ...]) -> torch.Tensor | None:
     """`result` in the strides that the program was compiled for; a copy where the operator chose others this time, or
-    left the sign of its elements to be changed by whoever reads them."""
+    left the sign of its elements to be changed by whoever reads them. None where the operator left the result undefined
+    (the inverse of `_unique2` on a GPU, when nobody asked for it): its fake form declares a tensor nevertheless."""
+    if result is None:
+        return None
     if result.is_neg():
         result = result.resolve_neg()
     if result.stride() == strides or result.numel() == 0:

@@ -80,9 +80,10 @@ def _adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
 
 
 def _max_unpool2d(x: Tensor, indices: Tensor, output_size: list[int]) -> Tensor:
-    """torch's own rule, laid out as eager lays it out."""
+    """torch's own rule, laid out as eager lays it out: as the input on a CPU, row by row elsewhere."""
     result = torch._decomp.decompositions.max_unpool2d(x, indices, output_size)
-    return result.contiguous(memory_format=suggest_memory_format(x))
+    layout = suggest_memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
+    return result.contiguous(memory_format=layout)
 
 
 def _replication_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
@@ -97,7 +98,15 @@ def _replication_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Te
     return torch.ops.aten.index_put(torch.zeros_like(x), places, grad, accumulate=True)
 
 
+def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
+    """The form whose number of values every version of torch leaves to the run: up to 2.11 the fake form of this one has
+    as many values as a tensor of zeros, which the backward of a fill then takes for a fact."""
+    values, inverse, _ = torch.ops.aten._unique2(x, sorted, return_inverse)
+    return values, inverse
+
+
 OWN: dict[str, Callable[..., Any]] = {
+    "_unique.default": _unique,
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
     "max_unpool2d.default": _max_unpool2d,
     "_softmax.default": _softmax,

@@ -16,9 +16,10 @@ import torch
 from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.layouts import is_dense, traced_argument, traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored, widen
-from polytile.frontend.lower.views import has_static_zero, is_dense, traced_argument, traced_strides
+from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Template, View, whole
@@ -145,7 +146,7 @@ def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number 
 @lowers(aten._int_mm.default)
 def int_mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
     """int8 × int8, kept in int32."""
-    if generator_of(a.device) != "gpu":
+    if generator_of(a.device) not in OPERAND_DTYPES:
         raise LoweringError(f"products of int8 on {a.device.type} are left to the library.")
     if has_static_zero(a.sizes) or has_static_zero(b.sizes):
         return computed((a.sizes[0], b.sizes[1]), torch.int32, a.device, lambda point: expr.const(0, torch.int32))

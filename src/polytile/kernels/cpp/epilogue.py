@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from polytile.ir import expr
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.body import Body, Scope, always
+from polytile.kernels.cpp.gemm import ELEMENTS
 from polytile.kernels.cpp.unit import arguments, preamble
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.writer import Writer
@@ -31,7 +32,7 @@ def generate(kernel: GemmKernel, lanes: int, leading: int | None = None, inline:
     scope = Scope()
     body.stores(loop.stores, scope)
     out = Writer()
-    element = "double" if kernel.spec.accumulator == "float64" else "float"
+    element = ELEMENTS[kernel.spec.accumulator]
     batch, m, n = (a.symbol for a in loop.axes)
     out.line("namespace pt {")
     out.line("namespace {")

@@ -47,7 +47,7 @@ def core_source(spec: GemmSpec, config: GemmConfig, lanes: int) -> str:
 
 def epilogue_source(kernel: GemmKernel, lanes: int) -> str:
     """The epilogue's unit: `polytile_bind(slot, core)` makes `polytile_kernel_<slot>` run that core with this epilogue."""
-    element = "double" if kernel.spec.accumulator == "float64" else "float"
+    element = gemm.ELEMENTS[kernel.spec.accumulator]
     out = Writer()
     out.line(f"typedef {element} VACC __attribute__((vector_size({lanes} * sizeof({element}))));")
     out.extend(epilogue.generate(kernel, lanes, leading=kernel.spec.leading_ptrs + 1, inline=False).splitlines())

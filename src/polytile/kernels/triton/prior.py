@@ -1,19 +1,20 @@
 """The analytical prior for loops on a GPU: predicted seconds of a config at given sizes.
 
-    t = launch + |latency, memory, cache, units|₃        the 3-norm: what takes longest, a little more where others are near
+    t = launch + finish + together · |latency, memory, cache, units|₃    the 3-norm: what takes longest, a little more where
+                                                                         others are near
 
     memory    the bytes that must come from and go to memory once, and again in later passes where they do not stay in the L2
               cache, by the bandwidth that this many programs can draw
     cache     all bytes that programs ask for, in whole sectors of 32 bytes, by the bandwidth of the L2 cache
     units     instructions: loads and stores by their vectors, arithmetic by the operations' costs, masked lanes included
     latency   programs one after another on each of the places that registers and threads leave them; a program waits for
-              memory once an iteration and for its warps once a reduction, and each thread for its own instructions
+              memory once an iteration and for its warps once a reduction, and each thread for its own instructions; of a
+              split row it then waits for what the others have left
+    finish    of a split row: another launch, or the last program's turn
+    together  1 + TOGETHER · log2(warps) where rows do not begin at whole vectors
 
-Numbers of the device are from its DeviceFacts, the constants below round numbers of one H100, not a fit: they rank
-candidates. At 240 shapes of random size the choice was 1.4 times slower than the best of all candidates while loads of odd
-rows counted as vectors and a thread's own instructions as nothing. Known wrong: accesses of any stride but 1 count as a
-sector an element, though the L1 cache keeps some of them; registers are guessed from the values that a block holds, not read
-from the compiled kernel.
+Numbers of the device are from its DeviceFacts. Where the constants below come from, how far predictions are off, and a case
+where the choice is wrong: docs/cuda.md. They rank candidates and nothing more.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton.generate import nest_for
-from polytile.kernels.triton.tile import Dim, Tile, tile_of
+from polytile.kernels.triton.tile import Dim, Tile, divides, tile_of
 from polytile.problem import Config
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ if TYPE_CHECKING:
 MEMORY_LATENCY = 0.65e-6  # s of a load from memory on a busy device
 CACHE_LATENCY = 0.35e-6  # s of a load that the L2 cache has
 REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of it, agree on one value
-START = 0.5e-6  # s until a program's first load is under way, beside the launch itself
+START = 0.05e-6  # s until a program's first load is under way, beside the launch itself
 DISPATCH = 0.25e-9  # s for each program of the first wave until it runs
 ISSUE = 4  # cycles between two instructions of a thread
-FINISH = 1.0e-6  # s in which the last program of a split row, or the next launch, finds what the others have left
+FINISH = 1.1e-6  # s in which the last program of a split row, or the next launch, finds what the others have left
 LEFT = 8e-9  # s for each value of that a thread reads
+TOGETHER = 0.09  # for each doubling of the warps of a program whose rows are uneven
 SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
 SECTOR = 32  # bytes
 VECTOR = 16  # bytes of the widest load
@@ -70,10 +72,12 @@ class Access:
 
 @dataclass(frozen=True)
 class Work:
-    """A loop at concrete sizes: its axes, accesses, arithmetic (multiply-adds a point), passes, reductions, and how many
-    32-bit values a point has in registers where rows are held whole and where they are gone through."""
+    """A loop at concrete sizes: its axes, the integers that 16 divides, accesses, arithmetic (multiply-adds a point), passes,
+    reductions, and how many 32-bit values a point has in registers where rows are held whole and where they are gone
+    through."""
 
     extents: Mapping[sympy.Symbol, int]
+    divisible: frozenset[str]
     accesses: tuple[Access, ...]
     arithmetic: float
     passes: int
@@ -112,10 +116,16 @@ class Estimate:
     @property
     def seconds(self) -> float:
         parts = (self.latency, self.memory, self.cache, self.units)
-        left = self.splits * math.prod(d.block for d in self.tile.parallel) / self.threads
-        finish = self.work.passes * (FINISH + LEFT * left) if self.variant == "split" else 0.0
+        finish = self.work.passes * FINISH if self.variant == "split" else 0.0
         dispatch = DISPATCH * min(self.programs, self.device.sms * self.places)
-        return self.device.launch_seconds + START + dispatch + finish + sum(p**3 for p in parts) ** (1 / 3)
+        own = sum(p**3 for p in parts) ** (1 / 3) * self._together
+        return self.device.launch_seconds + START + dispatch + finish + own
+
+    @property
+    def _together(self) -> float:
+        """How much longer a program of several warps takes where its rows do not begin at whole vectors."""
+        uneven = bool(self.tile.reduced) and not all(self._even(access) for access in self.work.accesses)
+        return 1.0 + (TOGETHER * math.log2(self.threads / self.device.warp) if uneven else 0.0)
 
     # traffic ---------------------------------------------------------------------------------------------------------
 
@@ -185,9 +195,10 @@ class Estimate:
     def _even(self, access: Access) -> bool:
         """Whether a thread's neighbouring elements are moved in one instruction: neither a mask nor a row's beginning parts
         them. Where they are not, the lanes of a warp still lie a vector apart, and each instruction moves as many sectors."""
-        others = all(stride % VECTOR == 0 for stride in access.strides.values() if stride != 1)
-        near = [self.counts[self.dims[symbol]] for symbol, stride in access.strides.items() if stride == 1]
-        return others and all(count % VECTOR == 0 for count in near)
+        each = VECTOR // access.itemsize
+        others = all(stride % each == 0 for stride in access.strides.values() if stride != 1)
+        near = [self.dims[symbol] for symbol, stride in access.strides.items() if stride == 1]
+        return others and all(_divisible(dim.size, each, self.work.divisible) for dim in near)
 
     # time on the multiprocessors -------------------------------------------------------------------------------------
 
@@ -225,13 +236,22 @@ class Estimate:
         return each * (self.work.arithmetic + 2 * len(self.work.accesses)) * ISSUE / self.device.clock
 
     @property
+    def _gathering(self) -> float:
+        """What a program of a split row spends on what the others have left, pass after pass."""
+        if self.variant != "split":
+            return 0.0
+        left = self.splits * math.prod(d.block for d in self.tile.parallel) / self.threads
+        return self.work.passes * (CACHE_LATENCY + LEFT * left)
+
+    @property
     def latency(self) -> float:
         wait = CACHE_LATENCY if self.unique < KEPT * self.device.l2_bytes else MEMORY_LATENCY
         rounds = self.work.passes * -(-self.steps // self.splits) if self.tile.reduced else 1
         if self.variant == "persistent":
             rounds = 1
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
-        one = rounds * wait + self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp) + spilled + self._own
+        meeting = self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp)
+        one = rounds * wait + meeting + spilled + self._own + self._gathering
         turns = self.programs / (self.device.sms * self.places)
         return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
 
@@ -286,6 +306,7 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     running = sum(2.0 if r.kind in ("argmax", "argmin", "welford", "online_softmax") else 1.0 for r in nest.reduces)
     return Work(
         extents,
+        frozenset(s.name for s, n in values.items() if n % 16 == 0),
         tuple(accesses),
         arithmetic,
         max(1, nest.passes),
@@ -293,6 +314,12 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
         held + 1.5,
         running + len(wide) + 1.0,
     )
+
+
+@functools.lru_cache(maxsize=10_000)
+def _divisible(size: sympy.Expr, by: int, divisible: frozenset[str]) -> bool:
+    """Whether generated code knows that `by` divides `size`."""
+    return divides(by, size, Facts(divisible))
 
 
 def _access(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -77,9 +76,9 @@ class Order:
     def key(self) -> str:
         return digest(json.dumps([FORMAT, self.identity, self.job], sort_keys=True), 24)
 
-    @property
-    def stem(self) -> str:
-        return f"cubins/{re.sub(r'[^A-Za-z0-9_]+', '_', self.name)[:60]}-{self.key}"
+    def stem(self, cache: Cache) -> str:
+        """Name of its files in the cache, without their suffixes."""
+        return cache.stem("cubins", self.name, self.key, ".json")
 
 
 class Promise(Future[Cubin]):
@@ -106,12 +105,13 @@ os.register_at_fork(after_in_child=reset)
 
 def request(order: Order) -> Promise:
     """Asks for a kernel; returns at once. Equal orders share one result, and what the cache holds needs no worker."""
-    cache, stem, key = current(), order.stem, order.key
+    cache, key = current(), order.key
     with _state.lock:
         known = _state.promises.get((cache.root, key))
         if known is not None and not (known.done() and known.exception() is not None):
             return known
         promise = _state.promises[(cache.root, key)] = Promise()
+    stem = order.stem(cache)
     found = _read(cache, stem, order)
     if found is not None:
         promise.set_result(found)
@@ -137,7 +137,7 @@ def held(order: Order) -> bool:
         known = _state.promises.get((current().root, order.key))
     if known is not None and known.done():
         return known.exception() is None
-    return known is None and current().holds(f"{order.stem}.json")
+    return known is None and current().holds(f"{order.stem(current())}.json")
 
 
 def _read(cache: Cache, stem: str, order: Order) -> Cubin | None:

@@ -17,10 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polytile.errors import DeviceError, LaunchFailed
+from polytile.errors import DeviceError, DeviceLost, LaunchFailed
 
 LIBRARY = "libcuda.so.1"
 OUT_OF_MEMORY = 2
+LOST = frozenset((46, 100, 101, 214, 220, 221, 226, 700, 702, 709, *range(714, 720), 999))
+"""Results after which a process can use a device no more: it is not there, its memory is corrupt, or a kernel before has
+failed (an illegal address, a trap) and taken the context with it."""
+MISMATCH = frozenset((35, 209, 218, 222, 223, 803, 804))
+"""Results of a driver that does not know what was compiled for it, or that is not the kernel module's own."""
 
 RELEASE = Path("/proc/driver/nvidia/version")
 """Where Linux tells of the driver; its first line holds the release, as two or three numbers with dots."""
@@ -109,13 +114,35 @@ def _words(found: ctypes.CDLL, code: int) -> str:
 
 def _check(code: int, what: str) -> None:
     if code:
-        raise LaunchFailed(f"the CUDA driver refused to {what}: {describe(code)}.")
+        raise refusal(code, f"the CUDA driver refused to {what}")
+
+
+def refusal(code: int, what: str) -> DeviceError:
+    """The error for the driver's result `code`, `what` being the sentence's beginning: DeviceLost where nothing can run any
+    more, else LaunchFailed."""
+    try:
+        answer = describe(code)
+    except DeviceError:
+        answer = f"error {code}"
+    if code in LOST:
+        return DeviceLost(
+            f"{what}: {answer}. The GPU is lost to this process; start a new one, and see nvidia-smi and the system's log "
+            "if it is lost there too. CUDA_LAUNCH_BLOCKING=1 shows whether an earlier kernel failed."
+        )
+    if code in MISMATCH:
+        return LaunchFailed(
+            f"{what}: {answer}. The driver is {release()}, and does not take what Triton compiled; update the driver, or "
+            "install a Triton that is as old."
+        )
+    return LaunchFailed(f"{what}: {answer}.")
 
 
 def version() -> int:
     """CUDA version of the driver, 13000 for 13.0."""
     number = ctypes.c_int()
-    _check(library().cuDriverGetVersion(ctypes.byref(number)), "tell its version")
+    code = library().cuDriverGetVersion(ctypes.byref(number))
+    if code:
+        raise DeviceError(f"the CUDA driver refused to tell its version: {describe(code)}.")
     return number.value
 
 
@@ -197,4 +224,4 @@ def _attribute(found: ctypes.CDLL, function: ctypes.c_void_p, which: int) -> int
     return number.value
 
 
-__all__ = ["OUT_OF_MEMORY", "Function", "context", "current", "describe", "library", "load", "reset", "version"]
+__all__ = ["OUT_OF_MEMORY", "Function", "context", "current", "describe", "library", "load", "refusal", "reset", "version"]

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from polytile.errors import DeviceError, LaunchFailed
+from polytile.errors import DeviceError
 from polytile.runtime import compile as compiler
 from polytile.runtime.cuda import driver
 from polytile.runtime.formula import Formula
@@ -200,14 +200,10 @@ def _addresses(library: ctypes.CDLL, names: Sequence[str]) -> list[int]:
 
 
 def failed(name: str, code: int) -> NoReturn:
-    """Raises what a negative result of a launch means: OutOfMemoryError, or LaunchFailed."""
+    """Raises what a negative result of a launch means: OutOfMemoryError, DeviceLost or LaunchFailed."""
     if code == -driver.OUT_OF_MEMORY:
         raise torch.OutOfMemoryError(f"kernel {name!r}: the device has no memory left for its scratch buffers.")
-    try:
-        what = driver.describe(-code)
-    except DeviceError:
-        what = f"error {-code}"
-    raise LaunchFailed(f"kernel {name!r} could not be launched: {what}.")
+    raise driver.refusal(-code, f"kernel {name!r} could not be launched")
 
 
 __all__ = [

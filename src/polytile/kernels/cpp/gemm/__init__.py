@@ -9,9 +9,10 @@ Callers: the C++ source of candidates; nothing here compiles, runs or measures a
 from __future__ import annotations
 
 from polytile.kernels.cpp.gemm import dot, stream, tile
-from polytile.kernels.cpp.gemm.cost import FORM_LAYOUTS, cost, valid
+from polytile.kernels.cpp.gemm.common import C_TYPES as ELEMENTS
+from polytile.kernels.cpp.gemm.cost import FORM_LAYOUTS, INT8_FORMS, cost, valid
 from polytile.kernels.cpp.gemm.machine import Machine
-from polytile.kernels.cpp.gemm.spec import STORAGE, GemmConfig, GemmSpec
+from polytile.kernels.cpp.gemm.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
 from polytile.kernels.cpp.gemm.tables import configs
 
 _FORMS = {
@@ -37,13 +38,15 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
 
     Raises ValueError where spec, config and epilogue do not go together.
     """
-    if spec.dtype not in STORAGE or spec.out_dtype not in STORAGE:
+    if spec.dtype not in STORAGE or spec.out_dtype not in RESULTS:
         raise ValueError(
             f"C++ products take {', '.join(STORAGE)}; these are {spec.dtype} with results of {spec.out_dtype}."
         )
     if spec.b_layout not in FORM_LAYOUTS[config.form]:
         wanted = " or ".join(f"{layout!r}" for layout in FORM_LAYOUTS[config.form])
         raise ValueError(f"form {config.form!r} needs a B of layout {wanted}; this one is {spec.b_layout!r}.")
+    if spec.dtype == "int8" and config.form not in INT8_FORMS:
+        raise ValueError(f"products of int8 take the forms {', '.join(INT8_FORMS)}; this is {config.form!r}.")
     if config.pairs and (spec.dtype != "bfloat16" or config.form not in ("tile_packed", "splitk", "dot")):
         raise ValueError(
             "pairs of k are for bfloat16 in the forms tile_packed, splitk and dot; "
@@ -59,4 +62,4 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     return _FORMS[config.form](spec, config, name, epilogue, lanes)
 
 
-__all__ = ["GemmConfig", "GemmSpec", "Machine", "configs", "cost", "generate", "valid"]
+__all__ = ["ELEMENTS", "STORAGE", "GemmConfig", "GemmSpec", "Machine", "configs", "cost", "generate", "valid"]

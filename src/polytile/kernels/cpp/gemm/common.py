@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec
 
-C_TYPES = {"float32": "float", "float64": "double", "bfloat16": "bf16"}
-ACCUMULATOR_BYTES = {"float32": 4, "float64": 8}
+C_TYPES = {"float32": "float", "float64": "double", "bfloat16": "bf16", "int8": "signed char", "int32": "int"}
+ACCUMULATOR_BYTES = {"float32": 4, "float64": 8, "int32": 4}
 
 TYPES = """\
 typedef {acc} VACC __attribute__((vector_size({bytes})));
@@ -57,6 +57,7 @@ template <class P> static inline V load_n(const P* p, long n) {
 STORES = {
     ("float32", "float32"): "",
     ("float64", "float64"): "",
+    ("int32", "int32"): "",
     ("float32", "float64"): """\
 typedef double OUT __attribute__((vector_size(8 * L), aligned(8), may_alias));
 static inline void store(double* p, V v) { *(OUT*)p = __builtin_convertvector(v, OUT); }
@@ -74,7 +75,8 @@ static inline void store(bf16* p, V v) {
 """,
 }
 
-MAC = "static inline void mac(V& c, V x, V b) { c += x * b; }\n"
+TO_B = "template <class X> static inline X to_b(X x) { return x; }\n"
+MAC = "static inline void mac(V& c, V x, V b) { c += x * b; }\n" + TO_B
 
 # A step is two k: a lane holds both as bfloat16. The instruction takes denormals for zero; the other branch does not.
 PAIRS = """\
@@ -92,7 +94,7 @@ static inline void mac(V& c, V x, V b) {
   c += (V)((U32)x & high) * (V)((U32)b & high);
 #endif
 }
-"""
+""" + TO_B
 
 PROBLEM = """\
 struct Problem {

@@ -21,7 +21,7 @@ from math import ceil
 
 from polytile.kernels.cpp.gemm.common import ACCUMULATOR_BYTES
 from polytile.kernels.cpp.gemm.machine import Machine
-from polytile.kernels.cpp.gemm.spec import ELEMENT_BYTES, GemmConfig, GemmSpec
+from polytile.kernels.cpp.gemm.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane
 
 # Cycles to copy one vector of B into a panel, and one of A into a tile: measured on Zen 5 at 768 x 768 with the
 # source in L2/L3.
@@ -46,6 +46,8 @@ FORM_LAYOUTS: dict[str, tuple[str, ...]] = {
     "dot": ("k",),
     "small": ("n", "k", "any"),
 }
+INT8_FORMS = ("tile_packed", "splitk", "dot")
+"""Forms that can bring several k together in one lane."""
 
 
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
@@ -67,13 +69,14 @@ def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The problem in the units the formulas need: vectors of `lanes` columns, steps of K, balanced rows of a tile."""
+    """The problem in the units the formulas need: vectors of `lanes` columns, `together` k in a lane, balanced rows of a tile."""
 
     batch: int
     m: int
     n: int
     k: int
     lanes: int
+    together: int
     vectors: int
     row_tiles: int
     rows: float
@@ -83,7 +86,7 @@ def _shape(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], machine
     lanes = max(machine.vector_bytes // ACCUMULATOR_BYTES[spec.accumulator], 1)
     m, n = sizes["M"], sizes["N"]
     tiles = max(ceil(m / config.mr), 1)
-    return _Shape(sizes.get("batch", 1), m, n, sizes["K"], lanes, ceil(n / lanes), tiles, m / tiles)
+    return _Shape(sizes.get("batch", 1), m, n, sizes["K"], lanes, k_per_lane(spec, config), ceil(n / lanes), tiles, m / tiles)
 
 
 def tile_cycles(rows: float, vectors: int) -> float:
@@ -100,14 +103,14 @@ def stream_depth(rows: int, unroll: int) -> int:
 
 def _tile_compute(s: _Shape, c: GemmConfig) -> float:
     panels, rest = divmod(s.vectors, c.nv)
-    steps = s.k / 2 if c.pairs else s.k
+    steps = s.k / s.together
     per_step = panels * tile_cycles(s.rows, c.nv) + rest * tile_cycles(s.rows, 1)
     each = TILE_CYCLES * (panels + rest) * max(1, ceil(s.k / c.kc)) + FINISH_CYCLES * s.rows * s.vectors
     return s.batch * s.row_tiles * (per_step * steps + each)
 
 
 def _dot_compute(s: _Shape, c: GemmConfig) -> float:
-    width = 2 * s.lanes if c.pairs else s.lanes
+    width = s.together * s.lanes
     groups, vectors = ceil(s.n / c.nv), ceil(s.k / width)
     across = 1.5 * s.rows * (3 * c.nv + 4) * max(1, ceil(s.k / c.kc))
     ragged = TILE_CYCLES if s.k % width else 0.0
@@ -145,9 +148,9 @@ def _imbalance(units: int, threads: int) -> float:
 def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
     """Cycles of copying operands into panels and tiles, all threads together."""
     panelled = c.form in ("tile_packed", "splitk") or (c.form == "small" and spec.b_layout != "n")
-    cycles = COPY_B_CYCLES[spec.b_layout] * s.batch * s.k * s.vectors / (2 if c.pairs else 1) if panelled else 0.0
+    cycles = COPY_B_CYCLES[spec.b_layout] * s.batch * s.k * s.vectors / (2 if s.together > 1 else 1) if panelled else 0.0
     dot_copies = c.form == "dot" and (spec.a_layout != "k" or (spec.dtype == "bfloat16" and not c.pairs))
-    if c.form not in ("small", "stream") and (c.pack_a or dot_copies or (c.pairs and c.form != "dot")):
+    if c.form not in ("small", "stream") and (c.pack_a or dot_copies or (s.together > 1 and c.form != "dot")):
         passes = 1 if c.form == "dot" else max(1, ceil(s.n / c.nc))
         cycles += COPY_A_CYCLES[spec.a_layout] * passes * s.batch * s.m * s.k / s.lanes
     return cycles

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from polytile.kernels.cpp.gemm import unroll
+from polytile.kernels.cpp.gemm import int8, unroll
 from polytile.kernels.cpp.gemm.common import MAC, PAIRS, entry, head
-from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec
+from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec, k_per_lane
 
 CONSTANTS = """\
 constexpr long MR = {mr}, COLUMNS = {columns}, MC = {mc}, KC = {kc}, W = {width};   // W: k in one vector
@@ -26,6 +26,8 @@ static inline V fetch_n(const bf16* p, long n) {
 }
 """
 
+START = "static inline V start(const PA*, long) { return V{}; }\n"
+
 CONVERT = {
     True: "static inline PA convert(S x) { return x; }\n",
     False: "static inline PA convert(S x) { return value(x); }\n",
@@ -43,8 +45,9 @@ static void close(Call& c) { if (PACK_A) free(c.tiles); }
 // `rows` rows against up to L columns: the sums of one vector of columns for each row, K in blocks that keep A in L1,
 // then the epilogue. A row of `sums` has room past its L: whole vectors are stored at any column, in rising order.
 static void group(const Problem& p, long item, long m, long rows, long n, const PA* a, long a_m) {
-  alignas(64) T total[MR * L] = {}, sums[MR * 2 * L] = {};
+  alignas(64) T total[MR * L], sums[MR * 2 * L] = {};
   const long cols = least(L, p.n - n);
+  for (long i = 0; i < rows; ++i) store(total + i * L, start(a + i * a_m, p.k));
   for (long k = 0; k < p.k; k += KC) {
     const long depth = least(KC, p.k - k);
     long j = 0;
@@ -90,15 +93,17 @@ static void work(const Call& c, long thread, long threads) {
 def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int) -> str:
     """The translation unit of the dot form, without the prelude. B must have b_stride_k == 1; other A than k-contiguous
     (or bfloat16 without `pairs`) is copied row by row."""
+    integers, width = spec.dtype == "int8", k_per_lane(spec, config) * lanes
+    as_stored = integers or config.pairs
     pack_a = spec.a_layout != "k" or (spec.dtype == "bfloat16" and not config.pairs)
     constants = CONSTANTS.format(
         mr=config.mr,
         columns=config.nv,
         mc=max(config.mc // config.mr, 1) * config.mr,
-        kc=-(-config.kc // (2 * lanes)) * 2 * lanes,
-        width="2 * L" if config.pairs else "L",
+        kc=-(-config.kc // (4 * lanes)) * 4 * lanes,
+        width=width,
         pack_a=str(pack_a).lower(),
-        pa="S" if config.pairs or not pack_a else "T",
+        pa="S" if as_stored or not pack_a else "T",
     )
     rows = range(1, config.mr + 1)
     widths = sorted({config.nv, 1})
@@ -110,9 +115,9 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
         (
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
             constants,
-            PAIRS if config.pairs else MAC,
-            FETCH_PAIRS if config.pairs else FETCH,
-            CONVERT[config.pairs],
+            int8.MAC + int8.ELEMENT + int8.FETCH if integers else (PAIRS + FETCH_PAIRS if config.pairs else MAC + FETCH) + START,
+            CONVERT[as_stored],
+            unroll.SHUFFLE_MACRO,
             unroll.shuffles(lanes),
             "".join(unroll.dot(r, width, lanes, config.unroll) for width in widths for r in rows),
             tables,

@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass, fields
 
 from polytile.problem import Config
 
-STORAGE = ("float32", "bfloat16", "float64")
+STORAGE = ("float32", "bfloat16", "float64", "int8")
 """Types that generated C++ multiplies."""
-OPERANDS = (*STORAGE, "float16", "int8", "float8_e4m3fn", "float8_e5m2")
-OUTPUTS = (*STORAGE, "float16", "int32")
+OPERANDS = (*STORAGE, "float16", "float8_e4m3fn", "float8_e5m2")
+RESULTS = ("float32", "bfloat16", "float64", "int32")
+"""Types that generated C++ stores products in."""
+OUTPUTS = (*RESULTS, "float16")
 A_LAYOUTS = ("k", "m", "any")
 B_LAYOUTS = ("n", "k", "any")
 C_LAYOUTS = ("n", "m", "any")
@@ -19,14 +21,17 @@ PTRS = ("A", "B")
 OUTPUT_PTRS = ("C",)
 SIZES = ("batch", "M", "N", "K", "a_stride_b", "a_stride_m", "a_stride_k", "b_stride_b", "b_stride_k", "b_stride_n")
 OUTPUT_SIZES = ("c_stride_b", "c_stride_m", "c_stride_n")
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "int8": 1}
+ACCUMULATOR = {"float64": "float64", "int8": "int32"}
+"""The dtype of the sums, where it is not float32."""
 
 
 @dataclass(frozen=True)
 class GemmSpec:
     """C[batch, M, N] = sum over K of A[batch, M, K] * B[batch, K, N], all sizes and strides known only at run time.
 
-    `dtype` is the storage of A and B; sums are kept in float32 (float64 for float64) and rounded once to `out_dtype`.
+    `dtype` is the storage of A and B; sums are kept in float32 (float64 for float64, int32 for int8, which wraps as ATen's
+    does) and rounded once to `out_dtype`.
     `a_layout`, `b_layout` and `c_layout` name the axis whose stride is known to be 1 ("any": none is). `batched` False promises
     batch == 1. With `has_epilogue` the kernel has no C: the caller's C++ text receives the finished sums instead.
     Raises ValueError for a value outside these tables, and for a narrowing that would round twice.
@@ -50,13 +55,15 @@ class GemmSpec:
                 raise ValueError(
                     f"GemmSpec.{name} is {getattr(self, name)!r}; generated matmuls take {', '.join(choices)}."
                 )
+        if (self.dtype == "int8") != (self.out_dtype == "int32"):
+            raise ValueError(f"GemmSpec: products of {self.dtype} are not stored as {self.out_dtype}; int8 goes with int32.")
         if self.accumulator == "float64" and self.out_dtype == "bfloat16":
             raise ValueError("GemmSpec: float64 sums stored as bfloat16 would round twice; store float32 and convert.")
 
     @property
     def accumulator(self) -> str:
         """The dtype of the sums, and of the vectors that an epilogue receives."""
-        return "float64" if self.dtype == "float64" else "float32"
+        return ACCUMULATOR.get(self.dtype, "float32")
 
     @property
     def leading_ptrs(self) -> int:
@@ -110,3 +117,10 @@ class GemmConfig:
     def __str__(self) -> str:
         flags = (" A" if self.pack_a else "") + (" pairs" if self.pairs else "")
         return f"{self.form} {self.mr}x{self.nv} k{self.kc} m{self.mc} n{self.nc} u{self.unroll}{flags}"
+
+
+def k_per_lane(spec: GemmSpec, config: GemmConfig) -> int:
+    """How many k one lane of a register tile's operands holds: four of int8, two of bfloat16 in pairs, else one."""
+    if spec.dtype == "int8":
+        return 4
+    return 2 if config.pairs else 1

@@ -7,12 +7,13 @@ stack.
 
 from __future__ import annotations
 
-from polytile.kernels.cpp.gemm import unroll
+from polytile.kernels.cpp.gemm import int8, unroll
 from polytile.kernels.cpp.gemm.common import MAC, PAIRS, entry, head
-from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec
+from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec, k_per_lane
 
 CONSTANTS = """\
 constexpr long MR = {mr}, NV = {nv}, NR = NV * L, STEP = {step}, KC = {kc}, MC = {mc}, NC = {nc}, GROUP = {group};
+constexpr long HEAD = {head};                      // steps before those of a tile of A: what its sums begin at
 constexpr bool PACK_A = {pack_a}, PACK_B = {pack_b};
 typedef {pa} PA;                                   // A and B as the register tile reads them
 typedef {pb} PB;
@@ -23,6 +24,12 @@ ELEMENT = """\
 static inline T element(const S* p, long, long) { return value(*p); }
 static inline V columns(const S* p, long, long) { return load(p); }
 static inline V steps_of(const S* p) { return load(p); }
+"""
+PANEL_ROW = """\
+// One step of a whole panel.
+static inline void panel_row(const S* b, long stride, long left, PB* out) {
+  for (long j = 0; j < NV; ++j) store(out + j * L, to_b(columns(b + j * L, stride, left)));
+}
 """
 ELEMENT_PAIRS = """\
 static inline unsigned element(const S* p, long stride, long left) {
@@ -91,11 +98,11 @@ static void pack_b(const Problem& p, long item, long n, long cols, long from, lo
   for (long q = 0; q < steps; ++q, b += STEP * p.b_k, out += NR) {
     const long left = p.k - from - STEP * q;
     __builtin_prefetch(b + 8 * STEP * p.b_k);
-    if (whole == NV)
-      for (long j = 0; j < NV; ++j) store(out + j * L, columns(b + j * L, p.b_k, left));
+    if (whole == NV) panel_row(b, p.b_k, left, out);
     else {
-      for (long j = 0; j < whole; ++j) store(out + j * L, columns(b + j * L, p.b_k, left));
-      for (long j = whole * L; j < ceil_div(cols, L) * L; ++j) out[j] = j < cols ? element(b + j, p.b_k, left) : PB{};
+      for (long j = 0; j < whole; ++j) store(out + j * L, to_b(columns(b + j * L, p.b_k, left)));
+      for (long j = whole * L; j < ceil_div(cols, L) * L; ++j)
+        out[j] = j < cols ? to_b(element(b + j, p.b_k, left)) : PB{};
     }
   }
 }
@@ -113,10 +120,10 @@ static void pack_b(const Problem& p, long item, long n, long cols, long from, lo
       V block[L];
       for (long i = 0; i < L; ++i) block[i] = steps_of(column[i] + STEP * q);
       transpose(block);
-      for (long i = 0; i < L; ++i) store(out + (q + i) * NR + j, block[i]);
+      for (long i = 0; i < L; ++i) store(out + (q + i) * NR + j, to_b(block[i]));
     }
     for (long q = whole; q < steps; ++q)
-      for (long i = 0; i < L; ++i) out[q * NR + j + i] = element(column[i] + STEP * q, 1, p.k - from - STEP * q);
+      for (long i = 0; i < L; ++i) out[q * NR + j + i] = to_b(element(column[i] + STEP * q, 1, p.k - from - STEP * q));
   }
 }
 """
@@ -127,7 +134,7 @@ static void pack_b(const Problem& p, long item, long n, long cols, long from, lo
   const S* b = b_of(p, item, from, n);
   for (long q = 0; q < steps; ++q)
     for (long j = 0; j < ceil_div(cols, L) * L; ++j)
-      out[q * NR + j] = j < cols ? element(b + STEP * q * p.b_k + j * p.b_n, p.b_k, p.k - from - STEP * q) : PB{};
+      out[q * NR + j] = j < cols ? to_b(element(b + STEP * q * p.b_k + j * p.b_n, p.b_k, p.k - from - STEP * q)) : PB{};
 }
 """
 
@@ -170,13 +177,16 @@ static void compute(const Problem& p, const Block& q, PA* tiles) {
   for (long m = q.m0; m < q.m1; m += MC) {
     const long rows = least(MC, q.m1 - m), count = ceil_div(rows, MR), base = rows / count, extra = rows % count;
     if (PACK_A)
-      for (long t = 0, i = 0, r; t < count; ++t, i += r)
-        r = base + (t < extra), pack_a(p, q.item, m + i, r, q.from, q.steps, tiles + i * q.steps);
+      for (long t = 0, i = 0, r; t < count; ++t, i += r) {
+        PA* tile = tiles + i * (HEAD + q.steps);
+        r = base + (t < extra), pack_a(p, q.item, m + i, r, q.from, q.steps, tile + HEAD * r);
+        if (HEAD) correct(tile, r, q.steps);
+      }
     for (long n = q.n0; n < q.n1; n += NR) {
       const PB* panel = PACK_B ? q.panels + (n - q.n0) * q.steps : q.panels;
       for (long t = 0, i = 0, r; t < count; ++t, i += r) {
         r = base + (t < extra);
-        const PA* a = PACK_A ? tiles + i * q.steps : (const PA*)a_of(p, q.item, m + i, q.from);
+        const PA* a = PACK_A ? tiles + i * (HEAD + q.steps) : (const PA*)a_of(p, q.item, m + i, q.from);
         multiply(p, q, a, p.a_m, PACK_A ? r : p.a_k, m + i, r, n, least(NR, q.n1 - n), panel);
       }
     }
@@ -207,7 +217,7 @@ static void open(Call& c) {
   c.height = depths > 1 ? least(p.m, ceil_div(PARTIAL_SUMS / c.width, MC) * MC) : p.m;
   c.buffers = p.threads > teams ? 2 : 1;
   c.block = c.depth * (c.width + (p.threads / teams - 1) * NR);
-  c.tile_block = PACK_A ? c.depth * least(MC, p.m) + GROUP + L : 0;
+  c.tile_block = PACK_A ? (HEAD + c.depth) * least(MC, p.m) + GROUP + L : 0;
   const long panels = padded((PACK_B ? teams * c.buffers * c.block : p.threads * c.depth * L) * sizeof(PB));
   const long partial = depths > 1 ? padded(teams * c.height * c.width * sizeof(T)) : 0;
   c.memory = (char*)malloc(panels + partial + padded(p.threads * c.tile_block * sizeof(PA)) + 64);
@@ -285,7 +295,7 @@ static void open(Call& c) {
   c.depth = least(KC / STEP, ceil_div(p.k, STEP));
   c.stride = ceil_div(p.n, NR) * NR;
   c.width = least(NC, c.stride);
-  c.tile_block = PACK_A ? c.depth * least(MC, p.m) + GROUP + L : 0;
+  c.tile_block = PACK_A ? (HEAD + c.depth) * least(MC, p.m) + GROUP + L : 0;
   const long panels = padded(p.threads * c.depth * c.width * sizeof(PB));
   const long partial = padded(p.threads * p.m * c.stride * sizeof(T));
   c.memory = (char*)malloc(panels + partial + p.threads * c.tile_block * sizeof(PA) + 64);
@@ -361,8 +371,8 @@ PACK_B_OF = {"n": PACK_B_N, "k": PACK_B_K, "any": PACK_B_ANY}
 
 
 def packs_a(spec: GemmSpec, config: GemmConfig) -> bool:
-    """Whether A is copied into tiles: asked for, or needed (pairs of k in one lane)."""
-    return config.form != "small" and (config.pack_a or config.pairs)
+    """Whether A is copied into tiles: asked for, or needed (several k in one lane)."""
+    return config.form != "small" and (config.pack_a or k_per_lane(spec, config) > 1)
 
 
 def packs_b(spec: GemmSpec, config: GemmConfig) -> bool:
@@ -374,12 +384,14 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     """The translation unit of one of the tile forms, without the prelude."""
     tiled_a, panelled_b = packs_a(spec, config), packs_b(spec, config)
     packed = "unsigned" if config.pairs else "T"
+    integers = spec.dtype == "int8"
     group = 1 << (config.mr - 1).bit_length()
     constants = CONSTANTS.format(
         group=group,
         mr=config.mr,
         nv=config.nv,
-        step=2 if config.pairs else 1,
+        step=k_per_lane(spec, config),
+        head=int(integers),
         kc=config.kc,
         mc=max(config.mc // config.mr, 1) * config.mr,
         nc=max(config.nc // (config.nv * lanes), 1) * config.nv * lanes,
@@ -398,14 +410,17 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
         (
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
             constants,
-            PAIRS if config.pairs else MAC,
-            ELEMENT_PAIRS if config.pairs else ELEMENT,
+            int8.MAC if integers else PAIRS if config.pairs else MAC,
+            int8.ELEMENT if integers else ELEMENT_PAIRS if config.pairs else ELEMENT,
+            int8.CORRECT if integers else CORRECT_NEVER,
+            unroll.SHUFFLE_MACRO if integers or any(transposes) else "",
             unroll.shuffles(lanes) if any(transposes) else "",
+            int8.panel_row(lanes) if integers and config.nv % 4 == 0 else PANEL_ROW,
             unroll.transpose(lanes, group, "transpose_group") if transposes[0] else "",
             unroll.transpose(lanes, lanes, "transpose") if transposes[1] else "",
             pack_a,
             PACK_B_OF[spec.b_layout] if panelled_b else PACK_B_TAIL,
-            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead),
+            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead, integers),
             COMPUTE,
             WORK[config.form],
             entry(name),
@@ -413,4 +428,5 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     )
 
 
+CORRECT_NEVER = "static void correct(PA*, long, long) {}\n"
 PACK_A_NEVER = "static void pack_a(const Problem&, long, long, long, long, long, PA*) {}\n"

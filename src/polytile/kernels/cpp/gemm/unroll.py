@@ -7,21 +7,22 @@ def _lines(indent: int, statements: list[str]) -> str:
     return "".join(" " * indent + statement + "\n" for statement in statements)
 
 
-def accumulators(rows: int, columns: int) -> list[str]:
-    """One declaration a row of the zeroed sums c0_0 ... c{rows-1}_{columns-1}."""
-    return ["V " + ", ".join(f"c{i}_{j} = {{}}" for j in range(columns)) + ";" for i in range(rows)]
+def accumulators(rows: int, columns: int, start: str = "{{}}") -> list[str]:
+    """One declaration a row of the sums c0_0 ... c{rows-1}_{columns-1}, which begin at `start`, a format of the row i."""
+    return ["V " + ", ".join(f"c{i}_{j} = {start.format(i=i)}" for j in range(columns)) + ";" for i in range(rows)]
 
 
 def unroll_pragma(unroll: int) -> list[str]:
     return [f"#pragma GCC unroll {unroll}"] if unroll > 1 else []
 
 
-def tile(mr: int, nv: int, access: str, unroll: int, ahead: int = 0) -> str:
+def tile(mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False) -> str:
     """A register tile: o[i, j] = (o[i, j] +) sum over k of a[i, k] * b[k, j], i < mr, j < nv * L.
 
     `access` says how A is read: "rows" (k contiguous), "cols" (rows contiguous, or a packed tile whose a_k is mr),
     "both" (neither). `ahead` prefetches B that many steps ahead, for a B read in place whose rows lie too far apart for
-    the hardware to guess. Registers: mr * nv sums, nv of B, one of A. Per k: mr * nv FMAs, nv loads, mr broadcasts.
+    the hardware to guess. With a `head` what the sums of each row begin at lies before the tile of A.
+    Registers: mr * nv sums, nv of B, one of A. Per k: mr * nv FMAs, nv loads, mr broadcasts.
     """
     element = {"rows": "a{i}[p]", "cols": "a[{i}]", "both": "*a{i}"}[access]
     pointers = {
@@ -42,7 +43,8 @@ def tile(mr: int, nv: int, access: str, unroll: int, ahead: int = 0) -> str:
     return (
         f"static void tile{mr}x{nv}"
         "(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add) {\n"
-        + _lines(2, accumulators(mr, nv) + pointers + unroll_pragma(unroll) + ["for (long p = 0; p < steps; ++p) {"])
+        + _lines(2, accumulators(mr, nv, "broadcast(a[{i}])" if head else "{{}}") + ([f"a += {mr};"] if head else []))
+        + _lines(2, pointers + unroll_pragma(unroll) + ["for (long p = 0; p < steps; ++p) {"])
         + _lines(4, body)
         + _lines(2, ["}", "if (add) {"])
         + _lines(4, old)
@@ -51,10 +53,10 @@ def tile(mr: int, nv: int, access: str, unroll: int, ahead: int = 0) -> str:
     )
 
 
-def tiles(mr: int, nv: int, access: str, unroll: int, ahead: int = 0) -> str:
+def tiles(mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False) -> str:
     """Every row tail of an mr x nv tile, in full width and one vector wide, and the tables that choose among them."""
     widths = (nv, 1) if nv > 1 else (nv,)
-    text = "".join(tile(rows, width, access, unroll, ahead) for width in widths for rows in range(1, mr + 1))
+    text = "".join(tile(rows, width, access, unroll, ahead, head) for width in widths for rows in range(1, mr + 1))
     text += "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool);\n"
     for name, width in (("WIDE", nv), ("NARROW", 1)):
         members = ", ".join(f"tile{rows}x{width}" for rows in range(1, mr + 1))
@@ -85,7 +87,7 @@ def shuffles(lanes: int) -> str:
         for name, mask in (("low", low), ("high", high)):
             lanes_of = ", ".join(map(str, mask))
             text += f"static inline V {name}{h}(V x, V y) {{ return SHUFFLE(x, y, {lanes_of}); }}\n"
-    return SHUFFLE_MACRO + text
+    return text
 
 
 # GCC 12 and clang have the same builtin for constant shuffles; older GCC spells it with an index vector.
@@ -93,8 +95,7 @@ SHUFFLE_MACRO = """\
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
 #else
-typedef decltype(V{} == V{}) Index;
-#define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, Index{__VA_ARGS__})
+#define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, decltype((x) == (y)){__VA_ARGS__})
 #endif
 """
 
@@ -120,8 +121,8 @@ def dot(mr: int, columns: int, lanes: int, unroll: int) -> str:
     `columns` is a power of two, at most `lanes`. The sums of one row are added across lanes by a tree of shuffles and
     written as one vector whose first `columns` lanes count. Per vector of k: mr * columns FMAs for mr + columns loads.
     """
-    body = [f"const V b{j} = fetch(b + {j} * b_n + p * W);" for j in range(columns)]
-    tail = [f"const V b{j} = fetch_n(b + {j} * b_n + p * W, rest);" for j in range(columns)]
+    body = [f"const V b{j} = to_b(fetch(b + {j} * b_n + p * W));" for j in range(columns)]
+    tail = [f"const V b{j} = to_b(fetch_n(b + {j} * b_n + p * W, rest));" for j in range(columns)]
     for i in range(mr):
         macs = " ".join(f"mac(c{i}_{j}, x, b{j});" for j in range(columns))
         body.append(f"{{ const V x = fetch(a + {i} * a_m + p * W); {macs} }}")

@@ -1,0 +1,53 @@
+"""Products of int8 on a CPU through the whole compiler: every kind of candidate, plain and with a dequantising epilogue."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from polytile.kernels.cpp import gemm
+from polytile.runtime import toolchain
+from tests.behaviour.helpers import compiled, decisions, multikernels
+
+SIZES = ((1, 64, 9), (5, 7, 33), (17, 300, 70), (70, 129, 64))
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    return torch._int_mm(x, w)
+
+
+def dequantised(x: Tensor, w: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    return torch.relu(torch._int_mm(x, w).float() * scale + bias)
+
+
+def bytes_of(*shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
+def generated(b_layout: str, threads: int = 1) -> list[str]:
+    """Names of the candidates for this machine's vectors."""
+    spec = gemm.GemmSpec("int8", "k", b_layout, out_dtype="int32")
+    return [f"{config} t{threads}" for config in gemm.configs(spec, toolchain.find().lanes)]
+
+
+CASES = [(name, b_layout) for b_layout in ("n", "k") for name in ("aten", *generated(b_layout))]
+
+
+@pytest.mark.parametrize(("wanted", "b_layout"), CASES)
+def test_every_candidate_is_as_eager(wanted: str, b_layout: str) -> None:
+    torch.manual_seed(0)
+    plain, fused = compiled(product, force=wanted), compiled(dequantised, force=wanted)
+    for m, k, n in SIZES:
+        x, w = bytes_of(m, k), bytes_of(n, k).t() if b_layout == "k" else bytes_of(k, n)
+        scale, bias = torch.rand(n) / 100, torch.randn(n)
+        assert torch.equal(plain(x, w), product(x, w))
+        torch.testing.assert_close(fused(x, w, scale, bias), dequantised(x, w, scale, bias))
+    forced = [d.candidate for d in decisions() if d.link == "forced"]
+    assert wanted in forced and set(forced) == {wanted}
+
+
+def test_generated_candidates_stand_beside_the_library_s() -> None:
+    compiled(dequantised)(bytes_of(20, 200), bytes_of(200, 30), torch.rand(30), torch.rand(30))
+    (kernel,) = [kernel for kernel in multikernels() if "int_mm" in kernel.spec.name]
+    assert {candidate.origin for candidate in kernel.candidates} == {"library", "cpp"}
