@@ -2,6 +2,7 @@
 # make demo    one compile, many shapes: an encoder, a matmul, softmax and RMSNorm against eager (about 4 minutes, 2 cores)
 # make test    the tests
 # make test-gpu   what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
+# make sanitize   the tests on a GPU under compute-sanitizer (memcheck, then racecheck; about half an hour)
 # make conformance   every operator of torch's test database against eager (about half an hour, 2 cores; resumable)
 # make models   whole models and many random expressions against eager (about half an hour, 2 cores)
 # make bench   every benchmark; results go to benchmarks/results/
@@ -16,7 +17,7 @@ STAMP := $(VENV)/.stamp
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: setup demo test test-gpu conformance models bench bench-gpu lint clean
+.PHONY: setup demo test test-gpu sanitize conformance models bench bench-gpu lint clean
 
 setup: $(STAMP)
 
@@ -34,6 +35,9 @@ test: $(STAMP)
 test-gpu: $(STAMP)
 	$(RUN) -m pytest -n $(WORKERS) tests/gpu
 	POLYTILE_TEST_DEVICE=cuda $(RUN) -m pytest -n $(WORKERS) tests/frontend
+
+sanitize: $(STAMP)
+	$(RUN) -m scripts.sanitize $(SANITIZE)
 
 conformance: $(STAMP)
 	$(RUN) -m tests.conformance.run --jobs $(WORKERS) $(CONFORMANCE)

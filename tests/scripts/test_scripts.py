@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
-from scripts import setup_env, update_readme
+from scripts import sanitize, setup_env, update_readme
 
 
 def test_versions_compare_by_their_leading_numbers() -> None:
@@ -38,3 +40,37 @@ def test_text_between_markers_is_replaced_and_the_rest_kept() -> None:
 def test_a_document_without_a_pair_of_markers_is_refused(document: str) -> None:
     with pytest.raises(ValueError, match="needs one line"):
         update_readme.replaced(document, "demo", "new")
+
+
+def test_the_sanitizer_is_found_on_the_path_and_beside_the_toolkit(tmp_path: Path) -> None:
+    tool = tmp_path / "bin" / sanitize.TOOL
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n")
+    assert not sanitize.find({"PATH": str(tool.parent)})  # it cannot be run
+    tool.chmod(0o755)
+    assert sanitize.find({"PATH": str(tool.parent)}) == str(tool)
+    assert sanitize.find({"PATH": "", "CUDA_HOME": str(tmp_path)}) == str(tool)
+    assert "CUDA toolkit" in sanitize.missing("", gpu=True)
+    assert "no CUDA device" in sanitize.missing(str(tool), gpu=False) and not sanitize.missing(str(tool), gpu=True)
+
+
+def test_the_sanitizer_looks_at_generated_kernels_and_its_finding_is_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a tool that finds something in racecheck alone."""
+    tool = tmp_path / sanitize.TOOL
+    log = tmp_path / "log"
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {log}\n[ "$2" = racecheck ] && exit {sanitize.FOUND}\nexit 0\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("sys.argv", ["sanitize", "-q"])
+    assert sanitize.main() == 1
+    told = capsys.readouterr().out
+    assert "memcheck: nothing found." in told and "racecheck: found something" in told
+    memcheck, racecheck = log.read_text().splitlines()
+    assert memcheck.startswith("--tool memcheck") and racecheck.startswith("--tool racecheck")
+    assert "kernel_substring=polytile_kernel" in memcheck and memcheck.endswith("-q")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert sanitize.main() == 2
+    assert "no CUDA device" in capsys.readouterr().err

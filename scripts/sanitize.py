@@ -1,0 +1,89 @@
+"""Runs the tests on a GPU under NVIDIA's compute-sanitizer: `make sanitize SANITIZE="--tools memcheck"`.
+
+memcheck finds accesses outside of memory and misaligned ones, racecheck races in shared memory; both look at generated kernels
+alone. Memory comes from the driver, not from torch's cache, so that what lies beyond a tensor is no memory. Tests that fault on
+purpose or count memory are left out. What follows the options goes to pytest. Ends with status 0 if all is well, 1 if something
+was found or a test failed, 2 where the tool or the GPU is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from polytile.kernels.triton.kernel import KERNEL
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOL = "compute-sanitizer"
+TOOLS = ("memcheck", "racecheck")
+TESTS = ("tests/gpu/test_functions.py", "tests/gpu/test_machinery.py")
+LEFT_OUT = ("without_memory", "largest", "scans_along", "warm_process", "cuda_graph")
+"""Parts of names of tests: of full devices, of tensors that take a sanitizer too long, of processes of their own, of graphs."""
+FOUND = 86
+"""The status with which the tool ends a program in which it found something."""
+PLACES = ("{CUDA_HOME}/bin", "{CUDA_PATH}/bin", "/usr/local/cuda*/bin", "/opt/cuda*/bin", "/usr/local/cuda*/compute-sanitizer")
+
+
+def find(environment: Mapping[str, str]) -> str:
+    """The tool: on PATH, or in one of PLACES; "" where it is nowhere."""
+    found = shutil.which(TOOL, path=environment.get("PATH", ""))
+    if found:
+        return found
+    homes = {name: environment.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")}
+    usable = [place.format(**homes) for place in PLACES if all(homes[n] for n in homes if "{" + n + "}" in place)]
+    candidates = [path for place in usable for path in sorted(glob.glob(f"{place}/{TOOL}"), reverse=True)]
+    return next((path for path in candidates if os.access(path, os.X_OK)), "")
+
+
+def missing(tool: str, gpu: bool) -> str:
+    """What stands in the way; "" if nothing does."""
+    if not tool:
+        return (
+            f"{TOOL} is not on PATH, under $CUDA_HOME or in {', '.join(p for p in PLACES if '{' not in p)}. It comes with "
+            "NVIDIA's CUDA toolkit (apt-get install cuda-sanitizer-13-0, or the conda package cuda-sanitizer-api)."
+        )
+    return "" if gpu else "there is no CUDA device in this process; see nvidia-smi."
+
+
+def command(tool: str, check: str, tests: Sequence[str], rest: Sequence[str]) -> list[str]:
+    """pytest under the tool's `check`."""
+    options = ["--tool", check, "--error-exitcode", str(FOUND), "--kernel-name", f"kernel_substring={KERNEL}"]
+    chosen = ["-k", " and ".join(f"not {part}" for part in LEFT_OUT)]
+    return [tool, *options, sys.executable, "-m", "pytest", "-x", *tests, *chosen, *rest]
+
+
+def told(check: str, status: int) -> str:
+    if status == FOUND:
+        return f"{check}: found something; its report stands above."
+    return f"{check}: nothing found." if status == 0 else f"{check}: the tests ended with status {status}."
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--tests", nargs="+", default=TESTS)
+    arguments, rest = parser.parse_known_args()
+    import torch
+
+    tool = find(os.environ)
+    trouble = missing(tool, torch.cuda.is_available())
+    if trouble:
+        print(f"make sanitize: {trouble}", file=sys.stderr)
+        return 2
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    results = {}
+    for check in arguments.tools:
+        results[check] = subprocess.run(command(tool, check, arguments.tests, rest), cwd=ROOT, env=environment).returncode
+    for check, status in results.items():
+        print(told(check, status))
+    return int(any(results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
