@@ -31,4 +31,12 @@ def write(suite: str, results: Mapping[str, Any], directory: Path = RESULTS) -> 
     return target
 
 
-__all__ = ["RESULTS", "write"]
+def add(suite: str, part: str, found: Mapping[str, Any], directory: Path = RESULTS) -> Path:
+    """Writes `found` into {part: ...} of the suite's results, in place of entries of the same names; the others stay. The
+    environment is that of this run. For suites that are run in parts."""
+    file = directory / f"{suite}.json"
+    results = json.loads(file.read_text())["results"] if file.exists() else {}
+    return write(suite, {**results, part: results.get(part, {}) | found}, directory)
+
+
+__all__ = ["RESULTS", "add", "write"]

@@ -74,12 +74,6 @@ class Comparison:
         """Time of `base` over time of `name`: above 1, `name` is the faster one."""
         return self[base].low / self[name].low
 
-    def ratio_range(self, name: str, base: str) -> tuple[float, float]:
-        """Quartiles of the same ratio taken within each round, whose bursts stood next to each other."""
-        pairs = zip(self[base].samples, self[name].samples, strict=True)
-        ratios = [slow / fast for slow, fast in pairs]
-        return quantile(ratios, 0.25), quantile(ratios, 0.75)
-
     def as_json(self) -> dict[str, object]:
         rows = {
             name: {

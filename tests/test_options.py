@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from polytile import options
 from polytile.errors import OptionError
+from polytile.multikernel import planfile
+from polytile.tuning.environment import environment
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 
@@ -45,9 +48,42 @@ def test_a_bad_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) ->
         options.get("persist")
 
 
-def test_the_compile_key_changes_with_what_changes_generated_code() -> None:
-    with options.override(debug=2):
-        same = options.compile_key()
-    with options.override(fuse=False):
-        other = options.compile_key()
-    assert same == options.compile_key() != other
+LEVEL = options.Option("mine_level", int, 3, "How hard another package tries.", choices=(1, 2, 3))
+
+
+@pytest.fixture
+def level() -> Iterator[None]:
+    options.register(LEVEL)
+    yield
+    options.unregister("mine_level")
+
+
+@pytest.mark.usefixtures("level")
+def test_a_package_registers_options_of_its_own_which_are_given_like_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options.register(LEVEL)  # its module may run twice
+    assert options.get("mine_level") == 3
+    monkeypatch.setenv("POLYTILE_MINE_LEVEL", "2")
+    assert options.get("mine_level") == 2
+    with pytest.raises(OptionError, match="'mine_level' .* is 9; choose from 1, 2, 3"):
+        options.check({"mine_level": 9})
+    assert "mine_level" not in options.as_markdown()
+
+
+@pytest.mark.usefixtures("level")
+def test_a_registered_option_takes_part_in_the_keys_of_measurements_and_plans() -> None:
+    before = environment(), planfile.here()
+    with options.override(mine_level=1):
+        measured, plan = environment(), planfile.here()
+    assert set(measured) - set(before[0]) == {("option mine_level", "1")} and plan != before[1]
+    assert (environment(), planfile.here()) == before
+
+
+def test_names_that_are_taken_and_options_that_come_with_polytile_stay() -> None:
+    with pytest.raises(OptionError, match="an option 'force' already; put the package's name before it"):
+        options.register(options.Option("force", int, 0, "Something else."))
+    with pytest.raises(OptionError, match="'force' comes with polytile and stays"):
+        options.unregister("force")
+    with pytest.raises(OptionError, match="'mine' .its default. is 4; choose from 1, 2"):
+        options.register(options.Option("mine", int, 4, "A default that it does not take.", choices=(1, 2)))

@@ -108,7 +108,8 @@ def compile_program(
 
             progress.show_from_now_on(lines=options.get("progress") == "lines")
         budget = Budget(options.get("program_seconds"), "the program")
-        wrapped = backend("python")(program.name, schedule(program, call_of, inplace, traced))
+        write = backend(options.get("wrapper"), _device_type(program))
+        wrapped = write(program.name, schedule(program, call_of, inplace, traced))
         for multikernel, _ in calls:
             multikernel.budget = budget
         for values in (traced, *ahead):
@@ -138,6 +139,12 @@ def record(
     with _lock:
         _compiled.append(weakref.ref(compiled))
     return compiled
+
+
+def _device_type(program: Program) -> str:
+    """The type of device that all of the program's buffers are on; "" where there are several or none."""
+    types = {buffer.device.type for buffer in program.buffers.values()}
+    return types.pop() if len(types) == 1 else ""
 
 
 def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], traced: Values) -> None:

@@ -20,14 +20,13 @@ from polytile.errors import OptionError
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table; `compile_key` says whether the option changes what is generated or chosen (SPEC X2)."""
+    """One row of the table."""
 
     name: str
     type: type
     default: Any
     doc: str
     choices: tuple[Any, ...] = ()
-    compile_key: bool = False
 
     @property
     def variable(self) -> str:
@@ -38,8 +37,13 @@ TABLE: tuple[Option, ...] = (
     Option(
         "cache_dir", str, str(Path.home() / ".cache" / "polytile"), "Directory of everything polytile keeps on disk."
     ),
-    Option("debug", int, 0, "1 prints decisions, 2 also kernels, 3 also the IR between passes."),
-    Option("persist", bool, True, "Keep measurements and compiled kernels on disk for other processes (SPEC M8)."),
+    Option(
+        "debug",
+        int,
+        0,
+        "1 prints decisions, 2 also the program around the kernels, 3 also the graph and the IR between passes.",
+    ),
+    Option("persist", bool, True, "Keep measurements and compiled kernels on disk for other processes."),
     Option(
         "store",
         str,
@@ -84,7 +88,6 @@ TABLE: tuple[Option, ...] = (
         bool,
         False,
         "Run loops on CPU tensors as generated Triton kernels under Triton's interpreter: slow, to try them without a GPU.",
-        compile_key=True,
     ),
     Option(
         "problem_seconds",
@@ -106,14 +109,13 @@ TABLE: tuple[Option, ...] = (
         "everywhere.",
         choices=("off", "auto", "lines"),
     ),
-    Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal (DESIGN 10)."),
-    Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed (DESIGN 9)."),
+    Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal."),
+    Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed."),
     Option(
         "check_inputs",
         bool,
         False,
-        "Check every floating-point input of each kernel for NaN and infinity (SPEC M5).",
-        compile_key=True,
+        "Check every floating-point input of each kernel for NaN and infinity.",
     ),
     Option(
         "isolation",
@@ -126,7 +128,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "trial_seconds", float, 10.0, "Seconds of its processors that a candidate may use in its first run in a worker."
     ),
-    Option("force", str, "", "Force candidates: comma-separated KERNEL=CANDIDATE or CANDIDATE patterns (SPEC M7)."),
+    Option("force", str, "", "Force candidates: comma-separated KERNEL=CANDIDATE or CANDIDATE patterns."),
     Option("plan", str, "", "Path of a plan file that pins every decision."),
     Option(
         "plan_missing",
@@ -135,19 +137,21 @@ TABLE: tuple[Option, ...] = (
         "What to do where the plan does not say what to run, or its kernel has changed since.",
         choices=("warn", "error"),
     ),
-    Option("metrics", str, "", "Path of a CSV file that gets a row for each decision (SPEC M11)."),
+    Option("metrics", str, "", "Path of a CSV file that gets a row for each decision."),
     Option(
         "random",
         str,
         "eager",
         "eager: the same random stream as eager; philox: a faster counter-based generator.",
         choices=("eager", "philox"),
-        compile_key=True,
     ),
     Option("threads", int, 0, "Most threads a kernel may use; 0: torch.get_num_threads()."),
-    Option("verify_ir", bool, False, "Run the verifier between all passes.", compile_key=False),
-    Option("fuse", bool, True, "Fuse loops; off makes one kernel for each operator.", compile_key=True),
-    Option("sources", str, "cpp,triton,library,cublaslt", "Sources of candidates that take part, in order.", compile_key=True),
+    Option("verify_ir", bool, False, "Run the verifier between all passes."),
+    Option("fuse", bool, True, "Fuse loops; off makes one kernel for each operator."),
+    Option(
+        "wrapper", str, "python", "Backend that writes the program around the kernels; packages may register others."
+    ),
+    Option("sources", str, "cpp,triton,library,cublaslt", "Sources of candidates that take part, in order."),
 )
 BY_NAME: dict[str, Option] = {option.name: option for option in TABLE}
 
@@ -181,7 +185,9 @@ def _checked(option: Option, value: Any, origin: str) -> Any:
             f"option {option.name!r} ({origin}) is {value!r}; it takes a value of type {option.type.__name__}."
         ) from None
     if option.choices and value not in option.choices:
-        raise OptionError(f"option {option.name!r} ({origin}) is {value!r}; choose from {', '.join(option.choices)}.")
+        raise OptionError(
+            f"option {option.name!r} ({origin}) is {value!r}; choose from {', '.join(map(str, option.choices))}."
+        )
     return value
 
 
@@ -211,14 +217,28 @@ def override(**values: Any) -> Iterator[None]:
         _overrides.reset(token)
 
 
-def snapshot() -> dict[str, Any]:
-    """All options with the values in force."""
-    return {option.name: get(option.name) for option in TABLE}
+def register(*options: Option) -> None:
+    """Adds options of a package outside polytile, which are given like polytile's own. Their values take part in the key of
+    every measurement and of every plan. Raises OptionError for a name that is taken."""
+    for option in options:
+        if BY_NAME.get(option.name, option) != option:
+            raise OptionError(f"there is an option {option.name!r} already; put the package's name before it.")
+        _checked(option, option.default, "its default")
+    BY_NAME.update((option.name, option) for option in options)
 
 
-def compile_key() -> tuple[tuple[str, Any], ...]:
-    """The options that change what is generated; part of every cache key (SPEC X2)."""
-    return tuple((option.name, get(option.name)) for option in TABLE if option.compile_key)
+def unregister(*names: str) -> None:
+    """Takes registered options away again; raises OptionError for polytile's own and for unknown ones."""
+    for name in names:
+        if _named(name) in TABLE:
+            raise OptionError(f"option {name!r} comes with polytile and stays.")
+        del BY_NAME[name]
+
+
+def registered() -> dict[str, str]:
+    """Name and value in force, as text, of every registered option that has not its default."""
+    given = ((option, get(name)) for name, option in BY_NAME.items() if option not in TABLE)
+    return {option.name: repr(value) for option, value in given if value != option.default}
 
 
 def as_markdown() -> str:
@@ -226,9 +246,12 @@ def as_markdown() -> str:
     rows = ["| option | environment | default | meaning |", "| --- | --- | --- | --- |"]
     for option in TABLE:
         default = "~/.cache/polytile" if option.name == "cache_dir" else (repr(option.default))
-        choices = f" One of: {', '.join(option.choices)}." if option.choices else ""
+        choices = f" One of: {', '.join(map(str, option.choices))}." if option.choices else ""
         rows.append(f"| `{option.name}` | `{option.variable}` | `{default}` | {option.doc}{choices} |")
-    return "# Options\n\nGenerated from `src/polytile/options.py`.\n\n" + "\n".join(rows) + "\n"
+    about = "Generated from `src/polytile/options.py`. A package adds its own with `polytile.options.register(Option(...))`."
+    return f"# Options\n\n{about}\n\n" + "\n".join(rows) + "\n"
 
 
-__all__ = ["BY_NAME", "TABLE", "Option", "as_markdown", "check", "compile_key", "get", "override", "snapshot"]
+__all__ = [
+    "BY_NAME", "TABLE", "Option", "as_markdown", "check", "get", "override", "register", "registered", "unregister",
+]  # fmt: skip

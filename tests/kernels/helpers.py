@@ -65,6 +65,14 @@ def loop(
     return Loop("test", made[0], made[1], tuple(stores), ("test.op.default",))
 
 
+def kernel_of(body: Loop) -> LoopKernel:
+    """The kernel of a loop that writes its float32 tensors whole; the tensor `i` is int64."""
+    axes = body.axes + body.reduced
+    shapes = {s.buffer: tuple(a.size for a in axes if a.symbol in s.index.free_symbols) for s in body.stores}
+    names = body.reads() | body.writes()
+    return canonicalize(body, {b: Buffer(b, I64 if b == "i" else F32, shapes.get(b, ()), ()) for b in names})[0]
+
+
 @dataclass
 class Case:
     """A loop and the types of its tensors, compiled once and run at many sizes."""

@@ -8,11 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from polytile.ir import expr
-from polytile.ir.program import Buffer, Loop
-from polytile.kernels.canonical import canonicalize
+from polytile.ir.program import Loop
 from polytile.kernels.cpp import loops
 from polytile.kernels.rewrite import plain_reductions
-from tests.kernels.helpers import F32, I64, P0, P1, R0, S0, S1, assert_golden, checked, load, loop, op, store
+from tests.kernels.helpers import F32, P0, P1, R0, S0, S1, assert_golden, checked, kernel_of, load, loop, op, store
 
 ROW = P0 * S1 + R0
 IND0 = expr.indirect_symbol(0)
@@ -77,8 +76,5 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], str]] = {
 @pytest.mark.parametrize("name", GOLDEN)
 def test_generated_text(name: str) -> None:
     make, variant = GOLDEN[name]
-    body = make()
-    names = {b: Buffer(b, I64 if b == "i" else F32, (), ()) for b in body.reads() | body.writes()}
-    kernel, _ = canonicalize(plain_reductions(body), names)
-    text = loops.generate(kernel, variant, "polytile_kernel", 64)
+    text = loops.generate(kernel_of(plain_reductions(make())), variant, "polytile_kernel", 64)
     assert_golden(f"{name}.cpp", text[text.index("using namespace pt;") :])

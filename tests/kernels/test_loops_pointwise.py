@@ -289,3 +289,16 @@ def test_one_of_three_axes_lies_the_other_way_round() -> None:
     assert "tiled" in case.variants
     for a, b in [(1, 1), (3, 40)]:
         case.check({"x": random(20 * a * b), "s": random(a * b), "o": random(20 * a * b)}, {S0: a, S1: b})
+
+
+def test_only_whole_lines_that_the_loop_does_not_read_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polytile.kernels.cpp.streaming.last_level", lambda: 1 << 20)
+    x, o = load("x", P0), load("o", P0)
+    fresh = Case(loop([store("o", P0, op("mul", x, x))], {P0: S0}), {"x": F32, "o": F32})
+    assert "streamed" in fresh.variants
+    (streamed, *_) = [c for c in fresh.candidates if c.config["variant"] == "streamed"]
+    assert "vstream<" in streamed.source and "stream_fence();" in streamed.source
+    (size,) = fresh.kernel.symbols
+    assert streamed.valid({size.name: 1 << 17}) and not streamed.valid({size.name: (1 << 17) - 1})
+    for stores in ([store("o", P0, op("mul", x, o))], [store("o", 2 * P0, x)], [store("o", P0, x, mode="add")]):
+        assert "streamed" not in Case(loop(stores, {P0: S0}), {"x": F32, "o": F32}, compiled=False).variants

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from polytile.ir import philox
-from polytile.kernels.cpp.prelude import ORDER, closure, part, parts_of, prelude, with_prelude
+from polytile.kernels.cpp.prelude import ORDER, closure, part, parts_of, prelude
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 FLAGS = "-O2 -std=c++17 -fPIC -shared -fno-math-errno -fno-trapping-math".split()
@@ -40,7 +40,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL
         key = (source, march, lanes)
         if key not in made:
             path = folder / f"k{len(made)}.cpp"
-            path.write_text(with_prelude(f"using namespace pt;\nconstexpr int L = {lanes};\n{source}"))
+            text = f"using namespace pt;\nconstexpr int L = {lanes};\n{source}"
+            path.write_text(prelude(parts_of(text)) + text)
             command = ["g++", *FLAGS, f"-march={march}", str(path), "-o", str(path.with_suffix(".so"))]
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[:3000]

@@ -1,4 +1,4 @@
-"""Which candidates a product has on a GPU, where each takes part, and what the prior expects of them."""
+"""Which candidates a product has on a GPU, where each takes part, and what the prior expects of them (SPEC T9)."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ def test_blocks_take_part_where_the_heuristic_tries_them(m: int, n: int, k: int)
     assert wanted <= set(able(BF16, m, n, k))
 
 
+@pytest.mark.parametrize("kind", [Kind(1, int8=True), Kind(1, float8=True)])
+def test_tensor_cores_get_32_elements_of_8_bits_along_k(kind: Kind) -> None:
+    assert all(int(c["k"]) >= 32 for c in space(kind, H100).configs if c["variant"] != "rows")
+
+
 def test_an_overridden_table_is_what_products_are_made_of() -> None:
     before = space(BF16, H100)
     with override("cuda", "mm", [Gemm(64, 32, 64, 7, 4)]):
@@ -59,6 +64,9 @@ def test_kernels_with_limits_stay_within_them() -> None:
     assert any(c["variant"] == "rows" for c in able(BF16, 4, 64, 64))
     assert not any(c["variant"] == "split" for c in able(BF16, 4096, 4096, 128))
     assert any(c["variant"] == "split" for c in able(BF16, 64, 64, 8192))
+    assert any(c["variant"] == "stream" for c in able(BF16, 1152, 1152, 8192))
+    for few in ((4096, 4096, 64), (8192, 8192, 8192), (64, 64, 128)):
+        assert not any(c["variant"] == "stream" for c in able(BF16, *few))
     assert not any(c["variant"] == "persistent" for c in space(BF16, A100).configs)
     for c in able(BF16, 256, 4096, 65536):
         if c["variant"] == "split":

@@ -40,6 +40,8 @@ CASES: dict[str, tuple[GemmKernel, Facts]] = {
     "persistent 128x256x64 s3 w8": (product(BF16, "k", "n"), ALIGNED),
     "persistent 128x128x64 s4 w8": (product(BF16, "m", "k"), ALIGNED),
     "split 64x64x64 s4 w4 4 parts": (product(BF16, "k", "k"), ALIGNED),
+    "stream 128x128x64 s4 w8": (product(BF16, "k", "k"), ALIGNED),
+    "stream 128x256x64 s3 w8": (product(F16, "k", "n"), ALIGNED),
     "tile 16x64x128 s4 w4": (product(BF16, "k", "k"), ALIGNED),
     "rows 1x16x256 s3 w4": (product(BF16, "k", "k"), ONE_ROW),
     "tile 64x64x32 s2 w4": (product(F32, "k", "n"), ALIGNED),

@@ -10,8 +10,7 @@ import pytest
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from polytile.ir import expr
-from polytile.ir.program import Buffer, Loop
-from polytile.kernels.canonical import LoopKernel, canonicalize
+from polytile.ir.program import Loop
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import variants
@@ -20,7 +19,7 @@ from polytile.kernels.triton.generate import generate
 from polytile.kernels.triton.kernel import Launch
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
-from tests.kernels.helpers import F32, I64, P0, P1, R0, S0, S1, assert_golden, load, loop, op, store
+from tests.kernels.helpers import F32, P0, P1, R0, S0, S1, assert_golden, kernel_of, load, loop, op, store
 from tests.kernels.test_loops_golden import bias_gelu, column_sum, cumsum, embedding_backward, layer_norm, softmax
 
 H100 = device.named("H100")
@@ -39,13 +38,6 @@ def padded_rows() -> Loop:
 def scatter_product() -> Loop:
     body = embedding_backward()
     return replace(body, stores=tuple(replace(s, mode="mul") for s in body.stores))
-
-
-def kernel_of(body: Loop) -> LoopKernel:
-    axes = body.axes + body.reduced
-    shapes = {s.buffer: tuple(a.size for a in axes if a.symbol in s.index.free_symbols) for s in body.stores}
-    names = body.reads() | body.writes()
-    return canonicalize(body, {b: Buffer(b, I64 if b == "i" else F32, shapes.get(b, ()), ()) for b in names})[0]
 
 
 def config(**values: int | str) -> Config:

@@ -37,7 +37,7 @@ def test_thread_counts_are_one_then_powers_of_four_then_all() -> None:
 def test_candidates_stand_in_canonical_order() -> None:
     """Fewer threads first, then the simpler variant; the split form last."""
     pointwise = case(op("exp", load("x", P0 * S1 + P1)), P0 * S1 + P1, reduced=False)
-    assert names(pointwise) == [f"{variant} t{count}" for count in (1, 4, 16) for variant in ("plain", "short")]
+    assert names(pointwise) == [f"{variant} t{count}" for count in (1, 4, 16) for variant in ("plain", "short", "streamed")]
     rows = case(softmax_of(ROW), ROW, threads=4)
     whole = [f"{variant} t{count}" for count in (1, 4) for variant in ("persistent", "looped", "short")]
     assert names(rows) == [*whole, "split t4"]
@@ -81,7 +81,7 @@ def best(one: Case, rows: int, length: int) -> str:
     return min((c for c in one.candidates if c.valid(size)), key=lambda c: c.cost(size)).name
 
 
-def test_the_prior_knows_what_is_plain() -> None:
+def test_the_prior_knows_what_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work has one thread, large work all, few long rows are split, rows that fit are kept, and lanes are rows where
     these are short."""
     rows = case(softmax_of(ROW), ROW, threads=4)
@@ -90,7 +90,9 @@ def test_the_prior_knows_what_is_plain() -> None:
     assert best(rows, 1, 1_000_000).startswith("split")
     assert best(rows, 100, 5) == "short t1" and best(rows, 4096, 16) == "short t4"
     pointwise = case(op("exp", load("x", P0 * S1 + P1)), P0 * S1 + P1, reduced=False, threads=4)
-    assert best(pointwise, 4, 64) == "plain t1" and best(pointwise, 4096, 1024) == "plain t4"
+    for cache, found in ((1 << 30, "plain t4"), (1 << 24, "streamed t4")):
+        monkeypatch.setattr("polytile.kernels.cpp.streaming.last_level", lambda cache=cache: cache)
+        assert best(pointwise, 4, 64) == "plain t1" and best(pointwise, 4096, 1024) == found
 
 
 def test_a_scan_of_several_results_is_not_split() -> None:

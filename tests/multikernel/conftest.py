@@ -9,6 +9,7 @@ import pytest
 
 from polytile import options, store
 from polytile.runtime import launcher
+from polytile.tuning.isolation import attempts
 from tests.multikernel.helpers import Call
 
 
@@ -33,6 +34,17 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(launcher, "time_burst", time_burst)
     return timed
+
+
+class Everything(set[Any]):
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That fake candidates cannot be tried in a worker is told once a process, which must not be in the first of these tests."""
+    monkeypatch.setattr(attempts, "_told", Everything())
 
 
 @pytest.fixture

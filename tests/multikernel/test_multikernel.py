@@ -1,4 +1,4 @@
-"""A MultiKernel sends every regime of sizes to its own candidate, and survives candidates that fail."""
+"""A MultiKernel sends every regime of sizes to its own candidate, and survives candidates that fail (SPEC M1-M6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes: unified by stride, split where an index divides, merged where strides fit, ordered for unit-stride access."""
+"""Axes: unified by stride, split where an index divides, merged where strides fit, in unit-stride order (SPEC B1-B4)."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -29,6 +30,16 @@ def test_source_in_kernel_out(home: Path) -> None:
     assert made.path.parent == home / "kernels" and made.path.name.startswith("my_kernel-")
     assert made.source.read_text() == tiny(7), "the source lies beside the shared object for people to read"
     assert list((home / "tmp").iterdir()) == []
+
+
+def test_a_kernel_whose_locals_have_destructors_is_loaded_without_the_cpp_library() -> None:
+    """What may throw, as far as the compiler can see, must not make it clean up after an exception."""
+    source = """
+    extern "C" int getpid(); extern "C" int getppid(); static volatile int seen;
+    struct Kept { ~Kept() { seen = getppid(); } };
+    extern "C" long k(void* const* ptrs, const long* sizes, long threads) { Kept kept; return getpid() ? 7 : 0; }
+    """
+    assert returned(load(compile_cpp("destructors", source).result(), "k")) == 7
 
 
 def test_equal_sources_are_compiled_once_and_counted_once() -> None:
@@ -67,10 +78,8 @@ def test_whatever_can_change_the_binary_changes_the_key(what: str, monkeypatch: 
     if what == "processor":
         monkeypatch.setattr("polytile.runtime.toolchain.cpu", lambda: type("Cpu", (), {"identity": "another"}))
     elif what == "compiler":
-        found = compiler.toolchain.find()
-        monkeypatch.setattr(compiler.toolchain, "find", lambda: compiler.toolchain.Toolchain(
-            found.command, found.kind, "another version", found.native, found.isa, found.lanes, found.features,
-            found.macros))  # fmt: skip
+        another = dataclasses.replace(compiler.toolchain.find(), version="another version")
+        monkeypatch.setattr(compiler.toolchain, "find", lambda: another)
     second = compile_cpp("k", tiny(2 if what == "source" else 1), flags=("-DX",) if what == "flags" else ()).result()
     assert second.key != first.key
 
@@ -176,6 +185,28 @@ def test_who_needs_a_kernel_does_not_wait_for_the_queue(tmp_path: Path) -> None:
     for future in queue:
         future.cancel()
     concurrent.futures.wait(queue, timeout=PATIENCE)
+
+
+def test_after_ctrl_c_while_compiling_the_kernel_is_there_for_whoever_asks_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = compiler._run_compiler
+
+    def interrupted(order: Any, *files: Path) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        plain(order, *files)
+
+    go = tmp_path / "go"
+    queue_waits = f'[[ "$*" == */needed-* ]] || until [[ -e {go} ]]; do sleep 0.01; done; exec g++ "$@"'
+    with options.override(cxx=stand_in(tmp_path / "g++", queue_waits), compile_workers=1):
+        compile_cpp("queued", tiny(0))
+        needed = compile_cpp("needed", tiny(1))
+        monkeypatch.setattr(compiler, "_run_compiler", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            needed.result()
+        go.touch()
+        assert returned(needed.result(PATIENCE).address("k")) == 1
 
 
 def test_a_compiler_that_hangs_is_stopped(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from polytile.tuning import clones as clones_module
-from polytile.tuning.clones import ALIGNMENT, Clones, overlapping, widened
+from polytile.tuning import room
+from polytile.tuning.clones import ALIGNMENT, Clones, overlapping, stand_ins
 
 
 def test_only_written_tensors_are_cloned_and_ints_and_none_pass() -> None:
@@ -112,7 +112,7 @@ def test_a_write_between_the_columns_of_a_strided_output_is_noticed() -> None:
 def test_widened_arguments_are_float64_and_share_memory_as_before() -> None:
     base = torch.arange(12.0)
     index = torch.arange(3)
-    wide = widened((base[:8], base[4:], index, 5), ("in", "inout", "in"))
+    wide = stand_ins((base[:8], base[4:], index, 5), ("in", "inout", "in"))
     assert wide is not None
     assert wide[0].dtype == wide[1].dtype == torch.float64
     assert wide[2] is index and wide[3] == 5
@@ -122,15 +122,23 @@ def test_widened_arguments_are_float64_and_share_memory_as_before() -> None:
 
 def test_expanded_arguments_are_widened_with_their_repetitions() -> None:
     x = torch.randn(4, 1, 5).expand(4, 6, 5)
-    widened_args = widened((x, torch.empty(3)), ("in", "out"))
-    assert widened_args is not None
-    assert widened_args[0].stride() == x.stride()
-    assert torch.equal(widened_args[0], x.double())
+    stood_in = stand_ins((x, torch.empty(3)), ("in", "out"))
+    assert stood_in is not None
+    assert stood_in[0].stride() == x.stride()
+    assert torch.equal(stood_in[0], x.double())
 
 
 def test_arguments_of_two_dtypes_in_one_memory_cannot_be_widened() -> None:
     base = torch.zeros(4)
-    assert widened((base, base.view(torch.int32)), ("in", "out")) is None
+    assert stand_ins((base, base.view(torch.int32)), ("in", "out")) is None
+
+
+def test_stand_ins_of_their_own_precision_are_copies_where_something_is_written() -> None:
+    base, index = torch.arange(12, dtype=torch.bfloat16), torch.arange(3)
+    own = stand_ins((base[:8], base[4:], index), ("in", "inout", "in"), wide=False)
+    assert own is not None and own[0].dtype == torch.bfloat16 and own[2] is index
+    own[1][0] = -1.0
+    assert own[0][4] == -1.0 and base[4] == 4.0
 
 
 def test_empty_tensors_are_no_trouble() -> None:
@@ -145,7 +153,7 @@ def test_empty_tensors_are_no_trouble() -> None:
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(clones_module.ROOM, "cpu", lambda device: 0)
+    monkeypatch.setitem(room.ROOM, "cpu", lambda device: 0)
 
 
 def test_on_a_full_device_kernels_are_tried_on_the_memory_itself_and_it_is_as_before_afterwards(full: None) -> None:
@@ -197,6 +205,6 @@ def test_a_clone_is_one_allocation_of_its_bytes_whatever_the_strides() -> None:
 
 
 def test_on_a_full_device_the_reference_runs_on_the_host(full: None) -> None:
-    assert not clones_module.wide_fits((torch.zeros(4),), ("in",))
-    wide = widened((torch.arange(3), torch.zeros(2)), ("in", "out"))
+    assert not room.wide_fits((torch.zeros(4),), ("in",))
+    wide = stand_ins((torch.arange(3), torch.zeros(2)), ("in", "out"), on_host=True)
     assert wide is not None and wide[1].dtype == torch.float64

@@ -17,7 +17,7 @@ from polytile.multikernel import MultiKernel
 from polytile.problem import Outcome
 from polytile.tuning import tune as engine
 from polytile.tuning.isolation import attempts, worker
-from polytile.tuning.isolation.worker import borrowed, stop_all
+from polytile.tuning.isolation.worker import Kind, borrowed, stop_all
 from polytile.tuning.tune import tune
 from tests.multikernel.helpers import spec
 from tests.tuning import planted
@@ -73,7 +73,7 @@ def test_a_division_by_zero_is_a_crash_where_the_processor_makes_it_one() -> Non
 
 def test_the_worker_comes_back_and_one_serves_many() -> None:
     tune(task(Native("right"), Native("also right")))
-    with borrowed(torch=False) as served:
+    with borrowed(Kind.NATIVE) as served:
         first, started = served.pid, served.started
         tune(task(Native("also right"), Native("right"), n=17))
         assert served.pid == first
@@ -134,21 +134,21 @@ def test_without_a_worker_the_trial_is_here_and_it_is_said(
 
 
 def test_an_interrupt_ends_what_the_worker_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = worker.Worker._answer
+    plain = worker.Worker._receive
 
-    def interrupted(self: worker.Worker, seconds: float, threads: int) -> dict[str, object]:
-        if self._mapped is not None:  # the kernel runs
+    def interrupted(self: worker.Worker, seconds: float, threads: int) -> None:
+        if self._mapped is not None:  # the kernel runs, or is about to
             signal.raise_signal(signal.SIGALRM)
-        return plain(self, seconds, threads)
+        plain(self, seconds, threads)
 
     previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(worker.Worker, "_answer", interrupted)
+            patch.setattr(worker.Worker, "_receive", interrupted)
             tune(task(Native("asleep")))
     finally:
         signal.signal(signal.SIGALRM, previous)
-    with borrowed(torch=False) as served:
+    with borrowed(Kind.NATIVE) as served:
         assert served.pid is None
     assert outcomes(Native("right"))[0][0] is Outcome.OK
 
@@ -159,9 +159,10 @@ from polytile.tuning.isolation import worker
 from polytile.tuning.tune import tune
 from tests.tuning.planted import Native, task
 threading.Thread(target=tune, args=[task(Native(sys.argv[1]), trial_seconds=0.5)], daemon=True).start()
-while False not in worker._workers or worker._workers[False]._mapped is None:
+KEY = worker.Kind.NATIVE, 0
+while KEY not in worker._workers or worker._workers[KEY]._mapped is None:
     time.sleep(0.01)
-print(worker._workers[False].pid, flush=True)
+print(worker._workers[KEY].pid, flush=True)
 time.sleep(0.2)  # the kernel runs by now, mostly; a worker that was not asked yet ends at once
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -214,7 +215,7 @@ def test_a_program_with_a_kernel_that_crashes_goes_on_and_remembers(empty_cache:
         stop_all()
         again = kernel("segfault", "endless", "right")
         assert call(again) and again.decisions[0].link in ("exact", "only")
-        with borrowed(torch=False) as served:
+        with borrowed(Kind.NATIVE) as served:
             assert served.pid is None, "what is on record is not tried again"
     store.forget()
 

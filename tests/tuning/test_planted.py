@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
 from polytile.problem import Outcome, Problem
+from polytile.tuning import gate
+from polytile.tuning.isolation import attempts
 from polytile.tuning.task import Task
 from polytile.tuning.tune import tune
 from tests.tuning.planted import FEW, Native
@@ -73,6 +76,13 @@ def outcome(body: str, m: int, k: int, threads: int = 1, apart: bool = True) -> 
     )  # fmt: skip
     (attempt,) = tune(dataclasses.replace(asked))
     return attempt.measurement and attempt.measurement.outcome, attempt.detail
+
+
+@pytest.fixture(autouse=True)
+def however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates run again, whatever else the machine does meanwhile."""
+    monkeypatch.setattr(gate, "AGAIN_SECONDS", math.inf)
+    monkeypatch.setattr(attempts, "AGAIN_SECONDS", math.inf)
 
 
 @pytest.mark.parametrize("apart", [True, False])

@@ -1,5 +1,5 @@
 """A complete matrix of measurements stands in for a device: selecting, racing, searching and learning need no GPU, no compiler
-and no clock."""
+and no clock (SPEC A1)."""
 
 from __future__ import annotations
 

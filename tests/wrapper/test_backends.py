@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
-from polytile.wrapper import Line, Wrapped, backend, backends, register_backend
+import polytile
+from polytile.errors import OptionError
+from polytile.wrapper import Line, Wrapped, backend, backends, python, register_backend
 
 
 @pytest.fixture(autouse=True)
@@ -43,5 +46,23 @@ def test_pythons_own_may_be_replaced() -> None:
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     backend("python")
-    with pytest.raises(KeyError, match=r"no wrapper backend 'rust'; there are: python\."):
+    with pytest.raises(OptionError, match=r"no wrapper backend 'rust'; there are: python\."):
         backend("rust")
+
+
+def test_a_program_is_written_by_the_backend_that_the_option_names_for_its_device() -> None:
+    seen: list[str] = []
+
+    def watching(label: str) -> backends.Backend:
+        return lambda name, lines: (seen.append(label), python.wrap(name, lines))[1]
+
+    register_backend("mine", watching("any device"))
+    register_backend("mine", watching("processor"), device="cpu")
+    with torch.no_grad():
+        x = torch.randn(3, 5)
+        torch.testing.assert_close(polytile.compile(torch.exp, options={"wrapper": "mine"})(x), x.exp())
+        assert seen == ["processor"]
+        with pytest.raises(
+            torch._dynamo.exc.BackendCompilerFailed, match="option 'wrapper': there is no wrapper backend 'rust'"
+        ):
+            polytile.compile(torch.exp, options={"wrapper": "rust"})(x)

@@ -31,6 +31,7 @@ from polytile.report.progress import described
 from polytile.report.tables import micros
 from polytile.tuning import progress
 from polytile.tuning.budget import Campaign, campaign
+from polytile.tuning.room import for_measuring
 
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -75,7 +76,7 @@ def tune(jobs: Sequence[Job], plan: Path | None = None, seconds: float = 0.0, th
         console.print("The option persist is off: what is measured now is gone when this command ends.")
     run = Run(sum(len(job.calls) for job in jobs))
     mode = "thorough" if thorough and options.get("tune") == "auto" else options.get("tune")
-    with options.override(tune=mode), campaign(seconds) as time_for_all, torch.no_grad():
+    with options.override(tune=mode), campaign(seconds) as time_for_all, for_measuring(), torch.no_grad():
         with _progress(console, run.total) as tell:
             try:
                 _make_calls(jobs, run, time_for_all, tell)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from polytile.kernels.facts import Facts
 from polytile.problem import Config
+from polytile.runtime.formula import Formula
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,29 @@ class PythonHandle:
     arguments: Mapping[str, Any] | None = field(default=None, hash=False)
 
 
-Handle = NativeHandle | PythonHandle
+@dataclass(frozen=True)
+class DeviceLaunch:
+    """One launch of the kernel `symbol` of the machine code `image`: threads of a block, bytes of dynamic shared memory, (kind,
+    index) of each parameter (runtime/cuda/launch.py) and the grid's dimensions as formulas of the call's integers."""
+
+    image: bytes = field(repr=False)
+    symbol: str
+    threads: int
+    shared: int
+    parameters: tuple[tuple[int, int], ...]
+    grid: tuple[Formula, Formula, Formula]
+
+
+@dataclass(frozen=True)
+class DeviceHandle:
+    """How another process runs a kernel on a GPU: its launches, and the scratch buffers that they want, each as a formula of
+    its bytes and whether it has to be zero."""
+
+    launches: tuple[DeviceLaunch, ...]
+    scratch: tuple[tuple[Formula, bool], ...] = ()
+
+
+Handle = NativeHandle | PythonHandle | DeviceHandle
 
 
 def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:

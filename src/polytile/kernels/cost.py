@@ -39,6 +39,7 @@ SWEEP = 1.5e-9  # s of a run along the vector axis beside its vectors
 ACROSS = 2.5e-9  # s to put the lanes of one reduction together
 LEVELS = ((1 << 20, 120e9), (24 << 20, 45e9), (1 << 62, 16e9))  # (bytes up to, bytes/s of one thread)
 LINE = 64  # bytes
+STREAMED = 0.8  # of the time that memory takes, where written lines are not read first
 BY_LANE = {"strided": 2.0, "turned": 0.5, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
 CONTIGUOUS = 1.0  # multiply-adds of a vector
 KEEPING = ("persistent", "split", "short")  # variants that do not compute costly values again
@@ -156,7 +157,7 @@ class LoopPrior:
             return footprint * (1 + again) / bandwidth(footprint)
         if footprint > LEVELS[0][0]:
             footprint += sum(moved[b] * (LINE // items[b] - 1) for b in self._strided)
-        return footprint / bandwidth(footprint)
+        return footprint / bandwidth(footprint) * (STREAMED if self.variant == "streamed" else 1.0)
 
 
 def bandwidth(footprint: float) -> float:

@@ -63,6 +63,8 @@ class MatmulLibrary:
 
         device = device_of(target)
         product = prior.library(kind_of(self.kernel), sizes, device)
+        if self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes):
+            product = prior.slowed(product, prior.LIBRARY_MISALIGNED, device)
         again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
         return product + (device.launch_seconds + again / device.bandwidth if self.unfused else 0.0)
 

@@ -28,6 +28,7 @@ from polytile.kernels.cpp.gemm.spec import OUTPUT_SIZES, SIZES
 from polytile.kernels.cpp.matmul import MatmulCandidate
 from polytile.kernels.facts import reaches
 from polytile.kernels.library import MatmulLibrary
+from polytile.kernels.padding import PaddedLibrary
 from polytile.kernels.prologue import Prologues
 from polytile.problem import Config, digest
 from polytile.runtime import toolchain
@@ -96,6 +97,18 @@ class GemmKernel:
             for tensors, made in zip(self.inputs, self.prologues, strict=True)
         )
         return a, b
+
+    def misaligned(self, size: Mapping[str, int]) -> bool:
+        """Whether the rows of a stored operand are not a multiple of 16 bytes apart; strides that `size` lacks are those of dense
+        operands."""
+        full = {**self.dense_strides(size), **size}
+        outer = ("a_stride_k" if self.spec.a_layout == "m" else "a_stride_m", "M" if self.spec.a_layout != "m" else "K"), (
+            "b_stride_n" if self.spec.b_layout == "k" else "b_stride_k", "N" if self.spec.b_layout == "k" else "K"
+        )  # fmt: skip
+        return any(
+            made is None and full[count] > 1 and full[stride] * dtype.itemsize % 16
+            for made, dtype, (stride, count) in zip(self.prologues, self.stored, outer, strict=True)
+        )
 
     @cached_property
     def plain(self) -> GemmKernel:
@@ -211,9 +224,9 @@ def gpu_candidates(
     sources: Sequence[str],
     stored_first: prologue.Stored | None = None,
 ) -> tuple[Candidate, ...]:
-    """The same on a GPU, or under Triton's interpreter where `target` is a CPU: Triton, then the library and what
-    cuBLASLt proposes, which take longer to call and so lose ties. What has no Triton form is the library's alone. Of a product
-    with prologues `stored_first` does all that takes operands from memory."""
+    """The same on a GPU, or under Triton's interpreter where `target` is a CPU: Triton, then the library, on padded operands
+    too, and what cuBLASLt proposes, which take longer to call and so lose ties. What has no Triton form is the library's alone.
+    Of a product with prologues `stored_first` does all that takes operands from memory."""
     from polytile.kernels.triton.gemm.candidates import gemm_candidates
 
     found: list[Candidate] = []
@@ -225,7 +238,7 @@ def gpu_candidates(
     if stored_first is not None:
         return (*found, stored_first)
     if "library" in sources or not found:
-        found.append(MatmulLibrary(kernel, unfused, target))
+        found += [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
     if "cublaslt" in sources and target.type == "cuda":
         from polytile.kernels import cublaslt
 

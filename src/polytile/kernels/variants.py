@@ -1,6 +1,7 @@
 """Which ways there are to schedule a loop, and on how many threads: the candidates of every loop kernel, in canonical order.
 
 plain        pointwise: blocks of the vector axis, divided over threads
+streamed     pointwise: plain, with stores that pass the caches by, for outputs too large for them
 persistent   reduction: each row read from memory once, costly values kept in a scratch row for later passes
 looped       reduction: every pass reads the row again
 tiled        pointwise: squares of points, so that operands that lie the other way round are turned in registers
@@ -22,6 +23,7 @@ from polytile.kernels.cpp.keeping import homes, kept_values
 from polytile.kernels.cpp.scatter import accumulates, owner_axis, scattered
 from polytile.kernels.cpp.short import LONGEST, short_rows
 from polytile.kernels.cpp.squares import of_variant
+from polytile.kernels.cpp.streaming import streamable, worth_streaming
 from polytile.kernels.nest import Form, Nest
 from polytile.problem import Config
 
@@ -61,6 +63,8 @@ def configs(kernel: LoopKernel, nest: Nest, most: int) -> tuple[Config, ...]:
 
 def _pointwise(nest: Nest, most: int) -> tuple[Config, ...]:
     variants = ["plain", *(v for v in ("tiled", "short") if of_variant(nest, v) is not None)]
+    if not scattered(nest.loop) and streamable(nest):
+        variants.append("streamed")
     found = tuple(Config.of(variant=v, threads=t) for t in thread_counts(most) for v in variants)
     if not scattered(nest.loop) or owner_axis(nest.loop, nest.vec):
         return found
@@ -105,6 +109,8 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
             e.row * sum(n.dtype.itemsize for n in kept_values(nest).keys() - homes(kernel, nest).keys())
             <= SCRATCH_LIMIT
         )
+    if variant == "streamed":
+        return worth_streaming(kernel, nest, size)
     if variant == "short" and nest.form is Form.POINTWISE:
         length = sizes.evaluate(nest.vec.size, {s: size[s.name] for s in kernel.symbols})
         return length < NARROW and e.points >= FEWEST * length

@@ -37,6 +37,7 @@ from polytile.runtime import regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
+from polytile.tuning.room import copy_of
 from polytile.tuning.tune import run, run_once
 
 HINTED_SHORTLIST = 6
@@ -44,6 +45,9 @@ HINTED_SHORTLIST = 6
 
 HINTED_CALLS = 10**9
 """Calls that a hinted size is expected to get: compiling always pays."""
+
+MOST_POSTPONED = 3
+"""Calls after which a regime that there was no memory to measure stays with what was predicted."""
 
 _NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 """Errors of a run that say something about the arguments, not about the candidate."""
@@ -77,6 +81,8 @@ class MultiKernel:
         """Candidates that take part nowhere any more, and why: they do not compile, or gave a wrong result once."""
         self._rejected_at: dict[int, dict[str, str]] = {}
         """Candidates that cannot run in one regime, and why."""
+        self._postponed: dict[int, int] = {}
+        """How often a regime's measuring was put off to a later call, for want of memory."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
             spec.name,
             spec.size_keys,
@@ -159,6 +165,7 @@ class MultiKernel:
             self._regimes = Regimes(self.spec)
             self._rejected.clear()
             self._rejected_at.clear()
+            self._postponed.clear()
 
     def explain(self) -> str:
         """The decisions as text, one a line."""
@@ -212,7 +219,10 @@ class MultiKernel:
                     trace.announce(self.spec, self.candidates, decision)
                     untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
                     if untried and not decision.tried and len(request.candidates) > 1:
-                        return PythonEntry(_FirstRun(self, decision, entry))
+                        entry = PythonEntry(_FirstRun(self, decision, entry))
+                    if decision.postponed and self._postponed.get(key, 0) < MOST_POSTPONED:
+                        self._postponed[key] = self._postponed.get(key, 0) + 1
+                        entry = PythonEntry(_Postponed(self, entry))
                     return entry
         finally:
             if not reentrant:
@@ -404,6 +414,22 @@ class _Standin:
             run(self.entry, args)
 
 
+class _Postponed:
+    """Runs what was predicted, for want of memory to measure; the call after that chooses anew."""
+
+    def __init__(self, owner: MultiKernel, entry: Entry) -> None:
+        self.owner, self.entry, self.called = owner, entry, False
+
+    def __call__(self, *args: Any) -> None:
+        owner = self.owner
+        if self.called:
+            run(owner._replace(args, owner._chosen(args)), args)
+        else:
+            run(self.entry, args)
+            self.called = True
+            owner._replace(args, PythonEntry(self))
+
+
 class _Undecided:
     """Stands in the table where another kernel's trial has decided, until a call does."""
 
@@ -428,7 +454,7 @@ class _FirstRun:
             self._native(args)
             return
         roles = self.owner.spec.roles
-        kept = [(t, t.clone()) for t, role in zip(args, roles, strict=False) if role == "inout" and t is not None]
+        kept = [(t, copy_of(t)) for t, role in zip(args, roles, strict=False) if role == "inout" and t is not None]
         try:
             self.entry.call(*args)
         except _NOT_THE_KERNELS_FAULT:

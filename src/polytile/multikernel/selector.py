@@ -86,7 +86,8 @@ class Request:
 class Answer:
     """What a link says: the candidate (None: it abstains), on what grounds, and the scores it went by, if any, one for
     each of the request's candidates, taken at the sizes `measured_at` (None: at the request's). `from_store`: it rests on
-    measurements taken earlier; `tried`: the candidate has just run on the request's arguments."""
+    measurements taken earlier; `tried`: the candidate has just run on the request's arguments; `postponed`: a later
+    call may have the memory for measuring."""
 
     candidate: Candidate | None
     provenance: str
@@ -94,6 +95,7 @@ class Answer:
     from_store: bool = False
     tried: bool = False
     measured_at: Mapping[str, int] | None = None
+    postponed: bool = False
 
 
 Link = Callable[[Request], "Answer | None"]
@@ -173,6 +175,7 @@ def _decision(request: Request, link: str, answer: Answer, notes: tuple[str, ...
         answer.tried,
         tuple((answer.measured_at or {}).items()),
         request.spec.regime(request.spec.whole(request.words)) if request.spec.is_part(request.words) else "",
+        answer.postponed,
     )
 
 

@@ -135,12 +135,17 @@ class Compilation(Future[Library]):
         self._claim = threading.Lock()
 
     def run(self) -> None:
-        """Does the work unless some thread already does or did; never raises, the Future carries the error."""
-        if self._claim.acquire(blocking=False) and self.set_running_or_notify_cancel():
+        """Does the work unless some thread already does or did. The Future carries what goes wrong with it; Ctrl-C says
+        nothing about the kernel and is raised here, and the work is done in the background for others who wait."""
+        if self._claim.acquire(blocking=False) and (self.running() or self.set_running_or_notify_cancel()):
             try:
                 library = self._work()
-            except BaseException as error:
+            except Exception as error:
                 self.set_exception(error)
+            except BaseException:
+                self._claim.release()
+                _state.pool.submit(self)
+                raise
             else:
                 self.set_result(library)
 

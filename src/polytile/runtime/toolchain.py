@@ -26,7 +26,7 @@ from polytile.runtime.cpu import cpu
 
 log = logging.getLogger("polytile")
 
-FORMAT = 1
+FORMAT = 2
 """Version of the record on disk; raise it when the fields of Toolchain change their meaning."""
 
 DEFAULT_COMPILERS = ("g++", "clang++")
@@ -35,8 +35,9 @@ NATIVE_FLAGS: tuple[tuple[str, ...], ...] = (("-march=native",), ("-mcpu=native"
 """Ways of asking for the machine's own instruction set; the first that the compiler accepts is used."""
 
 KERNEL_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-math-errno", "-fno-trapping-math",
-                "-ffp-contract=fast", "-fno-semantic-interposition")  # fmt: skip
-"""Flags of generated kernels: eager's inf and nan semantics (no -ffast-math); -O3 only takes longer to compile."""
+                "-ffp-contract=fast", "-fno-semantic-interposition", "-fno-exceptions")  # fmt: skip
+"""Flags of generated kernels: eager's inf and nan semantics (no -ffast-math); -O3 only takes longer to compile. Without
+exceptions a kernel whose locals have destructors needs nothing of the C++ library, which it is not linked with."""
 
 GCC_LIBRARIES = ("-nodefaultlibs", "-lm", "-lgcc")
 """What GCC links a kernel with: the compiler's own helpers. What else a kernel calls, memcpy and the threads' runtime, is in
@@ -69,7 +70,7 @@ class Toolchain:
 
     `command` starts the compiler (`path` is its first word), `version` is the first line of its --version, `native` the
     flags that ask for this machine's instruction set, `isa` a name of ISA_TABLE or "scalar", `lanes` the floats of one
-    vector register, `features` the instruction-set macros in lower case, `macros` a digest of all predefined macros.
+    vector register, `macros` a digest of all predefined macros.
     """
 
     command: tuple[str, ...]
@@ -78,7 +79,6 @@ class Toolchain:
     native: tuple[str, ...]
     isa: str
     lanes: int
-    features: tuple[str, ...]
     macros: str
 
     @property
@@ -201,7 +201,6 @@ def describe(command: tuple[str, ...], version: str, native: tuple[str, ...], ma
         native=native,
         isa=isa,
         lanes=lanes,
-        features=tuple(sorted(name.lower() for name in defined)),
         macros=digest("\n".join(sorted(macros.splitlines()))),
     )
 

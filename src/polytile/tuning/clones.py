@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 
+from polytile.tuning.room import fits
 from polytile.tuning.serial import one_thread
 
 ALIGNMENT = 64
 GUARD = 128
 """Bytes before and after each block that no kernel may touch; a multiple of ALIGNMENT."""
-
-WIDE_BYTES = 16
-"""Bytes for each element of an argument that a reference in float64 needs: the element, and an intermediate of its size."""
 
 _GUARD_BYTE, _FLOAT_POISON, _OTHER_POISON = 0x5C, 0xFF, 0xA5
 """All-ones bytes are NaN in every floating-point format; 0xA5 bytes are no boolean and an unlikely integer."""
@@ -115,14 +113,16 @@ class Block:
         if not self.read:
             self.inner.fill_(self._poison)
 
-    def damaged(self) -> bool:
+    def damaged(self, inputs: bool) -> bool:
         """Whether something was written since `poison` that is not part of an argument that kernels write to: a guard, a gap
-        between the elements of a strided output, an input."""
+        between the elements of a strided output, and, if they are to be looked at, an input."""
         head, tail = self.whole[: self.offset], self.whole[self.offset + self.length :]
         if bool((head != _GUARD_BYTE).any()) or bool((tail != _GUARD_BYTE).any()):
             return True
         if self.read and not self.written:
-            same = (torch.equal(self._inner_of(span), bytes_of(span).to(self.inner.device)) for span in self.group)
+            if not inputs:
+                return False
+            same = (same_bytes(self._inner_of(span), bytes_of(span).to(self.inner.device)) for span in self.group)
             self.filled = all(same)
             return not self.filled
         gaps = None if self.read or not self.written else self._gaps()
@@ -173,7 +173,7 @@ class Lent:
             value = torch.full((dtype.itemsize,), poison_of(dtype), dtype=torch.uint8).view(dtype)
             span.tensor.detach().copy_(value.expand(span.tensor.shape))
 
-    def damaged(self) -> bool:
+    def damaged(self, inputs: bool) -> bool:
         return False
 
     def give_back(self) -> None:
@@ -199,30 +199,18 @@ def bytes_of(span: Span) -> torch.Tensor:
     return whole.set_(tensor.untyped_storage(), offset, (span.end - span.start,), (1,))
 
 
+def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two runs of bytes are equal, eight at a time where they lie alike: on a CPU an eighth of the time."""
+    head = -first.storage_offset() % 8
+    if (first.storage_offset() - second.storage_offset()) % 8 == 0 and first.numel() >= head + 8:
+        end = head + (first.numel() - head) // 8 * 8
+        parts = [(run[:head], run[head:end].view(torch.int64), run[end:]) for run in (first, second)]
+        return all(torch.equal(one, other) for one, other in zip(*parts, strict=True))
+    return torch.equal(first, second)
+
+
 def poison_of(dtype: torch.dtype) -> int:
     return _FLOAT_POISON if dtype.is_floating_point or dtype.is_complex else _OTHER_POISON
-
-
-def _room_on_cuda(device: torch.device) -> int:
-    """What is left below the peak, or SHARE of the device if more is free: a process that has just begun has no peak yet."""
-    below = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-    free, total = torch.cuda.mem_get_info(device)
-    return max(below, min(free // 2, int(SHARE * total)))
-
-
-SHARE = 1 / 32
-"""Of a GPU's memory, by which tuning may raise the peak: 2.5 GB of 80. Where not even that is to be had, kernels are tried on
-the caller's memory and the reference runs on the host, at some seconds for a gigabyte."""
-
-ROOM: dict[str, Callable[[torch.device], int]] = {"cuda": _room_on_cuda}
-"""Bytes that may be allocated on a device, by its type, without raising the most that was allocated there so far. Where there
-is no entry memory is no concern: the host's."""
-
-
-def fits(size: int, device: torch.device) -> bool:
-    """Whether `size` bytes more on `device` leave the peak where it is."""
-    room = ROOM.get(device.type)
-    return room is None or size <= room(device)
 
 
 class Clones:
@@ -274,11 +262,11 @@ class Clones:
             for block in self.blocks:
                 block.poison()
 
-    def damage(self) -> int | None:
+    def damage(self, inputs: bool = True) -> int | None:
         """Position of an argument beside which, or, if it is only read, in which a kernel wrote since `poison`; None if
-        there is none."""
+        there is none. Reading all inputs takes its time: a kernel that leaves them alone once may be trusted to."""
         with one_thread():
-            damaged = next((block for block in self.blocks if block.damaged()), None)
+            damaged = next((block for block in self.blocks if block.damaged(inputs)), None)
         if damaged is None:
             return None
         return next((span.position for span in damaged.group if span.written), damaged.group[0].position)
@@ -302,44 +290,40 @@ def _unrepeated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def wide_fits(args: Sequence[Any], roles: Sequence[str]) -> bool:
-    """Whether the arguments in float64, and a reference's work on them, leave the peak of their devices where it is."""
-    needed: dict[torch.device, int] = {}
-    for tensor in args[: len(roles)]:
-        if tensor is not None and tensor.device.type in ROOM:
-            needed[tensor.device] = needed.get(tensor.device, 0) + WIDE_BYTES * tensor.numel()
-    return all(fits(size, device) for device, size in needed.items())
+def stand_ins(args: Sequence[Any], roles: Sequence[str], wide: bool = True, on_host: bool = False) -> tuple[Any, ...] | None:
+    """The arguments copied for a reference to run on, sharing memory as before: with `wide` every floating-point tensor in
+    float64 (complex: complex128), with `on_host` on the host.
 
-
-def widened(args: Sequence[Any], roles: Sequence[str]) -> tuple[Any, ...] | None:
-    """The arguments with every floating-point tensor in float64 (complex: complex128), sharing memory as before.
-
-    None where that is impossible: tensors of different dtypes share memory. Integer tensors are copied if written to. All
-    lie on the host where their device has no room for them.
+    None where that is impossible: tensors of different dtypes share memory. What is only read and would stay as it is, where it
+    is, is passed on uncopied.
     """
     flat = list(args)
-    on_host = not wide_fits(args, roles)
     for group in overlapping(args, roles):
-        dtype = group[0].tensor.dtype
-        if any(span.tensor.dtype != dtype for span in group):
+        own, there = group[0].tensor.dtype, group[0].tensor.device
+        if any(span.tensor.dtype != own for span in group):
             return None
-        wide = torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
-        device = torch.device("cpu") if on_host else group[0].tensor.device
-        if wide == dtype and not any(span.written for span in group):
-            for span in group if on_host else ():
-                flat[span.position] = span.tensor.to(device)
+        dtype = _widest(own) if wide else own
+        device = torch.device("cpu") if on_host else there
+        if (dtype, device) == (own, there) and not any(span.written for span in group):
             continue
         size = group[0].tensor.element_size()
-        start = min(span.start for span in group)
+        start, length = extent(group)
         if any((span.start - start) % size for span in group):
             return None
-        length = (max(span.end for span in group) - start) // size
-        memory = torch.zeros(length, dtype=wide, device=device)
+        memory = torch.zeros(length // size, dtype=dtype, device=device)
         for span in group:
             tensor = span.tensor
             flat[span.position] = memory.as_strided(tensor.shape, tensor.stride(), (span.start - start) // size)
             _unrepeated(flat[span.position]).copy_(_unrepeated(tensor))
+    if on_host:
+        for position, tensor in enumerate(flat[: len(roles)]):
+            if tensor is not None and not tensor.numel():
+                flat[position] = tensor.cpu()
     return tuple(flat)
 
 
-__all__ = ["Allocate", "Block", "Clones", "Lent", "fits", "overlapping", "size_of", "wide_fits", "widened", "written_positions"]
+def _widest(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
+
+
+__all__ = ["Allocate", "Block", "Clones", "Lent", "overlapping", "size_of", "stand_ins", "written_positions"]

@@ -63,6 +63,7 @@ def environment(target: torch.device | None = None) -> tuple[tuple[str, str], ..
     else:
         found, switches = _environment(options.get("cxx"), _values(("CXX", *VARIABLES))), SWITCHES
     told = [(name, str(said)) for name, default in switches if (said := attrgetter(name)(torch.backends)) != default]
+    told += [(f"option {name}", value) for name, value in options.registered().items()]
     return tuple(sorted((*found, *told))) if told else found
 
 

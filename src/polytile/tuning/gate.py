@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from polytile.tuning.clones import Clones, Lent, widened, written_positions
+from polytile.tuning.clones import Clones, Lent, stand_ins, written_positions
+from polytile.tuning.room import COMPARED_AT_ONCE, copy_of
 from polytile.tuning.serial import one_thread
 from polytile.tuning.tolerance import tolerance
 
@@ -34,9 +35,6 @@ EXCUSE = 4.0
 
 CHUNK = 1 << 15
 """Elements compared at once: few enough for the cache, so that comparing takes little memory and little time."""
-
-DEVICE_CHUNK = 1 << 22
-"""The same on another device, where each comparison costs a few launches: 100 MB of intermediates."""
 
 AGAIN, AGAIN_SECONDS = 2, 2e-3
 """How often a candidate runs again, if its first run and the judging of it took no longer than so many seconds."""
@@ -57,7 +55,8 @@ class Verdict:
 class Gate:
     """The expected results of one problem, and the comparison with them.
 
-    `names` and `roles` describe the tensor arguments. With `wide` the reference runs in float64. `unavailable` says why
+    `names` and `roles` describe the tensor arguments. With `wide` the reference runs in float64, with `on_host` on the host,
+    where results are then compared, because their device has no memory to spare. `unavailable` says why
     there is nothing to compare with, if so; then every candidate passes. Raises what the reference raises when the
     arguments themselves are at fault (IndexError).
     """
@@ -70,13 +69,15 @@ class Gate:
         reference: Reference | None,
         reduction: int = 1,
         wide: bool = True,
+        on_host: bool = False,
     ) -> None:
         self._args, self._roles, self._names = tuple(args), tuple(roles), tuple(names)
         self._reference, self._reduction = reference, reduction
         self._written = written_positions(args, roles)
         self._random = torch.get_rng_state()
         self.unavailable = "" if reference else "there is no reference"
-        wide_args = widened(args, roles) if reference and wide else None
+        self._on_host = on_host
+        wide_args = stand_ins(args, roles, on_host=on_host) if reference and wide else None
         self._expected = self._evaluate(wide_args) if wide_args else None
         self._wide = self._expected is not None
         self._own: list[torch.Tensor] | None = None
@@ -98,24 +99,25 @@ class Gate:
             self.clones.close()
 
     def check(
-        self, run: Callable[[tuple[Any, ...]], None], clones: Clones | None = None, again_within: float = AGAIN_SECONDS
+        self, run: Callable[[tuple[Any, ...]], None], clones: Clones | None = None, again_within: float | None = None
     ) -> Verdict:
         """Runs a candidate on the clones, this gate's own if none are given, and judges what it wrote. Passes on what `run`
         raises.
 
-        A candidate quicker than `again_within` seconds runs AGAIN times more: a race between its threads, or something that
-        it leaves behind in memory of its own, shows as a result that changes from run to run.
+        A candidate quicker than `again_within` seconds (not given: AGAIN_SECONDS) runs AGAIN times more: a race between its
+        threads, or something that it leaves behind in memory of its own, shows as a result that changes from run to run.
         """
         clones = clones if clones is not None else self.clones
+        again_within = AGAIN_SECONDS if again_within is None else again_within
         started = time.perf_counter()
         verdict = self._judged(run, clones)
         again = AGAIN if verdict.ok and time.perf_counter() - started < again_within else 0
         if again:
-            first = [clones.args[position].clone() for position in self._written]
+            first = [copy_of(clones.args[position]) for position in self._written]
         for _ in range(again):
             self._run(run, clones)
             same = all(_bits_equal(clones.args[p], f) for p, f in zip(self._written, first, strict=True))
-            repeated = verdict if same and clones.damage() is None else self._verdict(clones)
+            repeated = verdict if same and clones.damage(inputs=False) is None else self._verdict(clones)
             if not repeated.ok:
                 return replace(repeated, detail=f"{repeated.detail}, in a later run of the same")
             verdict = replace(verdict, max_error=max(verdict.max_error or 0.0, repeated.max_error or 0.0))
@@ -156,6 +158,9 @@ class Gate:
 
     def _kept_result(self) -> list[torch.Tensor] | None:
         """What the reference writes at the arguments' own precision, in memory of its own; None if it fails."""
+        hosted = stand_ins(self._args, self._roles, wide=False, on_host=True) if self._on_host else None
+        if hosted is not None:
+            return self._evaluate(hosted)
         clones = Clones(self._args, self._roles)
         try:
             written = self._evaluate(clones.args)
@@ -208,12 +213,12 @@ def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | None = Non
         got, expected = torch.view_as_real(got), torch.view_as_real(expected)
     with one_thread():
         if not got.dtype.is_floating_point:
-            same = torch.equal(_comparable(got), _comparable(expected.to(got.device, got.dtype)))
+            same = torch.equal(_comparable(got.to(expected.device)), _comparable(expected.to(got.dtype)))
             return (0.0, "") if same else (0.0, "differs from the reference")
         scale = root_mean_square(expected) if scale is None else scale
         worst = 0.0
-        for mine, right in _pieces(got, expected):
-            right = right.to(mine.device)  # the reference of a full device ran on the host
+        for right, mine in _pieces(expected, got):
+            mine = mine.to(right.device)  # the reference of a full device ran on the host
             distance = _distance(mine, right, scale)
             if not math.isfinite(distance):  # a NaN, an infinity, or 0 / 0: sort them out
                 same, distance = _careful_distance(mine, right, scale)
@@ -255,10 +260,10 @@ def _careful_distance(got: torch.Tensor, expected: torch.Tensor, scale: float) -
     return True, _distance(got[differs], expected[differs], scale)
 
 
-def _bits_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype, shape and strides hold the same bits, as far as a quick look tells: NaN differs."""
+def _bits_equal(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and shape hold the same bits, as far as a quick look tells: NaN differs."""
     with one_thread():
-        return torch.equal(_comparable(first), _comparable(second))
+        return torch.equal(_comparable(now.to(before.device)), _comparable(before))
 
 
 def _labels(special: torch.Tensor) -> torch.Tensor:
@@ -272,9 +277,9 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Tensors of one shape in pieces of at most CHUNK (DEVICE_CHUNK) elements, cut along their longest dimensions."""
+    """Tensors of one shape in pieces of at most CHUNK (COMPARED_AT_ONCE) elements, cut along their longest dimensions."""
     shape = tensors[0].shape
-    chunk = CHUNK if tensors[0].device.type == "cpu" else DEVICE_CHUNK
+    chunk = CHUNK if tensors[0].device.type == "cpu" else COMPARED_AT_ONCE
     if tensors[0].numel() <= chunk:
         yield tensors
         return

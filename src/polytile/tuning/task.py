@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from polytile.errors import CompilerMissing, DeviceLost, ResourcesExceeded
 from polytile.ir.program import CPU
 from polytile.kernels.candidate import Candidate
 from polytile.problem import Measurement, Outcome, Problem
@@ -99,10 +100,21 @@ def failed(task: Task, index: int, outcome: Outcome, error: Exception) -> Attemp
     return Attempt(task.candidates[index], measured(task, index, outcome, detail=detail), detail=detail)
 
 
+def unmade(task: Task, index: int, error: Exception) -> Attempt:
+    """The Attempt of a candidate that could not be made. Nothing is known about it where there is no compiler; a device that
+    is lost is no candidate's fault, and raised."""
+    if isinstance(error, DeviceLost):
+        raise error
+    if isinstance(error, CompilerMissing):
+        return Attempt(task.candidates[index], None, detail=str(error))
+    outcome = Outcome.RESOURCES if isinstance(error, ResourcesExceeded) else Outcome.COMPILE_ERROR
+    return failed(task, index, outcome, error)
+
+
 def wrong(task: Task, index: int, verdict: Verdict) -> Attempt:
     """The Attempt of a candidate that the gate has rejected."""
     about = measured(task, index, Outcome.WRONG, max_error=verdict.max_error, detail=verdict.detail)
     return Attempt(task.candidates[index], about, detail=verdict.detail)
 
 
-__all__ = ["Attempt", "Interrupted", "Task", "failed", "measured", "wrong"]
+__all__ = ["Attempt", "Interrupted", "Task", "failed", "measured", "unmade", "wrong"]

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from polytile.errors import CompilerMissing, DeviceLost, ResourcesExceeded
+from polytile.errors import DeviceLost
 from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.tuning import measure, progress
 from polytile.tuning.budget import clock
-from polytile.tuning.clones import wide_fits
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
-from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, wrong
+from polytile.tuning.room import NoRoom, host_is_quick, own_fits, wide_fits
+from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, unmade, wrong
 
 WIDE_LIMIT_SECONDS = 0.05
 """Problems predicted to take longer have their reference run at the arguments' own precision: float64 would take as
@@ -37,7 +37,7 @@ Tuner = Callable[[Task], "list[Attempt]"]
 def tune(task: Task) -> list[Attempt]:
     """Tries every candidate of the task; one Attempt each, in the same order. Those that the task names in `apart` run in a
     worker process first (isolation/); timing is in this process and thread, for those that came back with right results.
-    Raises OutOfMemoryError where a GPU has no memory for trying any.
+    Raises OutOfMemoryError where a GPU has no memory for trying any, NoRoom where trying them would raise its peak.
 
     The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate
     when there is no reference, is the caller's (an index argument out of range) and is raised. Raises Interrupted, with what
@@ -66,6 +66,7 @@ class _Trial:
         task = self.task
         for candidate in task.candidates:
             candidate.prepare()
+        isolated.begin(task)
         try:
             with torch.no_grad(), _random_state_kept(task.args), contextlib.closing(_gate(task)) as gate:
                 self._check_all(gate)
@@ -159,22 +160,26 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
     candidate = task.candidates[index]
     try:
         return candidate.entry()
-    except CompilerMissing as error:
-        attempts[index] = Attempt(candidate, None, detail=str(error))
-    except DeviceLost:
-        raise
-    except ResourcesExceeded as error:
-        attempts[index] = failed(task, index, Outcome.RESOURCES, error)
     except Exception as error:
-        attempts[index] = failed(task, index, Outcome.COMPILE_ERROR, error)
+        attempts[index] = unmade(task, index, error)
     return None
 
 
 def _gate(task: Task) -> Gate:
+    """The gate, its reference where there is room for it. Raises NoRoom where there is none that would do."""
     reference = task.reference if task.check_accuracy else None
-    on_device = task.target.type == "cpu" or wide_fits(task.args, task.roles)  # on the host it would take seconds
-    wide = min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS and on_device
-    return Gate(task.args, task.roles, task.names, reference, task.reduction, wide)
+    wide, on_host = True, False
+    if reference is None:
+        wide = False
+    elif min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS and wide_fits(task.args, task.roles):
+        pass
+    elif own_fits(task.args, task.roles):
+        wide = False
+    elif host_is_quick(task.predicted):
+        on_host = True
+    else:
+        raise NoRoom("checking results would take more of the device's memory than the program has used so far")
+    return Gate(task.args, task.roles, task.names, reference, task.reduction, wide, on_host)
 
 
 def _trial(task: Task, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:

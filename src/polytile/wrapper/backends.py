@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from polytile.errors import OptionError
 from polytile.wrapper.lines import Line
 
 
@@ -29,7 +30,7 @@ def register_backend(name: str, backend: Backend, device: str = "") -> None:
 
 
 def backend(name: str, device: str = "") -> Backend:
-    """The backend called `name` for a type of device; raises KeyError naming those there are."""
+    """The backend called `name` for a type of device; raises OptionError naming those there are."""
     if name == "python" and (name, "") not in _BACKENDS:
         from polytile.wrapper.python import wrap
 
@@ -37,5 +38,5 @@ def backend(name: str, device: str = "") -> Backend:
     found = _BACKENDS.get((name, device)) or _BACKENDS.get((name, ""))
     if found is None:
         known = ", ".join(sorted({known for known, _ in _BACKENDS}))
-        raise KeyError(f"there is no wrapper backend {name!r}; there are: {known}.")
+        raise OptionError(f"option 'wrapper': there is no wrapper backend {name!r}; there are: {known}.")
     return found

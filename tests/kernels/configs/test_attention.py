@@ -1,4 +1,4 @@
-"""Configs of flex attention: defaults by type, head size and capability, and the sets that are tried."""
+"""Configs of flex attention: defaults by type, head size and capability, and the sets that are tried (SPEC T3, T7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From a table's rows to the configs tried: cutting to the sizes, pruning, finishing, duplicates; families from outside."""
+"""From a table's rows to the configs tried: cutting to the sizes, pruning, finishing, duplicates; families from outside
+(SPEC T3-T6, T8)."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from polytile.kernels.triton.generate import generate
 from polytile.problem import Config, Resources
 from polytile.runtime import time_burst
 from polytile.runtime.cuda import cubins, device, workers
+from polytile.runtime.formula import evaluate
 from tests.frontend.lowering import lower
 from tests.runtime.cuda.conftest import Stub
 from tests.waiting import PATIENCE
@@ -69,6 +70,19 @@ def test_a_kernel_is_compiled_by_a_worker_and_launched_with_its_arguments(stub: 
     [call] = stub.calls()
     assert {x.data_ptr(), y.data_ptr()} <= set(call.values)
     assert call.block in (32, 64, 128, 256, 512, 1024) and all(n >= 1 for n in call.grid)
+
+
+def test_the_handle_says_what_the_entry_launches(stub: Stub, empty_cache: Path) -> None:
+    special = candidate(twice, torch.randn(6, 10)).specialise(Facts(aligned=frozenset({"a0", "a1"})))
+    handle = special.handle()
+    assert handle is not None and not special.interpreted
+    [launch], [cubin] = handle.launches, special._compiled()
+    assert launch.image == cubin.binary and launch.image[:4] == b"\x7fELF"
+    assert (launch.symbol, launch.threads, launch.shared) == (cubin.facts.symbol, 32 * cubin.facts.num_warps, cubin.facts.shared)
+    sizes = [60] if len(special.base.work.kernel.symbols) == 1 else [6, 10]
+    time_burst(special.entry(), (torch.randn(6, 10), torch.empty(6, 10), *sizes), 1)
+    [call] = stub.calls()
+    assert list(call.grid) == [evaluate(formula, sizes) for formula in launch.grid] and call.block == launch.threads
 
 
 def test_cubins_are_found_by_content(stub: Stub, empty_cache: Path) -> None:

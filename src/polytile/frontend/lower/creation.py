@@ -10,11 +10,11 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.layouts import is_dense, traced_strides
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.pointwise import check_dtypes, converted, operand, wrapped
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, widen
-from polytile.frontend.lower.views import is_dense, traced_strides
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import compute_dtype

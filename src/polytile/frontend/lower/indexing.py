@@ -17,10 +17,12 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.layouts import is_dense, traced_strides
 from polytile.frontend.lower.positions import Place, computable, extent, place_at, position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.reshapes import reshape_point
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored
-from polytile.frontend.lower.views import is_dense, require_loop_dtype, reshape_point, traced_strides, wrap_dim
+from polytile.frontend.lower.views import require_loop_dtype, wrap_dim
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Store, View, compute_dtype

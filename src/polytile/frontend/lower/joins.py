@@ -14,20 +14,12 @@ import torch
 from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.layouts import traced_strides
 from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.reshapes import reshape_point
+from polytile.frontend.lower.slices import require_known_sizes, selected_index, slice_start
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored
-from polytile.frontend.lower.views import (
-    copied,
-    diagonal_origin,
-    reindexed,
-    require_known_sizes,
-    require_loop_dtype,
-    reshape_point,
-    selected_index,
-    slice_start,
-    traced_strides,
-    wrap_dim,
-)
+from polytile.frontend.lower.views import copied, diagonal_origin, reindexed, require_loop_dtype, wrap_dim
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import View, compute_dtype, whole

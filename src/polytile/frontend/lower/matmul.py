@@ -16,9 +16,10 @@ import torch
 from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.layouts import is_dense, traced_argument, traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored, widen
-from polytile.frontend.lower.views import has_static_zero, is_dense, traced_argument, traced_strides
+from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Template, View, whole

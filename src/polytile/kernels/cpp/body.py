@@ -41,15 +41,16 @@ class Body:
     """Emits nodes. `lanes` is the C++ text of the vector lane count; uniform values are vectors of one lane.
 
     `made` says how to get the nodes that are made elsewhere (kept values, scans, the accumulator of a template); `placed`
-    where stores put whole vectors of values for the schedule to write. `adder` is the name of the function for
-    accumulating stores, with {} for the mode. In every scope that vectors are emitted to, `tail` and `n` are the tail tag
-    and the number of live lanes.
+    where stores put whole vectors of values for the schedule to write; `streamed` the stores that pass the caches by, by id.
+    `adder` is the name of the function for accumulating stores, with {} for the mode. In every scope that vectors are emitted
+    to, `tail` and `n` are the tail tag and the number of live lanes.
     """
 
     def __init__(self, kernel: LoopKernel, nest: Nest, lanes: str = "L", adder: str = memory.PLAIN) -> None:
         self.kernel, self.nest, self.lanes, self.adder = kernel, nest, lanes, adder
         self.made: dict[int, Callable[[Scope], str]] = {}
         self.placed: dict[int, str] = {}
+        self.streamed: frozenset[int] = frozenset()
         self._names = _names(nest)
         self._checks = {id(size): k for k, size in enumerate(checked_sizes(nest.loop), 1)}
         self._bound = 0

@@ -17,6 +17,7 @@ Schedule = Callable[[Unit, Writer], None]
 
 SCHEDULES: dict[tuple[Form, str], Schedule] = {
     (Form.POINTWISE, "plain"): pointwise,
+    (Form.POINTWISE, "streamed"): pointwise,
     (Form.POINTWISE, "atomic"): pointwise,
     (Form.POINTWISE, "tiled"): tiled,
     (Form.POINTWISE, "short"): tiled,

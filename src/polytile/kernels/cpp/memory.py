@@ -129,7 +129,8 @@ def _vector_store(body: Body, store: Store, index: sympy.Expr, step: sympy.Expr,
         assert store.mask is not None
         return f"vstore_where<{form}>(tail, {store.buffer}, {text.index(index)}, {value}, {body.emit(store.mask, scope)}, n);"
     if step == 1:
-        return f"{'vadd' if store.mode == 'add' else 'vstore'}<{form}>(tail, {at}, {value}, n);"
+        act = "vadd" if store.mode == "add" else "vstream" if id(store) in body.streamed else "vstore"
+        return f"{act}<{form}>(tail, {at}, {value}, n);"
     return f"vstore_strided<{form}>(tail, {at}, {value}, {text.index(step)}, n);"
 
 

@@ -1,6 +1,7 @@
 """Pointwise loops.
 
 plain      the points of all axes, in order, are divided over threads; every stretch of the vector axis is one sweep
+streamed   the same, with stores that pass the caches by
 scattered  stores may meet: each thread owns a range of one axis and goes through the others in order
 """
 
@@ -35,6 +36,7 @@ def _plain(unit: Unit, out: Writer) -> None:
                 "const long first = share<L>(length, thread, workers), last = share<L>(length, thread + 1, workers);"
             )
             _sweep(unit, out)
+            _end(unit, out)
         return
     out.line(f"const long length = {text.index(unit.nest.vec.size)}, total = {domain.count(outer)} * length;")
     with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
@@ -46,6 +48,13 @@ def _plain(unit: Unit, out: Writer) -> None:
             _sweep(unit, out)
             out.line("at += last - first;")
             domain.advance(out, outer)
+        _end(unit, out)
+
+
+def _end(unit: Unit, out: Writer) -> None:
+    """After a thread's last store."""
+    if unit.body.streamed:
+        out.line("stream_fence();")
 
 
 def _owned_columns(unit: Unit, out: Writer) -> None:

@@ -16,6 +16,7 @@ from polytile.kernels.cpp.lanes import lane_bytes
 from polytile.kernels.cpp.prelude import parts_of, prelude
 from polytile.kernels.cpp.short import Turned, short_rows
 from polytile.kernels.cpp.squares import Squares, of_variant
+from polytile.kernels.cpp.streaming import streamable
 from polytile.kernels.nest import Nest, nest_of
 from polytile.kernels.writer import Writer
 
@@ -42,6 +43,8 @@ class Unit:
         if chosen is not None:
             self.nest = chosen.nest
         self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if self.variant == "atomic" else memory.PLAIN)
+        if self.variant == "streamed":
+            self.body.streamed = frozenset(map(id, streamable(self.nest)))
 
     @property
     def lanes(self) -> int:

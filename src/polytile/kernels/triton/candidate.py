@@ -19,7 +19,7 @@ import sympy
 import torch
 
 from polytile.errors import ResourcesExceeded
-from polytile.kernels.candidate import NativeEntry, PythonEntry
+from polytile.kernels.candidate import DeviceHandle, DeviceLaunch, NativeEntry, PythonEntry
 from polytile.kernels.canonical import TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.kernel import Argument, Kind, Launch, TritonKernel
@@ -27,7 +27,7 @@ from polytile.problem import Config, Resources, digest
 from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
 from polytile.runtime.cuda.device import DeviceFacts
-from polytile.runtime.formula import encode
+from polytile.runtime.formula import Formula, encode
 
 WORKER = "polytile.kernels.triton.worker"
 """The module that compiles in worker processes."""
@@ -218,11 +218,22 @@ class Specialised:
 
         return PythonEntry(call)
 
-    def _loaded(self) -> NativeEntry:
-        """Waits for the cubins, loads them on the device and makes the plan of their launches. Raises ResourcesExceeded before
-        anything is loaded."""
-        work, index = self.base.work, self.base.work.index
-        assert self._promises is not None and index is not None
+    @property
+    def interpreted(self) -> bool:
+        """Whether Triton's interpreter runs it."""
+        return self.base.work.index is None
+
+    def handle(self) -> DeviceHandle | None:
+        """Waits for the cubins; None where the kernel is interpreted."""
+        if self.interpreted:
+            return None
+        self.prepare()
+        return self._described()
+
+    def _described(self) -> DeviceHandle:
+        """Waits for the cubins. Raises ResourcesExceeded where a multiprocessor does not have what they want."""
+        work = self.base.work
+        assert self._promises is not None
         for promise in self._promises:
             promise.result()
         if self.excess:
@@ -230,27 +241,38 @@ class Specialised:
         positions = {symbol: position for position, symbol in enumerate(work.kernel.symbols)}
         places = {s.name: position for s, position in positions.items()}
         tensors = {t.name: position for position, t in enumerate(work.kernel.tensors)}
-        scratch = [launch_scratch(s.dtype, s.size, s.zeroed, positions) for s in self.kernel.scratch]
+        scratch = [(_bytes(s.dtype, s.size, positions), s.zeroed) for s in self.kernel.scratch]
         launches = []
         for one, promise in zip(self.kernel.launches, self._promises, strict=True):
             cubin = promise.result()
-            facts, threads = cubin.facts, work.device.warp * cubin.facts.num_warps
-            function = driver.load(index, cubin.binary, facts.symbol, threads, facts.shared)
+            facts = cubin.facts
             parameters = [_parameter(argument, tensors, places) for argument in one.arguments]
             for each in (facts.global_scratch, facts.profile_scratch):  # Triton's own last two parameters
                 parameters.append((launch.SCRATCH, len(scratch)) if each else (launch.NOTHING, 0))
                 if each:
-                    scratch.append(launch_scratch(torch.uint8, each * sympy.prod(one.grid), False, positions))
+                    scratch.append((_bytes(torch.uint8, each * sympy.prod(one.grid), positions), False))
             x, y, z = (encode(e, positions) for e in one.grid)
-            launches.append(launch.Launch(function, threads, facts.shared, tuple(parameters), (x, y, z)))
+            threads = work.device.warp * facts.num_warps
+            made = DeviceLaunch(cubin.binary, facts.symbol, threads, facts.shared, tuple(parameters), (x, y, z))
+            launches.append(made)
+        return DeviceHandle(tuple(launches), tuple(scratch))
+
+    def _loaded(self) -> NativeEntry:
+        """Waits for the cubins, loads them on the device and makes the plan of their launches."""
+        work, index, described = self.base.work, self.base.work.index, self._described()
+        assert index is not None
+        launches = []
+        for one in described.launches:
+            function = driver.load(index, one.image, one.symbol, one.threads, one.shared)
+            launches.append(launch.Launch(function, one.threads, one.shared, one.parameters, one.grid))
+        scratch = [launch.Scratch(size, zeroed) for size, zeroed in described.scratch]
         plan = launch.Plan(work.name, index, launches, scratch)
         return NativeEntry(plan.address, plan.handle, plan)
 
 
-def launch_scratch(
-    dtype: torch.dtype, size: sympy.Expr, zeroed: bool, positions: Mapping[sympy.Symbol, int]
-) -> launch.Scratch:
-    return launch.Scratch(encode(sympy.sympify(size) * dtype.itemsize, positions), zeroed)
+def _bytes(dtype: torch.dtype, size: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:
+    """Bytes of a scratch buffer of `size` elements."""
+    return encode(sympy.sympify(size) * dtype.itemsize, positions)
 
 
 def _parameter(argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> tuple[int, int]:

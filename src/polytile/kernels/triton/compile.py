@@ -25,7 +25,6 @@ class Cubin:
     registers: int
     spills: int
     num_warps: int
-    ptx: str = ""
     global_scratch: int = 0
     profile_scratch: int = 0
 
@@ -54,7 +53,7 @@ def to_cubin(launch: Launch, arch: int = 90) -> Cubin:
     registers, spills = resources(binary)
     told = made.metadata
     scratch = (getattr(told, "global_scratch_size", 0), getattr(told, "profile_scratch_size", 0))
-    return Cubin(binary, name, told.shared, registers, spills, launch.num_warps, made.asm["ptx"], *scratch)
+    return Cubin(binary, name, told.shared, registers, spills, launch.num_warps, *scratch)
 
 
 def parameters(launch: Launch) -> list[str]:

@@ -21,6 +21,7 @@ from polytile.tuning import budget, measure, tune
 from polytile.tuning.circumstances import completed, state
 from polytile.tuning.decide import Score, combine, pick
 from polytile.tuning.isolation import policy
+from polytile.tuning.room import NoRoom
 
 tuner: tune.Tuner = tune.tune
 """What tries candidates; something else that does can take its place."""
@@ -41,8 +42,10 @@ def choose(request: Request) -> Answer | None:
     worth_it = [candidate for candidate in request.alive if candidate.name in names]
     try:
         return _first_that_runs(request, worth_it)
-    except torch.OutOfMemoryError:
-        return _best_known(request, "there was no memory for measuring")  # clones and a reference need some
+    except (torch.OutOfMemoryError, NoRoom) as error:
+        why = str(error) if isinstance(error, NoRoom) else "there was no memory for it"
+        answer = _best_known(request, f"not measured yet: {why}")
+        return None if answer is None else dataclasses.replace(answer, postponed=True)
 
 
 def _first_that_runs(request: Request, worth_it: Sequence[Candidate]) -> Answer:

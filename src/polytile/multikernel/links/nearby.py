@@ -28,8 +28,9 @@ from polytile.store import identity
 from polytile.store.records import Identity
 from polytile.tuning.decide import Score, combine, pick
 
-RADIUS = 0.5
-"""Octaves: the width of a regime bucket, so that neighbours lie in this bucket or in the one next to it."""
+RADIUS = 1.0
+"""Octaves: two regime buckets. What neighbours on both sides agree on is expected to hold between them (splitting.py), so
+that after a few lengths of text most others need no measurement."""
 
 CHAMPION_RADIUS = 1.5
 """Octaves within which the winner at one size is worth measuring at another."""

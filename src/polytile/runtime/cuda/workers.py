@@ -85,6 +85,7 @@ class _Server:
         self.control.close()
         with contextlib.suppress(OSError):
             self.process.kill()
+            self.process.wait()
 
 
 class Workers:

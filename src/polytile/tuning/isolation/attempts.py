@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import MutableMapping
 
-from polytile.errors import CompilerMissing
-from polytile.kernels.candidate import Candidate, Handle
+from polytile.kernels.candidate import Candidate, DeviceHandle, Handle, NativeHandle, PythonHandle, ready
 from polytile.problem import Outcome
 from polytile.tuning.gate import Gate, Verdict
+from polytile.tuning.isolation import gpu, worker
+from polytile.tuning.isolation.memory import Unavailable
 from polytile.tuning.isolation.trial import Arena
-from polytile.tuning.isolation.worker import Failure, Unavailable
-from polytile.tuning.task import Attempt, Task, failed, measured, wrong
+from polytile.tuning.isolation.worker import Failure, Finished, Kind
+from polytile.tuning.task import Attempt, Task, failed, measured, unmade, wrong
 
 log = logging.getLogger("polytile.tuning")
 _told: set[tuple[str, str]] = set()
@@ -26,21 +27,41 @@ known, as this is where a race between threads has to show.
 It need not: two threads that happen to run one after the other do no harm to each other."""
 
 
+WORKERS = {"cpp": Kind.NATIVE, "triton": Kind.DEVICE}
+"""What runs the kernels of a source. Of another it is known when there is one."""
+
+
+def begin(task: Task) -> None:
+    """Has the workers that the task is going to need start in the background, while its reference runs and compilers work."""
+    origins = {candidate.origin for candidate in task.candidates if candidate.name in task.apart}
+    for kind in {WORKERS[origin] for origin in origins & WORKERS.keys()}:
+        worker.begin(kind, _index(task) if kind is Kind.DEVICE else 0)
+
+
 class Trials:
-    """The trials apart of one task, on one copy of its arguments, which is made for the first of them. Used in a `with`."""
+    """The trials apart of one task: on one copy of its arguments, which is made for the first of them; on a GPU many at once.
+    Used in a `with`."""
 
     def __init__(self, task: Task, gate: Gate, attempts: MutableMapping[int, Attempt]) -> None:
         self.task, self.gate, self.attempts = task, gate, attempts
         self._arena: Arena | None = None
+        self._safe: set[int] = set()
+        """Candidates whose first run on a GPU did no harm."""
 
     def verdict(self, number: int) -> Verdict | None:
         """Runs a candidate in the worker, if `task.apart` names it, through the gate. The verdict if it came back right and
-        may run here now; None if it was not to be tried apart, or could not be, which is told. What became of it
-        otherwise goes into `attempts`.
+        may run here now; None if it was not to be tried apart, or could not be, which is told, or if the worker cannot tell
+        right from wrong, as on a GPU. What became of it otherwise goes into `attempts`.
 
         Raises IndexError where there is no reference and the candidate finds an index out of range: the caller's fault.
         """
-        if self.task.candidates[number].name not in self.task.apart:
+        if not self._wanted(number):
+            return None
+        handle = _handle(self.task, number, self.attempts)
+        if handle is None:
+            return None
+        if isinstance(handle, DeviceHandle):
+            self._run_on_device(number, handle)
             return None
         try:
             if self._arena is None:
@@ -48,7 +69,7 @@ class Trials:
         except Unavailable as reason:
             _not_apart(self.task, number, str(reason), self.attempts)
             return None
-        return _tried(self.task, number, self.gate, self._arena, self.attempts)
+        return _tried(self.task, number, handle, self.gate, self._arena, self.attempts)
 
     def __enter__(self) -> Trials:
         return self
@@ -57,14 +78,58 @@ class Trials:
         if self._arena is not None:
             self._arena.close()
 
+    def _wanted(self, number: int) -> bool:
+        return (
+            self.task.candidates[number].name in self.task.apart
+            and number not in self._safe
+            and number not in self.attempts
+        )
 
-def _tried(task: Task, number: int, gate: Gate, arena: Arena, attempts: MutableMapping[int, Attempt]) -> Verdict | None:
+    def _run_on_device(self, number: int, handle: DeviceHandle) -> None:
+        """Runs a candidate on a worker's GPU, and with it all others that are compiled by now."""
+        task, waiting = self.task, {number: handle}
+        for other, candidate in enumerate(task.candidates):
+            if other != number and self._wanted(other) and ready(candidate):
+                found = _handle(task, other, self.attempts)
+                if isinstance(found, DeviceHandle):
+                    waiting[other] = found
+        while waiting:
+            try:
+                ended = gpu.run_all(task.args, task.roles, list(waiting.values()), _index(task), task.trial_seconds)
+            except Unavailable as reason:
+                for left in waiting:
+                    _not_apart(task, left, str(reason), self.attempts)
+                self._safe |= waiting.keys() - self.attempts.keys()
+                return
+            for one, how in zip(list(waiting), ended, strict=False):
+                del waiting[one]
+                self._judge(one, how)
+
+    def _judge(self, number: int, how: Finished | Failure) -> None:
+        task = self.task
+        if isinstance(how, Failure):
+            self.attempts[number] = _failed(task, number, how)
+        elif how.beside is not None:
+            name = gpu.block_name(task.args, task.roles, task.names, how.beside)
+            self.attempts[number] = wrong(task, number, Verdict(False, None, f"wrote outside argument {name!r}"))
+        else:
+            self._safe.add(number)
+
+
+def _index(task: Task) -> int:
+    return task.target.index or 0
+
+
+def _tried(
+    task: Task,
+    number: int,
+    handle: NativeHandle | PythonHandle,
+    gate: Gate,
+    arena: Arena,
+    attempts: MutableMapping[int, Attempt],
+) -> Verdict | None:
     """The verdict on one candidate if it may run here."""
-    candidate = task.candidates[number]
-    handle = _handle(task, number, attempts)
-    if handle is None:
-        return None
-    seconds = 0.0
+    candidate, seconds = task.candidates[number], 0.0
 
     def run(_: object) -> None:
         nonlocal seconds
@@ -79,8 +144,7 @@ def _tried(task: Task, number: int, gate: Gate, arena: Arena, attempts: MutableM
         _not_apart(task, number, str(reason), attempts)
         return None
     except Failure as failure:
-        about = measured(task, number, failure.outcome, detail=failure.detail)
-        attempts[number] = Attempt(candidate, about, detail=f"{failure.outcome.value}: {failure.detail}")
+        attempts[number] = _failed(task, number, failure)
         return None
     except IndexError as error:
         if gate.unavailable:
@@ -97,17 +161,19 @@ def _tried(task: Task, number: int, gate: Gate, arena: Arena, attempts: MutableM
     return verdict
 
 
+def _failed(task: Task, number: int, failure: Failure) -> Attempt:
+    about = measured(task, number, failure.outcome, detail=failure.detail)
+    return Attempt(task.candidates[number], about, detail=f"{failure.outcome.value}: {failure.detail}")
+
+
 def _handle(task: Task, number: int, attempts: MutableMapping[int, Attempt]) -> Handle | None:
     """What the worker needs to find the kernel; None if there is no such thing, or no kernel."""
     candidate = task.candidates[number]
     make = getattr(candidate, "handle", None)
     try:
         handle: Handle | None = make() if make is not None else None
-    except CompilerMissing as error:
-        attempts[number] = Attempt(candidate, None, detail=str(error))
-        return None
     except Exception as error:
-        attempts[number] = failed(task, number, Outcome.COMPILE_ERROR, error)
+        attempts[number] = unmade(task, number, error)
         return None
     if handle is None:
         _not_apart(task, number, "it cannot be found from another process; make it a function of a module", attempts)
@@ -129,4 +195,4 @@ def _not_apart(task: Task, number: int, reason: str, attempts: MutableMapping[in
         )
 
 
-__all__ = ["SLOW_SECONDS", "Trials"]
+__all__ = ["SLOW_SECONDS", "Trials", "begin"]

@@ -1,10 +1,11 @@
 """The worker's own program: runs one kernel at a time on memory that it shares with the process that started it.
 
 Started as a script, with the number of its socket, and with nothing but the standard library, so that it is there in 15
-ms; torch is imported when the first Python kernel comes. Requests and answers are JSON, one a line. It may die of any
-request: worker.py sees that, and starts another.
+ms; torch is imported if Python kernels are to come. Requests and answers are JSON, one a line; several requests may be sent
+at once. It may die of any request: worker.py sees that, and starts another.
 
-    {"do": "open", "preload": [paths], "bytes": most private memory, "torch": whether to import it}
+    {"do": "open", "preload": [paths], "bytes": most private memory, "torch": whether to import it,
+     "device": [CUDA driver's library, number] | null}
     {"do": "map", "bytes": n}                                         with the file descriptor of the memory
     {"do": "unmap"}
     {"do": "load", "path": sys.path, "module", "name", "arguments"}
@@ -14,8 +15,10 @@ request: worker.py sees that, and starts another.
      "tensors": [{"block", "offset", "dtype", "shape", "stride", "device"} | null], "random": offset, "integers",
      "repeats", "seconds"}
 
-The answer to the last two is {"code", "seconds"}; to any of them {"error", "message"} if a Python error was raised. Should
-the process that asked be gone, the limits on processor and clock that each kernel is given end it.
+    {"do": "place" | "launch" | "clear", ...}                         on a GPU: device.py
+
+The answer to "native" and "python" is {"code", "seconds"}; to any of them {"error", "message"} if a Python error was
+raised. Should the process that asked be gone, the limits on processor and clock that each kernel is given end it.
 """
 
 from __future__ import annotations
@@ -42,6 +45,9 @@ MARGIN = 2.0
 PATIENCE = 6.0
 """How many times the limit a kernel may take by the clock if it hardly uses the processor."""
 
+POPULATED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+"""Memory is mapped with all its pages at once: touching them one by one takes ten times as long."""
+
 Kernel = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_long), ctypes.c_long)
 
 
@@ -54,6 +60,7 @@ class Child:
         self.address = 0
         self.loaded: dict[str, ctypes.CDLL] = {}
         self.callables: dict[str, Any] = {}
+        self.device: Any = None
 
     def serve(self) -> None:
         """Answers requests until the other end is closed."""
@@ -91,13 +98,15 @@ class Child:
                 ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         if request["torch"]:
             importlib.import_module("torch")
+        if request["device"]:
+            self.device = _sibling("device").Device(*request["device"])
         if request["bytes"]:
             resource.setrlimit(resource.RLIMIT_DATA, (request["bytes"], resource.RLIM_INFINITY))
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if the system must end a process for want of memory, then this one
 
     def map(self, request: dict[str, Any]) -> None:
-        self.memory = mmap.mmap(request["descriptor"], request["bytes"])
+        self.memory = mmap.mmap(request["descriptor"], request["bytes"], POPULATED)
         os.close(request["descriptor"])
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
@@ -150,6 +159,17 @@ class Child:
             return {"code": 0, "seconds": time.perf_counter() - begin}
 
 
+    def place(self, request: dict[str, Any]) -> None:
+        self.device.place(request["blocks"], self.address)
+
+    def launch(self, request: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self.device.launch(request, self.address)
+        return found
+
+    def clear(self, request: dict[str, Any]) -> None:
+        self.device.clear()
+
+
 class _Block:
     """A run of the shared memory, copied to the device on which the kernel wants it."""
 
@@ -172,6 +192,16 @@ def _tensor(torch: Any, blocks: list[_Block], described: dict[str, Any]) -> Any:
     start = (there.storage_offset() + described["offset"]) // dtype.itemsize
     empty = torch.empty(0, dtype=dtype, device=there.device)
     return empty.set_(there.untyped_storage(), start, described["shape"], described["stride"])
+
+
+def _sibling(name: str) -> Any:
+    """The module in the file beside this one; the package itself would bring what this process is to do without."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def _key(request: dict[str, Any]) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from polytile.kernels.candidate import Handle, NativeHandle
+from polytile.kernels.candidate import NativeHandle, PythonHandle
 from polytile.tuning.clones import ALIGNMENT, Block, Clones, overlapping, size_of
-from polytile.tuning.isolation.worker import Finished, Memory, Unavailable, borrowed, for_all_running
+from polytile.tuning.isolation.memory import Unavailable, kept, taken
+from polytile.tuning.isolation.worker import Finished, Kind, borrowed, for_all_running
 
 MOST_BYTES = 1 << 30
 """Arguments larger than this are not copied for a trial apart: the copy would take longer than the tuning itself."""
@@ -30,23 +30,25 @@ class Arena:
         if total > MOST_BYTES:
             raise Unavailable(f"its arguments take {total >> 20} MiB, and at most {MOST_BYTES >> 20} are copied")
         self.args, self.roles = tuple(args), tuple(roles)
-        self.memory = Memory(total)
-        self._whole = torch.frombuffer(mmap.mmap(self.memory.descriptor, total), dtype=torch.uint8)
+        self.memory = taken(total)
+        self._whole = self.memory.whole
         self._taken = 0
         self.random = self._take(torch.get_rng_state().numel(), torch.device("cpu"))
         self.random.copy_(torch.get_rng_state())
         self.clones = Clones(args, roles, self._take)
 
-    def run(self, handle: Handle, seconds: float, repeats: int = 1) -> Finished:
+    def run(self, handle: NativeHandle | PythonHandle, seconds: float, repeats: int = 1) -> Finished:
         """Runs the kernel in the worker, on `clones.args`. Raises Failure and Unavailable as Worker.run does."""
         request = self._native(handle) if isinstance(handle, NativeHandle) else self._python(handle)
-        with borrowed(torch=not isinstance(handle, NativeHandle)) as worker:
+        kind = Kind.NATIVE if isinstance(handle, NativeHandle) else Kind.PYTHON
+        with borrowed(kind) as worker:
             return worker.run(self.memory, {**request, "integers": self._integers, "repeats": repeats}, seconds)
 
     def close(self) -> None:
-        """Lets go of the memory, here and in the workers."""
-        for_all_running(lambda worker: worker.unmap(self.memory))
-        self.memory.close()
+        """Lets go of the memory, here and in the workers, if the next trial has no use for it."""
+        if not kept(self.memory):
+            for_all_running(lambda worker: worker.unmap(self.memory))
+            self.memory.close()
 
     @property
     def _integers(self) -> list[int]:
@@ -57,7 +59,7 @@ class Arena:
         pointers = [None if t is None or not t.numel() else self._offset(t.data_ptr()) for t in tensors]
         return {**_fields(handle), "do": "native", "pointers": pointers}
 
-    def _python(self, handle: Handle) -> dict[str, Any]:
+    def _python(self, handle: PythonHandle) -> dict[str, Any]:
         blocks = [block for block in self.clones.blocks if isinstance(block, Block)]
         described = [
             {
@@ -102,7 +104,7 @@ class Arena:
         return address - self._whole.data_ptr()
 
 
-def _fields(handle: Handle) -> dict[str, Any]:
+def _fields(handle: NativeHandle | PythonHandle) -> dict[str, Any]:
     return dict(vars(handle))
 
 

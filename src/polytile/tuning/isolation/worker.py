@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import enum
 import json
 import logging
 import os
@@ -15,19 +16,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polytile.problem import Outcome
 from polytile.runtime.cpu import available_bytes
+from polytile.runtime.cuda import driver
 from polytile.tuning.isolation import child
+from polytile.tuning.isolation.memory import Memory, Unavailable
 
 log = logging.getLogger("polytile.tuning")
 
 START_SECONDS = 60.0
 """How long a new worker may take until it answers, importing torch included."""
+
+STOP_SECONDS = 10.0
+"""How long a process that is being ended is waited for."""
+
+IDLE_SECONDS = 5.0
+"""How long a process that holds memory of a GPU waits for more to do."""
 
 LARGEST_BYTES = 8 << 30
 """Private memory that a worker may have at most; half of what the machine has available where that is less."""
@@ -51,6 +60,9 @@ LAST_WORDS: tuple[tuple[str, Outcome], ...] = (
 )
 """What a process that aborts may have written on stderr, and what it means."""
 
+ERROR_NAMES: dict[str, Outcome] = {"MemoryError": Outcome.OUT_OF_MEMORY, "TimeoutError": Outcome.TIMEOUT}
+"""What the class of an error says about how the kernel ended."""
+
 ERRORS: tuple[tuple[str, Outcome], ...] = (
     ("out of memory", Outcome.OUT_OF_MEMORY),
     ("not enough memory", Outcome.OUT_OF_MEMORY),
@@ -67,10 +79,6 @@ ERRORS: tuple[tuple[str, Outcome], ...] = (
 that raised such an error is not used again."""
 
 
-class Unavailable(Exception):
-    """No worker can be had here; says why. Nothing is known about the kernel."""
-
-
 class Failure(Exception):
     """A kernel did not come to an end as it should: how, and in which words."""
 
@@ -81,69 +89,124 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Finished:
-    """The kernel returned: its run-time check's number (0: none failed) and the seconds that the calls took."""
+    """The kernel came to its end: its run-time check's number (0: none failed) and the seconds that the calls took."""
 
     code: int
     seconds: float
+    beside: int | None = None
+    """On a GPU: the number of a block beside which it wrote."""
+
+
+class Kind(enum.Enum):
+    """What a worker holds besides Python's standard library."""
+
+    NATIVE = "nothing"
+    PYTHON = "torch"
+    DEVICE = "a context on a GPU"
 
 
 class Worker:
-    """One process, started when first asked, and again when it has died. `torch` says whether it will import torch, and so
-    needs this interpreter's own start-up. Callers keep other threads out."""
+    """One process, started when first asked, and again when it has died. Callers keep other threads out.
 
-    def __init__(self, torch: bool = False) -> None:
-        self.torch = torch
+    One that imports torch needs this interpreter's own start-up; one with a context on a GPU is for device number `index`.
+    """
+
+    def __init__(self, kind: Kind = Kind.NATIVE, index: int = 0) -> None:
+        self.kind, self.index = kind, index
         self.started = 0
         """How many processes there have been."""
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._stderr: Any = None
         self._mapped: Any = None
+        self._received = b""
+        self._greeted = False
+        self._used = 0.0
 
     @property
     def pid(self) -> int | None:
         """The process's number; None where none is running."""
         return self._process.pid if self._process is not None else None
 
-    def run(self, memory: Memory, request: dict[str, Any], seconds: float) -> Finished:
-        """Runs the kernel that `request` describes (child.py) on `memory`. Raises Failure for whatever ends badly, a kernel
-        that keeps its processors busy for `seconds` included, and Unavailable where there is no worker."""
+    def begin(self) -> None:
+        """Starts the process, if none is running, and does not wait until it is there. Raises Unavailable."""
         if self._process is not None and self._process.poll() is not None:
             self.stop()  # it died between two requests: nobody's fault
         if self._process is None:
             self._start()
-        if self._mapped is not memory:
-            self._expected({"do": "map", "bytes": memory.size}, [memory.descriptor])
-            self._mapped = memory
+
+    def run(self, memory: Memory, request: dict[str, Any], seconds: float) -> Finished:
+        """Runs the kernel that `request` describes (child.py) on `memory`. Raises Failure for whatever ends badly, a kernel
+        that keeps its processors busy for `seconds` included, and Unavailable where there is no worker."""
+        self._open(memory)
         if request["do"] == "python":
-            self._kernels({**request, "do": "load"}, START_SECONDS)
-        answer = self._kernels({**request, "seconds": seconds}, seconds)
+            self._send({**request, "do": "load"})
+            self._kernels(START_SECONDS)
+        self._send({**request, "seconds": seconds})
+        answer = self._kernels(seconds, request.get("threads", 1))
         return Finished(answer["code"], answer["seconds"])
+
+    def run_all(
+        self, memory: Memory, place: dict[str, Any], requests: Sequence[dict[str, Any]], seconds: float
+    ) -> list[Finished | Failure]:
+        """Runs kernels on a GPU, one after the other, all of them sent at once, with the arguments that `place` describes. What
+        became of each; those after one that ended the process are missing. Raises Unavailable where there is no worker, or
+        the arguments have no room."""
+        self._open(memory)
+        self._send(place, *({**request, "seconds": seconds} for request in requests), {"do": "clear"})
+        self._expected()
+        found: list[Finished | Failure] = []
+        for _ in requests:
+            try:
+                answer = self._kernels(seconds)
+            except Failure as failure:
+                found.append(failure)
+                if self._process is None:
+                    return found
+            else:
+                found.append(Finished(answer["code"], answer["seconds"], answer["beside"]))
+        with contextlib.suppress(Unavailable):  # then it has been ended, and what it held is free
+            self._expected()
+        return found
 
     def unmap(self, memory: Memory) -> None:
         """Has the process let go of `memory`, if it holds it."""
         if self._process is not None and self._mapped is memory:
             self._mapped = None
             with contextlib.suppress(Unavailable):  # it has died, and holds nothing
-                self._expected({"do": "unmap"})
+                self._send({"do": "unmap"})
+                self._expected()
 
     def stop(self) -> None:
         """Ends the process; the next request starts another."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU's driver is still cleaning up
+                self._process.wait(STOP_SECONDS)
         for held in (self._connection, self._stderr):
             if held is not None:
                 held.close()
-        self._process = self._connection = self._stderr = self._mapped = None
+        self.abandon()
 
     def abandon(self) -> None:
         """Forgets the process without ending it: after a fork it is the parent's."""
         self._process = self._connection = self._stderr = self._mapped = None
+        self._received, self._greeted = b"", False
+
+    def rest(self) -> None:
+        """From now on the process may wait IDLE_SECONDS for more to do; then it ends, and its memory is free."""
+        self._used = time.monotonic()
+        timer = threading.Timer(IDLE_SECONDS, _stop_if_idle, [self])
+        timer.daemon = True
+        timer.start()
+
+    def idle(self) -> bool:
+        """Whether it has rested for so long."""
+        return time.monotonic() - self._used >= IDLE_SECONDS
 
     def _start(self) -> None:
         here, there = socket.socketpair()
-        flags = () if self.torch else ("-I", "-S")
+        flags = () if self.kind is Kind.PYTHON else ("-I", "-S")
         try:
             self._stderr = tempfile.TemporaryFile()
             self._process = subprocess.Popen(
@@ -161,64 +224,84 @@ class Worker:
             there.close()
         self._connection = here
         self.started += 1
-        self._expected({"do": "open", "preload": preloaded(), "bytes": _memory_limit(), "torch": self.torch})
+        on_device = self.kind is Kind.DEVICE
+        self._send(
+            {
+                "do": "open",
+                "preload": [] if on_device else preloaded(),
+                "bytes": 0 if on_device else _memory_limit(),  # a GPU's driver takes address space without end
+                "torch": self.kind is Kind.PYTHON,
+                "device": [driver.LIBRARY, self.index] if on_device else None,
+            }
+        )
 
-    def _expected(self, request: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        """Asks for something in which no kernel has a part: if it fails, there is no worker to be had."""
+    def _open(self, memory: Memory) -> None:
+        """Has the process ready, with `memory` in it. Raises Unavailable."""
+        self.begin()
+        if not self._greeted:
+            self._expected()
+            self._greeted = True
+        if self._mapped is not memory:
+            self._send({"do": "map", "bytes": memory.size}, descriptors=[memory.descriptor])
+            self._expected()
+            self._mapped = memory
+
+    def _expected(self) -> None:
+        """Waits for the answer to something in which no kernel has a part: if it failed, there is no worker to be had."""
         try:
-            answer = self._ask(request, START_SECONDS, descriptors)
+            answer = self._answer(START_SECONDS, 1)
         except Failure as failure:
             raise Unavailable(f"the worker ended: {failure.detail}") from None
         if "error" in answer:
             self.stop()
             raise Unavailable(f"the worker cannot do its work: {answer['error']}: {answer['message']}")
 
-    def _kernels(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Asks for something of which a kernel may be to blame if it fails: then a Failure says how."""
-        answer = self._ask(request, seconds)
+    def _kernels(self, seconds: float, threads: int = 1) -> dict[str, Any]:
+        """Waits for the answer to something of which a kernel may be to blame if it fails: then a Failure says how."""
+        answer = self._answer(seconds, threads)
         if "error" not in answer:
             return answer
         detail = f"{answer['error']}: {answer['message']}"
-        outcome = (
-            Outcome.OUT_OF_MEMORY if answer["error"] == "MemoryError" else _meaning(detail, ERRORS, Outcome.RAISED)
-        )
+        outcome = ERROR_NAMES.get(answer["error"]) or _meaning(detail, ERRORS, Outcome.RAISED)
         if outcome is not Outcome.RAISED:
             self.stop()
         raise Failure(outcome, detail)
 
-    def _ask(self, request: dict[str, Any], seconds: float, descriptors: list[int] | None = None) -> dict[str, Any]:
-        """The answer to one request; raises Failure when the process dies of it or is ended for taking too long."""
+    def _send(self, *requests: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Sends requests, all of them at once. A process that is gone says why in its answer."""
         assert self._connection is not None
-        line = json.dumps(request).encode() + b"\n"
+        lines = b"".join(json.dumps(request).encode() + b"\n" for request in requests)
         try:
-            sent = socket.send_fds(self._connection, [line], descriptors or [])
-            self._connection.sendall(line[sent:])
-            return self._answer(seconds, request.get("threads", 1))
+            sent = socket.send_fds(self._connection, [lines], list(descriptors))
+            self._connection.sendall(lines[sent:])
         except (BrokenPipeError, ConnectionResetError):
-            raise self._ending() from None
-        except Failure:
-            raise
-        except BaseException:  # Ctrl-C: whatever the worker is doing, nobody waits for it any more
-            self.stop()
-            raise
+            return
 
     def _answer(self, seconds: float, threads: int) -> dict[str, Any]:
-        assert self._connection is not None
-        received, begun, used = b"", time.monotonic(), self._processor_seconds()
-        while not received.endswith(b"\n"):
-            waited = time.monotonic() - begun
-            if not select.select([self._connection], [], [], min(0.05, seconds) if waited > seconds else seconds)[0]:
-                busy = self._processor_seconds() - used
-                if waited >= child.PATIENCE * seconds or (waited >= seconds and busy >= seconds * threads):
-                    self.stop()
-                    raise Failure(Outcome.TIMEOUT, f"was ended after {waited:.1f} s, of which it ran for {busy:.1f} s")
-                continue
-            data = self._connection.recv(1 << 16)
-            if not data:
-                raise self._ending()
-            received += data
-        answer: dict[str, Any] = json.loads(received)
+        """The next answer; raises Failure when the process dies of its request or is ended for taking too long."""
+        try:
+            while b"\n" not in self._received:
+                self._receive(seconds, threads)
+        except ConnectionResetError:
+            raise self._ending() from None
+        line, _, self._received = self._received.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _receive(self, seconds: float, threads: int) -> None:
+        """Takes in more of an answer."""
+        assert self._connection is not None
+        begun, used = time.monotonic(), self._processor_seconds()
+        waited = 0.0
+        while not select.select([self._connection], [], [], seconds if waited < seconds else min(0.05, seconds))[0]:
+            waited, busy = time.monotonic() - begun, self._processor_seconds() - used
+            if waited >= child.PATIENCE * seconds or (waited >= seconds and busy >= seconds * threads):
+                self.stop()
+                raise Failure(Outcome.TIMEOUT, f"was ended after {waited:.1f} s, of which it ran for {busy:.1f} s")
+        data = self._connection.recv(1 << 16)
+        if not data:
+            raise self._ending()
+        self._received += data
 
     def _ending(self) -> Failure:
         """Why the process is gone."""
@@ -246,34 +329,6 @@ class Worker:
             return time.monotonic()
 
 
-class Memory:
-    """Memory without a name that two processes can map. Raises Unavailable where there is not enough."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        try:
-            if hasattr(os, "memfd_create"):
-                self.descriptor = os.memfd_create("polytile", os.MFD_CLOEXEC)
-            else:
-                with tempfile.TemporaryFile() as file:
-                    self.descriptor = os.dup(file.fileno())
-        except OSError as error:
-            raise Unavailable(f"there is no shared memory ({error})") from None
-        try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self.descriptor, 0, size)  # now, not as a bus error in the middle of a copy
-            else:
-                os.ftruncate(self.descriptor, size)
-        except OSError as error:
-            self.close()
-            raise Unavailable(f"{size} bytes of shared memory are not to be had ({error})") from None
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-
 def preloaded() -> list[str]:
     """The files of the OpenMP runtime and the maths library in this process: kernels find their functions there."""
     try:
@@ -296,21 +351,49 @@ def _meaning(text: str, table: tuple[tuple[str, Outcome], ...], otherwise: Outco
 
 
 _lock = threading.RLock()
-_workers: dict[bool, Worker] = {}
+_workers: dict[tuple[Kind, int], Worker] = {}
 
 
 @contextlib.contextmanager
-def borrowed(torch: bool) -> Iterator[Worker]:
-    """This process's worker, the one with torch or the one without, for one thread at a time."""
+def borrowed(kind: Kind, index: int = 0) -> Iterator[Worker]:
+    """This process's worker of a kind (with a context: on that device), for one thread at a time."""
     with _lock:
-        yield _workers.setdefault(torch, Worker(torch))
+        worker = _workers.setdefault((kind, index), Worker(kind, index))
+        with _undisturbed(worker):
+            yield worker
+
+
+@contextlib.contextmanager
+def _undisturbed(worker: Worker) -> Iterator[None]:
+    """Talks to a worker within the block. What interrupts it, Ctrl-C above all, ends the worker: whatever that is doing, nobody
+    waits for its answer any more."""
+    try:
+        yield
+    except (Failure, Unavailable):
+        raise
+    except BaseException:
+        worker.stop()
+        raise
+
+
+def begin(kind: Kind, index: int = 0) -> None:
+    """Has such a worker start in the background, as one will be needed soon."""
+    with borrowed(kind, index) as worker, contextlib.suppress(Unavailable):  # which is told when it is needed
+        worker.begin()
+
+
+def _stop_if_idle(worker: Worker) -> None:
+    with _lock:
+        if worker.idle():
+            worker.stop()
 
 
 def for_all_running(action: Callable[[Worker], None]) -> None:
     """Calls `action` with each worker of this process."""
     with _lock:
         for worker in _workers.values():
-            action(worker)
+            with _undisturbed(worker):
+                action(worker)
 
 
 def stop_all() -> None:
@@ -328,4 +411,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(stop_all)
 
-__all__ = ["Failure", "Finished", "Memory", "Unavailable", "Worker", "borrowed", "for_all_running", "stop_all"]
+__all__ = [
+    "Failure",
+    "Finished",
+    "Kind",
+    "Worker",
+    "begin",
+    "borrowed",
+    "for_all_running",
+    "stop_all",
+]

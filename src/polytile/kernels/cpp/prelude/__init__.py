@@ -81,8 +81,3 @@ def parts_of(source: str) -> frozenset[str]:
 @cache
 def _owners() -> dict[str, str]:
     return {given: name for name in ORDER for given in part(name).gives}
-
-
-def with_prelude(source: str) -> str:
-    """`source` behind the prelude that it needs."""
-    return prelude(parts_of(source)) + source

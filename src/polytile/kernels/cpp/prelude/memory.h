@@ -1,7 +1,7 @@
 // memory: loads and stores of storage types: contiguous, the first n lanes, strided, indexed.
 // needs: convert
 // gives: load load_n load_strided load_strided_n gather gather_mask
-//        store store_n store_strided store_strided_n store_stream scatter scatter_mask
+//        store store_n store_strided store_strided_n store_stream stream_fence scatter scatter_mask
 //
 // A load converts elements of S to lanes of T, a store lanes of T to elements of S (see cast and to_storage). The _n
 // forms touch the first n elements alone (0 <= n <= L) and give 0 in the other lanes; the _mask forms touch the
@@ -158,6 +158,12 @@ template <class B, int L> PT_FN void stream_lanes(void* p, V<B, L> v) {
   else store_lanes(p, v);
 }
 template <class S, class T, int L> PT_FN void store_stream(S* p, V<T, L> v) { stream_lanes(p, to_storage<S>(v)); }
+// Other threads see what this one has streamed only after it.
+PT_FN void stream_fence() {
+#if defined(__SSE2__)
+  __builtin_ia32_sfence();
+#endif
+}
 
 // Strided and indexed. ------------------------------------------------------------------------------------------------
 // Lane by lane: gather instructions are no faster on most machines, and slow where they were mended against data

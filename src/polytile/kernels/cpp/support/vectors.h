@@ -1,5 +1,5 @@
 // vectors: full and partial vectors behind one name: `tail` is Full, or Part where only the first n lanes count.
-// gives: Full Part PT_INLINE splat where vload vload_strided vload_gather vload_where vload_gather_where vstore
+// gives: Full Part PT_INLINE splat where vload vload_strided vload_gather vload_where vload_gather_where vstore vstream
 namespace pt {
 namespace {
 
@@ -38,6 +38,9 @@ PT_FN V<T, L> vload_where(Tail tail, const S* p, long at, V<i32, L> mask, long n
 
 template <class S, int L, class Tail, class T> PT_FN void vstore(Tail, S* p, V<T, L> v, long n) {
   if constexpr (Tail::partial) store_n<S, T, L>(p, v, n); else store<S, T, L>(p, v);
+}
+template <class S, int L, class Tail, class T> PT_FN void vstream(Tail, S* p, V<T, L> v, long n) {
+  if constexpr (Tail::partial) store_n<S, T, L>(p, v, n); else store_stream<S, T, L>(p, v);
 }
 template <class S, int L, class Tail, class T> PT_FN void vstore_strided(Tail, S* p, V<T, L> v, long stride, long n) {
   if constexpr (Tail::partial) store_strided_n<S, T, L>(p, stride, v, n); else store_strided<S, T, L>(p, stride, v);

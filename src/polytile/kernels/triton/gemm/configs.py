@@ -28,6 +28,12 @@ SPLIT = (
     Gemm(64, 128, 64, 3, 4), Gemm(128, 128, 64, 3, 8),
 )  # fmt: skip
 SPLITS = (2, 4, 8, 16, 32)
+STREAM = (
+    Gemm(64, 64, 64, 4, 4), Gemm(64, 128, 64, 3, 4), Gemm(128, 128, 64, 4, 8), Gemm(128, 256, 64, 3, 8), Gemm(256, 128, 64, 3, 8),
+)  # fmt: skip
+FEWEST_STEPS, MOST_PARTS, FULL_ROUNDS, MOST_ROUNDS = 4, 16, 0.9, 4
+"""Equal shares of k: steps that each multiprocessor must have; parts that a block is added up of, one after another, at most;
+where whole blocks would keep so much of the multiprocessors busy, or there are more rounds of them, they are taken whole."""
 ROWS = ((16, 256, 4), (32, 128, 4), (32, 256, 8), (64, 64, 4), (8, 512, 4), (128, 32, 4), (256, 16, 4))
 """(n, k, warps) of the variant `rows`."""
 LARGEST_SCRATCH = 64 << 20
@@ -85,16 +91,18 @@ class Space:
             if self._fits(row)
         ]
         rows = [Config.of(variant="rows", m=1, n=n, k=k, stages=3, warps=warps) for n, k, warps in ROWS]
+        stream = [tile_config(row, variant="stream") for row in STREAM if self._fits(row)]
         tiles, persistent = (itertools.chain(*found.values()) for found in (self._tiles, self._persistent))
         thin = [tile_config(row, variant="tile") for row in THIN if self._fits(row)]
-        self.configs: tuple[Config, ...] = tuple(dict.fromkeys([*tiles, *thin, *persistent, *splits, *rows]))
-        """In canonical order: plain blocks, persistent ones, splits, few rows."""
+        self.configs: tuple[Config, ...] = tuple(dict.fromkeys([*tiles, *thin, *persistent, *splits, *stream, *rows]))
+        """In canonical order: plain blocks, persistent ones, splits, equal shares, few rows."""
 
     def _tried(self, tables: tuple[str, ...], variant: str, cut: tuple[int, int, int]) -> dict[Config, None]:
         """What the heuristic tries at sizes that cut blocks like this, in its order."""
         found: dict[Config, None] = {}
         for table in tables:
-            request = Request(*cut, table, self.kind.itemsize, self.kind.int8, shared_bytes=self.device.shared_per_block)
+            narrow = self.kind.int8 or self.kind.float8  # tensor cores take 32 elements of 8 bits at once along k
+            request = Request(*cut, table, self.kind.itemsize, narrow, shared_bytes=self.device.shared_per_block)
             for config in heuristic("cuda").configs(request):
                 if config.accumulators <= self.kind.most_sums:
                     found[tile_config(config, variant=variant)] = None
@@ -120,6 +128,8 @@ class Space:
                 return config in self._persistent[_cut(m), _cut(n), _cut(k)]
             case "tile":
                 return config in self._tiles[_cut(m), _cut(n), _cut(k)] or (m <= THIN_UP_TO and config in self._thin)
+            case "stream":
+                return self._stream_pays(config, size["batch"], m, n, k)
         return self._split_pays(config, size["batch"], m, n, k)
 
     def _split_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
@@ -127,8 +137,16 @@ class Space:
         block_m, block_n, block_k, splits = (int(config[name]) for name in ("m", "n", "k", "splits"))
         programs = batch * -(-m // block_m) * -(-n // block_n)
         enough = k >= 2 * splits * block_k and programs * splits <= 4 * self.device.sms
-        no_larger = max(SIZES[0], next_power(m)) >= block_m and next_power(n) >= block_n
-        return enough and no_larger and splits * batch * m * n * 4 <= LARGEST_SCRATCH
+        return enough and _covers(m, n, block_m, block_n) and splits * batch * m * n * 4 <= LARGEST_SCRATCH
+
+    def _stream_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Where rounds of whole blocks would leave multiprocessors without work."""
+        block_m, block_n, block_k = (int(config[name]) for name in ("m", "n", "k"))
+        blocks, sms = batch * -(-m // block_m) * -(-n // block_n), self.device.sms
+        rounds = max(1, -(-blocks // sms))
+        idle = blocks < FULL_ROUNDS * rounds * sms and rounds <= MOST_ROUNDS
+        enough = blocks * -(-k // block_k) >= FEWEST_STEPS * sms and blocks * MOST_PARTS >= sms
+        return idle and enough and _covers(m, n, block_m, block_n) and 2 * sms * block_m * block_n * 4 <= LARGEST_SCRATCH
 
 
 _spaces: dict[tuple[Kind, DeviceFacts], tuple[object, Space]] = {}
@@ -141,6 +159,11 @@ def space(kind: Kind, device: DeviceFacts) -> Space:
     if known is None or known[0] is not tables:
         known = _spaces[kind, device] = (tables, Space(kind, device))
     return known[1]
+
+
+def _covers(m: int, n: int, block_m: int, block_n: int) -> bool:
+    """Whether a block is no larger than the next powers of two of what it covers."""
+    return max(SIZES[0], next_power(m)) >= block_m and next_power(n) >= block_n
 
 
 def _cut(size: int) -> int:

@@ -2,6 +2,7 @@
 
     tile         a program a block
     split        `splits` programs a block, each over a part of K; sums meet in memory, a second launch adds them up
+    stream       as many programs as multiprocessors, each an equal share of all steps along k (stream.py)
     persistent   as many programs as multiprocessors, block after block, operands through tensor descriptors (TMA)
     rows         few rows of A, without tensor cores: a program goes along k for some columns of B
 """
@@ -12,12 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv, Min
+from torch.utils._sympy.functions import Min
 
 from polytile.errors import LoweringError
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.gemm.operands import Operand, widened
+from polytile.kernels.triton.gemm.product import blocks, ceil_div, dot, product, program, unit_of
 from polytile.kernels.triton.gemm.prologue import feed
+from polytile.kernels.triton.gemm.stream import stream
 from polytile.kernels.triton.gemm.unit import Unit, accumulator, symbol
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.problem import Config
@@ -31,60 +34,9 @@ MOST_ROWS = 4
 """Rows of A that the variant `rows` takes: beyond, tensor cores win."""
 
 
-def ceil_div(size: sympy.Expr, block: int) -> sympy.Expr:
-    return FloorDiv(size + block - 1, sympy.Integer(block))
-
-
-def blocks(unit: Unit) -> sympy.Expr:
-    """How many blocks the product has."""
-    tiles = ceil_div(symbol("M"), unit.constants["BLOCK_M"]) * ceil_div(symbol("N"), unit.constants["BLOCK_N"])
-    return tiles * symbol("batch") if unit.kernel.spec.batched else tiles
-
-
-def _unit(kernel: GemmKernel, config: Config, facts: Facts) -> Unit:
-    unit = Unit(kernel, config, facts)
-    unit.constants = {f"BLOCK_{axis.upper()}": int(config[axis]) for axis in ("m", "n", "k")}
-    return unit
-
-
-def _program(unit: Unit) -> str:
-    return "tl.program_id(0)" + (".to(tl.int64)" if unit.facts.wide else "")
-
-
-# the loop over k ---------------------------------------------------------------------------------------------------------
-
-
-def product(unit: Unit, start: str = "0", end: str = "") -> None:
-    """Lines that leave in `acc` the sums over k from `start` up to `end` of the block at (at_m, at_n)."""
-    line, feeds = unit.out.line, [feed(unit, operand, start) for operand in unit.operands]
-    line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if unit.facts.wide else ""))
-    for each in feeds:
-        unit.out.extend(each.before())
-    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
-    with unit.out.indented(f"for k in range({start}, {end or unit.number('K')}, BLOCK_K):"):
-        for name, each in zip("ab", feeds, strict=True):
-            unit.out.extend(each.inside(name))
-        line(dot(unit, "a", "b"))
-        for each in feeds:
-            unit.out.extend(each.after())
-
-
-def dot(unit: Unit, a: str, b: str) -> str:
-    """acc += a @ b. float32 operands are rounded to TF32 only where PyTorch's switch says so."""
-    options = ""
-    if unit.kernel.spec.dtype == "float32":
-        options = f', input_precision="{"tf32" if unit.kernel.tf32 else "ieee"}"'
-    if accumulator(unit.kernel.in_dtype).itemsize == 4 and not unit.kernel.in_dtype.is_floating_point:
-        options = ", out_dtype=tl.int32"
-    return f"acc = tl.dot({a}, {b}, acc{options})"
-
-
-# schedules ---------------------------------------------------------------------------------------------------------------
-
-
 def tile(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
-    unit = _unit(kernel, config, facts)
-    unit.place(_program(unit), int(config["group"]))
+    unit = unit_of(kernel, config, facts)
+    unit.place(program(unit), int(config["group"]))
     product(unit)
     unit.epilogue("acc")
     return TritonKernel((unit.launch(blocks(unit)),))
@@ -92,11 +44,11 @@ def tile(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKe
 
 def split(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
     """Parts of K are whole blocks; a part beyond the end leaves zeros. The sums of part s are at scratch[s, batch, m, n]."""
-    unit, splits = _unit(kernel, config, facts), int(config["splits"])
+    unit, splits = unit_of(kernel, config, facts), int(config["splits"])
     unit.constants["SPLITS"] = splits
     line, m, n = unit.out.line, unit.number("M"), unit.number("N")
-    line(f"part = {_program(unit)} % SPLITS")
-    unit.place(f"{_program(unit)} // SPLITS", int(config["group"]))
+    line(f"part = {program(unit)} % SPLITS")
+    unit.place(f"{program(unit)} // SPLITS", int(config["group"]))
     line(f"length = tl.cdiv(tl.cdiv({unit.number('K')}, BLOCK_K), SPLITS) * BLOCK_K")
     line("start = part * length")
     line(f"end = tl.minimum(start + length, {unit.number('K')})")
@@ -118,7 +70,7 @@ def _added_up(kernel: GemmKernel, config: Config, facts: Facts) -> Launch:
     unit.constants = {**dict(FINISH_BLOCK), "SPLITS": splits}
     line, m, n = unit.out.line, unit.number("M"), unit.number("N")
     scratch = unit.scratch(0, accumulator(kernel.in_dtype))
-    unit.place(_program(unit), 1)
+    unit.place(program(unit), 1)
     count = unit.number("batch") if kernel.spec.batched else "1"
     line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
     line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
@@ -136,7 +88,7 @@ def persistent(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Tr
     """Descriptors need 16-byte aligned operands whose rows are a multiple of 16 bytes apart, and positions of 32 bits; where
     the facts do not say so, there is a batch or an operand is computed, the same walk loads through pointers. Hardware fills
     what lies outside with zeros."""
-    unit = _unit(kernel, config, facts)
+    unit = unit_of(kernel, config, facts)
     unit.constants["PROGRAMS"] = sms
     line = unit.out.line
     simple = not kernel.spec.batched and not facts.wide and not any(kernel.prologues)
@@ -193,11 +145,11 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKe
     k in float32 (int32), and over the lanes at the end. Every row of A is read by every program, from the cache."""
     if "M" not in facts.values:
         raise LoweringError("the number of rows is not known in this regime; the variant 'rows' needs it.")
-    unit, count = _unit(kernel, config, facts), facts.values["M"]
+    unit, count = unit_of(kernel, config, facts), facts.values["M"]
     del unit.constants["BLOCK_M"]
     a, b = unit.operands
     line, sums = unit.out.line, unit.sums
-    line(f"at_n = {_program(unit)}")
+    line(f"at_n = {program(unit)}")
     if kernel.spec.batched:
         line(f"item = at_n // tl.cdiv({unit.number('N')}, BLOCK_N)")
         line(f"at_n = at_n % tl.cdiv({unit.number('N')}, BLOCK_N)")
@@ -225,7 +177,7 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKe
 
 Schedule = Callable[["GemmKernel", Config, Facts, int], TritonKernel]
 
-SCHEDULES: dict[str, Schedule] = {"tile": tile, "split": split, "persistent": persistent, "rows": rows}
+SCHEDULES: dict[str, Schedule] = {"tile": tile, "split": split, "stream": stream, "persistent": persistent, "rows": rows}
 
 
 def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:

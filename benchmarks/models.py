@@ -1,0 +1,140 @@
+"""Whole models of changing batch and length, one dynamic compile each: `python -m benchmarks.models`.
+
+The models of tests/models at growing sizes, in inference and in training (a forward and a backward pass), against eager and
+TorchInductor's dynamic compile, in turns, with Dynamo's share of a call. A run of a part of the suite replaces those cells of
+the results file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from benchmarks import record
+from benchmarks.compilers import compiled, forget
+from benchmarks.timing import Comparison, compare, disturbance, geomean
+from polytile.report import Column, Table, show
+from polytile.report.tables import micros, ratio
+from polytile.runtime import compile
+from tests.models.zoo import MODELS, Model
+
+SIZES = (2, 6, 13, 33, 64, 100)
+PEERS = ("eager", "inductor")
+OWN = "polytile"
+MODES = {"inference": False, "training": True}
+TOLERANCE = 1e-3  # of the largest element of a result: roundings of many layers, and of each compiler's own order of sums
+RANDOM = ("autoencoder",)  # compilers draw from streams of their own
+SETTLED = 30.0  # seconds to wait for kernels that are still being compiled beside
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model at one size; `times` are those of whole calls."""
+
+    model: str
+    mode: str
+    size: int
+    times: Comparison
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.mode} {self.size}"
+
+
+def step(model: nn.Module, run: Callable[..., Any], inputs: Sequence[Any], training: bool) -> list[Tensor]:
+    """The floating-point results of one call, after its backward pass in training."""
+    with torch.set_grad_enabled(training):
+        results = [r for r in tree_leaves(run(*inputs)) if isinstance(r, Tensor) and r.is_floating_point()]
+        if training:
+            model.zero_grad(set_to_none=True)
+            torch.stack([r.sum() for r in results if r.requires_grad]).sum().backward()
+    return [r.detach() for r in results]
+
+
+def run(name: str, model: Model, mode: str, sizes: Sequence[int], peers: Sequence[str], seconds: float) -> list[Cell]:
+    """Compiles one model with each compiler, compares its results with eager's and times it at every size."""
+    forget()
+    torch.manual_seed(7)
+    made = model.make().train(MODES[mode])
+    runs = {which: made if which == "eager" else compiled(made, which) for which in (*peers, OWN)}
+    calls = {which: functools.partial(step, made, call, training=MODES[mode]) for which, call in runs.items()}
+    for n in sizes:  # every size once before anything is timed: decisions of one are made while others are met
+        for call in calls.values():
+            call(model.inputs(n))
+    compile.settle(SETTLED)
+    cells = []
+    for n in sizes:
+        inputs = model.inputs(n)
+        if name not in RANDOM:
+            agree(f"{name} at {n}", calls["eager"](inputs), calls[OWN](inputs))
+        timed = {which: functools.partial(call, inputs) for which, call in calls.items()}
+        cells.append(Cell(name, mode, n, compare(timed, seconds=seconds)))
+    return cells
+
+
+def agree(what: str, right: Sequence[Tensor], got: Sequence[Tensor]) -> None:
+    """Raises AssertionError where a result is further from eager's than TOLERANCE."""
+    for mine, theirs in zip(got, right, strict=True):
+        off = float((mine.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-30))
+        assert off <= TOLERANCE, f"{what} is {off:.1e} off eager's result."
+
+
+def table(cells: Sequence[Cell], peers: Sequence[str]) -> Table:
+    """Every cell of one model and mode."""
+    columns: list[Column | str] = ["size", Column("µs", micros), *(Column(f"{p} ÷ polytile", ratio) for p in peers)]
+    body: list[tuple[Any, ...]] = [
+        (str(cell.size), cell.times[OWN].low, *(cell.times.ratio(OWN, peer) for peer in peers)) for cell in cells
+    ]
+    return Table.of(f"{cells[0].model}, {cells[0].mode}", columns, body, [disturbance(cell.times for cell in cells)])
+
+
+def summary(groups: Sequence[Sequence[Cell]], peers: Sequence[str]) -> Table:
+    """The geomean and the least ratio over the sizes of each model and mode, and over all."""
+    columns: list[Column | str] = ["model", "mode"]
+    for peer in peers:
+        columns += [Column(f"{peer}: geomean", ratio), Column("least", ratio)]
+
+    def row(model: str, mode: str, cells: Sequence[Cell]) -> tuple[Any, ...]:
+        found = [[cell.times.ratio(OWN, peer) for cell in cells] for peer in peers]
+        return (model, mode, *(value for ratios in found for value in (geomean(ratios), min(ratios))))
+
+    body = [row(cells[0].model, cells[0].mode, cells) for cells in groups]
+    body.append(row("all", "", [cell for cells in groups for cell in cells]))
+    return Table.of("Models: time of others over polytile's, one dynamic compile", columns, body)
+
+
+def write(cells: Sequence[Cell]) -> None:
+    """Adds the cells to benchmarks/results/models.json, in place of earlier ones of the same name."""
+    record.add("models", "cells", {cell.name: cell.times.as_json() for cell in cells})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="*", default=[], help="models whose names contain one of these")
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
+    parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--seconds", type=float, default=0.6, help="how long to measure each cell")
+    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/models.json")
+    given = parser.parse_args()
+    groups = []
+    for name, model in MODELS.items():
+        if given.only and not any(word in name for word in given.only):
+            continue
+        for mode in given.modes:
+            groups.append(run(name, model, mode, given.sizes, given.peers, given.seconds))
+            show(table(groups[-1], given.peers))
+            if given.json:
+                write(groups[-1])
+    show(summary(groups, given.peers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Layouts: how elements lie in memory, as tracing saw it, and the one operator that asks for a layout outright."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from polytile.errors import LoweringError, PolytileError
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.value import Tensor, stored
+from polytile.frontend.lower.views import has_static_zero, require_loop_dtype
+from polytile.ir import sizes
+from polytile.ir.program import View
+from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
+
+aten = torch.ops.aten
+
+
+def traced_strides(traced: torch.Tensor) -> tuple[Size, ...]:
+    """The strides of a fake tensor, in elements."""
+    return tuple(as_stride(stride) for stride in traced.stride())
+
+
+def traced_argument(builder: Builder, k: int = 0) -> torch.Tensor | None:
+    """The fake tensor of argument `k` of the current node."""
+    argument = builder.node.args[k] if builder.node is not None else None
+    value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+@lowers(aten.as_strided.default)
+def as_strided(
+    builder: Builder,
+    source: Tensor,
+    size: Sequence[Size | int],
+    stride: Sequence[Size | int],
+    storage_offset: Size | int | None = None,
+) -> Tensor:
+    traced = traced_argument(builder)
+    if traced is None:
+        raise LoweringError("as_strided needs to know how its argument was laid out in tracing.")
+    base = _laid_out_as_traced(builder, source, traced).view
+    assert base is not None
+    origin = as_size(traced.storage_offset())
+    moved = ZERO if storage_offset is None else sympy.expand(as_size(storage_offset) - origin)
+    strides = tuple(as_size(s) for s in stride)
+    view = View(base.buffer, base.dtype, builder.result_sizes(), strides, sympy.expand(base.offset + moved))
+    return stored(view, source.device)
+
+
+def _laid_out_as_traced(builder: Builder, source: Tensor, traced: torch.Tensor) -> Tensor:
+    """`source` stored with the strides that `traced` has, so that offsets into its memory mean the same."""
+    strides = traced_strides(traced)
+    if source.view is not None and source.view.strides == strides:
+        return source
+    if not is_dense(source.sizes, strides):
+        raise PolytileError(
+            "as_strided of a temporary that is a part of a larger one, which is not stored: "
+            "call clone() on the part, or as_strided on the whole."
+        )
+    require_loop_dtype(source.dtype)
+    return builder.realize(source, strides)
+
+
+def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether these strides lay the elements of `shape` out without holes or overlap, as some order of dimensions
+    does."""
+    left = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    running: Size = ONE
+    while left:
+        inner = next((pair for pair in left if sizes.equal(pair[1], running)), None)
+        if inner is None:
+            return has_static_zero(shape)
+        left.remove(inner)
+        running = sympy.expand(running * inner[0])
+    return True

@@ -1,0 +1,64 @@
+"""The loop over k: what every schedule does with a block of the product."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
+from polytile.kernels.facts import Facts
+from polytile.kernels.triton.gemm.prologue import feed
+from polytile.kernels.triton.gemm.unit import Unit, accumulator, symbol
+from polytile.problem import Config
+
+if TYPE_CHECKING:
+    from polytile.kernels.templates import GemmKernel
+
+
+def ceil_div(size: sympy.Expr, block: int) -> sympy.Expr:
+    return FloorDiv(size + block - 1, sympy.Integer(block))
+
+
+def blocks(unit: Unit) -> sympy.Expr:
+    """How many blocks the product has."""
+    tiles = ceil_div(symbol("M"), unit.constants["BLOCK_M"]) * ceil_div(symbol("N"), unit.constants["BLOCK_N"])
+    return tiles * symbol("batch") if unit.kernel.spec.batched else tiles
+
+
+def unit_of(kernel: GemmKernel, config: Config, facts: Facts) -> Unit:
+    unit = Unit(kernel, config, facts)
+    unit.constants = {f"BLOCK_{axis.upper()}": int(config[axis]) for axis in ("m", "n", "k")}
+    return unit
+
+
+def program(unit: Unit) -> str:
+    return "tl.program_id(0)" + (".to(tl.int64)" if unit.facts.wide else "")
+
+
+def product(unit: Unit, start: str = "0", end: str = "") -> None:
+    """Lines that leave in `acc` the sums over k from `start` up to `end` of the block at (at_m, at_n)."""
+    line, feeds = unit.out.line, [feed(unit, operand, start) for operand in unit.operands]
+    line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if unit.facts.wide else ""))
+    for each in feeds:
+        unit.out.extend(each.before())
+    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
+    with unit.out.indented(f"for k in range({start}, {end or unit.number('K')}, BLOCK_K):"):
+        for name, each in zip("ab", feeds, strict=True):
+            unit.out.extend(each.inside(name))
+        line(dot(unit, "a", "b"))
+        for each in feeds:
+            unit.out.extend(each.after())
+
+
+def dot(unit: Unit, a: str, b: str) -> str:
+    """acc += a @ b. float32 operands are rounded to TF32 only where PyTorch's switch says so."""
+    options = ""
+    if unit.kernel.spec.dtype == "float32":
+        options = f', input_precision="{"tf32" if unit.kernel.tf32 else "ieee"}"'
+    if accumulator(unit.kernel.in_dtype).itemsize == 4 and not unit.kernel.in_dtype.is_floating_point:
+        options = ", out_dtype=tl.int32"
+    return f"acc = tl.dot({a}, {b}, acc{options})"
+
+
+__all__ = ["blocks", "ceil_div", "dot", "product", "program", "unit_of"]

@@ -1,0 +1,129 @@
+"""Kernels' first runs on a GPU, in a worker with a context of its own: many in one message, on arguments made there.
+
+The user's context, memory and stream have no part in it: a fault ends the worker's context alone, and none of the memory is
+torch's. Only arguments that may be positions (integers, booleans) are copied; others hold one harmless number (device.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from polytile.kernels.candidate import DeviceHandle
+from polytile.runtime.formula import evaluate
+from polytile.tuning.clones import ALIGNMENT, Span, bytes_of, extent, overlapping
+from polytile.tuning.isolation.device import GUARD
+from polytile.tuning.isolation.memory import Memory, Unavailable
+from polytile.tuning.isolation.worker import Failure, Finished, Kind, borrowed
+
+CONTEXT_BYTES = 1 << 30
+"""Of a GPU's memory: what a context takes there without any kernel or argument, at most."""
+
+RESERVE = 1 / 16
+"""Of a GPU's memory: what stays free beside a worker, for whatever else the user's program asks for meanwhile."""
+
+
+def run_all(
+    args: Sequence[Any], roles: Sequence[str], handles: Sequence[DeviceHandle], index: int, seconds: float
+) -> list[Finished | Failure]:
+    """What became of each kernel when it ran on arguments like these; a kernel that ends the worker is the last that there is
+    an answer for. Raises Unavailable where there is no worker, or no room for it on the device."""
+    groups = overlapping(args, roles)
+    with borrowed(Kind.DEVICE, index) as worker:
+        running = 0 if worker.pid is None else CONTEXT_BYTES
+        needed = CONTEXT_BYTES - running + sum(extent(group)[1] + 2 * GUARD + ALIGNMENT for group in groups)
+        free, total = memory_of(index)
+        if needed > free - RESERVE * total:
+            raise Unavailable(f"the GPU has {free >> 20} MiB free, and the trial takes {needed >> 20}")
+        shared = _Shared(groups, handles)
+        try:
+            place = {"do": "place", "blocks": shared.blocks}
+            pairs = zip(handles, shared.images, strict=True)
+            requests = [_request(handle, images, args, groups, len(roles)) for handle, images in pairs]
+            return worker.run_all(shared.memory, place, requests, seconds)
+        finally:
+            worker.unmap(shared.memory)
+            shared.memory.close()
+            worker.rest()
+
+
+def block_name(args: Sequence[Any], roles: Sequence[str], names: Sequence[str], block: int) -> str:
+    """The argument to blame for what was written beside a block: one that kernels write to, if it has any."""
+    group = overlapping(args, roles)[block]
+    return names[next((span.position for span in group if span.written), group[0].position)]
+
+
+def memory_of(index: int) -> tuple[int, int]:
+    """(free, all) bytes of a GPU."""
+    return torch.cuda.mem_get_info(index)
+
+
+class _Shared:
+    """What the worker reads: arguments that may be positions, and machine code. `blocks` describes the arguments' memory,
+    `images` has for each handle where the machine code of each launch begins."""
+
+    def __init__(self, groups: Sequence[Sequence[Span]], handles: Sequence[DeviceHandle]) -> None:
+        copied = [_is_copied(group) for group in groups]
+        sizes = [extent(group)[1] for group, wanted in zip(groups, copied, strict=True) if wanted]
+        images = [launch.image for handle in handles for launch in handle.launches]
+        self.memory = Memory(sum(_rounded(size) for size in [*sizes, *map(len, images), 1]))
+        self._taken = 0
+        self.blocks = [self._block(group, wanted) for group, wanted in zip(groups, copied, strict=True)]
+        self.images = [[self._image(launch.image) for launch in handle.launches] for handle in handles]
+
+    def _block(self, group: Sequence[Span], copied: bool) -> dict[str, Any]:
+        start, length = extent(group)
+        described = {"bytes": length, "lead": start % ALIGNMENT, "offset": None}
+        if copied:
+            described["offset"] = offset = self._take(length)
+            for span in group:
+                there = self.memory.whole[offset + span.start - start : offset + span.end - start]
+                there.copy_(bytes_of(span))
+        return described
+
+    def _image(self, image: bytes) -> int:
+        offset = self._take(len(image))
+        self.memory.whole[offset : offset + len(image)].copy_(torch.frombuffer(bytearray(image), dtype=torch.uint8))
+        return offset
+
+    def _take(self, size: int) -> int:
+        offset, self._taken = self._taken, self._taken + _rounded(size)
+        return offset
+
+
+def _is_copied(group: Sequence[Span]) -> bool:
+    return any(span.read and not (span.tensor.is_floating_point() or span.tensor.is_complex()) for span in group)
+
+
+def _request(
+    handle: DeviceHandle, images: Sequence[int], args: Sequence[Any], groups: Sequence[Sequence[Span]], tensors: int
+) -> dict[str, Any]:
+    """One kernel, all its formulas worked out."""
+    integers = [int(value) for value in args[tensors:]]
+    places: list[list[int] | None] = [None] * tensors
+    for number, group in enumerate(groups):
+        start, _ = extent(group)
+        for span in group:
+            places[span.position] = [number, span.start - start]
+    launches = [
+        {
+            "image": image,
+            "symbol": one.symbol,
+            "threads": one.threads,
+            "shared": one.shared,
+            "grid": [evaluate(formula, integers) for formula in one.grid],
+            "parameters": one.parameters,
+        }
+        for one, image in zip(handle.launches, images, strict=True)
+    ]
+    scratch = [[evaluate(formula, integers), zeroed] for formula, zeroed in handle.scratch]
+    return {"do": "launch", "launches": launches, "scratch": scratch, "integers": integers, "tensors": places, "threads": 1}
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+__all__ = ["block_name", "memory_of", "run_all"]

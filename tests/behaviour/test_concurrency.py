@@ -1,0 +1,154 @@
+"""Threads, forks and Ctrl-C around a compiled function: whatever comes between, results are right and the function goes on."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import polytile
+from polytile import store
+from polytile.runtime.cuda import workers
+from polytile.tuning import measure
+from polytile.tuning.isolation.worker import stop_all
+from tests.behaviour.helpers import check, compiled, copied, decisions, sized
+from tests.waiting import PATIENCE
+
+
+def program(x: Tensor, total: Tensor) -> Tensor:
+    total.add_(x.sum(0))
+    return torch.softmax(x * 1.375, -1)
+
+
+# Threads.
+
+
+@pytest.mark.parametrize("stall", ["wait", "never"])
+def test_threads_that_make_the_first_call_together_share_its_kernels_and_all_get_results(
+    stall: str, empty_cache: Path
+) -> None:
+    run = compiled(program, stall=stall)
+    arguments = [tuple(sized((rows, 300), (300,), seed=rows)) for rows in (5, 40, 40, 700)]
+    expected = [copied(given) for given in arguments]
+    start, failures = threading.Barrier(len(arguments)), []
+
+    def work(given: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
+        try:
+            start.wait(PATIENCE)
+            for _ in range(3):
+                torch.testing.assert_close(run(*given), program(*theirs))
+                torch.testing.assert_close(given[1], theirs[1], rtol=1e-4, atol=1e-4)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(arguments, expected, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not failures and not any(thread.is_alive() for thread in threads)
+    assert len(decisions()) == len({(d.kernel, d.regime) for d in decisions()}), "each regime is decided once"
+
+
+# Forks.
+
+FORK = """
+import faulthandler, os, sys
+import torch, polytile
+from tests.behaviour.test_concurrency import program
+
+run = polytile.compile(program)
+x = torch.randn(300, 500)
+run(x, torch.zeros(500))
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(float(sys.argv[1]), exit=True)
+    try:
+        torch.set_num_threads(1)  # as torch's own workers do: GNU OpenMP has no threads after a fork, in eager either
+        for rows in (300, 3, 4000):  # known, of a new regime, and of one with more work
+            x = torch.randn(rows, 500)
+            torch.testing.assert_close(run(x, torch.zeros(500)), program(x, torch.zeros(500)))
+        os._exit(0)
+    finally:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+torch.testing.assert_close(run(x, torch.zeros(500)), program(x, torch.zeros(500)))
+"""
+
+
+def test_a_forked_child_goes_on_with_what_its_parent_compiled(empty_cache: Path) -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
+    command = [sys.executable, "-c", FORK, str(PATIENCE)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+
+
+# Ctrl-C.
+
+
+def interrupted(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(measure, "time_burst"), (measure, "race"), (store.Store, "append")],
+    ids=["while timing", "before the race", "while keeping what was measured"],
+)
+def test_after_ctrl_c_in_a_first_call_the_arguments_are_as_they_were_and_the_next_call_works(
+    module: Any, name: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = compiled(program, tune="all")
+    arguments = tuple(sized((64, 900), (900,)))
+    before = copied(arguments)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, name, interrupted)
+        run(*arguments)
+    assert torch.equal(arguments[0], before[0])
+    run(*arguments)
+    check(program, run, *sized((64, 900), (900,), seed=1))
+    check(program, run, *sized((65, 901), (901,), seed=1))
+
+
+# What is left behind.
+
+
+def held() -> dict[str, int]:
+    """What this process has open and runs: descriptors, child processes, pieces of shared memory."""
+    gc.collect()
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    memory = Path("/proc/self/maps").read_text().count("memfd:polytile")
+    return {"descriptors": len(os.listdir("/proc/self/fd")), "children": len(children), "shared memory": memory}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_programs_that_come_and_go_leave_no_file_process_or_memory_behind(empty_cache: Path) -> None:
+    def once(factor: float) -> None:
+        def function(x: Tensor) -> Tensor:
+            return torch.softmax(x * factor, -1)
+
+        run = compiled(function)
+        for shape in ((50, 700), (3, 40)):
+            check(function, run, *sized(shape))
+        torch._dynamo.reset()
+        polytile.reset()
+        stop_all()
+        workers.reset()
+        store.forget()
+
+    once(1.0625)  # what a process opens once
+    before = held()
+    for step in range(3):
+        once(1.125 + step / 16)
+    after = held()
+    assert all(after[kind] <= before[kind] for kind in after), (before, after)
