@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from polytile.ir import expr
@@ -19,7 +20,7 @@ from polytile.kernels.triton.generate import generate
 from polytile.kernels.triton.kernel import Launch
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
-from tests.kernels.helpers import F32, P0, P1, R0, S0, S1, assert_golden, kernel_of, load, loop, op, store
+from tests.kernels.helpers import F32, I64, P0, P1, R0, S0, S1, assert_golden, kernel_of, load, loop, op, store
 from tests.kernels.test_loops_golden import bias_gelu, column_sum, cumsum, embedding_backward, layer_norm, softmax
 
 H100 = device.named("H100")
@@ -33,6 +34,12 @@ def padded_rows() -> Loop:
     """Sums over rows of memory that are 5 elements apart after every S0."""
     value = load("x", P0 * 4096 + FloorDiv(R0, S0) * (S0 + 5) + Mod(R0, S0))
     return loop([store("o", P0, expr.reduce("sum", F32, value))], {P0: S1}, {R0: 3 * S0 + 1})
+
+
+def dropout() -> Loop:
+    drawn = op("philox_uniform", load("i", 0, I64), expr.index_value(P0 + (1 << 40)), dtype=F32)
+    kept = op("lt", drawn, expr.const(0.9, F32), dtype=torch.bool)
+    return loop([store("o", P0, op("where", kept, load("x", P0), expr.const(0.0, F32)))], {P0: S0})
 
 
 def scatter_product() -> Loop:
@@ -58,6 +65,7 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "transpose_add": (transpose_add, config(variant="plain", x=64, y=64), KNOWN),
     "embedding_backward": (embedding_backward, config(variant="plain", x=256, y=1), KNOWN),
     "scatter_product": (scatter_product, config(variant="plain", x=256, y=1), KNOWN),
+    "dropout": (dropout, config(variant="plain", x=1024), replace(KNOWN, wide=True)),
     "padded_rows": (padded_rows, config(variant="looped", x=4, r=64), Facts()),
 }
 
