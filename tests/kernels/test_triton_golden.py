@@ -37,7 +37,7 @@ def padded_rows() -> Loop:
 
 
 def dropout() -> Loop:
-    drawn = op("philox_uniform", load("i", 0, I64), expr.index_value(P0 + (1 << 40)), dtype=F32)
+    drawn = op("philox_uniform", load("i", 0, I64), expr.index_value(P0), dtype=F32)
     kept = op("lt", drawn, expr.const(0.9, F32), dtype=torch.bool)
     return loop([store("o", P0, op("where", kept, load("x", P0), expr.const(0.0, F32)))], {P0: S0})
 
@@ -65,7 +65,7 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "transpose_add": (transpose_add, config(variant="plain", x=64, y=64), KNOWN),
     "embedding_backward": (embedding_backward, config(variant="plain", x=256, y=1), KNOWN),
     "scatter_product": (scatter_product, config(variant="plain", x=256, y=1), KNOWN),
-    "dropout": (dropout, config(variant="plain", x=1024), replace(KNOWN, wide=True)),
+    "dropout": (dropout, config(variant="plain", x=1024), KNOWN),
     "padded_rows": (padded_rows, config(variant="looped", x=4, r=64), Facts()),
 }
 
