@@ -403,6 +403,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     access = "cols" if tiled_a else {"k": "rows", "m": "cols", "any": "both"}[spec.a_layout]
     ahead = PREFETCH_STEPS if config.form == "tile_direct" else 0
     transposes = (tiled_a and spec.a_layout == "k" and config.mr <= lanes, panelled_b and spec.b_layout == "k")
+    panel_row = int8.panel_row(lanes) if integers and config.nv % 4 == 0 else PANEL_ROW
     pack_a = PACK_A_NEVER if not tiled_a else PACK_A
     if tiled_a and (transposes[0] or spec.a_layout == "m"):
         pack_a = PACK_A_OF[spec.a_layout]
@@ -415,7 +416,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
             int8.CORRECT if integers else CORRECT_NEVER,
             unroll.SHUFFLE_MACRO if integers or any(transposes) else "",
             unroll.shuffles(lanes) if any(transposes) else "",
-            int8.panel_row(lanes) if integers and config.nv % 4 == 0 else PANEL_ROW,
+            panel_row if panelled_b and spec.b_layout == "n" else "",
             unroll.transpose(lanes, group, "transpose_group") if transposes[0] else "",
             unroll.transpose(lanes, lanes, "transpose") if transposes[1] else "",
             pack_a,
