@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from polytile import options
 from polytile.multikernel import MultiKernel
 from polytile.multikernel.planfile import Plan
 from polytile.plans import save_plan
@@ -42,6 +43,19 @@ def test_a_trial_measures_nothing_in_other_kernels_and_their_first_call_does(fak
     assert torch.equal(y, 2 * x) and "quick" in fake_clock
     (decision,) = inner.decisions
     assert (decision.candidate, decision.link) == ("quick", "measured")
+
+
+def test_a_product_within_a_candidate_is_measured_so_that_the_candidate_stands_for_its_best(fake_clock: list[str]) -> None:
+    inner = MultiKernel(
+        spec(name="plain", family="mm", kernel="of a product"), [Fake("slow", 3e-5), Fake("quick", 1e-5, predicted=9e-5)]
+    )
+    with options.override(shortlist=2, tune="all"):
+        product(inner, 5e-5)(*arguments(32))
+    timed = fake_clock.count("quick")
+    assert timed and not inner.decisions
+    inner(*arguments(32))
+    (decision,) = inner.decisions
+    assert (decision.candidate, decision.link) == ("quick", "exact") and fake_clock.count("quick") == timed
 
 
 def test_a_second_trial_leaves_no_more_than_the_first() -> None:

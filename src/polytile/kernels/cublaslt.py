@@ -63,7 +63,7 @@ class Layout:
 class LtCandidate(MatmulLibrary):
     """Proposal number `rank` of the heuristic at a call's sizes, the last one where there are fewer. Written straight into the
     result; where there is an epilogue, into scratch memory that its kernel reads. Operands that the library cannot describe
-    (rows that overlap, no axis of stride 1, nothing to add up) are multiplied by ATen."""
+    (rows that overlap, no axis of stride 1, nothing to add up) are multiplied by ATen, and the first time that is logged."""
 
     origin = "cublaslt"
 
@@ -73,6 +73,7 @@ class LtCandidate(MatmulLibrary):
         super().__init__(kernel, unfused, target)
         self.rank, self.name, self.config = rank, f"cublaslt {rank}", Config.of(proposal=rank)
         self.device = (target.index or 0) if target.type == "cuda" else -1
+        self._told_of_aten = False
 
     @cached_property
     def source_hash(self) -> str:
@@ -152,6 +153,10 @@ class LtCandidate(MatmulLibrary):
         product = self._described(Layout.of(a), Layout.of(b), Layout.of(out), out.dtype, a.shape[0])
         algorithm = self._algorithm(product)
         if product is None or algorithm is None:
+            if out.numel() and not self._told_of_aten:
+                self._told_of_aten = True
+                given = " · ".join(f"{tuple(operand.shape)} with strides {operand.stride()}" for operand in (a, b))
+                log.warning("Candidate %r has no algorithm of cuBLASLt for %s; ATen multiplies such operands.", self.name, given)
             return False
         workspace = torch.empty(algorithm.workspace, dtype=torch.uint8, device=a.device)
         stream = torch.cuda.current_stream(a.device).cuda_stream if a.device.type == "cuda" else 0

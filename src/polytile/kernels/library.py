@@ -89,7 +89,6 @@ class MatmulLibrary:
         first, count = len(self.kernel.tensors), len(self.kernel.leading)
         self.unfused(product, *args[2:first], *args[first + count :])
 
-
     def _into(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, flat: bool) -> None:
         if a.dtype == torch.int8 and out.dtype == torch.int32:
             torch._int_mm(a[0], b[0], out=out[0])

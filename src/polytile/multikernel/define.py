@@ -1,7 +1,7 @@
 """From an operation of a Program to the MultiKernel that runs it and the way it is called there.
 
 What a GPU needs (define_gpu.py, and Triton's rooms below it) is imported where a program has a tensor on one: elsewhere it
-would be a sixth of what importing polytile takes.
+would add a sixth to what importing the compiler takes.
 """
 
 from __future__ import annotations

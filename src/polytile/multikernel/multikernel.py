@@ -187,7 +187,6 @@ class MultiKernel:
         key = self.dispatcher.key_of(*args)
         words = self.spec.words_in(key)
         if not self.spec.is_part(words) and plan.splits(self.spec, self.spec.regime(words)):
-            self._regimes.split.add(words)
             self.dispatcher.insert(key, None)
         return self.dispatcher.key_of(*args)
 
@@ -197,6 +196,7 @@ class MultiKernel:
     def _select(self, key: int, args: tuple[Any, ...]) -> Entry:
         """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
         reentrant = key in self._choosing  # a candidate on trial called its own MultiKernel: do not try it again
+        untimed = reentrant or (trials.within() and self.spec.family == "loop")
         self._choosing.add(key)
         try:
             if settings.get("stall") == "never" and not reentrant:
@@ -204,7 +204,7 @@ class MultiKernel:
                 if standin is not None:
                     return standin
             while True:
-                request = self._request(key, self.spec.split(args)[1], None if reentrant or trials.within() else args)
+                request = self._request(key, self.spec.split(args)[1], None if untimed else args)
                 forced.check(self.spec.name, tuple(self._by_name))
                 decision = selector.choose(request) if request.candidates else None
                 self._learn(key, request)

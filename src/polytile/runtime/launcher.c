@@ -238,12 +238,12 @@ static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments,
     Slot content, old;
     PyObject *bytes = unpacked(self, arguments[0]);
     int split = arguments[1] == Py_None;
-    if (split)
-        content = (Slot){.entry = Py_NewRef(Py_None)};
     if (bytes == NULL || (!split && slot_of(arguments[1], &content) < 0)) {
         Py_XDECREF(bytes);
         return NULL;
     }
+    if (split)
+        content = (Slot){.entry = Py_NewRef(Py_None)};
     const int64_t *words = (const int64_t *)PyBytes_AS_STRING(bytes);
     if (3 * (self->used + 1) > 2 * self->capacity && grow(self) < 0) {
         old = content;

@@ -76,7 +76,9 @@ def test_every_layout_goes_straight_into_the_result(
         torch.testing.assert_close(c.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-4)
 
 
-def test_what_the_library_cannot_describe_is_left_to_aten(stub: ctypes.CDLL) -> None:
+def test_what_the_library_cannot_describe_is_left_to_aten_and_that_is_told_once(
+    stub: ctypes.CDLL, caplog: pytest.LogCaptureFixture
+) -> None:
     kernel = product(torch.float32)
     x, y, c = operands(kernel, 1, 5, 7, 9)
     overlapping = torch.randn(9).expand(1, 5, 9)
@@ -86,7 +88,11 @@ def test_what_the_library_cannot_describe_is_left_to_aten(stub: ctypes.CDLL) -> 
         torch.testing.assert_close(c, left @ right)
         c.fill_(float("nan"))
     assert read(stub, "asked") <= 1
+    caplog.clear()
     candidate = LtCandidate(kernel, None, CPU, 0)
+    for _ in range(2):
+        candidate.entry().call(overlapping, y, c, *integers(overlapping, y, c))
+    assert caplog.text.count("ATen multiplies such operands") == 1
     assert not candidate.valid(sizes(kernel, integers(overlapping, y, c)))
     assert not candidate.valid(sizes(kernel, integers(*empty, c)))
 

@@ -30,7 +30,7 @@ from polytile.tuning.decide import Score, combine, pick
 
 RADIUS = 1.0
 """Octaves: two regime buckets. What neighbours on both sides agree on is expected to hold between them (splitting.py), so
-that after a few lengths of text most others need no measurement."""
+that after a few lengths of text many others need no measurement."""
 
 CHAMPION_RADIUS = 1.5
 """Octaves within which the winner at one size is worth measuring at another."""
