@@ -41,13 +41,15 @@ SMALLEST_SPLIT_K = 512
 FORM_LAYOUTS: dict[str, tuple[str, ...]] = {
     "tile_packed": ("n", "k", "any"),
     "tile_direct": ("n",),
+    "tile_kept": ("n", "k", "any"),
     "splitk": ("n", "k", "any"),
     "stream": ("n",),
     "dot": ("k",),
     "small": ("n", "k", "any"),
 }
-INT8_FORMS = ("tile_packed", "splitk", "dot")
+INT8_FORMS = ("tile_packed", "tile_kept", "splitk", "dot")
 """Forms that can bring several k together in one lane."""
+PAIRED_FORMS = INT8_FORMS
 
 
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
