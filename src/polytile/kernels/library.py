@@ -86,8 +86,8 @@ class MatmulLibrary:
             self._into(a, b, named["C"], flat)
             return
         product = self._product(a, b, flat)
-        first, count = len(self.kernel.tensors), len(self.kernel.leading)
-        self.unfused(product, *args[2:first], *args[first + count :])
+        outer, ints = 2 + len(self.kernel.outer), len(self.kernel.tensors) + len(self.kernel.leading)
+        self.unfused(product, *args[2:outer], *args[ints : ints + len(self.kernel.symbols)])
 
     def _into(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, flat: bool) -> None:
         if a.dtype == torch.int8 and out.dtype == torch.int32:

@@ -183,6 +183,12 @@ _storages: dict[int, Storage] = {}
 _hook: list[Any] = []
 
 
+def available() -> bool:
+    """Whether copies can be kept at all: it takes the C launcher and its reading of storages and versions."""
+    module = native.module()
+    return module is not None and module.state_of(torch.empty(1)) is not None
+
+
 def kept_bytes() -> int:
     """Bytes that all copies take."""
     with _lock:
@@ -273,4 +279,4 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 
-__all__ = ["Recipe", "Site", "forget", "kept_bytes"]
+__all__ = ["Recipe", "Site", "available", "forget", "kept_bytes"]

@@ -9,7 +9,8 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.ir.program import Assert, Extern, Loop, Operation, Program, Ref, Template, View
+from polytile.ir import sizes
+from polytile.ir.program import KEPT, Assert, Extern, Kept, Loop, Operation, Program, Ref, Template, View
 from polytile.wrapper import lines
 from polytile.wrapper.arguments import argument_lines, without_unused
 from polytile.wrapper.lines import Argument, KernelCall, Line
@@ -126,8 +127,18 @@ class _Schedule:
             self._names.add(name)
             self.kernels[id(call.run)] = name
             self.defined.append(lines.DefineKernel(name, call.run))
-        tensors = tuple(self._name(t) for t in call.tensors)
-        self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, call.sizes))
+        extents = call.sizes
+        tensors = []
+        for tensor in call.tensors:
+            if isinstance(tensor, Kept):
+                found = lines.FindKept(
+                    self.fresh("panels"), sizes.axis(self.fresh("kept")), tensor.view.buffer, tensor.site.find
+                )
+                self.out.append(found)
+                self._views.append(found.name)
+                extents = tuple(found.symbol if extent == KEPT else extent for extent in extents)
+            tensors.append(found.name if isinstance(tensor, Kept) else self._name(tensor))
+        self.out.append(lines.CallKernel(self.kernels[id(call.run)], tuple(tensors), extents))
 
     def _name(self, tensor: str | View, alias: bool = False) -> str:
         """The name under which a buffer or view is passed. A view that is not a result goes after the operation."""
