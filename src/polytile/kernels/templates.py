@@ -397,17 +397,15 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     full = {**kernel.dense_strides(size), **size}
     loops = [(made.loop, made.symbols) for made in kernel.prologues if made is not None]
     loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
-    tensors = []
-    for t in kernel.tensors:
-        if t.name == PANELS:
-            tensors.append(kept.panels_for(kernel, tensors[1], full))
-            continue
+    tensors: list[torch.Tensor] = []
+    for t in (t for t in kernel.tensors if t.name != PANELS):
         if t.name in ("A", "B", "C"):
             count = prologue.elements(kernel, t.name, full)
         else:
             count = max(_extent(loop, symbols, t.name, full) for loop, symbols in loops)
         tensors.append(_random(max(1, count), t.dtype, target))
-    return [*tensors, *[full[name] for name in kernel.size_names]]
+    panels = (kept.panels_for(kernel, tensors[1], full),) if kernel.kept else ()
+    return [*tensors, *panels, *[full[name] for name in kernel.size_names]]
 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:

@@ -127,7 +127,7 @@ class Site:
             version = 0 if weight.is_inference() else weight._version
             record = known.records.setdefault((self.recipe, weight.data_ptr()), Record(None if self.eager else 0))
             wait = NEVER if self.reason else self._found(weight, version, known, record)
-            guard = torch._C._WeakTensorRef(weight), known.guard
+            guard = torch._C._WeakTensorRef(weight), known.guard  # type: ignore[attr-defined]  # not in torch's stubs
             self._keeper.watch(weight, version, guard, wait, record.patience)
             record.seen = version
             if record.copy is None or self.reason:

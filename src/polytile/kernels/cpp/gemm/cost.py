@@ -55,7 +55,8 @@ PAIRED_FORMS = INT8_FORMS
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
     """Whether the kernel can run, and is not absurd, at these sizes ("batch", "M", "N", "K").
 
-    Layouts decide for direct forms; tile_kept needs kept panels (the size "kept" is not 0), splitk a long K and few sums, stream few rows, small a panel that fits L2.
+    Layouts decide for direct forms; tile_kept needs kept panels (the size "kept" is not 0), splitk a long K and few sums,
+    stream few rows, small a panel that fits L2.
     """
     if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and spec.dtype != "bfloat16"):
         return False
