@@ -50,6 +50,7 @@ FORM_LAYOUTS: dict[str, tuple[str, ...]] = {
 INT8_FORMS = ("tile_packed", "tile_kept", "splitk", "dot")
 """Forms that can bring several k together in one lane."""
 PAIRED_FORMS = INT8_FORMS
+"""Of these all can bring pairs of bfloat16 together too."""
 
 
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
