@@ -89,5 +89,5 @@ def test_the_largest_sums_are_exact() -> None:
 def test_what_int8_cannot_be_is_said() -> None:
     with pytest.raises(ValueError, match="products of int8 are not stored as float32"):
         GemmSpec("int8", out_dtype="float32")
-    with pytest.raises(ValueError, match="products of int8 take the forms tile_packed, splitk, dot; this is 'stream'"):
+    with pytest.raises(ValueError, match="products of int8 take the forms tile_packed, tile_kept, splitk, dot; this is 'stream'"):
         generate(GemmSpec("int8", out_dtype="int32"), GemmConfig("stream", 4, 1), "f", None, 16)

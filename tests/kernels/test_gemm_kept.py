@@ -15,6 +15,7 @@ from test_gemm import COUNTING_EPILOGUE, DTYPES, TOLERANCE, assert_close, call, 
 
 from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec, configs, cost, generate, panels, valid
 from polytile.kernels.cpp.gemm.machine import Machine
+from tests.kernels.helpers import assert_golden
 
 SIZES = (1, 3, 17, 63, 65, 130)
 SHAPES = [s for i, s in enumerate(itertools.product(SIZES, SIZES, SIZES)) if i % 11 == 0] + [(200, 300, 257), (5, 64, 0)]
@@ -127,3 +128,10 @@ def test_what_has_no_panels_is_refused() -> None:
         generate(GemmSpec(batched=True), small_blocks("float32"), "f", None, 16, KEPT_AT)
     with pytest.raises(ValueError, match="pairs of k"):
         generate(GemmSpec("bfloat16", out_dtype="bfloat16"), GemmConfig("tile_kept", 6, 4), "f", None, 16, KEPT_AT)
+
+
+def test_golden_tile_on_kept_panels() -> None:
+    text = generate(GemmSpec(), GemmConfig("tile_kept", 2, 3), "kept", None, 16, KEPT_AT)
+    tile = text[text.index("static void tile2x3(") : text.index("static void tile1x1(")]
+    multiply = text[text.index("static inline long kept_vector") : text.index("static void compute(")]
+    assert_golden("matmul_kept.cpp", tile + multiply)

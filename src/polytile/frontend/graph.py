@@ -114,7 +114,7 @@ class _Driver:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             self.inputs.append(Input(node.name, buffer=node.name))
-            kind = "" if node.name in self.changed else self.weights.get(node.name, "")
+            kind = None if node.name in self.changed else self.weights.get(node.name)
             self.env[node] = self._named(node.name, value, "input", kind)
             self._define(*value.shape, *value.stride())
             return
@@ -309,7 +309,7 @@ class _Driver:
         self.env[node] = laid_out(self.builder, value, fake)
         return self.env[node]
 
-    def _named(self, name: str, value: torch.Tensor, role: str, weight: str) -> Tensor:
+    def _named(self, name: str, value: torch.Tensor, role: str, weight: str | None) -> Tensor:
         """The whole of a new buffer like `value`."""
         shape = tuple(sizes.as_size(n) for n in value.shape)
         strides = tuple(sizes.as_stride(n) for n in value.stride())

@@ -27,7 +27,7 @@ class Buffer:
     """A strided block of memory. `sizes` and `strides` (elements) are sympy expressions; `role` is "input", "temp" or
     "constant" (a tensor held by the graph). `weight` says of an input or constant that it is mostly the same from call to call,
     as a module's parameters and buffers are: "constant" where nothing changes them in a while, "trained" where something is
-    expected to; "" for all others."""
+    expected to; None of all others."""
 
     name: str
     dtype: torch.dtype
@@ -35,7 +35,7 @@ class Buffer:
     strides: tuple[sympy.Expr, ...]
     device: torch.device = CPU
     role: str = "temp"
-    weight: str = ""
+    weight: str | None = None
 
     @property
     def numel(self) -> sympy.Expr:

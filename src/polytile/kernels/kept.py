@@ -10,7 +10,6 @@ measured.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ def with_kept(
     lanes, limit = lanes_of(kernel.spec), options.get("packed_weights_mib") << 20
     recipe = weights.Recipe(
         ("panels", lanes, b.dtype), (k, n), (int(b.strides[1]), int(b.strides[2])), int(b.offset),
-        panels.size_of(k, n, b.dtype, lanes), functools.partial(panels.make, lanes=lanes),
+        panels.size_of(k, n, b.dtype, lanes), lambda matrix: panels.make(matrix, lanes),
     )  # fmt: skip
     argument = Kept(b, weights.Site(recipe, limit, eager=buffer.weight == "constant"))
     tensors = (*kernel.tensors, TensorArg(PANELS, torch.uint8, "in"))

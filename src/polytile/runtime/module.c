@@ -104,6 +104,7 @@ static PyMethodDef module_methods[] = {
     {"part", part_method, METH_O, NULL},
     {"time_burst", time_burst, METH_VARARGS, NULL},
     {"configure_weights", configure_weights, METH_VARARGS, NULL},
+    {"weighs", weighs, METH_NOARGS, NULL},
     {"state_of", state_of, METH_O, NULL},
     {"sample", sample_method, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

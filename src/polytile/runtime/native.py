@@ -98,13 +98,14 @@ def _configure(loaded: Any) -> None:
         loaded.configure(*functions, None, None, 0, 0, 0)
         return
     try:
-        loaded.configure_weights(_storage_offset(), _version_function())
-        trouble = _weights_self_test(loaded)
+        with torch.inference_mode(False):
+            loaded.configure_weights(_storage_offset(), _counter_offset(), _version_function())
+            trouble = _weights_self_test(loaded)
     except (OSError, AttributeError, LookupError) as error:
         trouble = str(error)
     if trouble:
         log.warning("torch %s: nothing is kept of weights from call to call, since %s.", torch.__version__, trouble)
-        loaded.configure_weights(0, 0)
+        loaded.configure_weights(0, 0, 0)
 
 
 def _library() -> ctypes.CDLL:
@@ -144,6 +145,22 @@ def _storage_offset() -> int:
     if found is None:
         raise LookupError("a tensor does not hold its storage where it used to")
     return found
+
+
+def _counter_offset() -> int:
+    """Bytes from the start of a TensorImpl to the pointer to its counter of writes, which a detached tensor shares, `.data` does
+    not, and an inference tensor lacks. Raises LookupError if there is none."""
+    offsets = set(range(0, TENSOR_HEAD, 8))
+    for tensor in (torch.zeros(2), torch.nn.Parameter(torch.zeros(2)), torch.zeros(3)[1:]):
+        with torch.inference_mode():
+            uncounted = torch.zeros(2)
+        kinds = tensor, tensor.detach(), tensor.data, uncounted
+        heads = [ctypes.string_at(kind._cdata, TENSOR_HEAD) for kind in kinds]
+        own, detached, data, none = (struct.unpack(f"{TENSOR_HEAD // 8}Q", head) for head in heads)
+        offsets &= {8 * i for i in range(len(own)) if own[i] == detached[i] != data[i] != 0 == none[i]}
+    if len(offsets) != 1:
+        raise LookupError("a tensor does not hold its counter of writes where it used to")
+    return offsets.pop()
 
 
 def _offset(size: int, where: Callable[[torch.Tensor], tuple[int, int]]) -> int | None:
@@ -206,6 +223,10 @@ def _weights_self_test(loaded: Any) -> str | None:
             return f"storage or version of {name} is misread"
     if loaded.state_of(replaced) != (replaced.untyped_storage()._cdata, replaced._version):
         return "a parameter with other data is misread"
+    with torch.inference_mode():
+        uncounted = torch.zeros(2)
+    if loaded.state_of(uncounted) is not None:
+        return "an inference tensor is taken for one that counts writes"
     return None
 
 

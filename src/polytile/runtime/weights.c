@@ -1,26 +1,47 @@
 /* Third part of the launcher: a Keeper finds what a place in a program keeps of a weight, in some 30 ns.
 
    It is called with the weight and gives the copy that was made of it, or None. What it remembers of the weight is who it is
-   (the tensor, its storage, the address of its data: objects whose addresses nobody else gets while `guard` holds weak
-   references to them), PyTorch's count of the writes to it, and a sample of its bytes, which tells of writes that PyTorch does
-   not count. Whatever is different is a matter for Python: `miss` (weights.py). A weight without a copy is watched: `wait`
+   (the tensor, its storage, whose address nobody else gets while `guard` holds a weak reference to it, the address of its data,
+   its counter of writes), how many writes that has counted, and a sample of its bytes, which tells of writes that were not
+   counted. Whatever is different is a matter for Python: `miss` (weights.py). A weight without a copy is watched: `wait`
    calls must find it unchanged before Python is asked again. */
 
 enum { SAMPLED = 32 };
 
 /* Set once by configure_weights(); without it nothing is ever kept. */
 static struct {
-    Py_ssize_t storage_offset;
-    int64_t (*version)(const void *handle);
+    Py_ssize_t storage_offset, counter_offset;
+    int64_t (*version)(const void *handle); /* of a tensor with a counter; a C++ exception for one without */
 } weighed;
+
+/* Who a weight is. */
+typedef struct {
+    void *tensor, *storage, *counter, *data;
+} Identity;
+
+/* Whether the fast path takes the tensor, and it counts writes. */
+static int identify(PyObject *argument, Identity *found)
+{
+    if (weighed.version == NULL || !fast_pointer(argument, TORCH_CPU, &found->data))
+        return 0;
+    found->tensor = *(void **)((char *)argument + configured.handle_offset);
+    found->storage = *(void **)((char *)found->tensor + weighed.storage_offset);
+    found->counter = *(void **)((char *)found->tensor + weighed.counter_offset);
+    return found->counter != NULL;
+}
+
+static int64_t version_of(PyObject *argument)
+{
+    return weighed.version((char *)argument + configured.handle_offset);
+}
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *miss;  /* (tensor) -> copy or None */
     PyObject *copy;  /* NULL while the weight is watched */
-    PyObject *guard; /* keeps weak references; NULL before the first weight */
-    void *tensor, *storage, *data;
+    PyObject *guard; /* keeps a weak reference to the storage; NULL before the first weight */
+    Identity weight;
     int64_t version;
     Py_ssize_t bytes; /* of the weight, all of them its own */
     uint64_t sample;
@@ -48,53 +69,41 @@ static PyObject *find_kept(PyObject *object, PyObject *const *arguments, size_t 
     Keeper *self = (Keeper *)object;
     if (PyVectorcall_NARGS(flagged) != 1 || keywords != NULL)
         return PyErr_Format(PyExc_TypeError, "a Keeper takes one tensor");
-    void *data, *handle = (char *)arguments[0] + configured.handle_offset;
-    if (self->guard != NULL && fast_pointer(arguments[0], TORCH_CPU, &data)) {
-        void *tensor = *(void **)handle;
-        if (tensor == self->tensor && *(void **)((char *)tensor + weighed.storage_offset) == self->storage
-            && data == self->data) {
-            int64_t version = weighed.version(handle);
-            if (self->copy == NULL) {
-                if (version != self->version) {
-                    self->version = version;
-                    self->wait = self->patience;
-                    Py_RETURN_NONE;
-                }
-                if (--self->wait >= 0)
-                    Py_RETURN_NONE;
-            } else if (version == self->version && sample_of(data, self->bytes) == self->sample) {
-                self->hits++;
-                return Py_NewRef(self->copy);
+    Identity weight;
+    if (self->guard != NULL && identify(arguments[0], &weight) && memcmp(&weight, &self->weight, sizeof weight) == 0) {
+        int64_t version = version_of(arguments[0]);
+        if (self->copy == NULL) {
+            if (version != self->version) {
+                self->version = version;
+                self->wait = self->patience;
+                Py_RETURN_NONE;
             }
+            if (--self->wait >= 0)
+                Py_RETURN_NONE;
+        } else if (version == self->version && sample_of(weight.data, self->bytes) == self->sample) {
+            self->hits++;
+            return Py_NewRef(self->copy);
         }
     }
     return PyObject_CallOneArg(self->miss, arguments[0]);
 }
 
-/* watch(tensor, version, guard, wait, patience): the weight has no copy. */
+/* watch(tensor, version, guard, wait, patience): the weight has no copy. Nothing is remembered of one that counts no writes. */
 static PyObject *keeper_watch(PyObject *object, PyObject *parsed)
 {
     Keeper *self = (Keeper *)object;
     PyObject *tensor, *guard;
     long long version;
     long wait, patience;
-    void *data;
     if (!PyArg_ParseTuple(parsed, "OLOll", &tensor, &version, &guard, &wait, &patience))
         return NULL;
     Py_CLEAR(self->copy);
-    if (!fast_pointer(tensor, TORCH_CPU, &data)) {
-        Py_CLEAR(self->guard);
-        Py_RETURN_FALSE;
-    }
-    self->tensor = *(void **)((char *)tensor + configured.handle_offset);
-    self->storage = *(void **)((char *)self->tensor + weighed.storage_offset);
-    self->data = data;
     self->version = version;
     self->wait = wait;
     self->patience = patience;
     self->hits = 0;
-    Py_XSETREF(self->guard, Py_NewRef(guard));
-    Py_RETURN_TRUE;
+    Py_XSETREF(self->guard, identify(tensor, &self->weight) ? Py_NewRef(guard) : NULL);
+    Py_RETURN_NONE;
 }
 
 /* hold(copy, bytes, sample): the copy of the weight that was watched last, made at the version given then. */
@@ -167,7 +176,7 @@ static void keeper_dealloc(PyObject *object)
 }
 
 static PyMethodDef keeper_methods[] = {
-    {"watch", keeper_watch, METH_VARARGS, "watch(tensor, version, guard, wait, patience) -> whether it can be"},
+    {"watch", keeper_watch, METH_VARARGS, "watch(tensor, version, guard, wait, patience): a weight without a copy"},
     {"hold", keeper_hold, METH_VARARGS, "hold(copy, bytes, sample): a copy of the weight that is watched"},
     {"release", keeper_release, METH_NOARGS, "release() forgets the weight and its copy"},
     {NULL, NULL, 0, NULL},
@@ -198,26 +207,33 @@ static PyType_Spec keeper_spec = {
     .slots = keeper_slots,
 };
 
-/* configure_weights(offset, version): where in a tensor its storage is, and the address of TensorBase::_version. */
+/* configure_weights(storage offset, counter offset, version): where in a tensor its storage and its counter of writes are, and
+   the address of TensorBase::_version. */
 static PyObject *configure_weights(PyObject *module, PyObject *parsed)
 {
-    Py_ssize_t offset;
+    Py_ssize_t storage, counter;
     unsigned long long version;
-    if (!PyArg_ParseTuple(parsed, "nK", &offset, &version))
+    if (!PyArg_ParseTuple(parsed, "nnK", &storage, &counter, &version))
         return NULL;
-    weighed.storage_offset = offset;
+    weighed.storage_offset = storage;
+    weighed.counter_offset = counter;
     weighed.version = (int64_t(*)(const void *))(uintptr_t)version;
     Py_RETURN_NONE;
 }
 
-/* state_of(tensor) -> (storage, version) as the fast path reads them, or None where it does not take the tensor. */
+/* weighs() -> whether storages and versions can be read. */
+static PyObject *weighs(PyObject *module, PyObject *unused)
+{
+    return PyBool_FromLong(weighed.version != NULL && configured.tensor != NULL);
+}
+
+/* state_of(tensor) -> (storage, version) as the fast path reads them, or None where nothing is kept of such a tensor. */
 static PyObject *state_of(PyObject *module, PyObject *tensor)
 {
-    void *data, *handle = (char *)tensor + configured.handle_offset;
-    if (weighed.version == NULL || !fast_pointer(tensor, TORCH_CPU, &data))
+    Identity found;
+    if (!identify(tensor, &found))
         Py_RETURN_NONE;
-    void *storage = *(void **)(*(char **)handle + weighed.storage_offset);
-    return Py_BuildValue("KL", (unsigned long long)(uintptr_t)storage, (long long)weighed.version(handle));
+    return Py_BuildValue("KL", (unsigned long long)(uintptr_t)found.storage, (long long)version_of(tensor));
 }
 
 /* sample(address, bytes) -> number; another one, in all likelihood, once bytes there have changed */

@@ -114,6 +114,11 @@ class Site:
         self._record: Record | None = None
         """Of the weight that the keeper knows."""
 
+    @property
+    def bytes(self) -> int:
+        """Of the copy that the last call got; 0 where there was none, or it is gone."""
+        return self.recipe.bytes if self._keeper.copy is not None else 0
+
     def _look(self, weight: torch.Tensor) -> torch.Tensor | None:
         """A call that the keeper has no answer to: another weight, one that has changed, or one watched for long enough."""
         self.reason = "" if type(weight) in _TYPES else f"it is a {type(weight).__name__}"
@@ -121,14 +126,15 @@ class Site:
             return None
         with _lock, torch.no_grad(), torch._C.DisableTorchFunction():
             self._leave()
-            storage = weight.untyped_storage()
+            if weight.is_inference():
+                self.reason = "inference tensors do not count writes"
+                return None
+            storage, version = weight.untyped_storage(), weight._version
             self.reason = _untrusted(weight, storage)
             known = _known(storage)
-            version = 0 if weight.is_inference() else weight._version
             record = known.records.setdefault((self.recipe, weight.data_ptr()), Record(None if self.eager else 0))
             wait = NEVER if self.reason else self._found(weight, version, known, record)
-            guard = torch._C._WeakTensorRef(weight), known.guard  # type: ignore[attr-defined]  # not in torch's stubs
-            self._keeper.watch(weight, version, guard, wait, record.patience)
+            self._keeper.watch(weight, version, known.guard, wait, record.patience)
             record.seen = version
             if record.copy is None or self.reason:
                 return None
@@ -160,7 +166,13 @@ class Site:
             self.reason = f"the option packed_weights_mib ({self.limit >> 20}) leaves no room for it"
             return NEVER
         view = weight.as_strided(self.recipe.sizes, self.recipe.strides, weight.storage_offset() + self.recipe.offset)
-        record.copy = Copy(self.recipe.make(view), version, sample)
+        try:
+            record.copy = Copy(self.recipe.make(view), version, sample)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
+            self.reason = "there was no memory for it"
+            return NEVER
         self.made += 1
         counters.add("weights_packed")
         _watch_optimizers()
@@ -186,7 +198,7 @@ _hook: list[Any] = []
 def available() -> bool:
     """Whether copies can be kept at all: it takes the C launcher and its reading of storages and versions."""
     module = native.module()
-    return module is not None and module.state_of(torch.empty(1)) is not None
+    return module is not None and module.weighs()
 
 
 def kept_bytes() -> int:
@@ -226,13 +238,12 @@ def _release(storage: Storage) -> None:
 
 def _untrusted(weight: torch.Tensor, storage: torch.UntypedStorage) -> str:
     """Why a weight's count of writes cannot be relied on, "" if it can."""
-    if weight.is_inference():
-        return "inference tensors do not count writes"
     if storage.is_shared():
         return "other processes may write to it"
     if not storage.resizable():
         return "its memory is not PyTorch's own"
-    if torch._C._storage_Use_Count(storage._cdata) > 2:  # the weight and `storage`
+    own = 2 + weight._is_view()  # the weight, what it is a view of (with which it shares its count), and `storage`
+    if torch._C._storage_Use_Count(storage._cdata) > own:
         return "other tensors share its memory"
     return "" if _bytes_of(weight) else "it is not dense"
 

@@ -127,18 +127,18 @@ class _Schedule:
             self._names.add(name)
             self.kernels[id(call.run)] = name
             self.defined.append(lines.DefineKernel(name, call.run))
-        extents = call.sizes
-        tensors = []
-        for tensor in call.tensors:
-            if isinstance(tensor, Kept):
-                found = lines.FindKept(
-                    self.fresh("panels"), sizes.axis(self.fresh("kept")), tensor.view.buffer, tensor.site.find
-                )
-                self.out.append(found)
-                self._views.append(found.name)
-                extents = tuple(found.symbol if extent == KEPT else extent for extent in extents)
-            tensors.append(found.name if isinstance(tensor, Kept) else self._name(tensor))
-        self.out.append(lines.CallKernel(self.kernels[id(call.run)], tuple(tensors), extents))
+        kept = [self._find(t) for t in call.tensors if isinstance(t, Kept)]  # before the weight has views in this program
+        names = [found.name for found in kept]
+        tensors = tuple(names.pop(0) if isinstance(t, Kept) else self._name(t) for t in call.tensors)
+        extents = tuple(kept[0].symbol if kept and extent == KEPT else extent for extent in call.sizes)
+        self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, extents))
+
+    def _find(self, kept: Kept) -> lines.FindKept:
+        """Looks for what is kept of a weight; it is let go after the operation."""
+        found = lines.FindKept(self.fresh("panels"), sizes.axis(self.fresh("kept")), kept.view.buffer, kept.site.find)
+        self.out.append(found)
+        self._views.append(found.name)
+        return found
 
     def _name(self, tensor: str | View, alias: bool = False) -> str:
         """The name under which a buffer or view is passed. A view that is not a result goes after the operation."""
