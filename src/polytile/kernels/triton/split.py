@@ -44,16 +44,17 @@ def splittable(nest: Nest) -> bool:
     return alone and all(scan.kind in COMMUTATIVE for scan in nest.scans)
 
 
-def split(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts) -> TritonKernel:
+def split(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launches of `kernel` under a config with `splits`."""
-    return Split(kernel, nest, config, facts).made()
+    return Split(kernel, nest, config, facts, overlaps).made()
 
 
 class Split:
     """A kernel in the making: its launches share the scratch memory of `memory`."""
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts) -> None:
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         self.kernel, self.nest, self.config, self.facts = kernel, nest, config, facts
+        self.overlaps = overlaps
         self.splits = int(config["splits"])
         self.memory: list[Scratch] = []
         self._numbers: dict[tuple[int, int], int] = {}
@@ -67,7 +68,7 @@ class Split:
 
     def _unit(self) -> tuple[Unit, Share]:
         """A launch whose programs know their number among those of a row, and their chunk."""
-        unit = Unit(self.kernel, self.nest, self.config, self.facts)
+        unit = Unit(self.kernel, self.nest, self.config, self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
         unit.place()
         dim = next(d for d in unit.tile.reduced if d.name.lower() == self.config.get("along", "r"))

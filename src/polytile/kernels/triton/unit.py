@@ -22,6 +22,7 @@ from polytile.kernels.writer import Writer
 from polytile.problem import Config
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Unit:
     """One launch: `out` collects the lines of its function, `scope` knows what stands outside of any loop. Scratch memory is
     taken with `scratch`."""
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts) -> None:
-        self.kernel, self.nest, self.config, self.facts = kernel, nest, config, facts
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool = False) -> None:
+        self.kernel, self.nest, self.config, self.facts, self.overlaps = kernel, nest, config, facts, overlaps
         self.tile: Tile = tile_of(nest, config, facts)
         self.body = Body(kernel, self.tile, facts)
         self.out, self.scope = Writer("    "), Scope()
@@ -49,7 +50,8 @@ class Unit:
 
     def place(self) -> None:
         """The position of the program's block along every parallel dimension: blocks are numbered row by row, the last
-        dimension fastest."""
+        dimension fastest. Nothing here touches memory; then the program waits for the kernel before it, and lets the next
+        one's programs be placed."""
         dims = self.tile.parallel
         number = "tl.program_id(0)" + (".to(tl.int64)" if self.facts.wide else "")
         if len(dims) == 1:
@@ -63,6 +65,8 @@ class Unit:
             self.out.line(f"{dims[0].name.lower()}_at = at")
         for dim in dims:
             self._parallel(dim)
+        if self.overlaps:
+            self.out.extend(["gdc_wait()", "gdc_launch_dependents()"])
 
     def _parallel(self, dim: Dim) -> None:
         at = f"{dim.name.lower()}_at"
@@ -150,7 +154,8 @@ class Unit:
         work += ["    " + line for line in self.out.lines]
         body = "\n".join(work or ["    pass"])
         helpers = needed(body)
-        source = "\n\n".join(part for part in (HEADER, helpers, "\n".join(lines) + "\n" + body + "\n") if part)
+        header = HEADER + (ORDER if self.overlaps else "")
+        source = "\n\n".join(part for part in (header, helpers, "\n".join(lines) + "\n" + body + "\n") if part)
         tiles = sizes.product(self.tile.tiles)
         return Launch(
             source,
@@ -160,6 +165,7 @@ class Unit:
             int(self.config["warps"]),
             int(self.config.get("stages", 1) or 1),
             (tiles, sympy.Integer(max(1, splits)), sizes.ONE),
+            self.overlaps,
         )
 
     def _arguments(self) -> tuple[Argument, ...]:
