@@ -28,6 +28,7 @@ from polytile.kernels.triton.unit import Share, Unit
 def plain(unit: Unit) -> None:
     """Every point of the block at once."""
     unit.place()
+    unit.fetch([root for store in unit.kernel.loop.stores for root in store.roots], unit.scope)
     unit.body.stores(unit.kernel.loop.stores, unit.scope)
     unit.flush(unit.scope)
 
@@ -39,6 +40,7 @@ def persistent(unit: Unit) -> None:
         unit.held(dim)
     nest, scope = unit.nest, unit.scope
     scans.prepare_whole(unit.body)
+    unit.fetch([root for k in range(nest.passes) for root in nest.roots_in(k)], scope)
     for k in range(nest.passes + 1):
         unit.body.stores(nest.row_stores(k), scope)
         if k < nest.passes:
@@ -108,12 +110,17 @@ def sweep(
         unit.body.carried = carried.variables
         loops.enter_context(unit.going(*last))
         inner = scope.inner()
+        unit.fetch(unit.nest.roots_in(k), inner)
         for reduction in reductions:
             reduction.update(inner)
         points(inner)
         unit.flush(inner)
         unit.out.extend(carried.step())
     unit.body.carried = {}
+    dim, mine = last
+    first, end = (mine.first, mine.last) if mine else ("0", unit.body.index(dim.size))
+    for reduction in reductions:
+        unit.out.extend(reduction.counted(dim, unit.block_at(dim, first), end))
 
 
 def indices(nest: Nest, k: int) -> list[sympy.Expr]:

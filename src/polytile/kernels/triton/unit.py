@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -10,6 +10,7 @@ import sympy
 import torch
 
 from polytile.ir import sizes
+from polytile.ir.expr import Node
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Nest
@@ -133,6 +134,10 @@ class Unit:
         return self.body.index(sympy.expand(position))
 
     # text ------------------------------------------------------------------------------------------------------------
+
+    def fetch(self, roots: Iterable[Node], scope: Scope) -> None:
+        """Adds the loads that `roots` need ahead of all that is computed from them."""
+        self.body.fetch(roots, 32 * int(self.config["warps"]), scope)
 
     def flush(self, scope: Scope) -> None:
         """Writes the lines that `scope` has collected."""
