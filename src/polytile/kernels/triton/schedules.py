@@ -108,7 +108,8 @@ def sweep(
         carried = Carried(unit.body, last[0], indices(unit.nest, k))
         unit.out.extend(carried.begin(unit.block_at(last[0], last[1].first if last[1] else "0")))
         unit.body.carried = carried.variables
-        loops.enter_context(unit.going(*last))
+        back = goes_back(unit.nest, k) and not carried.pairs
+        loops.enter_context(unit.going(*last, back=back))
         inner = scope.inner()
         unit.fetch(unit.nest.roots_in(k), inner)
         for reduction in reductions:
@@ -121,6 +122,12 @@ def sweep(
     first, end = (mine.first, mine.last) if mine else ("0", unit.body.index(dim.size))
     for reduction in reductions:
         unit.out.extend(reduction.counted(dim, unit.block_at(dim, first), end))
+
+
+def goes_back(nest: Nest, k: int) -> bool:
+    """Whether pass k may go through its row from the end: every other one does, since what the one before has read last is
+    what the cache still holds."""
+    return k % 2 == 1 and not nest.scans
 
 
 def indices(nest: Nest, k: int) -> list[sympy.Expr]:

@@ -49,12 +49,12 @@ class Unit:
 
     # positions -------------------------------------------------------------------------------------------------------
 
-    def place(self) -> None:
+    def place(self, back: bool = False) -> None:
         """The position of the program's block along every parallel dimension: blocks are numbered row by row, the last
         dimension fastest. Nothing here touches memory; then the program waits for the kernel before it, and lets the next
-        one's programs be placed."""
+        one's programs be placed. `back`: the first program has the last block."""
         dims = self.tile.parallel
-        number = "tl.program_id(0)" + (".to(tl.int64)" if self.facts.wide else "")
+        number = program(0, back) + (".to(tl.int64)" if self.facts.wide else "")
         if len(dims) == 1:
             self.out.line(f"{dims[0].name.lower()}_at = {number}")
         elif dims:
@@ -97,16 +97,23 @@ class Unit:
         self._reduced(dim, at)
 
     @contextmanager
-    def going(self, dim: Dim, share: Share | None = None) -> Iterator[None]:
-        """A loop over blocks along a reduced dimension, or over a share of them."""
+    def going(self, dim: Dim, share: Share | None = None, back: bool = False) -> Iterator[None]:
+        """A loop over blocks along a reduced dimension, or over a share of them; `back`: from the last one to the first."""
         first, end = (share.first, share.last) if share else ("0", self.body.index(dim.size))
         if dim.block == 1:
             with self.out.indented(f"for {dim.variable} in range({first}, {end}):"):
                 yield
             return
-        self.body.firsts[dim] = f"{dim.variable}_at"
-        with self.out.indented(f"for {dim.variable}_at in range({first}, {end}, {dim.name}):"):
-            self._reduced(dim, self.block_at(dim, f"{dim.variable}_at"))
+        at = self.body.firsts[dim] = f"{dim.variable}_at"
+        going = f"range({first}, {end}, {dim.name})" if not back else f"range(0, {dim.variable}_blocks)"
+        if self.config.get("stages"):
+            going = f"tl.{going[:-1]}, num_stages={self.config['stages']})"
+        if back:
+            self.out.line(f"{dim.variable}_blocks = tl.cdiv({end} - {first}, {dim.name})")
+        with self.out.indented(f"for {at if not back else dim.variable + '_done'} in {going}:"):
+            if back:
+                self.out.line(f"{at} = {first} + ({dim.variable}_blocks - 1 - {dim.variable}_done) * {dim.name}")
+            self._reduced(dim, self.block_at(dim, at))
             yield
 
     def block_at(self, dim: Dim, first: str) -> str:
@@ -193,6 +200,11 @@ class Unit:
             s.name for s in self.kernel.symbols if s.name in self.facts.divisible and s.name not in self.facts.values
         ]
         return (*names, *[f"scratch{k}" for k in sorted(self.scratch_types)])
+
+
+def program(axis: int, back: bool) -> str:
+    """The program's number along an axis of the grid, or how many come after it."""
+    return f"tl.program_id({axis})" if not back else f"(tl.num_programs({axis}) - 1 - tl.program_id({axis}))"
 
 
 def _comment(kernel: LoopKernel) -> list[str]:
