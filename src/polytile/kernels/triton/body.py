@@ -145,9 +145,10 @@ class Body:
                 registers += max(1.0, each * self.kernel.storage(node.buffer).itemsize / 4)
                 if registers > FETCHED:
                     return
-                known, name = (scope.names, self.name(node)) if memory.plain(self, node) else (scope.fetched, f"{self.name(node)}_raw")
+                plain = memory.plain(self, node)
+                name = self.name(node) if plain else f"{self.name(node)}_raw"
                 scope.lines.append(f"{name} = {memory.fetch(self, node, scope)}")
-                known[id(node)] = name
+                (scope.names if plain else scope.fetched)[id(node)] = name
 
     def full(self, node: Node, dims: frozenset[Dim], scope: Scope) -> str:
         """The value as a block that is full along `dims`, whatever it varies with."""
