@@ -1,12 +1,13 @@
 """Do processes that tune the same problems from scratch choose the same kernels? `python -m benchmarks.same_winner`.
 
 Each process has a store of its own, so that it learns nothing from the others; compiled kernels they share. The problems are the
-kernels of ten functions at ten shapes, each compiled once. Those with one candidate worth timing say nothing, as all processes
+kernels of ten functions at twenty shapes, each compiled once. Those with one candidate worth timing say nothing, as all processes
 "choose" it: contested problems, with two or more in every process, are what counts. --hinted has more of them.
 
 Per problem the winner is the candidate that most processes chose, and agreement the share of processes that chose it. What a
-choice costs is judged by the median over all processes of each candidate's time: how much slower the chosen one is than the
-fastest. Beside it stands what argmin would have done with the very same times.
+choice costs is judged by the median over all processes of each candidate's time, in two ways: how much slower the chosen one is
+than the fastest, which nobody who has only one process's times can find every time; and how much slower than what argmin
+would have chosen by the very same times.
 
 Processes that are done are kept in --directory: a run that was interrupted goes on where it stopped.
 """
@@ -46,6 +47,16 @@ SHAPES = (
     (520, 96),
     (1024, 1024),
     (3000, 333),
+    (5, 2500),
+    (10, 5000),
+    (12, 128),
+    (24, 640),
+    (48, 1536),
+    (96, 320),
+    (200, 1000),
+    (400, 512),
+    (768, 768),
+    (1500, 200),
 )
 """Rows and columns: no two lie in one regime, aligned and unaligned lengths, 200 to 1 million elements."""
 
@@ -114,14 +125,18 @@ class Found:
 @dataclass(frozen=True)
 class Verdict:
     """Over all problems: mean share of processes that chose the commonest winner, share of pairs of processes that agree, mean
-    cost against the fastest."""
+    cost against the fastest, and against what argmin chooses by the same process's times."""
 
     share: float
     pairs: float
     cost: float
+    against_argmin: float
 
     def as_json(self) -> dict[str, float]:
-        return {"same_winner": self.share, "pairs_that_agree": self.pairs, "mean_cost": self.cost}
+        return {
+            "same_winner": self.share, "pairs_that_agree": self.pairs, "mean_cost": self.cost,
+            "mean_cost_against_argmin": self.against_argmin,
+        }  # fmt: skip
 
 
 # One process.
@@ -190,14 +205,15 @@ def run(directory: Path, processes: int, device: str, mode: str, limit: int, hin
 
 def judged(found: dict[str, list[Found]], chosen: Callable[[Found], str]) -> Verdict:
     """What the rule `chosen`, applied to each process's own times, means for agreement and cost."""
-    shares, pairs, costs = [], [], []
+    shares, pairs, costs, against = [], [], [], []
     for each in found.values():
         pooled = medians(each)
         winners = [chosen(one) for one in each]
         shares.append(collections.Counter(winners).most_common(1)[0][1] / len(winners))
         pairs += [first == second for first, second in itertools.combinations(winners, 2)]
         costs += [pooled[winner] / min(pooled.values()) - 1 for winner in winners]
-    return Verdict(statistics.fmean(shares), statistics.fmean(pairs), statistics.fmean(costs))
+        against += [pooled[winner] / pooled[one.fastest] - 1 for winner, one in zip(winners, each, strict=True)]
+    return Verdict(statistics.fmean(shares), statistics.fmean(pairs), statistics.fmean(costs), statistics.fmean(against))
 
 
 def medians(each: Sequence[Found]) -> dict[str, float]:
@@ -254,9 +270,12 @@ def main() -> None:
     }
     columns: list[Column | str] = [
         "choice by", "problems", Column("same winner %", ratio), Column("pairs that agree %", ratio),
-        Column("mean cost %", ratio),
+        Column("mean cost %", ratio), Column("against argmin %", ratio),
     ]  # fmt: skip
-    rows = [(name, size, 100 * v.share, 100 * v.pairs, 100 * v.cost) for name, (size, v) in verdicts.items()]
+    rows = [
+        (name, size, 100 * v.share, 100 * v.pairs, 100 * v.cost, 100 * v.against_argmin)
+        for name, (size, v) in verdicts.items()
+    ]
     busy = max(one["cores_used_by_others"] for one in written)
     notes = [f"Other processes used at most {busy:.2f} cores meanwhile."]
     disagreements = unsteady(everything)
