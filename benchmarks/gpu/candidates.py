@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 
 import polytile
-from benchmarks.compilers import copied
+from benchmarks.compilers import copied, forget
 from benchmarks.gpu import products
+from benchmarks.gpu.grid import Cells
 from benchmarks.gpu.products import DTYPES, Shape
+from benchmarks.timing import geomean
+from polytile.kernels.candidate import Candidate, specialised
+from polytile.multikernel.links.prior import shortlist
+from polytile.multikernel.multikernel import MultiKernel
+from polytile.multikernel.selector import Request
 from polytile.tuning import measure
 from polytile.tuning.tune import Task, tune
 
+FUNCTION = "candidates: x @ y"
 FIRST: tuple[Shape, ...] = (
     (64, 64, 64), (256, 256, 256), (1024, 1024, 1024), (4096, 4096, 4096), (1, 4096, 4096), (16, 4096, 4096),
     (16, 4096, 14336), (128, 4096, 4096), (512, 512, 8192), (2048, 2048, 2048), (64, 14336, 4096), (3, 1024, 1024),
@@ -23,6 +31,8 @@ FIRST: tuple[Shape, ...] = (
 )  # fmt: skip
 LARGEST = 1 << 34
 """Multiply-adds of the largest random product."""
+SHORTLIST = 3
+"""How many of the prior's ranking are measured in the table of regrets."""
 
 
 def shapes(count: int, seed: int = 0) -> list[Shape]:
@@ -39,71 +49,97 @@ def shapes(count: int, seed: int = 0) -> list[Shape]:
     return found
 
 
-def every_candidate(dtypes: list[str], deadline: float, count: int = 300) -> list[dict[str, Any]]:
-    """One row a shape until time is over: each candidate's µs, and the prior's prediction."""
-    rows: list[dict[str, Any]] = []
-    for number, dtype in enumerate(dtypes):
-        until = time.monotonic() + (deadline - time.monotonic()) / (len(dtypes) - number)
-        torch._dynamo.reset()
-        polytile.reset()
-        torch.backends.cuda.matmul.allow_tf32 = False
+class Trials:
+    """`x @ y` in one type, compiled once: its candidates at any sizes, timed without being chosen."""
+
+    def __init__(self, dtype: str) -> None:
+        forget()
+        torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
         call = torch.compile(
             copied(products.product, "every"), backend="polytile", dynamic=True, options={"tune": "off", "persist": False}
         )
-        for shape in shapes(count):
-            if time.monotonic() > until:
+        call(torch.randn(64, 32, device="cuda").to(DTYPES[dtype]), torch.randn(32, 96, device="cuda").to(DTYPES[dtype]))
+        self.kernel: MultiKernel = polytile.compiler.compiled_programs()[-1].multikernels[0]
+
+    def request(self, shape: Shape) -> Request:
+        """What the selector would be asked at this shape, on dense operands."""
+        kernel = self.kernel
+        assert kernel.spec.make_args is not None
+        args = tuple(kernel.spec.make_args(dict(zip(("M", "N", "K"), shape, strict=True))))
+        return kernel._request(kernel.dispatcher.key_of(*args), kernel.spec.split(args)[1], args)
+
+    def named(self, request: Request, names: Collection[str]) -> list[Candidate]:
+        """The candidates of these names as they are at the sizes of `request`, tried there or not."""
+        tensors, ints = self.kernel.spec.split(request.args or ())
+        facts = self.kernel.spec.facts(ints, [tensor.data_ptr() for tensor in tensors])
+        return [specialised(candidate, facts) for candidate in self.kernel.candidates if candidate.name in names]
+
+    def us(self, request: Request, chosen: Sequence[Candidate]) -> dict[str, float]:
+        """Kernel µs of those among `chosen` that run."""
+        assert request.args is not None
+        spec = self.kernel.spec
+        for candidate in chosen:
+            candidate.prepare()
+        task = Task(
+            request.problem,
+            tuple(chosen),
+            request.args,
+            spec.names,
+            spec.roles,
+            check_accuracy=False,
+            limits=measure.GPU_LIMITS,
+            target=spec.target,
+        )
+        return {attempt.candidate.name: attempt.seconds * 1e6 for attempt in tune(task) if attempt.ok}
+
+
+def every_candidate(dtypes: Sequence[str], cells: Cells, deadline: float, count: int = 300) -> None:
+    """A cell a shape until time is over: each candidate's µs, what the prior predicted, and what its first would be."""
+    for number, dtype in enumerate(dtypes):
+        until = time.monotonic() + (deadline - time.monotonic()) / (len(dtypes) - number)
+        wanted = [shape for shape in shapes(count) if not cells.has(FUNCTION, dtype, shape)]
+        trials = Trials(dtype) if wanted else None
+        for shape in wanted:
+            if trials is None or time.monotonic() > until:
                 break
-            m, n, k = shape
-            args = (torch.randn(m, k, device="cuda").to(DTYPES[dtype]), torch.randn(k, n, device="cuda").to(DTYPES[dtype]))
-            call(*args)
-            rows.append({"dtype": dtype, "shape": list(shape), **_timed(shape)})
-            print(f"{dtype} {shape}: {summary(rows[-1:])}; best {rows[-1]['best']}, prior {rows[-1]['prior']}", flush=True)
-    return rows
+            request = trials.request(shape)
+            timed = trials.us(request, request.candidates)
+            predicted = {c.name: c.cost(request.sizes) * 1e6 for c in request.candidates if c.name in timed}
+            row = {
+                "function": FUNCTION, "part": "candidates", "dtype": dtype, "shape": list(shape), "us": timed,
+                "predicted_us": predicted, "shortlist": [c.name for c in shortlist(request)],
+            }  # fmt: skip
+            cells.add(row)
+            print(f"{dtype} {shape}: {verdict([row])}", flush=True)
 
 
-def _timed(shape: Shape) -> dict[str, Any]:
-    """Times all candidates of the one compiled kernel at this shape."""
-    kernel = polytile.compiler.compiled_programs()[-1].multikernels[0]
-    spec = kernel.spec
-    assert spec.make_args is not None
-    args = tuple(spec.make_args(dict(zip(("M", "N", "K"), shape, strict=True))))
-    request = kernel._request(kernel.dispatcher.key_of(*args), spec.split(args)[1], args)
-    able = request.candidates
-    for candidate in able:
-        candidate.prepare()
-    task = Task(
-        request.problem,
-        able,
-        args,
-        spec.names,
-        spec.roles,
-        check_accuracy=False,
-        limits=measure.GPU_LIMITS,
-        target=spec.target,
-    )
-    timed = {attempt.candidate.name: attempt.seconds * 1e6 for attempt in tune(task) if attempt.ok}
-    predicted = {candidate.name: candidate.cost(request.sizes) * 1e6 for candidate in able if candidate.name in timed}
-    own = {name: us for name, us in predicted.items() if name != "aten"}
-    return {
-        "us": timed, "predicted_us": predicted, "best": min(timed, key=lambda name: timed[name]),
-        "prior": min(own, key=lambda name: own[name]) if own else "aten",
-    }  # fmt: skip
+def regrets(row: dict[str, Any]) -> list[float]:
+    """The measured time of each candidate over the best one's, in the order of their predictions."""
+    best, predicted = min(row["us"].values()), row["predicted_us"]
+    return [row["us"][name] / best for name in sorted(predicted, key=lambda name: predicted[name])]
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
-    """How far the prior's choice among generated kernels is from the best of them, and the best of them from the library."""
-    regrets, over = [], []
-    for row in rows:
-        own = {name: us for name, us in row["us"].items() if name != "aten"}
-        if own:
-            regrets.append(row["us"][row["prior"]] / min(own.values()))
-            over.append(min(own.values()) / row["us"].get("aten", math.nan))
-    if not regrets:
-        return "no generated kernel"
-    ordered = sorted(regrets)
-    mean, library = (math.exp(sum(map(math.log, values)) / len(values)) for values in (regrets, over))
-    p95 = ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)]
-    return f"{len(rows)} shapes, regret geomean {mean:.3f}, p95 {p95:.2f}; best generated over library {library:.3f}"
+def verdict(rows: Iterable[dict[str, Any]]) -> str:
+    """The prior alone, and after measuring the first few of its ranking, against the best of all candidates, the libraries'
+    among them; the best that is generated against ATen."""
+    rankings = [(row, regrets(row)) for row in rows if row["us"]]
+    if not rankings:
+        return "nothing ran"
+    over = [min(own) / row["us"]["aten"] for row, _ in rankings if "aten" in row["us"] and (own := generated(row["us"]))]
+    text = f"{len(rankings)} shapes, regret of the first {spread([found[0] for _, found in rankings])}"
+    text += f"; best of {SHORTLIST} {spread([min(found[:SHORTLIST]) for _, found in rankings])}"
+    return text + (f"; best generated over ATen {geomean(over):.3f}" if over else "")
 
 
-__all__ = ["every_candidate", "shapes", "summary"]
+def generated(us: dict[str, float]) -> list[float]:
+    """The times of the candidates that are no library's."""
+    return [time for name, time in us.items() if not name.startswith(("aten", "cublaslt"))]
+
+
+def spread(ratios: Sequence[float]) -> str:
+    ordered = sorted(ratios)
+    p95 = ordered[max(0, math.ceil(0.95 * len(ordered)) - 1)]
+    return f"geomean {geomean(ordered):.3f}, p95 {p95:.2f}, worst {ordered[-1]:.2f}"
+
+
+__all__ = ["Trials", "every_candidate", "generated", "regrets", "shapes", "verdict"]

@@ -1,8 +1,9 @@
 """`python -m benchmarks.gpu.gemm [--parts square thin ...] [--seconds 500]`: products on a GPU against cuBLAS and the peer.
 
-Cells go to OUT/gpu_gemm_cells.jsonl as they are measured and are not measured twice; the tables at the end and
-OUT/gpu_gemm.json are of everything there is. Part `matrix` compiles for one hint and calls at other sizes (SPEC H5); part
-`candidates` times every candidate at some sizes, which is what the prior is fitted on.
+Cells go to OUT/gpu_gemm_cells.jsonl as they are measured and are not measured twice; a run goes on from those of earlier ones
+that `--resume` names (a file of cells, or a gpu_gemm.json), so that the whole may be spread over short sessions. The tables at
+the end and OUT/gpu_gemm.json are of everything there is. Parts `matrix` and `pairs` compile for one hint and call at other sizes
+(SPEC H5); part `candidates` times every candidate at some sizes, which is what the prior is fitted on.
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,53 +21,69 @@ import torch
 import polytile
 from benchmarks import record
 from benchmarks.compilers import copied
-from benchmarks.gpu import products
-from benchmarks.gpu.candidates import every_candidate, summary
+from benchmarks.gpu import hints, products
+from benchmarks.gpu.candidates import every_candidate, verdict
 from benchmarks.gpu.grid import Cells, new_decisions
 from benchmarks.gpu.products import DTYPES, Case, Shape
 from benchmarks.gpu.replay import copy_bandwidth, kernel_times
 from benchmarks.timing import geomean
 from polytile.report import Table, show
 
-PARTS = (*products.PARTS, "matrix", "candidates")
-HINTS, RUN_AT = (64, 256, 4096), (64, 256, 1024, 4096)
+APART = ("matrix", "pairs", "candidates")
+"""Parts that are no cells of polytile against the library."""
+PARTS = (*products.PARTS, *APART)
 WITHIN = 1.02
 OPTIONS: dict[str, Any] = {"persist": False}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["square", "thin", "epilogue", "matrix", "candidates"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["square", "thin", "epilogue", *APART])
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--step", type=int, default=256, help="between sizes of squares, and rows of the llm part")
+    parser.add_argument("--shapes", type=int, default=300, help="of the part candidates")
     parser.add_argument("--peer", action="store_true", help="the peer's max-autotune, compiled for each shape alone, too")
     parser.add_argument("--seconds", type=float, default=500, help="when no new cell is begun")
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
+    parser.add_argument("--resume", type=Path, nargs="*", default=[], help="cells of earlier runs to go on from")
+    parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
     given = parser.parse_args()
+    if given.show is not None:
+        report(json.loads(given.show.read_text())["results"])
+        return
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu.gemm needs an NVIDIA GPU; this process sees none.")
     torch._dynamo.config.recompile_limit = 256
     out = Path(given.out)
-    out.mkdir(parents=True, exist_ok=True)
     cells = Cells(out / "gpu_gemm_cells.jsonl")
-    deadline = time.monotonic() + given.seconds
+    for file in given.resume:
+        cells.take(file)
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy_bytes_per_second": copy_bandwidth()}
-    chosen = [case for case in products.cases(given.step) if case.part in given.parts]
-    kinds = [part for part in ("matrix", "candidates") if part in given.parts]
     try:
-        for number, (case, dtype) in enumerate(todo := [(c, d) for c in chosen for d in c.dtypes if d in given.dtypes]):
-            share = (deadline - time.monotonic()) / (len(todo) - number + len(kinds))
-            _measure(case, dtype, cells, time.monotonic() + share, given.peer)
-        if "matrix" in given.parts:
-            share = (deadline - time.monotonic()) / len(kinds)
-            results["matrix"] = list(_matrix([d for d in ("bf16", "fp32") if d in given.dtypes], time.monotonic() + share))
-        if "candidates" in given.parts:
-            results["candidates"] = every_candidate([d for d in ("bf16", "fp32") if d in given.dtypes], deadline)
+        _run(given, cells, time.monotonic() + given.seconds)
     finally:
         results["cells"] = cells.rows
         path = record.write("gpu_gemm", results, out)
         report(results)
         print(path)
+
+
+def _run(given: argparse.Namespace, cells: Cells, deadline: float) -> None:
+    """Every part that was asked for, what is left of the time shared among those to come."""
+    chosen = [(c, d) for c in products.cases(given.step) if c.part in given.parts for d in c.dtypes if d in given.dtypes]
+    parts = [part for part in APART if part in given.parts]
+    both = [dtype for dtype in ("bf16", "fp32") if dtype in given.dtypes]
+    for number, (case, dtype) in enumerate(chosen):
+        share = (deadline - time.monotonic()) / (len(chosen) - number + 2 * len(parts))
+        _measure(case, dtype, cells, time.monotonic() + share, given.peer)
+    for number, part in enumerate(parts):
+        until = time.monotonic() + (deadline - time.monotonic()) / (len(parts) - number)
+        if part == "matrix":
+            hints.matrix(both, cells, until, given.peer)
+        elif part == "pairs":
+            hints.pairs(both, cells, until)
+        else:
+            every_candidate(both, cells, until, given.shapes)
 
 
 def _switch(dtype: str) -> None:
@@ -130,26 +145,6 @@ def _wrong(got: torch.Tensor, eager: torch.Tensor, k: int) -> str:
     return "" if error <= 16 * least else f"off by {error:.2g} of the mean"
 
 
-def _matrix(dtypes: list[str], deadline: float) -> Iterator[dict[str, Any]]:
-    """x @ y compiled with one hint (and with all of them), at all sizes: kernel µs."""
-    for dtype in dtypes:
-        _switch(dtype)
-        args = {n: products.cases(64)[0].make(n, n, n, DTYPES[dtype]) for n in RUN_AT}
-        for hint in HINTS if time.monotonic() < deadline else ():
-            torch._dynamo.reset()
-            polytile.reset()
-            ours = polytile.compile(copied(products.product, "ours"), hints=[hint], options=OPTIONS)
-            known: set[str] = set()
-            for n in RUN_AT:
-                ours(*args[n])
-                times = kernel_times(
-                    {"library": functools.partial(torch.mm, *args[n]), "polytile": functools.partial(ours, *args[n])}
-                )
-                row = {"dtype": dtype, "hint": hint, "size": n, "us": times, "chosen": _chosen(known)}
-                print(json.dumps(row), flush=True)
-                yield row
-
-
 def _line(row: dict[str, Any]) -> str:
     label = f"{row['function']} {row['dtype']} {'×'.join(map(str, row['shape']))}"
     if "error" in row:
@@ -159,9 +154,11 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def report(results: dict[str, Any]) -> None:
-    """For each function and type how polytile stands to the best of the others."""
+    """For each function and type how polytile stands to the best of the others; the tables of the other parts."""
+    of_part = {part: [row for row in results["cells"] if row["part"] == part] for part in APART}
+    others = [row for row in results["cells"] if row["part"] not in APART]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in results["cells"]:
+    for row in others:
         if "us" in row and "polytile" in row["us"]:
             groups.setdefault((row["function"], row["dtype"]), []).append(row)
     body = []
@@ -171,22 +168,24 @@ def report(results: dict[str, Any]) -> None:
         worst = rows[max(range(len(over)), key=over.__getitem__)]
         share = max(row["bytes"] / row["us"]["polytile"] * 1e6 / results["copy_bytes_per_second"] for row in rows)
         where = "×".join(map(str, worst["shape"]))
+        seconds = sum(row["first_call_s"] for row in rows)
         body.append((function, dtype, len(rows), f"{geomean(over):.3f}", f"{max(over):.2f} at {where}",
-                     f"{near / len(over):.0%}", f"{share:.0%}"))  # fmt: skip
-    columns = ["function", "type", "shapes", "geomean", "worst", "within 2 %", "most of copy"]
+                     f"{near / len(over):.0%}", f"{share:.0%}", f"{seconds:.1f}"))  # fmt: skip
+    columns = ["function", "type", "shapes", "geomean", "worst", "within 2 %", "most of copy", "s of first calls"]
     show(Table.of("polytile's kernel time over the best of the others", columns, body))
-    matrix = [(r["dtype"], r["hint"], r["size"], f"{r['us']['polytile']:.1f}", f"{r['us']['library']:.1f}", r["chosen"])
-              for r in results.get("matrix", [])]  # fmt: skip
-    if matrix:
-        show(Table.of("compiled with a hint, run at a size, µs", ["type", "hint", "size", "polytile", "library", "by"], matrix))
-    if results.get("candidates"):
-        print(f"the prior alone, against the best of all candidates: {summary(results['candidates'])}")
-    for row in results["cells"]:
+    if of_part["matrix"]:
+        hints.show_matrix(of_part["matrix"])
+    if of_part["pairs"]:
+        hints.show_pairs(of_part["pairs"])
+    for dtype in dict.fromkeys(row["dtype"] for row in of_part["candidates"]):
+        own = [row for row in of_part["candidates"] if row["dtype"] == dtype]
+        print(f"the prior, {dtype}, against the best of all candidates: {verdict(own)}")
+    for row in others:
         if row.get("error") or row.get("wrong"):
             print(f"{row['function']} {row['dtype']} {row['shape']}: {row.get('error') or row['wrong']}")
     ratios = [row["us"]["polytile"] / row["us"]["library"] for rows in groups.values() for row in rows if "library" in row["us"]]
     if ratios:
-        print(f"all: {len(ratios)} cells, geomean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f} of the library")
+        print(f"all: {len(ratios)} cells, geomean {geomean(ratios):.3f} of the library")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,14 @@ class Cells:
         key = (function, dtype, list(shape))
         return any((row["function"], row["dtype"], row["shape"]) == key for row in self.rows)
 
+    def take(self, path: Path) -> None:
+        """Adds the cells of another file that are missing here: a line each, or those of a result file."""
+        text = path.read_text()
+        whole = path.suffix == ".json"
+        for row in json.loads(text)["results"]["cells"] if whole else map(json.loads, filter(str.strip, text.splitlines())):
+            if not self.has(row["function"], row["dtype"], tuple(row["shape"])):
+                self.add(row)
+
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         with self.path.open("a") as file:

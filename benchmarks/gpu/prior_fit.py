@@ -120,8 +120,8 @@ def main() -> None:
     parser.add_argument("--out", default=str(record.RESULTS))
     given = parser.parse_args()
     device = named(given.device)
-    rows = json.loads(Path(given.results).read_text())["results"]["candidates"]
-    found = shapes(rows, device)
+    rows = json.loads(Path(given.results).read_text())["results"]["cells"]
+    found = shapes([row for row in rows if row["part"] == "candidates"], device)
     every = fitted(found, device, Constants())
     verdicts = {
         "as committed": verdict([shape.ranked(FITTED, device) for shape in found]),

@@ -5,6 +5,10 @@
     thin       the same with few rows, where reading the weights is all there is to do
     epilogue   with bias, activation and residual
     int8, fp8  quantised products with their scales
+    long       x @ y of few blocks and long K: splits and equal shares along k
+    odd        x @ y whose rows are no multiple of 16 bytes apart: padding
+    prologue   operands computed on their way: int8 and int4 weights, an activation, a norm's factors
+    pair       x @ y + v @ w
 """
 
 from __future__ import annotations
@@ -22,6 +26,14 @@ Shape = tuple[int, int, int]
 WEIGHTS = ((4096, 4096), (14336, 4096), (4096, 14336))
 """(N, K) of a language model's linear layers."""
 ROWS = (1, 2, 3, 4, 8, 13, 16)
+LONG = (
+    (64, 64, 65536), (128, 128, 32768), (256, 256, 16384), (512, 512, 8192), (512, 512, 65536), (768, 768, 16384),
+    (1024, 1024, 8192), (1536, 1536, 4096), (1536, 1536, 16384), (96, 4096, 16384),
+)  # fmt: skip
+ODD = (
+    (127, 129, 131), (300, 501, 700), (501, 500, 701), (1000, 1001, 1003), (1023, 1025, 1024), (2047, 2049, 2051),
+    (4095, 4097, 4099), (17, 4095, 4095), (300, 500, 50257), (128, 50257, 768),
+)  # fmt: skip
 FP8 = torch.float8_e4m3fn
 
 
@@ -51,6 +63,28 @@ def dequantised(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.
 
 def scaled(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch._scaled_mm(x, w.t(), a, b, out_dtype=torch.bfloat16)
+
+
+def weights_int8(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return x @ (w.to(x.dtype) * scale).t()
+
+
+def weights_int4(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """`w`: two numbers a byte, the low half first along k."""
+    numbers = torch.stack([w & 15, w >> 4], -1).reshape(w.shape[0], -1)
+    return x @ ((numbers.to(x.dtype) - 8) * scale).t()
+
+
+def activated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.linear(F.gelu(x), w)
+
+
+def normed(x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    return F.linear(x * rstd * gain, w)
+
+
+def two_products(x: torch.Tensor, y: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ y + v @ w
 
 
 def _normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -99,6 +133,23 @@ def _float8(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return x, w, torch.rand(m, 1, device="cuda"), torch.rand(1, n, device="cuda")
 
 
+def _int8_weights(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return _normal(m, k, dtype=dtype), _int8(n, k), torch.rand(n, 1, device="cuda").to(dtype)
+
+
+def _int4_weights(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    packed = torch.randint(0, 256, (n, k // 2), device="cuda", dtype=torch.uint8)
+    return _normal(m, k, dtype=dtype), packed, torch.rand(n, 1, device="cuda").to(dtype)
+
+
+def _factors(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return (*_linear(m, n, k, dtype), torch.rand(m, 1, device="cuda").to(dtype), torch.rand(k, device="cuda").to(dtype))
+
+
+def _two(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return (*_square(m, n, k, dtype), *_square(m, n, k, dtype))
+
+
 def squares(step: int) -> tuple[Shape, ...]:
     return tuple((n, n, n) for n in range(step, 4097, step))
 
@@ -111,6 +162,7 @@ def cases(step: int) -> tuple[Case, ...]:
     """All cases; `step` apart are the sizes of squares and the rows of the language model's products."""
     rows = tuple(range(step, 4097, step))
     some = (64, 128, 512, 1024, 2048, 4096)
+    few = (1, 16, 128, 1024)
     return (
         Case("square", "x @ y", product, _square, ("bf16", "fp16", "fp32", "tf32"), squares(step)),
         Case("llm", "linear", linear, _linear, ("bf16",), at_weights(rows)),
@@ -120,13 +172,20 @@ def cases(step: int) -> tuple[Case, ...]:
         Case("epilogue", "residual", linear_residual, _with_residual, ("bf16",), at_weights(some)),
         Case("int8", "int8 × int8, scaled", dequantised, _quantised, ("int8",), at_weights((32, *some))),
         Case("fp8", "fp8, scaled by rows", scaled, _float8, ("fp8",), at_weights((32, *some))),
+        Case("long", "x @ y", product, _square, ("bf16", "fp32"), LONG),
+        Case("odd", "x @ y", product, _square, ("bf16", "fp16"), ODD),
+        Case("prologue", "int8 weights", weights_int8, _int8_weights, ("bf16",), at_weights(few)),
+        Case("prologue", "int4 weights", weights_int4, _int4_weights, ("bf16",), at_weights(few)),
+        Case("prologue", "gelu", activated, _linear, ("bf16",), at_weights(few)),
+        Case("prologue", "norm's factors", normed, _factors, ("bf16",), at_weights(few)),
+        Case("pair", "x @ y + v @ w", two_products, _two, ("bf16",), squares(512)),
     )
 
 
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32, "int8": torch.int8, "fp8": FP8,
 }  # fmt: skip
-PARTS = ("square", "llm", "thin", "epilogue", "int8", "fp8")
+PARTS = ("square", "llm", "thin", "epilogue", "int8", "fp8", "long", "odd", "prologue", "pair")
 
 
 def traffic(case: Case, shape: Shape) -> float:

@@ -25,6 +25,14 @@ def test_the_library_is_measured_though_predicted_to_lose() -> None:
     assert measured(Fake("a", predicted=1e-5), Fake("aten", predicted=1e-4, origin="library")) == {"a", "aten"}
 
 
+def test_what_is_ready_made_takes_no_generated_kernels_place() -> None:
+    lt = [Fake(f"lt{k}", predicted=1e-6, origin="cublaslt") for k in range(3)]
+    generated = [Fake(name, predicted=1e-5) for name in "abc"]
+    library = Fake("aten", predicted=1e-6, origin="library")
+    assert measured(*generated, library, *lt) == {"a", "b", "aten", "lt0", "lt1", "lt2"}
+    assert measured(*generated, Fake("padded", predicted=1e-4, origin="padding"), library) == {"a", "b", "aten"}
+
+
 def test_a_library_candidate_that_is_a_last_resort_is_not_measured() -> None:
     assert measured(Fake("a"), Fake("b"), Fake("interpreted", predicted=1.0, origin="library")) == {"a", "b"}
 

@@ -1,7 +1,7 @@
 """Which ATen operators AOTAutograd takes apart before lowering, and how.
 
 The table is torch's core ATen decompositions, more of torch's own for what fuses well when taken apart, and this
-project's where torch's cost precision, a guard or a symbolic float; less what is lowered whole or stays a library call.
+project's where torch's cost precision, a guard, a copy or a symbolic float; less what is lowered whole or stays a library call.
 """
 
 from __future__ import annotations
@@ -98,6 +98,16 @@ def _replication_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Te
     return torch.ops.aten.index_put(torch.zeros_like(x), places, grad, accumulate=True)
 
 
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
+    """A write of one value to some places of a dimension: laid out as a copy of `x` is, with no second copy into that."""
+    if not isinstance(value, Tensor):
+        value = torch.scalar_tensor(value, dtype=x.dtype, device=x.device)
+    row = x if x.ndim else x.unsqueeze(0)
+    places: list[Tensor | None] = [None] * (dim % row.ndim)
+    filled = torch.ops.aten.index_put(row, [*places, index.reshape(-1)], value.to(x.dtype))
+    return filled if x.ndim else filled.squeeze(0).clone()
+
+
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
     """The form whose number of values every version of torch leaves to the run: up to 2.11 the fake form of this one has
     as many values as a tensor of zeros, which the backward of a fill then takes for a fact."""
@@ -109,6 +119,8 @@ OWN: dict[str, Callable[..., Any]] = {
     "_unique.default": _unique,
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
     "max_unpool2d.default": _max_unpool2d,
+    "index_fill.int_Scalar": _index_fill,
+    "index_fill.int_Tensor": _index_fill,
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "_softmax_backward_data.default": _softmax_backward_data,

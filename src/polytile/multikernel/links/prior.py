@@ -35,10 +35,15 @@ OPEN = 0.2
 """How much faster than its prediction says a candidate of the shortlist may well be, relatively."""
 
 
+READY_MADE = ("library", "cublaslt", "padding")
+"""Origins of candidates for which nothing is compiled."""
+
+
 def shortlist(request: Request) -> tuple[Candidate, ...]:
     """The candidates worth measuring, in canonical order: the option `shortlist` says how many at most, a library kernel
-    among them (the one with the best prediction), as a tuned program must never be slower than the library's kernels. All
-    of them where the option `tune` says so.
+    among them (the one with the best prediction), as a tuned program must never be slower than the library's kernels. What
+    else is ready made is measured besides: it costs no compiling, and its predictions say nothing of those of generated
+    kernels. All of them where the option `tune` says so.
 
     Depends on the sizes, the candidates and the options alone, so that a later process asks for the same ones.
     """
@@ -46,22 +51,21 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
         return tuple(request.candidates)
     on_gpu = request.spec.target.type == "cuda"
     count = max(1, options.get("gpu_shortlist" if on_gpu else "shortlist"))
-    generated = [candidate for candidate in request.candidates if candidate.origin != "reference"]
-    worth_it = generated or request.candidates
+    worth_it = [candidate for candidate in request.candidates if candidate.origin != "reference"] or request.candidates
     cost = {candidate.name: candidate.cost(request.sizes) for candidate in worth_it}
     ranked = sorted(worth_it, key=lambda candidate: cost[candidate.name])  # ties stay in order
-    best = cost[next((c for c in ranked if not is_library(c)), ranked[0]).name]
+    generated = [candidate for candidate in ranked if candidate.origin not in READY_MADE]
+    best = cost[(generated or ranked)[0].name]
     library = next((c for c in ranked if is_library(c) and cost[c.name] <= HOPELESS * best), None)
     pays = on_gpu or best * OPEN * options.get("expected_calls") >= COMPILE_SECONDS
     chosen: list[Candidate] = []
-    for candidate in ranked:
-        if is_library(candidate):
-            continue
+    for candidate in generated:
         compiled = not chosen or _recipe(candidate) in {"", *map(_recipe, chosen)}
         if cost[candidate.name] <= CLEAR_LOSER * best and (pays or compiled):
             chosen.append(candidate)
     chosen = chosen[: max(1, count - (library is not None))]
-    names = {candidate.name for candidate in [*chosen, library or ranked[0]]}
+    beside = [c for c in ranked if c.origin in READY_MADE and not is_library(c) and cost[c.name] <= CLEAR_LOSER * best]
+    names = {candidate.name for candidate in [*chosen, *beside, library or ranked[0]]}
     return tuple(candidate for candidate in request.candidates if candidate.name in names)
 
 

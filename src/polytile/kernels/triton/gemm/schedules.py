@@ -28,8 +28,10 @@ from polytile.problem import Config
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
 
-FINISH_BLOCK = (("BLOCK_M", 16), ("BLOCK_N", 128))
-"""Blocks of the launch that adds up what the splits have left."""
+FINISH_BLOCK = (("BLOCK_M", 8), ("BLOCK_N", 128))
+"""Blocks of the launch that adds up what the splits have left: small, as there may be few of them."""
+AT_ONCE = 8
+"""Parts whose loads are under way together: one after another they would take a memory's latency each."""
 MOST_ROWS = 4
 """Rows of A that the variant `rows` takes: beyond, tensor cores win."""
 
@@ -77,7 +79,8 @@ def _added_up(kernel: GemmKernel, config: Config, facts: Facts) -> Launch:
     base = f"(item * {m} + m)" if kernel.spec.batched else "m"
     line(f"from_part = {scratch} + ({base} * {n} + n)")
     line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
-    with unit.out.indented("for _ in range(SPLITS):"):
+    unit.constants["AT_ONCE"] = min(AT_ONCE, splits)
+    with unit.out.indented("for _ in range(0, SPLITS, AT_ONCE):"), unit.out.indented("for _ in tl.static_range(AT_ONCE):"):
         line(f"acc += tl.load(from_part, mask=(m < {m}) & (n < {n}), other=0)")
         line(f"from_part += {count} * {m} * {n}")
     unit.epilogue("acc")

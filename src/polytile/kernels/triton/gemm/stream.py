@@ -23,8 +23,10 @@ from polytile.problem import Config
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
 
-FINISHED_ROWS = 16
+FINISHED_ROWS = 8
 """Rows of a block that one program of the second launch adds up."""
+AHEAD = 4
+"""Parts whose loads are under way together there, less one."""
 
 
 def stream(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
@@ -81,7 +83,7 @@ def _finished(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Lau
         rows = "(strip * FINISH_M + tl.arange(0, FINISH_M))[:, None]"
         line(f"inside = {rows} * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
         line(f"acc = tl.zeros([FINISH_M, BLOCK_N], {unit.sums})")
-        with unit.out.indented("for part in range(first, last + 1):"):
+        with unit.out.indented(f"for part in tl.range(first, last + 1, num_stages={AHEAD}):"):
             line("slot = 2 * part + (part * share <= begin).to(tl.int32)")
             line(f"acc += tl.load({scratch} + slot * (BLOCK_M * BLOCK_N) + inside)")
         unit.epilogue("acc", "at_m * BLOCK_M + strip * FINISH_M + tl.arange(0, FINISH_M)", "FINISH_M")

@@ -1,0 +1,136 @@
+"""Every candidate of a product on a GPU: each kind is compiled, compared with the reference, timed, and takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import polytile
+from tests.gpu.comparing import agree, compiled, data, widened
+
+pytestmark = pytest.mark.gpu
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+Make = Callable[[int, int, int], tuple[Any, ...]]
+
+
+def half(*shape: int) -> Tensor:
+    return data(*shape, dtype=BF16)
+
+
+def int8(*shape: int) -> Tensor:
+    return torch.randint(-10, 10, shape, dtype=torch.int8, device="cuda")
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y
+
+
+def with_bias(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def batches(c: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.baddbmm(c, x, y.transpose(1, 2))
+
+
+def dequantised(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return (torch._int_mm(x, w.t()).float() * s).to(BF16)
+
+
+def weights_int8(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return x @ (w.to(x.dtype) * s).t()
+
+
+def weights_int4(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    numbers = torch.stack([w & 15, w >> 4], -1).reshape(w.shape[0], -1)
+    return x @ ((numbers.to(x.dtype) - 8) * s).t()
+
+
+def scaled(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch._scaled_mm(x, w.t(), a, b, out_dtype=BF16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`kinds`: the first words of candidates that must have been timed at one of `shapes`."""
+
+    function: Callable[..., Tensor]
+    make: Make
+    shapes: tuple[tuple[int, int, int], ...]
+    kinds: set[str] = field(default_factory=set)
+    wide: bool = True
+    """Whether eager computes it in float64 too."""
+
+
+GENERATED = {"tile", "persistent", "split", "stream", "rows"}
+SIZES = ((64, 96, 4096), (3, 1000, 512), (256, 256, 256), (300, 501, 700), (640, 640, 4096))
+CASES = {
+    "bf16": Case(product, lambda m, n, k: (half(m, k), half(k, n)), SIZES, GENERATED | {"aten", "cublaslt"}),
+    "float32": Case(product, lambda m, n, k: (data(m, k), data(k, n)), SIZES, GENERATED | {"aten", "cublaslt"}),
+    "bias and gelu": Case(with_bias, lambda m, n, k: (half(m, k), half(n, k), half(n)), SIZES[:4], {"split", "cublaslt"}),
+    "baddbmm": Case(batches, lambda m, n, k: (half(3, m, n), half(3, m, k), half(3, n, k)), SIZES[:3], {"tile", "cublaslt"}),
+    "int8": Case(dequantised, lambda m, n, k: (int8(m, k), int8(n, k), torch.rand(n, device="cuda")), SIZES[:1], {"split"}),
+    "int8 weights": Case(weights_int8, lambda m, n, k: (half(m, k), int8(n, k), half(n, 1)), SIZES[:3], {"tile", "stored"}),
+    "int4 weights": Case(
+        weights_int4,
+        lambda m, n, k: (half(m, k), torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda"), half(n, 1)),
+        SIZES[:3],
+        {"tile", "stored"},
+    ),
+    "fp8 by rows": Case(
+        scaled,
+        lambda m, n, k: (half(m, k).to(FP8), half(n, k).to(FP8), torch.rand(m, 1).cuda(), torch.rand(1, n).cuda()),
+        ((64, 96, 4096), (256, 256, 256)),
+        {"tile"},
+        wide=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_candidate_runs_and_is_right(name: str) -> None:
+    case = CASES[name]
+    call = compiled(case.function, tune="all", persist=False)
+    for shape in case.shapes:
+        args = case.make(*shape)
+        eager = case.function(*args)
+        agree(call(*args), eager, case.function(*widened(args)) if case.wide else eager, str(shape))
+    standings = [
+        (decision.sizes, standing)
+        for program in polytile.compiler.compiled_programs()
+        for kernel in program.multikernels
+        for decision in kernel.decisions
+        for standing in decision.standings
+    ]
+    failed = [f"{s.candidate} at {dict(sizes)}: {s.note}" for sizes, s in standings if s.note and "Resources" not in s.note]
+    assert not failed, "\n".join(failed)
+    assert case.kinds <= {s.candidate.split()[0] for _, s in standings if s.seconds > 0}
+
+
+@pytest.mark.parametrize("shape", [(300, 501, 700), (17, 4095, 4095)])
+def test_operands_are_padded_where_that_is_asked_for(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    args = half(m, k), half(k, n)
+    call = compiled(product, force="aten padded", persist=False)
+    agree(call(*args), product(*args), product(*widened(args)))
+    assert [d.candidate for d in polytile.compiler.compiled_programs()[-1].multikernels[0].decisions] == ["aten padded"]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_proposal_of_cublaslt_is_recorded_in_a_graph(rank: int) -> None:
+    args = half(256, 512), half(512, 384)
+    call = compiled(product, force=f"cublaslt {rank}", persist=False)
+    call(*args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = call(*args)
+    got.zero_()
+    graph.replay()
+    agree(got, product(*args), product(*widened(args)))
