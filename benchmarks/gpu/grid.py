@@ -22,6 +22,8 @@ from benchmarks.gpu.replay import kernel_times
 
 OPTIONS = {"random": "philox"}
 """Dropout draws from polytile's own generator, as the peer draws from its own."""
+PEER = {"autotune_local_cache": False}
+"""The peer measures its configs anew in each process: another may have shared the GPU."""
 
 
 class Cells:
@@ -68,15 +70,9 @@ def run(
 def _cells(
     function: Function, dtype: str, shapes: list[Shape], peers: set[str], deadline: float
 ) -> Iterator[dict[str, Any]]:
-    torch._dynamo.reset()
-    polytile.reset()
-    compiled: dict[str, Callable[..., Any]] = {
-        "polytile": torch.compile(copied(function.run, "ours"), backend="polytile", dynamic=True, options={**OPTIONS})
-    }
-    if "dynamic" in peers:
-        compiled["dynamic"] = torch.compile(copied(function.run, "theirs"), dynamic=True)
+    compiled = fresh(function, peers)
     known: set[str] = set()
-    first = {name: _first_call(call, function.make(TRACED, DTYPES[dtype])) for name, call in compiled.items()}
+    first = {name: first_call(call, function.make(TRACED, DTYPES[dtype])) for name, call in compiled.items()}
     at_first = new_decisions(known)
     for shape in shapes:
         if time.monotonic() > deadline:
@@ -96,7 +92,25 @@ def _cells(
         yield row
 
 
-def _first_call(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
+def fresh(function: Function, peers: set[str]) -> dict[str, Callable[..., Any]]:
+    """The contestants of which one compile serves all shapes, everything compiled before forgotten."""
+    torch._dynamo.reset()
+    polytile.reset()
+    compiled: dict[str, Callable[..., Any]] = {
+        "polytile": torch.compile(copied(function.run, "ours"), backend="polytile", dynamic=True, options={**OPTIONS})
+    }
+    if "dynamic" in peers:
+        compiled["dynamic"] = torch.compile(copied(function.run, "theirs"), dynamic=True, options={**PEER})
+    return compiled
+
+
+def fixed(function: Function) -> dict[str, Callable[..., Any]]:
+    """The peer, to be compiled for one shape alone."""
+    return {"static": torch.compile(copied(function.run, "fixed"), dynamic=False, options={**PEER})}
+
+
+def first_call(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """Seconds of a call, the device's work included."""
     began = time.perf_counter()
     call(*args)
     torch.cuda.synchronize()
@@ -106,10 +120,8 @@ def _first_call(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
 def _cell(
     function: Function, compiled: dict[str, Callable[..., Any]], args: tuple[Any, ...], static: bool
 ) -> dict[str, Any]:
-    calls = dict(compiled)
-    if static:
-        calls["static"] = torch.compile(copied(function.run, "fixed"), dynamic=False)
-    new_shape = {name: _first_call(call, args) for name, call in calls.items()}
+    calls = {**compiled, **(fixed(function) if static else {})}
+    new_shape = {name: first_call(call, args) for name, call in calls.items()}
     times = kernel_times({name: _bound(call, args) for name, call in {"eager": function.run, **calls}.items()})
     return {"us": times, "first_call_at_shape_s": new_shape, "wrong": _wrong(function, compiled, args)}
 

@@ -99,7 +99,8 @@ class PythonHandle:
 @dataclass(frozen=True)
 class DeviceLaunch:
     """One launch of the kernel `symbol` of the machine code `image`: threads of a block, bytes of dynamic shared memory, (kind,
-    index) of each parameter (runtime/cuda/launch.py) and the grid's dimensions as formulas of the call's integers."""
+    index) of each parameter (runtime/cuda/launch.py), the grid's dimensions as formulas of the call's integers, and whether it
+    may overlap with the kernel before."""
 
     image: bytes = field(repr=False)
     symbol: str
@@ -107,6 +108,7 @@ class DeviceLaunch:
     shared: int
     parameters: tuple[tuple[int, int], ...]
     grid: tuple[Formula, Formula, Formula]
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)
