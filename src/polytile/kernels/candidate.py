@@ -142,7 +142,8 @@ def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
 
 
 class Candidate(Protocol):
-    """Something that can run a Problem. Candidates of a MultiKernel stand in canonical order: ties go to the first.
+    """Something that can run a Problem. Candidates of a MultiKernel stand in canonical order: of equals that were predicted alike
+    the first is chosen.
 
     One that can be tried in a process of its own (tuning/isolation) has a method `handle() -> Handle | None` besides,
     which may raise what `entry` raises and runs nothing of the kernel.
