@@ -36,6 +36,13 @@ def padded_rows() -> Loop:
     return loop([store("o", P0, expr.reduce("sum", F32, value))], {P0: S1}, {R0: 3 * S0 + 1})
 
 
+def column_norm() -> Loop:
+    """Columns less their means."""
+    x = load("x", R0 * S0 + P0)
+    mean = expr.part(expr.reduce("welford", F32, x), 0, F32)
+    return loop([store("o", R0 * S0 + P0, op("sub", x, mean))], {P0: S0}, {R0: S1})
+
+
 def dropout() -> Loop:
     drawn = op("philox_uniform", load("i", 0, I64), expr.index_value(P0), dtype=F32)
     kept = op("lt", drawn, expr.const(0.9, F32), dtype=torch.bool)
@@ -60,6 +67,7 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "layer_norm_looped": (layer_norm, config(variant="looped", x=1, r=2048), KNOWN),
     "bias_gelu": (bias_gelu, config(variant="plain", x=1024, y=1), KNOWN),
     "column_sum_split": (column_sum, config(variant="split", x=64, r=32, splits=16), KNOWN),
+    "column_norm_split": (column_norm, config(variant="split", x=64, r=32, splits=16, stages=3), KNOWN),
     "cumsum_looped": (cumsum, config(variant="looped", x=1, r=1024), KNOWN),
     "cumsum_split": (cumsum, config(variant="split", r=1024, splits=8), KNOWN),
     "transpose_add": (transpose_add, config(variant="plain", x=64, y=64), KNOWN),
