@@ -16,7 +16,6 @@ from polytile.kernels.cpp.squares import Squares
 from polytile.kernels.cpp.unit import Unit
 from polytile.kernels.writer import Writer
 
-
 PIECE = 1024  # elements of the vector axis: few enough that a single row of tiles keeps all threads busy
 
 
