@@ -1,8 +1,8 @@
 """Whole models of changing batch and length, one dynamic compile each: `python -m benchmarks.models`.
 
-The models of tests/models, those of transformers at small width among them, at growing sizes, in inference and in training (a forward and a backward pass), against eager and
-TorchInductor's dynamic compile, in turns, with Dynamo's share of a call. A run of a part of the suite replaces those cells of
-the results file.
+The models of tests/models, those of transformers at small width among them, at growing sizes, in inference and in training (a
+forward and a backward pass), against eager and TorchInductor's dynamic compile, in turns, with Dynamo's share of a call. A run
+of a part of the suite replaces those cells of the results file.
 """
 
 from __future__ import annotations
