@@ -31,11 +31,12 @@ def main() -> None:
     parser.add_argument("--functions", nargs="+", choices=list(BY_NAME), default=list(BY_NAME))
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["bf16"])
     parser.add_argument("--shapes", nargs="+", default=["×".join(map(str, s)) for s in SHAPES], help="as 4096x1024")
-    parser.add_argument("--peers", nargs="*", choices=["dynamic", "static"], default=["dynamic", "static"])
+    parser.add_argument("--peers", nargs="*", choices=grid.PEERS, default=list(grid.PEERS))
     parser.add_argument("--seconds", type=float, default=420, help="when no new cell is begun")
     parser.add_argument("--unseen-shapes", type=int, default=200)
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--resume", help="cells of an earlier run (gpu_cells.jsonl) to go on from")
+    parser.add_argument("--peers-of", type=Path, help="a result file of a device of this name, whose times of the peers to take")
     parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
     given = parser.parse_args()
     if given.show is not None:
@@ -53,7 +54,8 @@ def main() -> None:
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy_bytes_per_second": copy_bandwidth()}
     shapes = [_shape(text) for text in given.shapes]
     functions = [BY_NAME[name] for name in given.functions]
-    peers = set(given.peers)
+    peers = set(given.peers) if given.peers_of is None else set()
+    earlier = grid.Earlier.read(given.peers_of, results["device"]) if given.peers_of is not None else None
     try:
         if "ahead" in given.parts:
             took = ahead.run(functions, given.dtypes, shapes, peers, given.seconds / 2)
@@ -69,6 +71,8 @@ def main() -> None:
             results["unseen"] = unseen.run(chosen, given.dtypes[0], given.unseen_shapes, left)
     finally:
         results["cells"] = cells.rows
+        if earlier is not None:
+            results |= {"cells": [earlier.beside(row) for row in cells.rows], "peers_of": earlier.origin}
         path = record.write("gpu", results, out)
         report(results)
         print(f"{path}: {len(cells.rows)} cells, {time.monotonic() - began:.0f} s")

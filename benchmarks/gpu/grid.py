@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from benchmarks.gpu.replay import kernel_times
 
 OPTIONS = {"random": "philox"}
 """Dropout draws from polytile's own generator, as the peer draws from its own."""
+PEERS = ("dynamic", "static")
 PEER = {"autotune_local_cache": False}
 """The peer measures its configs anew in each process: another may have shared the GPU."""
 
@@ -51,6 +53,34 @@ class Cells:
         self.rows.append(row)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The peers' times of an earlier run on a device of the same name, by function, type and shape; `origin` says which run."""
+
+    times: Mapping[tuple[str, str, tuple[int, ...]], Mapping[str, float]]
+    origin: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, device: str) -> Earlier:
+        """Those of a result file. Raises SystemExit where it is of another device."""
+        content = json.loads(path.read_text())
+        results = content["results"]
+        if results["device"] != device:
+            raise SystemExit(f"{path} was measured on {results['device']}, this is {device}; leave out --peers-of.")
+        origin = {"revision": content["environment"].get("revision", ""), "copy": results["copy_bytes_per_second"]}
+        times = {
+            (row["function"], row["dtype"], tuple(row["shape"])): {k: v for k, v in row["us"].items() if k in PEERS}
+            for row in results["cells"]
+            if "us" in row
+        }
+        return cls(times, results.get("peers_of", origin))
+
+    def beside(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A cell of this run with the earlier times of the peers."""
+        known = self.times.get((row["function"], row["dtype"], tuple(row["shape"])), {})
+        return {**row, "us": {**known, **row["us"]}} if "us" in row else dict(row)
 
 
 def run(

@@ -1,18 +1,22 @@
 """`python -m benchmarks.gpu.prior_fit [--folds 5]`: the constants of the prior for products, fitted on shapes of
 which every candidate was measured (part `candidates` of benchmarks.gpu.gemm), and judged on shapes that took no part.
 
-The shapes are dealt out into folds; the constants are fitted on all but one, one constant after another over a grid of factors,
-and the fold left out says what their ranking is worth: the regret of its first, and of the best of its first five. Needs no GPU.
+The shapes are dealt out into folds; the constants are fitted on all but one, one after another by steps that grow smaller, and
+the fold left out says what their ranking is worth: the regret of its first, and of the best of its first three and five. What the
+fit makes small is the regret to be expected where predictions are off by SOFT, which is smooth where the regret itself jumps,
+and a little of the predictions' own errors near the best. Needs no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +24,48 @@ from benchmarks import record
 from benchmarks.timing import geomean
 from polytile.kernels.triton.gemm.candidates import label
 from polytile.kernels.triton.gemm.configs import Kind, space
-from polytile.kernels.triton.gemm.prior import FITTED, Constants, cost
+from polytile.kernels.triton.gemm.prior import FITTED, Alone, Constants, cost, refused
 from polytile.problem import Config
 from polytile.report import Table, show
 from polytile.runtime.cuda.device import DeviceFacts, named
 
-FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.5, 2.0, 4.0)
-ROUNDS = 4
+STEPS = ((0.1, (0.7, 0.35)), (0.05, (0.35, 0.18, 0.09, 0.05)))
+"""(SOFT, steps of a constant's logarithm) one after another."""
+ROUNDS = 3
+FURTHEST = 2.5
+"""How far a constant's logarithm may go from where it began."""
+ERRORS, NEAR, TOLERATED = 0.06, 0.4, 0.2
+"""The weight of the predictions' errors; how fast it falls with the logarithm of a candidate's regret; below which logarithm of
+an error it is squared."""
 KINDS = {"bf16": Kind(), "fp32": Kind(4)}
-FIRST = 5
-"""How many of the ranking a shortlist measures."""
+SHORTLISTS = (1, 3, 5)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The measured candidates of one shape: µs of each config that is generated today."""
+    """The measured candidates of one shape: µs of each config that is generated today, and whether operands are loaded element by
+    element (dense ones whose rows 16 does not divide)."""
 
     kind: Kind
     size: dict[str, int]
+    alone: Alone
     measured: tuple[tuple[Config, float], ...]
+
+    @cached_property
+    def regrets(self) -> list[float]:
+        """Logarithms of the candidates' times over the best one's."""
+        best = min(us for _, us in self.measured)
+        return [math.log(us / best) for _, us in self.measured]
+
+    def predicted(self, constants: Constants, device: DeviceFacts) -> list[float]:
+        """µs."""
+        return [cost(self.kind, c, self.size, device, self.alone, constants) * 1e6 for c, _ in self.measured]
 
     def ranked(self, constants: Constants, device: DeviceFacts) -> list[float]:
         """Regrets of the candidates, in the order of the prior's predictions."""
-        best = min(us for _, us in self.measured)
-        order = sorted(self.measured, key=lambda pair: cost(self.kind, pair[0], self.size, device, constants))
-        return [us / best for _, us in order]
+        predicted = self.predicted(constants, device)
+        order = sorted(range(len(predicted)), key=predicted.__getitem__)
+        return [math.exp(self.regrets[index]) for index in order]
 
 
 def shapes(rows: Sequence[dict[str, Any]], device: DeviceFacts) -> list[Shape]:
@@ -53,53 +74,77 @@ def shapes(rows: Sequence[dict[str, Any]], device: DeviceFacts) -> list[Shape]:
         kind = KINDS[row["dtype"]]
         configs = {label(config): config for config in space(kind, device).configs}
         measured = tuple((configs[name], us) for name, us in row["us"].items() if name in configs)
+        m, n, k = row["shape"]
+        alone, size = (bool(k % 16), bool(n % 16)), {"batch": 1, "M": m, "N": n, "K": k}
+        measured = tuple(pair for pair in measured if not refused(kind, pair[0], size, device, alone))
         if len(measured) > 1:
-            m, n, k = row["shape"]
-            found.append(Shape(kind, {"batch": 1, "M": m, "N": n, "K": k}, measured))
+            found.append(Shape(kind, size, alone, measured))
     return found
 
 
-def score(chosen: Sequence[Shape], constants: Constants, device: DeviceFacts) -> float:
-    """What the fit makes small: the mean logarithm of the first's regret, and of the best of the first five's."""
-    total = 0.0
+def score(chosen: Sequence[Shape], constants: Constants, device: DeviceFacts, soft: float) -> float:
+    """What the fit makes small; see above."""
+    regret = errors = weights = 0.0
     for shape in chosen:
-        regrets = shape.ranked(constants, device)
-        total += math.log(regrets[0]) + math.log(min(regrets[:FIRST]))
-    return total / len(chosen)
+        logs = [math.log(us) for us in shape.predicted(constants, device)]
+        least = min(logs)
+        shares = [math.exp((least - each) / soft) for each in logs]
+        regret += sum(s * r for s, r in zip(shares, shape.regrets, strict=True)) / sum(shares)
+        for each, own, (_, us) in zip(logs, shape.regrets, shape.measured, strict=True):
+            weight, error = math.exp(-own / NEAR), (each - math.log(us)) / TOLERATED
+            errors, weights = errors + weight * (math.hypot(1.0, error) - 1.0), weights + weight
+    return regret / len(chosen) + ERRORS * errors / weights
 
 
 def fitted(chosen: Sequence[Shape], device: DeviceFacts, start: Constants = FITTED) -> Constants:
     """The best constants that going along one after another finds."""
-    best, value = start, score(chosen, start, device)
-    for _ in range(ROUNDS):
-        before = value
-        for field in dataclasses.fields(Constants):
-            for factor in FACTORS:
-                tried = dataclasses.replace(best, **{field.name: getattr(best, field.name) * factor})
-                found = score(chosen, tried, device)
-                if found < value - 1e-6:
-                    best, value = tried, found
-        if value > before - 1e-4:
-            break
+    best = start
+    for soft, steps in STEPS:
+        value = score(chosen, best, device, soft)
+        for step, _ in itertools.product(steps, range(ROUNDS)):
+            before = value
+            for field in dataclasses.fields(Constants):
+                for factor in (math.exp(step), math.exp(-step)):
+                    tried, found = _moved(chosen, device, start, best, field.name, factor, soft, value)
+                    if found < value:
+                        best, value = tried, found
+                        break
+            if before - value < 2e-4:
+                break
     return best
+
+
+def _moved(
+    chosen: Sequence[Shape], device: DeviceFacts, start: Constants, best: Constants, name: str, factor: float, soft: float,
+    value: float,
+) -> tuple[Constants, float]:  # fmt: skip
+    """One constant multiplied by `factor` as often as that makes the score smaller."""
+    while True:
+        tried = dataclasses.replace(best, **{name: getattr(best, name) * factor})
+        if abs(math.log(getattr(tried, name) / getattr(start, name))) > FURTHEST:
+            return best, value
+        found = score(chosen, tried, device, soft)
+        if found > value - 1e-6:
+            return best, value
+        best, value = tried, found
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Over shapes: geometric mean, 95th percentile and worst of the first's regret, geometric mean of the best of five's."""
+    """Of the first of the ranking, and of the best of its first three and five: geometric mean and 95th percentile of the regret;
+    the worst of the first's."""
 
     shapes: int
-    first: float
-    p95: float
+    geomean: tuple[float, ...]
+    p95: tuple[float, ...]
     worst: float
-    best_of_five: float
 
 
 def verdict(rankings: Sequence[Sequence[float]]) -> Verdict:
-    first = sorted(regrets[0] for regrets in rankings)
-    p95 = first[min(len(first) - 1, math.ceil(0.95 * len(first)) - 1)]
-    five = geomean([min(regrets[:FIRST]) for regrets in rankings])
-    return Verdict(len(first), geomean(first), p95, first[-1], five)
+    best = [sorted(min(regrets[:count]) for regrets in rankings) for count in SHORTLISTS]
+    at = max(0, math.ceil(0.95 * len(rankings)) - 1)
+    means, p95 = tuple(geomean(each) for each in best), tuple(each[at] for each in best)
+    return Verdict(len(rankings), means, p95, best[0][-1])
 
 
 def held_out(found: Sequence[Shape], folds: int, device: DeviceFacts) -> list[list[float]]:
@@ -128,11 +173,12 @@ def main() -> None:
         "fitted on all, in sample": verdict([shape.ranked(every, device) for shape in found]),
         "held out": verdict(held_out(found, given.folds, device)),
     }
-    columns = ["constants", "shapes", "first", "p95", "worst", "best of five"]
+    columns = ["constants", "shapes", "first", "p95", "worst", *[f"best of {n}" for n in SHORTLISTS[1:]], "p95 of it"]
     body = [
-        (name, v.shapes, f"{v.first:.3f}", f"{v.p95:.2f}", f"{v.worst:.2f}", f"{v.best_of_five:.3f}")
+        (name, v.shapes, f"{v.geomean[0]:.3f}", f"{v.p95[0]:.2f}", f"{v.worst:.2f}", *[f"{mean:.3f}" for mean in v.geomean[1:]],
+         ", ".join(f"{p95:.2f}" for p95 in v.p95[1:]))
         for name, v in verdicts.items()
-    ]
+    ]  # fmt: skip
     show(Table.of("regret of the prior for products", columns, body))
     results = {
         "verdicts": {name: dataclasses.asdict(v) for name, v in verdicts.items()},

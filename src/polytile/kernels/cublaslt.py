@@ -1,25 +1,26 @@
 """Products by cuBLASLt's own proposals, each a candidate: "cublaslt 0" is what its heuristic puts first, "cublaslt 1" what it
-puts second, at the very sizes of a call. ATen takes the first alone, and asks anew at every call.
+puts second, at the very sizes of a call. ATen takes the first alone, and asks anew at every call; here the heuristic is asked
+once for each sizes, strides and alignment, and a call replays what it said.
 
-The heuristic is a function of the sizes and of the library's version, which is part of the source hash: a candidate that won
+The heuristic is a function of these and of the library's version, which is part of the source hash: a candidate that won
 in one process is the same algorithm in the next. Which algorithm that is stands in the measurement (`told`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.errors import DeviceError
+from polytile.errors import DeviceError, LaunchFailed
 from polytile.kernels.library import MatmulLibrary
 from polytile.problem import Config, Scalar, digest
 from polytile.runtime.cuda import cublaslt
-from polytile.runtime.cuda.cublaslt import Algorithm, Matrix, Product
+from polytile.runtime.cuda.cublaslt import Algorithm, Matrix, Product, Replay
 
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
@@ -32,6 +33,8 @@ LATER = 0.02
 """How much longer, relatively, each proposal is expected to take than the one before."""
 ALIGNMENT = 16
 """Bytes; no algorithm asks for more."""
+MOST_REPLAYS = 1024
+"""Sizes, strides and alignments whose algorithm a candidate remembers."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,10 @@ class Layout:
 class LtCandidate(MatmulLibrary):
     """Proposal number `rank` of the heuristic at a call's sizes, the last one where there are fewer. Written straight into the
     result; where there is an epilogue, into scratch memory that its kernel reads. Operands that the library cannot describe
-    (rows that overlap, no axis of stride 1, nothing to add up) are multiplied by ATen, and the first time that is logged."""
+    (rows that overlap, no axis of stride 1, nothing to add up) are multiplied by ATen, and the first time that is logged.
+
+    An algorithm that is refused at a candidate's first run is an error of the candidate, which then takes no part. Later, at
+    other sizes, that is logged once, and the next proposal runs, in the end ATen."""
 
     origin = "cublaslt"
 
@@ -73,7 +79,11 @@ class LtCandidate(MatmulLibrary):
         super().__init__(kernel, unfused, target)
         self.rank, self.name, self.config = rank, f"cublaslt {rank}", Config.of(proposal=rank)
         self.device = (target.index or 0) if target.type == "cuda" else -1
-        self._told_of_aten = False
+        self._converts = kernel.stored != (kernel.in_dtype, kernel.in_dtype)
+        self._replays: dict[tuple[int, ...], Replay | None] = {}
+        """By the product's integers and the alignments of A, B and the result; None: ATen's."""
+        self._refused: set[Algorithm] = set()
+        self._has_run = self._told_of_aten = False
 
     @cached_property
     def source_hash(self) -> str:
@@ -133,36 +143,75 @@ class LtCandidate(MatmulLibrary):
             return ()
 
     def _algorithm(self, product: Product | None) -> Algorithm | None:
+        """Proposal number `rank`, or the next one that was not refused; one before it where there is none."""
         found = self._proposals(product)
-        return found[min(self.rank, len(found) - 1)] if found else None
+        at = min(self.rank, len(found) - 1)
+        return next((each for each in (*found[at:], *found[:at]) if each not in self._refused), None) if found else None
 
     # a call ----------------------------------------------------------------------------------------------------------
 
-    def _into(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, flat: bool) -> None:
-        if not self._started(a, b, out):
-            super()._into(a, b, out, flat)
+    def _call(self, *args: Any) -> None:
+        kernel, count = self.kernel, len(self.kernel.tensors)
+        batch, m, n = args[count : count + 3]
+        ints, a, b = args[count : count + len(kernel.leading)], args[0], args[1]
+        if self._converts:
+            a, b = (view.to(kernel.in_dtype) for view in self._views(args)[:2])
+        out = args[2] if self.unfused is None else torch.empty((batch, m, n), dtype=kernel.product_storage, device=a.device)
+        addresses = b.data_ptr(), a.data_ptr(), out.data_ptr()
+        key = (*ints, *(address % ALIGNMENT for address in addresses))
+        replay = self._replays.get(key)
+        if replay is None and key not in self._replays:
+            replay = self._remember(key, self._planned(a, b, out, args))
+        while replay is not None:
+            workspace = torch.empty(replay.algorithm.workspace, dtype=torch.uint8, device=a.device)
+            stream = torch.cuda.current_stream(a.device).cuda_stream if a.device.type == "cuda" else 0
+            try:
+                replay(*addresses, workspace.data_ptr(), stream)
+            except LaunchFailed as error:
+                self._refuse(replay.algorithm, error)
+                replay = self._remember(key, self._planned(a, b, out, args))
+                continue
+            self._has_run = True
+            if self.unfused is not None:
+                self.unfused(out, *args[2:count], *args[count + len(ints) :])
+            return
+        super()._call(*args)
 
-    def _product(self, a: torch.Tensor, b: torch.Tensor, flat: bool) -> torch.Tensor:
-        made = torch.empty((a.shape[0], a.shape[1], b.shape[2]), dtype=self.kernel.product_storage, device=a.device)
-        if not self._started(a, b, made):
-            return super()._product(a, b, flat)
-        return made[0] if flat else made
+    def _views(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """A, B and, where there is no epilogue, C as batches of matrices."""
+        from polytile.kernels.templates import operands
 
-    def _started(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
-        """Whether the library has an algorithm for these operands, which then is under way."""
-        product = self._described(Layout.of(a), Layout.of(b), Layout.of(out), out.dtype, a.shape[0])
+        named, _ = operands(self.kernel, args)
+        return tuple(named[name] for name in "ABC" if name in named)
+
+    def _planned(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, args: Sequence[Any]) -> Replay | None:
+        """What runs a call with these arguments; None, which is logged once, where it is ATen's."""
+        views = self._views(args)
+        left, right = (a, b) if self._converts else views[:2]
+        result = views[2] if self.unfused is None else out
+        product = self._described(Layout.of(left), Layout.of(right), Layout.of(result), result.dtype, left.shape[0])
         algorithm = self._algorithm(product)
-        if product is None or algorithm is None:
-            if out.numel() and not self._told_of_aten:
-                self._told_of_aten = True
-                given = " · ".join(f"{tuple(operand.shape)} with strides {operand.stride()}" for operand in (a, b))
-                log.warning("Candidate %r has no algorithm of cuBLASLt for %s; ATen multiplies such operands.", self.name, given)
-            return False
-        workspace = torch.empty(algorithm.workspace, dtype=torch.uint8, device=a.device)
-        stream = torch.cuda.current_stream(a.device).cuda_stream if a.device.type == "cuda" else 0
-        addresses = (b.data_ptr(), a.data_ptr(), out.data_ptr())
-        cublaslt.multiply(product, algorithm, addresses, workspace.data_ptr(), stream, self.device)
-        return True
+        if product is not None and algorithm is not None:
+            return Replay(product, algorithm, self.device)
+        if result.numel() and not self._told_of_aten:
+            self._told_of_aten = True
+            given = " · ".join(f"{tuple(operand.shape)} with strides {operand.stride()}" for operand in (left, right))
+            log.warning("Candidate %r has no algorithm of cuBLASLt for %s; ATen multiplies such operands.", self.name, given)
+        return None
+
+    def _remember(self, key: tuple[int, ...], replay: Replay | None) -> Replay | None:
+        if len(self._replays) >= MOST_REPLAYS:
+            self._replays.clear()
+        self._replays[key] = replay
+        return replay
+
+    def _refuse(self, algorithm: Algorithm, error: LaunchFailed) -> None:
+        """Another algorithm is to run in place of this one. Raises `error` where none has run yet: the candidate fails."""
+        if not self._has_run:
+            raise error
+        if not self._refused:
+            log.warning("Candidate %r goes on with the next proposal: %s", self.name, error)
+        self._refused.add(algorithm)
 
 
 def candidates(kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device) -> tuple[LtCandidate, ...]:

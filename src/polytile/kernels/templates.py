@@ -99,16 +99,30 @@ class GemmKernel:
         return a, b
 
     def misaligned(self, size: Mapping[str, int]) -> bool:
-        """Whether the rows of a stored operand are not a multiple of 16 bytes apart; strides that `size` lacks are those of dense
-        operands."""
-        full = {**self.dense_strides(size), **size}
-        outer = ("a_stride_k" if self.spec.a_layout == "m" else "a_stride_m", "M" if self.spec.a_layout != "m" else "K"), (
-            "b_stride_n" if self.spec.b_layout == "k" else "b_stride_k", "N" if self.spec.b_layout == "k" else "K"
-        )  # fmt: skip
-        return any(
-            made is None and full[count] > 1 and full[stride] * dtype.itemsize % 16
-            for made, dtype, (stride, count) in zip(self.prologues, self.stored, outer, strict=True)
+        """Whether the rows of a stored operand are not a multiple of 16 bytes apart."""
+        apart = zip(self._apart(size), self.stored, strict=True)
+        return any(elements * dtype.itemsize % 16 for elements, dtype in apart)
+
+    def loaded_alone(self, size: Mapping[str, int]) -> tuple[bool, bool]:
+        """Of A and B, whether generated kernels load them element by element: neither axis is known to have stride 1, or the
+        rows are not a multiple of 16 elements apart."""
+        a, b = (
+            bool(elements % 16) or (made is None and layout == "any")
+            for elements, made, layout in zip(self._apart(size), self.prologues, self.layouts, strict=True)
         )
+        return a, b
+
+    def _apart(self, size: Mapping[str, int]) -> tuple[int, int]:
+        """How many elements the rows of A and of B are apart in memory, 0 where there is one row, or the operand is computed.
+        Strides that `size` lacks are those of dense operands."""
+        full, spec = {**self.dense_strides(size), **size}, self.spec
+        rows = ("a_stride_k", "K") if spec.a_layout == "m" else ("a_stride_m", "M")
+        columns = ("b_stride_n", "N") if spec.b_layout == "k" else ("b_stride_k", "K")
+        a, b = (
+            full[stride] if made is None and full[count] > 1 else 0
+            for made, (stride, count) in zip(self.prologues, (rows, columns), strict=True)
+        )
+        return a, b
 
     @cached_property
     def plain(self) -> GemmKernel:

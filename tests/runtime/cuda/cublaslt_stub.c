@@ -12,7 +12,7 @@ typedef struct { uint64_t workspace; uint32_t reductions, alignments[4]; } Prefe
 typedef struct { uint64_t algorithm[8]; size_t workspace; int state; float waves; int reserved[4]; } Result;
 
 int stub_proposals = 4, stub_asked, stub_products, stub_alive, stub_status, stub_refuses_start;
-uint64_t stub_algorithm;
+uint64_t stub_algorithm, stub_refused;
 size_t stub_workspace;
 uint32_t stub_alignment, stub_reductions;
 
@@ -115,6 +115,7 @@ int cublasLtMatmul(void *handle, Operation *o, const void *one, const char *at_a
 {
     uint64_t inner = o->transposed[0] ? a->rows : a->columns;
     float alpha = *(const float *)one;
+    if (algorithm[0] == stub_refused) return 15;
     if (stub_status || contradicts(o, a, b, d) || (bytes && !workspace)) return stub_status ? stub_status : 7;
     if (o->compute == COMPUTE_32I ? *(const int32_t *)one != 1 : alpha != 1.0f) return 7;
     stub_products++, stub_algorithm = algorithm[0], stub_workspace = bytes;

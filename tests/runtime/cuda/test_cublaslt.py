@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 
 from polytile.errors import DeviceError, LaunchFailed
 from polytile.kernels import cublaslt as candidates
+from polytile.kernels.canonical import TensorArg
 from polytile.kernels.cublaslt import LtCandidate
 from polytile.kernels.templates import GemmKernel, gpu_candidates
 from polytile.problem import Measurement, Outcome, Problem
@@ -23,6 +26,7 @@ from polytile.tuning.circumstances import completed
 from tests.kernels.triton_gemm import integers, operands, product
 
 CPU = torch.device("cpu")
+F32 = torch.float32
 
 
 @functools.cache
@@ -36,20 +40,24 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
     monkeypatch.setattr(cublaslt, "NAMES", (library(),))
     monkeypatch.setattr(cublaslt, "_beside_torch", lambda: iter(()))
     cublaslt.reset()
+    gc.collect()  # what an exception of an earlier test holds on to is freed by its library
     found = ctypes.CDLL(library())
-    for name, value in {"proposals": 4, "asked": 0, "products": 0, "status": 0, "refuses_start": 0}.items():
-        ctypes.c_int.in_dll(found, f"stub_{name}").value = value
+    for name, value in {"proposals": 4, "asked": 0, "products": 0, "status": 0, "refuses_start": 0, "refused": 0}.items():
+        put(found, name, value)
     yield found
     cublaslt.reset()
 
 
 def read(stub: ctypes.CDLL, name: str) -> int:
-    kind = ctypes.c_uint64 if name == "algorithm" else ctypes.c_int
-    return kind.in_dll(stub, f"stub_{name}").value
+    return _kind(name).in_dll(stub, f"stub_{name}").value
 
 
 def put(stub: ctypes.CDLL, name: str, value: int) -> None:
-    ctypes.c_int.in_dll(stub, f"stub_{name}").value = value
+    _kind(name).in_dll(stub, f"stub_{name}").value = value
+
+
+def _kind(name: str) -> Any:
+    return ctypes.c_uint64 if name in ("algorithm", "refused") else ctypes.c_int
 
 
 def sizes(kernel: GemmKernel, ints: tuple[int, ...]) -> dict[str, int]:
@@ -62,7 +70,7 @@ def call(kernel: GemmKernel, rank: int, *args: Any) -> None:
 
 @pytest.mark.parametrize(("a", "b"), [("k", "n"), ("k", "k"), ("m", "n"), ("m", "k")])
 @pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16, torch.int8])
 def test_every_layout_goes_straight_into_the_result(
     stub: ctypes.CDLL, a: str, b: str, batched: bool, dtype: torch.dtype
 ) -> None:
@@ -79,7 +87,7 @@ def test_every_layout_goes_straight_into_the_result(
 def test_what_the_library_cannot_describe_is_left_to_aten_and_that_is_told_once(
     stub: ctypes.CDLL, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kernel = product(torch.float32)
+    kernel = product(F32)
     x, y, c = operands(kernel, 1, 5, 7, 9)
     overlapping = torch.randn(9).expand(1, 5, 9)
     empty = torch.randn(1, 5, 0), torch.randn(1, 0, 7)
@@ -98,7 +106,7 @@ def test_what_the_library_cannot_describe_is_left_to_aten_and_that_is_told_once(
 
 
 def test_there_are_as_many_candidates_as_proposals(stub: ctypes.CDLL) -> None:
-    kernel = product(torch.float32)
+    kernel = product(F32)
     x, y, c = operands(kernel, 1, 5, 7, 9)
     found, at = candidates.candidates(kernel, None, CPU), sizes(kernel, integers(x, y, c))
     assert [candidate.valid(at) for candidate in found] == [True] * 4 + [False] * 2
@@ -111,7 +119,7 @@ def test_there_are_as_many_candidates_as_proposals(stub: ctypes.CDLL) -> None:
 
 
 def test_only_sums_in_one_order_and_their_own_type_are_asked_for(stub: ctypes.CDLL) -> None:
-    kernel = product(torch.float32)
+    kernel = product(F32)
     x, _, c = operands(kernel, 1, 5, 7, 9)
     memory = torch.zeros(64 + 63)
     shifted = memory[1:64].view(1, 9, 7)
@@ -120,7 +128,7 @@ def test_only_sums_in_one_order_and_their_own_type_are_asked_for(stub: ctypes.CD
 
 
 def test_the_algorithm_is_recorded_and_its_text_runs_it_again(stub: ctypes.CDLL) -> None:
-    kernel = product(torch.float32)
+    kernel = product(F32)
     x, y, c = operands(kernel, 1, 5, 7, 9)
     candidate = LtCandidate(kernel, None, CPU, 1)
     problem = Problem("mm", kernel.digest, (("batch", 1), ("M", 5), ("N", 7), ("K", 9)))
@@ -132,7 +140,7 @@ def test_the_algorithm_is_recorded_and_its_text_runs_it_again(stub: ctypes.CDLL)
     described = candidate._expected(sizes(kernel, integers(x, y, c)))
     assert described is not None
     workspace = torch.empty(again.workspace, dtype=torch.uint8)
-    cublaslt.multiply(described, again, (y.data_ptr(), x.data_ptr(), c.data_ptr()), workspace.data_ptr(), 0, -1)
+    cublaslt.Replay(described, again, -1)(y.data_ptr(), x.data_ptr(), c.data_ptr(), workspace.data_ptr(), 0)
     torch.testing.assert_close(c, x @ y)
     with pytest.raises(ValueError, match="nine hexadecimal numbers"):
         Algorithm.of("1 2")
@@ -142,12 +150,51 @@ def test_a_product_for_an_epilogue_goes_to_scratch_memory(stub: ctypes.CDLL) -> 
     seen = []
     kernel = product(torch.int8, "k", "k", out=torch.int32)
     x, y, _ = operands(kernel, 1, 5, 7, 9)
-    made = LtCandidate(kernel, lambda *args: seen.append(args), CPU, 0)._product(x, y, True)
-    assert made.dtype == torch.int32 and torch.equal(made, (x.long() @ y.long())[0].int())
+    bias = torch.ones(7)
+    ints = (1, 5, 7, 9, *x.stride(), *y.stride())
+    tensors = (*kernel.tensors[:2], TensorArg("e0", F32, "in"))
+    fused = replace(kernel, spec=replace(kernel.spec, has_epilogue=True), tensors=tensors)
+    LtCandidate(fused, lambda *args: seen.append(args), CPU, 0).entry().call(x, y, bias, *ints, 4)
+    ((made, *rest),) = seen
+    assert made.dtype == torch.int32 and torch.equal(made, (x.long() @ y.long()).int())
+    assert rest == [bias, 4], "the epilogue's own arguments follow"
+
+
+def test_the_heuristic_is_asked_once_for_sizes_and_alignments(stub: ctypes.CDLL) -> None:
+    kernel = product(F32)
+    candidate = LtCandidate(kernel, None, CPU, 1)
+    memory = torch.randn(64 + 63)
+    aligned, shifted = memory[:63].view(1, 9, 7), memory[1:64].view(1, 9, 7)
+    x, _, c = operands(kernel, 1, 5, 7, 9)
+    for y, asked in ((aligned, 1), (aligned, 1), (shifted, 2), (shifted, 2), (aligned, 2)):
+        candidate.entry().call(x, y, c, *integers(x, y, c))
+        torch.testing.assert_close(c, x @ y)
+        cublaslt.algorithms.cache_clear()
+        assert read(stub, "asked") == asked
+
+
+def test_an_algorithm_refused_later_gives_way_to_the_next_and_that_is_told_once(
+    stub: ctypes.CDLL, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = product(F32)
+    candidate = LtCandidate(kernel, None, CPU, 1)
+    ran = []
+    for refused, m in ((0, 5), (101, 5), (101, 6), (102, 6)):
+        x, y, c = operands(kernel, 1, m, 7, 9)
+        put(stub, "refused", refused)
+        candidate.entry().call(x, y, c, *integers(x, y, c))
+        torch.testing.assert_close(c, x @ y)
+        ran.append(read(stub, "algorithm"))
+    assert ran == [101, 102, 102, 103]
+    assert caplog.text.count("goes on with the next proposal: cuBLASLt refused to multiply with algorithm id 101") == 1
+    put(stub, "status", 13)
+    candidate.entry().call(x, y, c, *integers(x, y, c))
+    torch.testing.assert_close(c, x @ y)
+    assert "ATen multiplies such operands" in caplog.text
 
 
 def test_a_refusal_names_the_algorithm(stub: ctypes.CDLL) -> None:
-    kernel = product(torch.float32)
+    kernel = product(F32)
     x, y, c = operands(kernel, 1, 5, 7, 9)
     put(stub, "status", 13)
     with pytest.raises(LaunchFailed, match="refused to multiply with algorithm id 100 .*status 13"):
@@ -155,7 +202,7 @@ def test_a_refusal_names_the_algorithm(stub: ctypes.CDLL) -> None:
 
 
 def test_descriptors_are_freed_with_what_was_prepared(stub: ctypes.CDLL) -> None:
-    kernel = product(torch.float32)
+    kernel = product(F32)
     x, y, c = operands(kernel, 1, 5, 7, 9)
     before = read(stub, "alive")
     call(kernel, 0, x, y, c, *integers(x, y, c))
@@ -167,7 +214,7 @@ def test_descriptors_are_freed_with_what_was_prepared(stub: ctypes.CDLL) -> None
 def test_a_machine_without_the_library_says_so(
     stub: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kernel = product(torch.float32)
+    kernel = product(F32)
     put(stub, "refuses_start", 1)
     x, y, c = operands(kernel, 1, 5, 7, 9)
     assert not LtCandidate(kernel, None, CPU, 0).valid(sizes(kernel, integers(x, y, c)))

@@ -1,7 +1,7 @@
 """cuBLASLt's C interface through ctypes: the algorithms that its heuristic proposes for a product, and running one of them.
 
     product = Product(F32, F32, F32, m, n, k, ...)        # column-major, as BLAS has it: D[m, n] = op(A)[m, k] · op(B)[k, n]
-    for algorithm in algorithms(product, 6, device): multiply(product, algorithm, a, b, d, workspace, stream, device)
+    for algorithm in algorithms(product, 6, device): Replay(product, algorithm, device)(a, b, d, workspace, stream)
 
 The library is the one that torch has loaded for its own products, opened at first use. An algorithm is eight words that the
 same version of the library takes back (`Algorithm.text`, `Algorithm.of`), so that what was measured can be run again. Only
@@ -268,22 +268,27 @@ def _told(words: Any) -> str:
     return " ".join(found)
 
 
-def multiply(
-    product: Product, algorithm: Algorithm, addresses: Sequence[int], workspace: int, stream: int, device: int
-) -> None:
-    """Starts D = op(A) · op(B) on `stream`; `addresses` are those of A, B and D, `workspace` that of as many bytes as the
-    algorithm needs. Raises LaunchFailed where the library refuses."""
-    ready = _prepared(product)
-    words = (ctypes.c_uint64 * 8)(*algorithm.words)
-    (a, b, d), (at_a, at_b, at_d) = ready.layouts, addresses
-    one, zero = ctypes.byref(ready.one), ctypes.byref(ready.zero)
-    with _on(device):
-        code = library().cublasLtMatmul(
-            _handle(device), ready.operation, one, at_a, a, at_b, b, zero, at_d, d, at_d, d, words, workspace,
-            algorithm.workspace, stream,
-        )  # fmt: skip
-    _check(code, f"multiply with algorithm {algorithm.told or algorithm.text}")
+class Replay:
+    """A product with one of its algorithms, ready to be started: all that the library is told of it is made once. Called with the
+    addresses of A, B, D and of a workspace of `algorithm.workspace` bytes, and a stream. Raises LaunchFailed where the library
+    refuses."""
+
+    def __init__(self, product: Product, algorithm: Algorithm, device: int) -> None:
+        self.algorithm, self._device, self._ready = algorithm, device, _prepared(product)
+        self._multiply, self._handle = library().cublasLtMatmul, _handle(device)
+        self._words = (ctypes.c_uint64 * 8)(*algorithm.words)
+        self._one, self._zero = ctypes.byref(self._ready.one), ctypes.byref(self._ready.zero)
+
+    def __call__(self, a: int, b: int, d: int, workspace: int, stream: int) -> None:
+        layout_a, layout_b, layout_d = self._ready.layouts
+        with _on(self._device):
+            code = self._multiply(
+                self._handle, self._ready.operation, self._one, a, layout_a, b, layout_b, self._zero, d, layout_d, d, layout_d,
+                self._words, workspace, self.algorithm.workspace, stream,
+            )  # fmt: skip
+        if code:
+            _check(code, f"multiply with algorithm {self.algorithm.told or self.algorithm.text}")
 
 
 __all__ = ["COMPUTE_32F", "COMPUTE_32I", "COMPUTE_TF32", "MOST_WORKSPACE", "TYPES", "Algorithm", "Matrix", "Product",
-           "algorithms", "library", "multiply", "reset", "version"]  # fmt: skip
+           "Replay", "algorithms", "library", "reset", "version"]  # fmt: skip

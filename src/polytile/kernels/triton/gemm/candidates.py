@@ -87,8 +87,7 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
             return own.valid(config, size)
 
         def cost(size: Mapping[str, int]) -> float:
-            seconds = prior.cost(kind, config, size, device)
-            return prior.slowed(seconds, prior.MISALIGNED, device) if kernel.misaligned(size) else seconds
+            return prior.cost(kind, config, size, device, kernel.loaded_alone(size))
 
         return GemmCandidate(label(config), config, work, able, cost)
 

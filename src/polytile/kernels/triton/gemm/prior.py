@@ -1,20 +1,23 @@
 """The analytical prior for products on a GPU: predicted seconds of a config at given sizes.
 
-    t = launch + start + max(units, cache, memory, latency) + finish
+    t    = launch + start + |loop, cache, memory| + finish            |x, y, ...| = (xᵖ + yᵖ + ...)^(1/p)
+    loop = Σ over rounds of programs: steps · |side by side · work, latency| + overhead
 
-    units     multiply-adds of whole blocks, overhang included, on the busiest multiprocessor, by the rate of its tensor cores
-              and the share of it that blocks of this size reach
-    cache     blocks of A and B that all programs ask for, by the bandwidth of the L2 cache
-    memory    A, B and the result once, by the device's bandwidth; B again for each group of rows where it leaves the cache
-    latency   the loads of a block along k one after another, `stages - 1` of them under way, as often as there are rounds of
-              programs on the places that shared memory and registers leave
-    finish    the sums written and, of a product whose sums meet in memory, written and read once more in a second launch
+    rounds   programs go to the places that shared memory and registers leave them; the last round has fewer of them side by
+             side on a multiprocessor, or leaves some without any
+    work     of a block along k: its multiply-adds, overhang included, by the rate of the tensor cores and the share of it that
+             blocks of this size reach, and the elements of operands that threads load one by one
+    latency  from asking for a block along k until it is there, over the copies under way (`stages - 1`); no copies are under way
+             where threads load one by one
+    cache    what all programs ask for, by the bandwidth of the L2 cache
+    memory   operands and result once, as far as they find no place in the L2 cache, and B again for each group of rows of blocks
+    finish   the result written; of parts that meet in memory a second launch, their traffic, a block's parts one after another
 
-The structure is that of the roofline with waves; rates are of the data sheets. Three constants were
-chosen on 254 products of bfloat16 and float32, every candidate measured on an H100: the first of the ranking takes 1.14 times
-as long as the best (geometric mean; 95th percentile 1.6), the best of its first five 1.03 times. The rest are round numbers.
-Known wrong: splits of very long K into too many parts (137 x 48 x 7648: 32 parts where 8 take a quarter of the time), and
-persistent blocks on operands whose rows are not 16 bytes apart, which go without descriptors.
+An operand is loaded one by one where its rows are not known to be a multiple of 16 elements apart (`alone`). A config that would
+then need more registers than there are is expected to be refused.
+
+The structure is that of the roofline with waves; rates are of the data sheets. The constants are fitted on products of bfloat16
+and float32 of which every candidate was measured on an H100 (benchmarks/gpu/prior_fit.py, docs/products.md).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from polytile.kernels.triton.gemm.configs import Kind
 from polytile.problem import Config
@@ -34,73 +38,246 @@ TENSOR_FLOPS: dict[int, dict[int, float]] = {
 """Capability → bytes of an element → floating-point operations of a multiprocessor in a cycle; 4 bytes: TF32."""
 PLAIN_FLOPS = 256.0
 """The same without tensor cores."""
+GROUP_ROWS, GROUP_WARPS = 64, 4
+"""Rows and warps from which Hopper's warp groups multiply."""
 
-REGISTERS = 40  # of a thread beside its sums
+REGISTERS, REGISTERS_ALONE, MOST_REGISTERS = 40, 1.5, 255
+"""Registers of a thread beside its sums, for each element that it loads by itself, and at most (sm_90 code of 168 configs)."""
+SPILLS_FROM, PLAIN_SPILLS_FROM = 160, 128
+"""Sums of a thread and elements that it loads by itself, together, beyond which its code spills (the same; one in six of those
+with as many exactly does). Without tensor cores a block's operands pass through registers as well."""
+REFUSED = 1e3
+"""How many times as long a config is taken to need that is expected to be refused: it comes after all others."""
+
+Alone = tuple[bool, bool]
+"""Whether threads load A, and B, element by element."""
 
 
 @dataclass(frozen=True)
 class Constants:
     """What no data sheet says; `benchmarks.gpu.prior_fit` fits it."""
 
-    step_latency: float = 0.5e-6
-    """s from asking for a block of operands until it is there"""
-    start: float = 1.2e-6
+    start: float = 0.15e-6
     """s until the first block is there, beside the launch"""
-    second_launch: float = 4.0e-6
-    """s of the launch that adds parts up, beside its traffic"""
-    block_overhead: float = 0.5e-6
+    overhead: float = 0.3e-6
     """s between the loops over k of two blocks on one place"""
-    plain_half: float = 16.0
-    """sums of a thread at which half of the rate without tensor cores is reached"""
-    crowded: float = 1.0
-    """how much longer without tensor cores a thread of more than 48 sums takes for each: registers hide nothing any more"""
-    fed: float = 32.0
+    step_latency: float = 0.28e-6
+    """s from asking for a block along k until it is there"""
+    groups: float = 1.8
+    """of the tensor cores' rate that endless blocks would reach with warp groups"""
+    warps: float = 0.37
+    """the same without them"""
+    fed: float = 33.0
     """of a block of side b, 2 · fed / b is what feeding it takes beside multiplying"""
-    drawn: float = 2.5
-    """programs of a share 1 / drawn of the multiprocessors draw all of the memory's bandwidth"""
-    kept: float = 0.6
+    alone: float = 0.14e-9
+    """s of a multiprocessor for each element that a thread loads by itself"""
+    plain: float = 0.72
+    """of the rate without tensor cores that many sums a thread would reach"""
+    plain_half: float = 6.0
+    """sums of a thread at which half of that is reached"""
+    crowded: float = 1.35
+    """how much longer without tensor cores a thread of 64 sums takes for each: registers hide nothing any more"""
+    cache: float = 5.0
+    """of the bandwidth of the L2 cache on the data sheet"""
+    kept: float = 1.9
     """of the L2 cache that operands find place in"""
+    descriptors: float = 2.4e-6
+    """s for tensor descriptors to be made and fetched"""
+    second_launch: float = 1.0e-6
+    """s of the launch that adds parts up, beside its traffic"""
+    part: float = 0.3e-6
+    """s that a block waits there for each of its parts"""
+    parts: float = 6.3
+    """what a byte of parts costs over one of the L2 cache's bandwidth"""
+    row_latency: float = 0.26e-6
+    """s a step of the variant `rows`, two under way"""
+    row_work: float = 8.2
+    """what a multiply-add of that variant costs over one at the rate without tensor cores"""
+    joined: float = 1.4
+    """p: how what goes on at the same time adds up; 1: one after another, many: the longest alone counts"""
 
 
 FITTED = Constants()
 
-MISALIGNED, LIBRARY_MISALIGNED = 4.0, 5.0
-"""What operands whose rows are not 16 bytes apart cost a generated kernel, and the library for 16-bit types: medians over the
-products of more than 8 us among those measured. float32 costs the library nothing."""
+LIBRARY_MISALIGNED = 5.0
+"""What operands whose rows are not 16 bytes apart cost the library for 16-bit types: the median over the products of more than
+8 us among those measured. float32 costs it nothing."""
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A config at some sizes on a device."""
+
+    kind: Kind
+    config: Config
+    batch: int
+    m: int
+    n: int
+    k: int
+    alone: Alone
+    device: DeviceFacts
+    constants: Constants
+
+    @cached_property
+    def block(self) -> tuple[int, ...]:
+        """Rows, columns, elements along k, stages, warps."""
+        return tuple(int(self.config[name]) for name in ("m", "n", "k", "stages", "warps"))
+
+    @property
+    def threads(self) -> int:
+        return self.device.warp * self.block[4]
+
+    @property
+    def plain(self) -> bool:
+        """Whether tensor cores take no part."""
+        return self.kind.itemsize == 4 and not self.kind.tf32
+
+    @property
+    def sums(self) -> float:
+        """Of a thread."""
+        return self.block[0] * self.block[1] / self.threads
+
+    @property
+    def loaded_alone(self) -> int:
+        """Elements of a block along k that threads load one by one."""
+        block_m, block_n, block_k, _, _ = self.block
+        return (block_m * self.alone[0] + block_n * self.alone[1]) * block_k
+
+    @property
+    def blocks(self) -> int:
+        return self.batch * math.ceil(self.m / self.block[0]) * math.ceil(self.n / self.block[1])
+
+    def places(self) -> int:
+        """Programs that one multiprocessor holds at once."""
+        block_m, block_n, block_k, stages, _ = self.block
+        if self.config["variant"] in ("persistent", "stream"):
+            return 1
+        device, shared = self.device, max(1, stages * self.kind.itemsize * (block_m + block_n) * block_k)
+        own = min(MOST_REGISTERS, REGISTERS + self.sums + REGISTERS_ALONE * self.loaded_alone / self.threads)
+        by_registers = int(device.registers_per_sm // (self.threads * own))
+        return max(1, min(device.shared_per_sm // shared, by_registers, device.threads_per_sm // self.threads))
+
+    def spills(self) -> bool:
+        """Whether so many elements pass through the registers of a thread that its code is expected to spill."""
+        held = self.loaded_alone / self.threads
+        most = PLAIN_SPILLS_FROM if self.plain else SPILLS_FROM
+        return self.config["variant"] != "rows" and held > 0 and self.sums + held > most
+
+    def step(self, side_by_side: int) -> float:
+        """Seconds of a step along k with so many programs on a multiprocessor."""
+        constants, (block_m, block_n, block_k, stages, _) = self.constants, self.block
+        rate = multiprocessor_rate(self.kind, self.device) * self.share()
+        work = 2.0 * block_m * block_n * block_k / rate + constants.alone * self.loaded_alone
+        latency = constants.step_latency / (1 if any(self.alone) and not self.plain else max(1, stages - 1))
+        return self.joined(side_by_side * work, latency)
+
+    def share(self) -> float:
+        """Of the rate that a block reaches. On tensor cores operands are fed from shared memory by the sides of a block over its
+        area, and small blocks do without warp groups; without tensor cores it depends on the sums that a thread has to feed."""
+        constants, (block_m, block_n, _, _, warps) = self.constants, self.block
+        if self.plain:
+            crowded = constants.crowded if self.sums >= 64 else 1.0
+            return constants.plain * self.sums / (self.sums + constants.plain_half) / crowded
+        reached = constants.groups if block_m >= GROUP_ROWS and warps >= GROUP_WARPS else constants.warps
+        return reached / (1.0 + constants.fed * (1.0 / block_m + 1.0 / block_n))
+
+    def loop(self, splits: int) -> float:
+        """Seconds of all rounds of programs."""
+        steps = math.ceil(math.ceil(self.k / self.block[2]) / splits)
+        programs, places, sms = self.blocks * splits, self.places(), self.device.sms
+        rounds, left = divmod(programs, sms * places)
+        seconds = rounds * (steps * self.step(places) + self.constants.overhead)
+        return seconds + (steps * self.step(math.ceil(left / sms)) + self.constants.overhead if left else 0.0)
+
+    def cached(self, programs: int, asked: float) -> float:
+        """Seconds for `asked` bytes of the L2 cache by so many programs."""
+        return asked / (self.constants.cache * self.device.l2_bandwidth * min(1.0, programs / self.device.sms))
+
+    def memory(self) -> float:
+        """Seconds for what finds no place in the L2 cache."""
+        once = traffic(self.kind, self.batch, self.m, self.n, self.k)
+        missed = 1.0 / (1.0 + (self.constants.kept * self.device.l2_bytes / max(once, 1.0)) ** 4)
+        groups = math.ceil(self.m / (self.block[0] * int(self.config.get("group", 8) or 8)))
+        again = self.batch * (groups - 1) * self.k * self.n * self.kind.itemsize * 0.5
+        return (once + again) * missed / self.device.bandwidth
+
+    def joined(self, *seconds: float) -> float:
+        """|seconds|: of what goes on at the same time."""
+        return sum(each**self.constants.joined for each in seconds) ** (1.0 / self.constants.joined)
+
+    def meeting(self, parts: float, held: float) -> float:
+        """Seconds of the second launch: `parts` of a block, `held` bytes of all parts written and read."""
+        waiting = self.constants.part * parts
+        return self.constants.second_launch + waiting + self.constants.parts * 2.0 * held / self.device.l2_bandwidth
 
 
 def cost(
-    kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, constants: Constants = FITTED
-) -> float:
+    kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, alone: Alone = (False, False),
+    constants: Constants = FITTED,
+) -> float:  # fmt: skip
     """Seconds of one call; see the module's formula."""
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
     if not (batch and m and n):
         return device.launch_seconds
-    rate = multiprocessor_rate(kind, device)
-    once = traffic(kind, batch, m, n, k) / device.bandwidth
-    if config["variant"] == "rows":
-        return _rows(config, batch, m, n, k, kind, device, once, constants)
-    if config["variant"] == "stream":
-        return _stream(config, batch, m, n, k, kind, device, once, constants)
-    block_m, block_n, block_k, stages, warps = (int(config[name]) for name in ("m", "n", "k", "stages", "warps"))
-    splits = int(config.get("splits", 1) or 1)
-    programs = batch * math.ceil(m / block_m) * math.ceil(n / block_n) * splits
-    steps = math.ceil(math.ceil(k / block_k) / splits)
-    busiest = math.ceil(programs / device.sms)
-    step = 2.0 * block_m * block_n * block_k / (rate * share(kind, block_m, block_n, warps, constants))
-    units = busiest * (steps * step + 0.5 * constants.block_overhead)
-    asked = programs * steps * (block_m + block_n) * block_k * kind.itemsize
-    cache = asked / (device.l2_bandwidth * min(1.0, programs / device.sms))
-    places = _places(kind, block_m, block_n, block_k, stages, warps, device)
-    under_way = max(1, stages - 1)
+    found = _Product(kind, config, batch, m, n, k, alone, device, constants)
+    seconds = SCHEDULES[str(config["variant"])](found)
+    return device.launch_seconds + constants.start + seconds * (REFUSED if found.spills() else 1.0)
+
+
+def refused(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, alone: Alone) -> bool:
+    """Whether the config's code is expected to spill, which is then not run."""
+    batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
+    return _Product(kind, config, batch, m, n, k, alone, device, FITTED).spills()
+
+
+def _tile(found: _Product) -> float:
+    written = found.batch * found.m * found.n * max(2, found.kind.itemsize) / found.device.l2_bandwidth
+    return _body(found, 1) + written
+
+
+def _persistent(found: _Product) -> float:
+    described = found.constants.descriptors if not any(found.alone) else 0.0
+    return _tile(found) + described
+
+
+def _split(found: _Product) -> float:
+    splits = int(found.config["splits"])
+    return _body(found, splits) + found.meeting(splits, splits * found.batch * found.m * found.n * 4.0)
+
+
+def _body(found: _Product, splits: int) -> float:
+    block_m, block_n, block_k, _, _ = found.block
+    steps = math.ceil(math.ceil(found.k / block_k) / splits)
+    programs = found.blocks * splits
+    asked = programs * steps * (block_m + block_n) * block_k * found.kind.itemsize
+    return found.joined(found.loop(splits), found.cached(programs, asked), found.memory())
+
+
+def _stream(found: _Product) -> float:
+    """Every multiprocessor has an equal share of all steps; at most two parts of each meet in memory."""
+    block_m, block_n, block_k, _, _ = found.block
+    steps, sms = found.blocks * math.ceil(found.k / block_k), found.device.sms
+    asked = steps * (block_m + block_n) * block_k * found.kind.itemsize
+    loop = math.ceil(steps / sms) * found.step(1) + 2 * found.constants.overhead
+    body = found.joined(loop, found.cached(sms, asked), found.memory())
+    return body + found.meeting(math.ceil(sms / found.blocks), 2.0 * sms * block_m * block_n * 4.0)
+
+
+def _rows(found: _Product) -> float:
+    """Bound by reading B: what programs on all multiprocessors have under way, and multiply-adds outside the tensor cores."""
+    constants, device, (_, block_n, block_k, _, _) = found.constants, found.device, found.block
+    programs = found.batch * math.ceil(found.n / block_n)
+    steps, busiest = math.ceil(found.k / block_k), math.ceil(programs / device.sms)
+    places = max(1, min(8, device.threads_per_sm // found.threads))
     rounds = math.ceil(programs / (device.sms * places))
-    latency = rounds * (steps * constants.step_latency / under_way + constants.block_overhead)
-    again = _read_again(kind, config, batch, m, n, k, device, constants) / device.bandwidth
-    finish = batch * m * n * 4 / device.bandwidth
-    if splits > 1:
-        finish = constants.second_launch + 2.0 * splits * batch * m * n * 4 / device.l2_bandwidth
-    drawn = min(1.0, constants.drawn * min(programs, device.sms * places) / device.sms)
-    return device.launch_seconds + constants.start + max(units, cache, (once + again) / drawn, latency) + finish
+    work = constants.row_work * 4.0 * found.m * block_n * block_k / (PLAIN_FLOPS * device.clock)
+    units = busiest * steps * (work + constants.alone * block_n * block_k * found.alone[1])
+    asked = traffic(found.kind, found.batch, found.m, found.n, found.k)
+    memory = found.memory() / min(1.0, programs / device.sms)
+    return found.joined(units, rounds * steps * constants.row_latency / 2, memory, found.cached(programs, asked))
+
+
+SCHEDULES = {"tile": _tile, "persistent": _persistent, "split": _split, "stream": _stream, "rows": _rows}
 
 
 def multiprocessor_rate(kind: Kind, device: DeviceFacts) -> float:
@@ -111,74 +288,9 @@ def multiprocessor_rate(kind: Kind, device: DeviceFacts) -> float:
     return known.get(kind.itemsize, PLAIN_FLOPS) * device.clock
 
 
-def share(kind: Kind, block_m: int, block_n: int, warps: int, constants: Constants = FITTED) -> float:
-    """Of the rate that a block reaches. On tensor cores a warp group takes 64 rows, and operands are fed from shared memory
-    by (block_m + block_n) / (block_m · block_n); without them by the sums that a thread has to feed."""
-    if kind.itemsize == 4 and not kind.tf32:
-        sums = block_m * block_n / (32 * warps)
-        return 0.95 * sums / (sums + constants.plain_half) / (constants.crowded if sums > 48 else 1.0)
-    rows = min(1.0, block_m / 64)
-    fed = 1.0 / (1.0 + constants.fed * (block_m + block_n) / (block_m * block_n))
-    groups = 1.0 if warps >= 4 else 0.5
-    return 0.95 * rows * fed * groups
-
-
 def traffic(kind: Kind, batch: int, m: int, n: int, k: int) -> float:
     """Bytes that must move once."""
     return batch * ((m * k + k * n) * kind.itemsize + m * n * max(2, kind.itemsize))
-
-
-def _read_again(
-    kind: Kind, config: Config, batch: int, m: int, n: int, k: int, device: DeviceFacts, constants: Constants
-) -> float:
-    """Bytes of B that every group of rows of blocks reads anew, where B does not stay in the cache."""
-    if (k * n + m * k) * kind.itemsize <= constants.kept * device.l2_bytes:
-        return 0.0
-    groups = math.ceil(m / (int(config["m"]) * int(config["group"])))
-    return batch * (groups - 1) * k * n * kind.itemsize * 0.5
-
-
-def _places(
-    kind: Kind, block_m: int, block_n: int, block_k: int, stages: int, warps: int, device: DeviceFacts
-) -> int:
-    """Programs that one multiprocessor holds at once."""
-    shared = max(1, stages * kind.itemsize * (block_m + block_n) * block_k)
-    registers = device.warp * warps * (REGISTERS + block_m * block_n // (device.warp * warps))
-    by_threads = device.threads_per_sm // (device.warp * warps)
-    return max(1, min(device.shared_per_sm // shared, device.registers_per_sm // registers, by_threads))
-
-
-def _rows(
-    config: Config, batch: int, m: int, n: int, k: int, kind: Kind, device: DeviceFacts, once: float, constants: Constants
-) -> float:
-    """Bound by reading B: what programs on all multiprocessors have under way, and multiply-adds outside the tensor cores."""
-    block_n, block_k, warps = (int(config[name]) for name in ("n", "k", "warps"))
-    programs = batch * math.ceil(n / block_n)
-    steps = math.ceil(k / block_k)
-    places = max(1, min(8, device.threads_per_sm // (device.warp * warps)))
-    rounds = math.ceil(programs / (device.sms * places))
-    units = math.ceil(programs / device.sms) * steps * 4.0 * m * block_n * block_k / (PLAIN_FLOPS * device.clock)
-    drawn = min(1.0, constants.drawn * programs / device.sms)
-    latency = rounds * steps * constants.step_latency / 2
-    return device.launch_seconds + constants.start + max(once / drawn, units, latency)
-
-
-def _stream(
-    config: Config, batch: int, m: int, n: int, k: int, kind: Kind, device: DeviceFacts, once: float, constants: Constants
-) -> float:
-    """Every multiprocessor has an equal share of all steps; at most two parts of each meet in memory, those of a block are added
-    up one after another."""
-    block_m, block_n, block_k, stages, warps = (int(config[name]) for name in ("m", "n", "k", "stages", "warps"))
-    blocks = batch * math.ceil(m / block_m) * math.ceil(n / block_n)
-    steps = blocks * math.ceil(k / block_k)
-    own = math.ceil(steps / device.sms)
-    rate = multiprocessor_rate(kind, device) * share(kind, block_m, block_n, warps, constants)
-    units = own * 2.0 * block_m * block_n * block_k / rate + constants.block_overhead
-    cache = steps * (block_m + block_n) * block_k * kind.itemsize / device.l2_bandwidth
-    latency = own * constants.step_latency / max(1, stages - 1) + constants.block_overhead
-    finish = constants.second_launch + 2.0 * 2 * device.sms * block_m * block_n * 4 / device.l2_bandwidth
-    finish += constants.step_latency * math.ceil(device.sms / blocks)
-    return device.launch_seconds + constants.start + max(units, cache, once, latency) + finish
 
 
 def slowed(seconds: float, factor: float, device: DeviceFacts) -> float:
@@ -194,4 +306,4 @@ def library(kind: Kind, size: Mapping[str, int], device: DeviceFacts) -> float:
     return device.launch_seconds + FITTED.start + max(compute, traffic(kind, batch, m, n, k) / device.bandwidth)
 
 
-__all__ = ["FITTED", "Constants", "cost", "library", "multiprocessor_rate", "share", "slowed"]
+__all__ = ["FITTED", "Alone", "Constants", "cost", "library", "multiprocessor_rate", "refused", "slowed"]
