@@ -24,18 +24,23 @@ Maker = Callable[[torch.fx.GraphModule, Sequence[Any], Mapping[str, Any]], tuple
 
 
 class Recorded:
-    """`function` under one dynamic compile of `backend` ("polytile" or "inductor"), with the callable and the arguments of
-    its last call kept for `direct`."""
+    """`function`, or a module, under one dynamic compile of `backend` ("polytile" or "inductor"), with the callable and the
+    arguments of its last call kept for `direct`."""
 
     def __init__(
-        self, function: Callable[..., Any], backend: str, options: Mapping[str, Any] | None = None, mode: str | None = None
+        self,
+        function: Callable[..., Any] | torch.nn.Module,
+        backend: str,
+        options: Mapping[str, Any] | None = None,
+        mode: str | None = None,
     ) -> None:
         makers: dict[str, Maker] = {"polytile": _polytile, "inductor": _inductor}
         self.made = makers[backend]
         self.options, self.mode = dict(options or {}), mode
         self.last: tuple[Boxed, tuple[Any, ...]] | None = None
-        name = f"{function.__name__}_{backend}"
-        self.compiled = torch.compile(copied(function, name), backend=self._backend, dynamic=True)
+        if not isinstance(function, torch.nn.Module):
+            function = copied(function, f"{function.__name__}_{backend}")
+        self.compiled = torch.compile(function, backend=self._backend, dynamic=True)
 
     def _backend(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         outer, inner = self.made(graph, example_inputs, self.options)

@@ -1,6 +1,8 @@
 """Matrix products from one row to a thousand against torch.mm: `python -m benchmarks.matmul`.
 
-One dynamic compile for a dtype and a number of threads, twelve numbers of rows, four weights, in turns with eager's own call.
+One dynamic compile for a dtype and a number of threads, twelve numbers of rows, four weights, in turns with eager's own call. The
+weights are what the call is given ("row-major", "linear"), or parameters of a module that stay as they are ("constant", in a
+linear layer's layout "constant-linear"), for each of which Dynamo compiles anew.
 Dynamo's share of a call is left out (`direct.py`). A run of a part of the suite replaces those cells of the results file.
 """
 
@@ -61,8 +63,31 @@ KINDS = {
     "bfloat16": Kind(mm, _bf16, 2.0**-7),
     "int8": Kind(int_mm, _bytes, 0.0),
 }
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {"row-major": lambda w: w, "linear": lambda w: w.t().contiguous().t()}
-"""How the weights [K, N] lie: row by row, or with k contiguous, as a linear layer keeps them."""
+CONSTANT, CONSTANT_LINEAR = "constant", "constant-linear"
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "row-major": lambda w: w,
+    "linear": lambda w: w.t().contiguous().t(),
+    CONSTANT: lambda w: w,
+    CONSTANT_LINEAR: lambda w: w.t().contiguous().t(),
+}
+"""How the weights [K, N] lie: row by row, or with k contiguous, as a linear layer keeps them; and whether they are constant."""
+
+
+KEPT = (CONSTANT, CONSTANT_LINEAR)
+
+
+class Constant(torch.nn.Module):
+    """A product by a weight that the module owns."""
+
+    weight: Tensor
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], weight: Tensor) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("weight", weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
 
 
 @dataclass(frozen=True)
@@ -94,22 +119,24 @@ def run(
     torch.set_num_threads(threads)
     forget()
     kind, cells = KINDS[dtype], []
-    made = Recorded(kind.function, OWN)
+    modules = {size: Constant(kind.function, LAYOUTS[layout](kind.matrix(*size))) for size in weights if layout in KEPT}
+    recorded = {size: Recorded(module, OWN) for size, module in modules.items()} or Recorded(kind.function, OWN)
     for m in sorted(rows, key=lambda m: m == 1):  # a size of 1 gets a graph of its own, after the general one
         for k, n in weights:
-            x, w = kind.matrix(m, k), LAYOUTS[layout](kind.matrix(k, n))
-            call = checked(kind, made, x, w)
+            x = kind.matrix(m, k)
+            w = modules[k, n].weight if modules else LAYOUTS[layout](kind.matrix(k, n))
+            made = recorded[k, n] if isinstance(recorded, dict) else recorded
+            call = checked(made.direct(x) if modules else made.direct(x, w), kind.function(x, w), kind.tolerance)
             compile.settle(SETTLED)
             direct = compare({OWN: call, PEER: functools.partial(kind.function, x, w)}, seconds=seconds)
             cells.append(Cell(dtype, layout, threads, m, k, n, direct, chosen(made)))
     return sorted(cells, key=lambda cell: (cell.m, weights.index((cell.k, cell.n))))
 
 
-def checked(kind: Kind, made: Recorded, x: Tensor, w: Tensor) -> Callable[[], Any]:
+def checked(call: Callable[[], Any], right: Tensor, tolerance: float) -> Callable[[], Any]:
     """The direct call, whose result has been compared with eager's; raises AssertionError where it is off."""
-    call, right = made.direct(x, w), kind.function(x, w)
     off = float((call().double() - right.double()).abs().max() / right.double().abs().max().clamp(min=1e-30))
-    assert off <= kind.tolerance, f"{tuple(x.shape)} × {tuple(w.shape)} of {x.dtype} is {off:.1e} off eager's result."
+    assert off <= tolerance, f"The result {tuple(right.shape)} of {right.dtype} is {off:.1e} off eager's."
     return call
 
 
@@ -170,7 +197,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/matmul.json")
     given = parser.parse_args()
     groups = []
-    with torch.no_grad():
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64):  # a module is compiled for each weight
         for dtype in given.dtypes:
             for layout in given.layouts:
                 for threads in given.threads:

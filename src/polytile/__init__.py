@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from polytile.explanation import Explanation
 
 __version__ = "0.1.0"
-__all__ = ["PolytileError", "compile", "counters", "explain", "options", "reset", "save_plan"]
+__all__ = ["PolytileError", "compile", "counters", "explain", "forget_weights", "options", "reset", "save_plan"]
 
 
 def compile(
@@ -63,6 +63,14 @@ def reset() -> None:
     from polytile import compiler
 
     compiler.reset()
+
+
+def forget_weights() -> None:
+    """Drops every packed copy of a weight; the next calls make new ones. Needed only after a write that PyTorch does not count
+    and that changed a small part of a weight (docs/cpu-products.md)."""
+    from polytile.runtime import weights
+
+    weights.forget()
 
 
 if options.get("interpret"):  # Triton decides when it is imported, which torch's tracer does

@@ -21,6 +21,7 @@ from polytile.counters import counters
 from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.ir import sizes
 from polytile.ir.program import Extern, Loop, Program, Template
+from polytile.kernels import kept
 from polytile.multikernel import MultiKernel
 from polytile.multikernel.define import define_loop, define_template
 from polytile.passes.pipeline import optimize
@@ -150,15 +151,17 @@ def _device_type(program: Program) -> str:
 def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], traced: Values) -> None:
     """Starts compiling what the first call will need, all kernels side by side."""
     for multikernel, call in calls:
-        if _known(call, traced):
-            multikernel.prepare([sizes.evaluate(e, traced) for e in call.sizes])
+        values = {**traced, **kept.assumed(call.kept)}
+        if _known(call, values):
+            multikernel.prepare([sizes.evaluate(e, values) for e in call.sizes])
 
 
 def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:
     """Chooses kernels for the given values of the graph's size symbols ahead of calls."""
     for multikernel, call in calls:
         names = multikernel.spec.size_names
-        wanted = [[sizes.evaluate(e, values) for e in call.sizes] for values in hints if _known(call, values)]
+        given = [{**values, **kept.assumed(call.kept)} for values in hints]
+        wanted = [[sizes.evaluate(e, values) for e in call.sizes] for values in given if _known(call, values)]
         if wanted:
             multikernel.warm([dict(zip(names, extents, strict=True)) for extents in wanted])
 

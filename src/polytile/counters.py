@@ -15,6 +15,7 @@ NAMES = (
     "store_hits",
     "dispatch_misses",
     "compiler_runs",
+    "weights_packed",
 )
 
 

@@ -14,6 +14,8 @@ import torch
 from polytile import compiler
 from polytile.compiler import CompiledProgram
 from polytile.frontend.backend import Backend
+from polytile.ir.program import Kept
+from polytile.multikernel import MultiKernel
 from polytile.multikernel.decision import Decision
 
 
@@ -40,6 +42,19 @@ class DecisionRow:
 
 
 @dataclass(frozen=True)
+class WeightRow:
+    """A weight by which a kernel multiplies: the sizes and type that it is read in, the bytes of the packed copy that is kept of
+    it now (0: none) and why there is none, and how many were made."""
+
+    kernel: str
+    sizes: tuple[int, ...]
+    dtype: str
+    bytes: int
+    reason: str
+    made: int
+
+
+@dataclass(frozen=True)
 class Explanation:
     """`str()` of it is the report; the rows are for programs. `sources` has the wrapper of each graph."""
 
@@ -47,6 +62,7 @@ class Explanation:
     operators: tuple[OperatorRow, ...]
     decisions: tuple[DecisionRow, ...]
     sources: tuple[str, ...] = field(default=(), repr=False)
+    weights: tuple[WeightRow, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{len(self.graphs)} graph(s): {', '.join(self.graphs)}", "", "operators"]
@@ -59,6 +75,11 @@ class Explanation:
             sizes = ", ".join(f"{name}={size}" for name, size in decision.sizes)
             time = f" {decision.seconds * 1e6:.1f} µs" if decision.seconds is not None else ""
             lines.append(f"  {decision.kernel} [{sizes}] → {decision.candidate}{time}: {decision.provenance}")
+        lines += ["", "weights"] if self.weights else []
+        for weight in self.weights:
+            size = " × ".join(map(str, weight.sizes))
+            kept = f"packed, {weight.bytes / 2**20:.1f} MiB" if weight.bytes else f"not packed: {weight.reason}"
+            lines.append(f"  {weight.kernel} {size} {weight.dtype}: {kept}; packed {weight.made} times so far")
         return "\n".join(lines)
 
 
@@ -90,7 +111,13 @@ def report(programs: Sequence[CompiledProgram]) -> Explanation:
     multikernels = dict.fromkeys(m for p in programs for m in p.multikernels)
     rows = tuple(OperatorRow(op, how, reason, n) for (op, how, reason), n in sorted(operators.items()))
     decisions = tuple(_row(d) for m in multikernels for d in m.decisions)
-    return Explanation(tuple(p.name for p in programs), rows, decisions, tuple(p.source for p in programs))
+    weights = tuple(_weight(multikernel, call.kept) for p in programs for multikernel, call in p.calls if call.kept is not None)
+    return Explanation(tuple(p.name for p in programs), rows, decisions, tuple(p.source for p in programs), weights)
+
+
+def _weight(multikernel: MultiKernel, kept: Kept) -> WeightRow:
+    site, dtype = kept.site, str(kept.view.dtype).removeprefix("torch.")
+    return WeightRow(multikernel.spec.name, site.recipe.sizes, dtype, site.bytes, site.reason, site.made)
 
 
 def _row(decision: Decision) -> DecisionRow:

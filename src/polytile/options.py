@@ -146,6 +146,12 @@ TABLE: tuple[Option, ...] = (
         choices=("eager", "philox"),
     ),
     Option("threads", int, 0, "Most threads a kernel may use; 0: torch.get_num_threads()."),
+    Option(
+        "packed_weights_mib",
+        int,
+        4096,
+        "Most MiB that packed copies of constant weights may take, all of them together; 0: none are made.",
+    ),
     Option("verify_ir", bool, False, "Run the verifier between all passes."),
     Option("fuse", bool, True, "Fuse loops; off makes one kernel for each operator."),
     Option(

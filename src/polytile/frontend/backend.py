@@ -27,6 +27,7 @@ from polytile.frontend.floats import restart_if_fixed
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
+from polytile.frontend.weights import weights_of
 
 log = logging.getLogger("polytile")
 
@@ -165,7 +166,7 @@ class _Compiler:
                 log.info("%s", graph.print_readable(print_output=False))
             why = unsupported(graph)
             if not why:
-                lowered = lower_graph(graph, name)
+                lowered = lower_graph(graph, name, weights_of(graph, self.kind))
                 with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
                     try:
                         traced = hinted.sizes_of(graph)

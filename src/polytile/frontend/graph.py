@@ -6,7 +6,7 @@ import functools
 import importlib
 import operator
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,11 +43,12 @@ class Lowered:
     operators: tuple[OperatorReport, ...]
 
 
-def lower_graph(graph: torch.fx.GraphModule, name: str) -> Lowered:
+def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, str] | None = None) -> Lowered:
     """The Program of a functional ATen graph whose nodes carry fake values in `meta["val"]`; never specialises a
-    symbol. Raises LoweringFailed, naming the operator, where a lowering goes wrong."""
+    symbol. `weights` are the inputs that are weights, and of which kind (ir.program.Buffer). Raises LoweringFailed, naming the
+    operator, where a lowering goes wrong."""
     _load_lowerings()
-    return _Driver(graph, name).run()
+    return _Driver(graph, name, weights or {}).run()
 
 
 def unsupported(graph: torch.fx.GraphModule) -> str:
@@ -89,8 +90,8 @@ class _Driver:
     """The state of one walk over a graph. `env` has what each node became: a Tensor, a sympy number, a tuple of these,
     or whatever a library operator takes as it is."""
 
-    def __init__(self, graph: torch.fx.GraphModule, name: str) -> None:
-        self.graph, self.name = graph, name
+    def __init__(self, graph: torch.fx.GraphModule, name: str, weights: Mapping[str, str]) -> None:
+        self.graph, self.name, self.weights = graph, name, weights
         self.builder = Builder()
         self.env: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Input] = []
@@ -113,7 +114,8 @@ class _Driver:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             self.inputs.append(Input(node.name, buffer=node.name))
-            self.env[node] = self._named(node.name, value, "input")
+            kind = None if node.name in self.changed else self.weights.get(node.name)
+            self.env[node] = self._named(node.name, value, "input", kind)
             self._define(*value.shape, *value.stride())
             return
         size = _number(value) if isinstance(value, _NUMBERS) else None
@@ -127,7 +129,7 @@ class _Driver:
             value = getattr(value, part)
         if isinstance(value, torch.Tensor):
             self.constants[node.name] = value
-            value = self._named(node.name, node.meta.get("val", value), "constant")
+            value = self._named(node.name, node.meta.get("val", value), "constant", "constant")
         self.env[node] = value
 
     def call_function(self, node: torch.fx.Node) -> None:
@@ -307,11 +309,11 @@ class _Driver:
         self.env[node] = laid_out(self.builder, value, fake)
         return self.env[node]
 
-    def _named(self, name: str, value: torch.Tensor, role: str) -> Tensor:
+    def _named(self, name: str, value: torch.Tensor, role: str, weight: str | None) -> Tensor:
         """The whole of a new buffer like `value`."""
         shape = tuple(sizes.as_size(n) for n in value.shape)
         strides = tuple(sizes.as_stride(n) for n in value.stride())
-        self.builder.buffers[name] = Buffer(name, value.dtype, shape, strides, value.device, role)
+        self.builder.buffers[name] = Buffer(name, value.dtype, shape, strides, value.device, role, weight)
         return stored(whole(self.builder.buffers[name]), value.device)
 
 

@@ -25,7 +25,9 @@ def compute_dtype(storage: torch.dtype) -> torch.dtype:
 @dataclass(frozen=True)
 class Buffer:
     """A strided block of memory. `sizes` and `strides` (elements) are sympy expressions; `role` is "input", "temp" or
-    "constant" (a tensor held by the graph)."""
+    "constant" (a tensor held by the graph). `weight` says of an input or constant that it is mostly the same from call to call,
+    as a module's parameters and buffers are: "constant" where nothing changes them in a while, "trained" where something is
+    expected to; None of all others."""
 
     name: str
     dtype: torch.dtype
@@ -33,6 +35,7 @@ class Buffer:
     strides: tuple[sympy.Expr, ...]
     device: torch.device = CPU
     role: str = "temp"
+    weight: str | None = None
 
     @property
     def numel(self) -> sympy.Expr:
@@ -61,6 +64,18 @@ class View:
 
     def index(self, point: tuple[sympy.Expr, ...]) -> sympy.Expr:
         return self.offset + sum((i * s for i, s in zip(point, self.strides, strict=True)), algebra.ZERO)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A kernel's argument that is found anew in each call: what `site` keeps of the weight that `view` looks at, if anything
+    (runtime/weights.py). The integer KEPT among the arguments says whether there is something, 1 or 0."""
+
+    view: View
+    site: Any = field(compare=False, repr=False)
+
+
+KEPT = algebra.axis("kept")
 
 
 def whole(buffer: Buffer) -> View:

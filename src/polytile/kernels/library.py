@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -79,15 +79,40 @@ class MatmulLibrary:
     def _call(self, *args: Any) -> None:
         from polytile.kernels.templates import operands
 
+        if self.target is None and args[len(self.kernel.tensors)] == 1:
+            self._call_flat(args)
+            return
         named, _ = operands(self.kernel, args)
         a, b = (named[name].to(self.kernel.in_dtype) for name in ("A", "B"))
         flat = a.shape[0] == 1
         if self.unfused is None:
             self._into(a, b, named["C"], flat)
+        else:
+            self._finish(self._product(a, b, flat), args)
+
+    def _call_flat(self, args: Sequence[Any]) -> None:
+        """A product without a batch, on a CPU: of matrices it takes some 15 µs less than of views of three dimensions, half of
+        what a small product takes."""
+        at = len(self.kernel.tensors)
+        _, m, n, k, _, a_m, a_k, _, b_k, b_n = args[at : at + 10]
+        a, b = matrix(args[0], m, k, a_m, a_k), matrix(args[1], k, n, b_k, b_n)
+        if a.dtype != b.dtype:
+            a, b = a.to(self.kernel.in_dtype), b.to(self.kernel.in_dtype)
+        multiply = torch._int_mm if a.dtype == torch.int8 else torch.mm
+        if self.unfused is not None:
+            self._finish(multiply(a, b), args)
             return
-        product = self._product(a, b, flat)
-        first, count = len(self.kernel.tensors), len(self.kernel.leading)
-        self.unfused(product, *args[2:first], *args[first + count :])
+        out = matrix(args[2], m, n, args[at + 11], args[at + 12])
+        if out.dtype == self.kernel.product_storage:
+            multiply(a, b, out=out)
+        else:
+            out.copy_(multiply(a, b))
+
+    def _finish(self, product: torch.Tensor, args: Sequence[Any]) -> None:
+        """The epilogue on the library's product."""
+        assert self.unfused is not None
+        outer, ints = 2 + len(self.kernel.outer), len(self.kernel.tensors) + len(self.kernel.leading)
+        self.unfused(product, *args[2:outer], *args[ints : ints + len(self.kernel.symbols)])
 
     def _into(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, flat: bool) -> None:
         if a.dtype == torch.int8 and out.dtype == torch.int32:
@@ -107,6 +132,16 @@ class MatmulLibrary:
             one = torch.ones((), device=a.device)
             return torch._scaled_mm(a[0], b[0], one, one, out_dtype=torch.float32)
         return torch.mm(a[0], b[0]) if flat else torch.bmm(a, b)
+
+
+def matrix(tensor: torch.Tensor, rows: int, columns: int, row_stride: int, column_stride: int) -> torch.Tensor:
+    """The memory of `tensor` as a matrix of these sizes and strides; itself or its transpose where it is that."""
+    shape, strides = tensor.shape, tensor.stride()
+    if shape == (rows, columns) and strides == (row_stride, column_stride):
+        return tensor
+    if shape == (columns, rows) and strides == (column_stride, row_stride):
+        return tensor.t()
+    return tensor.as_strided((rows, columns), (row_stride, column_stride), tensor.storage_offset())
 
 
 class InterpretedLoop:

@@ -80,7 +80,7 @@ def parts(kernel: GemmKernel, args: Sequence[Any]) -> tuple[list[tuple[Any, ...]
         length = 0 if made is None else len(made.symbols)
         own.append(tuple(ints[at : at + length]))
         at += length
-    rest = (*tensors[first + second :], *ints[: len(kernel.plain.size_names)])
+    rest = (*tensors[first + second : first + second + len(kernel.outer)], *ints[: len(kernel.plain.size_names)])
     return [tuple(tensors[:first]), tuple(tensors[first : first + second])], rest, own
 
 

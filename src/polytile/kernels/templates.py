@@ -16,8 +16,8 @@ import torch
 from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import Buffer, Loop, Template, View, compute_dtype
-from polytile.kernels import canonical, prologue
+from polytile.ir.program import KEPT, Buffer, Loop, Template, View, compute_dtype
+from polytile.kernels import canonical, kept, prologue
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
@@ -27,16 +27,17 @@ from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec, Machine
 from polytile.kernels.cpp.gemm.spec import OUTPUT_SIZES, SIZES
 from polytile.kernels.cpp.matmul import MatmulCandidate
 from polytile.kernels.facts import reaches
+from polytile.kernels.kept import PANELS
 from polytile.kernels.library import MatmulLibrary
 from polytile.kernels.padding import PaddedLibrary
 from polytile.kernels.prologue import Prologues
 from polytile.problem import Config, digest
-from polytile.runtime import toolchain
+from polytile.runtime import regime, toolchain
 
 log = logging.getLogger("polytile.kernels")
 
-DECIDING = ("batch", "M", "N", "K")
-"""Integers on which the choice depends; strides are passed and do not."""
+DECIDING = {**dict.fromkeys(("batch", "M", "N", "K"), regime.BUCKET), KEPT.name: regime.EXACT}
+"""Integers on which the choice depends, and what matters of them; strides are passed and do not."""
 
 PRODUCT = "product"
 
@@ -46,6 +47,9 @@ class GemmKernel:
     """A matmul over canonical names: tensors A, B, then C, or the epilogue's own tensors e0, e1, ...; integers in the order of
     the generated kernels' ABI, then the epilogue's own size symbols. `tf32`: float32 operands may be rounded to TF32, as
     PyTorch's switch allowed when the graph was compiled (Dynamo compiles anew when it is turned).
+
+    `kept`: the last tensor, P, holds panels of B that were made before the call, or is absent, and the last integer, `kept`,
+    says which (kernels/kept.py).
 
     In place of an operand that has a prologue stand the tensors A0, A1, ... that it is computed from; the prologues' own size
     symbols come last. Its strides are those with which it would be stored."""
@@ -60,6 +64,7 @@ class GemmKernel:
     family: str = "mm"
     tf32: bool = False
     prologues: Prologues = (None, None)
+    kept: bool = False
 
     @cached_property
     def text(self) -> str:
@@ -76,7 +81,7 @@ class GemmKernel:
     @property
     def size_names(self) -> tuple[str, ...]:
         own = [s.name for made in self.prologues if made is not None for s in made.symbols]
-        return (*self.leading, *[s.name for s in self.symbols], *own)
+        return (*self.leading, *[s.name for s in self.symbols], *own, *((KEPT.name,) if self.kept else ()))
 
     @cached_property
     def inputs(self) -> tuple[tuple[TensorArg, ...], tuple[TensorArg, ...]]:
@@ -87,7 +92,7 @@ class GemmKernel:
     @cached_property
     def outer(self) -> tuple[TensorArg, ...]:
         """The tensors besides the operands': C, or the epilogue's own."""
-        return self.tensors[sum(map(len, self.inputs)) :]
+        return self.tensors[sum(map(len, self.inputs)) : len(self.tensors) - self.kept]
 
     @cached_property
     def stored(self) -> tuple[torch.dtype, torch.dtype]:
@@ -128,10 +133,11 @@ class GemmKernel:
     def plain(self) -> GemmKernel:
         """The same product of operands in memory."""
         operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.stored, strict=True))
-        return replace(self, prologues=(None, None), tensors=(*operands, *self.outer))
+        return replace(self, prologues=(None, None), tensors=(*operands, *self.outer), kept=False)
 
     @property
     def leading(self) -> tuple[str, ...]:
+        """The product's own integers, which come first."""
         return SIZES + (() if self.spec.has_epilogue else OUTPUT_SIZES)
 
     @property
@@ -287,14 +293,18 @@ def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Ca
     one (see `cpp.matmul`)."""
     tool = toolchain.find()
     spec = kernel.spec
-    lanes = max(1, tool.lanes // 2) if spec.accumulator == "float64" else tool.lanes
+    lanes = kept.lanes_of(spec)
     made_from = digest(f"{tool.identity} {kernel.digest}")
-    inlined = functools.cache(lambda config: gemm.generate(spec, config, ENTRY, _epilogue(kernel, lanes), lanes))
+    inlined = functools.cache(
+        lambda config: gemm.generate(
+            spec, config, ENTRY, _epilogue(kernel, lanes), lanes, kept_at=len(kernel.tensors) - 1 if kernel.kept else 0
+        )
+    )
     core = functools.cache(lambda config: matmul.core_source(spec, config, lanes))
     finish = functools.cache(lambda: matmul.epilogue_source(kernel, lanes))
     found: list[Candidate] = []
     for count in threads:
-        for slot, config in enumerate(gemm.configs(spec, lanes)):
+        for slot, config in enumerate(gemm.configs(spec, lanes, kernel.kept)):
             recipe = f"{made_from} {config}"
             numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
             label = f"{config} t{count}"
@@ -401,14 +411,15 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     full = {**kernel.dense_strides(size), **size}
     loops = [(made.loop, made.symbols) for made in kernel.prologues if made is not None]
     loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
-    tensors = []
-    for t in kernel.tensors:
+    tensors: list[torch.Tensor] = []
+    for t in (t for t in kernel.tensors if t.name != PANELS):
         if t.name in ("A", "B", "C"):
             count = prologue.elements(kernel, t.name, full)
         else:
             count = max(_extent(loop, symbols, t.name, full) for loop, symbols in loops)
         tensors.append(_random(max(1, count), t.dtype, target))
-    return [*tensors, *[full[name] for name in kernel.size_names]]
+    panels = (kept.panels_for(kernel, tensors[1], full),) if kernel.kept else ()
+    return [*tensors, *panels, *[full[name] for name in kernel.size_names]]
 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:

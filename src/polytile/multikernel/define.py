@@ -16,7 +16,7 @@ from polytile import options as settings
 from polytile.errors import IRError, OptionError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Loop, Template, View
-from polytile.kernels import loops, templates, variants
+from polytile.kernels import kept, loops, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
 from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.prologue import Stored
@@ -139,11 +139,14 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None = None) 
 def define_template(template: Template, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
     """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
     kernel, site = templates.canonicalize(template, buffers)
+    sources = _sources(str(options.get("sources", settings.get("sources"))))
+    if "cpp" in sources and not settings.get("interpret"):
+        kernel, site = kept.with_kept(kernel, site, template, buffers)
     target = buffers[template.a.buffer].device
     first = [
         define_loop(loop, buffers, options)[0] if loop is not None else None for loop in template.prologues
     ]
-    return _product(kernel, template.origins, target, options, first), site.buffers, site.sizes
+    return _product(kernel, template.origins, target, options, sources, first), site.buffers, site.sizes
 
 
 def _product(
@@ -151,11 +154,11 @@ def _product(
     origins: tuple[str, ...],
     target: torch.device,
     options: Mapping[str, Any],
+    sources: Sequence[str],
     first: Sequence[MultiKernel | None] = (),
 ) -> MultiKernel:
     """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
     fallback = _unfused(kernel, options, target)
-    sources = _sources(str(options.get("sources", settings.get("sources"))))
     name = templates.kernel_name(kernel, origins)
     if target.type == "cpu" and not settings.get("interpret"):
         threads = variants.thread_counts(variants.most_threads())
@@ -165,7 +168,7 @@ def _product(
 
     stored = None
     if any(kernel.prologues):
-        stored = Stored(kernel, first, _product(kernel.plain, origins, target, options))
+        stored = Stored(kernel, first, _product(kernel.plain, origins, target, options, sources))
     candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
     return define(define_gpu.template_spec(kernel, name, origins, target), candidates, options)
 
@@ -177,7 +180,7 @@ def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, .
         kernel=kernel.digest,
         args=tuple(ArgInfo(t.name, t.dtype, t.role) for t in kernel.tensors),
         size_names=kernel.size_names,
-        size_keys=tuple(regime.BUCKET if name in templates.DECIDING else regime.IGNORE for name in kernel.size_names),
+        size_keys=tuple(templates.DECIDING.get(name, regime.IGNORE) for name in kernel.size_names),
         layouts=kernel.layouts,
         reduction=("K",),
         source_ops=origins,

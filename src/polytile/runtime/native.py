@@ -16,6 +16,7 @@ import struct
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +31,9 @@ from polytile.runtime.arguments import bad_count, bad_integer, slow_pointer
 log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("formula.c", "table.c", "launcher.c"))
+SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("formula.c", "table.c", "launcher.c", "weights.c", "module.c")
+)
 """Read in this order, one translation unit."""
 
 _lock = threading.Lock()
@@ -93,27 +96,81 @@ def _configure(loaded: Any) -> None:
     if trouble:
         log.warning("torch %s: tensors are read by data_ptr(), 0.1 us each, since %s.", torch.__version__, trouble)
         loaded.configure(*functions, None, None, 0, 0, 0)
+        return
+    try:
+        with torch.inference_mode(False):
+            loaded.configure_weights(_storage_offset(), _counter_offset(), _version_function())
+            trouble = _weights_self_test(loaded)
+    except (OSError, AttributeError, LookupError) as error:
+        trouble = str(error)
+    if trouble:
+        log.warning("torch %s: nothing is kept of weights from call to call, since %s.", torch.__version__, trouble)
+        loaded.configure_weights(0, 0, 0)
+
+
+def _library() -> ctypes.CDLL:
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"))
 
 
 def _torch_functions() -> tuple[int, int]:
     """Addresses of the two functions of torch's stable C interface that the fast path calls."""
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"))
+    library = _library()
     names = ("aoti_torch_get_data_ptr", "aoti_torch_get_device_type")
     first, second = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names)
     return first or 0, second or 0
 
 
+def _version_function() -> int:
+    """Address of the count of writes to a tensor: `at::TensorBase::_version() const`."""
+    return ctypes.cast(_library()._ZNK2at10TensorBase8_versionEv, ctypes.c_void_p).value or 0
+
+
 def _handle_offset() -> int:
     """Bytes from the start of a tensor's Python object to the at::Tensor in it. Raises LookupError if there is none."""
     size = torch.Tensor.__basicsize__
+    found = _offset(size, lambda tensor: (id(tensor), tensor._cdata))
+    if found is None:
+        raise LookupError("a tensor's Python object does not hold the tensor where it used to")
+    return found
+
+
+TENSOR_HEAD = 64
+"""Bytes at the start of a TensorImpl among which the pointer to its storage is looked for; it is far larger."""
+
+
+def _storage_offset() -> int:
+    """Bytes from the start of a TensorImpl to the pointer to its storage. Raises LookupError if there is none."""
+    found = _offset(TENSOR_HEAD, lambda tensor: (tensor._cdata, tensor.untyped_storage()._cdata))
+    if found is None:
+        raise LookupError("a tensor does not hold its storage where it used to")
+    return found
+
+
+def _counter_offset() -> int:
+    """Bytes from the start of a TensorImpl to the pointer to its counter of writes, which a detached tensor shares, `.data` does
+    not, and an inference tensor lacks. Raises LookupError if there is none."""
+    offsets = set(range(0, TENSOR_HEAD, 8))
+    for tensor in (torch.zeros(2), torch.nn.Parameter(torch.zeros(2)), torch.zeros(3)[1:]):
+        with torch.inference_mode():
+            uncounted = torch.zeros(2)
+        kinds = tensor, tensor.detach(), tensor.data, uncounted
+        heads = [ctypes.string_at(kind._cdata, TENSOR_HEAD) for kind in kinds]
+        own, detached, data, none = (struct.unpack(f"{TENSOR_HEAD // 8}Q", head) for head in heads)
+        offsets &= {8 * i for i in range(len(own)) if own[i] == detached[i] != data[i] != 0 == none[i]}
+    if len(offsets) != 1:
+        raise LookupError("a tensor does not hold its counter of writes where it used to")
+    return offsets.pop()
+
+
+def _offset(size: int, where: Callable[[torch.Tensor], tuple[int, int]]) -> int | None:
+    """The first place, in bytes, at which of any tensor `where` (address, word) finds the word within `size` bytes."""
     offsets = set(range(0, size, 8))
     for tensor in (torch.zeros(2), torch.nn.Parameter(torch.zeros(2)), torch.zeros(3)[1:]):
-        words = struct.unpack(f"{size // 8}Q", ctypes.string_at(id(tensor), size // 8 * 8))
-        offsets &= {8 * i for i, word in enumerate(words) if word == tensor._cdata}
-    if not offsets:
-        raise LookupError("a tensor's Python object does not hold the tensor where it used to")
-    return min(offsets)
+        address, wanted = where(tensor)
+        words = struct.unpack(f"{size // 8}Q", ctypes.string_at(address, size // 8 * 8))
+        offsets &= {8 * i for i, word in enumerate(words) if word == wanted}
+    return min(offsets, default=None)
 
 
 class _Subclass(torch.Tensor):
@@ -147,6 +204,29 @@ def _self_test(loaded: Any) -> str | None:
     for name, value in declined.items():
         if loaded.probe(value) is not None:
             return f"the fast path takes {name}"
+    return None
+
+
+def _weights_self_test(loaded: Any) -> str | None:
+    """What is wrong with how storages and versions are read, or None."""
+    weight = torch.nn.Parameter(torch.zeros(4, 4))
+    shared = weight.detach()
+    replaced = torch.nn.Parameter(torch.zeros(4, 4))
+    replaced.data = torch.ones(4, 4)
+    for name, write in {
+        "a new parameter": lambda: None,
+        "a parameter that was written to": lambda: shared.add_(1),
+        "a parameter whose view was written to": lambda: shared[1:].zero_(),
+    }.items():
+        write()
+        if loaded.state_of(weight) != (weight.untyped_storage()._cdata, weight._version):
+            return f"storage or version of {name} is misread"
+    if loaded.state_of(replaced) != (replaced.untyped_storage()._cdata, replaced._version):
+        return "a parameter with other data is misread"
+    with torch.inference_mode():
+        uncounted = torch.zeros(2)
+    if loaded.state_of(uncounted) is not None:
+        return "an inference tensor is taken for one that counts writes"
     return None
 
 

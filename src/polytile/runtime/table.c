@@ -1,4 +1,5 @@
-/* First part of the launcher (native.py compiles it and launcher.c as one unit): regime keys and the hash table. */
+/* First part of the launcher (native.py compiles it, launcher.c, weights.c and module.c as one unit): regime keys and the hash
+   table. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -13,17 +13,22 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.ir.program import Buffer, View
+from polytile.ir.program import Buffer, Kept, View
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """How one loop or template is called here: `run(*tensors, *ints)`, the buffers or views to pass, and the
+    """How one loop or template is called here: `run(*tensors, *ints)`, the buffers, views or kept copies to pass, and the
     integers."""
 
     name: str
     run: Callable[..., None] = field(compare=False, repr=False)
-    tensors: tuple[str | View, ...]
+    tensors: tuple[str | View | Kept, ...]
+
+    @property
+    def kept(self) -> Kept | None:
+        """The argument that is found anew in each call, if there is one."""
+        return next((tensor for tensor in self.tensors if isinstance(tensor, Kept)), None)
     sizes: tuple[sympy.Expr, ...]
 
 
@@ -127,6 +132,16 @@ class MakeView(Line):
 
 
 # calls ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FindKept(Line):
+    """`name` is what `find` gives for the tensor `weight`, perhaps None; `symbol` is 1, or 0 for None."""
+
+    name: str
+    symbol: sympy.Symbol
+    weight: str
+    find: Callable[[torch.Tensor], torch.Tensor | None] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)

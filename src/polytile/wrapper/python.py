@@ -194,6 +194,10 @@ class _Writer:
 
     # lines: calls ----------------------------------------------------------------------------------------------------
 
+    def find_kept(self, line: lines.FindKept) -> None:
+        self.add(f"{line.name} = {self.bound('_find_' + line.name, line.find)}({line.weight})")
+        self.add(f"{line.symbol} = 0 if {line.name} is None else 1")
+
     def call_kernel(self, line: lines.CallKernel) -> None:
         self.add(f"{line.kernel}({', '.join([*line.tensors, *map(self.number, line.sizes)])})")
 
@@ -237,6 +241,7 @@ _WRITE: dict[type[Line], Callable[[_Writer, Any], None]] = {
     lines.Free: _Writer.free,
     lines.Reuse: _Writer.reuse,
     lines.MakeView: _Writer.make_view,
+    lines.FindKept: _Writer.find_kept,
     lines.CallKernel: _Writer.call_kernel,
     lines.CallLibrary: _Writer.call_library,
     lines.PickOutput: _Writer.pick_output,

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from polytile.ir import sizes
-from polytile.ir.program import Assert, Extern, Loop, Operation, Program, Ref, Template, View
+from polytile.ir.program import KEPT, Assert, Extern, Kept, Loop, Operation, Program, Ref, Template, View
 from polytile.wrapper import lines
 from polytile.wrapper.arguments import argument_lines, without_unused
 from polytile.wrapper.lines import Argument, KernelCall, Line
@@ -129,8 +129,18 @@ class _Schedule:
             self._names.add(name)
             self.kernels[id(call.run)] = name
             self.defined.append(lines.DefineKernel(name, call.run))
-        tensors = tuple(self._name(t) for t in call.tensors)
-        self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, call.sizes))
+        kept = [self._find(t) for t in call.tensors if isinstance(t, Kept)]  # before the weight has views in this program
+        names = [found.name for found in kept]
+        tensors = tuple(names.pop(0) if isinstance(t, Kept) else self._name(t) for t in call.tensors)
+        extents = tuple(kept[0].symbol if kept and extent == KEPT else extent for extent in call.sizes)
+        self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, extents))
+
+    def _find(self, kept: Kept) -> lines.FindKept:
+        """Looks for what is kept of a weight; it is let go after the operation."""
+        found = lines.FindKept(self.fresh("panels"), sizes.axis(self.fresh("kept")), kept.view.buffer, kept.site.find)
+        self.out.append(found)
+        self._views.append(found.name)
+        return found
 
     def _name(self, tensor: str | View, alias: bool = False) -> str:
         """The name under which a buffer or view is passed. A view that is not a result goes after the operation."""

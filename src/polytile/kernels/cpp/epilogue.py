@@ -23,7 +23,7 @@ def generate(kernel: GemmKernel, lanes: int, leading: int | None = None, inline:
     leading = kernel.spec.leading_ptrs if leading is None else leading
     loop = kernel.epilogue
     assert loop is not None and len(loop.axes) == 3
-    own = kernel.tensors[2:]
+    own = kernel.outer
     body_kernel = LoopKernel(loop, own, kernel.symbols)
     vec = loop.axes[2]
     nest = Nest(loop, Form.POINTWISE, vec, loop.axes[:2], ())

@@ -10,6 +10,7 @@ call costs about 5 ns a vector, in which a core does some 100 multiply-adds: not
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -40,13 +41,16 @@ static inline void epilogue(void* const* ptrs, const long* sizes, long batch, lo
 
 
 def core_source(spec: GemmSpec, config: GemmConfig, lanes: int) -> str:
-    """The core for operands as in `spec`: its pointers are A, B, the epilogue's function, then the epilogue's own."""
-    shared = replace(spec, out_dtype=spec.accumulator)
-    return gemm.generate(shared, config, ENTRY, CALL_EPILOGUE, lanes)
+    """The core for operands as in `spec`: its pointers are A, B (kept panels of it, where the form reads those), the epilogue's
+    function, then the epilogue's own."""
+    layout = "any" if config.form == "tile_kept" else spec.b_layout
+    shared = replace(spec, out_dtype=spec.accumulator, b_layout=layout)
+    return gemm.generate(shared, config, ENTRY, CALL_EPILOGUE, lanes, kept_at=1)
 
 
 def epilogue_source(kernel: GemmKernel, lanes: int) -> str:
-    """The epilogue's unit: `polytile_bind(slot, core)` makes `polytile_kernel_<slot>` run that core with this epilogue."""
+    """The epilogue's unit: `polytile_bind(slot, core)` makes `polytile_kernel_<slot>` run that core with this epilogue, and
+    `polytile_kernel_kept_<slot>` a core that takes kept panels in place of B."""
     element = gemm.ELEMENTS[kernel.spec.accumulator]
     out = Writer()
     out.line(f"typedef {element} VACC __attribute__((vector_size({lanes} * sizeof({element}))));")
@@ -54,11 +58,12 @@ def epilogue_source(kernel: GemmKernel, lanes: int) -> str:
     out.line("typedef long (*Core)(void* const*, const long*, long);")
     out.line(f"static Core cores[{SLOTS}];")
     out.line(f'extern "C" void {BIND}(long slot, void* core) {{ cores[slot] = (Core)core; }}')
-    count = len(kernel.tensors) + 1
-    for slot in range(SLOTS):
-        out.open(f'extern "C" long {ENTRY}_{slot}(void* const* ptrs, const long* sizes, long threads) {{')
-        own = ", ".join(f"ptrs[{k}]" for k in range(2, len(kernel.tensors)))
-        out.line(f"void* all[{count}] = {{ptrs[0], ptrs[1], (void*)epilogue, {own}}};")
+    end = 2 + len(kernel.outer)
+    own = ", ".join(f"ptrs[{k}]" for k in range(2, end))
+    operands = {ENTRY: 1} | ({f"{ENTRY}_kept": end} if kernel.kept else {})
+    for (entry, b), slot in itertools.product(operands.items(), range(SLOTS)):
+        out.open(f'extern "C" long {entry}_{slot}(void* const* ptrs, const long* sizes, long threads) {{')
+        out.line(f"void* all[{end + 1}] = {{ptrs[0], ptrs[{b}], (void*)epilogue, {own}}};")
         out.line(f"return cores[{slot}](all, sizes, threads);")
         out.close("}")
     return out.text()
@@ -101,6 +106,10 @@ class MatmulCandidate:
     def source_path(self) -> str:
         return " ".join(str(c.result().source) for c in self._compilations)
 
+    @property
+    def _symbol(self) -> str:
+        return f"{ENTRY}_kept_{self.slot}" if self.config["form"] == "tile_kept" else f"{ENTRY}_{self.slot}"
+
     def prepare(self) -> None:
         with self._lock:
             if not self._compilations:
@@ -116,11 +125,11 @@ class MatmulCandidate:
         core, finish = (compilation.result() for compilation in self._compilations)
         bind = ctypes.CFUNCTYPE(None, ctypes.c_long, ctypes.c_void_p)(finish.address(BIND))
         bind(self.slot, core.address(ENTRY))
-        return NativeEntry(finish.address(f"{ENTRY}_{self.slot}"), int(self.config["threads"]), (core, finish))
+        return NativeEntry(finish.address(self._symbol), int(self.config["threads"]), (core, finish))
 
     def handle(self) -> NativeHandle:
         """Where another process finds the two units, and how it binds them."""
         self.prepare()
         core, finish = (str(compiler.verified(compilation.result()).path) for compilation in self._compilations)
         bind = (BIND, self.slot, core, ENTRY)
-        return NativeHandle(finish, f"{ENTRY}_{self.slot}", int(self.config["threads"]), bind)
+        return NativeHandle(finish, self._symbol, int(self.config["threads"]), bind)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from polytile.kernels.cpp.gemm import dot, stream, tile
 from polytile.kernels.cpp.gemm.common import C_TYPES as ELEMENTS
-from polytile.kernels.cpp.gemm.cost import FORM_LAYOUTS, INT8_FORMS, cost, valid
+from polytile.kernels.cpp.gemm.cost import FORM_LAYOUTS, INT8_FORMS, PAIRED_FORMS, cost, valid
 from polytile.kernels.cpp.gemm.machine import Machine
 from polytile.kernels.cpp.gemm.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
 from polytile.kernels.cpp.gemm.tables import configs
@@ -25,12 +25,15 @@ _FORMS = {
 }
 
 
-def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int) -> str:
+def generate(
+    spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, kept_at: int = 0
+) -> str:
     """The body of a translation unit that exports `name` (the native kernel ABI), to stand after the prelude.
 
     ptrs: A, B, [C without an epilogue], then the epilogue's own. sizes: batch, M, N, K, a_stride_b, a_stride_m,
     a_stride_k, b_stride_b, b_stride_k, b_stride_n, [c_stride_b, c_stride_m, c_stride_n without an epilogue], then the
-    epilogue's own. `lanes` is a power of two; vectors of `lanes` sums are VACC.
+    epilogue's own. `lanes` is a power of two; vectors of `lanes` sums are VACC. The form tile_kept reads B's panels
+    (panels.py) from ptrs[kept_at].
 
     An epilogue defines `static inline void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n,
     VACC acc, long count)`. It is called once for every vector of columns, of which the first `count` lanes count, with
@@ -47,10 +50,9 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
         raise ValueError(f"form {config.form!r} needs a B of layout {wanted}; this one is {spec.b_layout!r}.")
     if spec.dtype == "int8" and config.form not in INT8_FORMS:
         raise ValueError(f"products of int8 take the forms {', '.join(INT8_FORMS)}; this is {config.form!r}.")
-    if config.pairs and (spec.dtype != "bfloat16" or config.form not in ("tile_packed", "splitk", "dot")):
+    if config.pairs and (spec.dtype != "bfloat16" or config.form not in PAIRED_FORMS):
         raise ValueError(
-            "pairs of k are for bfloat16 in the forms tile_packed, splitk and dot; "
-            f"this is {spec.dtype} in form {config.form!r}."
+            f"pairs of k are for bfloat16 in the forms {', '.join(PAIRED_FORMS)}; this is {spec.dtype} in form {config.form!r}."
         )
     if (epilogue is not None) != spec.has_epilogue:
         given = "an epilogue was given" if epilogue is not None else "no epilogue was given"
@@ -59,6 +61,10 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
         raise ValueError(f"lanes is {lanes}; vectors have a power of two of at least 2 lanes.")
     if config.form == "dot" and (config.nv & (config.nv - 1) or config.nv > lanes):
         raise ValueError(f"form 'dot' takes a power of two of at most {lanes} columns at once; nv is {config.nv}.")
+    if config.form == "tile_kept":
+        if spec.batched or (spec.dtype == "bfloat16" and not config.pairs):
+            raise ValueError("form 'tile_kept' is for products without a batch and, of bfloat16, for pairs of k.")
+        return tile.generate(spec, config, name, epilogue, lanes, kept_at)
     return _FORMS[config.form](spec, config, name, epilogue, lanes)
 
 

@@ -41,23 +41,29 @@ SMALLEST_SPLIT_K = 512
 FORM_LAYOUTS: dict[str, tuple[str, ...]] = {
     "tile_packed": ("n", "k", "any"),
     "tile_direct": ("n",),
+    "tile_kept": ("n", "k", "any"),
     "splitk": ("n", "k", "any"),
     "stream": ("n",),
     "dot": ("k",),
     "small": ("n", "k", "any"),
 }
-INT8_FORMS = ("tile_packed", "splitk", "dot")
+INT8_FORMS = ("tile_packed", "tile_kept", "splitk", "dot")
 """Forms that can bring several k together in one lane."""
+PAIRED_FORMS = INT8_FORMS
+"""Of these all can bring pairs of bfloat16 together too."""
 
 
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
     """Whether the kernel can run, and is not absurd, at these sizes ("batch", "M", "N", "K").
 
-    Layouts decide for direct forms; splitk needs a long K and few sums, stream few rows, small a panel that fits L2.
+    Layouts decide for direct forms; tile_kept needs kept panels (the size "kept" is not 0), splitk a long K and few sums,
+    stream few rows, small a panel that fits L2.
     """
     if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and spec.dtype != "bfloat16"):
         return False
     m, n, k = sizes["M"], sizes["N"], sizes["K"]
+    if config.form == "tile_kept":
+        return bool(sizes.get("kept"))
     if config.form == "splitk":
         return k >= SMALLEST_SPLIT_K and m * n * ACCUMULATOR_BYTES[spec.accumulator] <= SPLITK_PARTIAL_BYTES
     if config.form == "stream":

@@ -15,7 +15,7 @@ OUTPUTS = (*RESULTS, "float16")
 A_LAYOUTS = ("k", "m", "any")
 B_LAYOUTS = ("n", "k", "any")
 C_LAYOUTS = ("n", "m", "any")
-FORMS = ("tile_packed", "tile_direct", "splitk", "stream", "dot", "small")
+FORMS = ("tile_packed", "tile_direct", "tile_kept", "splitk", "stream", "dot", "small")
 
 PTRS = ("A", "B")
 OUTPUT_PTRS = ("C",)
@@ -80,7 +80,8 @@ class GemmSpec:
 class GemmConfig:
     """The tunable numbers of one kernel.
 
-    `form`: tile_packed (B copied into panels inside the call), tile_direct (tiles on B as it lies), splitk (tile_packed
+    `form`: tile_packed (B copied into panels inside the call), tile_direct (tiles on B as it lies), tile_kept (on panels made
+    before the call, see panels.py), splitk (tile_packed
     with K divided over the threads: sums depend on their number), stream (rows of B read once, for small M), dot (dot
     products along K for a B whose k is contiguous), small (one panel on the stack, no workspace). A register tile is
     `mr` rows by `nv` vectors (dot: `nv` columns). `kc`, `mc`, `nc`: depth, rows and columns of a block (stream: `nc`

@@ -20,8 +20,9 @@ from polytile.kernels.cpp.gemm.common import ACCUMULATOR_BYTES
 from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec
 
 
-def configs(spec: GemmSpec, lanes: int) -> tuple[GemmConfig, ...]:
-    """The configs worth trying for `spec` with vectors of `lanes` sums, in canonical order.
+def configs(spec: GemmSpec, lanes: int, kept: bool = False) -> tuple[GemmConfig, ...]:
+    """The configs worth trying for `spec` with vectors of `lanes` sums, in canonical order; those that read kept panels of B only
+    where there may be some.
 
     Raises ValueError where no instruction set has vectors of that size.
     """
@@ -31,7 +32,9 @@ def configs(spec: GemmSpec, lanes: int) -> tuple[GemmConfig, ...]:
     if not rows:
         raise ValueError(f"no matmul configs for vectors of {lanes} {spec.accumulator}; see the table register_tiles.")
     return tuple(
-        _config(row) for row in rows if spec.dtype in row.dtypes and spec.a_layout in row.a and spec.b_layout in row.b
+        _config(row)
+        for row in rows
+        if spec.dtype in row.dtypes and spec.a_layout in row.a and spec.b_layout in row.b and (kept or row.form != "tile_kept")
     )
 
 

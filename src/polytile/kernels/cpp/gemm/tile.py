@@ -1,8 +1,8 @@
-"""Forms tile_packed, tile_direct, splitk and small: register tiles over row blocks and column panels.
+"""Forms tile_packed, tile_direct, tile_kept, splitk and small: register tiles over row blocks and column panels.
 
 tile_packed copies B into panels of NR columns inside the call (all threads of a team together), tile_direct reads B
-where it lies, splitk gives each thread a range of K and adds the partial sums at the end, small keeps one panel on the
-stack.
+where it lies, tile_kept reads panels that were made before the call (panels.py), splitk gives each thread a range of K and
+adds the partial sums at the end, small keeps one panel on the stack.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec, k_per_lane
 CONSTANTS = """\
 constexpr long MR = {mr}, NV = {nv}, NR = NV * L, STEP = {step}, KC = {kc}, MC = {mc}, NC = {nc}, GROUP = {group};
 constexpr long HEAD = {head};                      // steps before those of a tile of A: what its sums begin at
-constexpr bool PACK_A = {pack_a}, PACK_B = {pack_b};
+constexpr bool PACK_A = {pack_a}, PACK_B = {pack_b}, KEPT = {kept};
+constexpr long KEPT_AT = {kept_at};                // where among the pointers kept panels are
 typedef {pa} PA;                                   // A and B as the register tile reads them
 typedef {pb} PB;
 """
@@ -150,6 +151,9 @@ static void pack_b(const Problem& p, long item, long n, long cols, long from, lo
 """
 
 COMPUTE = """\
+// Elements from one vector of columns of kept panels to the next.
+static inline long kept_vector(const Problem& p) { return ceil_div(p.k, STEP) * L; }
+
 // Rows [m0, m1) x columns [n0, n1) of one item over one depth of K. `panels` holds B from column n0 on; sums that are
 // not `first` add to `partial` (origin m0, n0); those that are not `last` stay there.
 struct Block { long item, m0, m1, n0, n1, from, steps; bool first, last; const PB* panels; T* partial; long stride; };
@@ -163,12 +167,14 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   O* place = once && cols == NR ? in_place(p, q.item, m, n) : nullptr;
   if (place) out = (T*)place, stride = p.sizes[11];
   else if (!once) out = q.partial + (m - q.m0) * q.stride + (n - q.n0), stride = q.stride;
-  const PB* b = PACK_B ? packed : (const PB*)b_of(p, q.item, q.from, n);
-  const long b_k = PACK_B ? NR : p.b_k, whole = PACK_B ? ceil_div(cols, L) : cols / L;
+  constexpr bool PANELS = PACK_B || KEPT;          // end in whole vectors
+  const PB* b = PANELS ? packed : (const PB*)b_of(p, q.item, q.from, n);
+  const long b_k = PACK_B ? NR : KEPT ? kept_vector(p) : p.b_k, b_j = KEPT ? b_k : L;
+  const long whole = PANELS ? ceil_div(cols, L) : cols / L;
   if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, q.steps, out, stride, !q.first);
   else {
-    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * L, b_k, q.steps, out + j * L, stride, !q.first);
-    if (!PACK_B && cols % L) NARROW[rows](a, a_m, a_k, packed, L, q.steps, out + whole * L, stride, !q.first);
+    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, q.steps, out + j * L, stride, !q.first);
+    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, q.steps, out + whole * L, stride, !q.first);
   }
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
 }
@@ -183,7 +189,8 @@ static void compute(const Problem& p, const Block& q, PA* tiles) {
         if (HEAD) correct(tile, r, q.steps);
       }
     for (long n = q.n0; n < q.n1; n += NR) {
-      const PB* panel = PACK_B ? q.panels + (n - q.n0) * q.steps : q.panels;
+      const PB* panel = q.panels;
+      if (PACK_B || KEPT) panel += (n - q.n0) / L * (KEPT ? kept_vector(p) : q.steps * L);
       for (long t = 0, i = 0, r; t < count; ++t, i += r) {
         r = base + (t < extra);
         const PA* a = PACK_A ? tiles + i * (HEAD + q.steps) : (const PA*)a_of(p, q.item, m + i, q.from);
@@ -218,7 +225,7 @@ static void open(Call& c) {
   c.buffers = p.threads > teams ? 2 : 1;
   c.block = c.depth * (c.width + (p.threads / teams - 1) * NR);
   c.tile_block = PACK_A ? (HEAD + c.depth) * least(MC, p.m) + GROUP + L : 0;
-  const long panels = padded((PACK_B ? teams * c.buffers * c.block : p.threads * c.depth * L) * sizeof(PB));
+  const long panels = KEPT ? 0 : padded((PACK_B ? teams * c.buffers * c.block : p.threads * c.depth * L) * sizeof(PB));
   const long partial = depths > 1 ? padded(teams * c.height * c.width * sizeof(T)) : 0;
   c.memory = (char*)malloc(panels + partial + padded(p.threads * c.tile_block * sizeof(PA)) + 64);
   c.panels = (PB*)(((unsigned long)c.memory + 63) / 64 * 64);
@@ -254,12 +261,13 @@ static void part(const Call& c, const Team& team, const Share& s, bool active, l
   for (long q = 0; q == 0 || q < steps; q += c.depth, ++turn) {
     const long depth = least(c.depth, steps - q), from = q * STEP;
     PB* block = c.panels;                          // a column's panels lie at one place in every block
-    if (PACK_B) block += (team.index * c.buffers + turn % c.buffers) * c.block + s.col * own;
+    if (KEPT) block = (PB*)p.ptrs[KEPT_AT] + s.n0 / L * kept_vector(p) + q * L;
+    else if (PACK_B) block += (team.index * c.buffers + turn % c.buffers) * c.block + s.col * own;
     else block += thread * c.depth * L;
     if (PACK_B && active) pack_share(p, s, item, from, depth, block);
     if (PACK_B && s.row_count > 1) GOMP_barrier();
     if (!active || s.m0 >= s.m1 || s.n0 >= s.n1) continue;
-    if (!PACK_B) pack_b(p, item, s.n1 - (s.n1 - s.n0) % L, (s.n1 - s.n0) % L, from, depth, block);
+    if (!PACK_B && !KEPT) pack_b(p, item, s.n1 - (s.n1 - s.n0) % L, (s.n1 - s.n0) % L, from, depth, block);
     compute(p, {item, s.m0, s.m1, s.n0, s.n1, from, depth, q == 0, q + depth >= steps, block, partial, c.width},
             c.tiles + thread * c.tile_block);
   }
@@ -365,7 +373,7 @@ static void work(const Call& c, long thread, long threads) {
 # weights in L2/L3; 8 and 16 steps gain more from DRAM at M = 8 but lose 10-25 % from L3.
 PREFETCH_STEPS = 4
 
-WORK = {"tile_packed": TILE_WORK, "tile_direct": TILE_WORK, "splitk": SPLITK_WORK, "small": SMALL_WORK}
+WORK = {"tile_packed": TILE_WORK, "tile_direct": TILE_WORK, "tile_kept": TILE_WORK, "splitk": SPLITK_WORK, "small": SMALL_WORK}
 PACK_A_OF = {"k": PACK_A_K, "m": PACK_A_M}
 PACK_B_OF = {"n": PACK_B_N, "k": PACK_B_K, "any": PACK_B_ANY}
 
@@ -380,9 +388,9 @@ def packs_b(spec: GemmSpec, config: GemmConfig) -> bool:
     return config.form in ("tile_packed", "splitk") or (config.form == "small" and spec.b_layout != "n")
 
 
-def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int) -> str:
+def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, kept_at: int = 0) -> str:
     """The translation unit of one of the tile forms, without the prelude."""
-    tiled_a, panelled_b = packs_a(spec, config), packs_b(spec, config)
+    tiled_a, panelled_b, kept = packs_a(spec, config), packs_b(spec, config), config.form == "tile_kept"
     packed = "unsigned" if config.pairs else "T"
     integers = spec.dtype == "int8"
     group = 1 << (config.mr - 1).bit_length()
@@ -397,8 +405,10 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
         nc=max(config.nc // (config.nv * lanes), 1) * config.nv * lanes,
         pack_a=str(tiled_a).lower(),
         pack_b=str(panelled_b).lower(),
+        kept=str(kept).lower(),
+        kept_at=kept_at,
         pa=packed if tiled_a else "S",
-        pb=packed if panelled_b else "S",
+        pb=packed if panelled_b or kept else "S",
     )
     access = "cols" if tiled_a else {"k": "rows", "m": "cols", "any": "both"}[spec.a_layout]
     ahead = PREFETCH_STEPS if config.form == "tile_direct" else 0
@@ -420,8 +430,8 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
             unroll.transpose(lanes, group, "transpose_group") if transposes[0] else "",
             unroll.transpose(lanes, lanes, "transpose") if transposes[1] else "",
             pack_a,
-            PACK_B_OF[spec.b_layout] if panelled_b else PACK_B_TAIL,
-            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead, integers),
+            PACK_B_NEVER if kept else PACK_B_OF[spec.b_layout] if panelled_b else PACK_B_TAIL,
+            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead, integers, kept),
             COMPUTE,
             WORK[config.form],
             entry(name),
@@ -430,4 +440,5 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
 
 
 CORRECT_NEVER = "static void correct(PA*, long, long) {}\n"
+PACK_B_NEVER = "static void pack_b(const Problem&, long, long, long, long, long, PB*) {}\n"
 PACK_A_NEVER = "static void pack_a(const Problem&, long, long, long, long, long, PA*) {}\n"

@@ -1,0 +1,36 @@
+"""Panels of a constant B, made once and read by the form tile_kept: [vectors of columns][steps of k][lanes][k in a lane].
+
+One vector of columns runs along the whole of k and the next one follows it, so that the same panels serve register tiles of
+any width and any depth of block: a weight that several kernels multiply by is kept once. A ragged last vector and a ragged
+last step end in zeros. The bytes of int8 have their highest bit turned, as the instruction wants them (int8.py).
+"""
+
+from __future__ import annotations
+
+import torch
+
+TOGETHER = {torch.float32: 1, torch.float64: 1, torch.bfloat16: 2, torch.int8: 4}
+"""How many k lie in one lane, of each type that panels are made of (of bfloat16 pairs)."""
+
+
+def size_of(k: int, n: int, dtype: torch.dtype, lanes: int) -> int:
+    """Bytes of the panels of a K x N matrix."""
+    together = TOGETHER[dtype]
+    return -(-n // lanes) * -(-k // together) * lanes * together * dtype.itemsize
+
+
+def make(matrix: torch.Tensor, lanes: int) -> torch.Tensor:
+    """The panels of `matrix` (K x N, any strides, a type of TOGETHER) for vectors of `lanes` sums, as bytes; a new tensor."""
+    k, n = matrix.shape
+    together = TOGETHER[matrix.dtype]
+    steps, vectors = -(-k // together), -(-n // lanes)
+    if k % together or n % lanes:
+        matrix = torch.nn.functional.pad(matrix, (0, vectors * lanes - n, 0, steps * together - k))
+    split = matrix.unflatten(1, (vectors, lanes)).unflatten(0, (steps, together))
+    out = torch.empty(vectors, steps, lanes, together, dtype=matrix.dtype)
+    out.copy_(split.permute(2, 0, 3, 1))
+    raw = out.view(torch.uint8).flatten()
+    return raw.bitwise_xor_(0x80) if matrix.dtype == torch.int8 else raw
+
+
+__all__ = ["TOGETHER", "make", "size_of"]

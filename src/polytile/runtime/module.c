@@ -1,0 +1,170 @@
+/* Last part of the launcher: what Python sees of it. */
+
+/* configure(slow_pointer, bad_integer, bad_count, tensor, parameter, offset, get_data_ptr, get_device_type): the last
+   five describe the fast path and are None, None, 0, 0, 0 where there is none. */
+static PyObject *configure(PyObject *module, PyObject *arguments)
+{
+    PyObject *slow, *integer, *count, *tensor, *parameter;
+    Py_ssize_t offset;
+    unsigned long long get_data_ptr, get_device_type;
+    if (!PyArg_ParseTuple(arguments, "OOOOOnKK", &slow, &integer, &count, &tensor, &parameter, &offset, &get_data_ptr,
+                          &get_device_type))
+        return NULL;
+    int fast = tensor != Py_None;
+    if (fast && (!PyType_Check(tensor) || !PyType_Check(parameter) || !get_data_ptr || !get_device_type))
+        return PyErr_Format(PyExc_TypeError, "configure takes two types, an offset and two addresses");
+    Py_XSETREF(configured.slow_pointer, Py_NewRef(slow));
+    Py_XSETREF(configured.bad_integer, Py_NewRef(integer));
+    Py_XSETREF(configured.bad_count, Py_NewRef(count));
+    configured.handle_offset = offset;
+    configured.get_data_ptr = (int32_t(*)(void *, void **))(uintptr_t)get_data_ptr;
+    configured.get_device_type = (int32_t(*)(void *, int32_t *))(uintptr_t)get_device_type;
+    configured.tensor = fast ? (PyTypeObject *)Py_NewRef(tensor) : NULL;
+    configured.parameter = fast ? (PyTypeObject *)Py_NewRef(parameter) : NULL;
+    Py_RETURN_NONE;
+}
+
+/* probe(argument) -> its data pointer by the fast path, or None where that path does not take it. */
+static PyObject *probe(PyObject *module, PyObject *argument)
+{
+    void *pointer;
+    if (!fast_pointer(argument, TORCH_CPU, &pointer) && !fast_pointer(argument, TORCH_CUDA, &pointer))
+        Py_RETURN_NONE;
+    return PyLong_FromVoidPtr(pointer);
+}
+
+static PyObject *bucket_method(PyObject *module, PyObject *size)
+{
+    long long value = PyLong_AsLongLong(size);
+    return value == -1 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(bucket(value));
+}
+
+static PyObject *part_method(PyObject *module, PyObject *size)
+{
+    long long value = PyLong_AsLongLong(size);
+    return value == -1 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(part(value));
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* time_burst(name, entry, arguments, tensors, repeats, device type) -> (seconds, code of the first call that failed, or 0) */
+static PyObject *time_burst(PyObject *module, PyObject *parsed)
+{
+    PyObject *name, *entry, *tuple;
+    Py_ssize_t tensors, repeats;
+    int device;
+    if (!PyArg_ParseTuple(parsed, "UOO!nni", &name, &entry, &PyTuple_Type, &tuple, &tensors, &repeats, &device))
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(tuple);
+    if (tensors < 0 || tensors > count || count > MAX_ARGUMENTS)
+        return PyErr_Format(PyExc_ValueError, "time_burst: %zd of %zd arguments cannot be tensors", tensors, count);
+    PyObject *const *arguments = ((PyTupleObject *)tuple)->ob_item;
+    void *pointers[tensors + 1];
+    long integers[count - tensors + 1], code = 0;
+    for (Py_ssize_t i = 0; i < tensors; i++)
+        if (pointer_of(name, i, arguments[i], device, &pointers[i]) < 0)
+            return NULL;
+    for (Py_ssize_t i = tensors; i < count; i++)
+        if (integer_of(name, i, arguments[i], &integers[i - tensors]) < 0)
+            return NULL;
+    Slot slot;
+    if (slot_of(entry, &slot) < 0)
+        return NULL;
+    double begin = now(), end;
+    int raised = 0;
+    if (slot.call != NULL) {
+        for (Py_ssize_t i = 0; i < repeats && !raised; i++) {
+            PyObject *result = PyObject_Vectorcall(slot.call, arguments, (size_t)count, NULL);
+            raised = result == NULL;
+            Py_XDECREF(result);
+        }
+        end = now();
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        begin = now();
+        for (Py_ssize_t i = 0; i < repeats && code == 0; i++)
+            code = slot.kernel(pointers, integers, slot.threads);
+        end = now();
+        Py_END_ALLOW_THREADS
+    }
+    Py_DECREF(slot.entry);
+    Py_XDECREF(slot.call);
+    return raised ? NULL : Py_BuildValue("dl", end - begin, code);
+}
+
+/* Of the OpenMP runtime that torch has brought; NULL where there is none. */
+extern void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags) __attribute__((weak));
+
+static void nothing(void *data)
+{
+    (void)data;
+}
+
+/* region_seconds(threads) -> seconds of an empty parallel region, the least of some groups of them, of which the first
+   finds the threads asleep; None without OpenMP, or while another program has a core. Takes 0.1 ms. */
+static PyObject *region_seconds(PyObject *module, PyObject *parsed)
+{
+    enum { GROUPS = 12, REGIONS = 8 };
+    unsigned threads;
+    if (!PyArg_ParseTuple(parsed, "I", &threads))
+        return NULL;
+    if (GOMP_parallel == NULL)
+        Py_RETURN_NONE;
+    double least = 0.0, begin = now(), end = begin, limit = begin + 3e-3;
+    Py_BEGIN_ALLOW_THREADS
+    for (int group = 0; group < GROUPS && end < limit; group++) {
+        begin = end;
+        int i = 0;
+        for (; i < REGIONS && end < limit; i++) {
+            GOMP_parallel(nothing, NULL, threads, 0);
+            end = now();
+        }
+        double seconds = (end - begin) / REGIONS;
+        if (group > 0 && i == REGIONS && (least == 0.0 || seconds < least))
+            least = seconds;
+    }
+    Py_END_ALLOW_THREADS
+    if (least == 0.0)
+        Py_RETURN_NONE;
+    return PyFloat_FromDouble(least);
+}
+
+static PyMethodDef module_methods[] = {
+    {"configure", configure, METH_VARARGS, NULL},
+    {"probe", probe, METH_O, NULL},
+    {"bucket", bucket_method, METH_O, NULL},
+    {"part", part_method, METH_O, NULL},
+    {"time_burst", time_burst, METH_VARARGS, NULL},
+    {"region_seconds", region_seconds, METH_VARARGS, NULL},
+    {"configure_weights", configure_weights, METH_VARARGS, NULL},
+    {"weighs", weighs, METH_NOARGS, NULL},
+    {"state_of", state_of, METH_O, NULL},
+    {"sample", sample_method, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "polytile_launcher", .m_size = -1, .m_methods = module_methods,
+};
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    if (type != NULL && PyModule_AddObject(module, name, type) == 0)
+        return 0;
+    Py_XDECREF(type);
+    return -1;
+}
+
+PyMODINIT_FUNC PyInit_polytile_launcher(void)
+{
+    PyObject *module = PyModule_Create(&module_definition);
+    if (module != NULL && (add_type(module, "Dispatcher", &dispatcher_spec) < 0 || add_type(module, "Keeper", &keeper_spec) < 0))
+        Py_CLEAR(module);
+    return module;
+}

@@ -1,0 +1,293 @@
+"""Copies of weights that are made once and kept while the weight stays what it is.
+
+A Site is a place in a program that would rather read a copy of a weight, such as its panels, than the weight itself. Its
+`find` is called with the weight and gives the copy, or None where the place has to do without. A copy belongs to the weight's
+storage and goes when that goes; sites that want the same copy of the same weight share it.
+
+What is guaranteed: a copy is never used after a write that PyTorch counts (`Tensor._version`: operators on the weight or its
+views, `copy_`, `load_state_dict`, compiled programs, optimizers), after a step of any torch.optim.Optimizer that holds the
+weight (the fused ones write without counting), nor after the weight got other memory (`.data =`, `set_`, a new Parameter). Of
+writes that PyTorch does not count (through `.data`, by C code that was given the address) those that change the whole weight
+are found by a sample of its bytes, and the weight is trusted no more. One that leaves the sampled bytes alone is not found:
+`forget` is for that. Nothing is kept of a weight whose memory others can write to as well: shared with another process, lent by
+NumPy or a file, or under several tensors; nor of inference tensors, which count nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from polytile.counters import counters
+from polytile.runtime import native
+
+log = logging.getLogger("polytile")
+
+LIVED = 8
+"""Calls that a copy must have served by the time its weight changes; if not, the next one is made twice as late."""
+
+MOST_PATIENCE = 1 << 12
+"""Unchanged calls after which a copy is made in any case."""
+
+NEVER = 1 << 40
+"""Calls until a weight of which nothing can be kept is looked at again; a change of it comes first."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a copy is made of a weight: `make` of the view of these sizes and strides (elements) at this offset, into `bytes`
+    bytes. Copies by recipes of one `kind` of one view are the same."""
+
+    kind: Hashable
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    bytes: int
+    make: Callable[[torch.Tensor], torch.Tensor] = field(compare=False)
+
+
+@dataclass
+class Copy:
+    """A copy, the version of the weight it was made of, a sample of the weight's bytes, and who uses it."""
+
+    tensor: torch.Tensor
+    version: int
+    sample: int
+    sites: weakref.WeakSet[Site] = field(default_factory=weakref.WeakSet)
+
+
+@dataclass
+class Record:
+    """What is known of one weight and one recipe: the copy, the version last seen, how many calls the copies served, and how
+    long to wait for the next one: `pause` unchanged calls (None: none), `patience` after a change."""
+
+    pause: int | None
+    copy: Copy | None = None
+    seen: int | None = None
+    hits: int = 0
+    patience: int = 0
+
+    def lapse(self) -> None:
+        """The weight has changed: the copy goes, and the next one is made the later the less this one was used."""
+        self.release()
+        self.patience = 0 if self.hits >= LIVED else min(max(1, 2 * self.patience), MOST_PATIENCE)
+        self.pause, self.hits = self.patience or None, 0
+
+    def release(self) -> None:
+        """Lets go of the copy, with all who use it."""
+        for site in list(self.copy.sites) if self.copy is not None else ():
+            site._leave()
+        self.copy = None
+
+
+@dataclass
+class Storage:
+    """The records of one weight's memory, by recipe and address of the weight's first element."""
+
+    guard: StorageWeakRef
+    records: dict[tuple[Recipe, int], Record] = field(default_factory=dict)
+    trusted: bool = True
+    """Nothing has ever written to it uncounted."""
+
+
+class Site:
+    """A place in a program that wants copies by one recipe. `eager`: weights are expected to stay as they are, and the first
+    call makes a copy; otherwise the next unchanged one. All sites' copies together take at most `limit` bytes."""
+
+    def __init__(self, recipe: Recipe, limit: int, eager: bool) -> None:
+        self.recipe, self.limit, self.eager = recipe, limit, eager
+        self._keeper = native.module().Keeper(self._look)
+        self.find: Callable[[torch.Tensor], torch.Tensor | None] = self._keeper
+        self.made = 0
+        """Copies made for this site."""
+        self.reason = "not called yet"
+        """Why there is no copy, "" if there is one."""
+        self._record: Record | None = None
+        """Of the weight that the keeper knows."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the copy that the last call got; 0 where there was none, or it is gone."""
+        return self.recipe.bytes if self._keeper.copy is not None else 0
+
+    def _look(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """A call that the keeper has no answer to: another weight, one that has changed, or one watched for long enough."""
+        self.reason = "" if type(weight) in _TYPES else f"it is a {type(weight).__name__}"
+        if self.reason:
+            return None
+        with _lock, torch.no_grad(), torch._C.DisableTorchFunction():
+            self._leave()
+            if weight.is_inference():
+                self.reason = "inference tensors do not count writes"
+                return None
+            storage, version = weight.untyped_storage(), weight._version
+            self.reason = _untrusted(weight, storage)
+            known = _known(storage)
+            record = known.records.setdefault((self.recipe, weight.data_ptr()), Record(None if self.eager else 0))
+            wait = NEVER if self.reason else self._found(weight, version, known, record)
+            self._keeper.watch(weight, version, known.guard, wait, record.patience)
+            record.seen = version
+            if record.copy is None or self.reason:
+                return None
+            self._record = record
+            record.copy.sites.add(self)
+            self._keeper.hold(record.copy.tensor, _bytes_of(weight), record.copy.sample)
+            return record.copy.tensor
+
+    def _found(self, weight: torch.Tensor, version: int, known: Storage, record: Record) -> int:
+        """Sees to it that the record has a copy of the weight as it is now, or gives the calls to wait for one, and why."""
+        sample = native.module().sample(weight.data_ptr(), _bytes_of(weight))
+        old = record.copy
+        if old is not None and (old.version, old.sample) != (version, sample):
+            if old.version == version:
+                _distrust(known, weight)
+            record.lapse()
+        elif old is None and record.seen not in (None, version):
+            record.pause = record.patience
+        if not known.trusted:
+            self.reason = "something writes to it past PyTorch's count of writes"
+            return NEVER
+        if record.copy is not None:
+            return 0
+        pause, record.pause = record.pause, None
+        if pause is not None:
+            self.reason = "it changes, or has been seen too seldom yet"
+            return pause
+        if kept_bytes() + self.recipe.bytes > self.limit:
+            self.reason = f"the option packed_weights_mib ({self.limit >> 20}) leaves no room for it"
+            return NEVER
+        view = weight.as_strided(self.recipe.sizes, self.recipe.strides, weight.storage_offset() + self.recipe.offset)
+        try:
+            record.copy = Copy(self.recipe.make(view), version, sample)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
+            self.reason = "there was no memory for it"
+            return NEVER
+        self.made += 1
+        counters.add("weights_packed")
+        _watch_optimizers()
+        return 0
+
+    def _leave(self) -> None:
+        """Forgets the weight that the keeper knows; its record learns how often the copy was found."""
+        if self._record is not None:
+            self._record.hits += self._keeper.hits
+            if self._record.copy is not None:
+                self._record.copy.sites.discard(self)
+        self._record = None
+        self._keeper.release()
+
+
+_TYPES = (torch.Tensor, torch.nn.Parameter)
+_lock = threading.RLock()
+_storages: dict[int, Storage] = {}
+"""By address of the storage, which nothing else gets as long as its entry holds a weak reference to it."""
+_hook: list[Any] = []
+
+
+def available() -> bool:
+    """Whether copies can be kept at all: it takes the C launcher and its reading of storages and versions."""
+    module = native.module()
+    return module is not None and module.weighs()
+
+
+def kept_bytes() -> int:
+    """Bytes that all copies take."""
+    with _lock:
+        records = [item for storage in list(_storages.values()) for item in storage.records.items()]
+        return sum(recipe.bytes for (recipe, _), record in records if record.copy is not None)
+
+
+def forget() -> None:
+    """Drops every copy; the next calls make new ones."""
+    with _lock:
+        for storage in list(_storages.values()):
+            _release(storage)
+
+
+def _known(storage: torch.UntypedStorage) -> Storage:
+    address = storage._cdata
+    if address not in _storages:
+        _storages[address] = Storage(StorageWeakRef(storage))
+        weakref.finalize(storage, _gone, address).atexit = False
+    return _storages[address]
+
+
+def _gone(address: int) -> None:
+    """The weight's memory is freed."""
+    with _lock:
+        storage = _storages.pop(address, None)
+        if storage is not None:
+            _release(storage)
+
+
+def _release(storage: Storage) -> None:
+    for record in storage.records.values():
+        record.release()
+
+
+def _untrusted(weight: torch.Tensor, storage: torch.UntypedStorage) -> str:
+    """Why a weight's count of writes cannot be relied on, "" if it can."""
+    if storage.is_shared():
+        return "other processes may write to it"
+    if not storage.resizable():
+        return "its memory is not PyTorch's own"
+    own = 2 + weight._is_view()  # the weight, what it is a view of (with which it shares its count), and `storage`
+    if torch._C._storage_Use_Count(storage._cdata) > own:
+        return "other tensors share its memory"
+    return "" if _bytes_of(weight) else "it is not dense"
+
+
+def _bytes_of(weight: torch.Tensor) -> int:
+    """Bytes of a weight without gaps; 0 for others."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense(weight)
+    return weight.numel() * weight.element_size() if dense else 0
+
+
+def _distrust(storage: Storage, weight: torch.Tensor) -> None:
+    """A weight that was kept a copy of has changed without a count."""
+    storage.trusted = False
+    _release(storage)
+    log.warning(
+        "A weight of %s was written to past PyTorch's count of writes (through .data, or by other code than PyTorch's); no "
+        "packed copy of it is kept from now on.", " × ".join(map(str, weight.shape)),
+    )  # fmt: skip
+
+
+def _watch_optimizers() -> None:
+    if not _hook:
+        _hook.append(register_optimizer_step_post_hook(_after_step))
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Fused optimizers do not count their writes: after a step of any, its parameters count as changed."""
+    if torch.compiler.is_compiling():
+        return
+    with _lock:
+        kept = {pointer: storage for storage in list(_storages.values()) for _, pointer in storage.records}
+        for group in optimizer.param_groups if kept else ():
+            for parameter in group["params"]:
+                storage = kept.get(parameter.data_ptr())
+                for record in storage.records.values() if storage is not None else ():
+                    if record.copy is not None:
+                        record.lapse()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+__all__ = ["Recipe", "Site", "available", "forget", "kept_bytes"]

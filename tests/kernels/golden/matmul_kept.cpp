@@ -1,0 +1,55 @@
+static void tile2x3(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add) {
+  V c0_0 = {}, c0_1 = {}, c0_2 = {};
+  V c1_0 = {}, c1_1 = {}, c1_2 = {};
+  const PA* a0 = a + 0 * a_m;
+  const PA* a1 = a + 1 * a_m;
+  for (long p = 0; p < steps; ++p) {
+    const V b0 = load(b + 0 * b_k);
+    const V b1 = load(b + 1 * b_k);
+    const V b2 = load(b + 2 * b_k);
+    { const V x = broadcast(value(a0[p])); mac(c0_0, x, b0); mac(c0_1, x, b1); mac(c0_2, x, b2); }
+    { const V x = broadcast(value(a1[p])); mac(c1_0, x, b0); mac(c1_1, x, b1); mac(c1_2, x, b2); }
+    b += L;
+  }
+  if (add) {
+    c0_0 += load(o + 0 * o_m + 0 * L);
+    c0_1 += load(o + 0 * o_m + 1 * L);
+    c0_2 += load(o + 0 * o_m + 2 * L);
+    c1_0 += load(o + 1 * o_m + 0 * L);
+    c1_1 += load(o + 1 * o_m + 1 * L);
+    c1_2 += load(o + 1 * o_m + 2 * L);
+  }
+  store(o + 0 * o_m + 0 * L, c0_0);
+  store(o + 0 * o_m + 1 * L, c0_1);
+  store(o + 0 * o_m + 2 * L, c0_2);
+  store(o + 1 * o_m + 0 * L, c1_0);
+  store(o + 1 * o_m + 1 * L, c1_1);
+  store(o + 1 * o_m + 2 * L, c1_2);
+}
+static inline long kept_vector(const Problem& p) { return ceil_div(p.k, STEP) * L; }
+
+// Rows [m0, m1) x columns [n0, n1) of one item over one depth of K. `panels` holds B from column n0 on; sums that are
+// not `first` add to `partial` (origin m0, n0); those that are not `last` stay there.
+struct Block { long item, m0, m1, n0, n1, from, steps; bool first, last; const PB* panels; T* partial; long stride; };
+
+static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, long a_k, long m, long rows, long n,
+                     long cols, const PB* packed) {
+  alignas(64) T scratch[MR * NR];
+  T* out = scratch;
+  long stride = NR;
+  const bool once = q.first && q.last;
+  O* place = once && cols == NR ? in_place(p, q.item, m, n) : nullptr;
+  if (place) out = (T*)place, stride = p.sizes[11];
+  else if (!once) out = q.partial + (m - q.m0) * q.stride + (n - q.n0), stride = q.stride;
+  constexpr bool PANELS = PACK_B || KEPT;          // end in whole vectors
+  const PB* b = PANELS ? packed : (const PB*)b_of(p, q.item, q.from, n);
+  const long b_k = PACK_B ? NR : KEPT ? kept_vector(p) : p.b_k, b_j = KEPT ? b_k : L;
+  const long whole = PANELS ? ceil_div(cols, L) : cols / L;
+  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, q.steps, out, stride, !q.first);
+  else {
+    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, q.steps, out + j * L, stride, !q.first);
+    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, q.steps, out + whole * L, stride, !q.first);
+  }
+  if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
+}
+
