@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from tests.models.zoo import Model, normal, tokens
 
-SMALL = {"vocab_size": 67, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+SMALL: dict[str, Any] = {
+    "vocab_size": 67, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+}  # fmt: skip
 SURE: dict[str, Any] = {"attn_implementation": "eager"}
 
 

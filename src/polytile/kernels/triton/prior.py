@@ -104,9 +104,9 @@ class Estimate:
     def __init__(
         self, work: Work, tile: Tile, counts: Mapping[Dim, int], config: Config, device: DeviceFacts
     ) -> None:
-        self.work, self.tile, self.counts, self.config, self.device = work, tile, counts, config, device
+        self.work, self.tile, self.counts, self.device = work, tile, counts, device
         self.variant, self.threads = str(config["variant"]), device.warp * int(config["warps"])
-        self.splits = int(config.get("splits", 1) or 1)
+        self.splits, self.stages = int(config.get("splits", 1) or 1), int(config.get("stages", 1) or 1)
         self.block = math.prod(d.block for d in tile.dims)
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
         self.splits = min(self.splits, self.steps)
@@ -227,7 +227,16 @@ class Estimate:
         """Programs that one multiprocessor holds at a time."""
         registers = -(-min(MOST_REGISTERS, self.registers) // 8) * 8
         by_registers = self.device.registers_per_sm // (registers * self.threads)
-        return int(max(1, min(by_registers, self.device.threads_per_sm // self.threads, self.device.blocks_per_sm)))
+        by_shared = self.device.shared_per_sm // max(1.0, self._shared)
+        by_threads = self.device.threads_per_sm // self.threads
+        return int(max(1, min(by_registers, by_shared, by_threads, self.device.blocks_per_sm)))
+
+    @property
+    def _shared(self) -> float:
+        """Bytes of shared memory of a program: what its loads have under way."""
+        going = set(self.tile.reduced)
+        under_way = [a for a in self.work.accesses if not a.store and going & {self.dims[s] for s in a.strides}]
+        return self.stages * self.block * sum(a.itemsize for a in under_way) if self.stages > 1 else 0.0
 
     @property
     def _own(self) -> float:
@@ -246,7 +255,7 @@ class Estimate:
     @property
     def _waits(self) -> float:
         """How often a program waits for memory in one pass; blocks that are under way at once are waited for together."""
-        return 1 + (-(-self.steps // self.splits) - 1) / int(self.config.get("stages", 1) or 1)
+        return 1 + (-(-self.steps // self.splits) - 1) / self.stages
 
     @property
     def latency(self) -> float:

@@ -97,7 +97,7 @@ bandwidths are round numbers that rank kernels and no more. Other devices take t
 multiprocessors, with what their driver says in place. A multiprocessor of AMD's is a compute unit; an MI250X counts as one
 of its two halves."""
 
-ESTIMATES = ("bandwidth", "l2_bandwidth", "launch_seconds")
+ESTIMATES = ("bandwidth", "l2_bandwidth", "launch_seconds", "arch")
 """Facts that no driver tells."""
 
 COPY_SHARE = 0.9
