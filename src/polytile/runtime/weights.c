@@ -1,4 +1,4 @@
-/* Third part of the launcher: a Keeper finds what a place in a program keeps of a weight, in some 30 ns.
+/* Third part of the launcher: a Keeper finds what a place in a program keeps of a weight, in some 70 ns.
 
    It is called with the weight and gives the copy that was made of it, or None. What it remembers of the weight is who it is
    (the tensor, its storage, whose address nobody else gets while `guard` holds a weak reference to it, the address of its data,
