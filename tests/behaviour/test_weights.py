@@ -75,6 +75,8 @@ def test_a_linear_layer_is_packed_once_for_all_sizes(dtype: torch.dtype, toleran
         for rows in (2, 5, 40, 130, 5):
             assert_right(call, module, rows, tolerance)
     assert made() == 1 and used() == {True}
+    assert {dict(decision.sizes)["kept"] for decision in decisions()} == {1}
+    assert all("kept=1" in decision.regime for decision in decisions())
 
 
 def test_int8_weights_are_packed() -> None:
