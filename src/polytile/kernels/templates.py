@@ -17,7 +17,7 @@ from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.printer import loop_text, type_name
 from polytile.ir.program import Buffer, Loop, Template, View, compute_dtype
-from polytile.kernels import canonical, prologue
+from polytile.kernels import canonical, decomposed, prologue
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
@@ -239,8 +239,8 @@ def gpu_candidates(
     stored_first: prologue.Stored | None = None,
 ) -> tuple[Candidate, ...]:
     """The same on a GPU, or under Triton's interpreter where `target` is a CPU: Triton, then the library, on padded operands
-    too, and what cuBLASLt proposes, which take longer to call and so lose ties. What has no Triton form is the library's alone.
-    Of a product with prologues `stored_first` does all that takes operands from memory."""
+    and on parts of K too, and what cuBLASLt proposes, which take longer to call and so lose ties. What has no Triton form is the
+    library's alone. Of a product with prologues `stored_first` does all that takes operands from memory."""
     from polytile.kernels.triton.gemm.candidates import gemm_candidates
 
     found: list[Candidate] = []
@@ -253,6 +253,7 @@ def gpu_candidates(
         return (*found, stored_first)
     if "library" in sources or not found:
         found += [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
+        found += decomposed.candidates(kernel, unfused, target)
     if "cublaslt" in sources and target.type == "cuda":
         from polytile.kernels import cublaslt
 

@@ -70,6 +70,12 @@ def device_of(target: torch.device) -> devices.DeviceFacts:
     return devices.facts(target.index or 0) if target.type == "cuda" else devices.named(INTERPRETED_AS)
 
 
+def accesses(kernel: GemmKernel, size: Mapping[str, int]) -> prior.Accesses:
+    """How the operands are read at these sizes. Strides that `size` lacks are those of dense operands."""
+    alone_a, alone_b = kernel.loaded_alone(size)
+    return prior.Access(alone_a, kernel.spec.a_layout == "k"), prior.Access(alone_b, kernel.spec.b_layout == "k")
+
+
 def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[TritonCandidate, ...]:
     """Every config in canonical order. Raises LoweringError where some operation of the epilogue has no Triton form. A CPU as
     `target` means Triton's interpreter."""
@@ -87,7 +93,7 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
             return own.valid(config, size)
 
         def cost(size: Mapping[str, int]) -> float:
-            return prior.cost(kind, config, size, device, kernel.loaded_alone(size))
+            return prior.cost(kind, config, size, device, accesses(kernel, size))
 
         return GemmCandidate(label(config), config, work, able, cost)
 
