@@ -5,27 +5,33 @@ kernels of ten functions at ten shapes, each compiled once. Those with one candi
 "choose" it: contested problems, with two or more in every process, are what counts. --hinted has more of them.
 
 Per problem the winner is the candidate that most processes chose, and agreement the share of processes that chose it. What a
-choice costs is judged by the median over all processes of each candidate's time: how much slower the chosen one is than the
-fastest. Beside it stands what argmin would have done with the very same times.
+choice costs is judged by the median over all processes of each candidate's time, in two ways: how much slower the chosen one is
+than the fastest, which nobody who has only one process's times can find every time; and how much slower than what argmin
+would have chosen by the very same times.
 
-Processes that are done are kept in --directory: a run that was interrupted goes on where it stopped.
+Processes that are done are kept in --directory: a run that was interrupted goes on where it stopped. With --jobs several run
+at a time, and one of them measures: the others import, trace and compile meanwhile, which a GPU's times do not notice.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import fcntl
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +40,9 @@ from benchmarks import record
 from benchmarks.timing import OtherLoad
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
+
+if TYPE_CHECKING:
+    from polytile.tuning.tune import Attempt, Task
 
 SHAPES = (
     (4, 48),
@@ -114,27 +123,62 @@ class Found:
 @dataclass(frozen=True)
 class Verdict:
     """Over all problems: mean share of processes that chose the commonest winner, share of pairs of processes that agree, mean
-    cost against the fastest."""
+    cost against the fastest, and against what argmin chooses by the same process's times."""
 
     share: float
     pairs: float
     cost: float
+    against_argmin: float
 
     def as_json(self) -> dict[str, float]:
-        return {"same_winner": self.share, "pairs_that_agree": self.pairs, "mean_cost": self.cost}
+        return {
+            "same_winner": self.share, "pairs_that_agree": self.pairs, "mean_cost": self.cost,
+            "mean_cost_against_argmin": self.against_argmin,
+        }  # fmt: skip
 
 
 # One process.
 
 
-def tune_all(device: str, limit: int) -> dict[str, Found]:
-    """Calls every function at every shape, and returns what was decided by measuring, by problem."""
+class Turn:
+    """Held, in a `with`, by one thread of one process of all that know the file; the same thread may take it again."""
+
+    def __init__(self, file: Path) -> None:
+        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
+        self._lock, self._depth = threading.RLock(), 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+        if self._depth == 1:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._lock.release()
+
+
+def tune_all(device: str, limit: int, turns: Path) -> dict[str, Found]:
+    """Calls every function at every shape, and returns what was decided by measuring, by problem. What a GPU has free may be
+    used for that, as in `polytile tune`."""
     import polytile
     from polytile.multikernel import alive
+    from polytile.multikernel.links import measured
+    from polytile.tuning.room import for_measuring
+    from polytile.tuning.tune import tune
 
+    turn = Turn(turns)
+
+    def in_turn(task: Task) -> list[Attempt]:
+        with turn:
+            return tune(task)
+
+    measured.tuner = in_turn
     torch.manual_seed(0)
     compiled = {function.__name__: polytile.compile(function) for function in (*ROWWISE, *PRODUCTS)}
-    with torch.no_grad():
+    with torch.no_grad(), for_measuring():
         for rows, columns in SHAPES[:limit]:
             x = torch.randn(rows, columns, device=device)
             w = torch.randn(columns, WIDTH, device=device)
@@ -152,7 +196,8 @@ def tune_all(device: str, limit: int) -> dict[str, Found]:
 def child(target: Path, device: str, limit: int) -> None:
     """Tunes everything in this process and writes what was chosen to `target`."""
     load, started = OtherLoad(), time.perf_counter()
-    problems = {name: [found.winner, found.times] for name, found in tune_all(device, limit).items()}
+    found = tune_all(device, limit, target.with_name("turns"))
+    problems = {name: [one.winner, one.times] for name, one in found.items()}
     content = {"problems": problems, "seconds": time.perf_counter() - started, "cores_used_by_others": load.cores()}
     unfinished = target.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(content))
@@ -166,38 +211,58 @@ HINTED = {"POLYTILE_SHORTLIST": "6", "POLYTILE_EXPECTED_CALLS": "1000000000"}
 """As many candidates as hinted sizes get, whatever compiling them costs."""
 
 
-def run(directory: Path, processes: int, device: str, mode: str, limit: int, hinted: bool) -> list[dict[str, Any]]:
-    """What each process wrote; those that have not run yet run now, one after the other."""
-    directory.mkdir(parents=True, exist_ok=True)
-    written = []
-    for number in range(processes):
-        target = directory / f"{device}-{mode}-{limit}-{'hinted-' if hinted else ''}{number}.json"
+@dataclass(frozen=True)
+class Plan:
+    """What each process is to do, and what all have in common."""
+
+    directory: Path
+    device: str
+    mode: str
+    limit: int
+    hinted: bool
+
+    def process(self, number: int) -> dict[str, Any]:
+        """What process `number` wrote; it runs now if it has not run yet."""
+        target = self.directory / f"{self.device}-{self.mode}-{self.limit}-{'hinted-' if self.hinted else ''}{number}.json"
         if not target.exists():
             store = target.with_suffix(".sqlite3")
             store.unlink(missing_ok=True)
             variables = {
-                "POLYTILE_STORE": str(store), "POLYTILE_TUNE": mode, "POLYTILE_CACHE_DIR": str(directory / "cache"),
+                "POLYTILE_STORE": str(store), "POLYTILE_TUNE": self.mode, "POLYTILE_CACHE_DIR": str(self.directory / "cache"),
             }  # fmt: skip
             command = [sys.executable, "-m", "benchmarks.same_winner", "--child", str(target)]
-            command += ["--device", device, "--shapes", str(limit)]
-            subprocess.run(command, check=True, env={**os.environ, **variables, **(HINTED if hinted else {})})
+            command += ["--device", self.device, "--shapes", str(self.limit)]
+            subprocess.run(command, check=True, env={**os.environ, **variables, **(HINTED if self.hinted else {})})
             store.unlink(missing_ok=True)
-        written.append(json.loads(target.read_text()))
-        print(f"[{number + 1}/{processes}] {written[-1]['seconds']:.0f} s, "
-              f"{written[-1]['cores_used_by_others']:.2f} cores used by others", flush=True)  # fmt: skip
-    return written
+        written: dict[str, Any] = json.loads(target.read_text())
+        others = f"{written['cores_used_by_others']:.2f} cores used by others"
+        print(f"[{number + 1}] {written['seconds']:.0f} s, {others}", flush=True)
+        return written
+
+
+def run(plan: Plan, processes: int, jobs: int, seconds: float) -> list[dict[str, Any]]:
+    """What each process wrote: the first alone, as it compiles for all, the others `jobs` at a time. None is begun once so many
+    seconds have passed; the first two are in any case."""
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + seconds
+    first = plan.process(0)
+    with ThreadPoolExecutor(jobs) as pool:
+        later = range(1, processes)
+        others = pool.map(lambda number: plan.process(number) if number == 1 or time.monotonic() < until else None, later)
+        return [first, *(written for written in others if written is not None)]
 
 
 def judged(found: dict[str, list[Found]], chosen: Callable[[Found], str]) -> Verdict:
     """What the rule `chosen`, applied to each process's own times, means for agreement and cost."""
-    shares, pairs, costs = [], [], []
+    shares, pairs, costs, against = [], [], [], []
     for each in found.values():
         pooled = medians(each)
         winners = [chosen(one) for one in each]
         shares.append(collections.Counter(winners).most_common(1)[0][1] / len(winners))
         pairs += [first == second for first, second in itertools.combinations(winners, 2)]
         costs += [pooled[winner] / min(pooled.values()) - 1 for winner in winners]
-    return Verdict(statistics.fmean(shares), statistics.fmean(pairs), statistics.fmean(costs))
+        against += [pooled[winner] / pooled[one.fastest] - 1 for winner, one in zip(winners, each, strict=True)]
+    return Verdict(statistics.fmean(shares), statistics.fmean(pairs), statistics.fmean(costs), statistics.fmean(against))
 
 
 def medians(each: Sequence[Found]) -> dict[str, float]:
@@ -232,6 +297,8 @@ def main() -> None:
     parser.add_argument("--tune", choices=["auto", "thorough"], default="thorough", help="how carefully to measure")
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="the first so many shapes alone")
     parser.add_argument("--hinted", action="store_true", help="as many candidates as hinted sizes get")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, of which one measures")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further process is begun")
     parser.add_argument("--directory", type=Path, default=Path("build/same_winner"), help="what is done is kept here")
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/same_winner_DEVICE.json")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -239,9 +306,8 @@ def main() -> None:
     if given.child is not None:
         child(given.child, given.device, given.shapes)
         return
-    written = run(
-        given.directory.absolute(), given.processes, given.device, given.tune, given.shapes, given.hinted
-    )  # fmt: skip
+    plan = Plan(given.directory.absolute(), given.device, given.tune, given.shapes, given.hinted)
+    written = run(plan, given.processes, given.jobs, given.seconds)
     by_problem: dict[str, list[Found]] = {}
     for name, (winner, times) in (pair for one in written for pair in one["problems"].items()):
         by_problem.setdefault(name, []).append(Found(winner, tuple((who, seconds) for who, seconds in times)))
@@ -254,9 +320,12 @@ def main() -> None:
     }
     columns: list[Column | str] = [
         "choice by", "problems", Column("same winner %", ratio), Column("pairs that agree %", ratio),
-        Column("mean cost %", ratio),
+        Column("mean cost %", ratio), Column("against argmin %", ratio),
     ]  # fmt: skip
-    rows = [(name, size, 100 * v.share, 100 * v.pairs, 100 * v.cost) for name, (size, v) in verdicts.items()]
+    rows = [
+        (name, size, 100 * v.share, 100 * v.pairs, 100 * v.cost, 100 * v.against_argmin)
+        for name, (size, v) in verdicts.items()
+    ]
     busy = max(one["cores_used_by_others"] for one in written)
     notes = [f"Other processes used at most {busy:.2f} cores meanwhile."]
     disagreements = unsteady(everything)
@@ -265,7 +334,7 @@ def main() -> None:
     show(Table.of(title, columns, rows, notes))
     if given.json:
         results = {
-            "processes": len(written), "device": given.device, "tune": given.tune, "hinted": given.hinted,
+            "processes": len(written), "jobs": given.jobs, "device": given.device, "tune": given.tune, "hinted": given.hinted,
             "verdicts": {name: {"problems": size, **verdict.as_json()} for name, (size, verdict) in verdicts.items()},
             "seconds_each": [round(one["seconds"], 1) for one in written], "cores_used_by_others": round(busy, 2),
             "disagreements": [list(row) for row in disagreements],
@@ -273,7 +342,7 @@ def main() -> None:
         record.write(f"same_winner_{torch.device(given.device).type}", results)
 
 
-__all__ = ["Found", "Verdict", "contested", "judged", "medians", "unsteady"]
+__all__ = ["Found", "Turn", "Verdict", "contested", "judged", "medians", "unsteady"]
 
 if __name__ == "__main__":
     main()

@@ -17,25 +17,26 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from benchmarks.gpu import grid, host, unseen
+from benchmarks.gpu import ahead, grid, host, unseen
 from benchmarks.gpu.functions import BY_NAME, DTYPES, FUNCTIONS, SHAPES
 from benchmarks.gpu.replay import copy_bandwidth
 from benchmarks.gpu.report import report
 
-PARTS = ("host", "grid", "unseen")
+PARTS = ("ahead", "host", "grid", "unseen")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[1:]))
     parser.add_argument("--functions", nargs="+", choices=list(BY_NAME), default=list(BY_NAME))
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["bf16"])
     parser.add_argument("--shapes", nargs="+", default=["×".join(map(str, s)) for s in SHAPES], help="as 4096x1024")
-    parser.add_argument("--peers", nargs="*", choices=["dynamic", "static"], default=["dynamic", "static"])
+    parser.add_argument("--peers", nargs="*", choices=grid.PEERS, default=list(grid.PEERS))
     parser.add_argument("--seconds", type=float, default=420, help="when no new cell is begun")
     parser.add_argument("--unseen-shapes", type=int, default=200)
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--resume", help="cells of an earlier run (gpu_cells.jsonl) to go on from")
+    parser.add_argument("--peers-of", type=Path, help="a result file of a device of this name, whose times of the peers to take")
     parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
     given = parser.parse_args()
     if given.show is not None:
@@ -51,20 +52,27 @@ def main() -> None:
         shutil.copyfile(given.resume, cells_file)
     cells = grid.Cells(cells_file)
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy_bytes_per_second": copy_bandwidth()}
+    shapes = [_shape(text) for text in given.shapes]
+    functions = [BY_NAME[name] for name in given.functions]
+    peers = set(given.peers) if given.peers_of is None else set()
+    earlier = grid.Earlier.read(given.peers_of, results["device"]) if given.peers_of is not None else None
     try:
+        if "ahead" in given.parts:
+            took = ahead.run(functions, given.dtypes, shapes, peers, given.seconds / 2)
+            print(f"compiled ahead in {took:.0f} s", flush=True)
         if "host" in given.parts:
             results["host_us"] = host.run()
         if "grid" in given.parts:
-            shapes = [_shape(text) for text in given.shapes]
-            functions = [BY_NAME[name] for name in given.functions]
             left = given.seconds * (0.8 if "unseen" in given.parts else 1) - (time.monotonic() - began)
-            grid.run(functions, given.dtypes, shapes, set(given.peers), cells, left)
+            grid.run(functions, given.dtypes, shapes, peers, cells, left)
         if "unseen" in given.parts:
             left = given.seconds - (time.monotonic() - began)
             chosen = [f for f in FUNCTIONS[:4] if f.name in given.functions]
             results["unseen"] = unseen.run(chosen, given.dtypes[0], given.unseen_shapes, left)
     finally:
         results["cells"] = cells.rows
+        if earlier is not None:
+            results |= {"cells": [earlier.beside(row) for row in cells.rows], "peers_of": earlier.origin}
         path = record.write("gpu", results, out)
         report(results)
         print(f"{path}: {len(cells.rows)} cells, {time.monotonic() - began:.0f} s")

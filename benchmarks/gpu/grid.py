@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from benchmarks.gpu.replay import kernel_times
 
 OPTIONS = {"random": "philox"}
 """Dropout draws from polytile's own generator, as the peer draws from its own."""
+PEERS = ("dynamic", "static")
+PEER = {"autotune_local_cache": False}
+"""The peer measures its configs anew in each process: another may have shared the GPU."""
 
 
 class Cells:
@@ -51,6 +55,34 @@ class Cells:
             file.write(json.dumps(row) + "\n")
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """The peers' times of an earlier run on a device of the same name, by function, type and shape; `origin` says which run."""
+
+    times: Mapping[tuple[str, str, tuple[int, ...]], Mapping[str, float]]
+    origin: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, device: str) -> Earlier:
+        """Those of a result file. Raises SystemExit where it is of another device."""
+        content = json.loads(path.read_text())
+        results = content["results"]
+        if results["device"] != device:
+            raise SystemExit(f"{path} was measured on {results['device']}, this is {device}; leave out --peers-of.")
+        origin = {"revision": content["environment"].get("revision", ""), "copy": results["copy_bytes_per_second"]}
+        times = {
+            (row["function"], row["dtype"], tuple(row["shape"])): {k: v for k, v in row["us"].items() if k in PEERS}
+            for row in results["cells"]
+            if "us" in row
+        }
+        return cls(times, results.get("peers_of", origin))
+
+    def beside(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A cell of this run with the earlier times of the peers."""
+        known = self.times.get((row["function"], row["dtype"], tuple(row["shape"])), {})
+        return {**row, "us": {**known, **row["us"]}} if "us" in row else dict(row)
+
+
 def run(
     functions: list[Function], dtypes: list[str], shapes: list[Shape], peers: set[str], cells: Cells, seconds: float
 ) -> None:
@@ -68,15 +100,9 @@ def run(
 def _cells(
     function: Function, dtype: str, shapes: list[Shape], peers: set[str], deadline: float
 ) -> Iterator[dict[str, Any]]:
-    torch._dynamo.reset()
-    polytile.reset()
-    compiled: dict[str, Callable[..., Any]] = {
-        "polytile": torch.compile(copied(function.run, "ours"), backend="polytile", dynamic=True, options={**OPTIONS})
-    }
-    if "dynamic" in peers:
-        compiled["dynamic"] = torch.compile(copied(function.run, "theirs"), dynamic=True)
+    compiled = fresh(function, peers)
     known: set[str] = set()
-    first = {name: _first_call(call, function.make(TRACED, DTYPES[dtype])) for name, call in compiled.items()}
+    first = {name: first_call(call, function.make(TRACED, DTYPES[dtype])) for name, call in compiled.items()}
     at_first = new_decisions(known)
     for shape in shapes:
         if time.monotonic() > deadline:
@@ -96,7 +122,25 @@ def _cells(
         yield row
 
 
-def _first_call(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
+def fresh(function: Function, peers: set[str]) -> dict[str, Callable[..., Any]]:
+    """The contestants of which one compile serves all shapes, everything compiled before forgotten."""
+    torch._dynamo.reset()
+    polytile.reset()
+    compiled: dict[str, Callable[..., Any]] = {
+        "polytile": torch.compile(copied(function.run, "ours"), backend="polytile", dynamic=True, options={**OPTIONS})
+    }
+    if "dynamic" in peers:
+        compiled["dynamic"] = torch.compile(copied(function.run, "theirs"), dynamic=True, options={**PEER})
+    return compiled
+
+
+def fixed(function: Function) -> dict[str, Callable[..., Any]]:
+    """The peer, to be compiled for one shape alone."""
+    return {"static": torch.compile(copied(function.run, "fixed"), dynamic=False, options={**PEER})}
+
+
+def first_call(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """Seconds of a call, the device's work included."""
     began = time.perf_counter()
     call(*args)
     torch.cuda.synchronize()
@@ -106,10 +150,8 @@ def _first_call(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
 def _cell(
     function: Function, compiled: dict[str, Callable[..., Any]], args: tuple[Any, ...], static: bool
 ) -> dict[str, Any]:
-    calls = dict(compiled)
-    if static:
-        calls["static"] = torch.compile(copied(function.run, "fixed"), dynamic=False)
-    new_shape = {name: _first_call(call, args) for name, call in calls.items()}
+    calls = {**compiled, **(fixed(function) if static else {})}
+    new_shape = {name: first_call(call, args) for name, call in calls.items()}
     times = kernel_times({name: _bound(call, args) for name, call in {"eager": function.run, **calls}.items()})
     return {"us": times, "first_call_at_shape_s": new_shape, "wrong": _wrong(function, compiled, args)}
 

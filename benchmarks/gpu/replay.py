@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 CALLS = 10
+LEAST, ENOUGH = 5, 30e3
+"""Replays of a graph at least, and the µs of them after which no more are made."""
 SLEEP_CYCLES = 60_000
 """About 30 µs of waiting on the device before the first event, in which the host launches the graph."""
 
@@ -44,8 +46,8 @@ def timed(replay: Call) -> float:
 
 
 def kernel_times(calls: Mapping[str, Call], rounds: int = 15) -> dict[str, float]:
-    """Microseconds of one call of each: the median over `rounds` replays, taken in turns. One that cannot be recorded is
-    left out."""
+    """Microseconds of one call of each: the median over `rounds` replays, or fewer of slow ones, taken in turns. One that
+    cannot be recorded is left out."""
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     for name, call in calls.items():
         try:
@@ -57,7 +59,8 @@ def kernel_times(calls: Mapping[str, Call], rounds: int = 15) -> dict[str, float
     order = list(graphs)
     for turn in range(rounds):
         for name in order if turn % 2 else reversed(order):
-            samples[name].append(timed(graphs[name].replay) / CALLS)
+            if turn < LEAST or sum(samples[name]) * CALLS < ENOUGH:
+                samples[name].append(timed(graphs[name].replay) / CALLS)
     return {name: statistics.median(taken) for name, taken in samples.items()}
 
 

@@ -17,6 +17,10 @@ LARGE = 32 << 20
 def report(results: dict[str, Any]) -> None:
     """Tables: each cell, and for each function how polytile stands to the others."""
     copy = results["copy_bytes_per_second"]
+    if "peers_of" in results:
+        then = results["peers_of"]
+        rate = then["copy"] / 1e12
+        print(f"The peers' times are those of {then['revision']} on a device of the same name (copy {rate:.2f} TB/s).")
     if "host_us" in results:
         show(Table.of("Host time, µs a call", ["what", "µs"], list(results["host_us"].items())))
     for dtype in DTYPES:

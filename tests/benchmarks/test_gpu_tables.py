@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import candidates, gemm, hints
-from benchmarks.gpu.grid import Cells
+from benchmarks.gpu.grid import Cells, Earlier
 
 
 def cell(function: str, size: int, us: dict[str, float], **more: Any) -> dict[str, Any]:
@@ -35,6 +35,21 @@ def test_regrets_stand_in_the_order_of_the_predictions() -> None:
     row = {"us": {"tile a": 2.0, "aten": 1.0}, "predicted_us": {"aten": 9.0, "tile a": 8.0}}
     assert candidates.regrets(row) == [2.0, 1.0]
     assert candidates.verdict([row]).startswith("1 shapes, regret of the first geomean 2.000, p95 2.00, worst 2.00; best of 3")
+
+
+def test_the_peers_times_may_be_those_of_an_earlier_run_on_such_a_device(tmp_path: Path) -> None:
+    times = {"eager": 9.0, "polytile": 5.0, "dynamic": 7.0, "static": 4.0}
+    row = {"function": "softmax", "dtype": "bf16", "shape": [4, 8], "us": times}
+    results = {"device": "H100", "copy_bytes_per_second": 3e12, "cells": [row, {**row, "shape": [8, 8], "error": "x"}]}
+    file = tmp_path / "gpu.json"
+    file.write_text(json.dumps({"environment": {"revision": "abc"}, "results": results}))
+    earlier = Earlier.read(file, "H100")
+    assert earlier.origin == {"revision": "abc", "copy": 3e12}
+    now = {**row, "us": {"eager": 8.0, "polytile": 3.0}}
+    assert earlier.beside(now)["us"] == {"eager": 8.0, "polytile": 3.0, "dynamic": 7.0, "static": 4.0}
+    assert earlier.beside({**now, "shape": [5, 5]}) == {**now, "shape": [5, 5]}
+    with pytest.raises(SystemExit, match="this is H200"):
+        Earlier.read(file, "H200")
 
 
 def test_a_run_goes_on_from_the_cells_of_earlier_ones(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 `lower(fn, *args)` gives the Program, `check(fn, *args)` also runs it through the reference interpreter and compares
 with eager. With POLYTILE_TEST_DEVICE=cuda in the environment the function is instead compiled and run on the GPU, and
-compared with eager there (`make test-gpu`).
+compared with eager there (`make test-gpu`); with POLYTILE_TEST_DEVICE=cpu it is compiled and run on the CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from polytile.ir import sizes
 from polytile.ir.program import Buffer, Extern, Input, Program, View, whole
 
 DEVICE = os.environ.get("POLYTILE_TEST_DEVICE", "cpu")
-"""Where functions run: "cpu" through the interpreter, else compiled."""
+COMPILES = "POLYTILE_TEST_DEVICE" in os.environ
+"""Functions are compiled and run on DEVICE; else lowered programs go through the interpreter."""
 
 COMPILED = {torch.float32: 2e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Absolute and relative tolerance of compiled results by type, at least."""
@@ -161,7 +162,7 @@ def check(
     program = lower(fn, *args)
     if not library:
         assert library_calls(program) == [], library_calls(program)
-    if DEVICE != "cpu":
+    if COMPILES:
         check_compiled(fn, args, rtol, atol)
         return program
     torch.manual_seed(0)
@@ -187,7 +188,7 @@ def check_each(
     program = lower(lambda *a: tuple(fn(*a) for fn in able.values()), *args)
     if not library:
         assert library_calls(program) == [], library_calls(program)
-    if DEVICE != "cpu":
+    if COMPILES:
         check_compiled(lambda *a: tuple(fn(*a) for fn in able.values()), args, names=list(able))
         return
     got = run(program, list(args))

@@ -12,6 +12,7 @@ import torch
 
 from polytile.problem import Outcome
 from polytile.tuning.isolation.worker import Failure, Kind, borrowed, stop_all
+from polytile.tuning.room import for_measuring
 from polytile.tuning.task import Task
 from polytile.tuning.tune import tune
 from tests.tuning.planted import Function, task
@@ -85,11 +86,13 @@ def test_a_generated_kernels_fault_ends_the_worker_and_the_others_run(name: str,
 
 
 def test_arguments_that_do_not_fit_beside_the_users_are_nobodys_fault() -> None:
-    """What is free when the trial is begun leaves room for the context alone; the kernel is then tried here, and runs."""
+    """What is free when the trial is begun leaves room for the context alone; the kernel is then tried here, and runs. As in
+    `polytile tune`, what is free may be used: nothing lies below a peak that was just reached."""
     free = torch.cuda.mem_get_info()[0]
     taken = torch.empty(free - (3 << 30), dtype=torch.uint8, device="cuda") if free > 4 << 30 else None
     try:
-        (good,) = tune(generated("right"))
+        with for_measuring():
+            (good,) = tune(generated("right"))
         assert good.ok, good.detail
     finally:
         del taken
@@ -97,7 +100,8 @@ def test_arguments_that_do_not_fit_beside_the_users_are_nobodys_fault() -> None:
 
 
 def test_first_runs_take_milliseconds_once_the_worker_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """Says what they take: the context, then sixteen kernels in one message. Asserts what does not depend on the clock."""
+    """Says what they take: the context, then sixteen kernels in one message; and how much of the device is taken meanwhile,
+    which other processes have a part in. Asserts what depends on neither."""
     from polytile.tuning.isolation import gpu
 
     asked = generated("right")
@@ -113,10 +117,9 @@ def test_first_runs_take_milliseconds_once_the_worker_is_there(capsys: pytest.Ca
     with capsys.disabled():
         print(
             f"\nfirst run, context included {times[0] * 1e3:.0f} ms; another {times[1] * 1e3:.1f} ms; sixteen "
-            f"{times[2] * 1e3:.1f} ms; the worker holds {beside >> 20} MiB of the device"
+            f"{times[2] * 1e3:.1f} ms; {beside >> 20} MiB of the device were taken meanwhile"
         )
     assert torch.cuda.max_memory_allocated() < 1 << 20, "none of it is torch's"
-    assert beside <= gpu.CONTEXT_BYTES
 
 
 def test_the_worker_comes_back_after_each_fault() -> None:

@@ -524,6 +524,10 @@ RANDOM = """
 }
 FILL(uniform, float, philox_uniform<L>)
 FILL(normal, float, philox_normal<L>)
+extern "C" void run(const i64* at, float* y, long n) {  // begins at each place of a counter in turn
+  for (long i = 0; i < n; i += 4 * L)
+    for (long k = 0; k < 4; ++k) store(y + k * n + i, philox_run<4 * L>(SEED, at[i] + k));
+}
 FILL(integer, i64, philox_int<L>)
 FILL(short_integer, i32, philox_int<i32, L>)
 """
@@ -533,7 +537,7 @@ FILL(short_integer, i32, philox_int<i32, L>)
 def test_random_numbers_are_those_of_the_reference(build: Any, march: str, lanes: int) -> None:
     seed = 0x123456789ABCDEF
     library = build(f"constexpr i64 SEED = {seed};\n{RANDOM}", march, lanes)
-    at = torch.cat([torch.arange(1024), torch.arange(1024) + 2**40, -torch.arange(1, 1025)])
+    at = torch.cat([torch.arange(1024), torch.arange(1024) + 2**40, torch.arange(-1024, 0)])
     key = torch.tensor(seed)
     rows = {"uniform": torch.float32, "integer": torch.int64, "short_integer": torch.int32, "normal": torch.float32}
     for name, dtype in rows.items():
@@ -541,6 +545,10 @@ def test_random_numbers_are_those_of_the_reference(build: Any, march: str, lanes
         call(library, name, at, y)
         want = getattr(philox, name.removeprefix("short_"))(key, at, dtype)
         torch.testing.assert_close(y, want, rtol=1e-5 if name == "normal" else 0, atol=1e-6 if name == "normal" else 0)
+    runs = torch.zeros(4, len(at))
+    call(library, "run", at, runs)
+    for k, got in enumerate(runs):
+        assert torch.equal(got, philox.uniform(key, at + k, torch.float32))
 
 
 # threads --------------------------------------------------------------------------------------------------------------

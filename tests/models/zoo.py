@@ -38,7 +38,7 @@ def nodes_and_edges(nodes: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 MODELS: dict[str, Model] = {
-    "decoder": Model(Decoder, lambda n: (tokens(2 + n % 5, n, 61),)),
+    "decoder": Model(Decoder, lambda n: (tokens(2 + n % 5, n + 1, 61),)),  # its loss is of n of them
     "resnet18": Model(ResNet18, lambda n: (normal(2 + n % 3, 3, 32 + n, 40 + 2 * n),)),
     "recurrent cells": Model(Recurrent, lambda n: (normal(n, 4, 11),)),
     "mixer": Model(Mixer, lambda n: (normal(n, 3, 24, 24),)),

@@ -2,7 +2,8 @@
 
        int kernel(void **parameters, unsigned grid)
 
-   that runs at once and returns 0, an error that stays (700: an illegal address), or 600 for ever. */
+   that runs at once and returns 0, an error that stays (700: an illegal address), or 600 for ever. Whatever waits for the
+   device then waits for ever, as it does on a real one. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -17,6 +18,13 @@
 enum { OUT_OF_MEMORY = 2, LARGEST = 1 << 26 };
 static int state;
 
+static int done(void)
+{
+    while (state == 600)
+        pause();
+    return state;
+}
+
 int cuInit(unsigned flags) { return getenv("POLYTILE_TEST_NO_DEVICE") ? 100 : 0; }
 int cuDeviceGet(int *device, int index) { *device = index; return index > 1 ? 101 : 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)1; return 0; }
@@ -29,10 +37,10 @@ int cuMemAlloc_v2(uint64_t *address, size_t size)
     *address = (uint64_t)memory;
     return 0;
 }
-int cuMemFree_v2(uint64_t address) { free((void *)address); return state; }
+int cuMemFree_v2(uint64_t address) { int code = done(); free((void *)address); return code; }
 int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t size) { memset((void *)to, value, size); return state; }
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { memcpy((void *)to, from, size); return state; }
-int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) { memcpy(to, (void *)from, size); return state; }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { int code = done(); memcpy((void *)to, from, size); return code; }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) { int code = done(); memcpy(to, (void *)from, size); return code; }
 int cuModuleLoadData(void **module, const void *image)
 {
     const Elf64_Ehdr *head = image;
@@ -45,7 +53,7 @@ int cuModuleLoadData(void **module, const void *image)
     *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     return *module ? 0 : 200;
 }
-int cuModuleUnload(void *module) { return state; }
+int cuModuleUnload(void *module) { return done(); }
 int cuModuleGetFunction(void **function, void *module, const char *name)
 {
     *function = dlsym(module, name);

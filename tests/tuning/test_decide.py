@@ -1,7 +1,8 @@
-"""From times to a choice: ties go to the canonical order, and several processes' measurements make one score."""
+"""From times to a choice: ties go to the best predicted, and several processes' measurements make one score."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -9,7 +10,8 @@ import pytest
 
 from polytile.problem import Outcome
 from polytile.store import Summary
-from polytile.tuning.decide import Score, combine, doubtful, pick
+from polytile.store.records import LEAST_REGION, REGION, compact
+from polytile.tuning.decide import Entrant, Score, combine, doubtful, pick
 
 
 def scores(*seconds: float | None) -> list[Score | None]:
@@ -86,3 +88,34 @@ def test_a_choice_by_a_distance_of_about_the_band_is_in_doubt() -> None:
     assert not doubtful([Score(1.0, 0.005), Score(1.02, 0.005)], 0.02), "later ones are chosen by nothing"
     assert not doubtful([Score(1.5, 0.01), Score(1.0, 0.01)], 0.02)
     assert not doubtful([None, Score(math.nan, outcome=Outcome.CRASHED)], 0.02)
+
+
+def test_of_equals_the_best_predicted_is_chosen_whatever_the_order() -> None:
+    near = scores(1.01, 1.0, 1.015, 1.3)
+    entrants = [Entrant(predicted) for predicted in (3.0, 2.5, 2.0, 1.0)]
+    assert pick(near, 0.02, entrants) == 2
+    assert pick(near[::-1], 0.02, entrants[::-1]) == 1
+    assert pick(near, 0.02, [Entrant(1.0)] * 4) == 0, "predicted alike: the canonical order"
+
+
+def test_kernels_of_several_threads_are_judged_as_if_a_region_cost_the_least_seen() -> None:
+    alone, together = Entrant(2e-6, 1), Entrant(3e-6, 2)
+    near, apart = [Score(2.2e-6), Score(1.8e-6)], [Score(2.2e-6, excess=0.5e-6), Score(2.6e-6, excess=0.5e-6)]
+    assert pick(near, 0.02, [alone, together]) == pick(apart, 0.02, [alone, together]) == 1
+    assert pick(apart, 0.02) == 0, "of nobody the threads are known"
+    assert together.judged(5e-6, 1.0) == pytest.approx(4e-6) and together.judged(1e-6, 1.0) == pytest.approx(0.5e-6)
+    assert alone.judged(5e-6, 1.0) == 5e-6
+
+
+def test_what_a_region_cost_is_kept_with_the_measurement() -> None:
+    state = compact([["load", 1.0], [REGION, 0.9e-6], [LEAST_REGION, 0.4e-6]])
+    row = dataclasses.replace(summary("a t2", 2.6e-6), state=state)
+    assert combine([row])["a t2", "[]", "h"].excess == pytest.approx(0.5e-6)
+    assert combine([summary("a t2", 2.6e-6)])["a t2", "[]", "h"].excess == 0.0
+
+
+def test_a_choice_by_the_prediction_within_the_band_is_in_doubt_near_its_edge() -> None:
+    entrants = [Entrant(2.0), Entrant(1.0)]
+    assert not doubtful([Score(1.0, 0.001), Score(1.01, 0.001)], 0.02, entrants)
+    assert doubtful([Score(1.0, 0.001), Score(1.021, 0.001)], 0.02, entrants)
+    assert not doubtful([Score(1.0, 0.001), Score(1.021, 0.001)], 0.02)

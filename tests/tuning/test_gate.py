@@ -64,13 +64,14 @@ def test_every_mutated_argument_is_compared() -> None:
     assert checked.check(run(both)).ok
 
 
-def test_nan_and_infinity_must_be_where_the_reference_has_them() -> None:
-    x = torch.tensor([1.0, float("nan"), float("inf"), -float("inf"), 0.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_nan_and_infinity_must_be_where_the_reference_has_them(dtype: torch.dtype) -> None:
+    x = torch.tensor([1.0, float("nan"), float("inf"), -float("inf"), 0.0], dtype=dtype)
 
     def double(x: torch.Tensor, y: torch.Tensor) -> None:
         y.copy_(x * 2)
 
-    checked = gate(x, torch.zeros(5), reference=double)
+    checked = gate(x, torch.zeros(5, dtype=dtype), reference=double)
     assert checked.check(run(double)).ok
     assert not checked.check(run(lambda x, y: y.copy_((x * 2).nan_to_num()))).ok
     assert not checked.check(run(lambda x, y: y.copy_((x * 2).abs()))).ok

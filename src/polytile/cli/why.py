@@ -1,8 +1,8 @@
 """`polytile why`: which candidate runs a kernel at given sizes, on what grounds; or what is missing for an answer.
 
 The answer is derived from the store (and the plan) as a call in this environment would derive it, with one difference:
-a store does not know the canonical order of candidates, so ties go to the one measured first, which is the same while a
-kernel's candidates were measured together.
+a store does not know the canonical order of candidates, so of equals that were predicted alike the one measured first is
+named, which is the same while a kernel's candidates were measured together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.store.reading import Record
 from polytile.store.records import Identity, summary_of
-from polytile.tuning.decide import Score, combine, pick
+from polytile.tuning.decide import Entrant, Score, combine, pick, threads_of
 
 WORD = re.compile(r"(?P<name>\w+)=(?P<low>-?\d+)(?:\.\.(?P<high>\d+)(?P<divides>%16)?)?")
 """One size of a regime's text, as KernelSpec.regime writes it."""
@@ -176,7 +176,8 @@ def _groups(records: Sequence[Record]) -> dict[Key, list[Record]]:
 
 def _answer(records: Sequence[Record], provenance: str, differs: tuple[str, ...] = ()) -> Why:
     scores = _scores(records)
-    best = pick(list(scores.values()), options.get("noise_band"))
+    known = _entrants(records)
+    best = pick(list(scores.values()), options.get("noise_band"), [known[who] for who in scores])
     sizes = records[0].measurement.problem.sizes
     if best is None:
         return Why(sizes, None, "no candidate could run when it was measured", _ranked(scores), differs)
@@ -193,6 +194,14 @@ def _scores(records: Sequence[Record]) -> dict[Identity, Score]:
     latest = {(r.measurement.candidate, r.measurement.config): r.measurement.source_hash for r in records}
     current = [r for r in records if latest[r.measurement.candidate, r.measurement.config] == r.measurement.source_hash]
     return combine(summary_of(record.rows.summary) for record in current)
+
+
+def _entrants(records: Sequence[Record]) -> dict[Identity, Entrant]:
+    """What was known of each candidate before it was last measured."""
+    measured = [(record.measurement, summary_of(record.rows.summary).who) for record in records]
+    return {
+        who: Entrant(math.inf if one.predicted is None else one.predicted, threads_of(one.config)) for one, who in measured
+    }
 
 
 def _ranked(scores: Mapping[Identity, Score]) -> tuple[Ranked, ...]:

@@ -99,7 +99,8 @@ class PythonHandle:
 @dataclass(frozen=True)
 class DeviceLaunch:
     """One launch of the kernel `symbol` of the machine code `image`: threads of a block, bytes of dynamic shared memory, (kind,
-    index) of each parameter (runtime/cuda/launch.py) and the grid's dimensions as formulas of the call's integers."""
+    index) of each parameter (runtime/cuda/launch.py), the grid's dimensions as formulas of the call's integers, and whether it
+    may overlap with the kernel before."""
 
     image: bytes = field(repr=False)
     symbol: str
@@ -107,6 +108,7 @@ class DeviceLaunch:
     shared: int
     parameters: tuple[tuple[int, int], ...]
     grid: tuple[Formula, Formula, Formula]
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
 
 
 class Candidate(Protocol):
-    """Something that can run a Problem. Candidates of a MultiKernel stand in canonical order: ties go to the first.
+    """Something that can run a Problem. Candidates of a MultiKernel stand in canonical order: of equals that were predicted alike
+    the first is chosen.
 
     One that can be tried in a process of its own (tuning/isolation) has a method `handle() -> Handle | None` besides,
     which may raise what `entry` raises and runs nothing of the kernel.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import abc
 import ctypes
+import math
 import struct
 import threading
 import time
@@ -282,6 +283,14 @@ def time_burst(entry: Entry, arguments: Sequence[Any], repeats: int) -> float:
     return float(seconds)
 
 
+def region_seconds(threads: int) -> float:
+    """Seconds that an empty parallel region of so many threads takes now; NaN where there is no C extension to time it with, no
+    OpenMP runtime, or no core to spare at the moment. About 0.1 ms."""
+    module = native.module()
+    found = None if module is None else module.region_seconds(threads)
+    return math.nan if found is None else float(found)
+
+
 def _time_burst_in_python(
     name: str, entry: Any, arguments: tuple[Any, ...], tensors: int, repeats: int, device: int
 ) -> tuple[float, int]:
@@ -310,4 +319,12 @@ empty_strided_cuda = _allocator("cuda")
 """The same on the current CUDA device."""
 
 
-__all__ = ["Dispatcher", "Entry", "PythonDispatcher", "empty_strided_cpu", "empty_strided_cuda", "time_burst"]
+__all__ = [
+    "Dispatcher",
+    "Entry",
+    "PythonDispatcher",
+    "empty_strided_cpu",
+    "empty_strided_cuda",
+    "region_seconds",
+    "time_burst",
+]

@@ -18,7 +18,7 @@ Identity = tuple[str, str, str]
 Row = Mapping[str, Any]
 
 SUMMARY_COLUMNS = tuple(
-    "id uid problem relatives sizes candidate config source_hash outcome seconds noise condition".split()
+    "id uid problem relatives sizes candidate config source_hash outcome seconds noise condition state".split()
 )
 """The columns of schema.SUMMARIES, in order."""
 
@@ -53,11 +53,27 @@ class Summary:
     seconds: float
     noise: float
     condition: str = "back-to-back"
+    state: str = "[]"
+
+    @property
+    def region_excess(self) -> float:
+        """Seconds that an empty parallel region took at that moment beyond the least seen by then; 0 where unknown."""
+        return region_excess(pairs(self.state)) if REGION in self.state else 0.0
 
     @property
     def size(self) -> dict[str, int]:
         """The problem's sizes by name."""
         return dict(json.loads(self.sizes))
+
+
+REGION, LEAST_REGION = "region_seconds", "least_region_seconds"
+"""The names in a measurement's state of what an empty parallel region took, and of the least that was seen by then."""
+
+
+def region_excess(state: Iterable[tuple[str, Any]]) -> float:
+    """By how many seconds the first exceeds the second; 0 where they are not there."""
+    facts = dict(state)
+    return float(facts[REGION]) - float(facts[LEAST_REGION]) if REGION in facts and LEAST_REGION in facts else 0.0
 
 
 def compact(value: Any) -> str:
@@ -174,7 +190,7 @@ _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 def summary_of(row: tuple[Any, ...]) -> Summary:
     """A row of schema.SUMMARIES."""
-    _, uid, problem, relatives, sizes, candidate, config, source_hash, outcome, seconds, noise, condition = row
+    _, uid, problem, relatives, sizes, candidate, config, source_hash, outcome, seconds, noise, condition, state = row
     return Summary(
         uid,
         problem,
@@ -185,6 +201,7 @@ def summary_of(row: tuple[Any, ...]) -> Summary:
         math.nan if seconds is None else seconds,
         math.inf if noise is None else noise,
         condition,
+        state,
     )
 
 
@@ -227,6 +244,8 @@ def pairs(text: str) -> tuple[tuple[str, Any], ...]:
 
 
 __all__ = [
+    "LEAST_REGION",
+    "REGION",
     "Environment",
     "Identified",
     "Identity",
@@ -241,6 +260,7 @@ __all__ = [
     "measurement_of",
     "pairs",
     "problem_digest",
+    "region_excess",
     "relatives_digest",
     "rows_of",
     "summary_of",

@@ -78,8 +78,8 @@ CREATE VIEW decisions AS
     SELECT p.family, p.kernel, p.sizes, p.device, k.environment, k.candidate, k.config, k.source_hash, k.seconds
     FROM ranked k JOIN problems p ON p.digest = k.problem WHERE k.place = 1"""
 """For people: the fastest candidate of each problem in each environment, by the rules of tuning/decide.py (a wrong result
-is final, the newest measurement says whether it runs, the lower median counts). What is launched minds ties, the canonical
-order and validity as well, which no table holds."""
+is final, the newest measurement says whether it runs, the lower median counts). What is launched minds ties, the
+cost of parallel regions and validity as well, which no table holds."""
 
 KEEP = {
     "sqlite": (
@@ -130,7 +130,7 @@ VALUES (:uid, :taken_at, :problem, :environment, :candidate, :config, :source_ha
 """
 SUMMARIES = """
 SELECT m.id, m.uid, m.problem, p.relatives, p.sizes, m.candidate, m.config, m.source_hash, m.outcome,
-       m.seconds, m.noise, m.condition
+       m.seconds, m.noise, m.condition, m.state
 FROM measurements m JOIN problems p ON p.digest = m.problem
 WHERE p.device = :device AND m.environment = :environment AND m.id > :after ORDER BY m.id
 """

@@ -1,72 +1,118 @@
-"""From times to a choice, the same on every machine that measured about the same: ties go to the canonical order."""
+"""From times to a choice, the same on every machine that measured about the same.
+
+Two things keep a choice from following the moment: candidates within the noise band count as equal, and the best predicted of
+them is chosen, as predictions are the same in every process; and kernels of several threads are judged as if a parallel region
+cost the least that it was seen to cost, not what it did at that moment.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from polytile.problem import Outcome
+from polytile.kernels.candidate import Candidate
+from polytile.problem import Config, Outcome
 from polytile.store.records import Identity, Summary
 
 WIDEST_BAND = 0.05
 """However noisy the measurement, a candidate 5 % slower than the fastest does not count as equal to it."""
 
+REGION_TIMES = 2.0
+"""How many times what an empty parallel region costs more a kernel of several threads does: 1.5-2.2 times in loops of 2-8 µs,
+which also bring their data from core to core, up to 3 in products."""
+
+MOST_CREDIT = 1e-6
+"""Nobody is judged by a time that is shorter than the measured one by more than so many seconds, or than half of it."""
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """What is known of a candidate before it is timed: the seconds that its own model predicts, the threads it runs on."""
+
+    predicted: float = math.inf
+    threads: int = 1
+
+    @classmethod
+    def of(cls, candidate: Candidate, sizes: Mapping[str, int]) -> Entrant:
+        return cls(candidate.cost(sizes), threads_of(candidate.config))
+
+    def judged(self, seconds: float, excess: float) -> float:
+        """The seconds to judge it by, where a parallel region cost `excess` seconds more than it has before (region.py)."""
+        return seconds - min(MOST_CREDIT, REGION_TIMES * excess, seconds / 2) if self.threads > 1 else seconds
+
+
+UNKNOWN = Entrant()
+
+
+def threads_of(config: Config) -> int:
+    """Threads of the processor that a config asks for; 1 where it does not say."""
+    return int(dict(config.values).get("threads", 1))
+
 
 @dataclass(frozen=True)
 class Score:
     """Seconds of one candidate and their relative standard error; or how else it ended. `times`: how often it was
-    measured."""
+    measured; `excess`: what an empty parallel region cost then beyond the least seen."""
 
     seconds: float
     noise: float = 0.0
     outcome: Outcome = Outcome.OK
     times: int = 1
+    excess: float = 0.0
 
     @property
     def ok(self) -> bool:
         return self.outcome is Outcome.OK and math.isfinite(self.seconds)
 
 
-def pick(scores: Sequence[Score | None], band: float) -> int | None:
-    """Index of the first candidate, in canonical order, that is as fast as the fastest; None if none can run.
+def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> int | None:
+    """Index of the best predicted candidate that is as fast as the fastest, the first of those predicted alike; None if none
+    can run.
 
     "As fast": within `band` (relative), or within the two measurements' own standard error where that is larger, up to
     WIDEST_BAND. Two tunings with 2 % noise agree on a gap of up to 1 % in 35-46 % of cases by argmin, in 83-98 % with a
-    2 % band, at a mean cost of 0.02 % (simulated). None stands for a candidate without a score.
+    2 % band, at a mean cost of 0.02 % (simulated). None stands for a candidate without a score; without `entrants` all
+    are alike.
     """
-    best = _fastest(scores)
-    if best is None:
+    judged = _judged(scores, entrants)
+    if not judged:
         return None
-    for index, score in enumerate(scores):
-        if score is None or not score.ok:
-            continue
-        width = max(band, min(WIDEST_BAND, math.hypot(score.noise, best.noise)))
-        if score.seconds <= best.seconds * (1 + width):
-            return index
-    raise AssertionError("the fastest candidate is as fast as itself")
+    best = _fastest(judged)
+    return next(index for index, score in judged.items() if _as_fast(score, best, band))
 
 
-def doubtful(scores: Sequence[Score | None], band: float) -> bool:
+def doubtful(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> bool:
     """Whether another measurement may well choose differently: some candidate's distance from the fastest differs from the
-    band by less than twice the two's standard error, and it or a later one is chosen by that."""
-    best, chosen = _fastest(scores), pick(scores, band)
-    if best is None or chosen is None:
-        return False
-    for score in scores[: chosen + 1]:
-        if score is None or not score.ok or score is best:
-            continue
-        if abs(score.seconds / best.seconds - 1 - band) < 2 * math.hypot(score.noise, best.noise):
+    band by less than twice the two's standard error, and it or a later one in `pick`'s order is chosen by that."""
+    judged = _judged(scores, entrants)
+    best = _fastest(judged) if judged else None
+    for score in judged.values():
+        assert best is not None
+        if score is not best and abs(score.seconds / best.seconds - 1 - band) < 2 * math.hypot(score.noise, best.noise):
             return True
+        if _as_fast(score, best, band):
+            return False
     return False
 
 
-def _fastest(scores: Sequence[Score | None]) -> Score | None:
-    return min((score for score in scores if score is not None and score.ok), key=_seconds, default=None)
+def _judged(scores: Sequence[Score | None], entrants: Sequence[Entrant]) -> dict[int, Score]:
+    """The scores of those that run, by index, with the seconds that they are judged by, the best predicted first."""
+    known = entrants or [UNKNOWN] * len(scores)
+    able = {index: score for index, score in enumerate(scores) if score is not None and score.ok}
+    return {
+        index: replace(able[index], seconds=known[index].judged(able[index].seconds, able[index].excess))
+        for index in sorted(able, key=lambda index: known[index].predicted)
+    }
 
 
-def _seconds(score: Score) -> float:
-    return score.seconds
+def _fastest(judged: Mapping[int, Score]) -> Score:
+    return min(judged.values(), key=lambda score: score.seconds)
+
+
+def _as_fast(score: Score, best: Score, band: float) -> bool:
+    width = max(band, min(WIDEST_BAND, math.hypot(score.noise, best.noise)))
+    return score.seconds <= best.seconds * (1 + width)
 
 
 def combine(summaries: Iterable[Summary], condition: str = "back-to-back") -> dict[Identity, Score]:
@@ -85,11 +131,12 @@ def combine(summaries: Iterable[Summary], condition: str = "back-to-back") -> di
 def _score(rows: Sequence[Summary]) -> Score:
     if any(row.outcome is Outcome.WRONG for row in rows):
         return Score(math.nan, math.inf, Outcome.WRONG)
-    timed = sorted((row.seconds, row.noise) for row in rows if row.outcome is Outcome.OK and math.isfinite(row.seconds))
+    able = (row for row in rows if row.outcome is Outcome.OK and math.isfinite(row.seconds))
+    timed = sorted(able, key=lambda row: (row.seconds, row.noise))
     if not timed or rows[-1].outcome is not Outcome.OK:
         return Score(math.nan, math.inf, rows[-1].outcome if rows[-1].outcome is not Outcome.OK else Outcome.RAISED)
-    seconds, noise = timed[(len(timed) - 1) // 2]
-    return Score(seconds, noise, times=len(timed))
+    middle = timed[(len(timed) - 1) // 2]
+    return Score(middle.seconds, middle.noise, times=len(timed), excess=middle.region_excess)
 
 
-__all__ = ["WIDEST_BAND", "Score", "combine", "doubtful", "pick"]
+__all__ = ["UNKNOWN", "WIDEST_BAND", "Entrant", "Score", "combine", "doubtful", "pick", "threads_of"]

@@ -246,7 +246,7 @@ def root_mean_square(expected: torch.Tensor) -> float:
 
 def _distance(got: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
     """Largest |got - expected| / (|expected| + scale); not finite if any value is not, or if 0 is divided by 0."""
-    distance = got.double().sub_(expected).abs_()
+    distance = got.to(torch.float64, copy=True).sub_(expected).abs_()
     return float(distance.div_(expected.abs().double().add_(scale)).max()) if got.numel() else 0.0
 
 

@@ -23,6 +23,9 @@ from polytile.kernels.candidate import Entry, PythonEntry
 from polytile.runtime import cpu
 from polytile.store.summary import summarise
 from polytile.tuning import standing
+from polytile.tuning.decide import UNKNOWN, Entrant
+from polytile.tuning.region import UNKNOWN as UNKNOWN_REGION
+from polytile.tuning.region import Region, time_region
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Contender:
     """A candidate ready to be timed: its entry and the flat arguments to call it with.
 
     `restore`, if any, puts the arguments back between bursts, for kernels that change what they read. `timer`, if any,
-    takes the time of a burst on a GPU: (entry, arguments, repeats) → seconds.
+    takes the time of a burst on a GPU: (entry, arguments, repeats) → seconds. How contenders stand to each other is judged
+    by what `entrant` makes of their times (decide.py).
     """
 
     name: str
@@ -38,6 +42,7 @@ class Contender:
     args: tuple[Any, ...]
     restore: Callable[[], None] | None = None
     timer: Callable[[Entry, tuple[Any, ...], int], float] | None = None
+    entrant: Entrant = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -114,12 +119,14 @@ GPU_THOROUGH = replace(GPU_LIMITS, rounds=50, seconds=0.2, final_rounds=40, fina
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call of each burst, their low quantile and its relative error; or what was raised."""
+    """Seconds per call of each burst, their low quantile and its relative error; or what was raised. `region`: what a
+    parallel region cost meanwhile, where some contender has several threads."""
 
     samples: tuple[float, ...] = ()
     seconds: float = float("nan")
     noise: float = float("inf")
     error: Exception | None = None
+    region: Region = UNKNOWN_REGION
 
 
 class Stopped(KeyboardInterrupt):
@@ -165,6 +172,9 @@ _own_time_burst = time_burst
 clock, pause = time.perf_counter, time.sleep
 """How long the race itself has taken, and waiting for calmer times."""
 
+MOVED = 1.3
+"""A parallel region that costs so many times as much as before, or so much less, is one of other cores."""
+
 _one_race_at_a_time = threading.RLock()
 
 
@@ -174,8 +184,8 @@ def replaced() -> bool:
 
 
 def race(contenders: Sequence[Contender], limits: Limits = LIMITS) -> list[Timing]:
-    """Times the contenders, in the order given. Each must have run before: nothing is warmed up for the first time
-    here.
+    """Times the contenders, given in the order in which ties are broken. Each must have run before: nothing is warmed up for
+    the first time here.
 
     An exception of one contender ends its part in the race and is returned; raises Stopped for Ctrl-C.
     """
@@ -212,11 +222,12 @@ def _calmest(contenders: Sequence[Contender], limits: Limits) -> list[Timing]:
 class _Lane:
     """One contender's bursts so far."""
 
-    def __init__(self, contender: Contender) -> None:
+    def __init__(self, contender: Contender, region: Region) -> None:
         self.contender = contender
+        self.region = region
         self.samples: list[float] = []
         self.rounds: dict[int, float] = {}
-        """The best sample of each round taken part in."""
+        """The best sample of each round taken part in, as it is judged."""
         self.discarded = 0
         self.repeats = 1
         self.warm = False
@@ -269,7 +280,8 @@ class _Lane:
             self.discarded += 1
             return
         self.samples.append(seconds / self.repeats)
-        self.rounds[turn] = min(self.samples[-1], self.rounds.get(turn, math.inf))
+        judged = self.contender.entrant.judged(self.samples[-1], self.region.excess)
+        self.rounds[turn] = min(judged, self.rounds.get(turn, math.inf))
 
     def begin_final(self) -> None:
         """What was sampled among other kernels' bursts is not mixed with what is sampled in steady state."""
@@ -277,7 +289,7 @@ class _Lane:
 
     def timing(self) -> Timing:
         seconds, noise = summarise(self.samples)
-        return Timing(tuple(self.samples), seconds, noise, self.error)
+        return Timing(tuple(self.samples), seconds, noise, self.error, self.region)
 
 
 class _Race:
@@ -285,13 +297,23 @@ class _Race:
 
     def __init__(self, contenders: Sequence[Contender], limits: Limits) -> None:
         self.limits = limits
-        self.lanes = [_Lane(contender) for contender in contenders]
+        self.threads = max((contender.entrant.threads for contender in contenders), default=1)
+        self.region = self._region()
+        self.lanes = [_Lane(contender, self.region) for contender in contenders]
         self.started = clock()
         self.waited = cpu.waited() if limits.gated else 0.0
 
     def disturbed(self) -> float:
-        """For how much of the time since the start the process's threads, together, have waited for a core."""
+        """For how much of the time since the start the process's threads, together, have waited for a core; all of it if the
+        cores have moved meanwhile, by what a parallel region costs."""
+        ratio = self._region().seconds / self.region.seconds
+        if ratio > MOVED or ratio < 1 / MOVED:
+            return 1.0
         return (cpu.waited() - self.waited) / max(1e-9, clock() - self.started)
+
+    def _region(self) -> Region:
+        """What a parallel region costs now; unknown where no contender has several threads, or no clock is read."""
+        return UNKNOWN_REGION if replaced() else time_region(self.threads)
 
     @property
     def racing(self) -> list[_Lane]:

@@ -23,7 +23,7 @@ FLOOR = 1e-3
 """Ratios of no two rounds are trusted further than this, relatively, however alike they look: clocks tick."""
 
 Rounds = Mapping[int, float]
-"""Seconds of a call by the number of the round in which they were taken."""
+"""Seconds of a call, as the contender is judged by, by the number of the round in which they were taken."""
 
 
 def ratio_bounds(mine: Rounds, other: Rounds) -> tuple[float, float]:
@@ -52,7 +52,7 @@ def level(mine: Rounds, others: Sequence[Rounds], band: float) -> bool:
 
 
 def settled(lanes: Sequence[Rounds], band: float) -> bool:
-    """Whether more rounds would not change which contender is chosen: the first, in canonical order, that is level with the
+    """Whether more rounds would not change which contender is chosen: the first, in the order given, that is level with the
     fastest (decide.pick). All before that one are surely behind, and it is surely level."""
     for place, lane in enumerate(lanes):
         others = [*lanes[:place], *lanes[place + 1 :]]

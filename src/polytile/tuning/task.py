@@ -11,7 +11,7 @@ import torch
 from polytile.errors import CompilerMissing, DeviceLost, ResourcesExceeded
 from polytile.ir.program import CPU
 from polytile.kernels.candidate import Candidate
-from polytile.problem import Measurement, Outcome, Problem
+from polytile.problem import Measurement, Outcome, Problem, Scalar
 from polytile.tuning import measure
 from polytile.tuning.environment import environment
 from polytile.tuning.gate import Reference, Verdict
@@ -78,6 +78,7 @@ def measured(
     samples: tuple[float, ...] = (),
     max_error: float | None = None,
     detail: str = "",
+    state: tuple[tuple[str, Scalar], ...] = (),
 ) -> Measurement:
     """The Measurement of the task's candidate number `index`."""
     candidate = task.candidates[index]
@@ -92,6 +93,7 @@ def measured(
         getattr(candidate, "compile_seconds", None),
         detail,
         environment=environment(task.target),
+        state=state,
     )
 
 

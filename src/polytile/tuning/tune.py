@@ -16,8 +16,10 @@ from polytile.errors import DeviceLost
 from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
+from polytile.store.records import LEAST_REGION, REGION
 from polytile.tuning import measure, progress
 from polytile.tuning.budget import clock
+from polytile.tuning.decide import Entrant, threads_of
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.room import NoRoom, host_is_quick, own_fits, wide_fits
@@ -99,17 +101,18 @@ class _Trial:
                     self.passed[index] = entry, failure.max_error
 
     def _time_all(self, gate: Gate) -> None:
-        """Races those that may be timed. An interrupt keeps what the race has found out."""
+        """Races those that may be timed, the best predicted first. An interrupt keeps what the race has found out."""
         target = self.task.target
         restore = gate.clones.restore if gate.clones.changes_its_input else None
-        order = sorted(self.passed)
-        entries = {index: self.passed[index][0] for index in order}
+        entrants = self._entrants()
         contenders = [
             measure.Contender(
-                self.task.candidates[index].name, entry, gate.clones.args, restore, measure.timer_for(target, entry)
+                self.task.candidates[index].name, self.passed[index][0], gate.clones.args, restore,
+                measure.timer_for(target, self.passed[index][0]), entrant,
             )
-            for index, entry in entries.items()
-        ]
+            for index, entrant in entrants.items()
+        ]  # fmt: skip
+        order = list(entrants)
         if target.type == "cpu":
             compiler.settle(min(SETTLE_SECONDS, max(0.0, self.left)))
         self._tell("timing")
@@ -119,6 +122,15 @@ class _Trial:
             self._keep(order, stopped.timings)
             raise
         self._keep(order, timings)
+
+    def _entrants(self) -> dict[int, Entrant]:
+        """Those that may be timed, by index, in the order of `decide.pick`."""
+        promise = dict(enumerate(self.task.predicted))
+        known = {
+            index: Entrant(promise.get(index, math.inf), threads_of(self.task.candidates[index].config))
+            for index in sorted(self.passed)
+        }
+        return dict(sorted(known.items(), key=lambda pair: pair[1].predicted))
 
     def _keep(self, order: Sequence[int], timings: Sequence[measure.Timing]) -> None:
         for index, timing in zip(order, timings, strict=True):
@@ -205,7 +217,9 @@ def _untried(task: Task, index: int) -> Attempt:
 def _timed(task: Task, index: int, timing: measure.Timing, max_error: float | None) -> Attempt:
     if timing.error is not None:
         return failed(task, index, Outcome.RAISED, timing.error)
-    ok = measured(task, index, Outcome.OK, timing.samples, max_error)
+    region = timing.region
+    state = () if math.isnan(region.seconds) else ((REGION, region.seconds), (LEAST_REGION, region.least))
+    ok = measured(task, index, Outcome.OK, timing.samples, max_error, state=state)
     return Attempt(task.candidates[index], ok, timing.seconds, timing.noise)
 
 

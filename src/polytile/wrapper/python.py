@@ -105,7 +105,8 @@ class _Writer:
         if id(target) not in self.callees:
             name = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "operator")
             plain = type(target) is torch._ops.OpOverload
-            self.callees[id(target)] = self.bound(name.replace(".", "_"), target._op if plain else target)
+            called = tensors.SAME_BUT_FASTER.get(target) or (target._op if plain else target)
+            self.callees[id(target)] = self.bound(name.replace(".", "_"), called)
         return self.callees[id(target)]
 
     # lines: the arguments --------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from polytile.wrapper.lines import Argument, KernelCall, Line
 from polytile.wrapper.memory import maybe_aliased, plan
 
 CallOf = Callable[[Loop | Template], KernelCall]
+EMPTY = torch.ops.aten.empty_strided.default
 
 
 def schedule(
@@ -83,8 +84,8 @@ class _Schedule:
         return last
 
     def _allocate(self, operation: Operation, live: set[str], position: int) -> None:
-        """Memory for what the operation writes; library calls bring their own."""
-        if isinstance(operation, Extern):
+        """Memory for what the operation writes; library calls bring their own, but for one that does nothing else."""
+        if isinstance(operation, Extern) and operation.target is not EMPTY:
             live.update(operation.writes())
             return
         for name in sorted(operation.writes() - live):
@@ -115,7 +116,8 @@ class _Schedule:
             reason = f" (library: {operation.reason})" if isinstance(operation, Extern) else ""
             self.out.append(lines.Comment(", ".join(dict.fromkeys(operation.origins)) + reason))
         if isinstance(operation, Extern):
-            self._library(operation)
+            if operation.target is not EMPTY:
+                self._library(operation)
         else:
             self._kernel(operation)
 

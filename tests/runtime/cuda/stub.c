@@ -13,14 +13,15 @@ typedef struct {
 } Call;
 
 Call stub_calls[MOST];
-int stub_count, stub_launch_error, stub_load_error, stub_parameters = 4, stub_capturing, stub_memsets, stub_tensors;
+int stub_overlaps, stub_count, stub_launch_error, stub_load_error, stub_parameters = 4, stub_capturing, stub_memsets, stub_tensors;
 int stub_max_threads = 1024, stub_shared_limit = 227 * 1024;
 void *stub_stream = (void *)0x77;
 static void *contexts[16];
 static int depth;
 
 int cuInit(unsigned flags) { return 0; }
-int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int stub_version = 13000;
+int cuDriverGetVersion(int *version) { *version = stub_version; return 0; }
 int cuDeviceGet(int *device, int index) { *device = index; return index > 1 ? 101 : 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(uintptr_t)(0x1000 + device); return 0; }
 int cuCtxPushCurrent_v2(void *context) { contexts[++depth] = context; return 0; }
@@ -58,13 +59,21 @@ int cuMemsetD8Async(uintptr_t destination, unsigned char value, size_t count, vo
     stub_memsets++;
     return 0;
 }
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void *stream, void **parameters, void **extra)
+typedef struct { int id, unused, value, rest[15]; } CUlaunchAttribute;
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    CUlaunchAttribute *attributes;
+    unsigned count;
+} CUlaunchConfig;
+int cuLaunchKernelEx(const CUlaunchConfig *how, void *function, void **parameters, void **extra)
 {
     if (stub_launch_error)
         return stub_launch_error;
     Call *call = &stub_calls[stub_count++ % MOST];
-    *call = (Call){function, stream, depth ? contexts[depth] : NULL, {gx, gy, gz}, bx, shared, {0}};
+    *call = (Call){function, how->stream, depth ? contexts[depth] : NULL, {how->grid[0], how->grid[1], how->grid[2]},
+                   how->block[0], how->shared, {0}};
+    stub_overlaps = how->count == 1 && how->attributes->id == 6 && how->attributes->value == 1;
     for (int i = 0; i < stub_parameters && i < 16; i++)
         call->values[i] = *(uint64_t *)parameters[i];
     return 0;

@@ -55,6 +55,15 @@ def test_grids_are_computed_for_each_call(stub: Stub) -> None:
     assert [call.grid[0] for call in stub.calls()] == [1, 3, 6, 250]
 
 
+@pytest.mark.parametrize("overlaps,version,early", [(True, 13000, 1), (False, 13000, 0), (True, 12020, 0)])
+def test_a_kernel_that_waits_by_itself_may_start_early(stub: Stub, overlaps: bool, version: int, early: int) -> None:
+    stub.parameters, stub.version = 1, version
+    function = driver.load(0, b"cubin", "kernel", 128, 1024)
+    made = launch.Plan("kernel", 0, [launch.Launch(function, 128, 1024, ((launch.TENSOR, 0),), grid(1), overlaps)])
+    time_burst(entry(made), (X, 1, 1), 1)
+    assert (stub.count, stub.overlaps) == (1, early)
+
+
 def test_an_empty_grid_launches_nothing(stub: Stub) -> None:
     time_burst(entry(plan(stub, (launch.TENSOR, 0), x=M)), (X, 0, 1), 1)
     assert stub.count == 0

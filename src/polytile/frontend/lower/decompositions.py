@@ -1,7 +1,7 @@
 """Which ATen operators AOTAutograd takes apart before lowering, and how.
 
 The table is torch's core ATen decompositions, more of torch's own for what fuses well when taken apart, and this
-project's where torch's cost precision, a guard or a symbolic float; less what is lowered whole or stays a library call.
+project's where torch's cost precision, a guard, a copy or a symbolic float; less what is lowered whole or stays a library call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch._decomp
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import get_computation_dtype, suggest_memory_format
+from torch._prims_common import get_computation_dtype, is_contiguous_or_false, suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
 
 from polytile.frontend.lower import losses, norms
@@ -98,6 +98,29 @@ def _replication_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Te
     return torch.ops.aten.index_put(torch.zeros_like(x), places, grad, accumulate=True)
 
 
+def _constant_pad_nd(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
+    """Amounts that are sizes, none above 0: eager crops and copies, which keeps the layout of `x`; any above 0 makes the
+    result row-major. The fake form of the operator always says row-major, so whether there is one is asked here."""
+    if all(isinstance(n, int) for n in pad) or is_contiguous_or_false(x):
+        return NotImplemented
+    if not guard_or_false(functools.reduce(torch.sym_max, pad) <= 0):
+        return NotImplemented
+    for k in range(len(pad) // 2):
+        before, after = pad[2 * k : 2 * k + 2]
+        x = x.narrow(-1 - k, -before, x.shape[-1 - k] + before + after)
+    return x.clone()
+
+
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
+    """A write of one value to some places of a dimension: laid out as a copy of `x` is, with no second copy into that."""
+    if not isinstance(value, Tensor):
+        value = torch.scalar_tensor(value, dtype=x.dtype, device=x.device)
+    row = x if x.ndim else x.unsqueeze(0)
+    places: list[Tensor | None] = [None] * (dim % row.ndim)
+    filled = torch.ops.aten.index_put(row, [*places, index.reshape(-1)], value.to(x.dtype))
+    return filled if x.ndim else filled.squeeze(0).clone()
+
+
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
     """The form whose number of values every version of torch leaves to the run: up to 2.11 the fake form of this one has
     as many values as a tensor of zeros, which the backward of a fill then takes for a fact."""
@@ -109,6 +132,9 @@ OWN: dict[str, Callable[..., Any]] = {
     "_unique.default": _unique,
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
     "max_unpool2d.default": _max_unpool2d,
+    "constant_pad_nd.default": _constant_pad_nd,
+    "index_fill.int_Scalar": _index_fill,
+    "index_fill.int_Tensor": _index_fill,
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "_softmax_backward_data.default": _softmax_backward_data,

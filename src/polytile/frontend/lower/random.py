@@ -27,6 +27,7 @@ from polytile.frontend.lower.value import Point, Tensor, computed, convert, stor
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Extern, Ref, whole
+from polytile.runtime import mersenne
 
 aten = torch.ops.aten
 COUNTERS_PER_OPERATOR = 2**40
@@ -46,12 +47,28 @@ def from_counter() -> bool:
 def drawn_bernoulli(builder: Builder, like_result: torch.Tensor, dtype: torch.dtype, p: float) -> Tensor:
     """Fresh memory laid out as `like_result`, filled by bernoulli_(p): the call that eager makes, on the same
     elements in the same order."""
+    if like_result.device.type == "cpu":
+        mersenne.prepare()
     shape = tuple(sizes.as_size(n) for n in like_result.shape)
     strides = tuple(sizes.as_size(n) for n in like_result.stride())
-    buffer = builder.new_buffer(shape, dtype, like_result.device, strides)
     reason = "random numbers come from eager's own stream"
-    size, stride = ([builder.argument(n) for n in values] for values in (shape, strides))
-    settings = (("dtype", dtype), ("device", like_result.device))
+    return _filled(builder, shape, strides, dtype, like_result.device, aten.bernoulli_.float, (p,), reason)
+
+
+def _filled(
+    builder: Builder,
+    shape: tuple[sympy.Expr, ...],
+    strides: tuple[sympy.Expr, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    filling: Any,
+    values: tuple[float, ...],
+    reason: str,
+) -> Tensor:
+    """Fresh memory that the operator `filling` fills, called with it and `values`."""
+    buffer = builder.new_buffer(shape, dtype, device, strides)
+    size, stride = ([builder.argument(n) for n in extents] for extents in (shape, strides))
+    settings = (("dtype", dtype), ("device", device))
     origins = (builder.origin,)
     builder.emit(
         Extern(
@@ -60,11 +77,11 @@ def drawn_bernoulli(builder: Builder, like_result: torch.Tensor, dtype: torch.dt
     )
     builder.emit(
         Extern(
-            builder.name("lib"), aten.bernoulli_.float, (Ref(whole(buffer)), p), (), (None,), origins, reason,
+            builder.name("lib"), filling, (Ref(whole(buffer)), *values), (), (None,), origins, reason,
             mutates=(buffer.name,),
         )
     )  # fmt: skip
-    return stored(whole(buffer), like_result.device)
+    return stored(whole(buffer), device)
 
 
 @lowers(*overloads("native_dropout"))
@@ -134,13 +151,9 @@ def counter(
     """point → (seed, offset) for a fresh operator whose result has `out_sizes`; the first of a program draws the
     seed."""
     if builder not in _SEEDS:
-        seed = builder.library(
-            aten.randint.default,
-            (2**63 - 1, [1]),
-            {"dtype": torch.int64, "device": device},
-            "one seed for the kernels' own random numbers",
-            results=torch.empty(1, dtype=torch.int64, device=device),
-        )
+        one, reason = (sizes.ONE,), "one seed for the kernels' own random numbers"
+        seed = _filled(builder, one, one, torch.int64, device, aten.random_.default, (), reason)
+        assert seed.view is not None
         _SEEDS[builder] = _Seed(seed.view.buffer)
     state = _SEEDS[builder]
     first = state.operators * COUNTERS_PER_OPERATOR

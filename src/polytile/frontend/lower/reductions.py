@@ -15,6 +15,7 @@ from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.pointwise import check_dtypes, convert_to
 from polytile.frontend.lower.pointwise_table import like, node, selected
 from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.scalars import float_node
 from polytile.frontend.lower.value import Point, Tensor, computed, widen
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
@@ -235,8 +236,11 @@ def _variance_row(n: sympy.Expr, correction: float | sympy.Expr | None, root: bo
 
 
 def _degrees_of_freedom(n: sympy.Expr, correction: float | sympy.Expr, value: Node) -> Node:
-    if isinstance(correction, sympy.Expr):
+    if isinstance(correction, sympy.Expr) and correction.is_integer:
         return node("maximum", expr.index_value(n - correction, value.dtype), like(0, value))
+    if isinstance(correction, sympy.Expr):  # a size as a float
+        less = node("sub", expr.index_value(n, value.dtype), expr.op("cast", value.dtype, float_node(correction)))
+        return node("maximum", less, like(0, value))
     if n.is_number:
         return like(max(int(n) - correction, 0), value)
     size = expr.index_value(n, value.dtype)

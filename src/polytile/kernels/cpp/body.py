@@ -12,7 +12,7 @@ from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Load, Node, Op
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp import memory, ops, text
+from polytile.kernels.cpp import memory, ops, random, text
 from polytile.kernels.cpp.checks import checked_sizes
 from polytile.kernels.cpp.indices import index_vector
 from polytile.kernels.emission import emission_order
@@ -91,7 +91,7 @@ class Body:
                 return self._checked(node, scope)
             case Op():
                 lanes = self.lanes_of(node)
-                return ops.text(node, [self.operand(a, lanes, scope) for a in node.args], lanes)
+                return random.run(self, node, scope) or ops.text(node, [self.operand(a, lanes, scope) for a in node.args], lanes)
         raise AssertionError(f"{type(node).__name__} is made by the schedule, not as a value of its own")
 
     def operand(self, node: Node, lanes: str, scope: Scope) -> str:

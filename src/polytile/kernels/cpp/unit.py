@@ -14,6 +14,7 @@ from polytile.kernels.cpp.body import Body
 from polytile.kernels.cpp.keeping import homes, kept_values
 from polytile.kernels.cpp.lanes import lane_bytes
 from polytile.kernels.cpp.prelude import parts_of, prelude
+from polytile.kernels.cpp.random import run_lanes
 from polytile.kernels.cpp.short import Turned, short_rows
 from polytile.kernels.cpp.squares import Squares, of_variant
 from polytile.kernels.cpp.streaming import streamable
@@ -48,7 +49,8 @@ class Unit:
 
     @property
     def lanes(self) -> int:
-        return self.vector_bytes // lane_bytes(self.nest)
+        lanes = self.vector_bytes // lane_bytes(self.nest)
+        return lanes if self.turned or self.squares else run_lanes(self.nest, lanes)
 
     @cached_property
     def kept(self) -> dict[Node, int]:

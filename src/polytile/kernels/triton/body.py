@@ -6,13 +6,14 @@ with none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import sympy
 
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Scan
+from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.checks import checked_sizes
@@ -22,19 +23,23 @@ from polytile.kernels.nest import is_result
 from polytile.kernels.triton import memory, ops, random, text
 from polytile.kernels.triton.tile import Dim, Tile, sixteenth, with_facts
 
+FETCHED = 48
+"""Registers of a thread that loads ahead of their use may fill."""
 KEEPS_LITERALS = ("add", "sub", "mul", "div", "minimum", "maximum", "eq", "ne", "lt", "le", "gt", "ge")
 """Operations in which a plain literal beside a typed operand takes its type."""
 
 
 @dataclass
 class Scope:
-    """Lines of one block of Triton text and the names of the values known in it, its own and those of the scopes around it."""
+    """Lines of one block of Triton text and the names of the values known in it, its own and those of the scopes around it;
+    `fetched` names what loads that stand ahead of their use have brought."""
 
     lines: list[str] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
+    fetched: dict[int, str] = field(default_factory=dict)
 
     def inner(self) -> Scope:
-        return Scope([], dict(self.names))
+        return Scope([], dict(self.names), dict(self.fetched))
 
 
 class Body:
@@ -126,6 +131,25 @@ class Body:
             for a in node.args
         ]
 
+    # loads -----------------------------------------------------------------------------------------------------------
+
+    def fetch(self, roots: Iterable[Node], threads: int, scope: Scope) -> None:
+        """Starts what loads `roots` need, as far as registers allow, before any arithmetic waits for one of them: the compiler
+        keeps loads in the order of the text."""
+        registers = 0.0
+        for root in roots:
+            for node in emission_order(root, scope.names, self.made, lambda n: n.children):
+                if not isinstance(node, Load) or id(node) in scope.fetched or not _early(node):
+                    continue
+                each = math.prod(d.block for d in self.place_dims(node.index, node.indirect)) / threads
+                registers += max(1.0, each * self.kernel.storage(node.buffer).itemsize / 4)
+                if registers > FETCHED:
+                    return
+                plain = memory.plain(self, node)
+                name = self.name(node) if plain else f"{self.name(node)}_raw"
+                scope.lines.append(f"{name} = {memory.fetch(self, node, scope)}")
+                (scope.names if plain else scope.fetched)[id(node)] = name
+
     def full(self, node: Node, dims: frozenset[Dim], scope: Scope) -> str:
         """The value as a block that is full along `dims`, whatever it varies with."""
         if isinstance(node, Const):
@@ -205,6 +229,13 @@ class Body:
                 self.emit(root, scope)
         for store in stores:
             memory.store(self, store, scope)
+
+
+def _early(node: Load) -> bool:
+    """Whether the place of a load is known without arithmetic on values."""
+    return not any(isinstance(below, Reduce | Scan | Accumulator | Part) for below in expr.walk(node)) and all(
+        not below.dtype.is_floating_point for below in expr.walk(*node.children)
+    )
 
 
 def _names(nodes: tuple[Node, ...], prefix: str) -> dict[int, str]:

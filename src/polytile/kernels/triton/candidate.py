@@ -253,7 +253,8 @@ class Specialised:
                     scratch.append((_bytes(torch.uint8, each * sympy.prod(one.grid), positions), False))
             x, y, z = (encode(e, positions) for e in one.grid)
             threads = work.device.warp * facts.num_warps
-            made = DeviceLaunch(cubin.binary, facts.symbol, threads, facts.shared, tuple(parameters), (x, y, z))
+            image, symbol, shared = cubin.binary, facts.symbol, facts.shared
+            made = DeviceLaunch(image, symbol, threads, shared, tuple(parameters), (x, y, z), one.overlaps)
             launches.append(made)
         return DeviceHandle(tuple(launches), tuple(scratch))
 
@@ -264,7 +265,8 @@ class Specialised:
         launches = []
         for one in described.launches:
             function = driver.load(index, one.image, one.symbol, one.threads, one.shared)
-            launches.append(launch.Launch(function, one.threads, one.shared, one.parameters, one.grid))
+            made = launch.Launch(function, one.threads, one.shared, one.parameters, one.grid, one.overlaps)
+            launches.append(made)
         scratch = [launch.Scratch(size, zeroed) for size, zeroed in described.scratch]
         plan = launch.Plan(work.name, index, launches, scratch)
         return NativeEntry(plan.address, plan.handle, plan)

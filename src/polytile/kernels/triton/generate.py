@@ -29,13 +29,14 @@ def nest_for(kernel: LoopKernel, variant: str) -> tuple[LoopKernel, Nest]:
     return own, replace(nest_of(own.loop), cutting=False)
 
 
-def generate(kernel: LoopKernel, config: Config, facts: Facts) -> TritonKernel:
+def generate(kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool = False) -> TritonKernel:
     """The launches of `kernel` under `config` (see `kernels.triton.variants`), right wherever `facts` hold and the config is
-    valid. Raises LoweringError where some operation or type has no Triton form."""
+    valid. `overlaps`: they may start before what runs ahead of them has ended, which the device must know how to do
+    (from 9.0 on). Raises LoweringError where some operation or type has no Triton form."""
     variant = str(config["variant"])
     own, nest = nest_for(kernel, variant)
     if variant == "split":
-        return split(own, nest, config, facts)
-    unit = Unit(own, nest, config, facts)
+        return split(own, nest, config, facts, overlaps)
+    unit = Unit(own, nest, config, facts, overlaps)
     SCHEDULES[variant](unit)
     return TritonKernel((unit.launch(),))

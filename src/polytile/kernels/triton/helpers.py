@@ -39,18 +39,30 @@ def pt_logaddexp(a, b):
     return tl.where(high == low, high + pt_like(0.6931471805599453, a), apart) + tl.where(high == float("-inf"), high, 0.0)
 """,
     """
-def pt_welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
-    n = n_a + n_b
-    part = tl.where(n == 0, 0.0, n_b / n)
-    delta = mean_b - mean_a
-    return mean_a + delta * part, m2_a + m2_b + delta * delta * n_a * part, n
+def pt_welford(parts, axis: tl.constexpr):
+    mean, m2, n = parts
+    total = tl.sum(n, axis, keep_dims=True)
+    centre = tl.sum(mean * n, axis, keep_dims=True) / tl.where(total == 0, 1, total)
+    off = mean - centre
+    return centre, tl.sum(m2 + off * off * n, axis, keep_dims=True), total
 """,
     """
-def pt_welford_step(mean, m2, n, x):
-    count = n + 1
+def pt_scalars(parts):
+    a, b, c = parts
+    return tl.sum(tl.ravel(a), 0), tl.sum(tl.ravel(b), 0), tl.sum(tl.ravel(c), 0)
+""",
+    """
+def pt_welford_step(mean, m2, x, part):
     delta = x - mean
-    centre = mean + delta / count
-    return centre, m2 + delta * (x - centre), count
+    centre = mean + delta * part
+    return centre, m2 + delta * (x - centre)
+""",
+    """
+def pt_erf(x):
+    size = tl.abs(x)
+    p = 0.0007745670736767352 + size * (0.0014894866617396474 + size * (-0.000445523823145777 + size * 4.536087726592086e-05))
+    p = 1.6279085874557495 + size * (0.9184163808822632 + size * (0.1484815925359726 + size * (-0.02825363539159298 + size * p)))
+    return tl.where(size < 0.002, x * 1.1283791670955126, libdevice.copysign(1 - tl.exp2(-size * p), x))
 """,
     """
 def pt_online_step(high, total, x):

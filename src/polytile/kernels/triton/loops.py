@@ -27,6 +27,9 @@ INTERPRETED_AS = "H100"
 OLDEST = 70
 """Capability from which on Triton generates code."""
 
+OVERLAPPING = 90
+"""Capability from which on a kernel may be started before the one ahead of it on the stream has ended."""
+
 _made: dict[tuple[str, torch.device], tuple[Candidate, ...]] = {}
 
 
@@ -57,7 +60,8 @@ def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.devi
     on_gpu = target.type == "cuda"
     device = devices.facts(target.index or 0) if on_gpu else devices.named(INTERPRETED_AS)
     index = (target.index or 0) if on_gpu else None
-    work = Work(kernel, kernel_name(kernel, origins), device, index, functools.partial(generate, kernel))
+    overlaps = on_gpu and device.capability >= OVERLAPPING
+    work = Work(kernel, kernel_name(kernel, origins), device, index, functools.partial(generate, kernel, overlaps=overlaps))
     nest = nest_of(kernel.loop)
 
     def candidate(config: Config) -> TritonCandidate:

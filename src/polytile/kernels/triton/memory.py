@@ -29,7 +29,14 @@ SWAPPED = {2: "tl.int16", 4: "tl.int32", 8: "tl.int64"}
 
 
 def load(body: Body, node: Load, scope: Scope) -> str:
-    """The value of a load in its compute type."""
+    """The value of a load in its compute type; the load itself may stand further up."""
+    if id(node) not in scope.fetched:
+        return _computed(body, node, fetch(body, node, scope))
+    return _computed(body, node, scope.fetched[id(node)])
+
+
+def fetch(body: Body, node: Load, scope: Scope) -> str:
+    """The load itself: elements as memory holds them."""
     conditions = [body.emit(node.mask, scope)] if node.mask is not None else []
     at = body.place(node.index, node.indirect, scope)
     dims = body.place_dims(node.index, node.indirect)
@@ -39,10 +46,19 @@ def load(body: Body, node: Load, scope: Scope) -> str:
         at = _spread(body, at, body.place_dims(node.index, node.indirect), dims)
     masks = " & ".join(conditions + body.tile.masks(dims))
     hint = _eviction(body, node, dims)
-    loaded = f"tl.load({node.buffer} + ({at})" + (f", mask={masks}, other=0" if masks else "") + hint + ")"
-    stored = body.kernel.storage(node.buffer)
-    if node.dtype == stored:
+    return f"tl.load({node.buffer} + ({at})" + (f", mask={masks}, other=0" if masks else "") + hint + ")"
+
+
+def plain(body: Body, node: Load) -> bool:
+    """Whether elements are computed with as memory holds them."""
+    return node.dtype == body.kernel.storage(node.buffer)
+
+
+def _computed(body: Body, node: Load, loaded: str) -> str:
+    """Loaded elements in the type in which the node is computed."""
+    if plain(body, node):
         return loaded
+    stored = body.kernel.storage(node.buffer)
     bits = node.dtype != compute_dtype(stored) and node.dtype.itemsize == stored.itemsize and stored != torch.bool
     return f"{loaded}.to({text.value_type(node.dtype)}{', bitcast=True' if bits else ''})"
 

@@ -38,7 +38,7 @@ FLOATS: dict[str, str] = {
 FAST: dict[str, str] = {
     "round_bf16": "{0}.to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float16).to({T})",
     "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
-    "rsqrt": "tl.rsqrt({0})", "sigmoid": "tl.sigmoid({0})",
+    "rsqrt": "tl.rsqrt({0})", "sigmoid": "tl.sigmoid({0})", "erf": "pt_erf({0})",
 }  # fmt: skip
 """Instead of FLOATS where no tensor of the kernel has more than 16 bits an element: errors of 2⁻²⁰ are far below them."""
 

@@ -6,6 +6,9 @@ A running value is a block of its own: element (x, r) has seen every r-th point 
     argmax, argmin                  the value and the index at which it stands
     welford                         mean, sum of squared deviations, count
     online_softmax                  the greatest value m, and the sum of exp(x - m)
+
+Every element of a welford's running values has seen as many points as there were blocks, but for those that the row's end
+cuts off the last one: one division a block serves all of them, and their counts are written down after the loop.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from polytile.ir.evaluate import largest, smallest
 from polytile.ir.expr import Reduce, Scan
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
+from polytile.kernels.triton.tile import Dim
 
 NOWHERE = 2**63 - 1  # the index of an extreme that no element has set
 
@@ -100,9 +104,16 @@ class Reduction:
 
     def start(self, scope: Scope) -> None:
         """Running values at their start."""
-        shape = self.body.tile.shape(self.body.tile.all_dims)
-        for name, part in zip(self.running(), self.parts, strict=True):
+        shapes = [self.body.tile.shape(self.body.tile.all_dims)] * len(self.parts)
+        if self._alike:
+            shapes[-1] = "[]"
+        for name, part, shape in zip(self.running(), self.parts, shapes, strict=True):
             scope.lines.append(f"{name} = tl.full({shape}, {part.literal}, {text.value_type(part.dtype)})")
+
+    @property
+    def _alike(self) -> bool:
+        """Whether one number says how many points each element of a welford has seen, until the row's end."""
+        return self.kind == "welford" and (not self.condition() or len(self.body.tile.reduced) == 1)
 
     def update(self, scope: Scope) -> None:
         """Lets the current block into the running values."""
@@ -119,12 +130,25 @@ class Reduction:
         scope.lines.append(f"{', '.join(names)} = {self.combine}({', '.join(names + values)})")
 
     def _welford_step(self, names: list[str], scope: Scope) -> None:
-        value = self.body.full(self.node.args[0], self.body.tile.all_dims, scope)
-        new = [f"{n}_new" for n in names]
-        scope.lines.append(f"{', '.join(new)} = pt_welford_step({', '.join(names)}, {value})")
-        condition = self.condition()
-        for name, fresh in zip(names, new, strict=True):
-            scope.lines.append(f"{name} = tl.where({condition}, {fresh}, {name})" if condition else f"{name} = {fresh}")
+        value, condition = self.body.full(self.node.args[0], self.body.tile.all_dims, scope), self.condition()
+        new, count = [f"{n}_new" for n in names[:2]], names[2]
+        scope.lines.append(f"{count}_new = {count} + 1")
+        scope.lines.append(f"{', '.join(new)} = pt_welford_step({', '.join(names[:2])}, {value}, 1.0 / {count}_new)")
+        for name in names:
+            kept = condition and not (name == count and self._alike)
+            scope.lines.append(f"{name} = " + (f"tl.where({condition}, {name}_new, {name})" if kept else f"{name}_new"))
+
+    def counted(self, dim: Dim, first: str, end: str) -> list[str]:
+        """Lines after the loop along `dim`, whose first block has the positions `first` and which goes up to `end`: the counts
+        of a welford's elements, each for itself."""
+        if not self._alike:
+            return []
+        count, kind = self.running()[2], text.value_type(self.dtype)
+        shape = self.body.tile.shape(self.body.tile.all_dims)
+        if not self.condition():
+            return [f"{count} = tl.full({shape}, 0.0, {kind}) + {count}"]
+        seen = f"(tl.maximum({end} - ({first}) + {dim.name} - 1, 0) // {dim.name}).to({kind})"
+        return [f"{count} = tl.broadcast_to({seen}, {shape})"]
 
     def condition(self) -> str:
         """What holds where the block lies inside the row; "" where it always does."""
@@ -168,6 +192,10 @@ class Reduction:
         if not at:
             return value if len(running) == 1 else ", ".join(running)
         whole = not self.body.tile.parallel_dims
+        if self.kind == "welford":
+            for axis in reversed(at):
+                value = f"pt_welford({value}, {axis})"
+            return f"pt_scalars({value})" if whole else value
         own = FORMS[self.kind].own if self.carried not in (torch.int8, torch.int16, torch.uint8, torch.uint16) else ""
         for axis in reversed(at):
             keep = "" if whole else ", keep_dims=True"

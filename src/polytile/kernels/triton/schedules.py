@@ -28,6 +28,7 @@ from polytile.kernels.triton.unit import Share, Unit
 def plain(unit: Unit) -> None:
     """Every point of the block at once."""
     unit.place()
+    unit.fetch([root for store in unit.kernel.loop.stores for root in store.roots], unit.scope)
     unit.body.stores(unit.kernel.loop.stores, unit.scope)
     unit.flush(unit.scope)
 
@@ -39,6 +40,7 @@ def persistent(unit: Unit) -> None:
         unit.held(dim)
     nest, scope = unit.nest, unit.scope
     scans.prepare_whole(unit.body)
+    unit.fetch([root for k in range(nest.passes) for root in nest.roots_in(k)], scope)
     for k in range(nest.passes + 1):
         unit.body.stores(nest.row_stores(k), scope)
         if k < nest.passes:
@@ -106,14 +108,26 @@ def sweep(
         carried = Carried(unit.body, last[0], indices(unit.nest, k))
         unit.out.extend(carried.begin(unit.block_at(last[0], last[1].first if last[1] else "0")))
         unit.body.carried = carried.variables
-        loops.enter_context(unit.going(*last))
+        back = goes_back(unit.nest, k) and not carried.pairs
+        loops.enter_context(unit.going(*last, back=back))
         inner = scope.inner()
+        unit.fetch(unit.nest.roots_in(k), inner)
         for reduction in reductions:
             reduction.update(inner)
         points(inner)
         unit.flush(inner)
         unit.out.extend(carried.step())
     unit.body.carried = {}
+    dim, mine = last
+    first, end = (mine.first, mine.last) if mine else ("0", unit.body.index(dim.size))
+    for reduction in reductions:
+        unit.out.extend(reduction.counted(dim, unit.block_at(dim, first), end))
+
+
+def goes_back(nest: Nest, k: int) -> bool:
+    """Whether pass k may go through its row from the end: every other one does, since what the one before has read last is
+    what the cache still holds."""
+    return k % 2 == 1 and not nest.scans
 
 
 def indices(nest: Nest, k: int) -> list[sympy.Expr]:

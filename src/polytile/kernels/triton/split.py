@@ -25,8 +25,8 @@ from polytile.kernels.triton import scans
 from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.kernels.triton.reductions import Reduction
-from polytile.kernels.triton.schedules import one_pass, sweep
-from polytile.kernels.triton.unit import Share, Unit
+from polytile.kernels.triton.schedules import goes_back, one_pass, sweep
+from polytile.kernels.triton.unit import Share, Unit, program
 from polytile.problem import Config
 
 COMMUTATIVE = ("sum", "prod", "logsumexp")
@@ -44,16 +44,17 @@ def splittable(nest: Nest) -> bool:
     return alone and all(scan.kind in COMMUTATIVE for scan in nest.scans)
 
 
-def split(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts) -> TritonKernel:
+def split(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launches of `kernel` under a config with `splits`."""
-    return Split(kernel, nest, config, facts).made()
+    return Split(kernel, nest, config, facts, overlaps).made()
 
 
 class Split:
     """A kernel in the making: its launches share the scratch memory of `memory`."""
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts) -> None:
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         self.kernel, self.nest, self.config, self.facts = kernel, nest, config, facts
+        self.overlaps = overlaps
         self.splits = int(config["splits"])
         self.memory: list[Scratch] = []
         self._numbers: dict[tuple[int, int], int] = {}
@@ -65,14 +66,15 @@ class Split:
 
     # launches --------------------------------------------------------------------------------------------------------
 
-    def _unit(self) -> tuple[Unit, Share]:
-        """A launch whose programs know their number among those of a row, and their chunk."""
-        unit = Unit(self.kernel, self.nest, self.config, self.facts)
+    def _unit(self, back: bool = False) -> tuple[Unit, Share]:
+        """A launch whose programs know their number among those of a row, and their chunk; `back`: the first program has the
+        last chunk of the last rows."""
+        unit = Unit(self.kernel, self.nest, self.config, self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
-        unit.place()
+        unit.place(back)
         dim = next(d for d in unit.tile.reduced if d.name.lower() == self.config.get("along", "r"))
         size, block = unit.body.index(dim.size), dim.name if dim.block > 1 else "1"
-        unit.out.line("split = tl.program_id(1)" + (".to(tl.int64)" if self.facts.wide else ""))
+        unit.out.line(f"split = {program(1, back)}" + (".to(tl.int64)" if self.facts.wide else ""))
         unit.out.line(f"chunk = tl.cdiv({size}, {block} * SPLITS) * {block}")
         unit.out.line("first = split * chunk")
         unit.out.line(f"last = tl.minimum(first + chunk, {size})")
@@ -80,7 +82,7 @@ class Split:
         return unit, Share(dim, "first", "last")
 
     def _pass(self, k: int) -> Launch:
-        (unit, share), nest = self._unit(), self.nest
+        (unit, share), nest = self._unit(goes_back(self.nest, k)), self.nest
         between = nest.row_stores(k)
         self._know(unit, [*nest.roots_in(k), *_roots(between)], unit.scope)
         unit.flush(unit.scope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -10,6 +10,7 @@ import sympy
 import torch
 
 from polytile.ir import sizes
+from polytile.ir.expr import Node
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Nest
@@ -22,6 +23,7 @@ from polytile.kernels.writer import Writer
 from polytile.problem import Config
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Unit:
     """One launch: `out` collects the lines of its function, `scope` knows what stands outside of any loop. Scratch memory is
     taken with `scratch`."""
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts) -> None:
-        self.kernel, self.nest, self.config, self.facts = kernel, nest, config, facts
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool = False) -> None:
+        self.kernel, self.nest, self.config, self.facts, self.overlaps = kernel, nest, config, facts, overlaps
         self.tile: Tile = tile_of(nest, config, facts)
         self.body = Body(kernel, self.tile, facts)
         self.out, self.scope = Writer("    "), Scope()
@@ -47,11 +49,12 @@ class Unit:
 
     # positions -------------------------------------------------------------------------------------------------------
 
-    def place(self) -> None:
+    def place(self, back: bool = False) -> None:
         """The position of the program's block along every parallel dimension: blocks are numbered row by row, the last
-        dimension fastest."""
+        dimension fastest. Nothing here touches memory; then the program waits for the kernel before it, and lets the next
+        one's programs be placed. `back`: the first program has the last block."""
         dims = self.tile.parallel
-        number = "tl.program_id(0)" + (".to(tl.int64)" if self.facts.wide else "")
+        number = program(0, back) + (".to(tl.int64)" if self.facts.wide else "")
         if len(dims) == 1:
             self.out.line(f"{dims[0].name.lower()}_at = {number}")
         elif dims:
@@ -63,6 +66,8 @@ class Unit:
             self.out.line(f"{dims[0].name.lower()}_at = at")
         for dim in dims:
             self._parallel(dim)
+        if self.overlaps:
+            self.out.extend(["gdc_wait()", "gdc_launch_dependents()"])
 
     def _parallel(self, dim: Dim) -> None:
         at = f"{dim.name.lower()}_at"
@@ -92,16 +97,23 @@ class Unit:
         self._reduced(dim, at)
 
     @contextmanager
-    def going(self, dim: Dim, share: Share | None = None) -> Iterator[None]:
-        """A loop over blocks along a reduced dimension, or over a share of them."""
+    def going(self, dim: Dim, share: Share | None = None, back: bool = False) -> Iterator[None]:
+        """A loop over blocks along a reduced dimension, or over a share of them; `back`: from the last one to the first."""
         first, end = (share.first, share.last) if share else ("0", self.body.index(dim.size))
         if dim.block == 1:
             with self.out.indented(f"for {dim.variable} in range({first}, {end}):"):
                 yield
             return
-        self.body.firsts[dim] = f"{dim.variable}_at"
-        with self.out.indented(f"for {dim.variable}_at in range({first}, {end}, {dim.name}):"):
-            self._reduced(dim, self.block_at(dim, f"{dim.variable}_at"))
+        at = self.body.firsts[dim] = f"{dim.variable}_at"
+        going = f"range({first}, {end}, {dim.name})" if not back else f"range(0, {dim.variable}_blocks)"
+        if self.config.get("stages"):
+            going = f"tl.{going[:-1]}, num_stages={self.config['stages']})"
+        if back:
+            self.out.line(f"{dim.variable}_blocks = tl.cdiv({end} - {first}, {dim.name})")
+        with self.out.indented(f"for {at if not back else dim.variable + '_done'} in {going}:"):
+            if back:
+                self.out.line(f"{at} = {first} + ({dim.variable}_blocks - 1 - {dim.variable}_done) * {dim.name}")
+            self._reduced(dim, self.block_at(dim, at))
             yield
 
     def block_at(self, dim: Dim, first: str) -> str:
@@ -130,6 +142,10 @@ class Unit:
 
     # text ------------------------------------------------------------------------------------------------------------
 
+    def fetch(self, roots: Iterable[Node], scope: Scope) -> None:
+        """Adds the loads that `roots` need ahead of all that is computed from them."""
+        self.body.fetch(roots, 32 * int(self.config["warps"]), scope)
+
     def flush(self, scope: Scope) -> None:
         """Writes the lines that `scope` has collected."""
         self.out.extend(scope.lines)
@@ -150,7 +166,8 @@ class Unit:
         work += ["    " + line for line in self.out.lines]
         body = "\n".join(work or ["    pass"])
         helpers = needed(body)
-        source = "\n\n".join(part for part in (HEADER, helpers, "\n".join(lines) + "\n" + body + "\n") if part)
+        header = HEADER + (ORDER if self.overlaps else "")
+        source = "\n\n".join(part for part in (header, helpers, "\n".join(lines) + "\n" + body + "\n") if part)
         tiles = sizes.product(self.tile.tiles)
         return Launch(
             source,
@@ -160,6 +177,7 @@ class Unit:
             int(self.config["warps"]),
             int(self.config.get("stages", 1) or 1),
             (tiles, sympy.Integer(max(1, splits)), sizes.ONE),
+            self.overlaps,
         )
 
     def _arguments(self) -> tuple[Argument, ...]:
@@ -182,6 +200,11 @@ class Unit:
             s.name for s in self.kernel.symbols if s.name in self.facts.divisible and s.name not in self.facts.values
         ]
         return (*names, *[f"scratch{k}" for k in sorted(self.scratch_types)])
+
+
+def program(axis: int, back: bool) -> str:
+    """The program's number along an axis of the grid, or how many come after it."""
+    return f"tl.program_id({axis})" if not back else f"(tl.num_programs({axis}) - 1 - tl.program_id({axis}))"
 
 
 def _comment(kernel: LoopKernel) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from polytile import options
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, must_measure
 from polytile.problem import Outcome
 from polytile.store import identity
-from polytile.tuning.decide import Score, combine, doubtful, pick
+from polytile.tuning.decide import Score, combine
 
 MOST_TIMES = 3
 """How often the candidates of one problem are measured, at most, while the choice between them stays in doubt."""
@@ -21,17 +20,17 @@ def choose(request: Request) -> Answer | None:
         return None
     if must_measure(request) and in_doubt(request, scores):
         return Answer(None, "measured before, but the choice is in doubt")
-    index = pick(request.usable(scores), options.get("noise_band"))
-    if index is None:
+    best = request.pick(request.usable(scores))
+    if best is None:
         return None
-    return Answer(request.candidates[index], "measured before, at these sizes", tuple(scores), from_store=True)
+    return Answer(best, "measured before, at these sizes", tuple(scores), from_store=True)
 
 
 def in_doubt(request: Request, scores: list[Score | None]) -> bool:
     """Whether the scores should be taken once more."""
     usable = request.usable(scores)
     fewest = min((score.times for score in usable if score is not None and score.ok), default=MOST_TIMES)
-    return fewest < MOST_TIMES and doubtful(usable, options.get("noise_band"))
+    return fewest < MOST_TIMES and request.doubtful(usable)
 
 
 def recorded(request: Request) -> list[Score | None] | None:

@@ -17,9 +17,10 @@ from polytile.multikernel.links.nearby import champions
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
+from polytile.store.records import region_excess
 from polytile.tuning import budget, measure, tune
 from polytile.tuning.circumstances import completed, state
-from polytile.tuning.decide import Score, combine, pick
+from polytile.tuning.decide import Score, combine
 from polytile.tuning.isolation import policy
 from polytile.tuning.room import NoRoom
 
@@ -62,9 +63,9 @@ def _best_known(request: Request, why: str) -> Answer | None:
     """The best of what is on record, incomplete as it is; the best prediction where nothing is."""
     known = combine(request.store.exact(request.problem, request.environment))
     scores = request.usable(request.scores(known))
-    best = pick(scores, options.get("noise_band"))
+    best = request.pick(scores)
     if best is not None:
-        return Answer(request.candidates[best], f"best measured so far; {why}", tuple(scores), from_store=True)
+        return Answer(best, f"best measured so far; {why}", tuple(scores), from_store=True)
     predicted = min(request.alive, key=lambda candidate: candidate.cost(request.sizes), default=None)
     return Answer(predicted, f"predicted; {why}") if predicted is not None else None
 
@@ -88,18 +89,19 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     scores: dict[str, Score] = {}
     for attempt in attempts:
         if attempt.ok and attempt.measurement is not None:
-            scores[attempt.candidate.name] = Score(attempt.seconds, attempt.noise)
+            excess = region_excess(attempt.measurement.state)
+            scores[attempt.candidate.name] = Score(attempt.seconds, attempt.noise, excess=excess)
         elif not attempt.untried:
             request.reject(attempt.candidate.name, _outcome(attempt.measurement), attempt.detail)
     in_order = tuple(scores.get(candidate.name) for candidate in request.candidates)
     if remember:
         in_order = _with_earlier(request, in_order)
-    best = pick(in_order, options.get("noise_band"))
+    best = request.pick(in_order)
     if best is None:
         return Answer(None, "no candidate of the shortlist could be used", in_order)
     left_out = sum(attempt.untried for attempt in attempts)
     grounds = f"measured now, {left_out} of {len(attempts)} left out for want of time" if left_out else "measured now"
-    return Answer(request.candidates[best], grounds, in_order, tried=True)
+    return Answer(best, grounds, in_order, tried=True)
 
 
 def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Budget | None) -> tune.Task:

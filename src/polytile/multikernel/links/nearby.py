@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from polytile import options
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, must_measure
@@ -26,7 +25,7 @@ from polytile.multikernel.splitting import Evidence, Expectation, distance
 from polytile.runtime import regime
 from polytile.store import identity
 from polytile.store.records import Identity
-from polytile.tuning.decide import Score, combine, pick
+from polytile.tuning.decide import Score, combine
 
 RADIUS = 1.0
 """Octaves: two regime buckets. What neighbours on both sides agree on is expected to hold between them (splitting.py), so
@@ -107,10 +106,10 @@ def _measured(request: Request, radius: float, wanted: set[Identity]) -> Iterato
         if not known or not wanted <= known.keys():
             continue
         scores = request.scores(known)
-        best = pick(request.usable(scores), options.get("noise_band"))
+        best = request.pick(request.usable(scores), sizes)
         if best is not None:
             same = all(word(own[name]) == word(sizes[name]) for name in bucketed)
-            yield Neighbour(sizes, octaves, same, request.candidates[best], tuple(scores))
+            yield Neighbour(sizes, octaves, same, best, tuple(scores))
 
 
 def _surrounded(request: Request, found: Sequence[Neighbour]) -> bool:

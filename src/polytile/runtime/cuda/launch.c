@@ -13,10 +13,21 @@
 
 enum { TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING };
 enum { OUT_OF_MEMORY = 2, INVALID_VALUE = 1, LARGEST_GRID = 65535, TORCH_UINT8 = 0, TORCH_CUDA = 1, KEPT = 8 };
+enum { MAY_OVERLAP = 6 }; /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+
+typedef struct { /* CUlaunchAttribute */
+    int32_t id, unused, value, rest[15];
+} Attribute;
+
+typedef struct { /* CUlaunchConfig */
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    Attribute *attributes;
+    unsigned count;
+} How;
 
 typedef struct {
-    int (*launch_kernel)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                         unsigned shared, void *stream, void **parameters, void **extra);
+    int (*launch_kernel)(const How *how, void *function, void **parameters, void **extra);
     int (*get_context)(void **context);
     int (*push_context)(void *context);
     int (*pop_context)(void **context);
@@ -39,6 +50,7 @@ typedef struct {
     const Parameter *parameters;
     int32_t count;
     uint32_t threads, shared;
+    int32_t overlaps; /* the kernel waits for the one before it by itself */
 } Launch;
 
 typedef struct {
@@ -148,8 +160,10 @@ static int start(const Launch *launch, void *const *pointers, const long *intege
         }
         addresses[i] = &values[i];
     }
-    return -api.launch_kernel(launch->function, (unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2],
-                              launch->threads, 1, 1, launch->shared, stream, addresses, NULL);
+    Attribute early = {.id = MAY_OVERLAP, .value = 1};
+    How how = {{(unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2]}, {launch->threads, 1, 1}, launch->shared, stream,
+               &early, launch->overlaps ? 1 : 0};
+    return -api.launch_kernel(&how, launch->function, addresses, NULL);
 }
 
 static int run(Plan *plan, void *const *pointers, const long *integers)

@@ -29,8 +29,11 @@ TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING = range(6)
 """Kinds of parameters: a tensor's address, an integer as 32 or 64 bits, a scratch buffer's address, the address of the
 word for run-time checks, and a null pointer. All but the last two go with an index."""
 
+OVERLAPPING = 12030
+"""CUDA version of the first driver that records overlapping launches in graphs."""
+
 _DRIVER_FUNCTIONS = (
-    "cuLaunchKernel",
+    "cuLaunchKernelEx",
     "cuCtxGetCurrent",
     "cuCtxPushCurrent_v2",
     "cuCtxPopCurrent_v2",
@@ -48,13 +51,15 @@ _TORCH_FUNCTIONS = (
 @dataclass(frozen=True)
 class Launch:
     """One launch of a loaded kernel: threads of a block, bytes of dynamic shared memory, (kind, index) of each parameter,
-    and the three dimensions of the grid as formulas of the call's integers."""
+    and the three dimensions of the grid as formulas of the call's integers. `overlaps`: its programs wait for the kernel
+    before them on the stream by themselves, so they may be started before that one has ended."""
 
     function: driver.Function
     threads: int
     shared: int
     parameters: tuple[tuple[int, int], ...]
     grid: tuple[Formula, Formula, Formula]
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class _Launch(ctypes.Structure):
         ("count", ctypes.c_int32),
         ("threads", ctypes.c_uint32),
         ("shared", ctypes.c_uint32),
+        ("overlaps", ctypes.c_int32),
     ]
 
 
@@ -146,7 +152,9 @@ class Plan:
         grid = (ctypes.POINTER(ctypes.c_int64) * 3)(
             *[ctypes.cast(self._code(g), ctypes.POINTER(ctypes.c_int64)) for g in launch.grid]
         )
-        return _Launch(launch.function.handle, grid, parameters, len(launch.parameters), launch.threads, launch.shared)
+        overlaps = launch.overlaps and driver.version() >= OVERLAPPING
+        count, threads, shared = len(launch.parameters), launch.threads, launch.shared
+        return _Launch(launch.function.handle, grid, parameters, count, threads, shared, overlaps)
 
 
 def _released(release: Any, block: Any, held: list[Any]) -> None:

@@ -69,7 +69,7 @@ class Timer:
 
 def recorded(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     """A graph of what `work` does on the current stream, ready to be replayed. Other threads may go on using the GPU."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, stream = torch.cuda.CUDAGraph(), _side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
@@ -80,6 +80,13 @@ def recorded(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     torch.cuda.current_stream().wait_stream(stream)
     graph.replay()
     return graph
+
+
+@functools.cache
+def _side_stream(index: int) -> torch.cuda.Stream:
+    """Where graphs are recorded: one stream for all of them, as cuBLAS takes a workspace (32 MiB on an H100) for each stream that
+    it is called on, and keeps it."""
+    return torch.cuda.Stream(index)
 
 
 @functools.cache

@@ -128,6 +128,10 @@ class Device:
             self._ask("cuMemcpyDtoH_v2", ctypes.byref(code), owned[-1], 4)
             beside = next((place for place, block in enumerate(self._blocks) if self._damaged(block)), None)
             return {"code": code.value, "seconds": seconds, "beside": beside}
+        except TimeoutError:
+            modules.clear()  # to give anything back would wait for the kernel; the process is ended instead
+            owned.clear()
+            raise
         finally:
             for module in modules:
                 self._driver.cuModuleUnload(module)  # after a fault this fails too, and says nothing new

@@ -1,4 +1,4 @@
-"""Which register tiles to try: rows of the CPU family's table, in canonical order (ties go to the first), all-rounders first.
+"""Which register tiles to try: rows of the CPU family's table, in canonical order, all-rounders first.
 
 The rows (kernels/configs/tables/cpu.json) were chosen on an AMD EPYC (Zen 5, AVX-512; AVX2 on the same machine) over
 M 1..1024, K and N 768..3072, squares 64..1024 and attention shapes; those for vectors of 16 bytes follow from NEON's 32

@@ -1,6 +1,6 @@
 // base: element types, the vector V<T, L>, masks.
 // needs:
-// gives: V Raw bf16 f16 bool8 i8 i16 i32 i64 u8 u16 u32 u64 as low high join broadcast iota first_n select hany hall
+// gives: V Raw bf16 f16 bool8 i8 i16 i32 i64 u8 u16 u32 u64 as low high join zip broadcast iota first_n select hany hall
 //
 // V<T, L> is L lanes of T (L a power of two, 1..64). It behaves like a GCC vector: operators, comparisons that give
 // -1/0 masks, v[i] to read and to write. It is a class because GCC scalarises or spills generic vectors that are wider
@@ -183,6 +183,15 @@ template <int L, class R, int N, int... I> PT_FN auto raw_join(R a, R b, Lanes<I
 template <class T, int L> PT_FN V<T, 2 * L> join(V<T, L> lo, V<T, L> hi) {
   if constexpr (wide<T, 2 * L>) return {lo, hi};
   else return {raw_join<2 * L, typename V<T, L>::Inner, raw_lanes<T, L>>(lo.n, hi.n, Up<raw_lanes<T, 2 * L>>{})};
+}
+
+// Lanes of a and b in turn: the first half of the result, or the second. Of one register each.
+template <int Half, int L, class R, int N, int... I> PT_FN R raw_zip(R a, R b, Lanes<I...>) {
+  return __builtin_shufflevector(a, b, (I % 2 * N + (Half * (L / 2) + I / 2) % L)...);
+}
+template <int Half, class T, int L> PT_FN V<T, L> zip(V<T, L> a, V<T, L> b) {
+  using R = typename V<T, L>::Inner;
+  return {raw_zip<Half, L, R, raw_lanes<T, L>>(a.n, b.n, Up<raw_lanes<T, L>>{})};
 }
 
 // Lane numbers and masks ----------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // random: counter-based random numbers, Philox 4x32 with 10 rounds: key = seed, counter = (offset, 0, 0).
-// needs: convert log trig
-// gives: philox_words philox_uniform philox_normal philox_int
+// needs: convert log memory trig
+// gives: philox_words philox_uniform philox_run philox_normal philox_int
 // Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Words and formulas are those of
 // ir/philox.py; four neighbouring uniform numbers share the words of one counter.
 namespace pt {
@@ -66,6 +66,22 @@ template <int L> PT_FN V<float, L> philox_uniform(alone<V<i64, L>> seed, V<i64, 
   const U place = cast<u32>(offset) & U(3u);
   const U low = select(place == U(0u), four.w[0], four.w[1]), high = select(place == U(2u), four.w[2], four.w[3]);
   return upper_bits(select(place < U(2u), low, high)) * V<float, L>(0x1p-24f);
+}
+// words[k]: the word of number first + k, for the numbers of C counters. A function of its own: it is long.
+template <int C> __attribute__((noinline)) void philox_block(i64 seed, i64 counter, u32* words) {
+  const Words<C> four = philox_words<C>(V<i64, C>(seed), iota<i64, C>() + V<i64, C>(counter));
+  const V<u32, C> even0 = zip<0>(four.w[0], four.w[2]), even1 = zip<1>(four.w[0], four.w[2]);
+  const V<u32, C> odd0 = zip<0>(four.w[1], four.w[3]), odd1 = zip<1>(four.w[1], four.w[3]);
+  store<u32>(words, zip<0>(even0, odd0)), store<u32>(words + C, zip<1>(even0, odd0));
+  store<u32>(words + 2 * C, zip<0>(even1, odd1)), store<u32>(words + 3 * C, zip<1>(even1, odd1));
+}
+// philox_uniform of the offsets first, first + 1, ...: those of a whole counter at once.
+template <int L> PT_FN V<float, L> philox_run(i64 seed, i64 first) {
+  static_assert(L >= 4, "a run is as long as the words of a counter");
+  alignas(64) u32 words[2 * L];
+  philox_block<L / 4>(seed, first >> 2, words);
+  if (first & 3) philox_block<L / 4>(seed, (first >> 2) + L / 4, words + L);
+  return upper_bits(load<u32, L>(words + (first & 3))) * V<float, L>(0x1p-24f);
 }
 // Standard normal, by Box and Muller.
 template <int L> PT_FN V<float, L> philox_normal(alone<V<i64, L>> seed, V<i64, L> offset) {

@@ -17,17 +17,10 @@ template <class T, int L, int R> PT_FN void store_rows(T* p, const Rows<T, L, R>
   else store_rows(p, rows.lo), store_rows(p + R / 2 * L, rows.hi);
 }
 
-// Lanes of a and b in turn: the first half of the result, or the second.
-template <int Half, class T, int L, int... I> PT_FN V<T, L> zip(V<T, L> a, V<T, L> b, Lanes<I...>) {
-  constexpr int n = raw_lanes<T, L>;
-  return {__builtin_shufflevector(a.n, b.n, (I % 2 * n + (Half * (L / 2) + I / 2) % L)...)};
-}
 // Row k of a with row k of b becomes rows 2k and 2k + 1.
 template <class T, int L, int R> PT_FN Rows<T, L, 2 * R> zip_rows(const Rows<T, L, R>& a, const Rows<T, L, R>& b) {
-  if constexpr (R == 1) {
-    constexpr Up<raw_lanes<T, L>> lanes{};
-    return {{zip<0>(a.row, b.row, lanes)}, {zip<1>(a.row, b.row, lanes)}};
-  } else return {zip_rows(a.lo, b.lo), zip_rows(a.hi, b.hi)};
+  if constexpr (R == 1) return {{zip<0>(a.row, b.row)}, {zip<1>(a.row, b.row)}};
+  else return {zip_rows(a.lo, b.lo), zip_rows(a.hi, b.hi)};
 }
 // Zipping the first half of the rows with the second log2(L) times makes columns of them.
 template <int Left, class T, int L> PT_FN Rows<T, L, L> turn(const Rows<T, L, L>& rows) {

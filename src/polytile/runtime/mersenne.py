@@ -1,0 +1,100 @@
+"""Eager's own Bernoulli numbers at the speed of memory: torch's CPU generator moved on by vectors (mersenne.c).
+
+The numbers and the state after them are those of `Tensor.bernoulli_`, which draws one after the other. Where torch draws
+them in another way (on Intel's processors from the MKL, from some number on), a comparison at the first use says so, and
+`Tensor.bernoulli_` is called instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from polytile.errors import CacheError, CompileFailed, CompilerMissing
+from polytile.runtime import compile as compiler
+from polytile.runtime import toolchain
+
+log = logging.getLogger("polytile")
+
+FEWEST = 256
+"""Numbers from which on fetching the state and putting it back, 1 µs, is repaid: torch takes 4.5 ns a number."""
+
+STATE_BYTES = 5056
+"""Length of the state whose beginning mersenne.c reads."""
+
+SAMPLE = 1500
+"""Numbers of the comparison: more than two rounds of the generator."""
+
+Draw = Callable[[int, int, int, int], None]
+"""(address of the state, address of the booleans, how many, the bound of 53 bits)"""
+
+_SIGNATURE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_ulonglong)
+_LOCK = threading.Lock()
+
+
+def prepare() -> None:
+    """Starts compiling, where it was not done before."""
+    _compilation()
+
+
+def bernoulli_(tensor: torch.Tensor, p: float) -> torch.Tensor:
+    """`tensor.bernoulli_(p)` for a dense tensor: the same numbers in the same places, and the same state after them.
+
+    As `Tensor.bernoulli_` it may run in several threads; a thread that draws from the default generator by other means
+    at the same moment may see numbers that are drawn here too.
+    """
+    if tensor.device.type != "cpu" or tensor.dtype != torch.bool or tensor.numel() < FEWEST:
+        return tensor.bernoulli_(p)
+    draw = _checked()
+    if draw is None:
+        return tensor.bernoulli_(p)
+    with _LOCK:
+        _fill(draw, torch.default_generator, tensor, p)
+    return tensor
+
+
+def _fill(draw: Draw, generator: torch.Generator, tensor: torch.Tensor, p: float) -> None:
+    state = generator.get_state()
+    draw(state.data_ptr(), tensor.data_ptr(), tensor.numel(), math.ceil(p * 2.0**53))
+    generator.set_state(state)
+
+
+def _compilation() -> compiler.Compilation:
+    source = (Path(__file__).parent / "mersenne.c").read_text(encoding="utf-8")
+    return compiler.compile_c("mersenne", source, toolchain.find().native)
+
+
+@functools.cache
+def _checked() -> Draw | None:
+    """The compiled function; None where it does not draw what torch draws, or there is no compiler."""
+    try:
+        address = compiler.load(_compilation().result(), "polytile_bernoulli")
+    except (CompilerMissing, CompileFailed, CacheError) as error:
+        log.warning("torch itself draws the random numbers of dropout: %s", str(error).partition("\n")[0])
+        return None
+    draw: Draw = _SIGNATURE(address)
+    return draw if _as_torch(draw) else None
+
+
+def _as_torch(draw: Draw) -> bool:
+    """Whether `draw` gives torch's numbers and leaves torch's state behind."""
+    one, other = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
+    if one.get_state().numel() != STATE_BYTES:
+        return False
+    for p in (0.3, 0.9):
+        want, got = torch.empty(SAMPLE, dtype=torch.bool), torch.empty(SAMPLE, dtype=torch.bool)
+        want.bernoulli_(p, generator=one)
+        _fill(draw, other, got, p)
+        if not torch.equal(want, got) or not torch.equal(torch.rand(9, generator=one), torch.rand(9, generator=other)):
+            return False
+    return True
+
+
+__all__ = ["bernoulli_", "prepare"]

@@ -1,0 +1,81 @@
+"""In which order a generated Triton kernel does things: waiting for the kernel before it, loads, passes there and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polytile.kernels.facts import Facts
+from polytile.kernels.triton import interpret
+from polytile.kernels.triton.candidate import WORKER, job_of
+from polytile.kernels.triton.generate import generate
+from polytile.problem import Config
+from polytile.runtime.cuda import cubins, workers
+from tests.kernels.helpers import P0, S0, kernel_of, load, loop, op, store
+from tests.kernels.test_loops_golden import layer_norm
+from tests.kernels.test_triton_golden import GOLDEN, KNOWN
+
+TOUCHES = ("tl.load(", "tl.store(", "tl.atomic", "pt_accumulate(")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_kernel_that_overlaps_waits_before_it_touches_memory(name: str) -> None:
+    make, config, facts = GOLDEN[name]
+    for launch in generate(kernel_of(make()), config, facts, overlaps=True).launches:
+        lines = launch.source[launch.source.index("def polytile_kernel") :].splitlines()
+        waits = lines.index("    gdc_wait()")
+        assert launch.overlaps and lines[waits + 1] == "    gdc_launch_dependents()"
+        assert not any(touch in line for line in lines[:waits] for touch in TOUCHES)
+    for launch in generate(kernel_of(make()), config, facts).launches:
+        assert not launch.overlaps and "gdc" not in launch.source
+
+
+def test_waiting_is_an_instruction_of_an_h100() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
+    make, config, facts = GOLDEN["softmax_split"]
+    launches = generate(kernel_of(make()), config, facts, overlaps=True).launches
+    try:
+        promises = [cubins.request(cubins.Order("softmax", WORKER, job_of(launch, 90), "test")) for launch in launches]
+        found = [promise.result(250) for promise in promises]
+    finally:
+        workers.reset()
+    assert all(len(cubin.binary) > 0 and cubin.facts.spills == 0 for cubin in found)
+
+
+def test_loads_stand_ahead_of_arithmetic() -> None:
+    body = loop([store("o", P0, op("mul", op("erf", load("x", P0)), load("y", P0)))], {P0: S0})
+    (launch,) = generate(kernel_of(body), Config.of(variant="plain", x=512, warps=4), KNOWN).launches
+    lines = launch.source[launch.source.index("def polytile_kernel") :].splitlines()
+    loads = [number for number, line in enumerate(lines) if "tl.load(" in line]
+    assert len(loads) == 2 and loads[1] == loads[0] + 1 and "erf" not in "".join(lines[: loads[1]])
+
+
+def test_loads_ahead_fill_few_registers() -> None:
+    """What one thread would hold of 64 inputs is more than it has registers; the first ones alone go ahead."""
+    total = load("x0", P0)
+    for number in range(1, 64):
+        total = op("add", total, load(f"x{number}", P0))
+    kernel = kernel_of(loop([store("o", P0, total)], {P0: S0}))
+    (launch,) = generate(kernel, Config.of(variant="plain", x=1024, warps=4), KNOWN).launches
+    lines = launch.source[launch.source.index("def polytile_kernel") :].splitlines()
+    first = next(number for number, line in enumerate(lines) if "= t" in line and " + t" in line and "tl.load" not in line)
+    assert sum("tl.load(" in line for line in lines[:first]) == 6
+
+
+@pytest.mark.parametrize("variant", ["looped", "split"])
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("length", [1, 64, 100, 1000])
+def test_passes_there_and_back_see_every_point(variant: str, stages: int, length: int) -> None:
+    kernel = kernel_of(layer_norm())
+    more = {"splits": 4} if variant == "split" else {}
+    config = Config.of(variant=variant, r=64, warps=1, **({"stages": stages} if stages > 1 else {}), **more)
+    made = generate(kernel, config, Facts())
+    assert any("_blocks - 1 -" in launch.source for launch in made.launches)
+    x, w, b = 100 + torch.randn(3, length), torch.randn(length), torch.randn(length)
+    out, scale = torch.full((3, length), 77.0), torch.full((3,), 77.0)
+    tensors = dict(zip([t.name for t in kernel.tensors], (x, w, b, out, scale), strict=True))
+    assert interpret.run(made, tensors, dict(zip([s.name for s in kernel.symbols], (3, length), strict=True))) == 0
+    wide = x.double()
+    want = torch.nn.functional.layer_norm(wide, (length,), w.double(), b.double())
+    torch.testing.assert_close(out.double(), want, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(scale.double(), (wide.var(-1, correction=0) + 1e-5).rsqrt(), rtol=1e-3, atol=1e-4)
