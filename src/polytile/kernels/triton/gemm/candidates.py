@@ -16,8 +16,9 @@ from polytile.kernels.triton.candidate import TritonCandidate, Work
 from polytile.kernels.triton.gemm import prior
 from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.kernels.triton.gemm.schedules import generate
-from polytile.kernels.triton.gemm.unit import symbol
+from polytile.kernels.triton.gemm.unit import Chip, symbol
 from polytile.kernels.triton.kernel import TritonKernel
+from polytile.kernels.triton.loops import OVERLAPPING
 from polytile.problem import Config
 from polytile.runtime.cuda import device as devices
 
@@ -82,9 +83,10 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
     device, kind = device_of(target), kind_of(kernel)
     own = space(kind, device)
     index = (target.index or 0) if target.type == "cuda" else None
+    chip = Chip(device.sms, target.type == "cuda" and device.capability >= OVERLAPPING)
 
     def make(config: Config, facts: Facts) -> TritonKernel:
-        return generate(kernel, config, facts, device.sms)
+        return generate(kernel, config, facts, chip)
 
     work = Work(Arguments(kernel), name, device, index, make)
 

@@ -9,7 +9,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.gemm.prologue import feed
-from polytile.kernels.triton.gemm.unit import Unit, accumulator, symbol
+from polytile.kernels.triton.gemm.unit import Chip, Unit, accumulator, symbol
 from polytile.problem import Config
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def blocks(unit: Unit) -> sympy.Expr:
     return tiles * symbol("batch") if unit.kernel.spec.batched else tiles
 
 
-def unit_of(kernel: GemmKernel, config: Config, facts: Facts) -> Unit:
-    unit = Unit(kernel, config, facts)
+def unit_of(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Unit:
+    unit = Unit(kernel, config, facts, chip)
     unit.constants = {f"BLOCK_{axis.upper()}": int(config[axis]) for axis in ("m", "n", "k")}
     return unit
 
