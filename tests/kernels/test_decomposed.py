@@ -41,8 +41,12 @@ def test_k_is_taken_apart_where_it_is_long_and_divides() -> None:
     assert not able(product(torch.int8, out=torch.int32), GPU, 64, 64, 65536)
 
 
-def test_more_parts_are_expected_to_pay_where_blocks_are_few() -> None:
+def test_more_parts_are_expected_to_pay_where_blocks_are_few_and_k_is_long() -> None:
     found = {c.name: c for c in gpu_candidates(product(F32), "mm", CPU, None, ("library",))}
-    sizes = {"batch": 1, "M": 64, "N": 64, "K": 65536}
-    costs = {name: found[name].cost({**product(F32).dense_strides(sizes), **sizes}) for name in ("aten 4 parts", "aten 64 parts")}
-    assert all(0 < seconds < 1e-3 for seconds in costs.values())
+
+    def costs(n: int, k: int) -> list[float]:
+        sizes = {"batch": 1, "M": n, "N": n, "K": k}
+        return [found[f"aten {parts} parts"].cost({**product(F32).dense_strides(sizes), **sizes}) for parts in PARTS]
+
+    few, many = costs(64, 65536), costs(1024, 16384)
+    assert few[2] < few[0] and many[0] < many[2]

@@ -7,7 +7,7 @@ import torch
 
 from polytile.kernels.configs import Request, heuristic, override
 from polytile.kernels.configs.records import Gemm, tile_config
-from polytile.kernels.triton.gemm import prior
+from polytile.kernels.triton.gemm import library_prior, prior
 from polytile.kernels.triton.gemm.candidates import gemm_candidates, kind_of, label
 from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.problem import Config
@@ -83,7 +83,10 @@ def test_the_prior_knows_large_from_small() -> None:
         for c in able(kind, 512, 512, 512):
             longer = prior.cost(kind, c, sizes(512, 512, 4096), H100)
             assert 0 < prior.cost(kind, c, sizes(512, 512, 512), H100) < longer
-    assert prior.library(TF32, sizes(4096, 4096, 4096), H100) < prior.library(FP32, sizes(4096, 4096, 4096), H100)
+    library = [library_prior.cost(kind, sizes(4096, 4096, 4096), H100, (True, False)) for kind in (BF16, TF32, FP32)]
+    assert library == sorted(library)
+    odd = library_prior.cost(BF16, sizes(512, 511, 511), H100, (True, False), misaligned=True)
+    assert odd > 3 * library_prior.cost(BF16, sizes(512, 511, 511), H100, (True, False))
     assert prior.cost(BF16, space(BF16, H100).configs[0], sizes(0, 64, 64), H100) == H100.launch_seconds
 
 

@@ -58,13 +58,13 @@ class MatmulLibrary:
         return max(compute, memory) + again + CALL * (2 if self.unfused else 1)
 
     def _gpu_cost(self, sizes: Mapping[str, int], target: torch.device) -> float:
-        from polytile.kernels.triton.gemm import prior
+        from polytile.kernels.triton.gemm import library_prior
         from polytile.kernels.triton.gemm.candidates import device_of, kind_of
 
-        device = device_of(target)
-        product = prior.library(kind_of(self.kernel), sizes, device)
-        if self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes):
-            product = prior.slowed(product, prior.LIBRARY_MISALIGNED, device)
+        device, spec = device_of(target), self.kernel.spec
+        misaligned = self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes)
+        along_k = spec.a_layout == "k", spec.b_layout == "k"
+        product = library_prior.cost(kind_of(self.kernel), sizes, device, along_k, misaligned)
         again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
         return product + (device.launch_seconds + again / device.bandwidth if self.unfused else 0.0)
 

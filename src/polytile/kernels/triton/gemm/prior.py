@@ -116,10 +116,6 @@ class Constants:
 
 FITTED = Constants()
 
-LIBRARY_MISALIGNED = 5.0
-"""What operands whose rows are not 16 bytes apart cost the library for 16-bit types: the median over the products of more than
-8 us among those measured. float32 costs it nothing."""
-
 
 @dataclass(frozen=True)
 class _Product:
@@ -322,17 +318,4 @@ def traffic(kind: Kind, batch: int, m: int, n: int, k: int) -> float:
     return batch * ((m * k + k * n) * kind.itemsize + m * n * max(2, kind.itemsize))
 
 
-def slowed(seconds: float, factor: float, device: DeviceFacts) -> float:
-    """`seconds` with all but the launch and the start taking `factor` times as long."""
-    fixed = device.launch_seconds + FITTED.start
-    return fixed + factor * max(0.0, seconds - fixed)
-
-
-def library(kind: Kind, size: Mapping[str, int], device: DeviceFacts) -> float:
-    """Seconds that a good library takes: the roofline at four fifths of the rate."""
-    batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
-    compute = 2.0 * batch * m * n * k / (0.8 * multiprocessor_rate(kind, device) * device.sms)
-    return device.launch_seconds + FITTED.start + max(compute, traffic(kind, batch, m, n, k) / device.bandwidth)
-
-
-__all__ = ["FITTED", "Access", "Accesses", "Constants", "cost", "library", "multiprocessor_rate", "refused", "slowed"]
+__all__ = ["FITTED", "ROW_MAJOR", "Access", "Accesses", "Constants", "cost", "multiprocessor_rate", "refused"]
