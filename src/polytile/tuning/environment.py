@@ -20,7 +20,7 @@ from polytile.runtime.cuda import driver
 METHOD = "3"
 """Version of the way of measuring (measure.py, summary.py); measurements taken another way are not compared."""
 
-GPU_METHOD = "1"
+GPU_METHOD = "2"
 """The same for measurements on GPUs (runtime/cuda/timing.py)."""
 
 VARIABLES = (
