@@ -110,7 +110,6 @@ def _measure(case: Case, dtype: str, cells: Cells, deadline: float, peer: bool) 
         except Exception as error:
             torch.cuda.synchronize()
             row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
-        row["bytes"] = products.traffic(case, shape)
         cells.add(row)
         print(_line(row), flush=True)
 
@@ -130,7 +129,8 @@ def _cell(case: Case, ours: Any, shape: Shape, dtype: str, peer: bool) -> dict[s
         )
         calls["peer"](*args)
     times = kernel_times({name: functools.partial(call, *args) for name, call in calls.items()})
-    return {"us": times, "first_call_s": round(first, 3), "wrong": _wrong(got, case.run(*args), shape[2])}
+    moved = sum(tensor.nbytes for tensor in (*args, got))
+    return {"us": times, "first_call_s": round(first, 3), "bytes": moved, "wrong": _wrong(got, case.run(*args), shape[2])}
 
 
 def _chosen(known: set[str]) -> str:
@@ -179,7 +179,7 @@ def report(results: dict[str, Any]) -> None:
         hints.show_pairs(of_part["pairs"])
     for dtype in dict.fromkeys(row["dtype"] for row in of_part["candidates"]):
         own = [row for row in of_part["candidates"] if row["dtype"] == dtype]
-        print(f"the prior, {dtype}, against the best of all candidates: {verdict(own)}")
+        print(f"the prior as it was then, {dtype}, against the best of the candidates timed: {verdict(own)}")
     for row in others:
         if row.get("error") or row.get("wrong"):
             print(f"{row['function']} {row['dtype']} {row['shape']}: {row.get('error') or row['wrong']}")

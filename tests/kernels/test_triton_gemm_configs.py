@@ -106,6 +106,17 @@ def test_runs_in_memory_are_dear_where_they_are_short() -> None:
     assert prior.cost(BF16, config, sizes(16, 4096, 4096), H100, long) < prior.cost(BF16, config, sizes(16, 4096, 4096), H100)
 
 
+def test_what_a_prologue_computes_is_paid_for_each_block_of_the_other_operand() -> None:
+    config = next(c for c in space(BF16, H100).configs if label(c) == "tile 64x64x128 s5 w4")
+    plain, gelu = (prior.Access(along_k=True, work=work) for work in (0.0, 31.0))
+
+    def extra(n: int) -> float:
+        without, with_gelu = (prior.cost(BF16, config, sizes(128, n, 4096), H100, (a, prior.Access())) for a in (plain, gelu))
+        return with_gelu - without
+
+    assert 0 < 3 * extra(64) < extra(16384)
+
+
 def test_operands_are_loaded_one_by_one_where_sixteen_does_not_divide_their_rows() -> None:
     kernel = product(torch.bfloat16, "k", "k")
     assert kernel.loaded_alone(sizes(64, 64, 64)) == (False, False) and kernel.loaded_alone(sizes(64, 64, 72)) == (True, True)

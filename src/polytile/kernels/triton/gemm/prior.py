@@ -6,8 +6,8 @@
     rounds   programs go to the places that shared memory and registers leave them; the last round has fewer of them side by
              side on a multiprocessor, or leaves some without any
     work     of a block along k: its multiply-adds, overhang included, by the rate of the tensor cores and the share of it that
-             blocks of this size reach, and the elements of operands that threads load one by one; without tensor cores it
-             takes several warps side by side to hide what each waits for
+             blocks of this size reach, the elements of operands that threads load one by one, and what prologues compute;
+             without tensor cores it takes several warps side by side to hide what each waits for
     latency  from asking for a block along k until it is there, over the copies under way (`stages - 1`); no copies are under way
              where threads load one by one
     cache    what all programs ask for, by the bandwidth of the L2 cache; a run of it in memory costs so many bytes more
@@ -47,6 +47,8 @@ REGISTERS, REGISTERS_ALONE, MOST_REGISTERS = 40, 1.5, 255
 SPILLS_FROM, PLAIN_SPILLS_FROM = 160, 128
 """Sums of a thread and elements that it loads by itself, together, beyond which its code spills (the same; one in six of those
 with as many exactly does). Without tensor cores a block's operands pass through registers as well."""
+LANES = 128
+"""Multiply-adds of threads that a multiprocessor does in a cycle."""
 DRAWN = 3.0
 """A third of the multiprocessors draws all of the memory's bandwidth."""
 REFUSED = 1e3
@@ -55,10 +57,12 @@ REFUSED = 1e3
 
 @dataclass(frozen=True)
 class Access:
-    """How an operand is read: `alone`, threads load it element by element; `along_k`, its rows in memory run along k."""
+    """How an operand is read: `alone`, threads load it element by element; `along_k`, its rows in memory run along k; `work`,
+    what its prologue computes for each element, in multiply-adds of a thread."""
 
     alone: bool = False
     along_k: bool = False
+    work: float = 0.0
 
 
 Accesses = tuple[Access, Access]
@@ -158,9 +162,16 @@ class _Product:
         return (block_m * a.alone + block_n * b.alone) * block_k
 
     @property
+    def computed(self) -> float:
+        """Seconds that a multiprocessor takes for the prologues of a block along k."""
+        block_m, block_n, block_k = self.block[:3]
+        a, b = self.accesses
+        return (block_m * a.work + block_n * b.work) * block_k / (LANES * self.device.clock)
+
+    @property
     def alone(self) -> bool:
-        """Whether threads load any operand one by one."""
-        return any(access.alone for access in self.accesses)
+        """Whether any operand passes through registers: threads load it one by one, or compute it."""
+        return any(access.alone or access.work for access in self.accesses)
 
     @property
     def asked(self) -> float:
@@ -196,7 +207,7 @@ class _Product:
         """Seconds of a step along k with so many programs on a multiprocessor."""
         constants, (block_m, block_n, block_k, stages, warps) = self.constants, self.block
         rate = multiprocessor_rate(self.kind, self.device) * self.share()
-        work = 2.0 * block_m * block_n * block_k / rate + constants.alone * self.loaded_alone
+        work = 2.0 * block_m * block_n * block_k / rate + constants.alone * self.loaded_alone + self.computed
         work *= 1.0 + constants.hiding / (side_by_side * warps) if self.plain else 1.0
         latency = constants.step_latency / (1 if self.alone and not self.plain else max(1, stages - 1))
         return self.joined(side_by_side * work, latency)
@@ -296,7 +307,7 @@ def _rows(found: _Product) -> float:
     places = max(1, min(8, device.threads_per_sm // found.threads))
     rounds = math.ceil(programs / (device.sms * places))
     work = constants.row_work * 4.0 * (constants.row_load + found.m) * block_n * block_k / (PLAIN_FLOPS * device.clock)
-    units = busiest * steps * (work + constants.alone * block_n * block_k * found.accesses[1].alone)
+    units = busiest * steps * (work + found.computed + constants.alone * block_n * block_k * found.accesses[1].alone)
     memory = found.memory() / min(1.0, DRAWN * programs / device.sms)
     latency = rounds * steps * constants.row_latency / 2
     return found.joined(units, latency, memory, found.cached(programs, programs * steps * found.asked))
