@@ -85,6 +85,7 @@ def test_a_generated_kernels_fault_ends_the_worker_and_the_others_run(name: str,
     assert bool((asked.args[1] == 5.0).all())
 
 
+@pytest.mark.alone
 def test_arguments_that_do_not_fit_beside_the_users_are_nobodys_fault() -> None:
     """What is free when the trial is begun leaves room for the context alone; the kernel is then tried here, and runs. As in
     `polytile tune`, what is free may be used: nothing lies below a peak that was just reached."""
@@ -99,9 +100,9 @@ def test_arguments_that_do_not_fit_beside_the_users_are_nobodys_fault() -> None:
         torch.cuda.empty_cache()
 
 
+@pytest.mark.alone
 def test_first_runs_take_milliseconds_once_the_worker_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """Says what they take: the context, then sixteen kernels in one message; and how much of the device is taken meanwhile,
-    which other processes have a part in. Asserts what depends on neither."""
+    """Says what they take: the context, then sixteen kernels in one message; and how much of the device is taken meanwhile."""
     from polytile.tuning.isolation import gpu
 
     asked = generated("right")
