@@ -109,6 +109,25 @@ class MatmulLibrary:
         return torch.mm(a[0], b[0]) if flat else torch.bmm(a, b)
 
 
+class SumLibrary(MatmulLibrary):
+    """Of two products that are added up: the library's second product, and its first one with that added to it."""
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        """Both products; the operands of the second as those of the first."""
+        return super().cost(sizes) + super().cost({**sizes, "K": sizes["L"]})
+
+    def _call(self, *args: Any) -> None:
+        from polytile.kernels.templates import operands
+
+        named, ints = operands(self.kernel, args)
+        a, b, p, q = (named[name] for name in "ABPQ")
+        if self.unfused is None:
+            torch.baddbmm(torch.bmm(p, q), a, b, out=named["C"])
+            return
+        total = torch.baddbmm(torch.bmm(p, q), a, b)
+        self.unfused(total, *args[4 : len(self.kernel.tensors)], *ints)
+
+
 class InterpretedLoop:
     """The reference interpreter as the candidate of last resort: torch operators on index grids, right and slow. It runs only
     where every generated kernel failed, or while they compile and nobody may wait; `explain()` and the log then say so.

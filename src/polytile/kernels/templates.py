@@ -27,7 +27,7 @@ from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec, Machine
 from polytile.kernels.cpp.gemm.spec import OUTPUT_SIZES, SIZES
 from polytile.kernels.cpp.matmul import MatmulCandidate
 from polytile.kernels.facts import reaches
-from polytile.kernels.library import MatmulLibrary
+from polytile.kernels.library import MatmulLibrary, SumLibrary
 from polytile.kernels.padding import PaddedLibrary
 from polytile.kernels.prologue import Prologues
 from polytile.problem import Config, digest
@@ -35,8 +35,11 @@ from polytile.runtime import toolchain
 
 log = logging.getLogger("polytile.kernels")
 
-DECIDING = ("batch", "M", "N", "K")
+DECIDING = ("batch", "M", "N", "K", "L")
 """Integers on which the choice depends; strides are passed and do not."""
+
+SECOND_SIZES = ("L", "p_stride_b", "p_stride_m", "p_stride_k", "q_stride_b", "q_stride_k", "q_stride_n")
+"""Integers of a second product: the length of its sums, and the strides of its operands."""
 
 PRODUCT = "product"
 
@@ -48,7 +51,10 @@ class GemmKernel:
     PyTorch's switch allowed when the graph was compiled (Dynamo compiles anew when it is turned).
 
     In place of an operand that has a prologue stand the tensors A0, A1, ... that it is computed from; the prologues' own size
-    symbols come last. Its strides are those with which it would be stored."""
+    symbols come last. Its strides are those with which it would be stored.
+
+    `second`: the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
+    tensors follow A and B, their integers come last; there are no prologues then."""
 
     spec: GemmSpec
     in_dtype: torch.dtype
@@ -60,12 +66,13 @@ class GemmKernel:
     family: str = "mm"
     tf32: bool = False
     prologues: Prologues = (None, None)
+    second: tuple[str, str] | None = None
 
     @cached_property
     def text(self) -> str:
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
         loop = loop_text(replace(self.epilogue, name="epilogue", origins=())) if self.epilogue else ""
-        switches = " tf32" if self.tf32 else ""
+        switches = (" tf32" if self.tf32 else "") + (f" + {' '.join(self.second)}" if self.second is not None else "")
         computed = "".join(f"{made.text}\n" for made in self.prologues if made is not None)
         return f"{self.spec} {self.product_dtype}{switches} {types}\n{computed}{loop}"
 
@@ -76,7 +83,7 @@ class GemmKernel:
     @property
     def size_names(self) -> tuple[str, ...]:
         own = [s.name for made in self.prologues if made is not None for s in made.symbols]
-        return (*self.leading, *[s.name for s in self.symbols], *own)
+        return (*self.leading, *[s.name for s in self.symbols], *own, *(SECOND_SIZES if self.second is not None else ()))
 
     @cached_property
     def inputs(self) -> tuple[tuple[TensorArg, ...], tuple[TensorArg, ...]]:
@@ -87,7 +94,7 @@ class GemmKernel:
     @cached_property
     def outer(self) -> tuple[TensorArg, ...]:
         """The tensors besides the operands': C, or the epilogue's own."""
-        return self.tensors[sum(map(len, self.inputs)) :]
+        return self.tensors[sum(map(len, self.inputs)) + (2 if self.second is not None else 0) :]
 
     @cached_property
     def stored(self) -> tuple[torch.dtype, torch.dtype]:
@@ -127,6 +134,8 @@ class GemmKernel:
     @cached_property
     def plain(self) -> GemmKernel:
         """The same product of operands in memory."""
+        if not any(self.prologues):
+            return self
         operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.stored, strict=True))
         return replace(self, prologues=(None, None), tensors=(*operands, *self.outer))
 
@@ -143,12 +152,17 @@ class GemmKernel:
 
     def dense_strides(self, size: Mapping[str, int]) -> dict[str, int]:
         """The strides of dense operands in these layouts, and a batch of 1."""
-        m, n, k = size["M"], size["N"], size["K"]
+        m, n, k, second = size["M"], size["N"], size["K"], {}
+        if self.second is not None:
+            length = size["L"]
+            p = (1, m) if self.second[0] == "m" else (length, 1)
+            q = (1, length) if self.second[1] == "k" else (n, 1)
+            second = dict(zip(SECOND_SIZES[1:], (m * length, *p, length * n, *q), strict=True))
         a = (1, m) if self.spec.a_layout == "m" else (k, 1)
         b = (1, k) if self.spec.b_layout == "k" else (n, 1)
         return {
             "batch": 1, "a_stride_b": m * k, "a_stride_m": a[0], "a_stride_k": a[1], "b_stride_b": k * n, "b_stride_k": b[0],
-            "b_stride_n": b[1], "c_stride_b": m * n, "c_stride_m": n, "c_stride_n": 1,
+            "b_stride_n": b[1], "c_stride_b": m * n, "c_stride_m": n, "c_stride_n": 1, **second,
         }  # fmt: skip
 
 
@@ -181,16 +195,25 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
         passed += (_at(view, buffers),) if found is None else found.site.buffers[:-1]
     prologues = tuple(found.kernel if found is not None else None for found in computed)
     own = [e for found in computed if found is not None for e in found.site.sizes]
+    second = None
+    if template.second is not None:
+        p, q = template.second
+        second = _unit(p, {2: "k", 1: "m"}), _unit(q, {2: "n", 1: "k"})
+        operands += [TensorArg("P", p.dtype, "in"), TensorArg("Q", q.dtype, "in")]
+        passed += [_at(p, buffers), _at(q, buffers)]
+        own += [p.sizes[2], *p.strides, *q.strides]
     if loop is None:
         tensors = (*operands, TensorArg("C", out.dtype, "out"))
-        kernel = GemmKernel(spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32, prologues=prologues)  # type: ignore[arg-type]
+        kernel = GemmKernel(
+            spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32, prologues=prologues, second=second  # type: ignore[arg-type]
+        )
         return kernel, CallSite((*passed, _at(out, buffers)), (*leading, *out.strides, *own))  # type: ignore[arg-type]
     inner, site = canonical.canonicalize(loop, buffers)
     names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
     renamed = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
     kernel = GemmKernel(
         spec, dtype, out.dtype, (*operands, *renamed), canonical.rename_tensors(inner.loop, names), inner.symbols, layouts,
-        tf32=tf32, prologues=prologues,  # type: ignore[arg-type]
+        tf32=tf32, prologues=prologues, second=second,  # type: ignore[arg-type]
     )  # fmt: skip
     return kernel, CallSite((*passed, *site.buffers), (*leading, *site.sizes, *own))  # type: ignore[arg-type]
 
@@ -251,6 +274,8 @@ def gpu_candidates(
             log.info("%s runs as a library call: %s", name, error)
     if stored_first is not None:
         return (*found, stored_first)
+    if kernel.second is not None:
+        return (*found, SumLibrary(kernel, unfused, target))
     if "library" in sources or not found:
         found += [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
         found += decomposed.candidates(kernel, unfused, target)
@@ -272,7 +297,8 @@ def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
         sum((symbol(f"{name}_stride_{axis}") * symbol(size) for axis, size in axes), sizes.ZERO)
         for name, axes in (
             ("a", (("b", "batch"), ("m", "M"), ("k", "K"))), ("b", (("b", "batch"), ("k", "K"), ("n", "N"))),
-        )
+            ("p", (("b", "batch"), ("m", "M"), ("k", "L"))), ("q", (("b", "batch"), ("k", "L"), ("n", "N"))),
+        )[: 2 if kernel.second is None else 4]
     ]  # fmt: skip
     ends += [far for made in kernel.prologues if made is not None for far in reaches(made)]
     return (*ends, symbol("batch") * symbol("M") * symbol("N"), *reaches(epilogue_kernel(kernel)))
@@ -355,6 +381,8 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53
         product = torch.matmul(tensors["A"].to(sums), tensors["B"].to(sums))
+        if kernel.second is not None:
+            product = product + torch.matmul(tensors["P"].to(sums), tensors["Q"].to(sums))
         if kernel.epilogue is None:
             tensors["C"].copy_(product)
             return
@@ -366,18 +394,20 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
 
 
 def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-    """Flat arguments of a product of operands in memory as named tensors, A, B and C as strided (batch, rows, columns) views;
-    and the epilogue's integers."""
+    """Flat arguments of a product of operands in memory as named tensors, A, B, P, Q and C as strided (batch, rows, columns)
+    views; and the epilogue's integers."""
     named = dict(zip([t.name for t in kernel.tensors], args, strict=False))
     ints = args[len(kernel.tensors) :]
-    size = dict(zip(kernel.leading, ints, strict=False))
-    for name, rows, columns in (("A", "M", "K"), ("B", "K", "N"), ("C", "M", "N")):
+    size = dict(zip(kernel.size_names, ints, strict=False))
+    for name, axes, rows, columns in (
+        ("A", "bmk", "M", "K"), ("B", "bkn", "K", "N"), ("P", "bmk", "M", "L"), ("Q", "bkn", "L", "N"), ("C", "bmn", "M", "N"),
+    ):  # fmt: skip
         if name in named:
-            letter = name.lower()
-            strides = [size[f"{letter}_stride_{axis}"] for axis in ("b", rows.lower(), columns.lower())]
+            strides = [size[f"{name.lower()}_stride_{axis}"] for axis in axes]
             shape = (size["batch"], size[rows], size[columns])
             named[name] = named[name].as_strided(shape, strides, named[name].storage_offset())
-    return named, tuple(ints[len(kernel.leading) :])
+    first = len(kernel.leading)
+    return named, tuple(ints[first : first + len(kernel.symbols)])
 
 
 def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
@@ -404,7 +434,7 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
     tensors = []
     for t in kernel.tensors:
-        if t.name in ("A", "B", "C"):
+        if t.name in ("A", "B", "C", "P", "Q"):
             count = prologue.elements(kernel, t.name, full)
         else:
             count = max(_extent(loop, symbols, t.name, full) for loop, symbols in loops)

@@ -16,7 +16,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.triton.candidate import TritonCandidate, Work
 from polytile.kernels.triton.gemm import prior
 from polytile.kernels.triton.gemm.configs import Kind, space
-from polytile.kernels.triton.gemm.schedules import generate
+from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
 from polytile.kernels.triton.gemm.unit import Chip, symbol
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.loops import OVERLAPPING
@@ -111,11 +111,13 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
             return own.valid(config, size)
 
         def cost(size: Mapping[str, int]) -> float:
-            return prior.cost(kind, config, size, device, accesses(kernel, size, work_along))
+            deep = {**size, "K": size["K"] + size["L"]} if kernel.second is not None else size
+            return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along))
 
         return GemmCandidate(label(config), config, work, able, cost)
 
-    found = tuple(candidate(config) for config in own.configs)
+    variants = ("tile",) if kernel.second is not None else tuple(SCHEDULES)
+    found = tuple(candidate(config) for config in own.configs if config["variant"] in variants)
     _ = found[0].specialise(Facts()).kernel
     return found
 

@@ -17,7 +17,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
-from polytile.kernels.triton.gemm.operands import Operand, operands
+from polytile.kernels.triton.gemm.operands import Operand, operands, second_operands
 from polytile.kernels.triton.helpers import needed
 from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch
 from polytile.kernels.triton.tile import Dim, Tile
@@ -49,6 +49,7 @@ class Unit:
     def __init__(self, kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> None:
         self.kernel, self.config, self.facts, self.chip = kernel, config, facts, chip
         self.a, self.b = operands(kernel)
+        self.second = second_operands(kernel)
         self.out = Writer("    ")
         self.constants: dict[str, int] = {}
         self.scratch_types: dict[int, torch.dtype] = {}
@@ -190,7 +191,8 @@ def _comment(kernel: GemmKernel, config: Config) -> list[str]:
     spec = kernel.spec
     layout = f"A[{'b, ' if spec.batched else ''}m, k] by {spec.a_layout}, B[k, n] by {spec.b_layout}"
     computed = "".join(f"; {name} computed" for name, made in zip("AB", kernel.prologues, strict=True) if made is not None)
-    return [f"# {spec.dtype} product of {layout}{computed}; {config}"]
+    second = f" + P[m, k] by {kernel.second[0]}, Q[k, n] by {kernel.second[1]}" if kernel.second is not None else ""
+    return [f"# {spec.dtype} product of {layout}{computed}{second}; {config}"]
 
 
 __all__ = ["Chip", "Unit", "accumulator", "epilogue_kernel", "symbol"]
