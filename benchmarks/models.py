@@ -1,8 +1,8 @@
 """Whole models of changing batch and length, one dynamic compile each: `python -m benchmarks.models`.
 
-The models of tests/models at growing sizes, in inference and in training (a forward and a backward pass), against eager and
-TorchInductor's dynamic compile, in turns, with Dynamo's share of a call. A run of a part of the suite replaces those cells of
-the results file.
+The models of tests/models, those of transformers at small width among them, at growing sizes, in inference and in training (a
+forward and a backward pass), against eager and TorchInductor's dynamic compile, in turns, with Dynamo's share of a call. A run
+of a part of the suite replaces those cells of the results file.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.timing import Comparison, compare, disturbance, geomean
 from polytile.report import Column, Table, show
 from polytile.report.tables import micros, ratio
 from polytile.runtime import compile
+from tests.models.hub import HUB
 from tests.models.zoo import MODELS, Model
 
 SIZES = (2, 6, 13, 33, 64, 100)
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/models.json")
     given = parser.parse_args()
     groups = []
-    for name, model in MODELS.items():
+    for name, model in {**MODELS, **HUB}.items():
         if given.only and not any(word in name for word in given.only):
             continue
         for mode in given.modes:

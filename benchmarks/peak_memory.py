@@ -8,6 +8,9 @@ largest resident set of the process, which holds Python and torch too and varies
 the smallest counts). There measuring is not bound to the peak. --bound has it bound as on a GPU, to see that the rule holds: the
 resident set stands in for the allocator's account, nothing is moved to the host, as that is the device here, and trials
 apart are left out, whose memory on a GPU is another process's. What has no room is tried in place, or measured by a later step.
+
+Each process says what it found when it ends. --layers makes the model smaller: a layer's kernels are those of the others, so
+there is as much to measure, and less to trace.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -98,7 +102,7 @@ class Peak:
     measured: int
 
 
-def train(mode: str, device: str, bound: bool = False) -> Peak:
+def train(mode: str, device: str, size: Size, bound: bool = False) -> Peak:
     """Trains for STEPS steps in this process; with `bound` measuring may not raise the process's resident set."""
     import polytile
     from polytile.tuning import room
@@ -108,7 +112,6 @@ def train(mode: str, device: str, bound: bool = False) -> Peak:
         room.HOST_SECONDS = 0.0
 
     torch.manual_seed(0)
-    size = SIZES[torch.device(device).type]
     model = Gpt(size).to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     options = {"isolation": "never"} if bound else {}
@@ -134,21 +137,26 @@ def resident(which: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(which)).split()[1])
 
 
-def in_process(mode: str, device: str, bound: bool, cache: Path) -> Peak:
+def in_process(mode: str, device: str, size: Size, bound: bool, cache: Path) -> Peak:
     command = [sys.executable, "-m", "benchmarks.peak_memory", "--device", device, "--child", mode]
+    command += ["--layers", str(size.layers)]
     command += ["--bound"] if bound else []
     variables = {**os.environ, "POLYTILE_CACHE_DIR": str(cache)}
+    begun = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=variables)
-    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+    peak = Peak(**json.loads(done.stdout.splitlines()[-1]))
+    seconds = time.perf_counter() - begun
+    print(f"{MODES[mode]}: {peak.bytes / 1e6:.0f} MB, {peak.measured} measured, {seconds:.0f} s", flush=True)
+    return peak
 
 
-def measure(device: str, repeat: int, bound: bool) -> dict[str, Peak]:
+def measure(device: str, size: Size, repeat: int, bound: bool) -> dict[str, Peak]:
     """The smallest peak of each mode. Each cold run has an empty cache, and the warm run after it that cache."""
     found: dict[str, list[Peak]] = {mode: [] for mode in MODES}
     for _ in range(repeat):
         with tempfile.TemporaryDirectory() as cache:
             for mode, peaks in found.items():
-                peaks.append(in_process(mode, device, bound, Path(cache)))
+                peaks.append(in_process(mode, device, size, bound, Path(cache)))
     return {mode: min(peaks, key=lambda peak: peak.bytes) for mode, peaks in found.items()}
 
 
@@ -156,14 +164,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--layers", type=int, help="of the model; if not given 2 on a CPU, 12 on a GPU")
     parser.add_argument("--bound", action="store_true", help="on the CPU: measuring may not raise the resident set")
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/peak_memory_DEVICE.json")
     parser.add_argument("--child", choices=list(MODES), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    kind = torch.device(given.device).type
+    size = replace(SIZES[kind], layers=given.layers or SIZES[kind].layers)
     if given.child:
-        print(json.dumps(asdict(train(given.child, given.device, given.bound))))
+        print(json.dumps(asdict(train(given.child, given.device, size, given.bound))))
         return
-    found = measure(given.device, given.repeat, given.bound)
+    found = measure(given.device, size, given.repeat, given.bound)
     columns: list[Column | str] = [
         "way", Column("peak MB", count), Column("× known", ratio), Column("reserved MB", count),
         Column("measured", count), Column("loss", ratio),
@@ -172,11 +183,10 @@ def main() -> None:
         (MODES[mode], peak.bytes / 1e6, peak.bytes / found["warm"].bytes, peak.reserved / 1e6, peak.measured, peak.loss)
         for mode, peak in found.items()
     ]
-    kind = torch.device(given.device).type
     how = ", measuring bound to the resident set" if given.bound else ""
-    show(Table.of(f"Peak of memory, {STEPS} training steps, {SIZES[kind]}{how}", columns, rows))
+    show(Table.of(f"Peak of memory, {STEPS} training steps, {size}{how}", columns, rows))
     if given.json:
-        results = {"size": asdict(SIZES[kind]), "bound": given.bound, **{m: asdict(p) for m, p in found.items()}}
+        results = {"size": asdict(size), "bound": given.bound, **{m: asdict(p) for m, p in found.items()}}
         record.write(f"peak_memory_{kind}", results)
 
 

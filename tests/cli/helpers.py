@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import _dynamo
 from typer.testing import CliRunner
 
+from polytile import store
 from polytile.cli.app import app
 from polytile.cli.why_command import here
+from polytile.multikernel import alive, registry
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store import Store
 
@@ -22,6 +25,15 @@ def run(*words: object) -> Any:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+def new_process() -> None:
+    """As if nothing had been compiled or decided, and no store read."""
+    _dynamo.reset()
+    for kernel in alive():
+        kernel.forget()
+    registry._defined.clear()
+    store.forget()
 
 
 def measured(

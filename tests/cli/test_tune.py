@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from polytile import store
-from polytile.multikernel import alive, registry
 from polytile.multikernel.links import measured
 from polytile.multikernel.planfile import Plan
 from polytile.store.reading import records
-from tests.cli.helpers import run
+from tests.cli.helpers import new_process, run
 
 TARGET = """
 import torch
@@ -38,19 +35,11 @@ NUMBER = 7
 @pytest.fixture
 def target(tmp_path: Path, empty_cache: Path) -> Iterator[Path]:
     """A Python file to tune, with nothing compiled and nothing known."""
-    _new_process()
+    new_process()
     path = tmp_path / "target.py"
     path.write_text(TARGET)
     yield path
-    _new_process()
-
-
-def _new_process() -> None:
-    torch._dynamo.reset()
-    for kernel in alive():
-        kernel.forget()
-    registry._defined.clear()
-    store.forget()
+    new_process()
 
 
 def test_what_a_function_returns_is_tuned_once(target: Path, empty_cache: Path) -> None:
@@ -60,7 +49,7 @@ def test_what_a_function_returns_is_tuned_once(target: Path, empty_cache: Path) 
     assert "measured now" in first.output and "2 of 2 calls" in first.output
     assert f"Kept in {empty_cache / 'store.sqlite3'}" in first.output and records(empty_cache / "store.sqlite3")
     assert {dict(p.sizes)["n0"] for p in Plan.read(target.parent / "plan").decisions} >= {20, 300}
-    _new_process()
+    new_process()
     again = run("tune", f"{target}:cases", "--quick")
     assert "2 of 2 calls, 0 candidates measured" in again.output and "measured before" in again.output
 
@@ -85,7 +74,7 @@ def test_ctrl_c_keeps_what_was_measured(target: Path, empty_cache: Path, monkeyp
     assert result.exit_code == 130 and "Stopped: 1 of 2 calls" in result.output
     assert {record.measurement.problem.size["n0"] for record in records(empty_cache / "store.sqlite3")} == {20}
     monkeypatch.setattr(measured, "tuner", tuner)
-    _new_process()
+    new_process()
     assert "[1/2] float32[20, 300]: 1 choice, 0 candidates measured" in run("tune", f"{target}:cases", "--quick").output
 
 
@@ -106,6 +95,7 @@ def test_a_call_that_fails_is_told_and_the_others_go_on(target: Path) -> None:
         (("target.py:softmax",), "cannot be called without arguments"),
         (("target.py:seven",), "returned int; it has to return a callable and a list of argument tuples"),
         (("target.py:nothing",), "it has to return a callable and a list of argument tuples"),
+        (("target.py:softmax", "--shapes", "4x3", "--seconds", "-3"), "greater than or equal to 0"),
         (("target.py:softmax", "--shapes", "4 by 3"), "'4 by 3' is no list of shapes"),
         (("target.py:softmax", "--shapes", "4x3", "--dtype", "float31"), "no element type 'float31'"),
     ],

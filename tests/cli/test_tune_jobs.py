@@ -12,16 +12,16 @@ from rich.console import Console
 
 from polytile.cli import tune
 from polytile.tuning.progress import Step, tell
-from tests.cli.helpers import run
-from tests.cli.test_tune import TARGET, _new_process
+from tests.cli.helpers import new_process, run
+from tests.cli.test_tune import TARGET
 
 
 @pytest.fixture
 def folder(tmp_path: Path, empty_cache: Path) -> Iterator[Path]:
-    _new_process()
+    new_process()
     (tmp_path / "target.py").write_text(TARGET)
     yield tmp_path
-    _new_process()
+    new_process()
 
 
 def test_a_file_of_problems_is_tuned_line_by_line(folder: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from polytile.cli import why_command
 from polytile.multikernel.planfile import Pinned, Plan, here
 from polytile.problem import Outcome
 from tests.cli.helpers import DIGEST, filled, measured, named, run
@@ -125,3 +127,21 @@ def test_a_name_that_fits_several_kernels_lists_them(store: Path) -> None:
     result = run("why", "softmax", "64", "512")
     assert result.exit_code == 2 and "may mean softmax_228d962c, softmax_backward_01234567" in result.output
     assert run("why", "softmax_228d962c", "64", "512").exit_code == 0
+
+
+def test_a_kernel_measured_on_this_machines_gpu_is_asked_about_there(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = why_command.Here("cuda-sm90-132sm-1", {"torch": "2.11", "triton": "3.6.0"}, 2)
+    made = measured(candidate="persistent x=512")
+    problem = dataclasses.replace(made.problem, device=gpu.device, layouts=())
+    there = dataclasses.replace(made, problem=problem, environment=tuple(sorted(gpu.environment.items())))
+    path = filled(empty_cache / "store.sqlite3", there)
+    (path.parent / "cubins").mkdir()
+    (path.parent / "cubins" / f"softmax_{DIGEST[:8]}-{'0' * 24}.py").write_text("")
+    missed = run("why", "softmax", "64", "512")
+    assert missed.exit_code == 1 and "measured on cuda-sm90" in missed.output
+    monkeypatch.setattr(why_command, "gpus", lambda: [gpu])
+    found = run("why", "softmax", "64", "512")
+    assert found.exit_code == 0 and "→ persistent x=512: measured at these sizes" in found.output
+    assert "triton" not in run("why", "softmax", "4096", "512").output, "the nearest differs in the size alone"

@@ -63,6 +63,7 @@ def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[C
         found.append({"variant": "looped", "x": x, "r": r, "r1": part(rows[1:2], 2)})
     if splittable(nest_for(kernel, "split")[1]):
         found.append({"variant": "split", "x": x, "r": r, "splits": 2})
+        found.append({"variant": "split", "x": x, "r": r, "splits": 4, "stages": 3})
         if len(rows) > 1:
             found.append({"variant": "split", "x": x, "r": r, "r1": 4, "splits": 2, "along": "r1"})
     return [Config.of(**config, warps=4) for config in found]

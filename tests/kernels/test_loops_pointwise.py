@@ -264,7 +264,7 @@ def test_rows_so_short_that_lanes_run_along_another_axis(dtype: torch.dtype) -> 
     value = op("maximum", op("maximum", load("x", point, dtype), load("y", P1 * S0 + P0, dtype)), load("b", P1, dtype))
     case = Case(loop([store("o", point, value)], {P0: S0, P1: S1}), dict.fromkeys("xybo", dtype))
     assert ("short" in case.variants) == (dtype != U8)
-    for rows, columns in [(0, 3), (1, 1), (40, 1), (16, 4), (50, 3), (64, 16), (37, 20)]:
+    for rows, columns in [(0, 3), (1, 1), (40, 1), (16, 4), (1100, 2), (1100, 4), (50, 3), (64, 16), (37, 20)]:
         tensors = {name: random(rows * columns, dtype) for name in "xyo"} | {"b": random(columns, dtype)}
         case.check(tensors, {S0: rows, S1: columns})
 

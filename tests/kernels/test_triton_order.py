@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polytile.kernels.facts import Facts
-from polytile.kernels.triton import interpret
+from polytile.kernels.triton import interpret, unit
 from polytile.kernels.triton.candidate import WORKER, job_of
 from polytile.kernels.triton.generate import generate
 from polytile.problem import Config
@@ -79,3 +79,14 @@ def test_passes_there_and_back_see_every_point(variant: str, stages: int, length
     want = torch.nn.functional.layer_norm(wide, (length,), w.double(), b.double())
     torch.testing.assert_close(out.double(), want, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(scale.double(), (wide.var(-1, correction=0) + 1e-5).rsqrt(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_rows_of_blocks_may_need_two_axes_of_the_grid(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit, "ROWS", 2)
+    kernel = kernel_of(GOLDEN["transpose_add"][0]())
+    made = generate(kernel, Config.of(variant="plain", x=16, y=16, warps=1), KNOWN)
+    x, y, out = torch.randn(32, 16 * rows), torch.randn(16 * rows, 32), torch.full((16 * rows, 32), 77.0)
+    tensors = dict(zip([t.name for t in kernel.tensors], (x, y, out), strict=True))
+    interpret.run(made, tensors, dict(zip([s.name for s in kernel.symbols], (16 * rows, 32), strict=True)))
+    assert torch.equal(out, x.t() + y)

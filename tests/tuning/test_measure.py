@@ -13,7 +13,7 @@ import torch
 from polytile.kernels.candidate import PythonEntry
 from polytile.runtime import cpu
 from polytile.tuning import measure
-from polytile.tuning.measure import LIMITS, THOROUGH, Contender, Limits, race
+from polytile.tuning.measure import GPU_LIMITS, LIMITS, THOROUGH, Contender, Limits, race
 
 
 @dataclass
@@ -277,3 +277,32 @@ def test_real_kernels_are_timed_by_the_launcher() -> None:
     slow = Contender("slow", PythonEntry(lambda x, y: y.copy_(torch.linalg.inv(x @ x))), (x, y))
     first, second = race([slow, fast])
     assert first.seconds > second.seconds > 0
+
+
+@pytest.fixture
+def gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A GPU: a burst begins with 2 µs for the graph; a single call is launched by the host, which takes as long as it likes."""
+    plain = machine.burst
+
+    def burst(contender: Contender, repeats: int) -> float:
+        begun = plain(contender, repeats) + 2e-6
+        return begun + 200e-6 if repeats == 1 and contender.name == "library" else begun
+
+    monkeypatch.setattr(measure, "time_burst", burst)
+    return machine
+
+
+def test_on_a_gpu_what_the_host_takes_to_launch_one_call_does_not_make_a_kernel_long(gpu: Machine) -> None:
+    library, generated = race(contenders(gpu, library=8e-6, generated=9e-6), GPU_LIMITS)
+    assert library.seconds == pytest.approx(8e-6, rel=0.05) and library.seconds < generated.seconds
+
+
+def test_on_a_gpu_contenders_of_about_the_same_length_make_bursts_of_as_many_calls(gpu: Machine) -> None:
+    race(contenders(gpu, a=5e-6, b=8e-6, c=19e-6, far=200e-6), GPU_LIMITS)
+    most = {name: max(repeats for called, repeats in gpu.calls if called == name) for name in gpu.speeds}
+    assert most["a"] == most["b"] == most["c"] == 36 and most["far"] == 4
+
+
+def test_on_a_gpu_a_kernel_longer_than_a_burst_is_called_once(gpu: Machine) -> None:
+    race(contenders(gpu, short=5e-3, long=6e-3), GPU_LIMITS)
+    assert {repeats for _, repeats in gpu.calls[4:]} == {1}

@@ -73,6 +73,14 @@ def test_what_kernels_change_in_place_is_put_back(spare: list[int]) -> None:
     assert bool((asked.args[1] == 5.0).all())
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4)])
+def test_an_output_without_room_is_poisoned_where_it_lies(spare: list[int], shape: tuple[int, ...]) -> None:
+    out = torch.zeros(shape)
+    clones = Clones((torch.ones(shape), out), ("in", "out"))
+    clones.poison()
+    assert isinstance(clones.blocks[0], Lent) and bool(out.isnan().all())
+
+
 def test_with_some_room_the_reference_runs_there_in_the_arguments_own_precision(
     spare: list[int], gates: list[gate.Gate]
 ) -> None:

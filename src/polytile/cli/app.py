@@ -43,10 +43,20 @@ def doctor() -> None:
 
 @app.command("why")
 def explain_choice(
-    kernel: Annotated[str, typer.Argument(help="A kernel's name, a part of it, or the beginning of its digest.")],
+    kernel: Annotated[
+        str,
+        typer.Argument(
+            metavar="KERNEL|FILE.py:FUNCTION",
+            help="A kernel's name, a part of it, or the beginning of its digest; or a function, for all of its kernels.",
+        ),
+    ],
     sizes: Annotated[
-        list[str] | None, typer.Argument(help="Its sizes: M=512 N=64, or the numbers in its order.")
+        list[str] | None, typer.Argument(help="A kernel's sizes: M=512 N=64, or the numbers in its order.")
     ] = None,
+    shapes: Annotated[
+        list[str] | None, typer.Option(help="Of a function: shapes of one call's tensors, as for `polytile tune`.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Element type of the tensors made for --shapes.")] = "float32",
     plan: Annotated[
         Path | None, typer.Option(help="A plan that is in force; else the one the option plan names.")
     ] = None,
@@ -55,12 +65,15 @@ def explain_choice(
     """Say which candidate runs a kernel at some sizes, on what grounds, and how the others did.
 
     The answer is for this machine, environment and number of threads. Where nothing is known, the nearest measurement
-    is shown and in what it differs; the status is then 1.
+    is shown and in what it differs; the status is then 1. A function is compiled and called, and nothing is measured.
     """
-    from polytile.cli.why_command import answer
+    from polytile.cli import why_command, why_program
     from polytile.report import show
 
-    reports, found = answer(kernel, sizes or [], store_at(store), plan)
+    if why_program.is_function(kernel):
+        reports, found = why_program.answer(kernel, sizes or [], shapes or [], dtype, store_at(store), plan)
+    else:
+        reports, found = why_command.answer(kernel, sizes or [], store_at(store), plan)
     for report in reports:
         show(report)
     raise typer.Exit(0 if found else 1)
@@ -75,7 +88,7 @@ def tune_ahead(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Element type of the tensors made for --shapes.")] = "float32",
     save_plan: Annotated[Path | None, typer.Option(help="Write what was decided to a plan file.")] = None,
-    seconds: Annotated[float, typer.Option(help="Measure for so long at most; 0: no limit.")] = 0.0,
+    seconds: Annotated[float, typer.Option(help="Measure for so long at most; 0: no limit.", min=0)] = 0.0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure as a program does in its first calls, and what is known not again.")
     ] = False,

@@ -16,7 +16,9 @@ from polytile.errors import StoreError
 from polytile.store.place import Place, Server
 from polytile.store.reading import Record, records
 
-SOURCE = re.compile(r"(?P<name>.+_(?P<digest>[0-9a-f]{8}))-[0-9a-f]{24}\.cpp")
+SOURCE = re.compile(r"(?P<name>.+_(?P<digest>[0-9a-f]{8}))-[0-9a-f]{24}\.(cpp|py)")
+SOURCES = ("kernels/*.cpp", "cubins/*.py")
+"""Generated sources in a cache directory: for processors, and for GPUs."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def names_beside(store: Place) -> Mapping[str, Sequence[str]]:
     this machine's cache directory."""
     names: dict[str, list[str]] = {}
     cache = Path(options.get("cache_dir")).expanduser() if isinstance(store, Server) else store.parent
-    for source in sorted((cache / "kernels").glob("*.cpp")):
+    for source in sorted(path for pattern in SOURCES for path in cache.glob(pattern)):
         match = SOURCE.fullmatch(source.name)
         if match and match["name"] not in names.setdefault(match["digest"], []):
             names[match["digest"]].append(match["name"])

@@ -61,4 +61,15 @@ def environment_text(facts: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(facts.items()) if name not in ("method", "flags"))
 
 
-__all__ = ["FAILED", "PlainErrors", "StorePlace", "date", "environment_text", "sizes_text", "store_at"]
+EXPLANATION = "Explanation: "
+"""How torch's tracer begins the line that says what happened."""
+
+
+def in_short(error: Exception) -> str:
+    """An error's class and first line; of torch's tracer, whose first line is a heading, what stands below it."""
+    first, *others = str(error).strip().splitlines() or ["no message"]
+    told = next((line.strip() for line in others if line.strip().startswith(EXPLANATION)), "")
+    return f"{type(error).__name__}: {told.removeprefix(EXPLANATION) or first}".rstrip(".")
+
+
+__all__ = ["FAILED", "PlainErrors", "StorePlace", "date", "environment_text", "in_short", "sizes_text", "store_at"]

@@ -23,7 +23,7 @@ from rich.progress import (
 
 import polytile
 from polytile import options, store
-from polytile.cli.plain import FAILED
+from polytile.cli.plain import FAILED, in_short
 from polytile.cli.targets import Job
 from polytile.multikernel import Decision, alive
 from polytile.report import Column, Table, show
@@ -82,7 +82,8 @@ def tune(jobs: Sequence[Job], plan: Path | None = None, seconds: float = 0.0, th
                 _make_calls(jobs, run, time_for_all, tell)
             except KeyboardInterrupt:
                 run.status, run.ended = STOPPED, "Stopped: "
-    show(_table(run.steps), console)
+    if run.steps:
+        show(_table(run.steps), console)
     kept = f" Kept in {store.current().place}." if store.current().persistent else ""
     measured = sum(step.benchmarked for step in run.steps)
     console.print(
@@ -109,8 +110,7 @@ def _make_calls(jobs: Sequence[Job], run: Run, time_for_all: Campaign, tell: Tel
                 tell(str(run.steps[-1]))
             except Exception as error:
                 run.status = FAILED
-                what = (str(error).strip() or "no message").splitlines()[0]
-                tell(f"{describe(args)}: {type(error).__name__}: {what}")
+                tell(f"{describe(args)}: {in_short(error)}")
 
 
 def _step(compiled: Callable[..., Any], args: tuple[Any, ...]) -> Step:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import torch
 
 from polytile import options
 from polytile.cli.kernels import Kernel, the_one
@@ -14,6 +16,7 @@ from polytile.multikernel.spec import threads
 from polytile.report import Column, Table
 from polytile.report.tables import micros, ratio
 from polytile.runtime import device
+from polytile.runtime.cuda.device import available, fingerprint
 from polytile.store.place import Place
 from polytile.tuning.environment import environment
 
@@ -22,19 +25,39 @@ def answer(word: str, words: Sequence[str], store: Place, plan: Path | None) -> 
     """The tables to print, and whether there is an answer. Raises PolytileError as its parts do."""
     kernel = the_one(store, word)
     sizes = sizes_of(kernel, words)
-    pinned = str(plan) if plan is not None else options.get("plan")
-    found = why(kernel, sizes, here(), (pinned, Plan.read(pinned)) if pinned else None)
+    found = answers(kernel, sizes, plan_in_force(plan))
     asked = sizes_text(tuple(sizes.items()))
-    return [_table(kernel, asked, one) for one in found], all(one.candidate is not None for one in found)
+    return [table_of(f"{kernel.name} at {asked}", asked, one) for one in found], all(one.candidate for one in found)
+
+
+def plan_in_force(named: Path | None) -> tuple[str, Plan] | None:
+    """The plan's name and content: the one named, else the one of the option `plan`. Raises PlanError where it cannot be read."""
+    name = str(named) if named is not None else options.get("plan")
+    return (name, Plan.read(name)) if name else None
+
+
+def answers(kernel: Kernel, sizes: Mapping[str, int], plan: tuple[str, Plan] | None) -> list[Why]:
+    """What is known for the devices of this machine; where that is nothing, what is nearest to being so."""
+    found = [why(kernel, sizes, place, plan) for place in (here(), *gpus())]
+    known = [each for each in found if all(one.candidate is not None for one in each)]
+    if plan is not None and known:
+        return known[0]
+    return [one for each in known for one in each] or min(found, key=lambda each: len(each[0].differs))
 
 
 def here() -> Here:
-    """This process, as calls made in it would be."""
+    """This process, as calls made in it on the processor would be."""
     return Here(device.fingerprint(), dict(environment()), threads())
 
 
-def _table(kernel: Kernel, asked: str, found: Why) -> Table:
-    name = f"{kernel.name} at {asked}"
+def gpus() -> list[Here]:
+    """The same for calls on each GPU."""
+    facts = dict(environment(torch.device("cuda"))) if available() else {}
+    return [Here(fingerprint(index), facts, threads()) for index in range(torch.cuda.device_count() if facts else 0)]
+
+
+def table_of(name: str, asked: str, found: Why) -> Table:
+    """The answer about what is called `name`, asked for at the sizes `asked`, and how each candidate did."""
     measured = sizes_text(found.sizes)
     if found.candidate is not None:
         where = f" ({measured})" if measured != asked else ""
@@ -50,4 +73,4 @@ def _table(kernel: Kernel, asked: str, found: Why) -> Table:
                     rows, notes)  # fmt: skip
 
 
-__all__ = ["answer", "here"]
+__all__ = ["answer", "answers", "gpus", "here", "plan_in_force", "table_of"]

@@ -108,7 +108,7 @@ def _unreadable(place: Place, error: Any) -> StoreError:
     advice = (
         "is the server there, and does the database exist?"
         if isinstance(place, Server)
-        else "`polytile store check` says more. A program that uses it sets it aside and begins a new one."
+        else "a program that uses it sets it aside and begins a new one."
     )
     return StoreError(f"the measurement store {place} cannot be read ({str(error).strip()}); {advice}")
 

@@ -54,6 +54,11 @@ class Limits:
     burst_seconds: float = 100e-6
     """A burst of a short kernel repeats it until it takes about so long; a longer kernel is called once."""
     max_repeats: int = 1000
+    probe_calls: int = 1
+    """A kernel's length is first taken from a single call and from a burst of so many."""
+    alike: float = 0.0
+    """Contenders at most so many times as long as the shortest make bursts of as many calls as it does: where a burst's
+    beginning is a part of its time, others would not be comparable."""
     warm_seconds: float = 1e-3
     """Kernels shorter than this get an untimed call before each burst, so that the one before leaves no trace."""
     rounds: int = 25
@@ -104,14 +109,18 @@ THOROUGH = Limits(
 
 GPU_LIMITS = Limits(
     burst_seconds=200e-6,
-    max_repeats=20,
+    max_repeats=50,
+    probe_calls=4,
+    alike=4.0,
     warm_seconds=0.0,
     seconds=0.08,
     final_seconds=0.02,
     open_seconds=0.04,
     gated=False,
 )
-"""A burst is one replay of a graph of up to 20 calls: more would take longer to record than to run.
+"""A burst is one replay of a graph of up to 50 calls: more would take longer to record than to run. A single call is no measure
+of a short kernel: on a busy host launching it takes longer than it does, and a library's kernel of 8 µs, timed one call at a
+time since the first had taken 200, came out five times as long or more in up to nine of twenty processes.
 Nothing is dropped after one call: the first may carry the driver's own work."""
 
 GPU_THOROUGH = replace(GPU_LIMITS, rounds=50, seconds=0.2, final_rounds=40, final_seconds=0.2, open_seconds=0.5, longest=10.0)
@@ -231,6 +240,8 @@ class _Lane:
         self.rounds: dict[int, float] = {}
         """The best sample of each round taken part in, as it is judged."""
         self.discarded = 0
+        self.call = math.inf
+        """Seconds of a call, about."""
         self.repeats = 1
         self.warm = False
         self.racing = True
@@ -238,13 +249,13 @@ class _Lane:
         self.error: Exception | None = None
 
     def calibrate(self, limits: Limits, waited: float) -> None:
-        """Two single calls, or one of a long kernel, decide how many make a burst. They are no samples, except where a
-        burst is one call. Made again if other programs had a core for half of that time; `waited` is an earlier reading."""
+        """Says about how long a call takes, from a single one and, unless that is long, `probe_calls` more. Made again if
+        other programs had a core for half of that time; `waited` is an earlier reading."""
         self.gated = limits.gated
         for _ in range(limits.calibrations):
             call = self.burst(1)
             if call < limits.seconds:
-                call = min(call, self.burst(1))
+                call = min(call, self.burst(limits.probe_calls) / limits.probe_calls)
             if not self.racing:
                 return
             if call < limits.warm_seconds or not limits.gated:
@@ -252,11 +263,16 @@ class _Lane:
             before, waited = waited, cpu.waited()
             if waited - before < call / 2:
                 break
-        call = max(call, 1e-9)
+        self.call = max(call, 1e-9)
+
+    def settle_bursts(self, limits: Limits, shortest: float) -> None:
+        """Decides how many calls make a burst, where the shortest contender's takes `shortest` seconds. Calls so far are no
+        samples, except where a burst is one call."""
+        call = shortest if self.call <= limits.alike * shortest else self.call
         self.repeats = max(1, min(limits.max_repeats, round(limits.burst_seconds / call)))
-        self.warm = call < limits.warm_seconds
+        self.warm = self.call < limits.warm_seconds
         if self.repeats == 1:
-            self.samples.append(call)
+            self.samples.append(self.call)
 
     def burst(self, repeats: int) -> float:
         """Seconds for `repeats` calls; on an exception the lane leaves the race, unless the device is lost to all."""
@@ -325,6 +341,9 @@ class _Race:
         try:
             for lane in self.lanes:
                 lane.calibrate(self.limits, self.waited)
+            shortest = min((lane.call for lane in self.racing), default=math.inf)
+            for lane in self.racing:
+                lane.settle_bursts(self.limits, shortest)
             self._drop_hopeless()
             self._heats()
             if len(self.racing) > 1 and clock() - self.started < self.limits.longest:

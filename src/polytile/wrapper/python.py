@@ -20,6 +20,7 @@ from polytile.wrapper.lines import Argument, Line
 
 _printer = PythonPrinter()
 _programs = itertools.count()
+OPERATIONS = 3  # of a symbolic number from which on it is computed once
 
 # What the text of every wrapper may name.
 _SCOPE = {
@@ -58,6 +59,7 @@ class _Writer:
         self.device: torch.device | None = None
         self.scope: dict[str, Any] = dict(_SCOPE)
         self.callees: dict[int, str] = {}
+        self.numbers: dict[sympy.Expr, str] = {}
 
     def write(self, line: Line) -> None:
         _WRITE[type(line)](self, line)
@@ -82,7 +84,7 @@ class _Writer:
     def value(self, value: Any) -> str:
         """The text of a library call's argument."""
         if isinstance(value, Argument):
-            return value.value if isinstance(value.value, str) else number(value.value)
+            return value.value if isinstance(value.value, str) else self.number(value.value)
         if isinstance(value, list):
             return "[" + ", ".join(self.value(v) for v in value) + "]"
         if isinstance(value, tuple):
@@ -109,6 +111,26 @@ class _Writer:
             self.callees[id(target)] = self.bound(name.replace(".", "_"), called)
         return self.callees[id(target)]
 
+    def number(self, value: Any) -> str:
+        """The text of a symbolic number. What takes several operations is computed once, into a variable: the strides of an
+        image behind convolutions take longer to compute than an operator to call."""
+        if not isinstance(value, sympy.Expr) or sympy.count_ops(value) < OPERATIONS:
+            return number(value)
+        return self._computed(value)
+
+    def _computed(self, value: sympy.Expr) -> str:
+        """The variable that holds `value`."""
+        if value not in self.numbers:
+            parts = sorted((p for p in value.atoms(sympy.Function) if p != value), key=lambda p: (sympy.count_ops(p), str(p)))
+            known = {part: sympy.Symbol(self._computed(part)) for part in parts}
+            name = f"_n{len(self.numbers)}"
+            self.add(f"{name} = {number(value.xreplace(known))}")
+            self.numbers[value] = name
+        return self.numbers[value]
+
+    def _numbers(self, values: Iterable[sympy.Basic]) -> str:
+        return _tuple([self.number(value) for value in values])
+
     # lines: the arguments --------------------------------------------------------------------------------------------
 
     def comment(self, line: lines.Comment) -> None:
@@ -126,7 +148,7 @@ class _Writer:
         self.add("args.clear()")
 
     def bind_size(self, line: lines.BindSize) -> None:
-        self.add(f"{line.symbol} = {number(line.value)}")
+        self.add(f"{line.symbol} = {self.number(line.value)}")
 
     def read_size(self, line: lines.ReadSize) -> None:
         self.add(f"{line.symbol} = {line.tensor}.{'stride' if line.stride else 'size'}({line.dim})")
@@ -139,7 +161,7 @@ class _Writer:
 
     def allocate(self, line: lines.Allocate) -> None:
         buffer = line.buffer
-        layout = f"{_numbers(buffer.sizes)}, {_numbers(buffer.strides)}"
+        layout = f"{self._numbers(buffer.sizes)}, {self._numbers(buffer.strides)}"
         if buffer.device.type == "cpu":
             self.add(f"{buffer.name} = _empty_cpu({layout}, {buffer.dtype})")
         elif buffer.device == self.device and buffer.device.type == "cuda":
@@ -154,22 +176,26 @@ class _Writer:
     def reuse(self, line: lines.Reuse) -> None:
         new, old = line.buffer, line.old
         same = new.sizes == old.sizes and new.strides == old.strides
-        text = old.name if same else _reinterpreted(old.name, new, "0")
+        text = old.name if same else self._reinterpreted(old.name, new, "0")
         self.add(f"{new.name} = {text}  # reuse")
 
     def make_view(self, line: lines.MakeView) -> None:
-        view, offset = line.view, number(line.view.offset)
+        view, offset = line.view, self.number(line.view.offset)
         base = view.buffer if line.dtype is None else f"{view.buffer}.view({line.dtype})"
         if line.alias:
             offset = f"{base}.storage_offset()" + ("" if offset == "0" else f" + {offset}")
-            self.add(f"{line.name} = {base}.as_strided({_numbers(view.sizes)}, {_numbers(view.strides)}, {offset})")
+            self.add(f"{line.name} = {base}.as_strided({self._numbers(view.sizes)}, {self._numbers(view.strides)}, {offset})")
         else:
-            self.add(f"{line.name} = {_reinterpreted(base, view, offset)}")
+            self.add(f"{line.name} = {self._reinterpreted(base, view, offset)}")
+
+    def _reinterpreted(self, base: str, layout: Any, offset: str) -> str:
+        """`base` under the sizes and strides of a buffer or view."""
+        return f"_reinterpret({base}, {self._numbers(layout.sizes)}, {self._numbers(layout.strides)}, {offset})"
 
     # lines: calls ----------------------------------------------------------------------------------------------------
 
     def call_kernel(self, line: lines.CallKernel) -> None:
-        self.add(f"{line.kernel}({', '.join([*line.tensors, *map(number, line.sizes)])})")
+        self.add(f"{line.kernel}({', '.join([*line.tensors, *map(self.number, line.sizes)])})")
 
     def call_library(self, line: lines.CallLibrary) -> None:
         args = [self.value(a) for a in line.args]
@@ -179,7 +205,7 @@ class _Writer:
         self.add(f"{result}{self.callee(line.target)}({', '.join(args)})")
 
     def pick_output(self, line: lines.PickOutput) -> None:
-        self.add(f"{line.buffer.name} = _as_declared({_picked(line.source, line.k)}, {_numbers(line.buffer.strides)})")
+        self.add(f"{line.buffer.name} = _as_declared({_picked(line.source, line.k)}, {self._numbers(line.buffer.strides)})")
 
     def pick_size(self, line: lines.PickSize) -> None:
         size = "" if line.dim is None else f".size({line.dim})"
@@ -195,7 +221,7 @@ class _Writer:
         self.device = None
 
     def return_(self, line: lines.Return) -> None:
-        values = [v if isinstance(v, str) else "None" if v is None else number(v) for v in line.values]
+        values = [v if isinstance(v, str) else "None" if v is None else self.number(v) for v in line.values]
         self.add(f"return [{', '.join(values)}]")
 
 
@@ -226,10 +252,6 @@ def number(value: sympy.Basic | bool | float) -> str:
     return str(_printer.doprint(value))
 
 
-def _numbers(values: Iterable[sympy.Basic]) -> str:
-    return _tuple(map(number, values))
-
-
 def _tuple(items: Iterable[str]) -> str:
     items = list(items)
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
@@ -237,8 +259,3 @@ def _tuple(items: Iterable[str]) -> str:
 
 def _picked(source: str, k: int | None) -> str:
     return source if k is None else f"{source}[{k}]"
-
-
-def _reinterpreted(base: str, layout: Any, offset: str) -> str:
-    """`base` under the sizes and strides of a buffer or view."""
-    return f"_reinterpret({base}, {_numbers(layout.sizes)}, {_numbers(layout.strides)}, {offset})"

@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 
+from polytile.ir import sizes
 from polytile.ir.program import Assert, Extern, Loop, Operation, Program, Ref, Template, View
 from polytile.wrapper import lines
 from polytile.wrapper.arguments import argument_lines, without_unused
@@ -136,8 +137,9 @@ class _Schedule:
         if isinstance(tensor, str):
             return tensor
         buffer = self.program.buffers[tensor.buffer]
-        same = tensor.sizes == buffer.sizes and tensor.strides == buffer.strides and tensor.dtype == buffer.dtype
-        if same and tensor.offset == 0:
+        extents = zip((*tensor.sizes, *tensor.strides), (*buffer.sizes, *buffer.strides), strict=False)
+        alike = len(tensor.sizes) == len(buffer.sizes) and tensor.dtype == buffer.dtype
+        if alike and tensor.offset == 0 and all(sizes.equal(one, other) for one, other in extents):
             return tensor.buffer
         name = self.fresh("view")
         dtype = tensor.dtype if tensor.dtype != buffer.dtype else None

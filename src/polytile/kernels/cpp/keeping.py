@@ -6,6 +6,8 @@ row of any length fits. Else in a scratch row.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op, Part, Reduce
 from polytile.ir.levels import same_index
@@ -17,14 +19,14 @@ THRESHOLD = 8.0  # multiply-adds a lane: from here on a load from the cache is c
 
 
 def kept_values(nest: Nest) -> dict[Node, int]:
-    """Vector values of a row that two or more passes need and that cost at least THRESHOLD, with the pass that makes each.
-    None under a scan, whose passes run in order anyway."""
+    """Vector values of a row that two or more passes need and that cost at least THRESHOLD, what is kept already counting as
+    read, with the pass that makes each. None under a scan, whose passes run in order anyway."""
     if nest.form is not Form.ROW or nest.scans:
         return {}
     made: dict[Node, int] = {}
     kept: dict[Node, int] = {}
     for k in range(nest.passes):
-        earlier = [n for n, first in made.items() if first < k and nest.is_vector(n) and work(n) >= THRESHOLD]
+        earlier = [n for n, first in made.items() if first < k and nest.is_vector(n) and work(n, kept) >= THRESHOLD]
         for node in nest.nodes_in(k, stop=earlier):
             if node in earlier:
                 kept[node] = made[node]
@@ -65,14 +67,17 @@ def _holds(kernel: LoopKernel, nest: Nest, node: Node, made: int, store: Store) 
     return not any(same_index(load.index, store.index) for load in loads)
 
 
-def work(root: Node) -> float:
-    """Cost of computing a value from memory, reductions aside, in multiply-adds a lane."""
+def work(root: Node, kept: Collection[Node] = ()) -> float:
+    """Cost of computing a value from memory, reductions aside, in multiply-adds a lane; `kept` is in memory."""
     total, stack, seen = 0.0, [root], set()
     while stack:
         node = stack.pop()
         if id(node) in seen or isinstance(node, Reduce | Part):
             continue
         seen.add(id(node))
+        if node is not root and node in kept:
+            total += 1.0
+            continue
         total += 1.0 if isinstance(node, Load) else ops.definition(node.name).cost if isinstance(node, Op) else 0.0
         stack.extend(node.children)
     return total

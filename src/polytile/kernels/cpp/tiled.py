@@ -16,9 +16,11 @@ from polytile.kernels.cpp.squares import Squares
 from polytile.kernels.cpp.unit import Unit
 from polytile.kernels.writer import Writer
 
+PIECE = 1024  # elements of the vector axis: few enough that a single row of tiles keeps all threads busy
+
 
 def tiled(unit: Unit, out: Writer) -> None:
-    """Rows of tiles, L points of the other axis each, are divided over threads."""
+    """Pieces of rows of tiles, L points of the other axis each, are divided over threads."""
     squares = unit.squares
     assert squares is not None
     axis = squares.axis
@@ -27,19 +29,23 @@ def tiled(unit: Unit, out: Writer) -> None:
     out.line(
         f"const long length = {text.index(vec.size)}, across = {text.index(axis.size)}, blocks = (across + L - 1) / L;"
     )
-    out.line(f"const long total = {domain.count(rest)} * blocks;" if rest else "const long total = blocks;")
+    out.line(f"const long pieces = (length + {PIECE - 1}) / {PIECE};")
+    out.line(f"const long total = {f'{domain.count(rest)} * ' if rest else ''}blocks * pieces;")
     with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
         domain.share(out, "total")
-        out.line("long block = begin % blocks;")
-        domain.place(out, rest, "begin / blocks")
+        out.line("long piece = begin % pieces, block = begin / pieces % blocks;")
+        domain.place(out, rest, "begin / pieces / blocks")
         with out.block("for (long item = begin; item < end; ++item) {"):
             out.line("const long top = block * L, height = smaller(across - top, L);")
+            out.line(f"const long first = piece * {PIECE}, last = smaller(first + {PIECE}, length);")
             point = f"auto tail, const long {vec.symbol}, const long n"
-            with out.block(f"each_vector<L>(0, length, 0, [&]({point}) PT_INLINE {{", "});"):
+            with out.block(f"each_vector<L>(first, last, 0, [&]({point}) PT_INLINE {{", "});"):
                 _tile(unit, out, squares)
-            with out.block("if (++block == blocks) {"):
-                out.line("block = 0;")
-                domain.advance(out, rest)
+            with out.block("if (++piece == pieces) {"):
+                out.line("piece = 0;")
+                with out.block("if (++block == blocks) {"):
+                    out.line("block = 0;")
+                    domain.advance(out, rest)
 
 
 def _tile(unit: Unit, out: Writer, squares: Squares) -> None:

@@ -79,7 +79,7 @@ class TritonCandidate:
     @cached_property
     def source_hash(self) -> str:
         """Of the work, the config and the generator's own text: sources differ from regime to regime."""
-        return digest(f"triton {generator()} {self.work.device.capability} {self.config} {self.work.kernel.text}")
+        return digest(f"triton {generator()} {self.work.device.target} {self.config} {self.work.kernel.text}")
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return bool(self._valid(sizes))
@@ -200,7 +200,7 @@ class Specialised:
 
     def _order(self, launch: Launch) -> cubins.Order:
         work = self.base.work
-        return cubins.Order(work.name, WORKER, job_of(launch, work.device.capability), triton_version())
+        return cubins.Order(work.name, WORKER, job_of(launch, work.device.target), triton_version())
 
     def _interpreted(self) -> PythonEntry:
         from polytile.kernels.triton import interpret
@@ -289,8 +289,8 @@ def _parameter(argument: Argument, tensors: Mapping[str, int], symbols: Mapping[
             return launch.ERROR_WORD, 0
 
 
-def job_of(one: Launch, capability: int) -> dict[str, Any]:
-    """A launch as plain data for a worker process."""
+def job_of(one: Launch, target: int | str) -> dict[str, Any]:
+    """A launch as plain data for a worker process, which compiles it for `target` (DeviceFacts.target)."""
     return {
         "source": one.source,
         "arguments": [[a.kind.value, a.name, a.type, a.index] for a in one.arguments],
@@ -298,7 +298,7 @@ def job_of(one: Launch, capability: int) -> dict[str, Any]:
         "divisible": list(one.divisible),
         "num_warps": one.num_warps,
         "num_stages": one.num_stages,
-        "arch": capability,
+        "arch": target,
     }
 
 

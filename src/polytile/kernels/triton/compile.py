@@ -1,7 +1,11 @@
-"""A launch as machine code for one GPU architecture. A plain function of its arguments, for worker processes; needs no GPU."""
+"""A launch as machine code for one GPU architecture. A plain function of its arguments, for worker processes; needs no GPU.
+
+The same sources serve NVIDIA's architectures, named by their capability (90), and AMD's, named as Triton does ("gfx942").
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +33,13 @@ class Cubin:
     profile_scratch: int = 0
 
 
-def to_cubin(launch: Launch, arch: int = 90) -> Cubin:
-    """Compiles `launch` for compute capability `arch` (90: 9.0). Raises CompileFailed with the compiler's own message."""
+WIDE = "gfx9"
+"""How AMD's architectures begin whose warps have 64 threads."""
+_COUNTS = re.compile(r"\.(vgpr_count|private_segment_fixed_size):\s*(\d+)")
+
+
+def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
+    """Compiles `launch` for `arch`. Raises CompileFailed with the compiler's own message."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -45,15 +54,24 @@ def to_cubin(launch: Launch, arch: int = 90) -> Cubin:
         attrs={(position[name],): [["tt.divisibility", POINTER_ALIGNMENT]] for name in launch.divisible},
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    amd = str(arch).startswith("gfx")
+    target = GPUTarget("hip", arch, 64 if str(arch).startswith(WIDE) else 32) if amd else GPUTarget("cuda", arch, 32)
     try:
-        made: Any = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+        made: Any = triton.compile(source, target=target, options=options)
     except Exception as error:  # Triton raises what its passes and ptxas raise
-        raise CompileFailed(f"Triton could not compile this kernel for sm_{arch}: {error}\n{launch.source}") from error
-    binary, name = made.asm["cubin"], made.metadata.name
-    registers, spills = resources(binary)
+        where = arch if amd else f"sm_{arch}"
+        raise CompileFailed(f"Triton could not compile this kernel for {where}: {error}\n{launch.source}") from error
+    binary, name = made.asm["hsaco" if amd else "cubin"], made.metadata.name
+    registers, spills = _told(made.asm["amdgcn"]) if amd else resources(binary)
     told = made.metadata
     scratch = (getattr(told, "global_scratch_size", 0), getattr(told, "profile_scratch_size", 0))
     return Cubin(binary, name, told.shared, registers, spills, launch.num_warps, *scratch)
+
+
+def _told(assembly: str) -> tuple[int, int]:
+    """(registers, bytes of stack) of a thread, which AMD's assembler states in the text."""
+    found = {name: int(value) for name, value in _COUNTS.findall(assembly)}
+    return found["vgpr_count"], found["private_segment_fixed_size"]
 
 
 def parameters(launch: Launch) -> list[str]:

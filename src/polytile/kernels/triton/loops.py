@@ -38,7 +38,7 @@ def unavailable(target: torch.device) -> str:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed (pip install polytile[gpu])"
     if target.type != "cuda" or torch.version.hip is not None:
-        return f"polytile generates no kernels for {'ROCm' if torch.version.hip else target.type} yet"
+        return f"polytile launches no kernels on {'ROCm' if torch.version.hip else target.type} yet"
     if not devices.available():
         return "there is no CUDA device in this process"
     found = devices.facts(target.index or 0)

@@ -3,8 +3,8 @@
     t = launch + finish + together · |latency, memory, cache, units|₃    the 3-norm: what takes longest, a little more where
                                                                          others are near
 
-    memory    the bytes that must come from and go to memory once, and again in later passes where they do not stay in the L2
-              cache, by the bandwidth that this many programs can draw
+    memory    the bytes that must come from and go to memory once, and again in later passes what of them does not stay in the
+              L2 cache, of which programs at work have their shares, by the bandwidth that this many programs can draw
     cache     all bytes that programs ask for, in whole sectors of 32 bytes, by the bandwidth of the L2 cache
     units     instructions: loads and stores by their vectors, arithmetic by the operations' costs, masked lanes included
     latency   programs one after another on each of the places that registers and threads leave them; a program waits for
@@ -106,7 +106,7 @@ class Estimate:
     ) -> None:
         self.work, self.tile, self.counts, self.device = work, tile, counts, device
         self.variant, self.threads = str(config["variant"]), device.warp * int(config["warps"])
-        self.splits = int(config.get("splits", 1) or 1)
+        self.splits, self.stages = int(config.get("splits", 1) or 1), int(config.get("stages", 1) or 1)
         self.block = math.prod(d.block for d in tile.dims)
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
         self.splits = min(self.splits, self.steps)
@@ -150,8 +150,8 @@ class Estimate:
         again = 0.0
         if self.variant != "persistent":
             again = sum(self._asked(a) * (a.passes - 1) / a.passes for a in self.work.accesses if a.passes > 1)
-            window = again * min(1.0, self.places * self.device.sms / self.programs)
-            again *= 0.0 if window < KEPT * self.device.l2_bytes else 1.0
+            together = 1.0 if self.variant == "split" else min(1.0, self.places * self.device.sms / self.programs)
+            again *= max(0.0, 1.0 - KEPT * self.device.l2_bytes / max(1.0, again * together))
         active = min(self.programs, self.device.sms) / self.device.sms
         drawn = self.device.bandwidth * min(1.0, SM_SHARE * active)
         in_cache = self.unique < KEPT * self.device.l2_bytes
@@ -227,7 +227,16 @@ class Estimate:
         """Programs that one multiprocessor holds at a time."""
         registers = -(-min(MOST_REGISTERS, self.registers) // 8) * 8
         by_registers = self.device.registers_per_sm // (registers * self.threads)
-        return int(max(1, min(by_registers, self.device.threads_per_sm // self.threads, self.device.blocks_per_sm)))
+        by_shared = self.device.shared_per_sm // max(1.0, self._shared)
+        by_threads = self.device.threads_per_sm // self.threads
+        return int(max(1, min(by_registers, by_shared, by_threads, self.device.blocks_per_sm)))
+
+    @property
+    def _shared(self) -> float:
+        """Bytes of shared memory of a program: what its loads have under way."""
+        going = set(self.tile.reduced)
+        under_way = [a for a in self.work.accesses if not a.store and going & {self.dims[s] for s in a.strides}]
+        return self.stages * self.block * sum(a.itemsize for a in under_way) if self.stages > 1 else 0.0
 
     @property
     def _own(self) -> float:
@@ -244,9 +253,14 @@ class Estimate:
         return self.work.passes * (CACHE_LATENCY + LEFT * left)
 
     @property
+    def _waits(self) -> float:
+        """How often a program waits for memory in one pass; blocks that are under way at once are waited for together."""
+        return 1 + (-(-self.steps // self.splits) - 1) / self.stages
+
+    @property
     def latency(self) -> float:
         wait = CACHE_LATENCY if self.unique < KEPT * self.device.l2_bytes else MEMORY_LATENCY
-        rounds = self.work.passes * -(-self.steps // self.splits) if self.tile.reduced else 1
+        rounds = self.work.passes * self._waits if self.tile.reduced else 1
         if self.variant == "persistent":
             rounds = 1
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY

@@ -202,6 +202,12 @@ class Reduction:
             value = f"{own}({value}, {axis}{keep})" if own else f"tl.reduce({value}, {axis}, {self.combine}{keep})"
         return value
 
+    def results(self, scope: Scope) -> list[tuple[str, torch.dtype]]:
+        """Names and types of the results, which the scope knows from then on."""
+        truth = self.dtype == torch.bool and self.kind in ("any", "all")
+        types = [torch.bool if truth else part.dtype for part in self.parts]
+        return list(zip(self._results(scope), types, strict=False))
+
     def _results(self, scope: Scope) -> list[str]:
         """Names of the results, one for each part that is one, known to the scope."""
         assert isinstance(self.node, Reduce)

@@ -4,13 +4,16 @@
                 program's own chunk of the row; leave the running values of its reductions in scratch memory
     the last    where values of the row are stored after the last pass, that program of a row does it which comes last
 
+Where a block is of many columns, what its programs leave is a lot: there the last program of each pass puts it together for all
+of the next one's.
+
 Program 0 of a row stores the row's values between passes. A scan has a launch before its pass in which every program
 combines its chunk; the pass then starts from all the chunks before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import sympy
 import torch
@@ -58,6 +61,8 @@ class Split:
         self.splits = int(config["splits"])
         self.memory: list[Scratch] = []
         self._numbers: dict[tuple[int, int], int] = {}
+        self._whole: dict[int, list[int]] = {}
+        """Scratch memory of a reduction's results, where the last program of a pass puts them together."""
 
     def made(self) -> TritonKernel:
         launches = [self._totals()] if self.nest.scans else []
@@ -93,15 +98,18 @@ class Split:
                 unit.flush(inner)
         for scan in nest.scans_in(k):
             self._carry(unit, scan)
-        for reduction in one_pass(unit, k, share):
+        reductions = one_pass(unit, k, share)
+        for reduction in reductions:
             self._leave(unit, reduction)
         if k == nest.passes - 1 and nest.row_stores(nest.passes):
-            self._finish(unit)
+            self._finish(unit, [])
+        elif reductions and nest.form is Form.COLUMN:
+            self._finish(unit, reductions)
         return unit.launch(self.splits)
 
-    def _finish(self, unit: Unit) -> None:
-        """What the last program of a row does: the barrier and the counter order all stores before its loads."""
-        after = self.nest.row_stores(self.nest.passes)
+    def _finish(self, unit: Unit, reductions: Sequence[Reduction]) -> None:
+        """What the last program of a row does: it keeps the results of `reductions` for the next launch, or stores the row's
+        values. The barrier and the counter order all stores before its loads."""
         counter = unit.scratch(len(self.memory), torch.int32)
         self.memory.append(Scratch(torch.int32, sizes.product(unit.tile.tiles), zeroed=True))
         unit.out.line("tl.debug_barrier()")
@@ -109,6 +117,9 @@ class Split:
         with unit.out.indented("if arrived == SPLITS - 1:"):
             unit.out.line(f"tl.store({counter} + tl.program_id(0), 0)")
             inner = Scope()
+            for reduction in reductions:
+                self._keep(unit, reduction, inner)
+            after = self.nest.row_stores(self.nest.passes) if not reductions else []
             self._know(unit, _roots(after), inner)
             unit.body.stores(after, inner)
             unit.flush(inner)
@@ -159,11 +170,26 @@ class Split:
             scope.lines.append(f'{name} = tl.load({place}{other}, cache_modifier=".cg")')
         return names
 
+    def _keep(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
+        """Puts a reduction's results together and into scratch memory, one for each row."""
+        reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+        numbers = self._whole[id(reduction.node)] = []
+        mask = _mask(unit.tile.masks(unit.tile.parallel_dims))
+        for name, dtype in reduction.results(Scope()):
+            numbers.append(len(self.memory))
+            self.memory.append(Scratch(dtype, unit.rows))
+            scope.lines.append(f"tl.store({unit.scratch(numbers[-1], dtype)} + (row), {name}{mask})")
+
     def _know(self, unit: Unit, roots: Iterable[Node], scope: Scope) -> None:
         """Adds to `scope` the results of the reductions that `roots` need."""
         for node in _outermost(roots):
             reduction = Reduction(unit.body, node)
-            reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+            if id(node) not in self._whole:
+                reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+                continue
+            mask = _mask(unit.tile.masks(unit.tile.parallel_dims))
+            for (name, dtype), number in zip(reduction.results(scope), self._whole[id(node)], strict=True):
+                scope.lines.append(f"{name} = tl.load({unit.scratch(number, dtype)} + (row){mask})")
 
     def _carry(self, unit: Unit, scan: Scan) -> None:
         """What a scan starts from: all that the programs before have combined."""

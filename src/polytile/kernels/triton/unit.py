@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir import sizes
 from polytile.ir.expr import Node
@@ -24,6 +25,8 @@ from polytile.problem import Config
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
+ROWS = 1 << 15
+"""Programs along the second axis of a grid, which may have 65535."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +56,47 @@ class Unit:
         """The position of the program's block along every parallel dimension: blocks are numbered row by row, the last
         dimension fastest. Nothing here touches memory; then the program waits for the kernel before it, and lets the next
         one's programs be placed. `back`: the first program has the last block."""
-        dims = self.tile.parallel
-        number = program(0, back) + (".to(tl.int64)" if self.facts.wide else "")
-        if len(dims) == 1:
-            self.out.line(f"{dims[0].name.lower()}_at = {number}")
-        elif dims:
-            self.out.line(f"at = {number}")
-        for dim, count in list(zip(dims, self.tile.tiles, strict=True))[:0:-1]:
-            self.out.line(f"{dim.name.lower()}_at = at % ({self.body.index(count)})")
-            self.out.line(f"at = at // ({self.body.index(count)})")
-        if len(dims) > 1:
-            self.out.line(f"{dims[0].name.lower()}_at = at")
+        dims, tiles = self.tile.parallel, self.tile.tiles
+        if self._planes:
+            self._numbered(dims[-1:], tiles[-1:], self._program(0))
+            rows = self.body.index(sizes.product(tiles[:-1]))
+            self.out.line(f"rows_at = {self._program(1)} + {self._program(2)} * {ROWS}")
+            with self.out.indented(f"if rows_at >= {rows}:"):
+                self.out.line("return")
+            self._numbered(dims[:-1], tiles[:-1], "rows_at")
+        else:
+            self._numbered(dims, tiles, self._program(0, back))
         for dim in dims:
             self._parallel(dim)
         if self.overlaps:
             self.out.extend(["gdc_wait()", "gdc_launch_dependents()"])
+
+    @property
+    def _planes(self) -> bool:
+        """Whether the grid has an axis of its own for blocks along the last dimension, and two for all others: one division
+        less."""
+        return len(self.tile.parallel) > 1 and self.config["variant"] != "split"
+
+    def _program(self, axis: int, back: bool = False) -> str:
+        return program(axis, back) + (".to(tl.int64)" if self.facts.wide else "")
+
+    def _numbered(self, dims: Sequence[Dim], tiles: Sequence[sympy.Expr], number: str) -> None:
+        """The block's position along each of `dims` by its number among all of theirs."""
+        if len(dims) > 1:
+            self.out.line(f"at = {number}")
+            number = "at"
+        for dim, count in list(zip(dims, tiles, strict=True))[:0:-1]:
+            self.out.line(f"{dim.name.lower()}_at = at % ({self.body.index(count)})")
+            self.out.line(f"at = at // ({self.body.index(count)})")
+        if dims:
+            self.out.line(f"{dims[0].name.lower()}_at = {number}")
+
+    def _grid(self, splits: int) -> tuple[sympy.Expr, sympy.Expr, sympy.Expr]:
+        tiles = self.tile.tiles
+        if not self._planes:
+            return sizes.product(tiles), sympy.Integer(max(1, splits)), sizes.ONE
+        rows = sizes.product(tiles[:-1])
+        return tiles[-1], sympy.Min(rows, sympy.Integer(ROWS)), FloorDiv(rows + ROWS - 1, sympy.Integer(ROWS))
 
     def _parallel(self, dim: Dim) -> None:
         at = f"{dim.name.lower()}_at"
@@ -168,7 +197,6 @@ class Unit:
         helpers = needed(body)
         header = HEADER + (ORDER if self.overlaps else "")
         source = "\n\n".join(part for part in (header, helpers, "\n".join(lines) + "\n" + body + "\n") if part)
-        tiles = sizes.product(self.tile.tiles)
         return Launch(
             source,
             self._arguments(),
@@ -176,7 +204,7 @@ class Unit:
             self._divisible(),
             int(self.config["warps"]),
             int(self.config.get("stages", 1) or 1),
-            (tiles, sympy.Integer(max(1, splits)), sizes.ONE),
+            self._grid(splits),
             self.overlaps,
         )
 

@@ -5,7 +5,8 @@ persistent   whole rows in registers, read once; r (and r1) hold the row, x rows
 looped       block after block along the row, read once for each pass
 split        `splits` programs a row, block after block; put together by the last program or by another launch
 
-Blocks are powers of two; `warps` of 32 threads work on one. A row is what one point of the parallel axes reduces or scans.
+Blocks are powers of two; `warps` of 32 threads work on one; `stages` blocks of a loop are under way at once, one where none is
+given. A row is what one point of the parallel axes reduces or scans.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ ELEMENTS = (8, 16, 32)
 """Values a thread holds of a whole row, those but the last of several rows; 64 too where the row leaves no choice."""
 LOOPED = ((1, 512, 4), (1, 1024, 4), (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 16), (8, 128, 4))
 """(x, r, warps)"""
+AHEAD = ((1024, 4, 3), (2048, 4, 3), (2048, 8, 3), (4096, 8, 3))
+"""(r, warps, stages) of split rows whose loads are some blocks ahead, by way of shared memory: 0.87 of the time of others in
+the gradient of a layer norm of 64×131072."""
 LOOPED_2 = (
     (1, 1024, 4), (1, 2048, 8), (2, 512, 4), (4, 256, 4), (8, 128, 4), (16, 64, 4), (64, 16, 4), (4, 1024, 8), (16, 256, 8),
     (64, 64, 8), (256, 16, 8),
@@ -52,6 +56,8 @@ COLUMNS = (
     (256, 16, 4), (256, 32, 8), (512, 8, 4), (512, 8, 8),
 )  # fmt: skip
 """(x, r, warps) of reductions across rows of memory: 16 to 32 values a thread, runs of 64 bytes or more."""
+COLUMNS_AHEAD = ((64, 32, 4, 3), (64, 16, 4, 4), (128, 16, 4, 3))
+"""(x, r, warps, stages), split or not, with loads ahead: 0.85 of the time of others in a batch norm of 8192×4096."""
 SPLITS = (4, 8, 16, 32, 64, 128, 256)
 SPLIT_ROWS = ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16))
 SPLIT_COLUMNS = ((16, 128, 4), (32, 64, 4), (32, 128, 8), (64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 32, 4), (128, 64, 8),
@@ -90,6 +96,8 @@ def _rows(nest: Nest) -> Iterator[Config]:
             yield Config.of(variant="looped", x=x, r=r, warps=warps)
     for splits, (r, warps) in itertools.product(SPLITS, SPLIT_ROWS):
         yield Config.of(variant="split", r=r, warps=warps, splits=splits)
+    for splits, (r, warps, stages) in itertools.product(SPLITS, AHEAD):
+        yield Config.of(variant="split", r=r, warps=warps, splits=splits, stages=stages)
 
 
 def whole_rows(r: int) -> Iterator[tuple[int, int]]:
@@ -125,9 +133,14 @@ def _columns(nest: Nest) -> Iterator[Config]:
                 yield Config.of(variant="persistent", x=x, r=r, warps=warps)
     for x, r, warps in COLUMNS:
         yield Config.of(variant="looped", x=x, r=r, warps=warps)
+    for x, r, warps, stages in COLUMNS_AHEAD:
+        yield Config.of(variant="looped", x=x, r=r, warps=warps, stages=stages)
     for splits, (x, r, warps) in itertools.product(SPLITS, SPLIT_COLUMNS):
         if splits * x <= 32 * warps * FINISHED:
             yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits)
+    for splits, (x, r, warps, stages) in itertools.product(SPLITS, COLUMNS_AHEAD):
+        if splits * x <= 32 * warps * FINISHED:
+            yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits, stages=stages)
 
 
 def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:

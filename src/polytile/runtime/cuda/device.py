@@ -23,9 +23,10 @@ KIB = 1 << 10
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One GPU. `capability` is 90 for 9.0; sizes in bytes, `clock` in Hz (the boost clock), `bandwidth` in bytes a
-    second, read plus written, as a large copy reaches it; `l2_bandwidth` likewise for data that stays in the L2 cache.
-    `launch_seconds` is the time from one kernel to the next in a replayed graph where neither has any work."""
+    """One GPU. `capability` is 90 for 9.0; `arch` is what Triton compiles for where that is something else ("gfx942");
+    sizes in bytes, `clock` in Hz (the boost clock), `bandwidth` in bytes a second, read plus written, as a large copy
+    reaches it; `l2_bandwidth` likewise for data that stays in the L2 cache. `launch_seconds` is the time from one kernel to
+    the next in a replayed graph where neither has any work."""
 
     name: str
     capability: int
@@ -44,6 +45,12 @@ class DeviceFacts:
     warp: int = 32
     memory_bytes: int = 80 << 30
     launch_seconds: float = 1.3e-6
+    arch: str = ""
+
+    @property
+    def target(self) -> int | str:
+        """What kernels are compiled for."""
+        return self.arch or self.capability
 
     @property
     def flops(self) -> float:
@@ -75,12 +82,22 @@ TABLE: tuple[DeviceFacts, ...] = (
                 shared_per_block=96 * KIB, memory_bytes=16 << 30),
     DeviceFacts("Tesla T4", 75, 40, 1.59e9, 240 * GB, 4 * MIB, 1000 * GB, shared_per_sm=64 * KIB,
                 shared_per_block=64 * KIB, threads_per_sm=1024, blocks_per_sm=16, memory_bytes=16 << 30),
+    DeviceFacts("AMD Instinct MI300X", 0, 304, 2.1e9, 4500 * GB, 256 * MIB, 9000 * GB, registers_per_sm=131072,
+                registers_per_block=131072, shared_per_sm=64 * KIB, shared_per_block=64 * KIB, warp=64,
+                memory_bytes=192 << 30, arch="gfx942"),
+    DeviceFacts("AMD Instinct MI250X", 0, 110, 1.7e9, 1390 * GB, 8 * MIB, 3500 * GB, registers_per_sm=131072,
+                registers_per_block=131072, shared_per_sm=64 * KIB, shared_per_block=64 * KIB, warp=64,
+                memory_bytes=64 << 30, arch="gfx90a"),
+    DeviceFacts("AMD Radeon RX 7900 XTX", 0, 96, 2.5e9, 815 * GB, 96 * MIB, 3500 * GB, registers_per_sm=98304,
+                registers_per_block=98304, shared_per_sm=64 * KIB, shared_per_block=64 * KIB, memory_bytes=24 << 30,
+                arch="gfx1100"),
 )  # fmt: skip
 """Bandwidths: H100 and H200 measured by a large device copy; the others are 85 % of the data sheet's number. L2
 bandwidths are round numbers that rank kernels and no more. Other devices take the row of their capability nearest in
-multiprocessors, with what their driver says in place."""
+multiprocessors, with what their driver says in place. A multiprocessor of AMD's is a compute unit; an MI250X counts as one
+of its two halves."""
 
-ESTIMATES = ("bandwidth", "l2_bandwidth", "launch_seconds")
+ESTIMATES = ("bandwidth", "l2_bandwidth", "launch_seconds", "arch")
 """Facts that no driver tells."""
 
 COPY_SHARE = 0.9

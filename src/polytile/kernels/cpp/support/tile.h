@@ -22,23 +22,10 @@ template <class T, int L, int R> PT_FN Rows<T, L, 2 * R> zip_rows(const Rows<T, 
   if constexpr (R == 1) return {{zip<0>(a.row, b.row)}, {zip<1>(a.row, b.row)}};
   else return {zip_rows(a.lo, b.lo), zip_rows(a.hi, b.hi)};
 }
-// Zipping the first half of the rows with the second log2(L) times makes columns of them.
-template <int Left, class T, int L> PT_FN Rows<T, L, L> turn(const Rows<T, L, L>& rows) {
+// Zipping the first half of the rows with the second log2(L) times makes columns of L rows, and of R registers that hold L
+// rows of R elements one behind the other the R columns; zipping log2(R) times makes such registers of R columns.
+template <int Left, class T, int L, int R> PT_FN Rows<T, L, R> turn(const Rows<T, L, R>& rows) {
   if constexpr (Left == 1) return rows; else return turn<Left / 2>(zip_rows(rows.lo, rows.hi));
-}
-
-// tile[u * L + k] = p[k * stride + u] for u < height, k < width (both at most L), and 0 for other k. A function of its
-// own: it is long, and one call turns L vectors.
-template <class T, int L, class S>
-__attribute__((noinline)) void load_tile(T* tile, const S* p, long stride, long height, long width) {
-  if (width == L) store_rows(tile, turn<L>(load_rows<T, L, L>(p, stride, height)));
-  else
-    PT_NO_UNROLL for (long u = 0; u < height; ++u)
-      PT_NO_UNROLL for (long k = 0; k < L; ++k) tile[u * L + k] = k < width ? load<T, 1>(p + k * stride + u)[0] : T(0);
-}
-// The same for any height, square after square; the tile has room for whole ones.
-template <class T, int L, class S> PT_FN void load_tiles(T* tile, const S* p, long stride, long height, long width) {
-  for (long u = 0; u < height; u += L) load_tile<T, L>(tile + u * L, p + u, stride, smaller(height - u, L), width);
 }
 
 // p[k * stride + u] = row k, element u, for u < height and k < width; `left` elements from p on are ours, and what a row writes
@@ -51,10 +38,37 @@ PT_FN void put_rows(S* p, const Rows<T, L, R>& rows, long stride, long height, l
   } else if (left >= L) store<S, T, L>(p, rows.row);
   else if (left > 0) store_n<S, T, L>(p, rows.row, smaller(height, left));
 }
+// Rows of R elements without gaps between them.
+template <int R, class T, int L, class S> PT_FN void load_narrow(T* tile, const S* p) {
+  store_rows(tile, turn<L>(load_rows<T, L, R>(p, L, L)));
+}
+template <int R, class T, int L, class S> PT_FN void store_narrow(const T* tile, S* p) {
+  const auto rows = turn<R>(load_rows<T, L, R>(tile, L, L));
+  put_rows(p, rows, L, L, R * L);
+}
+
+// tile[u * L + k] = p[k * stride + u] for u < height, k < width (both at most L), and 0 for other k. A function of its
+// own: it is long, and one call turns L vectors.
+template <class T, int L, class S>
+__attribute__((noinline)) void load_tile(T* tile, const S* p, long stride, long height, long width) {
+  if (width == L && stride == height && height == 2) load_narrow<2, T, L>(tile, p);
+  else if (width == L && stride == height && height == 4) load_narrow<4, T, L>(tile, p);
+  else if (width == L) store_rows(tile, turn<L>(load_rows<T, L, L>(p, stride, height)));
+  else
+    PT_NO_UNROLL for (long u = 0; u < height; ++u)
+      PT_NO_UNROLL for (long k = 0; k < L; ++k) tile[u * L + k] = k < width ? load<T, 1>(p + k * stride + u)[0] : T(0);
+}
+// The same for any height, square after square; the tile has room for whole ones.
+template <class T, int L, class S> PT_FN void load_tiles(T* tile, const S* p, long stride, long height, long width) {
+  for (long u = 0; u < height; u += L) load_tile<T, L>(tile + u * L, p + u, stride, smaller(height - u, L), width);
+}
+
 // p[k * stride + u] = tile[u * L + k]. Rows with gaps between them are stored one element after the other.
 template <class T, int L, class S>
 __attribute__((noinline)) void store_tile(const T* tile, S* p, long stride, long height, long width) {
-  if (height == L || stride == height) {
+  if (width == L && stride == height && height == 2) store_narrow<2, T, L>(tile, p);
+  else if (width == L && stride == height && height == 4) store_narrow<4, T, L>(tile, p);
+  else if (height == L || stride == height) {
     const auto rows = turn<L>(load_rows<T, L, L>(tile, L, L));
     put_rows(p, rows, stride, height, stride == height ? width * stride : width * stride + L - stride);
   } else {
