@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ APART = ("matrix", "pairs", "candidates")
 """Parts that are no cells of polytile against the library."""
 PARTS = (*products.PARTS, *APART)
 WITHIN = 1.02
+COUNTED = ("compiler_runs", "candidates_benchmarked")
+"""What tuning at a new shape takes, beside its seconds."""
 OPTIONS: dict[str, Any] = {"persist": False}
 
 
@@ -110,7 +113,6 @@ def _measure(case: Case, dtype: str, cells: Cells, deadline: float, peer: bool) 
         except Exception as error:
             torch.cuda.synchronize()
             row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
-        row["bytes"] = products.traffic(case, shape)
         cells.add(row)
         print(_line(row), flush=True)
 
@@ -118,19 +120,28 @@ def _measure(case: Case, dtype: str, cells: Cells, deadline: float, peer: bool) 
 def _cell(case: Case, ours: Any, shape: Shape, dtype: str, peer: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     args = case.make(*shape, DTYPES[dtype])
-    began = time.perf_counter()
-    got = ours(*args)
-    torch.cuda.synchronize()
-    first = time.perf_counter() - began
-    calls = {"library": case.run, "polytile": ours}
+    before = {name: polytile.counters[name] for name in COUNTED}
+    got, first = _first(ours, args)
+    counts = {name: polytile.counters[name] - before[name] for name in COUNTED}
+    calls, took = {"library": case.run, "polytile": ours}, {}
     if peer:
         torch._dynamo.reset_code(case.run.__code__)
         calls["peer"] = torch.compile(
             copied(case.run, f"theirs{shape[0]}"), dynamic=False, mode="max-autotune-no-cudagraphs"
         )
-        calls["peer"](*args)
+        took["peer_first_call_s"] = _first(calls["peer"], args)[1]
     times = kernel_times({name: functools.partial(call, *args) for name, call in calls.items()})
-    return {"us": times, "first_call_s": round(first, 3), "wrong": _wrong(got, case.run(*args), shape[2])}
+    moved = sum(tensor.nbytes for tensor in (*args, got))
+    wrong = _wrong(got, case.run(*args), shape[2])
+    return {"us": times, "first_call_s": first, **took, **counts, "bytes": moved, "wrong": wrong}
+
+
+def _first(call: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> tuple[torch.Tensor, float]:
+    """What a first call gives, and how many seconds it takes."""
+    began = time.perf_counter()
+    got = call(*args)
+    torch.cuda.synchronize()
+    return got, round(time.perf_counter() - began, 3)
 
 
 def _chosen(known: set[str]) -> str:
@@ -168,18 +179,24 @@ def report(results: dict[str, Any]) -> None:
         worst = rows[max(range(len(over)), key=over.__getitem__)]
         share = max(row["bytes"] / row["us"]["polytile"] * 1e6 / results["copy_bytes_per_second"] for row in rows)
         where = "×".join(map(str, worst["shape"]))
-        seconds = sum(row["first_call_s"] for row in rows)
         body.append((function, dtype, len(rows), f"{geomean(over):.3f}", f"{max(over):.2f} at {where}",
-                     f"{near / len(over):.0%}", f"{share:.0%}", f"{seconds:.1f}"))  # fmt: skip
-    columns = ["function", "type", "shapes", "geomean", "worst", "within 2 %", "most of copy", "s of first calls"]
+                     f"{near / len(over):.0%}", f"{share:.0%}"))  # fmt: skip
+    columns = ["function", "type", "shapes", "geomean", "worst", "within 2 %", "most of copy"]
     show(Table.of("polytile's kernel time over the best of the others", columns, body))
+    costs = [
+        (function, dtype, len(rows), *[str(sum(row[name] for row in rows)) if name in rows[0] else "" for name in COUNTED],
+         *[f"{sum(row.get(name, 0.0) for row in rows):.1f}" for name in ("first_call_s", "peer_first_call_s")])
+        for (function, dtype), rows in groups.items()
+    ]  # fmt: skip
+    columns = ["function", "type", "shapes", "compiled", "candidates timed", "s of first calls", "s of the peer's"]
+    show(Table.of("what tuning took", columns, costs, folded=True))
     if of_part["matrix"]:
         hints.show_matrix(of_part["matrix"])
     if of_part["pairs"]:
         hints.show_pairs(of_part["pairs"])
     for dtype in dict.fromkeys(row["dtype"] for row in of_part["candidates"]):
         own = [row for row in of_part["candidates"] if row["dtype"] == dtype]
-        print(f"the prior, {dtype}, against the best of all candidates: {verdict(own)}")
+        print(f"the prior as it was then, {dtype}, against the best of the candidates timed: {verdict(own)}")
     for row in others:
         if row.get("error") or row.get("wrong"):
             print(f"{row['function']} {row['dtype']} {row['shape']}: {row.get('error') or row['wrong']}")

@@ -6,6 +6,7 @@ one ended, so that a suite can be spread over several short sessions.
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import polytile
 from benchmarks.compilers import copied
+from benchmarks.environment import revision
 from benchmarks.gpu.functions import DTYPES, SHAPES, TRACED, Function, Shape
 from benchmarks.gpu.replay import kernel_times
 
@@ -47,9 +49,17 @@ class Cells:
         whole = path.suffix == ".json"
         for row in json.loads(text)["results"]["cells"] if whole else map(json.loads, filter(str.strip, text.splitlines())):
             if not self.has(row["function"], row["dtype"], tuple(row["shape"])):
-                self.add(row)
+                self._append(row)
 
     def add(self, row: dict[str, Any]) -> None:
+        """Adds a cell measured now, with the revision that was measured."""
+        self._append({**row, "revision": self._revision})
+
+    @functools.cached_property
+    def _revision(self) -> str:
+        return revision()
+
+    def _append(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -24,7 +24,7 @@ from benchmarks import record
 from benchmarks.timing import geomean
 from polytile.kernels.triton.gemm.candidates import label
 from polytile.kernels.triton.gemm.configs import Kind, space
-from polytile.kernels.triton.gemm.prior import FITTED, Alone, Constants, cost, refused
+from polytile.kernels.triton.gemm.prior import FITTED, Access, Accesses, Constants, cost, refused
 from polytile.problem import Config
 from polytile.report import Table, show
 from polytile.runtime.cuda.device import DeviceFacts, named
@@ -43,12 +43,11 @@ SHORTLISTS = (1, 3, 5)
 
 @dataclass(frozen=True)
 class Shape:
-    """The measured candidates of one shape: µs of each config that is generated today, and whether operands are loaded element by
-    element (dense ones whose rows 16 does not divide)."""
+    """The measured candidates of one shape, of dense operands row by row: µs of each config that is generated today."""
 
     kind: Kind
     size: dict[str, int]
-    alone: Alone
+    accesses: Accesses
     measured: tuple[tuple[Config, float], ...]
 
     @cached_property
@@ -59,7 +58,7 @@ class Shape:
 
     def predicted(self, constants: Constants, device: DeviceFacts) -> list[float]:
         """µs."""
-        return [cost(self.kind, c, self.size, device, self.alone, constants) * 1e6 for c, _ in self.measured]
+        return [cost(self.kind, c, self.size, device, self.accesses, constants) * 1e6 for c, _ in self.measured]
 
     def ranked(self, constants: Constants, device: DeviceFacts) -> list[float]:
         """Regrets of the candidates, in the order of the prior's predictions."""
@@ -75,10 +74,10 @@ def shapes(rows: Sequence[dict[str, Any]], device: DeviceFacts) -> list[Shape]:
         configs = {label(config): config for config in space(kind, device).configs}
         measured = tuple((configs[name], us) for name, us in row["us"].items() if name in configs)
         m, n, k = row["shape"]
-        alone, size = (bool(k % 16), bool(n % 16)), {"batch": 1, "M": m, "N": n, "K": k}
-        measured = tuple(pair for pair in measured if not refused(kind, pair[0], size, device, alone))
+        accesses, size = (Access(bool(k % 16), True), Access(bool(n % 16))), {"batch": 1, "M": m, "N": n, "K": k}
+        measured = tuple(pair for pair in measured if not refused(kind, pair[0], size, device, accesses))
         if len(measured) > 1:
-            found.append(Shape(kind, size, alone, measured))
+            found.append(Shape(kind, size, accesses, measured))
     return found
 
 

@@ -188,11 +188,4 @@ DTYPES = {
 PARTS = ("square", "llm", "thin", "epilogue", "int8", "fp8", "long", "odd", "prologue", "pair")
 
 
-def traffic(case: Case, shape: Shape) -> float:
-    """Bytes that operands and result take in memory."""
-    m, n, k = shape
-    size = DTYPES[case.dtypes[0]].itemsize
-    return (m * k + n * k) * size + m * n * max(2, size)
-
-
-__all__ = ["DTYPES", "PARTS", "Case", "Shape", "cases", "product", "traffic"]
+__all__ = ["DTYPES", "PARTS", "Case", "Shape", "cases", "product"]

@@ -163,3 +163,14 @@ def test_decorator_form() -> None:
         return torch.softmax(x, -1)
 
     torch.testing.assert_close(function(*square(12, 1)), torch.softmax(*square(12, 1), -1))
+
+
+def test_a_mark_of_a_dimension_is_a_hint(empty_cache: object) -> None:
+    x, y = sized((32, 48), (48, 16))
+    torch._dynamo.mark_dynamic(x, 0, hint_override=200)
+    run = polytile.compile(matmul)
+    check(matmul, run, x, y)
+    assert any(dict(decision.sizes).get("M") == 200 for decision in decisions()), "decided before a call with such sizes"
+    counts = dict(polytile.counters)
+    check(matmul, run, *sized((200, 48), (48, 16)))
+    assert polytile.counters["dispatch_misses"] == counts["dispatch_misses"]

@@ -76,6 +76,12 @@ CASES = {
     "float32": Case(product, lambda m, n, k: (data(m, k), data(k, n)), SIZES, GENERATED | {"aten", "cublaslt"}),
     "bias and gelu": Case(with_bias, lambda m, n, k: (half(m, k), half(n, k), half(n)), SIZES[:4], {"split", "cublaslt"}),
     "baddbmm": Case(batches, lambda m, n, k: (half(3, m, n), half(3, m, k), half(3, n, k)), SIZES[:3], {"tile", "cublaslt"}),
+    "sum of two": Case(
+        lambda x, y, v, w: torch.relu(x @ y + v @ w),
+        lambda m, n, k: (half(m, k), half(k, n), half(m, 2 * k), half(2 * k, n)),
+        SIZES[:4],
+        {"tile", "aten"},
+    ),
     "int8": Case(dequantised, lambda m, n, k: (int8(m, k), int8(n, k), torch.rand(n, device="cuda")), SIZES[:1], {"split"}),
     "int8 weights": Case(weights_int8, lambda m, n, k: (half(m, k), int8(n, k), half(n, 1)), SIZES[:3], {"tile", "stored"}),
     "int4 weights": Case(

@@ -12,8 +12,9 @@ from polytile.errors import LoweringError
 from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
+from polytile.kernels.triton.gemm.unit import Chip
 from polytile.problem import Config
-from tests.kernels.triton_gemm import SMS, facts_of, integers, interpreted, operands, product, small
+from tests.kernels.triton_gemm import CHIP, facts_of, integers, interpreted, operands, product, small
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -111,10 +112,10 @@ def test_facts_decide_masks_and_alignment() -> None:
     facts = facts_of(kernel, (a, b, c, *integers(a, b, c)))
     assert facts.holding == {"K%64"} and {"K", "a_stride_m", "b_stride_n"} <= facts.divisible
     config = small("tile", k=64)
-    (launch,) = generate(kernel, config, facts, SMS).launches
+    (launch,) = generate(kernel, config, facts, CHIP).launches
     assert "mask=ks" not in launch.source and {"A", "B", "C", "K", "a_stride_m"} <= set(launch.divisible)
     a, b, c = operands(kernel, 1, 64, 64, 120)
-    (launch,) = generate(kernel, config, facts_of(kernel, (a, b, c, *integers(a, b, c))), SMS).launches
+    (launch,) = generate(kernel, config, facts_of(kernel, (a, b, c, *integers(a, b, c))), CHIP).launches
     assert launch.source.count("mask=ks") == 2 and "a_stride_m" not in launch.divisible
 
 
@@ -123,7 +124,7 @@ def test_descriptors_are_used_where_the_facts_allow_them() -> None:
 
     def source(m: int, n: int, k: int, pad: int = 0) -> str:
         a, b, c = operands(kernel, 1, m, n, k, pad)
-        return generate(kernel, config, facts_of(kernel, (a, b, c, *integers(a, b, c))), SMS).launches[0].source
+        return generate(kernel, config, facts_of(kernel, (a, b, c, *integers(a, b, c))), CHIP).launches[0].source
 
     assert source(64, 64, 128).count("make_tensor_descriptor") == 2
     assert "make_tensor_descriptor" not in source(64, 64, 128, pad=1)
@@ -150,4 +151,14 @@ def test_the_sums_of_a_split_come_in_one_order() -> None:
 
 def test_few_rows_need_a_regime_that_knows_how_many() -> None:
     with pytest.raises(LoweringError, match="number of rows is not known"):
-        generate(product(torch.float32), small("rows"), Facts(), SMS)
+        generate(product(torch.float32), small("rows"), Facts(), CHIP)
+
+
+@pytest.mark.parametrize("variant", SCHEDULES)
+def test_a_launch_that_overlaps_waits_first_of_all(variant: str) -> None:
+    kernel, facts = product(torch.bfloat16), Facts(exact=(("M", 2),))
+    for launch in generate(kernel, small(variant), facts, Chip(5, overlaps=True)).launches:
+        body = launch.source[launch.source.index("def polytile_kernel") :].splitlines()[1:]
+        assert launch.overlaps and body[:2] == ["    gdc_wait()", "    gdc_launch_dependents()"]
+    for launch in generate(kernel, small(variant), facts, CHIP).launches:
+        assert not launch.overlaps and "gdc" not in launch.source

@@ -7,7 +7,7 @@ import torch
 
 from polytile.kernels.configs import Request, heuristic, override
 from polytile.kernels.configs.records import Gemm, tile_config
-from polytile.kernels.triton.gemm import prior
+from polytile.kernels.triton.gemm import library_prior, prior
 from polytile.kernels.triton.gemm.candidates import gemm_candidates, kind_of, label
 from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.problem import Config
@@ -74,17 +74,56 @@ def test_kernels_with_limits_stay_within_them() -> None:
 
 
 def test_the_prior_knows_large_from_small() -> None:
-    assert chosen(BF16, 1, 4096, 4096).split()[0] == "rows"
+    assert chosen(FP32, 1, 4096, 4096).split()[0] == "rows"
     assert chosen(BF16, 16, 4096, 4096).split()[0] in ("tile", "split")
     big = chosen(BF16, 4096, 4096, 4096).split()[1]
     assert {int(n) for n in big.split("x")[:2]} <= {128, 256}
     assert chosen(BF16, 64, 64, 65536).split()[0] == "split"
     for kind in (BF16, FP32, TF32):
         for c in able(kind, 512, 512, 512):
-            doubled = prior.cost(kind, c, sizes(512, 512, 4096), H100)
-            assert 0 < prior.cost(kind, c, sizes(512, 512, 512), H100) < doubled
-    assert prior.library(TF32, sizes(4096, 4096, 4096), H100) < prior.library(FP32, sizes(4096, 4096, 4096), H100)
+            longer = prior.cost(kind, c, sizes(512, 512, 4096), H100)
+            assert 0 < prior.cost(kind, c, sizes(512, 512, 512), H100) < longer
+    library = [library_prior.cost(kind, sizes(4096, 4096, 4096), H100, (True, False)) for kind in (BF16, TF32, FP32)]
+    assert library == sorted(library)
+    odd = library_prior.cost(BF16, sizes(512, 511, 511), H100, (True, False), misaligned=True)
+    assert odd > 3 * library_prior.cost(BF16, sizes(512, 511, 511), H100, (True, False))
     assert prior.cost(BF16, space(BF16, H100).configs[0], sizes(0, 64, 64), H100) == H100.launch_seconds
+
+
+def test_a_config_whose_loads_one_by_one_would_spill_comes_after_all_others() -> None:
+    named = {label(config): config for config in space(BF16, H100).configs}
+    large, small = named["tile 128x128x64 s3 w4"], named["tile 32x32x64 s2 w4"]
+    odd = prior.Access(alone=True, along_k=True), prior.Access(alone=True)
+    at = sizes(2048, 2047, 2047)
+    assert prior.cost(BF16, large, at, H100) < prior.cost(BF16, small, at, H100)
+    assert prior.cost(BF16, large, at, H100, odd) > 100 * prior.cost(BF16, small, at, H100, odd)
+    assert prior.refused(BF16, large, at, H100, odd) and not prior.refused(BF16, small, at, H100, odd)
+
+
+def test_runs_in_memory_are_dear_where_they_are_short() -> None:
+    config = next(c for c in space(BF16, H100).configs if label(c) == "tile 16x32x256 s4 w4")
+    long = prior.Access(along_k=True), prior.Access(along_k=True)
+    assert prior.cost(BF16, config, sizes(16, 4096, 4096), H100, long) < prior.cost(BF16, config, sizes(16, 4096, 4096), H100)
+
+
+def test_what_a_prologue_computes_is_paid_for_each_block_of_the_other_operand() -> None:
+    config = next(c for c in space(BF16, H100).configs if label(c) == "tile 64x64x128 s5 w4")
+    plain, gelu = (prior.Access(along_k=True, work=work) for work in (0.0, 31.0))
+
+    def extra(n: int) -> float:
+        without, with_gelu = (prior.cost(BF16, config, sizes(128, n, 4096), H100, (a, prior.Access())) for a in (plain, gelu))
+        return with_gelu - without
+
+    assert 0 < 3 * extra(64) < extra(16384)
+
+
+def test_operands_are_loaded_one_by_one_where_sixteen_does_not_divide_their_rows() -> None:
+    kernel = product(torch.bfloat16, "k", "k")
+    assert kernel.loaded_alone(sizes(64, 64, 64)) == (False, False) and kernel.loaded_alone(sizes(64, 64, 72)) == (True, True)
+    assert not kernel.misaligned(sizes(64, 64, 72)) and kernel.misaligned(sizes(64, 64, 71))
+    assert product(torch.bfloat16).loaded_alone(sizes(64, 72, 64)) == (False, True)
+    assert product(torch.bfloat16, "any").loaded_alone({**sizes(64, 64, 64), "a_stride_m": 64}) == (True, False)
+    assert product(torch.bfloat16).loaded_alone(sizes(1, 64, 71)) == (False, False), "there is one row"
 
 
 def test_the_kind_says_what_tensor_cores_take() -> None:

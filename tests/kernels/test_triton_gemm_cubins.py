@@ -18,6 +18,7 @@ from polytile.kernels.triton.candidate import WORKER, Work, job_of, triton_versi
 from polytile.kernels.triton.gemm.candidates import Arguments, GemmCandidate, kind_of, label
 from polytile.kernels.triton.gemm.configs import space
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
+from polytile.kernels.triton.gemm.unit import Chip
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
 from tests.kernels.test_triton_gemm_prologue import lowered
@@ -26,6 +27,7 @@ from tests.kernels.triton_gemm import product, small
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 H100 = device.named("H100")
+CHIP = Chip(H100.sms, overlaps=True)
 ALIGNED = Facts(
     frozenset({"M", "N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"),
     holding=frozenset({"K%64"}),
@@ -58,7 +60,7 @@ def workers_end() -> Iterator[None]:
 
 
 def orders(kernel: GemmKernel, config: Config, facts: Facts) -> list[cubins.Order]:
-    launches = generate(kernel, config, facts, H100.sms).launches
+    launches = generate(kernel, config, facts, CHIP).launches
     return [cubins.Order("product", WORKER, job_of(launch, 90), triton_version()) for launch in launches]
 
 
@@ -119,7 +121,7 @@ def test_what_a_block_cannot_hold_is_refused_by_its_compiled_form(
     dtype: torch.dtype, blocks: dict[str, int], reason: str, empty_cache: Path
 ) -> None:
     kernel = product(dtype)
-    work = Work(Arguments(kernel), "product", H100, 0, lambda config, facts: generate(kernel, config, facts, H100.sms))
+    work = Work(Arguments(kernel), "product", H100, 0, lambda config, facts: generate(kernel, config, facts, CHIP))
     config = Config.of(variant="tile", group=8, **blocks)
     special = GemmCandidate("large", config, work, lambda size: True, lambda size: 1e-6).specialise(ALIGNED)
     assert not special.excess

@@ -21,7 +21,7 @@ from polytile.multikernel.define import define_template
 from polytile.passes.pipeline import optimize
 from tests.frontend.lowering import lower
 from tests.kernels.helpers import assert_golden
-from tests.kernels.triton_gemm import SMS, facts_of, interpreted, small
+from tests.kernels.triton_gemm import CHIP, facts_of, interpreted, small
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -241,5 +241,5 @@ def test_golden_unpacked_weights() -> None:
     kernel, given, _ = flat(program, template, args)
     from polytile.kernels.triton.gemm.schedules import generate
 
-    (launch,) = generate(kernel, small("tile", k=32), facts_of(kernel, given), SMS).launches
+    (launch,) = generate(kernel, small("tile", k=32), facts_of(kernel, given), CHIP).launches
     assert_golden("product_int4.triton", launch.source)

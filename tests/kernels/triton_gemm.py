@@ -13,11 +13,12 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
 from polytile.kernels.triton import interpret
 from polytile.kernels.triton.gemm.schedules import generate
+from polytile.kernels.triton.gemm.unit import Chip
 from polytile.multikernel.define_gpu import template_spec
 from polytile.problem import Config
 
-SMS = 5
-"""Multiprocessors that persistent programs are generated for: fewer than there are blocks."""
+CHIP = Chip(5)
+"""What persistent programs are generated for: fewer multiprocessors than there are blocks."""
 
 
 def product(
@@ -74,7 +75,7 @@ def facts_of(kernel: GemmKernel, args: Sequence[Any]) -> Facts:
 
 def interpreted(kernel: GemmKernel, config: Config, args: Sequence[Any], facts: Facts | None = None) -> None:
     """Runs `config` on flat arguments under Triton's interpreter."""
-    made = generate(kernel, config, facts if facts is not None else facts_of(kernel, args), SMS)
+    made = generate(kernel, config, facts if facts is not None else facts_of(kernel, args), CHIP)
     count = len(kernel.tensors)
     tensors = dict(zip([t.name for t in kernel.tensors], args, strict=False))
     interpret.run(made, tensors, dict(zip(kernel.size_names, args[count:], strict=True)))

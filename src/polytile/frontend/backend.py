@@ -98,7 +98,7 @@ def _compile(
         )
     try:
         traced = hinted.sizes_of(graph)
-        wanted = hinted.combinations(hints, traced, strict)
+        wanted = [*hinted.combinations(hints, traced, strict), *hinted.marked(graph, traced)]
         early = hinted.combinations(ahead, traced, strict, "compile_ahead")
     except HintError as error:
         raise _ShownHintError(str(error)) from None

@@ -72,6 +72,16 @@ def _traced(env: Any, symbol: sympy.Symbol) -> int | None:
     return None
 
 
+def marked(graph: Any, traced: Values) -> list[Values]:
+    """The sizes that `torch._dynamo.mark_dynamic(tensor, dim, hint_override=size)` has asked for, with the traced value of the
+    others; nothing where no mark gives a hint."""
+    for number in _symbolic_numbers(graph):
+        given = getattr(number.node.shape_env, "var_to_hint_override", {})
+        asked = {symbol: int(given[symbol]) for symbol in traced if symbol in given}
+        return [{**traced, **asked}] if asked else []
+    return []
+
+
 def combinations(hints: Hints, traced: Values, strict: bool = True, word: str = "hints") -> list[Values]:
     """Every combination of the hints, as values of the graph's dynamic sizes: those that no hint names keep the traced
     value.

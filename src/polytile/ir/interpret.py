@@ -47,6 +47,9 @@ def run_template(
     if precision is not None and dtype.is_floating_point:
         dtype = precision
     product = torch.matmul(a.to(dtype), b.to(dtype))
+    if template.second is not None:
+        left, right = (view_tensor(view, buffers, size_values).to(dtype) for view in template.second)
+        product = product + torch.matmul(left, right)
     if template.epilogue is None:
         view_tensor(template.out, buffers, size_values).copy_(product)
         return

@@ -199,6 +199,8 @@ class Template:
 
     `prologues`: of an operand that is computed where it is read, the Loop over its (batch, rows, columns) that stores it in the
     buffer of its view; None for an operand in memory. Nothing is in that buffer unless a kernel chooses to fill one.
+
+    `second`: operands (batch, m, l) and (batch, l, n) of the types of `a` and `b`, whose product is added to the same sums.
     """
 
     name: str
@@ -209,6 +211,7 @@ class Template:
     epilogue: Loop | None = None
     origins: tuple[str, ...] = ()
     prologues: tuple[Loop | None, Loop | None] = (None, None)
+    second: tuple[View, View] | None = None
 
     def reads(self) -> set[str]:
         return self.operand_reads() | (self.epilogue.reads() if self.epilogue else set())
@@ -216,7 +219,8 @@ class Template:
     def operand_reads(self) -> set[str]:
         """The buffers that the product itself reads, at other points than those it writes."""
         pairs = zip((self.a, self.b), self.prologues, strict=True)
-        return set().union(*[{view.buffer} if loop is None else loop.reads() for view, loop in pairs])
+        read = [{view.buffer} if loop is None else loop.reads() for view, loop in pairs]
+        return set().union(*read, {view.buffer for view in self.second or ()})
 
     def writes(self) -> set[str]:
         return self.epilogue.writes() if self.epilogue else {self.out.buffer}

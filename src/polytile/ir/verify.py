@@ -153,7 +153,7 @@ def _views_fit(operation: Operation, scope: Scope) -> Iterator[str]:
 
 def _views(operation: Operation) -> list[View]:
     if isinstance(operation, Template):
-        return [operation.a, operation.b, operation.out]
+        return [operation.a, operation.b, operation.out, *(operation.second or ())]
     return list(views_in((operation.args, operation.kwargs))) if isinstance(operation, Extern) else []
 
 
@@ -176,6 +176,9 @@ def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
         "k": (a[2], b[1]),
         "n": (b[2], out[2]),
     }
+    if operation.second is not None:
+        p, q = (view.sizes for view in operation.second)
+        pairs |= {"second batch": (p[0], out[0]), "second m": (p[1], out[1]), "l": (p[2], q[1]), "second n": (q[2], out[2])}
     for name, (one, other) in pairs.items():
         if not sizes.equal(one, other):
             yield f"the {name} sizes {one} and {other} differ"

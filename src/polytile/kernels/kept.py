@@ -54,7 +54,8 @@ def _keepable(kernel: GemmKernel, b: View, buffer: Buffer) -> bool:
     numbers = (*b.sizes, *b.strides, b.offset)
     if not buffer.weight or not all(number.is_Integer for number in numbers) or buffer.dtype != b.dtype:
         return False
-    plain = not kernel.spec.batched and not any(kernel.prologues) and b.dtype == kernel.in_dtype in panels.TOGETHER
+    single = not kernel.spec.batched and kernel.second is None
+    plain = single and not any(kernel.prologues) and b.dtype == kernel.in_dtype in panels.TOGETHER
     large = int(b.sizes[1]) * int(b.sizes[2]) >= SMALLEST and int(b.sizes[2]) > 1
     return plain and large and buffer.device.type == "cpu" and options.get("packed_weights_mib") > 0 and weights.available()
 

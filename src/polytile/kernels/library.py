@@ -58,13 +58,13 @@ class MatmulLibrary:
         return max(compute, memory) + again + CALL * (2 if self.unfused else 1)
 
     def _gpu_cost(self, sizes: Mapping[str, int], target: torch.device) -> float:
-        from polytile.kernels.triton.gemm import prior
+        from polytile.kernels.triton.gemm import library_prior
         from polytile.kernels.triton.gemm.candidates import device_of, kind_of
 
-        device = device_of(target)
-        product = prior.library(kind_of(self.kernel), sizes, device)
-        if self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes):
-            product = prior.slowed(product, prior.LIBRARY_MISALIGNED, device)
+        device, spec = device_of(target), self.kernel.spec
+        misaligned = self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes)
+        along_k = spec.a_layout == "k", spec.b_layout == "k"
+        product = library_prior.cost(kind_of(self.kernel), sizes, device, along_k, misaligned)
         again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
         return product + (device.launch_seconds + again / device.bandwidth if self.unfused else 0.0)
 
@@ -142,6 +142,25 @@ def matrix(tensor: torch.Tensor, rows: int, columns: int, row_stride: int, colum
     if shape == (columns, rows) and strides == (column_stride, row_stride):
         return tensor.t()
     return tensor.as_strided((rows, columns), (row_stride, column_stride), tensor.storage_offset())
+
+
+class SumLibrary(MatmulLibrary):
+    """Of two products that are added up: the library's second product, and its first one with that added to it."""
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        """Both products; the operands of the second as those of the first."""
+        return super().cost(sizes) + super().cost({**sizes, "K": sizes["L"]})
+
+    def _call(self, *args: Any) -> None:
+        from polytile.kernels.templates import operands
+
+        named, ints = operands(self.kernel, args)
+        a, b, p, q = (named[name] for name in "ABPQ")
+        if self.unfused is None:
+            torch.baddbmm(torch.bmm(p, q), a, b, out=named["C"])
+            return
+        total = torch.baddbmm(torch.bmm(p, q), a, b)
+        self.unfused(total, *args[4 : len(self.kernel.tensors)], *ints)
 
 
 class InterpretedLoop:

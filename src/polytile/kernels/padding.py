@@ -31,17 +31,19 @@ class PaddedLibrary(MatmulLibrary):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """The product at padded sizes, and each operand and the result read and written once more."""
-        from polytile.kernels.triton.gemm import prior
+        from polytile.kernels.triton.gemm import library_prior
         from polytile.kernels.triton.gemm.candidates import device_of, kind_of
 
         assert self.target is not None
-        device, size = device_of(self.target), self.kernel.in_dtype.itemsize
+        device, size, spec = device_of(self.target), self.kernel.in_dtype.itemsize, self.kernel.spec
         batch, m, n, k = (sizes[name] for name in ("batch", "M", "N", "K"))
         padded = {"batch": batch, "M": self._up(m), "N": self._up(n), "K": self._up(k)}
         copied = 2 * size * batch * (m * k + k * n + m * n)
         again = 2 * size * batch * m * n if self.unfused else 0
         launches = (5 if self.unfused else 4) * device.launch_seconds
-        return prior.library(kind_of(self.kernel), padded, device) + (copied + again) / device.bandwidth + launches
+        along_k = spec.a_layout == "k", spec.b_layout == "k"
+        product = library_prior.cost(kind_of(self.kernel), padded, device, along_k)
+        return product + (copied + again) / device.bandwidth + launches
 
     def _up(self, size: int) -> int:
         step = BYTES // self.kernel.in_dtype.itemsize

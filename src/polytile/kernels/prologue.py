@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 Prologues = tuple[LoopKernel | None, LoopKernel | None]
 """Of A and of B; None where the operand is in memory."""
 
-WRITE_AND_READ = 2
-"""How often an operand that is stored first goes over memory besides."""
+AXES = {
+    "A": (("M", "m"), ("K", "k")), "B": (("K", "k"), ("N", "n")), "P": (("M", "m"), ("L", "k")), "Q": (("L", "k"), ("N", "n")),
+    "C": (("M", "m"), ("N", "n")),
+}  # fmt: skip
+"""Size and axis of the rows and of the columns of each operand and of the result."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,8 @@ def count(made: LoopKernel | None) -> int:
 
 def elements(kernel: GemmKernel, operand: str, size: Mapping[str, int]) -> int:
     """Elements from the first to the last of an operand with the strides among the kernel's integers."""
-    letter, axes = operand.lower(), (("batch", "b"), ("M", "m"), ("K", "k"))
-    if operand == "B":
-        axes = (("batch", "b"), ("K", "k"), ("N", "n"))
-    if operand == "C":
-        axes = (("batch", "b"), ("M", "m"), ("N", "n"))
+    letter, (rows, columns) = operand.lower(), AXES[operand]
+    axes = (("batch", "b"), rows, columns)
     return max(1, 1 + sum((size[name] - 1) * size[f"{letter}_stride_{axis}"] for name, axis in axes))
 
 
@@ -80,7 +80,7 @@ def parts(kernel: GemmKernel, args: Sequence[Any]) -> tuple[list[tuple[Any, ...]
         length = 0 if made is None else len(made.symbols)
         own.append(tuple(ints[at : at + length]))
         at += length
-    rest = (*tensors[first + second : first + second + len(kernel.outer)], *ints[: len(kernel.plain.size_names)])
+    rest = (*tensors[first + second : len(tensors) - kernel.kept], *ints[: len(kernel.plain.size_names)])
     return [tuple(tensors[:first]), tuple(tensors[first : first + second])], rest, own
 
 
@@ -88,7 +88,7 @@ def stored_first(kernel: GemmKernel, args: Sequence[Any], run: Sequence[Callable
     """The arguments of the plain product, with the operands that have a prologue stored by `run`, which takes the prologue's
     own arguments. `wide`: in float64."""
     read, rest, ints = parts(kernel, args)
-    size = dict(zip(kernel.plain.size_names, rest[len(kernel.outer) :], strict=True))
+    size = dict(zip(kernel.plain.size_names, rest[len(rest) - len(kernel.plain.size_names) :], strict=True))
     found: list[Any] = []
     for operand, tensors, own, make, dtype in zip("AB", read, ints, run, kernel.stored, strict=True):
         if make is None:

@@ -17,7 +17,7 @@ from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.printer import loop_text, type_name
 from polytile.ir.program import KEPT, Buffer, Loop, Template, View, compute_dtype
-from polytile.kernels import canonical, kept, prologue
+from polytile.kernels import canonical, decomposed, kept, prologue
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
@@ -27,8 +27,7 @@ from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec, Machine
 from polytile.kernels.cpp.gemm.spec import OUTPUT_SIZES, SIZES
 from polytile.kernels.cpp.matmul import MatmulCandidate
 from polytile.kernels.facts import reaches
-from polytile.kernels.kept import PANELS
-from polytile.kernels.library import MatmulLibrary
+from polytile.kernels.library import MatmulLibrary, SumLibrary
 from polytile.kernels.padding import PaddedLibrary
 from polytile.kernels.prologue import Prologues
 from polytile.problem import Config, digest
@@ -36,8 +35,11 @@ from polytile.runtime import regime, toolchain
 
 log = logging.getLogger("polytile.kernels")
 
-DECIDING = {**dict.fromkeys(("batch", "M", "N", "K"), regime.BUCKET), KEPT.name: regime.EXACT}
+DECIDING = {**dict.fromkeys(("batch", "M", "N", "K", "L"), regime.BUCKET), KEPT.name: regime.EXACT}
 """Integers on which the choice depends, and what matters of them; strides are passed and do not."""
+
+SECOND_SIZES = ("L", "p_stride_b", "p_stride_m", "p_stride_k", "q_stride_b", "q_stride_k", "q_stride_n")
+"""Integers of a second product: the length of its sums, and the strides of its operands."""
 
 PRODUCT = "product"
 
@@ -52,7 +54,10 @@ class GemmKernel:
     says which (kernels/kept.py).
 
     In place of an operand that has a prologue stand the tensors A0, A1, ... that it is computed from; the prologues' own size
-    symbols come last. Its strides are those with which it would be stored."""
+    symbols come last. Its strides are those with which it would be stored.
+
+    `second`: the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
+    tensors follow A and B, their integers come last; there are no prologues then."""
 
     spec: GemmSpec
     in_dtype: torch.dtype
@@ -65,12 +70,13 @@ class GemmKernel:
     tf32: bool = False
     prologues: Prologues = (None, None)
     kept: bool = False
+    second: tuple[str, str] | None = None
 
     @cached_property
     def text(self) -> str:
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
         loop = loop_text(replace(self.epilogue, name="epilogue", origins=())) if self.epilogue else ""
-        switches = " tf32" if self.tf32 else ""
+        switches = (" tf32" if self.tf32 else "") + (f" + {' '.join(self.second)}" if self.second is not None else "")
         computed = "".join(f"{made.text}\n" for made in self.prologues if made is not None)
         return f"{self.spec} {self.product_dtype}{switches} {types}\n{computed}{loop}"
 
@@ -81,7 +87,8 @@ class GemmKernel:
     @property
     def size_names(self) -> tuple[str, ...]:
         own = [s.name for made in self.prologues if made is not None for s in made.symbols]
-        return (*self.leading, *[s.name for s in self.symbols], *own, *((KEPT.name,) if self.kept else ()))
+        last = SECOND_SIZES if self.second is not None else (KEPT.name,) if self.kept else ()
+        return (*self.leading, *[s.name for s in self.symbols], *own, *last)
 
     @cached_property
     def inputs(self) -> tuple[tuple[TensorArg, ...], tuple[TensorArg, ...]]:
@@ -92,7 +99,8 @@ class GemmKernel:
     @cached_property
     def outer(self) -> tuple[TensorArg, ...]:
         """The tensors besides the operands': C, or the epilogue's own."""
-        return self.tensors[sum(map(len, self.inputs)) : len(self.tensors) - self.kept]
+        before = sum(map(len, self.inputs)) + (2 if self.second is not None else 0)
+        return self.tensors[before : len(self.tensors) - self.kept]
 
     @cached_property
     def stored(self) -> tuple[torch.dtype, torch.dtype]:
@@ -131,7 +139,9 @@ class GemmKernel:
 
     @cached_property
     def plain(self) -> GemmKernel:
-        """The same product of operands in memory."""
+        """The same product of operands in memory, without panels of them."""
+        if not any(self.prologues):
+            return replace(self, tensors=self.tensors[:-1], kept=False) if self.kept else self
         operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.stored, strict=True))
         return replace(self, prologues=(None, None), tensors=(*operands, *self.outer), kept=False)
 
@@ -149,12 +159,17 @@ class GemmKernel:
 
     def dense_strides(self, size: Mapping[str, int]) -> dict[str, int]:
         """The strides of dense operands in these layouts, and a batch of 1."""
-        m, n, k = size["M"], size["N"], size["K"]
+        m, n, k, second = size["M"], size["N"], size["K"], {}
+        if self.second is not None:
+            length = size["L"]
+            p = (1, m) if self.second[0] == "m" else (length, 1)
+            q = (1, length) if self.second[1] == "k" else (n, 1)
+            second = dict(zip(SECOND_SIZES[1:], (m * length, *p, length * n, *q), strict=True))
         a = (1, m) if self.spec.a_layout == "m" else (k, 1)
         b = (1, k) if self.spec.b_layout == "k" else (n, 1)
         return {
             "batch": 1, "a_stride_b": m * k, "a_stride_m": a[0], "a_stride_k": a[1], "b_stride_b": k * n, "b_stride_k": b[0],
-            "b_stride_n": b[1], "c_stride_b": m * n, "c_stride_m": n, "c_stride_n": 1,
+            "b_stride_n": b[1], "c_stride_b": m * n, "c_stride_m": n, "c_stride_n": 1, **second,
         }  # fmt: skip
 
 
@@ -187,16 +202,25 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
         passed += (_at(view, buffers),) if found is None else found.site.buffers[:-1]
     prologues = tuple(found.kernel if found is not None else None for found in computed)
     own = [e for found in computed if found is not None for e in found.site.sizes]
+    second = None
+    if template.second is not None:
+        p, q = template.second
+        second = _unit(p, {2: "k", 1: "m"}), _unit(q, {2: "n", 1: "k"})
+        operands += [TensorArg("P", p.dtype, "in"), TensorArg("Q", q.dtype, "in")]
+        passed += [_at(p, buffers), _at(q, buffers)]
+        own += [p.sizes[2], *p.strides, *q.strides]
     if loop is None:
         tensors = (*operands, TensorArg("C", out.dtype, "out"))
-        kernel = GemmKernel(spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32, prologues=prologues)  # type: ignore[arg-type]
+        kernel = GemmKernel(
+            spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32, prologues=prologues, second=second  # type: ignore[arg-type]
+        )
         return kernel, CallSite((*passed, _at(out, buffers)), (*leading, *out.strides, *own))  # type: ignore[arg-type]
     inner, site = canonical.canonicalize(loop, buffers)
     names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
     renamed = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
     kernel = GemmKernel(
         spec, dtype, out.dtype, (*operands, *renamed), canonical.rename_tensors(inner.loop, names), inner.symbols, layouts,
-        tf32=tf32, prologues=prologues,  # type: ignore[arg-type]
+        tf32=tf32, prologues=prologues, second=second,  # type: ignore[arg-type]
     )  # fmt: skip
     return kernel, CallSite((*passed, *site.buffers), (*leading, *site.sizes, *own))  # type: ignore[arg-type]
 
@@ -245,8 +269,8 @@ def gpu_candidates(
     stored_first: prologue.Stored | None = None,
 ) -> tuple[Candidate, ...]:
     """The same on a GPU, or under Triton's interpreter where `target` is a CPU: Triton, then the library, on padded operands
-    too, and what cuBLASLt proposes, which take longer to call and so lose ties. What has no Triton form is the library's alone.
-    Of a product with prologues `stored_first` does all that takes operands from memory."""
+    and on parts of K too, and what cuBLASLt proposes, which take longer to call and so lose ties. What has no Triton form is the
+    library's alone. Of a product with prologues `stored_first` does all that takes operands from memory."""
     from polytile.kernels.triton.gemm.candidates import gemm_candidates
 
     found: list[Candidate] = []
@@ -257,8 +281,11 @@ def gpu_candidates(
             log.info("%s runs as a library call: %s", name, error)
     if stored_first is not None:
         return (*found, stored_first)
+    if kernel.second is not None:
+        return (*found, SumLibrary(kernel, unfused, target))
     if "library" in sources or not found:
         found += [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
+        found += decomposed.candidates(kernel, unfused, target)
     if "cublaslt" in sources and target.type == "cuda":
         from polytile.kernels import cublaslt
 
@@ -277,7 +304,8 @@ def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
         sum((symbol(f"{name}_stride_{axis}") * symbol(size) for axis, size in axes), sizes.ZERO)
         for name, axes in (
             ("a", (("b", "batch"), ("m", "M"), ("k", "K"))), ("b", (("b", "batch"), ("k", "K"), ("n", "N"))),
-        )
+            ("p", (("b", "batch"), ("m", "M"), ("k", "L"))), ("q", (("b", "batch"), ("k", "L"), ("n", "N"))),
+        )[: 2 if kernel.second is None else 4]
     ]  # fmt: skip
     ends += [far for made in kernel.prologues if made is not None for far in reaches(made)]
     return (*ends, symbol("batch") * symbol("M") * symbol("N"), *reaches(epilogue_kernel(kernel)))
@@ -364,6 +392,8 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53
         product = torch.matmul(tensors["A"].to(sums), tensors["B"].to(sums))
+        if kernel.second is not None:
+            product = product + torch.matmul(tensors["P"].to(sums), tensors["Q"].to(sums))
         if kernel.epilogue is None:
             tensors["C"].copy_(product)
             return
@@ -375,18 +405,20 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
 
 
 def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-    """Flat arguments of a product of operands in memory as named tensors, A, B and C as strided (batch, rows, columns) views;
-    and the epilogue's integers."""
+    """Flat arguments of a product of operands in memory as named tensors, A, B, P, Q and C as strided (batch, rows, columns)
+    views; and the epilogue's integers."""
     named = dict(zip([t.name for t in kernel.tensors], args, strict=False))
     ints = args[len(kernel.tensors) :]
-    size = dict(zip(kernel.leading, ints, strict=False))
-    for name, rows, columns in (("A", "M", "K"), ("B", "K", "N"), ("C", "M", "N")):
+    size = dict(zip(kernel.size_names, ints, strict=False))
+    for name, axes, rows, columns in (
+        ("A", "bmk", "M", "K"), ("B", "bkn", "K", "N"), ("P", "bmk", "M", "L"), ("Q", "bkn", "L", "N"), ("C", "bmn", "M", "N"),
+    ):  # fmt: skip
         if name in named:
-            letter = name.lower()
-            strides = [size[f"{letter}_stride_{axis}"] for axis in ("b", rows.lower(), columns.lower())]
+            strides = [size[f"{name.lower()}_stride_{axis}"] for axis in axes]
             shape = (size["batch"], size[rows], size[columns])
             named[name] = named[name].as_strided(shape, strides, named[name].storage_offset())
-    return named, tuple(ints[len(kernel.leading) :])
+    first = len(kernel.leading)
+    return named, tuple(ints[first : first + len(kernel.symbols)])
 
 
 def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
@@ -412,8 +444,8 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     loops = [(made.loop, made.symbols) for made in kernel.prologues if made is not None]
     loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
     tensors: list[torch.Tensor] = []
-    for t in (t for t in kernel.tensors if t.name != PANELS):
-        if t.name in ("A", "B", "C"):
+    for t in kernel.tensors[: len(kernel.tensors) - kernel.kept]:
+        if t.name in ("A", "B", "C", "P", "Q"):
             count = prologue.elements(kernel, t.name, full)
         else:
             count = max(_extent(loop, symbols, t.name, full) for loop, symbols in loops)

@@ -10,7 +10,7 @@ from torch.utils._sympy.functions import Min, Mod
 from polytile.kernels import templates
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import INT32_REACH, reaches
-from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K
+from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K, EVEN_L
 from polytile.kernels.triton.gemm.unit import symbol
 from polytile.kernels.triton.loops import loop_candidates as loops
 from polytile.multikernel import define
@@ -43,14 +43,15 @@ def template_spec(
     blocks along k need a mask, and whether positions fit 32 bits."""
     spec = define.template_spec(kernel, name, origins)
     positions = {symbol(n): place for place, n in enumerate(spec.size_names)}
-    even = 1 - Min(1, Mod(symbol("K"), EVEN))
+    along = {EVEN_K: "K"} if kernel.second is None else {EVEN_K: "K", EVEN_L: "L"}
+    even = tuple((name, encode(1 - Min(1, Mod(symbol(size), EVEN)), positions)) for name, size in along.items())
     return replace(
         spec,
         size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
         tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
         conditions=(
             (WIDE, any_above(templates.positions(kernel), INT32_REACH, positions)),
-            (EVEN_K, encode(even, positions)),
+            *even,
         ),
         make_args=lambda size: templates.make_args(kernel, size, target),
         target=target,

@@ -174,7 +174,9 @@ def timer_for(target: torch.device, entry: Entry) -> Callable[[Entry, tuple[Any,
         return None
     from polytile.runtime.cuda.timing import Timer
 
-    return Timer(target, cold=options.get("gpu_cache") == "cold", graphs=not isinstance(entry, PythonEntry) or entry.recordable)
+    by_python = isinstance(entry, PythonEntry)
+    graphs = entry.recordable if isinstance(entry, PythonEntry) else True
+    return Timer(target, cold=options.get("gpu_cache") == "cold", graphs=graphs, slow_start=by_python)
 
 
 _own_time_burst = time_burst

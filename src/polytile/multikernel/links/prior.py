@@ -35,7 +35,7 @@ OPEN = 0.2
 """How much faster than its prediction says a candidate of the shortlist may well be, relatively."""
 
 
-READY_MADE = ("library", "cublaslt", "padding")
+READY_MADE = ("library", "padding", "decomposed", "cublaslt")
 """Origins of candidates for which nothing is compiled."""
 
 

@@ -1,7 +1,9 @@
 """How long a GPU takes for a kernel: events around a replayed graph of calls, so that no launch is waited for.
 
-A single call, and calls that cannot be recorded, are timed by events alone, behind a short wait on the device that lets
-the host get ahead. With cold caches each call is timed by itself after the L2 cache was overwritten.
+A single launch, and calls that cannot be recorded, are timed by events alone, behind a short wait on the device that lets
+the host get ahead. A single call through Python is replayed as well: a library's takes the host longer than that wait, and its
+first calls, which decide how often it is called in a burst, ten times as long. With cold caches each call is timed by itself
+after the L2 cache was overwritten.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ HEAD_START = 20e-6
 
 
 class Timer:
-    """Times one native entry or Python callable on one device; keeps the graph that it recorded last."""
+    """Times one native entry or Python callable on one device; keeps the graph that it recorded last. `slow_start`: what the host
+    takes to start a call may be longer than the head start, so that single calls are replayed too."""
 
-    def __init__(self, target: torch.device, cold: bool = False, graphs: bool = True) -> None:
-        self.target, self.cold, self.graphs = target, cold, graphs
+    def __init__(self, target: torch.device, cold: bool = False, graphs: bool = True, slow_start: bool = False) -> None:
+        self.target, self.cold, self.graphs, self.slow_start = target, cold, graphs, slow_start
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = 0
 
@@ -42,17 +45,21 @@ class Timer:
         """Seconds for `calls(repeats)`, which does something on the current stream that many times."""
         with torch.cuda.device(self.target):
             if self.cold:
-                return sum(self._timed(lambda: calls(1), flush=True) for _ in range(repeats))
-            if repeats == 1 or not self.graphs:
-                return self._timed(lambda: calls(repeats))
-            if self._graph is None or self._calls != repeats:
-                try:
-                    self._graph, self._calls = recorded(lambda: calls(repeats)), repeats
-                except RuntimeError as error:
-                    log.info("A candidate is timed without a graph, which could not record it: %s", error)
-                    self.graphs = False
-                    return self._timed(lambda: calls(repeats))
-            return self._timed(self._graph.replay)
+                return sum(self._timed(self._work(calls, 1), flush=True) for _ in range(repeats))
+            return self._timed(self._work(calls, repeats))
+
+    def _work(self, calls: Callable[[int], Any], count: int) -> Callable[[], Any]:
+        """What does `calls(count)`: the replay of a graph, or the calls themselves."""
+        if not self.graphs or (count == 1 and not self.slow_start):
+            return lambda: calls(count)
+        if self._graph is None or self._calls != count:
+            try:
+                self._graph, self._calls = recorded(lambda: calls(count)), count
+            except RuntimeError as error:
+                log.info("A candidate is timed without a graph, which could not record it: %s", error)
+                self.graphs = False
+                return lambda: calls(count)
+        return self._graph.replay
 
     def _timed(self, work: Callable[[], Any], flush: bool = False) -> float:
         index = self.target.index or 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from polytile import options
 from polytile.kernels.candidate import Candidate
 
-TRUSTED = ("library", "padding", "cublaslt", "reference")
+TRUSTED = ("library", "padding", "decomposed", "cublaslt", "reference")
 """Origins whose kernels are never tried apart: libraries' calls and the interpreter are what eager itself runs."""
 
 

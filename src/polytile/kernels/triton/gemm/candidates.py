@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING
 import sympy
 import torch
 
-from polytile.kernels.canonical import TensorArg
+from polytile.ir import expr, ops
+from polytile.kernels.canonical import LoopKernel, TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.candidate import TritonCandidate, Work
 from polytile.kernels.triton.gemm import prior
 from polytile.kernels.triton.gemm.configs import Kind, space
-from polytile.kernels.triton.gemm.schedules import generate
-from polytile.kernels.triton.gemm.unit import symbol
+from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
+from polytile.kernels.triton.gemm.unit import Chip, symbol
 from polytile.kernels.triton.kernel import TritonKernel
+from polytile.kernels.triton.loops import OVERLAPPING
 from polytile.problem import Config
 from polytile.runtime.cuda import device as devices
 
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
 
+PASSED = 6.0
+"""Multiply-adds that it takes to bring an element from memory through registers to the tensor cores: int8 and int4 weights at 128
+and 1024 rows on an H100."""
 INTERPRETED_AS = "H100"
 """The device whose configs the interpreter runs."""
 
@@ -70,15 +75,34 @@ def device_of(target: torch.device) -> devices.DeviceFacts:
     return devices.facts(target.index or 0) if target.type == "cuda" else devices.named(INTERPRETED_AS)
 
 
+def accesses(kernel: GemmKernel, size: Mapping[str, int], work: tuple[float, float]) -> prior.Accesses:
+    """How the operands are read at these sizes, `work` being what their prologues compute. Strides that `size` lacks are those of
+    dense operands."""
+    (a, b), spec = kernel.loaded_alone(size), kernel.spec
+    return prior.Access(a, spec.a_layout == "k", work[0]), prior.Access(b, spec.b_layout == "k", work[1])
+
+
+def work_of(made: LoopKernel | None) -> float:
+    """Multiply-adds that a prologue takes for an element of its operand, the way through registers and shared memory included; 0
+    where there is none."""
+    if made is None:
+        return 0.0
+    costs = (ops.definition(node.name).cost for node in expr.walk(*made.loop.roots) if isinstance(node, expr.Op))
+    return PASSED + sum(costs) / len(made.loop.stores)
+
+
 def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[TritonCandidate, ...]:
     """Every config in canonical order. Raises LoweringError where some operation of the epilogue has no Triton form. A CPU as
     `target` means Triton's interpreter."""
     device, kind = device_of(target), kind_of(kernel)
     own = space(kind, device)
     index = (target.index or 0) if target.type == "cuda" else None
+    made_a, made_b = kernel.prologues
+    work_along = work_of(made_a), work_of(made_b)
+    chip = Chip(device.sms, target.type == "cuda" and device.capability >= OVERLAPPING)
 
     def make(config: Config, facts: Facts) -> TritonKernel:
-        return generate(kernel, config, facts, device.sms)
+        return generate(kernel, config, facts, chip)
 
     work = Work(Arguments(kernel), name, device, index, make)
 
@@ -87,11 +111,13 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
             return own.valid(config, size)
 
         def cost(size: Mapping[str, int]) -> float:
-            return prior.cost(kind, config, size, device, kernel.loaded_alone(size))
+            deep = {**size, "K": size["K"] + size["L"]} if kernel.second is not None else size
+            return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along))
 
         return GemmCandidate(label(config), config, work, able, cost)
 
-    found = tuple(candidate(config) for config in own.configs)
+    variants = ("tile",) if kernel.second is not None else tuple(SCHEDULES)
+    found = tuple(candidate(config) for config in own.configs if config["variant"] in variants)
     _ = found[0].specialise(Facts()).kernel
     return found
 

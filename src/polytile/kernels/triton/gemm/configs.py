@@ -21,7 +21,10 @@ from polytile.runtime.cuda.device import DeviceFacts
 SIZES = (16, 32, 64, 128, 256)
 """Sizes by which blocks are cut: at larger ones they are as the tables have them."""
 
-THIN = (Gemm(16, 32, 256, 4, 4), Gemm(16, 64, 128, 4, 4), Gemm(16, 128, 64, 5, 4), Gemm(32, 64, 128, 4, 4))
+THIN = (
+    Gemm(16, 32, 256, 4, 4), Gemm(16, 64, 128, 4, 4), Gemm(16, 64, 256, 4, 4), Gemm(16, 128, 64, 5, 4), Gemm(16, 128, 128, 4, 8),
+    Gemm(32, 64, 128, 4, 4),
+)  # fmt: skip
 """Blocks for few rows, where reading B is all there is to do: long runs of k, many loads under way."""
 SPLIT = (
     Gemm(16, 32, 256, 3, 4), Gemm(16, 64, 128, 4, 4), Gemm(16, 128, 64, 4, 4), Gemm(32, 64, 128, 3, 4), Gemm(64, 64, 64, 4, 4),
@@ -29,7 +32,8 @@ SPLIT = (
 )  # fmt: skip
 SPLITS = (2, 4, 8, 16, 32)
 STREAM = (
-    Gemm(64, 64, 64, 4, 4), Gemm(64, 128, 64, 3, 4), Gemm(128, 128, 64, 4, 8), Gemm(128, 256, 64, 3, 8), Gemm(256, 128, 64, 3, 8),
+    Gemm(16, 64, 128, 5, 4), Gemm(16, 128, 128, 4, 8), Gemm(64, 64, 64, 4, 4), Gemm(64, 128, 64, 3, 4), Gemm(128, 128, 64, 4, 8),
+    Gemm(128, 256, 64, 3, 8), Gemm(256, 128, 64, 3, 8),
 )  # fmt: skip
 FEWEST_STEPS, MOST_PARTS, FULL_ROUNDS, MOST_ROUNDS = 4, 16, 0.9, 4
 """Equal shares of k: steps that each multiprocessor must have; parts that a block is added up of, one after another, at most;

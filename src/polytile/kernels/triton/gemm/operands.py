@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 EVEN = 64
 """The condition "K%64" of a regime: blocks along k up to this need no mask where it holds."""
-EVEN_K = f"K%{EVEN}"
+EVEN_K, EVEN_L = f"K%{EVEN}", f"L%{EVEN}"
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A or B: `rows` is its axis other than k, `size` the length of that axis ("M" or "N"), `layout` the axis of stride 1,
-    `zero` what stands where a load is masked."""
+    """A or B, or P or Q of a second product: `rows` is its axis other than k, `size` the length of that axis ("M" or "N"),
+    `layout` the axis of stride 1, `zero` what stands where a load is masked, `depth` the length of k."""
 
     name: str
     rows: str
@@ -35,6 +35,7 @@ class Operand:
     layout: str
     batched: bool
     zero: str
+    depth: str = "K"
 
     @property
     def block(self) -> str:
@@ -51,12 +52,12 @@ class Operand:
 
     def across(self, vector: str, axis: str) -> str:
         """A vector of positions along `axis` as a block's rows or columns: A is rows by k, B is k by columns."""
-        first = (axis == "k") == (self.name == "B")
+        first = (axis == "k") == (self.size == "N")
         return f"{vector}[:, None]" if first else f"{vector}[None, :]"
 
     @property
     def shape(self) -> str:
-        return f"[{self.block}, BLOCK_K]" if self.name == "A" else f"[BLOCK_K, {self.block}]"
+        return f"[{self.block}, BLOCK_K]" if self.size == "M" else f"[BLOCK_K, {self.block}]"
 
 
 def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
@@ -68,11 +69,20 @@ def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
     )
 
 
-def even_k(block: int, facts: Facts) -> bool:
-    """Whether blocks along k divide K wherever the facts hold."""
-    if "K" in facts.values:
-        return facts.values["K"] % block == 0
-    return (EVEN_K in facts.holding and EVEN % block == 0) or (block == 16 and "K" in facts.divisible)
+def second_operands(kernel: GemmKernel) -> tuple[Operand, ...]:
+    """P and Q, where there is a second product."""
+    if kernel.second is None:
+        return ()
+    (p, q), batched = kernel.second, kernel.spec.batched
+    return Operand("P", "m", "M", p, batched, "0.0", "L"), Operand("Q", "n", "N", q, batched, "0.0", "L")
+
+
+def even_k(block: int, facts: Facts, depth: str = "K") -> bool:
+    """Whether blocks along k divide K (of a second product L) wherever the facts hold."""
+    if depth in facts.values:
+        return facts.values[depth] % block == 0
+    even = EVEN_K if depth == "K" else EVEN_L
+    return (even in facts.holding and EVEN % block == 0) or (block == 16 and depth in facts.divisible)
 
 
 def rows_line(operand: Operand, facts: Facts, wide: bool) -> list[str]:
@@ -109,10 +119,11 @@ def advance(operand: Operand) -> str:
 def widened(kernel: GemmKernel, operand: Operand, value: str) -> str:
     """The block in the type in which the product is taken: an operand kept in a smaller type is converted on its way, by
     float32, which is how hardware and the interpreter turn integers into 16-bit floats."""
-    storage = kernel.stored[0 if operand.name == "A" else 1]
+    storage = kernel.stored[0 if operand.size == "M" else 1]
     if storage == kernel.in_dtype:
         return value
     return f"{value}.to(tl.float32)" + ("" if kernel.in_dtype == torch.float32 else f".to({text.value_type(kernel.in_dtype)})")
 
 
-__all__ = ["EVEN", "EVEN_K", "Operand", "advance", "even_k", "load", "operands", "pointer_lines", "rows_line", "widened"]
+__all__ = ["EVEN", "EVEN_K", "EVEN_L", "Operand", "advance", "even_k", "load", "operands", "pointer_lines", "rows_line",
+           "second_operands", "widened"]  # fmt: skip

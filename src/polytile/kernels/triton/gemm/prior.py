@@ -6,10 +6,11 @@
     rounds   programs go to the places that shared memory and registers leave them; the last round has fewer of them side by
              side on a multiprocessor, or leaves some without any
     work     of a block along k: its multiply-adds, overhang included, by the rate of the tensor cores and the share of it that
-             blocks of this size reach, and the elements of operands that threads load one by one
+             blocks of this size reach, the elements of operands that threads load one by one, and what prologues compute;
+             without tensor cores it takes several warps side by side to hide what each waits for
     latency  from asking for a block along k until it is there, over the copies under way (`stages - 1`); no copies are under way
              where threads load one by one
-    cache    what all programs ask for, by the bandwidth of the L2 cache
+    cache    what all programs ask for, by the bandwidth of the L2 cache; a run of it in memory costs so many bytes more
     memory   operands and result once, as far as they find no place in the L2 cache, and B again for each group of rows of blocks
     finish   the result written; of parts that meet in memory a second launch, their traffic, a block's parts one after another
 
@@ -46,62 +47,78 @@ REGISTERS, REGISTERS_ALONE, MOST_REGISTERS = 40, 1.5, 255
 SPILLS_FROM, PLAIN_SPILLS_FROM = 160, 128
 """Sums of a thread and elements that it loads by itself, together, beyond which its code spills (the same; one in six of those
 with as many exactly does). Without tensor cores a block's operands pass through registers as well."""
+LANES = 128
+"""Multiply-adds of threads that a multiprocessor does in a cycle."""
+DRAWN = 3.0
+"""A third of the multiprocessors draws all of the memory's bandwidth."""
 REFUSED = 1e3
 """How many times as long a config is taken to need that is expected to be refused: it comes after all others."""
 
-Alone = tuple[bool, bool]
-"""Whether threads load A, and B, element by element."""
+
+@dataclass(frozen=True)
+class Access:
+    """How an operand is read: `alone`, threads load it element by element; `along_k`, its rows in memory run along k; `work`,
+    what its prologue computes for each element, in multiply-adds of a thread."""
+
+    alone: bool = False
+    along_k: bool = False
+    work: float = 0.0
+
+
+Accesses = tuple[Access, Access]
+"""Of A and B."""
+ROW_MAJOR: Accesses = (Access(along_k=True), Access())
 
 
 @dataclass(frozen=True)
 class Constants:
     """What no data sheet says; `benchmarks.gpu.prior_fit` fits it."""
 
-    start: float = 0.15e-6
+    start: float = 0.145e-6
     """s until the first block is there, beside the launch"""
-    overhead: float = 0.3e-6
+    overhead: float = 0.25e-6
     """s between the loops over k of two blocks on one place"""
-    step_latency: float = 0.28e-6
+    step_latency: float = 0.25e-6
     """s from asking for a block along k until it is there"""
     groups: float = 1.8
     """of the tensor cores' rate that endless blocks would reach with warp groups"""
-    warps: float = 0.37
+    warps: float = 0.36
     """the same without them"""
-    fed: float = 33.0
+    fed: float = 28.0
     """of a block of side b, 2 · fed / b is what feeding it takes beside multiplying"""
-    alone: float = 0.14e-9
+    alone: float = 0.135e-9
     """s of a multiprocessor for each element that a thread loads by itself"""
-    plain: float = 0.72
+    plain: float = 0.9
     """of the rate without tensor cores that many sums a thread would reach"""
-    plain_half: float = 6.0
+    plain_half: float = 4.7
     """sums of a thread at which half of that is reached"""
-    crowded: float = 1.35
-    """how much longer without tensor cores a thread of 64 sums takes for each: registers hide nothing any more"""
-    cache: float = 5.0
+    hiding: float = 2.7
+    """warps of a multiprocessor that reach half of that rate"""
+    cache: float = 7.9
     """of the bandwidth of the L2 cache on the data sheet"""
-    kept: float = 1.9
+    run: float = 270.0
+    """bytes that a run of them in memory costs besides its own"""
+    kept: float = 1.6
     """of the L2 cache that operands find place in"""
-    descriptors: float = 2.4e-6
+    descriptors: float = 2.5e-6
     """s for tensor descriptors to be made and fetched"""
     second_launch: float = 1.0e-6
     """s of the launch that adds parts up, beside its traffic"""
-    part: float = 0.3e-6
+    part: float = 0.36e-6
     """s that a block waits there for each of its parts"""
-    parts: float = 6.3
+    parts: float = 5.6
     """what a byte of parts costs over one of the L2 cache's bandwidth"""
-    row_latency: float = 0.26e-6
+    row_latency: float = 0.33e-6
     """s a step of the variant `rows`, two under way"""
-    row_work: float = 8.2
+    row_work: float = 2.3
     """what a multiply-add of that variant costs over one at the rate without tensor cores"""
-    joined: float = 1.4
+    row_load: float = 2.7
+    """multiply-adds that loading and converting an element of B is worth there"""
+    joined: float = 1.6
     """p: how what goes on at the same time adds up; 1: one after another, many: the longest alone counts"""
 
 
 FITTED = Constants()
-
-LIBRARY_MISALIGNED = 5.0
-"""What operands whose rows are not 16 bytes apart cost the library for 16-bit types: the median over the products of more than
-8 us among those measured. float32 costs it nothing."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +131,7 @@ class _Product:
     m: int
     n: int
     k: int
-    alone: Alone
+    accesses: Accesses
     device: DeviceFacts
     constants: Constants
 
@@ -141,7 +158,30 @@ class _Product:
     def loaded_alone(self) -> int:
         """Elements of a block along k that threads load one by one."""
         block_m, block_n, block_k, _, _ = self.block
-        return (block_m * self.alone[0] + block_n * self.alone[1]) * block_k
+        a, b = self.accesses
+        return (block_m * a.alone + block_n * b.alone) * block_k
+
+    @property
+    def computed(self) -> float:
+        """Seconds that a multiprocessor takes for the prologues of a block along k."""
+        block_m, block_n, block_k = self.block[:3]
+        a, b = self.accesses
+        return (block_m * a.work + block_n * b.work) * block_k / (LANES * self.device.clock)
+
+    @property
+    def alone(self) -> bool:
+        """Whether any operand passes through registers: threads load it one by one, or compute it."""
+        return any(access.alone or access.work for access in self.accesses)
+
+    @property
+    def asked(self) -> float:
+        """Bytes of a block along k that the cache is asked for, with what their runs in memory cost."""
+        block_m, block_n, block_k = self.block[:3]
+        size = self.kind.itemsize
+        return sum(
+            rows * block_k * size * (1.0 + self.constants.run / ((block_k if access.along_k else rows) * size))
+            for rows, access in zip((block_m, block_n), self.accesses, strict=True)
+        )
 
     @property
     def blocks(self) -> int:
@@ -165,10 +205,11 @@ class _Product:
 
     def step(self, side_by_side: int) -> float:
         """Seconds of a step along k with so many programs on a multiprocessor."""
-        constants, (block_m, block_n, block_k, stages, _) = self.constants, self.block
+        constants, (block_m, block_n, block_k, stages, warps) = self.constants, self.block
         rate = multiprocessor_rate(self.kind, self.device) * self.share()
-        work = 2.0 * block_m * block_n * block_k / rate + constants.alone * self.loaded_alone
-        latency = constants.step_latency / (1 if any(self.alone) and not self.plain else max(1, stages - 1))
+        work = 2.0 * block_m * block_n * block_k / rate + constants.alone * self.loaded_alone + self.computed
+        work *= 1.0 + constants.hiding / (side_by_side * warps) if self.plain else 1.0
+        latency = constants.step_latency / (1 if self.alone and not self.plain else max(1, stages - 1))
         return self.joined(side_by_side * work, latency)
 
     def share(self) -> float:
@@ -176,8 +217,7 @@ class _Product:
         area, and small blocks do without warp groups; without tensor cores it depends on the sums that a thread has to feed."""
         constants, (block_m, block_n, _, _, warps) = self.constants, self.block
         if self.plain:
-            crowded = constants.crowded if self.sums >= 64 else 1.0
-            return constants.plain * self.sums / (self.sums + constants.plain_half) / crowded
+            return constants.plain * self.sums / (self.sums + constants.plain_half)
         reached = constants.groups if block_m >= GROUP_ROWS and warps >= GROUP_WARPS else constants.warps
         return reached / (1.0 + constants.fed * (1.0 / block_m + 1.0 / block_n))
 
@@ -212,22 +252,22 @@ class _Product:
 
 
 def cost(
-    kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, alone: Alone = (False, False),
+    kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, accesses: Accesses = ROW_MAJOR,
     constants: Constants = FITTED,
 ) -> float:  # fmt: skip
     """Seconds of one call; see the module's formula."""
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
     if not (batch and m and n):
         return device.launch_seconds
-    found = _Product(kind, config, batch, m, n, k, alone, device, constants)
+    found = _Product(kind, config, batch, m, n, k, accesses, device, constants)
     seconds = SCHEDULES[str(config["variant"])](found)
     return device.launch_seconds + constants.start + seconds * (REFUSED if found.spills() else 1.0)
 
 
-def refused(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, alone: Alone) -> bool:
+def refused(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, accesses: Accesses) -> bool:
     """Whether the config's code is expected to spill, which is then not run."""
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
-    return _Product(kind, config, batch, m, n, k, alone, device, FITTED).spills()
+    return _Product(kind, config, batch, m, n, k, accesses, device, FITTED).spills()
 
 
 def _tile(found: _Product) -> float:
@@ -236,7 +276,7 @@ def _tile(found: _Product) -> float:
 
 
 def _persistent(found: _Product) -> float:
-    described = found.constants.descriptors if not any(found.alone) else 0.0
+    described = 0.0 if found.alone else found.constants.descriptors
     return _tile(found) + described
 
 
@@ -246,20 +286,16 @@ def _split(found: _Product) -> float:
 
 
 def _body(found: _Product, splits: int) -> float:
-    block_m, block_n, block_k, _, _ = found.block
-    steps = math.ceil(math.ceil(found.k / block_k) / splits)
-    programs = found.blocks * splits
-    asked = programs * steps * (block_m + block_n) * block_k * found.kind.itemsize
-    return found.joined(found.loop(splits), found.cached(programs, asked), found.memory())
+    programs, steps = found.blocks * splits, math.ceil(math.ceil(found.k / found.block[2]) / splits)
+    return found.joined(found.loop(splits), found.cached(programs, programs * steps * found.asked), found.memory())
 
 
 def _stream(found: _Product) -> float:
     """Every multiprocessor has an equal share of all steps; at most two parts of each meet in memory."""
     block_m, block_n, block_k, _, _ = found.block
     steps, sms = found.blocks * math.ceil(found.k / block_k), found.device.sms
-    asked = steps * (block_m + block_n) * block_k * found.kind.itemsize
     loop = math.ceil(steps / sms) * found.step(1) + 2 * found.constants.overhead
-    body = found.joined(loop, found.cached(sms, asked), found.memory())
+    body = found.joined(loop, found.cached(sms, steps * found.asked), found.memory())
     return body + found.meeting(math.ceil(sms / found.blocks), 2.0 * sms * block_m * block_n * 4.0)
 
 
@@ -270,11 +306,11 @@ def _rows(found: _Product) -> float:
     steps, busiest = math.ceil(found.k / block_k), math.ceil(programs / device.sms)
     places = max(1, min(8, device.threads_per_sm // found.threads))
     rounds = math.ceil(programs / (device.sms * places))
-    work = constants.row_work * 4.0 * found.m * block_n * block_k / (PLAIN_FLOPS * device.clock)
-    units = busiest * steps * (work + constants.alone * block_n * block_k * found.alone[1])
-    asked = traffic(found.kind, found.batch, found.m, found.n, found.k)
-    memory = found.memory() / min(1.0, programs / device.sms)
-    return found.joined(units, rounds * steps * constants.row_latency / 2, memory, found.cached(programs, asked))
+    work = constants.row_work * 4.0 * (constants.row_load + found.m) * block_n * block_k / (PLAIN_FLOPS * device.clock)
+    units = busiest * steps * (work + found.computed + constants.alone * block_n * block_k * found.accesses[1].alone)
+    memory = found.memory() / min(1.0, DRAWN * programs / device.sms)
+    latency = rounds * steps * constants.row_latency / 2
+    return found.joined(units, latency, memory, found.cached(programs, programs * steps * found.asked))
 
 
 SCHEDULES = {"tile": _tile, "persistent": _persistent, "split": _split, "stream": _stream, "rows": _rows}
@@ -293,17 +329,4 @@ def traffic(kind: Kind, batch: int, m: int, n: int, k: int) -> float:
     return batch * ((m * k + k * n) * kind.itemsize + m * n * max(2, kind.itemsize))
 
 
-def slowed(seconds: float, factor: float, device: DeviceFacts) -> float:
-    """`seconds` with all but the launch and the start taking `factor` times as long."""
-    fixed = device.launch_seconds + FITTED.start
-    return fixed + factor * max(0.0, seconds - fixed)
-
-
-def library(kind: Kind, size: Mapping[str, int], device: DeviceFacts) -> float:
-    """Seconds that a good library takes: the roofline at four fifths of the rate."""
-    batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
-    compute = 2.0 * batch * m * n * k / (0.8 * multiprocessor_rate(kind, device) * device.sms)
-    return device.launch_seconds + FITTED.start + max(compute, traffic(kind, batch, m, n, k) / device.bandwidth)
-
-
-__all__ = ["FITTED", "Alone", "Constants", "cost", "library", "multiprocessor_rate", "refused", "slowed"]
+__all__ = ["FITTED", "ROW_MAJOR", "Access", "Accesses", "Constants", "cost", "multiprocessor_rate", "refused"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from polytile.kernels.facts import Facts
+from polytile.kernels.triton.gemm.operands import Operand
 from polytile.kernels.triton.gemm.prologue import feed
-from polytile.kernels.triton.gemm.unit import Unit, accumulator, symbol
+from polytile.kernels.triton.gemm.unit import Chip, Unit, accumulator, symbol
 from polytile.problem import Config
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ def blocks(unit: Unit) -> sympy.Expr:
     return tiles * symbol("batch") if unit.kernel.spec.batched else tiles
 
 
-def unit_of(kernel: GemmKernel, config: Config, facts: Facts) -> Unit:
-    unit = Unit(kernel, config, facts)
+def unit_of(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Unit:
+    unit = Unit(kernel, config, facts, chip)
     unit.constants = {f"BLOCK_{axis.upper()}": int(config[axis]) for axis in ("m", "n", "k")}
     return unit
 
@@ -37,13 +39,22 @@ def program(unit: Unit) -> str:
 
 
 def product(unit: Unit, start: str = "0", end: str = "") -> None:
-    """Lines that leave in `acc` the sums over k from `start` up to `end` of the block at (at_m, at_n)."""
-    line, feeds = unit.out.line, [feed(unit, operand, start) for operand in unit.operands]
-    line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if unit.facts.wide else ""))
+    """Lines that leave in `acc` the sums over k from `start` up to `end` of the block at (at_m, at_n), and those of a second
+    product, which is never taken in parts."""
+    unit.out.line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if unit.facts.wide else ""))
+    _terms(unit, unit.operands, start, end or unit.number("K"), f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
+    if unit.second:
+        _terms(unit, unit.second, "0", unit.number("L"))
+
+
+def _terms(unit: Unit, pair: Sequence[Operand], start: str, end: str, begin: str = "") -> None:
+    """Lines that add to `acc`, which the line `begin` makes, the products of two operands' blocks from `start` up to `end`."""
+    line, feeds = unit.out.line, [feed(unit, operand, start) for operand in pair]
     for each in feeds:
         unit.out.extend(each.before())
-    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
-    with unit.out.indented(f"for k in range({start}, {end or unit.number('K')}, BLOCK_K):"):
+    if begin:
+        line(begin)
+    with unit.out.indented(f"for k in range({start}, {end}, BLOCK_K):"):
         for name, each in zip("ab", feeds, strict=True):
             unit.out.extend(each.inside(name))
         line(dot(unit, "a", "b"))

@@ -46,7 +46,8 @@ class Loaded:
 
     def inside(self, name: str, number: str = "") -> Iterable[str]:
         unit, operand = self.unit, self.operand
-        even, left = even_k(unit.constants["BLOCK_K"], unit.facts), f"{unit.number('K')} - k"
+        even = even_k(unit.constants["BLOCK_K"], unit.facts, operand.depth)
+        left = f"{unit.number(operand.depth)} - k"
         if not self.single:
             return [f"{name} = {widened(unit.kernel, operand, load(operand, even, left))}"]
         at = f"ptr_A + {operand.along('m', number)}" if number != "0" else "ptr_A"
@@ -138,7 +139,7 @@ class Computed:
 
 def feed(unit: Unit, operand: Operand, start: str = "0", single: bool = False) -> Feed:
     """How blocks of this operand come about; `single`: row by row."""
-    made = unit.kernel.prologues[0 if operand.name == "A" else 1]
+    made = unit.kernel.prologues[0 if operand.size == "M" else 1]
     return Loaded(unit, operand, start, single) if made is None else Computed(unit, operand, made, single)
 
 

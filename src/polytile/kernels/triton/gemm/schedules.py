@@ -21,7 +21,7 @@ from polytile.kernels.triton.gemm.operands import Operand, widened
 from polytile.kernels.triton.gemm.product import blocks, ceil_div, dot, product, program, unit_of
 from polytile.kernels.triton.gemm.prologue import feed
 from polytile.kernels.triton.gemm.stream import stream
-from polytile.kernels.triton.gemm.unit import Unit, accumulator, symbol
+from polytile.kernels.triton.gemm.unit import Chip, Unit, accumulator, symbol
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.problem import Config
 
@@ -36,17 +36,17 @@ MOST_ROWS = 4
 """Rows of A that the variant `rows` takes: beyond, tensor cores win."""
 
 
-def tile(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
-    unit = unit_of(kernel, config, facts)
+def tile(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    unit = unit_of(kernel, config, facts, chip)
     unit.place(program(unit), int(config["group"]))
     product(unit)
     unit.epilogue("acc")
     return TritonKernel((unit.launch(blocks(unit)),))
 
 
-def split(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
+def split(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
     """Parts of K are whole blocks; a part beyond the end leaves zeros. The sums of part s are at scratch[s, batch, m, n]."""
-    unit, splits = unit_of(kernel, config, facts), int(config["splits"])
+    unit, splits = unit_of(kernel, config, facts, chip), int(config["splits"])
     unit.constants["SPLITS"] = splits
     line, m, n = unit.out.line, unit.number("M"), unit.number("N")
     line(f"part = {program(unit)} % SPLITS")
@@ -63,12 +63,12 @@ def split(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonK
     line(f"tl.store({scratch} + ((({at}) * {m} + m) * {n} + n), acc, mask=(m < {m}) & (n < {n}))")
     first = unit.launch(blocks(unit) * splits)
     size = splits * symbol("batch") * symbol("M") * symbol("N")
-    return TritonKernel((first, _added_up(kernel, config, facts)), (Scratch(accumulator(kernel.in_dtype), size),))
+    return TritonKernel((first, _added_up(kernel, config, facts, chip)), (Scratch(accumulator(kernel.in_dtype), size),))
 
 
-def _added_up(kernel: GemmKernel, config: Config, facts: Facts) -> Launch:
+def _added_up(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Launch:
     """The launch that adds up the parts, always in the same order, and does the epilogue."""
-    unit, splits = Unit(kernel, config, facts), int(config["splits"])
+    unit, splits = Unit(kernel, config, facts, chip), int(config["splits"])
     unit.constants = {**dict(FINISH_BLOCK), "SPLITS": splits}
     line, m, n = unit.out.line, unit.number("M"), unit.number("N")
     scratch = unit.scratch(0, accumulator(kernel.in_dtype))
@@ -87,12 +87,12 @@ def _added_up(kernel: GemmKernel, config: Config, facts: Facts) -> Launch:
     return unit.launch(blocks(unit), stages=1)
 
 
-def persistent(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
+def persistent(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
     """Descriptors need 16-byte aligned operands whose rows are a multiple of 16 bytes apart, and positions of 32 bits; where
     the facts do not say so, there is a batch or an operand is computed, the same walk loads through pointers. Hardware fills
     what lies outside with zeros."""
-    unit = unit_of(kernel, config, facts)
-    unit.constants["PROGRAMS"] = sms
+    unit = unit_of(kernel, config, facts, chip)
+    unit.constants["PROGRAMS"] = chip.sms
     line = unit.out.line
     simple = not kernel.spec.batched and not facts.wide and not any(kernel.prologues)
     described = simple and all(_describable(operand, facts) for operand in unit.operands)
@@ -107,7 +107,7 @@ def persistent(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Tr
         else:
             product(unit)
         unit.epilogue("acc")
-    return TritonKernel((unit.launch(Min(blocks(unit), sympy.Integer(sms))),))
+    return TritonKernel((unit.launch(Min(blocks(unit), sympy.Integer(chip.sms))),))
 
 
 def _describable(operand: Operand, facts: Facts) -> bool:
@@ -143,12 +143,12 @@ def _described_product(unit: Unit) -> None:
         line(dot(unit, "a", "b"))
 
 
-def rows(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
+def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
     """Each program has BLOCK_N columns and all rows, whose number the regime knows: products are added up lane by lane along
     k in float32 (int32), and over the lanes at the end. Every row of A is read by every program, from the cache."""
     if "M" not in facts.values:
         raise LoweringError("the number of rows is not known in this regime; the variant 'rows' needs it.")
-    unit, count = unit_of(kernel, config, facts), facts.values["M"]
+    unit, count = unit_of(kernel, config, facts, chip), facts.values["M"]
     del unit.constants["BLOCK_M"]
     a, b = unit.operands
     line, sums = unit.out.line, unit.sums
@@ -178,15 +178,15 @@ def rows(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKe
     return TritonKernel((unit.launch(grid * symbol("batch") if kernel.spec.batched else grid),))
 
 
-Schedule = Callable[["GemmKernel", Config, Facts, int], TritonKernel]
+Schedule = Callable[["GemmKernel", Config, Facts, Chip], TritonKernel]
 
 SCHEDULES: dict[str, Schedule] = {"tile": tile, "split": split, "stream": stream, "persistent": persistent, "rows": rows}
 
 
-def generate(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
-    """The launches of `kernel` under `config`, right wherever `facts` hold and the config is valid, for a device with `sms`
-    multiprocessors. Raises LoweringError where a type or an operation has no Triton form."""
-    return SCHEDULES[str(config["variant"])](kernel, config, facts, sms)
+def generate(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    """The launches of `kernel` under `config`, right wherever `facts` hold and the config is valid, for devices like `chip`.
+    Raises LoweringError where a type or an operation has no Triton form."""
+    return SCHEDULES[str(config["variant"])](kernel, config, facts, chip)
 
 
 __all__ = ["MOST_ROWS", "SCHEDULES", "generate"]

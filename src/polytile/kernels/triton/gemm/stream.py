@@ -16,7 +16,7 @@ import sympy
 
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.gemm.product import blocks, product, program, unit_of
-from polytile.kernels.triton.gemm.unit import Unit, accumulator
+from polytile.kernels.triton.gemm.unit import Chip, Unit, accumulator
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.problem import Config
 
@@ -29,11 +29,11 @@ AHEAD = 4
 """Parts whose loads are under way together there, less one."""
 
 
-def stream(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> TritonKernel:
+def stream(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
     """The parts of program p are at scratch[2 * p], of the block that its share begins within, and at scratch[2 * p + 1], of the
     one that it ends within: blocks of BLOCK_M rows of BLOCK_N sums."""
-    unit = unit_of(kernel, config, facts)
-    unit.constants["PROGRAMS"] = sms
+    unit = unit_of(kernel, config, facts, chip)
+    unit.constants["PROGRAMS"] = chip.sms
     line, scratch = unit.out.line, unit.scratch(0, accumulator(kernel.in_dtype))
     _share(unit)
     line(f"number = {program(unit)}")
@@ -52,11 +52,11 @@ def stream(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Triton
             line(f"tl.store({scratch} + part * (BLOCK_M * BLOCK_N) + ({inside}), acc)")
         line("step += last - first")
     block = int(config["m"]) * int(config["n"])
-    held = Scratch(accumulator(kernel.in_dtype), sympy.Integer(2 * sms * block))
-    shared_out = unit.launch(sympy.Integer(sms))
+    held = Scratch(accumulator(kernel.in_dtype), sympy.Integer(2 * chip.sms * block))
+    shared_out = unit.launch(sympy.Integer(chip.sms))
     if "K" in facts.values:  # so few that every block is one step, and nothing is left to add up
         return TritonKernel((shared_out,), (held,))
-    return TritonKernel((shared_out, _finished(kernel, config, facts, sms)), (held,))
+    return TritonKernel((shared_out, _finished(kernel, config, facts, chip)), (held,))
 
 
 def _share(unit: Unit) -> None:
@@ -68,10 +68,10 @@ def _share(unit: Unit) -> None:
     unit.out.line("share = tl.cdiv(total, PROGRAMS)")
 
 
-def _finished(kernel: GemmKernel, config: Config, facts: Facts, sms: int) -> Launch:
+def _finished(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Launch:
     """The launch that adds up the parts of the blocks that several programs had, some rows a program, and does the epilogue."""
-    unit = unit_of(kernel, config, facts)
-    unit.constants |= {"PROGRAMS": sms, "FINISH_M": FINISHED_ROWS}
+    unit = unit_of(kernel, config, facts, chip)
+    unit.constants |= {"PROGRAMS": chip.sms, "FINISH_M": FINISHED_ROWS}
     line, scratch = unit.out.line, unit.scratch(0, accumulator(kernel.in_dtype))
     _share(unit)
     line(f"strip = {program(unit)} % (BLOCK_M // FINISH_M)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import sympy
@@ -16,11 +17,11 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
-from polytile.kernels.triton.gemm.operands import Operand, operands
+from polytile.kernels.triton.gemm.operands import Operand, operands, second_operands
 from polytile.kernels.triton.helpers import needed
 from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch
 from polytile.kernels.triton.tile import Dim, Tile
-from polytile.kernels.triton.unit import HEADER
+from polytile.kernels.triton.unit import HEADER, ORDER
 from polytile.kernels.writer import Writer
 from polytile.problem import Config
 
@@ -33,12 +34,22 @@ def symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, positive=True)
 
 
+@dataclass(frozen=True)
+class Chip:
+    """What code depends on of a device: how many multiprocessors it has, and whether a launch may start before what runs ahead of
+    it has ended."""
+
+    sms: int
+    overlaps: bool = False
+
+
 class Unit:
     """One launch of `kernel`: `out` collects the lines of its function. The blocks of the config become constants."""
 
-    def __init__(self, kernel: GemmKernel, config: Config, facts: Facts) -> None:
-        self.kernel, self.config, self.facts = kernel, config, facts
+    def __init__(self, kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> None:
+        self.kernel, self.config, self.facts, self.chip = kernel, config, facts, chip
         self.a, self.b = operands(kernel)
+        self.second = second_operands(kernel)
         self.out = Writer("    ")
         self.constants: dict[str, int] = {}
         self.scratch_types: dict[int, torch.dtype] = {}
@@ -114,14 +125,16 @@ class Unit:
     def launch(self, grid: sympy.Expr, stages: int | None = None) -> Launch:
         """The finished launch over `grid` programs."""
         own = [s for made in self.kernel.prologues if made is not None for s in made.symbols]
-        body = [f"    {s}_16 = {s} // 16" for s in (*self.finish.symbols, *own) if s in self.sixteenths]
+        body = ["    gdc_wait()", "    gdc_launch_dependents()"] if self.chip.overlaps else []
+        body += [f"    {s}_16 = {s} // 16" for s in (*self.finish.symbols, *own) if s in self.sixteenths]
         body += ["    " + line for line in self.out.lines]
         words = set(re.findall(r"\w+", "\n".join(body)))
         arguments = self._arguments(words)
         constants = tuple(self.constants.items())
         head = [*[a.name for a in arguments], *[f"{name}: tl.constexpr" for name, _ in constants]]
         lines = [*_comment(self.kernel, self.config), "@triton.jit", f"def {KERNEL}({', '.join(head)}):", *body]
-        source = "\n\n".join(part for part in (HEADER, needed("\n".join(body)), "\n".join(lines) + "\n") if part)
+        header = HEADER + (ORDER if self.chip.overlaps else "")
+        source = "\n\n".join(part for part in (header, needed("\n".join(body)), "\n".join(lines) + "\n") if part)
         return Launch(
             source,
             arguments,
@@ -130,6 +143,7 @@ class Unit:
             int(self.config["warps"]),
             stages if stages is not None else int(self.config["stages"]),
             (grid, sizes.ONE, sizes.ONE),
+            self.chip.overlaps,
         )
 
     def _arguments(self, words: set[str]) -> tuple[Argument, ...]:
@@ -177,7 +191,8 @@ def _comment(kernel: GemmKernel, config: Config) -> list[str]:
     spec = kernel.spec
     layout = f"A[{'b, ' if spec.batched else ''}m, k] by {spec.a_layout}, B[k, n] by {spec.b_layout}"
     computed = "".join(f"; {name} computed" for name, made in zip("AB", kernel.prologues, strict=True) if made is not None)
-    return [f"# {spec.dtype} product of {layout}{computed}; {config}"]
+    second = f" + P[m, k] by {kernel.second[0]}, Q[k, n] by {kernel.second[1]}" if kernel.second is not None else ""
+    return [f"# {spec.dtype} product of {layout}{computed}{second}; {config}"]
 
 
-__all__ = ["Unit", "accumulator", "epilogue_kernel", "symbol"]
+__all__ = ["Chip", "Unit", "accumulator", "epilogue_kernel", "symbol"]

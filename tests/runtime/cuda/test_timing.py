@@ -1,0 +1,68 @@
+"""What is timed on a GPU: calls themselves, or the replay of a graph of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from polytile.kernels.candidate import NativeEntry, PythonEntry
+from polytile.runtime.cuda import timing
+from polytile.runtime.cuda.timing import Timer
+from polytile.tuning.measure import timer_for
+
+GPU = torch.device("cuda", 0)
+
+
+class Graph:
+    """Stands for a recorded graph."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """The graphs recorded so far."""
+    found: list[Graph] = []
+
+    def recorded(work: Callable[[], None]) -> Graph:
+        found.append(Graph(work))
+        return found[-1]
+
+    monkeypatch.setattr(timing, "recorded", recorded)
+    return found
+
+
+def calls(count: int) -> None:
+    """Does nothing, so often."""
+
+
+def test_single_launches_are_timed_as_they_are_and_bursts_as_graphs(graphs: list[Graph]) -> None:
+    timer = Timer(GPU)
+    timer._work(calls, 1)
+    assert not graphs
+    for count, made in ((20, 1), (20, 1), (5, 2)):
+        assert timer._work(calls, count) == graphs[-1].replay and len(graphs) == made
+
+
+def test_single_calls_through_python_are_replayed_too(graphs: list[Graph]) -> None:
+    timer = timer_for(GPU, PythonEntry(lambda *args: None, recordable=True))
+    assert isinstance(timer, Timer)
+    assert timer._work(calls, 1) == graphs[-1].replay
+    native = timer_for(GPU, NativeEntry(0))
+    assert isinstance(native, Timer) and not native.slow_start
+
+
+def test_what_cannot_be_recorded_is_timed_as_it_is(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(work: Callable[[], None]) -> Graph:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(timing, "recorded", refuses)
+    timer = timer_for(GPU, PythonEntry(lambda *args: None, recordable=True))
+    assert isinstance(timer, Timer)
+    timer._work(calls, 3)()
+    assert not timer.graphs
+    never = timer_for(GPU, PythonEntry(lambda *args: None))
+    assert isinstance(never, Timer) and not never.graphs
