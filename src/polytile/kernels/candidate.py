@@ -141,6 +141,10 @@ def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
     return PythonHandle(path, name) if path and path.endswith(".py") else None
 
 
+READY_MADE = ("library", "padding", "decomposed", "cublaslt")
+"""Origins of candidates for which nothing is generated or compiled: calls of libraries."""
+
+
 class Candidate(Protocol):
     """Something that can run a Problem. Candidates of a MultiKernel stand in canonical order: of equals that were predicted alike
     the first is chosen.

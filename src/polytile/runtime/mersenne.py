@@ -80,7 +80,10 @@ def _checked() -> Draw | None:
         log.warning("torch itself draws the random numbers of dropout: %s", str(error).partition("\n")[0])
         return None
     draw: Draw = _SIGNATURE(address)
-    return draw if _as_torch(draw) else None
+    if _as_torch(draw):
+        return draw
+    log.info("torch itself draws the random numbers of dropout: here it draws them in another way than polytile would")
+    return None
 
 
 def _as_torch(draw: Draw) -> bool:

@@ -99,8 +99,8 @@ def _replication_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Te
 
 
 def _constant_pad_nd(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
-    """Amounts that are sizes, none above 0: eager crops and copies, which keeps the layout of `x`; any above 0 makes the
-    result row-major. The fake form of the operator always says row-major, so whether there is one is asked here."""
+    """Amounts that are sizes, none above 0: eager crops and copies, which keeps the layout of `x`; with any above 0 its result
+    is row-major. The operator's fake form says row-major for both, so a guard here tells them apart."""
     if all(isinstance(n, int) for n in pad) or is_contiguous_or_false(x):
         return NotImplemented
     if not guard_or_false(functools.reduce(torch.sym_max, pad) <= 0):

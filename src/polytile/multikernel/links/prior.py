@@ -10,7 +10,7 @@ the work, are off by 2; a candidate lost there is found by a hinted or explicit 
 from __future__ import annotations
 
 from polytile import options
-from polytile.kernels.candidate import Candidate
+from polytile.kernels.candidate import READY_MADE, Candidate
 from polytile.multikernel.selector import Answer, Request, may_measure
 
 
@@ -33,10 +33,6 @@ COMPILE_SECONDS = 0.2
 
 OPEN = 0.2
 """How much faster than its prediction says a candidate of the shortlist may well be, relatively."""
-
-
-READY_MADE = ("library", "padding", "decomposed", "cublaslt")
-"""Origins of candidates for which nothing is compiled."""
 
 
 def shortlist(request: Request) -> tuple[Candidate, ...]:

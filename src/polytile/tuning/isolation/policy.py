@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from polytile import options
-from polytile.kernels.candidate import Candidate
+from polytile.kernels.candidate import READY_MADE, Candidate
 
-TRUSTED = ("library", "padding", "decomposed", "cublaslt", "reference")
+TRUSTED = (*READY_MADE, "reference")
 """Origins whose kernels are never tried apart: libraries' calls and the interpreter are what eager itself runs."""
 
 
