@@ -61,10 +61,13 @@ class Arguments:
 
 
 def kind_of(kernel: GemmKernel) -> Kind:
+    """Of int4 weights, or of a mask, it is what they are read from that counts: Triton deals elements out to threads by the type
+    that was loaded, and steps of 16 along k would give results that are wrong."""
     dtype, stored = kernel.in_dtype, kernel.stored
+    read = {tensor.dtype for tensors in kernel.inputs for tensor in tensors}
     return Kind(
         dtype.itemsize,
-        torch.int8 in stored,
+        any(each.itemsize == 1 and not each.is_floating_point for each in read),
         dtype.is_floating_point and dtype.itemsize == 1,
         any(each != dtype for each in stored) or any(kernel.prologues),
         kernel.tf32,
