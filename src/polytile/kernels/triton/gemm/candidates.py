@@ -61,8 +61,9 @@ class Arguments:
 
 
 def kind_of(kernel: GemmKernel) -> Kind:
-    """Of int4 weights, or of a mask, it is what they are read from that counts: Triton deals elements out to threads by the type
-    that was loaded, and steps of 16 along k would give results that are wrong."""
+    """Of int4 weights, or of a mask, it is what they are read from that counts: Triton gives a thread as many neighbours along k
+    as fill a load of the type in memory (kWidth 8 for int4, of four threads that share a row), and a step of 16 along k, which
+    they do not fit in, gives results that are wrong on a device and right in the interpreter."""
     dtype, stored = kernel.in_dtype, kernel.stored
     read = {tensor.dtype for tensors in kernel.inputs for tensor in tensors}
     return Kind(

@@ -105,7 +105,7 @@ class Space:
         """What the heuristic tries at sizes that cut blocks like this, in its order."""
         found: dict[Config, None] = {}
         for table in tables:
-            narrow = self.kind.int8 or self.kind.float8  # a thread gets 4 at once along k, which makes steps of 32
+            narrow = self.kind.int8 or self.kind.float8  # steps along k: tensor cores' own, or 4 threads by 8
             request = Request(*cut, table, self.kind.itemsize, narrow, shared_bytes=self.device.shared_per_block)
             for config in heuristic("cuda").configs(request):
                 if config.accumulators <= self.kind.most_sums:
