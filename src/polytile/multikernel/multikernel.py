@@ -425,7 +425,7 @@ class _Postponed:
             return
         run(self.entry, args)
         self.calls -= 1
-        stands = owner.dispatcher.get(owner.dispatcher.key_of(*args))
+        stands: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))
         if stands is not None and not (isinstance(stands, PythonEntry) and stands.call is self):
             self.entry = stands  # a first run puts there what it has found to run
             owner._replace(args, PythonEntry(self))
