@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.exc import BackendCompilerFailed
 
 import polytile
 from polytile import options
@@ -136,7 +135,7 @@ def test_a_kernel_half_written_by_a_process_that_died_is_not_used(empty_cache: P
 def test_a_misspelt_option_names_the_nearest() -> None:
     with pytest.raises(OptionError, match="'forse'; did you mean 'force'"):
         polytile.compile(softmax, options={"forse": "looped"})
-    with pytest.raises(BackendCompilerFailed, match="OptionError.*did you mean 'shortlist'"):
+    with pytest.raises(OptionError, match="did you mean 'shortlist'"):
         compiled(softmax, short_list=2)(*sized((4, 9)))
 
 
