@@ -158,7 +158,7 @@ def test_a_bad_value_says_what_is_allowed(name: str, value: object, told: str) -
 
 def test_a_bad_value_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYTILE_TUNE", "atuo")
-    with pytest.raises(BackendCompilerFailed, match="POLYTILE_TUNE.*'atuo'; choose from auto, thorough, all, off"):
+    with pytest.raises(OptionError, match="POLYTILE_TUNE.*'atuo'; choose from auto, thorough, all, off"):
         compiled(softmax)(*sized((4, 9)))
 
 
@@ -171,7 +171,7 @@ def test_options_of_one_compile_stay_with_it() -> None:
 
 
 def test_an_unknown_source_of_candidates_is_refused() -> None:
-    with pytest.raises(BackendCompilerFailed, match="OptionError.*sources.*'libary'; choose from cpp, triton, library"):
+    with pytest.raises(OptionError, match="sources.*libary.; choose one or more from cpp, triton, library"):
         compiled(lambda x: x @ x.t(), sources="cpp,libary")(*sized((4, 9)))
 
 
