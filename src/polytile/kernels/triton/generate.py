@@ -11,6 +11,7 @@ from polytile.kernels.rewrite import one_sweep, plain_reductions
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.schedules import SCHEDULES
 from polytile.kernels.triton.split import split
+from polytile.kernels.triton.sums import sums
 from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
@@ -37,6 +38,8 @@ def generate(kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool = 
     own, nest = nest_for(kernel, variant)
     if variant == "split":
         return split(own, nest, config, facts, overlaps)
+    if variant == "sums":
+        return sums(own, nest, config, facts, overlaps)
     unit = Unit(own, nest, config, facts, overlaps)
     SCHEDULES[variant](unit)
     return TritonKernel((unit.launch(),))
