@@ -87,7 +87,7 @@ class Sums:
             unit.out.line(f"{one.running} = {start}")
         with unit.out.indented(f"for block in {self._range()}:"):
             for dim in unit.tile.parallel:
-                unit.out.line(f"{dim.name.lower()}_at = block" + (".to(tl.int64)" if self.facts.wide else ""))
+                unit.out.line(f"{dim.name.lower()}_at = " + ("tl.cast(block, tl.int64)" if self.facts.wide else "block"))
                 unit.parallel(dim)
             inner = unit.scope.inner()
             whole_rows(unit, inner)
