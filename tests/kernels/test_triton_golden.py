@@ -77,6 +77,7 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "dropout": (dropout, config(variant="plain", x=1024), KNOWN),
     "gradients_sums": (gradients, config(variant="sums", x=2, r=1024, programs=528, stages=3), KNOWN),
     "gradients_one_program": (gradients, config(variant="sums", x=32, r=64, programs=1), Facts()),
+    "gradients_stripes": (gradients, config(variant="stripes", x=4, r=256), KNOWN),
     "padded_rows": (padded_rows, config(variant="looped", x=4, r=64), Facts()),
 }
 
@@ -110,8 +111,6 @@ def first_choices() -> Iterator[tuple[str, Launch]]:
         for shape in SHAPES:
             size = dict(zip((s.name for s in kernel.symbols), shape, strict=False))
             able = [c for c in configs if variants.valid(kernel, nest, c, size)]
-            if not able:
-                continue
             best = min(able, key=lambda c: variants.cost(kernel, nest, c, size, H100))
             for launch in generate(kernel, best, KNOWN).launches:
                 yield f"{make.__name__} {best}", launch

@@ -17,7 +17,8 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import interpret, variants
-from polytile.kernels.triton.generate import generate
+from polytile.kernels.triton.generate import generate, nest_for
+from polytile.kernels.triton.stripes import has_stripes
 from polytile.problem import Config
 from polytile.runtime.cuda import device
 from tests.kernels.helpers import F32, P0, P1, R0, S0, S1, S2, kernel_of, load, loop, op, store
@@ -77,6 +78,24 @@ def test_rows_and_columns_of_one_kernel(programs: int, stages: int, x: int) -> N
         agree(given, want)
 
 
+@pytest.mark.parametrize("x,r,stages", [(4, 16, 1), (1, 512, 1), (2, 32, 3)])
+def test_stripes_of_columns(x: int, r: int, stages: int) -> None:
+    kernel = kernel_of(gradients())
+    for shape, bare in itertools.product(SHAPES, (False, True)):
+        sizes = dict(zip(("n0", "n1"), shape, strict=True))
+        given = tensors(kernel, sizes)
+        want = expected(kernel, given, sizes)
+        config = Config.of(variant="stripes", x=x, r=r, warps=4, stages=stages)
+        made = generate(kernel, config, Facts(wide=True) if bare else facts_of(kernel, sizes))
+        assert not interpret.run(made, given, sizes)
+        agree(given, want)
+
+
+def test_stripes_are_for_loops_that_store_points_alone() -> None:
+    assert has_stripes(nest_for(kernel_of(gradients()), "stripes")[1])
+    assert not has_stripes(nest_for(kernel_of(two_axes()), "stripes")[1])
+
+
 def test_rows_along_two_axes() -> None:
     kernel = kernel_of(two_axes())
     sizes = dict(zip((s.name for s in kernel.symbols), (5, 7, 40), strict=False))
@@ -128,10 +147,10 @@ def test_each_length_of_rows_has_its_configs() -> None:
     kernel = kernel_of(gradients())
     nest = nest_of(kernel.loop)
     configs = variants.configs(kernel, nest, h100)
-    assert {c["variant"] for c in configs} == {"sums"} and len(set(map(str, configs))) == len(configs)
+    assert {c["variant"] for c in configs} == {"sums", "stripes"} and len(set(map(str, configs))) == len(configs)
     for columns in (3, 16, 17, 64, 600, 1024, 4096, 8192):
         able = [c for c in configs if variants.valid(kernel, nest, c, {"n0": 4096, "n1": columns})]
-        assert able and len({c["r"] for c in able}) == 1
+        assert len({c["r"] for c in able if c["variant"] == "sums"}) == 1
         assert all(variants.cost(kernel, nest, c, {"n0": 4096, "n1": columns}, h100) > 0 for c in able)
 
 

@@ -10,7 +10,7 @@
     latency   programs, or the blocks of programs that go over several, one after another on each of the places that registers and
               threads leave them; a program waits for memory once an iteration and for its warps once a reduction, and each
               thread for its own instructions; of a split row it then waits for what the others have left
-    finish    of a split row, and of sums across rows: another launch, or the last program's turn
+    finish    of a split row, of sums across rows and of stripes: another launch or two, or the last program's turn
     together  1 + TOGETHER · log2(warps) where rows do not begin at whole vectors
 
 Numbers of the device are from its DeviceFacts. Where the constants below come from, how far predictions are off, and a case
@@ -97,7 +97,8 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     counts = {d: math.prod(work.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
     if not all(counts.values()):
         return device.launch_seconds
-    return Estimate(work, tile, counts, config, device).seconds
+    kind = Down if variant == "stripes" else Estimate
+    return kind(work, tile, counts, config, device).seconds
 
 
 class Estimate:
@@ -119,12 +120,15 @@ class Estimate:
     @property
     def seconds(self) -> float:
         parts = (self.latency, self.memory, self.cache, self.units)
-        finish = self.work.passes * FINISH if self.variant == "split" else 0.0
-        if self.work.sums and self.running > 1:
-            finish = FINISH + self._left / self.device.l2_bandwidth
         dispatch = DISPATCH * min(self.running, self.device.sms * self.places)
         own = sum(p**3 for p in parts) ** (1 / 3) * self._together
-        return self.device.launch_seconds + START + dispatch + finish + own
+        return self.device.launch_seconds + START + dispatch + self._finish + own
+
+    @property
+    def _finish(self) -> float:
+        if self.variant == "split":
+            return self.work.passes * FINISH
+        return FINISH + self._left / self.device.l2_bandwidth if self.work.sums and self.running > 1 else 0.0
 
     @property
     def _together(self) -> float:
@@ -279,6 +283,31 @@ class Estimate:
         meeting = self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp)
         one = rounds * wait + meeting + spilled + self._own + self._gathering
         return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
+
+
+class Down(Estimate):
+    """Of programs that have a stripe of columns each and go down all rows, before another launch goes over the points."""
+
+    def __init__(
+        self, work: Work, tile: Tile, counts: Mapping[Dim, int], config: Config, device: DeviceFacts
+    ) -> None:
+        super().__init__(work, tile, counts, config, device)
+        self.programs = self.running = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
+        self.steps = math.prod(-(-counts[d] // d.block) for d in tile.parallel)
+
+    @property
+    def _finish(self) -> float:
+        return 2 * FINISH
+
+    @functools.cached_property
+    def registers(self) -> float:
+        return BASE_REGISTERS + max(1.0, self.block / self.threads) * self.work.held
+
+    @property
+    def latency(self) -> float:
+        meeting = self.steps * self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp)
+        one = (1 + (self.steps - 1) / self.stages) * MEMORY_LATENCY + meeting + self._own
+        return one * max(1.0, self.programs / (self.device.sms * self.places))
 
 
 # a loop's numbers ----------------------------------------------------------------------------------------------------

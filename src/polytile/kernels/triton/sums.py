@@ -9,7 +9,8 @@ One program stores its sums itself. What does not change from row to row, such a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import sympy
 
@@ -18,10 +19,13 @@ from polytile.ir.expr import Load
 from polytile.ir.program import Axis, Loop, Store
 from polytile.kernels.canonical import LoopKernel, TensorArg
 from polytile.kernels.facts import Facts
-from polytile.kernels.nest import Nest, nest_of
-from polytile.kernels.triton import memory, text
-from polytile.kernels.triton.kernel import Argument, Kind, Launch, Scratch, TritonKernel
-from polytile.kernels.triton.schedules import looped, whole_rows
+from polytile.kernels.nest import Nest
+from polytile.kernels.triton import text
+from polytile.kernels.triton.body import Scope
+from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.kernels.triton.ops import convert
+from polytile.kernels.triton.schedules import whole_rows
+from polytile.kernels.triton.scratch import on_scratch
 from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
@@ -65,7 +69,7 @@ class Sums:
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         self.kernel, self.facts, self.overlaps = kernel, facts, overlaps
         self.unit = Unit(kernel, nest, config, facts, overlaps)
-        self.sums = [Sum(store, k) for k, store in enumerate(s for s in kernel.loop.stores if s.sums)]
+        self.sums = sums_of(kernel.loop)
         (self.columns,) = self.unit.tile.reduced
         self.blocks = sizes.product(self.unit.tile.tiles)
         self.stages = int(config.get("stages", 1) or 1)
@@ -80,53 +84,34 @@ class Sums:
         unit = self.unit
         unit.wait()
         unit.held(self.columns)
-        self._ahead()
-        shape = unit.tile.shape(unit.tile.all_dims)
-        for one in self.sums:
-            start = f"tl.full({shape}, 0.0, {text.value_type(one.store.value.dtype)})"
-            unit.out.line(f"{one.running} = {start}")
+        begin(unit, self.sums)
         with unit.out.indented(f"for block in {self._range()}:"):
             for dim in unit.tile.parallel:
                 unit.out.line(f"{dim.name.lower()}_at = " + ("tl.cast(block, tl.int64)" if self.facts.wide else "block"))
                 unit.parallel(dim)
             inner = unit.scope.inner()
             whole_rows(unit, inner)
-            for one in self.sums:
-                value = unit.body.full(one.store.value, unit.tile.all_dims, inner)
-                inside = " & ".join(unit.tile.masks(unit.tile.parallel_dims))
-                inner.lines.append(f"{one.running} += " + (f"tl.where({inside}, {value}, 0.0)" if inside else value))
+            add(unit, self.sums, inner)
             unit.flush(inner)
-        for one in self.sums:
-            self._leave(one)
+        if self.alone:
+            finish(unit, self.sums)
+        else:
+            self._leave()
         return unit.launch(grid=(self.programs, sizes.ONE, sizes.ONE))
 
     def _range(self) -> str:
         ahead = f", num_stages={self.stages}" if self.stages > 1 else ""
         return f"tl.range(tl.program_id(0), {self.unit.body.index(self.blocks)}, tl.num_programs(0){ahead})"
 
-    def _ahead(self) -> None:
-        """Loads what all rows share."""
-        unit, nest = self.unit, self.unit.nest
-        rows = {axis.symbol for dim in unit.tile.parallel for axis in dim.axes}
-        for node in nest.nodes:
-            below = nest.dependence(node)
-            if isinstance(node, Load) and not below.axes & rows and not below.reduced:
-                unit.body.emit(node, unit.scope)
-        unit.flush(unit.scope)
-
-    def _leave(self, one: Sum) -> None:
-        """Stores a program's sums where they belong, or in scratch memory."""
-        unit, dtype = self.unit, one.store.value.dtype
-        if len(unit.tile.dims) > 1:
-            unit.out.line(f"{one.running} = tl.sum({one.running}, 0, keep_dims=True)")
-        mask = " & ".join(unit.tile.masks(frozenset((self.columns,))))
-        condition = f", mask={mask}" if mask else ""
-        if self.alone:
-            value = memory.convert(one.running, dtype, self.kernel.storage(one.store.buffer))
-            unit.out.line(f"tl.store({one.store.buffer} + ({unit.body.index(one.store.index)}), {value}{condition})")
-            return
-        place = f"tl.program_id(0) * ({unit.body.index(self.columns.size)}) + {self.columns.variable}"
-        unit.out.line(f"tl.store({unit.scratch(one.number, dtype)} + ({place}), {one.running}{condition})")
+    def _leave(self) -> None:
+        """Stores a program's sums in scratch memory."""
+        unit = self.unit
+        mask = _mask(unit)
+        for one in self.sums:
+            down(unit, one)
+            place = f"tl.program_id(0) * ({unit.body.index(self.columns.size)}) + {self.columns.variable}"
+            scratch = unit.scratch(one.number, one.store.value.dtype)
+            unit.out.line(f"tl.store({scratch} + ({place}), {one.running}{mask})")
 
     # launch 1 --------------------------------------------------------------------------------------------------------
 
@@ -134,12 +119,8 @@ class Sums:
         """Adds up what the programs have left."""
         kernel = self._gathering()
         config = GATHERED_FEW if self.columns.block <= FEW else GATHERED
-        own = frozenset(LEFT.format(one.number) for one in self.sums)
-        nest = replace(nest_of(kernel.loop), cutting=False)
-        unit = Unit(kernel, nest, config, replace(self.facts, aligned=self.facts.aligned | own), self.overlaps)
-        looped(unit)
-        made = unit.launch()
-        return replace(made, arguments=tuple(self._argument(argument) for argument in made.arguments))
+        numbers = {LEFT.format(one.number): one.number for one in self.sums}
+        return on_scratch(kernel, config, self.facts, self.overlaps, numbers)
 
     def _gathering(self) -> LoopKernel:
         column, row = sizes.axis("p0"), sizes.axis("r0")
@@ -156,11 +137,53 @@ class Sums:
         loop = Loop(self.kernel.loop.name, *axes, tuple(stores), self.kernel.loop.origins)
         return LoopKernel(loop, tuple(tensors), self.kernel.symbols)
 
-    def _argument(self, argument: Argument) -> Argument:
-        for one in self.sums:
-            if argument.name == LEFT.format(one.number):
-                return Argument(Kind.SCRATCH, argument.name, argument.type, one.number)
-        return argument
+
+# sums of a program ---------------------------------------------------------------------------------------------------
 
 
-__all__ = ["has_sums", "sums"]
+def begin(unit: Unit, sums: Sequence[Sum]) -> None:
+    """Loads what all rows share, and sets the sums to zero."""
+    nest, shape = unit.nest, unit.tile.shape(unit.tile.all_dims)
+    rows = {axis.symbol for dim in unit.tile.parallel for axis in dim.axes}
+    for node in nest.nodes:
+        below = nest.dependence(node)
+        if isinstance(node, Load) and not below.axes & rows and not below.reduced:
+            unit.body.emit(node, unit.scope)
+    unit.flush(unit.scope)
+    for one in sums:
+        unit.out.line(f"{one.running} = tl.full({shape}, 0.0, {text.value_type(one.store.value.dtype)})")
+
+
+def add(unit: Unit, sums: Sequence[Sum], scope: Scope) -> None:
+    """Lets the current block into the sums."""
+    inside = " & ".join(unit.tile.masks(unit.tile.parallel_dims))
+    for one in sums:
+        value = unit.body.full(one.store.value, unit.tile.all_dims, scope)
+        scope.lines.append(f"{one.running} += " + (f"tl.where({inside}, {value}, 0.0)" if inside else value))
+
+
+def down(unit: Unit, one: Sum) -> None:
+    """Adds up the rows of a block."""
+    if len(unit.tile.dims) > 1:
+        unit.out.line(f"{one.running} = tl.sum({one.running}, 0, keep_dims=True)")
+
+
+def finish(unit: Unit, sums: Sequence[Sum]) -> None:
+    """Stores sums of all rows where they belong."""
+    mask = _mask(unit)
+    for one in sums:
+        down(unit, one)
+        value = convert(one.running, one.store.value.dtype, unit.kernel.storage(one.store.buffer))
+        unit.out.line(f"tl.store({one.store.buffer} + ({unit.body.index(one.store.index)}), {value}{mask})")
+
+
+def _mask(unit: Unit) -> str:
+    conditions = unit.tile.masks(unit.tile.all_dims - unit.tile.parallel_dims)
+    return f", mask={' & '.join(conditions)}" if conditions else ""
+
+
+def sums_of(loop: Loop) -> list[Sum]:
+    return [Sum(store, k) for k, store in enumerate(store for store in loop.stores if store.sums)]
+
+
+__all__ = ["Sum", "add", "begin", "finish", "has_sums", "sums", "sums_of"]

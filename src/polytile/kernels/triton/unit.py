@@ -158,6 +158,11 @@ class Unit:
     def _arange(self, dim: Dim) -> str:
         return f"tl.arange(0, {dim.name})" + (".to(tl.int64)" if self.facts.wide else "")
 
+    def along(self, dim: Dim, first: str) -> None:
+        """The positions along a reduced dimension of the block that begins at `first`."""
+        self.body.firsts[dim] = first
+        self._reduced(dim, self.block_at(dim, first))
+
     def _reduced(self, dim: Dim, at: str) -> None:
         self.out.line(f"{dim.variable} = {at}")
         if not self.tile.even(dim):

@@ -5,6 +5,7 @@ persistent   whole rows in registers, read once; r (and r1) hold the row, x rows
 looped       block after block along the row, read once for each pass
 split        `splits` programs a row, block after block; put together by the last program or by another launch
 sums         of loops that add up columns too: whole rows, `programs` programs for all of them
+stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
 
 Blocks are powers of two; `warps` of 32 threads work on one; `stages` blocks of a loop are under way at once, one where none is
 given. A row is what one point of the parallel axes reduces or scans.
@@ -23,6 +24,7 @@ from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton import prior
 from polytile.kernels.triton.generate import nest_for
 from polytile.kernels.triton.split import splittable
+from polytile.kernels.triton.stripes import has_stripes
 from polytile.kernels.triton.sums import has_sums
 from polytile.problem import Config
 
@@ -69,6 +71,8 @@ SUM_POINTS, SUM_ELEMENTS, SUM_STAGES = (512, 1024, 2048, 4096, 8192), (8, 16), (
 values a row, its weight and two sums take 128 registers."""
 SUM_WARPS = {8: (16, 32), 16: (16,)}
 """Warps of all programs on a multiprocessor, by the values that a thread holds."""
+STRIPES = ((1, 512, 2), (2, 512, 4), (4, 256, 4), (8, 128, 4), (2, 1024, 4), (4, 512, 4), (8, 256, 4), (16, 128, 4))
+"""(x, r, warps)"""
 FINISHED = 64
 """Values a thread may hold of what the programs of a row have left."""
 
@@ -76,7 +80,7 @@ FINISHED = 64
 def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config, ...]:
     """All configs of `kernel`, whose layout is `nest`, that fit on the device."""
     if has_sums(kernel.loop):
-        found = _sums(device) if nest.form is Form.ROW and not nest.inner else iter(())
+        found = _sums(device, nest_for(kernel, "stripes")[1]) if nest.form is Form.ROW and not nest.inner else iter(())
     else:
         found = {Form.POINTWISE: _plain, Form.ROW: _rows, Form.COLUMN: _columns}[nest.form](nest)
     most = device.threads_per_block // device.warp
@@ -110,7 +114,7 @@ def _rows(nest: Nest) -> Iterator[Config]:
         yield Config.of(variant="split", r=r, warps=warps, splits=splits, stages=stages)
 
 
-def _sums(device: DeviceFacts) -> Iterator[Config]:
+def _sums(device: DeviceFacts, nest: Nest) -> Iterator[Config]:
     for r, points, each in itertools.product(ROWS[:-2], SUM_POINTS, SUM_ELEMENTS):
         x, warps = points // r, points // (32 * each)
         if not 1 <= x <= 128 or not 1 <= warps <= 16:
@@ -121,6 +125,8 @@ def _sums(device: DeviceFacts) -> Iterator[Config]:
                 yield Config.of(variant="sums", x=x, r=r, warps=warps, programs=programs, stages=stages)
         if points >= 2048:
             yield Config.of(variant="sums", x=x, r=r, warps=warps, programs=1)
+    for (x, r, warps), stages in itertools.product(STRIPES if has_stripes(nest) else (), SUM_STAGES):
+        yield Config.of(variant="stripes", x=x, r=r, warps=warps, stages=stages)
 
 
 def whole_rows(r: int) -> Iterator[tuple[int, int]]:
