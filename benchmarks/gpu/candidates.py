@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import polytile
-from benchmarks.compilers import copied, forget
+from benchmarks.compilers import copied
 from benchmarks.gpu import products
 from benchmarks.gpu.grid import Cells
 from benchmarks.gpu.products import DTYPES, Shape
@@ -53,7 +53,6 @@ class Trials:
     """`x @ y` in one type, compiled once: its candidates at any sizes, timed without being chosen."""
 
     def __init__(self, dtype: str) -> None:
-        forget()
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
         call = torch.compile(
             copied(products.product, "every"), backend="polytile", dynamic=True, options={"tune": "off", "persist": False}
@@ -67,6 +66,12 @@ class Trials:
         assert kernel.spec.make_args is not None
         args = tuple(kernel.spec.make_args(dict(zip(("M", "N", "K"), shape, strict=True))))
         return kernel._request(kernel.dispatcher.key_of(*args), kernel.spec.split(args)[1], args)
+
+    def ask(self, sizes: Iterable[int]) -> None:
+        """Has compiled in the background what would be measured at these squares."""
+        for n in sizes:
+            for candidate in shortlist(self.request((n, n, n))):
+                candidate.prepare()
 
     def named(self, request: Request, names: Collection[str]) -> list[Candidate]:
         """The candidates of these names as they are at the sizes of `request`, tried there or not."""

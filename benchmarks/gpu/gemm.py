@@ -1,9 +1,10 @@
 """`python -m benchmarks.gpu.gemm [--parts square thin ...] [--seconds 500]`: products on a GPU against cuBLAS and the peer.
 
-Cells go to OUT/gpu_gemm_cells.jsonl as they are measured and are not measured twice; a run goes on from those of earlier ones
-that `--resume` names (a file of cells, or a gpu_gemm.json), so that the whole may be spread over short sessions. The tables at
-the end and OUT/gpu_gemm.json are of everything there is. Parts `matrix` and `pairs` compile for one hint and call at other sizes
-(SPEC H5); part `candidates` times every candidate at some sizes, which is what the prior is fitted on.
+Parts are measured in the order in which they are named, until time is over; with `--ahead` what later cells will try is compiled
+while earlier ones are measured. Cells go to OUT/gpu_gemm_cells.jsonl as they are measured and are not measured twice; a run goes
+on from those of earlier ones that `--resume` names (a file of cells, or a gpu_gemm.json), so that the whole may be spread over
+short sessions. The tables at the end and OUT/gpu_gemm.json are of everything there is. Parts `matrix` and `pairs` compile for one
+hint and call at other sizes (SPEC H5); part `candidates` times every candidate at some sizes, on which the prior is fitted.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import polytile
 from benchmarks import record
 from benchmarks.compilers import copied
 from benchmarks.gpu import hints, products
-from benchmarks.gpu.candidates import every_candidate, verdict
+from benchmarks.gpu.candidates import Trials, every_candidate, verdict
 from benchmarks.gpu.grid import Cells, new_decisions
 from benchmarks.gpu.products import DTYPES, Case, Shape
+from benchmarks.gpu.products_ahead import Compiled
 from benchmarks.gpu.replay import copy_bandwidth, kernel_times
 from benchmarks.timing import geomean
 from polytile.report import Table, show
@@ -35,7 +37,8 @@ APART = ("matrix", "pairs", "candidates")
 PARTS = (*products.PARTS, *APART)
 WITHIN = 1.02
 COUNTED = ("compiler_runs", "candidates_benchmarked")
-"""What tuning at a new shape takes, beside its seconds."""
+TUNING = ("first_call_s", "peer_first_call_s", *COUNTED)
+"""What tuning at a new shape takes: seconds, and what they are spent on."""
 OPTIONS: dict[str, Any] = {"persist": False}
 
 
@@ -45,6 +48,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--step", type=int, default=256, help="between sizes of squares, and rows of the llm part")
     parser.add_argument("--shapes", type=int, default=300, help="of the part candidates")
+    parser.add_argument("--ahead", action="store_true", help="compile for later cells meanwhile, and time no first call")
     parser.add_argument("--peer", action="store_true", help="the peer's max-autotune, compiled for each shape alone, too")
     parser.add_argument("--seconds", type=float, default=500, help="when no new cell is begun")
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
@@ -72,49 +76,69 @@ def main() -> None:
 
 
 def _run(given: argparse.Namespace, cells: Cells, deadline: float) -> None:
-    """Every part that was asked for, what is left of the time shared among those to come."""
-    chosen = [(c, d) for c in products.cases(given.step) if c.part in given.parts for d in c.dtypes if d in given.dtypes]
-    parts = [part for part in APART if part in given.parts]
+    """Every part that was asked for, in that order."""
+    jobs = [_Job(case, dtype, cells, given) for part in given.parts for case, dtype in _of_part(part, given)]
     both = [dtype for dtype in ("bf16", "fp32") if dtype in given.dtypes]
-    for number, (case, dtype) in enumerate(chosen):
-        share = (deadline - time.monotonic()) / (len(chosen) - number + 2 * len(parts))
-        _measure(case, dtype, cells, time.monotonic() + share, given.peer)
-    for number, part in enumerate(parts):
-        until = time.monotonic() + (deadline - time.monotonic()) / (len(parts) - number)
+    if given.ahead:
+        for dtype in both if {"matrix", "pairs"} & set(given.parts) else []:
+            Trials(dtype).ask(hints.SIZES if "pairs" in given.parts else hints.RUN_AT)
+        for job in jobs:
+            job.ask()
+    for part in given.parts:
         if part == "matrix":
-            hints.matrix(both, cells, until, given.peer)
+            hints.matrix(both, cells, deadline, given.peer)
         elif part == "pairs":
-            hints.pairs(both, cells, until)
-        else:
-            every_candidate(both, cells, until, given.shapes)
+            hints.pairs(both, cells, deadline)
+        elif part == "candidates":
+            every_candidate(both, cells, deadline, given.shapes)
+        for job in jobs:
+            if job.case.part == part:
+                job.measure(deadline)
+
+
+def _of_part(part: str, given: argparse.Namespace) -> list[tuple[Case, str]]:
+    return [(c, d) for c in products.cases(given.step) if c.part == part for d in c.dtypes if d in given.dtypes]
+
+
+class _Job:
+    """The cells of one function and type that are missing, from one dynamic compile."""
+
+    def __init__(self, case: Case, dtype: str, cells: Cells, given: argparse.Namespace) -> None:
+        self.case, self.dtype, self.cells, self.given = case, dtype, cells, given
+        self.key = f"{case.part}: {case.name}"
+        self.wanted = [shape for shape in case.shapes if not cells.has(self.key, dtype, shape)]
+        self.compiled = Compiled(case, dtype, OPTIONS)
+
+    def ask(self) -> None:
+        """Has compiled in the background what the cells are going to try."""
+        _switch(self.dtype)
+        try:
+            self.compiled.ask(self.wanted)
+        except Exception as error:
+            torch.cuda.synchronize()
+            print(f"{self.key} {self.dtype}, ahead: {type(error).__name__}: {str(error)[:400]}", flush=True)
+
+    def measure(self, deadline: float) -> None:
+        _switch(self.dtype)
+        known: set[str] = set()
+        new_decisions(known)
+        for shape in self.wanted:
+            if time.monotonic() > deadline:
+                return
+            row: dict[str, Any] = {"function": self.key, "part": self.case.part, "dtype": self.dtype, "shape": list(shape)}
+            try:
+                row.update(_cell(self.case, self.compiled.call, shape, self.dtype, self.given.peer), chosen=_chosen(known))
+            except Exception as error:
+                torch.cuda.synchronize()
+                row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
+            if self.given.ahead:
+                row = {name: value for name, value in row.items() if name not in TUNING}
+            self.cells.add(row)
+            print(_line(row), flush=True)
 
 
 def _switch(dtype: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-
-
-def _measure(case: Case, dtype: str, cells: Cells, deadline: float, peer: bool) -> None:
-    """The shapes of one function and type that are missing, from one dynamic compile."""
-    key = f"{case.part}: {case.name}"
-    wanted = [shape for shape in case.shapes if not cells.has(key, dtype, shape)]
-    if not wanted:
-        return
-    torch._dynamo.reset()
-    polytile.reset()
-    _switch(dtype)
-    ours = torch.compile(copied(case.run, "ours"), backend="polytile", dynamic=True, options=OPTIONS)
-    known: set[str] = set()
-    for shape in wanted:
-        if time.monotonic() > deadline:
-            return
-        row: dict[str, Any] = {"function": key, "part": case.part, "dtype": dtype, "shape": list(shape)}
-        try:
-            row.update(_cell(case, ours, shape, dtype, peer), chosen=_chosen(known))
-        except Exception as error:
-            torch.cuda.synchronize()
-            row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
-        cells.add(row)
-        print(_line(row), flush=True)
 
 
 def _cell(case: Case, ours: Any, shape: Shape, dtype: str, peer: bool) -> dict[str, Any]:
@@ -183,11 +207,13 @@ def report(results: dict[str, Any]) -> None:
                      f"{near / len(over):.0%}", f"{share:.0%}"))  # fmt: skip
     columns = ["function", "type", "shapes", "geomean", "worst", "within 2 %", "most of copy"]
     show(Table.of("polytile's kernel time over the best of the others", columns, body))
-    costs = [
-        (function, dtype, len(rows), *[str(sum(row[name] for row in rows)) if name in rows[0] else "" for name in COUNTED],
-         *[f"{sum(row.get(name, 0.0) for row in rows):.1f}" for name in ("first_call_s", "peer_first_call_s")])
-        for (function, dtype), rows in groups.items()
-    ]  # fmt: skip
+    costs = []
+    for (function, dtype), rows in groups.items():
+        told = [row for row in rows if "first_call_s" in row]
+        counts = [str(sum(row[name] for row in told if name in row)) for name in COUNTED]
+        spent = [f"{sum(row.get(name, 0.0) for row in told):.1f}" for name in ("first_call_s", "peer_first_call_s")]
+        if told:
+            costs.append((function, dtype, len(told), *counts, *spent))
     columns = ["function", "type", "shapes", "compiled", "candidates timed", "s of first calls", "s of the peer's"]
     show(Table.of("what tuning took", columns, costs, folded=True))
     if of_part["matrix"]:

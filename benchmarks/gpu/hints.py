@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import polytile
-from benchmarks.compilers import copied, forget
+from benchmarks.compilers import copied
 from benchmarks.gpu import products
 from benchmarks.gpu.candidates import Trials, generated
 from benchmarks.gpu.grid import Cells, new_decisions
@@ -34,6 +34,7 @@ from polytile.report import Table, show
 
 HINTS, RUN_AT = (64, 256, 4096), (64, 256, 1024, 4096)
 STEP, LARGEST = 64, 4096
+SIZES = range(STEP, LARGEST + 1, STEP)
 MATRIX, AT_HINT, PAIRS = "matrix: ", "pairs: at the hint", "pairs: x @ y"
 WITHIN = 1.02
 ASKED = 0.0504
@@ -56,7 +57,6 @@ def _switch(dtype: str) -> None:
 @contextmanager
 def _ours(hints: Sequence[int], dtype: str) -> Iterator[Call]:
     """One dynamic compile for these hints, whose measurements are its own."""
-    forget()
     with tempfile.TemporaryDirectory() as directory:
         options = {"store": str(Path(directory) / "store.sqlite3")}
         yield polytile.compile(copied(products.product, "ours"), hints=list(hints), options=options)
@@ -65,7 +65,6 @@ def _ours(hints: Sequence[int], dtype: str) -> Iterator[Call]:
 @contextmanager
 def _theirs(hints: Sequence[int], dtype: str) -> Iterator[Call]:
     """The peer's dynamic compile, Triton kernels only, made at the first hint; several are its multi-kernel's."""
-    forget()
     settings: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
     if len(hints) > 1:
         settings["multi_kernel_hints"] = list(hints)
@@ -124,21 +123,20 @@ def show_matrix(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def pairs(dtypes: Sequence[str], cells: Cells, deadline: float) -> None:
-    """First what wins at each hint, then those winners at each size."""
-    sizes = range(STEP, LARGEST + 1, STEP)
-    for number, dtype in enumerate(dtypes):
-        until = time.monotonic() + (deadline - time.monotonic()) / (len(dtypes) - number)
-        if all(cells.has(PAIRS, dtype, (n, n, n)) for n in sizes):
+    """First what wins at each hint, then those winners at each size; one type after the other."""
+    for dtype in dtypes:
+        if all(cells.has(PAIRS, dtype, (n, n, n)) for n in SIZES):
             continue
         trials = Trials(dtype)
-        for n in sizes:
-            if not cells.has(AT_HINT, dtype, (n, n, n)) and time.monotonic() < until:
+        for n in SIZES:
+            if not cells.has(AT_HINT, dtype, (n, n, n)) and time.monotonic() < deadline:
                 request = trials.request((n, n, n))
                 us = trials.us(request, shortlist(request))
                 cells.add({"function": AT_HINT, "part": "pairs", "dtype": dtype, "shape": [n, n, n], "us": us})
+                print(f"{AT_HINT} {n}, {dtype}: {min(us, key=lambda name: us[name])}", flush=True)
         hinted = [row for row in cells.rows if row["function"] == AT_HINT and row["dtype"] == dtype]
-        if len(hinted) == len(sizes):
-            _at_every_size(trials, dtype, winners(hinted), cells, until)
+        if len(hinted) == len(SIZES):
+            _at_every_size(trials, dtype, winners(hinted), cells, deadline)
 
 
 def winners(hinted: Sequence[dict[str, Any]], own: bool = False) -> dict[int, str]:
@@ -166,6 +164,8 @@ def _at_every_size(trials: Trials, dtype: str, at_hint: dict[int, str], cells: C
             us = trials.us(request, trials.named(request, names | {decision.candidate}))
             row = {"function": PAIRS, "part": "pairs", "dtype": dtype, "shape": [n, n, n], "us": us}
             cells.add({**row, "chosen": decision.candidate, "link": decision.link})
+            best = min(us, key=lambda name: us[name])
+            print(f"{PAIRS} at {n}, {dtype}: {decision.candidate}, {best} of {len(us)} was the fastest", flush=True)
 
 
 def speedups(rows: Sequence[dict[str, Any]], dtype: str, own: bool) -> list[float]:

@@ -149,6 +149,15 @@ def test_the_sums_of_a_split_come_in_one_order() -> None:
     assert torch.equal(*results)
 
 
+def test_shared_blocks_that_overhang_are_written_up_to_the_last_row() -> None:
+    kernel, rows = product(torch.float32), 48
+    whole = torch.full((1, 64, 32), 7.0)
+    a, b, c = torch.randn(1, rows, 128), torch.randn(1, 128, 32), whole[:, :rows]
+    interpreted(kernel, small("stream", m=32), (a, b, c, *integers(a, b, c)))
+    torch.testing.assert_close(c, a @ b, rtol=1e-5, atol=1e-4)
+    assert torch.all(whole[:, rows:] == 7.0)
+
+
 def test_few_rows_need_a_regime_that_knows_how_many() -> None:
     with pytest.raises(LoweringError, match="number of rows is not known"):
         generate(product(torch.float32), small("rows"), Facts(), CHIP)

@@ -16,9 +16,12 @@ from polytile.ir.program import Loop, Program, Template, View
 from polytile.kernels import templates
 from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
+from polytile.kernels.triton.gemm.candidates import kind_of
+from polytile.kernels.triton.gemm.configs import space
 from polytile.kernels.triton.gemm.schedules import SCHEDULES
 from polytile.multikernel.define import define_template
 from polytile.passes.pipeline import optimize
+from polytile.runtime.cuda import device
 from tests.frontend.lowering import lower
 from tests.kernels.helpers import assert_golden
 from tests.kernels.triton_gemm import CHIP, facts_of, interpreted, small
@@ -243,3 +246,21 @@ def test_golden_unpacked_weights() -> None:
 
     (launch,) = generate(kernel, small("tile", k=32), facts_of(kernel, given), CHIP).launches
     assert_golden("product_int4.triton", launch.source)
+
+
+def masked(x: torch.Tensor, keep: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.where(keep, x, 0.0) @ w
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (dequantised, CASES["int8 with zero points"][1](5, 9, 24)),
+        (unpacked, CASES["int4"][1](5, 9, 24)),
+        (masked, (torch.randn(5, 24), torch.rand(5, 24) < 0.5, torch.randn(24, 9))),
+    ],
+)
+def test_what_is_made_of_bytes_is_taken_32_at_a_time_along_k(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    program, template = lowered(function, args)
+    kind = kind_of(templates.canonicalize(template, program.buffers)[0])
+    assert all(int(c["k"]) >= 32 for c in space(kind, device.named("H100")).configs if c["variant"] != "rows")

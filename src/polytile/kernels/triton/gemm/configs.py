@@ -52,8 +52,8 @@ TENSOR_SUMS, PLAIN_SUMS = 128, 64
 @dataclass(frozen=True)
 class Kind:
     """What decides which tables a product takes: the bytes of an element as the tensor cores take it, whether an operand is
-    int8, whether operands are 8-bit floats, whether an operand is widened or computed on its way, whether float32 is rounded to
-    TF32."""
+    made of 8-bit integers, whether operands are 8-bit floats, whether an operand is widened or computed on its way, whether
+    float32 is rounded to TF32."""
 
     itemsize: int = 2
     int8: bool = False
@@ -105,7 +105,7 @@ class Space:
         """What the heuristic tries at sizes that cut blocks like this, in its order."""
         found: dict[Config, None] = {}
         for table in tables:
-            narrow = self.kind.int8 or self.kind.float8  # tensor cores take 32 elements of 8 bits at once along k
+            narrow = self.kind.int8 or self.kind.float8  # steps along k: tensor cores' own, or 4 threads by 8
             request = Request(*cut, table, self.kind.itemsize, narrow, shared_bytes=self.device.shared_per_block)
             for config in heuristic("cuda").configs(request):
                 if config.accumulators <= self.kind.most_sums:

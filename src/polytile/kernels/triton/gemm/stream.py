@@ -69,7 +69,8 @@ def _share(unit: Unit) -> None:
 
 
 def _finished(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Launch:
-    """The launch that adds up the parts of the blocks that several programs had, some rows a program, and does the epilogue."""
+    """The launch that adds up the parts of the blocks that several programs had, some rows a program, and does the epilogue. A
+    block may have strips beyond the last row; where 8 divides M their rows have no mask."""
     unit = unit_of(kernel, config, facts, chip)
     unit.constants |= {"PROGRAMS": chip.sms, "FINISH_M": FINISHED_ROWS}
     line, scratch = unit.out.line, unit.scratch(0, accumulator(kernel.in_dtype))
@@ -78,8 +79,8 @@ def _finished(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> L
     line(f"block = {program(unit)} // (BLOCK_M // FINISH_M)")
     line("begin = block * steps")
     line("first, last = begin // share, (begin + steps - 1) // share")
-    with unit.out.indented("if first != last:"):
-        unit.place("block", int(config["group"]))
+    unit.place("block", int(config["group"]))
+    with unit.out.indented(f"if (first != last) & (at_m * BLOCK_M + strip * FINISH_M < {unit.number('M')}):"):
         rows = "(strip * FINISH_M + tl.arange(0, FINISH_M))[:, None]"
         line(f"inside = {rows} * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
         line(f"acc = tl.zeros([FINISH_M, BLOCK_N], {unit.sums})")
