@@ -9,6 +9,7 @@
     odd        x @ y whose rows are no multiple of 16 bytes apart: padding
     prologue   operands computed on their way: int8 and int4 weights, an activation, a norm's factors
     pair       x @ y + v @ w
+    rows       with what the rows of the result come to: mean squares, a logsumexp
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ ODD = (
     (127, 129, 131), (300, 501, 700), (501, 500, 701), (1000, 1001, 1003), (1023, 1025, 1024), (2047, 2049, 2051),
     (4095, 4097, 4099), (17, 4095, 4095), (300, 500, 50257), (128, 50257, 768),
 )  # fmt: skip
+VOCABULARY = tuple((m, n, 4096) for n in (32000, 128256) for m in (16, 128, 1024))
 FP8 = torch.float8_e4m3fn
 
 
@@ -85,6 +87,16 @@ def normed(x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor, gain: torch.Ten
 
 def two_products(x: torch.Tensor, y: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x @ y + v @ w
+
+
+def row_squares(x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A residual stream, and what its RMSNorm needs of it."""
+    y = F.linear(x, w) + residual
+    return y, y.float().pow(2).mean(-1)
+
+
+def row_logsumexp(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w).float().logsumexp(-1)
 
 
 def _normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -179,13 +191,15 @@ def cases(step: int) -> tuple[Case, ...]:
         Case("prologue", "gelu", activated, _linear, ("bf16",), at_weights(few)),
         Case("prologue", "norm's factors", normed, _factors, ("bf16",), at_weights(few)),
         Case("pair", "x @ y + v @ w", two_products, _two, ("bf16",), squares(512)),
+        Case("rows", "residual, mean squares", row_squares, _with_residual, ("bf16",), at_weights(few)),
+        Case("rows", "logsumexp", row_logsumexp, _linear, ("bf16",), VOCABULARY),
     )
 
 
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32, "int8": torch.int8, "fp8": FP8,
 }  # fmt: skip
-PARTS = ("square", "llm", "thin", "epilogue", "int8", "fp8", "long", "odd", "prologue", "pair")
+PARTS = ("square", "llm", "thin", "epilogue", "int8", "fp8", "long", "odd", "prologue", "pair", "rows")
 
 
 __all__ = ["DTYPES", "PARTS", "Case", "Shape", "cases", "product"]

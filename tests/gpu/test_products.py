@@ -57,11 +57,20 @@ def scaled(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch._scaled_mm(x, w.t(), a, b, out_dtype=BF16)
 
 
+def row_squares(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w) + r
+    return y, y.float().pow(2).mean(-1)
+
+
+def row_logsumexp(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w).float().logsumexp(-1)
+
+
 @dataclass(frozen=True)
 class Case:
     """`kinds`: the first words of candidates that must have been timed at one of `shapes`."""
 
-    function: Callable[..., Tensor]
+    function: Callable[..., Any]
     make: Make
     shapes: tuple[tuple[int, int, int], ...]
     kinds: set[str] = field(default_factory=set)
@@ -82,6 +91,8 @@ CASES = {
         SIZES[:4],
         {"tile", "aten"},
     ),
+    "squares of rows": Case(row_squares, lambda m, n, k: (half(m, k), half(n, k), half(m, n)), SIZES, GENERATED | {"aten"}),
+    "logsumexp of rows": Case(row_logsumexp, lambda m, n, k: (half(m, k), half(n, k)), SIZES[:4], {"tile", "aten"}),
     "int8": Case(dequantised, lambda m, n, k: (int8(m, k), int8(n, k), torch.rand(n, device="cuda")), SIZES[:1], {"split"}),
     "int8 weights": Case(weights_int8, lambda m, n, k: (half(m, k), int8(n, k), half(n, 1)), SIZES[:3], {"tile", "stored"}),
     "int4 weights": Case(

@@ -53,7 +53,7 @@ def run_template(
     if template.epilogue is None:
         view_tensor(template.out, buffers, size_values).copy_(product)
         return
-    shape = [sizes.evaluate(axis.size, size_values) for axis in template.epilogue.axes]
+    shape = [sizes.evaluate(axis.size, size_values) for axis in template.epilogue.axes + template.epilogue.reduced]
     run_loop(template.epilogue, buffers, size_values, precision, product.reshape(shape))
 
 

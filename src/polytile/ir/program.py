@@ -175,14 +175,14 @@ def element_level(loop: Loop, store: Store) -> bool:
 
 
 def depends_on_point(root: Node, reduced: set[sympy.Symbol]) -> bool:
-    """Whether a value varies with the reduced axes outside any Reduce (a Scan always does)."""
+    """Whether a value varies with the reduced axes outside any Reduce (a Scan and an epilogue's Accumulator always do)."""
     stack, seen = [root], set()
     while stack:
         node = stack.pop()
         if id(node) in seen or isinstance(node, expr.Reduce):
             continue
         seen.add(id(node))
-        if isinstance(node, expr.Scan) or any(e.free_symbols & reduced for e in node.indices):
+        if isinstance(node, expr.Scan | expr.Accumulator) or any(e.free_symbols & reduced for e in node.indices):
             return True
         stack.extend(node.children)
     return False
@@ -195,7 +195,8 @@ class Template:
 
     `a` is (batch, m, k) and `b` (batch, k, n) as views; `out` names the buffer that receives the plain product when there is no
     epilogue, and stands for the accumulator inside it. The epilogue is a Loop over axes (batch, m, n) whose values read
-    `Accumulator`; `out` is then written only if one of its stores says so.
+    `Accumulator`; `out` is then written only if one of its stores says so. Where it has reductions, its axes are (batch, m) and n
+    is reduced.
 
     `prologues`: of an operand that is computed where it is read, the Loop over its (batch, rows, columns) that stores it in the
     buffer of its view; None for an operand in memory. Nothing is in that buffer unless a kernel chooses to fill one.

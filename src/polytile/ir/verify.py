@@ -359,9 +359,9 @@ def _epilogue(loop: Loop, scope: Scope) -> Iterator[str]:
         if any(isinstance(n, Accumulator) for n in expr.walk(*loop.roots)):
             yield "reads the accumulator but is no epilogue"
         return
-    if loop.reduced:
-        yield "the epilogue has reduced axes"
-    shape = tuple(a.size for a in loop.axes)
+    if len(loop.reduced) > 1:
+        yield "the epilogue has more reduced axes than n"
+    shape = tuple(a.size for a in loop.axes + loop.reduced)
     if len(shape) != 3 or not all(sizes.equal(a, b) for a, b in zip(shape, template.out.sizes, strict=True)):
         yield f"the epilogue runs over {shape}, the product over {template.out.sizes}"
 

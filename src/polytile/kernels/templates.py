@@ -398,7 +398,7 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
             tensors["C"].copy_(product)
             return
         values = dict(zip(kernel.symbols, ints, strict=True))
-        shape = [sizes.evaluate(a.size, values) for a in kernel.epilogue.axes]
+        shape = [sizes.evaluate(a.size, values) for a in kernel.epilogue.axes + kernel.epilogue.reduced]
         evaluate.run_loop(kernel.epilogue, tensors, values, precision, product.reshape(shape))
 
     return run
@@ -425,8 +425,9 @@ def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
     """The epilogue as a loop kernel over a stored product (row-major batch × M × N, named `product`), then its own tensors."""
     loop = kernel.epilogue
     assert loop is not None
-    strides = sizes.contiguous_strides([a.size for a in loop.axes])
-    index = sum((a.symbol * s for a, s in zip(loop.axes, strides, strict=True)), sizes.ZERO)
+    axes = loop.axes + loop.reduced
+    strides = sizes.contiguous_strides([a.size for a in axes])
+    index = sum((a.symbol * s for a, s in zip(axes, strides, strict=True)), sizes.ZERO)
     dtype = compute_dtype(kernel.product_dtype)
 
     def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
@@ -463,7 +464,7 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torc
 def _extent(loop: Loop, symbols: Sequence[sympy.Symbol], name: str, size: Mapping[str, int]) -> int:
     """Elements that the loop reaches of the tensor `name`; 0 where it does not touch it."""
     values = {s: size[s.name] for s in symbols}
-    top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in loop.axes}
+    top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in loop.axes + loop.reduced}
     places = [(load.buffer, load.index) for load in expr.loads(*loop.roots)]
     places += [(s.buffer, s.index) for s in loop.stores]
     return max((sizes.evaluate(index, {**values, **top}) + 1 for buffer, index in places if buffer == name), default=0)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import sympy
 import torch
 
-from polytile.ir import expr, ops
+from polytile.ir import expr, levels, ops
+from polytile.ir.program import Loop
 from polytile.kernels.canonical import LoopKernel, TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.candidate import TritonCandidate, Work
 from polytile.kernels.triton.gemm import prior
 from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
-from polytile.kernels.triton.gemm.unit import Chip, symbol
+from polytile.kernels.triton.gemm.unit import Chip, holds_rows, symbol
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.loops import OVERLAPPING
 from polytile.problem import Config
@@ -116,14 +117,21 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
         def cost(size: Mapping[str, int]) -> float:
             deep = {**size, "K": size["K"] + size["L"]} if kernel.second is not None else size
-            return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along))
+            last = 0.0 if kernel.epilogue is None or holds_rows(kernel.epilogue, config) else device.launch_seconds
+            return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along)) + last
 
         return GemmCandidate(label(config), config, work, able, cost)
 
     variants = ("tile",) if kernel.second is not None else tuple(SCHEDULES)
-    found = tuple(candidate(config) for config in own.configs if config["variant"] in variants)
+    able = [config for config in own.configs if config["variant"] in variants and _finishes(kernel.epilogue, config)]
+    found = tuple(candidate(config) for config in able)
     _ = found[0].specialise(Facts()).kernel
     return found
+
+
+def _finishes(epilogue: Loop | None, config: Config) -> bool:
+    """Whether the epilogue can be done on the blocks of a config: where it needs what a row comes to, they have whole rows."""
+    return epilogue is None or not epilogue.reduced or not levels.waits(epilogue) or holds_rows(epilogue, config)
 
 
 @functools.cache
