@@ -10,7 +10,8 @@ than the fastest, which nobody who has only one process's times can find every t
 would have chosen by the very same times.
 
 Processes that are done are kept in --directory: a run that was interrupted goes on where it stopped. With --jobs several run
-at a time, and one of them measures: the others import, trace and compile meanwhile, which a GPU's times do not notice.
+at a time, and one of them measures: the others import, trace and compile meanwhile. That is quicker, and noisier, on a GPU too:
+four at a time agreed in 93.6 % on problems on which single ones agree in 96.6 %, at 0.40 % of noise in place of 0.17 %.
 """
 
 from __future__ import annotations

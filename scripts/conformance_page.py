@@ -52,9 +52,10 @@ def device_section(results: Mapping[str, Any]) -> Iterator[str]:
         if counts["absent"]
         else ""
     )
+    left = f" {counts['left']} are not checked yet." if counts.get("left") else ""
     yield (
         f"{right} of {run} entries are right ({share(right, run)}), {counts['listed']} listed, {counts['wrong']} wrong."
-        f"{absent} PyTorch {results['settings']['torch']}, {device or kind}; at most "
+        f"{absent}{left} PyTorch {results['settings']['torch']}, {device or kind}; at most "
         f"{results['settings']['samples'] or 'all'} samples an entry."
     )
     yield ""

@@ -4,7 +4,10 @@
 
 A run that was stopped goes on where it was: finished entries are kept in build/conformance_DEVICE.jsonl as long as the
 package's sources stay the same (with --keep even if they change). --again checks those anew that were not right.
-Ends with status 1 if an entry is wrong and not listed, or listed and right.
+
+On machines lent for minutes: with --out DIR, or $OUT, both files go there, and --resume takes the finished entries of
+earlier runs from theirs. The results are then written however the run ends, and say how many entries are left; without
+--out those of a part go to build/. Ends with status 1 if an entry is wrong and not listed, or listed and right.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import queue
 import re
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -26,11 +30,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import environment
 from tests.conformance.listed import reason_for
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS, BUILD = ROOT / "benchmarks" / "results", ROOT / "build"
+
 LIMIT_SECONDS = 300
 """An entry that takes longer is stopped and counts as wrong."""
+
+GRACE_SECONDS = 20
+"""What --seconds leaves to the entries begun by then; they are no part of the results if they take longer."""
 
 LOST_DEVICE = "CUDA error"
 """After an error with these words a process can use its GPU no more."""
@@ -56,11 +66,13 @@ class Worker:
 
     device: str
     samples: int
+    stopped: threading.Event
     process: subprocess.Popen[str] | None = None
     answered: int = 0
 
-    def ask(self, name: str) -> Report:
-        """The report for the entry `name`; one that says so if the process died or took too long."""
+    def ask(self, name: str) -> Report | None:
+        """The report for the entry `name`; one that says so if the process died or took too long. None if the run was
+        stopped meanwhile."""
         if self.answered >= FRESH_AFTER:
             self.stop()
         process = self.process = self.process or self._start()
@@ -73,7 +85,10 @@ class Worker:
             pass  # it is dead, and reading says so
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ)
-            answered = any(ready.select(1.0) for _ in range(LIMIT_SECONDS))  # a run that is paused loses no time
+            seconds = (
+                ready.select(1.0) or self.stopped.is_set() for _ in range(LIMIT_SECONDS)
+            )  # pauses cost none of them
+            answered = any(seconds) and not self.stopped.is_set()
             line = process.stdout.readline() if answered else None
         if line:
             self.answered += 1
@@ -81,10 +96,12 @@ class Worker:
             if any(LOST_DEVICE in text for text in report["detail"].values()):
                 self.stop()
             return report
-        seconds = time.perf_counter() - begin
+        took = time.perf_counter() - begin
         self.stop()
-        what = f"no answer in {seconds:.0f} s" if line is None else f"the process died with status {process.returncode}"
-        return {"entry": name, "verdict": "wrong", "detail": {"process": what}, "seconds": seconds}
+        if self.stopped.is_set():
+            return None
+        what = f"no answer in {took:.0f} s" if line is None else f"the process died with status {process.returncode}"
+        return {"entry": name, "verdict": "wrong", "detail": {"process": what}, "seconds": took}
 
     def _start(self) -> subprocess.Popen[str]:
         self.answered = 0
@@ -110,7 +127,8 @@ class Worker:
 
 
 class Progress:
-    """The reports so far, in a file with one JSON line each; the last line of an entry holds."""
+    """The reports so far, in a file with one JSON line each; the last line of an entry holds. A report counts as found
+    with the settings (sources, samples, torch) that its line names."""
 
     def __init__(self, file: Path, settings: dict[str, Any]) -> None:
         self.file, self.settings = file, settings
@@ -118,22 +136,36 @@ class Progress:
         self.reports: dict[str, Report] = {}
 
     def load(self, keep: bool) -> None:
-        if not self.file.exists():
-            return
-        for line in self.file.read_text(encoding="utf-8").splitlines():
+        """Takes what this file holds; with `keep`, what was found with other settings too."""
+        if self.file.exists():
+            self.reports.update(self._read(self.file, keep))
+
+    def take(self, file: Path, keep: bool) -> None:
+        """Takes what an earlier run left in `file`, into this one's own file too. Raises OSError if there is no such file."""
+        for name, report in self._read(file, keep).items():
+            if name not in self.reports:
+                self._write(report)
+
+    def _read(self, file: Path, keep: bool) -> dict[str, Report]:
+        found = {}
+        for line in file.read_text(encoding="utf-8").splitlines():
             try:
                 report = json.loads(line)
             except json.JSONDecodeError:  # the run was stopped in the midst of writing it
                 continue
             if keep or report["settings"] == self.settings:
-                self.reports[report["entry"]] = report
+                found[report["entry"]] = report
+        return found
 
     def add(self, report: Report) -> None:
         with self.lock:
-            self.reports[report["entry"]] = {**report, "settings": self.settings}
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.file, "a", encoding="utf-8") as file:
-                file.write(json.dumps(self.reports[report["entry"]]) + "\n")
+            self._write({**report, "settings": self.settings})
+
+    def _write(self, report: Report) -> None:
+        self.reports[report["entry"]] = report
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.file, "a", encoding="utf-8") as file:
+            file.write(json.dumps(report) + "\n")
 
 
 def verdict(report: Report, device: str) -> str:
@@ -147,15 +179,17 @@ def verdict(report: Report, device: str) -> str:
 
 
 def run(names: list[str], device: str, samples: int, jobs: int, seconds: float, progress: Progress) -> None:
-    """Checks the entries `names` in `jobs` processes; begins none after `seconds`."""
+    """Checks the entries `names` in `jobs` processes; begins none after `seconds`, and ends soon after, or when the main
+    thread is interrupted."""
     end = time.monotonic() + seconds
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         waiting.put(name)
     count, total = iter(range(1, len(names) + 1)), len(names)
+    stopped = threading.Event()
 
     def serve() -> None:
-        worker = Worker(device, samples)
+        worker = Worker(device, samples, stopped)
         try:
             while time.monotonic() < end:
                 try:
@@ -163,6 +197,8 @@ def run(names: list[str], device: str, samples: int, jobs: int, seconds: float, 
                 except queue.Empty:
                     return
                 report = worker.ask(name)
+                if report is None:
+                    return
                 progress.add(report)
                 number, found = next(count), verdict(report, device)
                 detail = f"  {report['detail']}" if found == "wrong" else ""
@@ -173,12 +209,17 @@ def run(names: list[str], device: str, samples: int, jobs: int, seconds: float, 
     threads = [threading.Thread(target=serve) for _ in range(jobs)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join(min(max(0.0, end + GRACE_SECONDS - time.monotonic()), threading.TIMEOUT_MAX))
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
 
 
-def summary(reports: list[Report], device: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """What is written: counts, one row for each entry, and for each library operator why."""
+def summary(reports: list[Report], left: int, device: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What is written: counts, one row for each entry, and for each library operator why; `left` entries are not checked."""
     verdicts = Counter(verdict(report, device) for report in reports)
     reasons: dict[str, str] = {}
     rows = {}
@@ -196,17 +237,16 @@ def summary(reports: list[Report], device: str, settings: dict[str, Any]) -> dic
         rows[report["entry"]] = row
     right = verdicts["right"] + verdicts["stale"]
     counts = {"entries": len(reports), **{k: verdicts[k] for k in ("right", "listed", "wrong", "stale", "absent")}}
+    counts |= {"left": left} if left else {}
     share = right / max(len(reports) - verdicts["absent"], 1)
     return {"settings": settings, "counts": counts, "share_right": share, "entries": rows, "library_reasons": reasons}
 
 
-def write(found: dict[str, Any], device: str) -> Path:
+def write(found: dict[str, Any], suite: str, directory: Path) -> Path:
     """Writes the results as benchmarks do, with one line for each entry."""
-    from benchmarks.environment import environment
-
-    kind = device.partition(":")[0]
-    target = ROOT / "benchmarks" / "results" / f"conformance_{kind}.json"
-    head = {"suite": f"conformance_{kind}", "environment": environment(), **found}
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / f"{suite}.json"
+    head = {"suite": suite, "environment": environment(), **found}
     rows, reasons = head.pop("entries"), head.pop("library_reasons")
     text = json.dumps(head, indent=1).removesuffix("\n}")
     for name, table in (("entries", rows), ("library_reasons", reasons)):
@@ -216,6 +256,11 @@ def write(found: dict[str, Any], device: str) -> Path:
     temporary.write_text(text + "\n}\n", encoding="utf-8")
     os.replace(temporary, target)
     return target
+
+
+def interrupted(number: int, _: object) -> None:
+    """SIGTERM, which `timeout` sends, ends the run as Ctrl-C does."""
+    raise KeyboardInterrupt(f"signal {number}")
 
 
 def main() -> None:
@@ -229,7 +274,11 @@ def main() -> None:
         "--seconds", type=float, default=float("inf"), help="begin no entry after this time (default: none)"
     )
     parser.add_argument("--keep", action="store_true", help="keep what was found with other sources")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--out", type=Path, default=os.environ.get("OUT"), help="directory of both files (default: $OUT)"
+    )
+    parser.add_argument("--resume", type=Path, nargs="*", default=[], help="finished entries of earlier runs (.jsonl)")
+    given = parser.parse_args()
     if importlib.util.find_spec("expecttest") is None:
         raise SystemExit(
             "torch's test database imports expecttest, which is not installed: pip install expecttest, or put its "
@@ -239,26 +288,26 @@ def main() -> None:
 
     from tests.conformance.entries import entries
 
-    device = arguments.device
-    settings = {"sources": sources(), "samples": arguments.samples, "torch": torch.__version__}
-    kind = device.partition(":")[0]
-    progress = Progress(ROOT / "build" / f"conformance_{kind}.jsonl", settings)
-    progress.load(arguments.keep)
+    device, out = given.device, Path(given.out) if given.out else None
+    suite = f"conformance_{device.partition(':')[0]}"
+    settings = {"sources": sources(), "samples": given.samples, "torch": torch.__version__}
+    progress = Progress((out or BUILD) / f"{suite}.jsonl", settings)
+    progress.load(given.keep)
+    for file in given.resume:
+        progress.take(file, given.keep)
     every = list(entries(device))
-    wanted = [name for name in every if re.search(arguments.only, name)]
-    todo = [
-        name
-        for name in wanted
-        if name not in progress.reports or (arguments.again and progress.reports[name]["verdict"] != "right")
-    ]
-    run(todo, device, arguments.samples, arguments.jobs, arguments.seconds, progress)
+    known = {name for name, report in progress.reports.items() if report["verdict"] == "right" or not given.again}
+    todo = [name for name in every if re.search(given.only, name) and name not in known]
+    signal.signal(signal.SIGTERM, interrupted)
+    try:
+        run(todo, device, given.samples, given.jobs, given.seconds, progress)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
     reports = [progress.reports[name] for name in every if name in progress.reports]
-    found = summary(reports, device, settings)
+    left = len(every) - len(reports)
+    found = summary(reports, left, device, settings)
     print(f"{found['counts']}, {100 * found['share_right']:.1f} % right")
-    if len(reports) == len(every):
-        print(f"written to {write(found, device)}")
-    else:
-        print(f"{len(every) - len(reports)} of {len(every)} entries are not checked yet; no results written.")
+    print(f"written to {write(found, suite, out or (BUILD if left else RESULTS))}")
     if found["counts"]["wrong"] or found["counts"]["stale"]:
         raise SystemExit(1)
 

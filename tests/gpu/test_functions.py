@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polytile.runtime.cuda import seeds
 from tests.gpu.comparing import agree, compare, compiled, data, with_gradients
 
 pytestmark = pytest.mark.gpu
@@ -114,6 +115,51 @@ def test_dropout_from_the_counter_drops_as_often_as_asked() -> None:
     call = compiled(lambda a: F.dropout(a, 0.25, True), random="philox")
     kept = (call(torch.ones(1000, 1000, device="cuda")) != 0).float().mean().item()
     assert abs(kept - 0.75) < 0.005
+
+
+def test_the_counter_s_seed_follows_manual_seed_and_many_share_a_kernel() -> None:
+    call, ones = compiled(lambda a: F.dropout(a, 0.5, True), random="philox"), torch.ones(64, 64, device="cuda")
+
+    def drawn(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        torch.randn(1000, device="cuda")
+        return torch.stack([call(ones), call(ones)])
+
+    first = drawn(3)
+    assert torch.equal(drawn(3), first)
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(drawn(4), first)
+    one, two = (seeds.next_seed(ones.device) for _ in range(2))
+    assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+
+
+def test_every_replay_of_a_captured_dropout_draws_anew() -> None:
+    call, ones = compiled(lambda a: F.dropout(a, 0.5, True), random="philox"), torch.ones(64, 64, device="cuda")
+    call(ones)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [call(ones), call(ones)]
+
+    def replayed(seed: int | None = None) -> Tensor:
+        if seed is not None:
+            torch.manual_seed(seed)
+        graph.replay()
+        return torch.stack(results)
+
+    first, second = replayed(3), replayed()
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first, second)
+    assert torch.equal(replayed(3), first)
+    assert not torch.equal(call(ones), call(ones))
+
+
+def test_gradients_of_dropout_from_the_counter_belong_to_what_was_kept() -> None:
+    call = compiled(lambda a: F.dropout(a, 0.5, True), random="philox")
+    x = torch.ones(100, 200, device="cuda", requires_grad=True)
+    out = call(x)
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(out.detach(), x.grad)
 
 
 def test_scans_along_two_axes_of_a_large_tensor() -> None:

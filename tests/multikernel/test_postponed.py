@@ -30,8 +30,23 @@ def two() -> MultiKernel:
     return MultiKernel(spec(), [large("slow", LONG), large("fast", 1.1 * LONG)])
 
 
+def test_the_wait_doubles_and_only_the_last_chance_is_the_hosts(spare: list[int], fake_clock: list[str]) -> None:
+    """Of a problem that would have the host work for a while. With "thorough" it works at once."""
+    middling = 2 * room.HOST_AT_ONCE / room.HOST_SLOWER
+    put_off = MultiKernel(spec(), [large("slow", middling), large("fast", 1.1 * middling)])
+    for _ in range(2**room.MOST_POSTPONED - 1):
+        x, y, m, n = arguments(32)
+        put_off(x, y, m, n)
+        assert torch.equal(y, 2 * x) and put_off.decisions[0].postponed and not fake_clock
+    put_off(*arguments(32))
+    assert put_off.decisions[0].candidate == "fast" and fake_clock
+    patient = MultiKernel(spec(), [large("slow", middling), large("fast", 1.1 * middling)], {"tune": "thorough"})
+    patient(*arguments(32))
+    assert patient.decisions[0].candidate == "fast"
+
+
 def test_a_later_call_that_finds_room_measures(two: MultiKernel, spare: list[int], fake_clock: list[str]) -> None:
-    for _ in range(2):
+    for _ in range(3):
         x, y, m, n = arguments(32)
         two(x, y, m, n)
         assert torch.equal(y, 2 * x) and not fake_clock
@@ -49,7 +64,7 @@ def test_a_later_call_that_finds_room_measures(two: MultiKernel, spare: list[int
 def test_after_a_few_calls_without_room_the_prediction_stays(
     two: MultiKernel, spare: list[int], fake_clock: list[str]
 ) -> None:
-    for _ in range(8):
+    for _ in range(2**room.MOST_POSTPONED):
         two(*arguments(32))
     spare[0] = 1 << 30
     two(*arguments(32))

@@ -49,6 +49,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(measure, "_involuntary_switches", lambda: 0)
     monkeypatch.setattr(cpu, "waited", lambda: made.waited)
     monkeypatch.setattr(measure, "pause", made.pause)
+    monkeypatch.setattr(measure, "replaced", lambda: False)
+    monkeypatch.setattr(measure, "_crowded", measure._Crowded())
     yield made
 
 
@@ -166,6 +168,23 @@ def test_where_nobody_waits_a_disturbed_race_is_run_again_and_the_calmest_counts
     one, two = race(both, THOROUGH)
     assert machine.now - started < 3 * (THOROUGH.seconds + THOROUGH.open_seconds) + 1.0, "it ends all the same"
     assert one.samples and two.samples
+
+
+def test_where_a_call_waits_a_race_that_says_nothing_is_run_once_more_and_not_on_a_machine_that_stays_busy(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = contenders(machine, **{"one thread": 25e-6, "two threads": 13e-6})
+    busy_until(machine, 0.05, monkeypatch)
+    one, two = race(both)
+    assert two.seconds < 1.4e-5 < one.seconds
+    busy_until(machine, 1e9, monkeypatch)
+    runs, started = [], machine.now
+    for _ in range(3):
+        before = machine.count("one thread")
+        race(both)
+        runs.append(machine.count("one thread") - before)
+    assert runs[0] > 1.5 * runs[1] and runs[1] == runs[2], "the second race of the first choice is the last one for a while"
+    assert machine.now - started < 4 * (LIMITS.seconds + LIMITS.open_seconds) + LIMITS.pause_seconds + 0.1
 
 
 def test_an_interrupt_in_a_second_race_keeps_what_the_first_has_found(

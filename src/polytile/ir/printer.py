@@ -10,6 +10,7 @@ loop softmax0 for p0 < s0 over r0 < s1        # softmax
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import FunctionType
 
 import sympy
 import torch
@@ -130,7 +131,8 @@ def operation_text(op: Loop | Template | Extern | Assert) -> str:
         outputs = ", ".join(o or "_" for o in op.outputs)
         args = ", ".join([_argument(a) for a in op.args] + [f"{k}={_argument(v)}" for k, v in op.kwargs])
         symbols = "".join(f" defines {s} by {' '.join(map(str, how))}" for s, how in op.symbols)
-        return f"library {op.name}: {outputs} = {op.target}({args}){symbols}  # {op.reason}"
+        target = op.target.__name__ if isinstance(op.target, FunctionType) else op.target
+        return f"library {op.name}: {outputs} = {target}({args}){symbols}  # {op.reason}"
     return f"assert {op.condition}  # {op.message}"
 
 

@@ -77,11 +77,11 @@ class MatmulLibrary:
         return PythonEntry(self._call, recordable=True)
 
     def _call(self, *args: Any) -> None:
-        from polytile.kernels.templates import operands
-
         if self.target is None and args[len(self.kernel.tensors)] == 1:
             self._call_flat(args)
             return
+        from polytile.kernels.templates import operands
+
         named, _ = operands(self.kernel, args)
         a, b = (named[name].to(self.kernel.in_dtype) for name in ("A", "B"))
         flat = a.shape[0] == 1

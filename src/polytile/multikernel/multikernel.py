@@ -37,7 +37,7 @@ from polytile.runtime import regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
-from polytile.tuning.room import copy_of
+from polytile.tuning.room import MOST_POSTPONED, copy_of
 from polytile.tuning.tune import run, run_once
 
 HINTED_SHORTLIST = 6
@@ -45,9 +45,6 @@ HINTED_SHORTLIST = 6
 
 HINTED_CALLS = 10**9
 """Calls that a hinted size is expected to get: compiling always pays."""
-
-MOST_POSTPONED = 3
-"""Calls after which a regime that there was no memory to measure stays with what was predicted."""
 
 _NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 """Errors of a run that say something about the arguments, not about the candidate."""
@@ -220,9 +217,9 @@ class MultiKernel:
                     untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
                     if untried and not decision.tried and len(request.candidates) > 1:
                         entry = PythonEntry(_FirstRun(self, decision, entry))
-                    if decision.postponed and self._postponed.get(key, 0) < MOST_POSTPONED:
-                        self._postponed[key] = self._postponed.get(key, 0) + 1
-                        entry = PythonEntry(_Postponed(self, entry))
+                    if decision.postponed and not request.last_chance:
+                        times = self._postponed[key] = self._postponed.get(key, 0) + 1
+                        entry = PythonEntry(_Postponed(self, entry, 2 ** (times - 1)))
                     return entry
         finally:
             if not reentrant:
@@ -292,6 +289,7 @@ class MultiKernel:
             environment(spec.target),
             store.current(),
             budget=self.budget,
+            last_chance=settings.get("tune") == "thorough" or self._postponed.get(key, 0) >= MOST_POSTPONED,
         )
 
     def _can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:
@@ -415,18 +413,21 @@ class _Standin:
 
 
 class _Postponed:
-    """Runs what was predicted, for want of memory to measure; the call after that chooses anew."""
+    """Runs what was predicted for so many calls, for want of memory to measure; the call after those chooses anew."""
 
-    def __init__(self, owner: MultiKernel, entry: Entry) -> None:
-        self.owner, self.entry, self.called = owner, entry, False
+    def __init__(self, owner: MultiKernel, entry: Entry, calls: int) -> None:
+        self.owner, self.entry, self.calls = owner, entry, calls
 
     def __call__(self, *args: Any) -> None:
         owner = self.owner
-        if self.called:
+        if self.calls == 0:
             run(owner._replace(args, owner._chosen(args)), args)
-        else:
-            run(self.entry, args)
-            self.called = True
+            return
+        run(self.entry, args)
+        self.calls -= 1
+        stands: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))
+        if stands is not None and not (isinstance(stands, PythonEntry) and stands.call is self):
+            self.entry = stands  # a first run puts there what it has found to run
             owner._replace(args, PythonEntry(self))
 
 

@@ -33,7 +33,8 @@ class Request:
     `candidates` can run at these sizes, in canonical order. `words` are those of the regime, or of the part of one, that
     is decided for. `args` are flat arguments to try them on, or None. A link
     that finds that a candidate fails here puts it into `rejected` with the reason; `outcomes` gets how it ended.
-    `tuner` tries them in place of this machine, if it is given. `budget` is the program's for measuring.
+    `tuner` tries them in place of this machine, if it is given. `budget` is the program's for measuring. `last_chance`: where
+    there is no memory for measuring now, no later call will look for some.
     """
 
     spec: KernelSpec
@@ -49,6 +50,7 @@ class Request:
     outcomes: MutableMapping[str, Outcome] = field(default_factory=dict)
     tuner: Tuner | None = None
     budget: Budget | None = None
+    last_chance: bool = True
 
     @property
     def regime(self) -> str:

@@ -1,9 +1,10 @@
 """How much memory a device has to spare for measuring: nothing beyond the most that the process has used there so far (SPEC P1).
 
 Whatever needs more goes elsewhere: kernels are tried on the caller's memory instead of clones of it, the reference runs in the
-arguments' own precision, or on the host, and where that would take too long nothing is measured until a later call finds room.
+arguments' own precision, or on the host, and where that would take long nothing is measured until a later call finds room.
 In a program that is called again it does, but for the kernels at the peak itself: a training step's first kernels run
-with little allocated.
+with little allocated, and below the peak that the step leaves behind. Only what has looked for room often enough in vain
+has the host work for longer.
 """
 
 from __future__ import annotations
@@ -95,18 +96,27 @@ HOST_SLOWER = 2000
 takes 0.18 ms there, and 0.1-0.3 s of sixteen cores in float64."""
 
 HOST_SECONDS = 1.0
-"""What a reference on the host may take."""
+"""What a reference on the host may take where no later call will find room either."""
+
+HOST_AT_ONCE = 0.02
+"""What it may take where one may: the first steps of a GPT-2 training waited a minute for the host."""
+
+MOST_POSTPONED = 6
+"""How often measuring is put off for want of memory, each time for twice as many calls: what many layers share is called as often
+before the first step has shown how much memory it takes."""
 
 
-def host_is_quick(predicted: Sequence[float]) -> bool:
-    """Whether the host may well run the reference of a problem whose candidates are predicted to take so long."""
+def host_is_quick(predicted: Sequence[float], last_chance: bool = True) -> bool:
+    """Whether the host may well run the reference of a problem whose candidates are predicted to take so long. `last_chance`: it
+    will not be measured otherwise."""
     best = min(predicted, default=math.inf)
-    return best * HOST_SLOWER <= HOST_SECONDS
+    return best * HOST_SLOWER <= (HOST_SECONDS if last_chance else min(HOST_AT_ONCE, HOST_SECONDS))
 
 
 __all__ = [
     "COMPARED_AT_ONCE",
     "FREE",
+    "MOST_POSTPONED",
     "ROOM",
     "NoRoom",
     "copy_of",

@@ -24,8 +24,8 @@ class Task:
     each candidate is expected to take.
 
     The candidates named in `apart` run in a worker process first, for at most `trial_seconds`; with `only_apart` one that
-    cannot is not used at all. Once `seconds` have passed no further candidate is begun. `kernel` is its name for people,
-    `target` the device that it runs on.
+    cannot is not used at all. Once `seconds` have passed no further candidate is begun. `last_chance`: no later call will be
+    asked where this one has no memory to measure in. `kernel` is its name for people, `target` the device that it runs on.
     """
 
     problem: Problem
@@ -43,6 +43,7 @@ class Task:
     only_apart: bool = False
     target: torch.device = CPU
     seconds: float = math.inf
+    last_chance: bool = True
     kernel: str = ""
 
 

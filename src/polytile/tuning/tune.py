@@ -187,7 +187,7 @@ def _gate(task: Task) -> Gate:
         pass
     elif own_fits(task.args, task.roles):
         wide = False
-    elif host_is_quick(task.predicted):
+    elif host_is_quick(task.predicted, task.last_chance):
         on_host = True
     else:
         raise NoRoom("checking results would take more of the device's memory than the program has used so far")

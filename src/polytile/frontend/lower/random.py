@@ -151,10 +151,7 @@ def counter(
     """point → (seed, offset) for a fresh operator whose result has `out_sizes`; the first of a program draws the
     seed."""
     if builder not in _SEEDS:
-        one, reason = (sizes.ONE,), "one seed for the kernels' own random numbers"
-        seed = _filled(builder, one, one, torch.int64, device, aten.random_.default, (), reason)
-        assert seed.view is not None
-        _SEEDS[builder] = _Seed(seed.view.buffer)
+        _SEEDS[builder] = _Seed(_seed(builder, device))
     state = _SEEDS[builder]
     first = state.operators * COUNTERS_PER_OPERATOR
     state.operators += 1
@@ -165,6 +162,20 @@ def counter(
         return expr.load(torch.int64, state.buffer, sizes.ZERO), expr.index_value(number)
 
     return at
+
+
+def _seed(builder: Builder, device: torch.device) -> str:
+    """The buffer of one int64 drawn from the default generator: on a GPU without a kernel to draw it."""
+    one, reason = (sizes.ONE,), "one seed for the kernels' own random numbers"
+    if device.type != "cuda":
+        seed = _filled(builder, one, one, torch.int64, device, aten.random_.default, (), reason)
+        assert seed.view is not None
+        return seed.view.buffer
+    from polytile.runtime.cuda.seeds import next_seed
+
+    buffer = builder.new_buffer(one, torch.int64, device)
+    builder.emit(Extern(builder.name("lib"), next_seed, (device,), (), (buffer.name,), (builder.origin,), reason))
+    return buffer.name
 
 
 def counted(

@@ -127,6 +127,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         only_apart=options.get("isolation") == "always",
         target=spec.target,
         seconds=math.inf if tightest is None else tightest.left(),
+        last_chance=request.last_chance,
         kernel=spec.name,
     )
 
