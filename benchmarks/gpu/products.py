@@ -67,6 +67,11 @@ def scaled(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -
     return torch._scaled_mm(x, w.t(), a, b, out_dtype=torch.bfloat16)
 
 
+def scaled_by_blocks(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A scale for every 128 elements of a row of `x`, and for every 128 by 128 of `w`."""
+    return torch._scaled_mm(x, w.t(), a, b, out_dtype=torch.bfloat16)
+
+
 def weights_int8(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return x @ (w.to(x.dtype) * scale).t()
 
@@ -110,7 +115,7 @@ def _int8(*shape: int) -> torch.Tensor:
 @dataclass(frozen=True)
 class Case:
     """One function of a part. `make(m, n, k, dtype)` gives its arguments on the GPU; `dtypes` and `shapes` are those it is
-    measured at."""
+    measured at, `traced` sizes that are told apart in all of its arguments' shapes."""
 
     part: str
     name: str
@@ -118,6 +123,7 @@ class Case:
     make: Callable[[int, int, int, torch.dtype], tuple[Any, ...]]
     dtypes: tuple[str, ...]
     shapes: tuple[Shape, ...]
+    traced: Shape = (96, 160, 224)
 
 
 def _square(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -143,6 +149,12 @@ def _quantised(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
 def _float8(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
     x, w = (_normal(*shape, dtype=torch.float32).to(FP8) for shape in ((m, k), (n, k)))
     return x, w, torch.rand(m, 1, device="cuda"), torch.rand(1, n, device="cuda")
+
+
+def _float8_blocks(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The library asks for a multiple of 512 for K, and of 128 for N."""
+    x, w = (_normal(*shape, dtype=torch.float32).to(FP8) for shape in ((m, k), (n, k)))
+    return x, w, torch.rand(k // 128, m, device="cuda").t(), torch.rand(n // 128, k // 128, device="cuda").t()
 
 
 def _int8_weights(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -184,6 +196,7 @@ def cases(step: int) -> tuple[Case, ...]:
         Case("epilogue", "residual", linear_residual, _with_residual, ("bf16",), at_weights(some)),
         Case("int8", "int8 × int8, scaled", dequantised, _quantised, ("int8",), at_weights((32, *some))),
         Case("fp8", "fp8, scaled by rows", scaled, _float8, ("fp8",), at_weights((32, *some))),
+        Case("fp8", "fp8, scaled by blocks", scaled_by_blocks, _float8_blocks, ("fp8",), at_weights((32, *some)), (96, 384, 512)),
         Case("long", "x @ y", product, _square, ("bf16", "fp32"), LONG),
         Case("odd", "x @ y", product, _square, ("bf16", "fp16"), ODD),
         Case("prologue", "int8 weights", weights_int8, _int8_weights, ("bf16",), at_weights(few)),

@@ -66,6 +66,12 @@ def row_logsumexp(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(x, w).float().logsumexp(-1)
 
 
+def columns(k: int, n: int) -> Tensor:
+    """A scale for every 128 by 128 elements of an operand k × n, as the library has them: along k in multiples of 4."""
+    along = k // 128
+    return torch.rand(n // 128, -(-along // 4) * 4, device="cuda")[:, :along].t()
+
+
 @dataclass(frozen=True)
 class Case:
     """`kinds`: the first words of candidates that must have been timed at one of `shapes`."""
@@ -100,6 +106,13 @@ CASES = {
         lambda m, n, k: (half(m, k), torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda"), half(n, 1)),
         SIZES[:3],
         {"tile", "stored"},
+    ),
+    "fp8 by blocks": Case(
+        scaled,
+        lambda m, n, k: (half(m, k).to(FP8), half(n, k).to(FP8), torch.rand(k // 128, m).cuda().t(), columns(k, n)),
+        ((64, 128, 4096), (256, 256, 512)),
+        {"tile", "persistent", "split"},
+        wide=False,
     ),
     "fp8 by rows": Case(
         scaled,

@@ -107,7 +107,7 @@ def is_direct(loop: Loop) -> bool:
 
 def with_epilogue(template: Template, consumer: Loop, program: Program, droppable: frozenset[str]) -> Template:
     """`template` with `consumer` done in its epilogue. Raises Unfit."""
-    if consumer.writes() & {template.a.buffer, template.b.buffer}:
+    if consumer.writes() & template.operand_reads():
         raise Unfit("the consumer overwrites an operand of the product")
     host = template.epilogue or plain_epilogue(template)
     merged = join(host, consumer, hosted(host, consumer), program.buffers, droppable).loop

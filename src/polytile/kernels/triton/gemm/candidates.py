@@ -11,13 +11,13 @@ import sympy
 import torch
 
 from polytile.ir import expr, levels, ops
-from polytile.ir.program import Loop
+from polytile.ir.program import SCALED_ALONG_K
 from polytile.kernels.canonical import LoopKernel, TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.candidate import TritonCandidate, Work
 from polytile.kernels.triton.gemm import prior
 from polytile.kernels.triton.gemm.configs import Kind, space
-from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
+from polytile.kernels.triton.gemm.schedules import generate
 from polytile.kernels.triton.gemm.unit import Chip, holds_rows, symbol
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.loops import OVERLAPPING
@@ -122,15 +122,19 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
         return GemmCandidate(label(config), config, work, able, cost)
 
-    variants = ("tile",) if kernel.second is not None else tuple(SCHEDULES)
-    able = [config for config in own.configs if config["variant"] in variants and _finishes(kernel.epilogue, config)]
-    found = tuple(candidate(config) for config in able)
+    found = tuple(candidate(config) for config in own.configs if _does(kernel, config))
     _ = found[0].specialise(Facts()).kernel
     return found
 
 
-def _finishes(epilogue: Loop | None, config: Config) -> bool:
-    """Whether the epilogue can be done on the blocks of a config: where it needs what a row comes to, they have whole rows."""
+def _does(kernel: GemmKernel, config: Config) -> bool:
+    """Whether a config can do all that the kernel asks for. Second products are whole blocks' work; scales by blocks are for dots
+    in steps along k within what shares one; where points of a row wait for what it comes to, blocks have whole rows."""
+    if kernel.second is not None and config["variant"] != "tile":
+        return False
+    if kernel.scales is not None and (config["variant"] == "rows" or int(config["k"]) > SCALED_ALONG_K):
+        return False
+    epilogue = kernel.epilogue
     return epilogue is None or not epilogue.reduced or not levels.waits(epilogue) or holds_rows(epilogue, config)
 
 

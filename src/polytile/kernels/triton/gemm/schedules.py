@@ -19,7 +19,7 @@ from polytile.errors import LoweringError
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.gemm import row_epilogue
 from polytile.kernels.triton.gemm.operands import Operand, widened
-from polytile.kernels.triton.gemm.product import blocks, ceil_div, dot, product, program, unit_of
+from polytile.kernels.triton.gemm.product import blocks, ceil_div, dot, product, program, scales_at, unit_of
 from polytile.kernels.triton.gemm.prologue import feed
 from polytile.kernels.triton.gemm.stream import stream
 from polytile.kernels.triton.gemm.unit import FINISH_BLOCK, Chip, Unit, accumulator, symbol
@@ -130,6 +130,7 @@ def _descriptor(unit: Unit, operand: Operand) -> str:
 
 def _described_product(unit: Unit) -> None:
     line = unit.out.line
+    unit.out.extend(scales_at(unit))
     line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
     with unit.out.indented(f"for k in range(0, {unit.number('K')}, BLOCK_K):"):
         for operand in unit.operands:
@@ -139,7 +140,7 @@ def _described_product(unit: Unit) -> None:
             turned = by_k == (operand.name == "B")
             value = widened(unit.kernel, operand, f"{value}.T" if turned else value)
             line(f"{operand.name.lower()} = {value}")
-        line(dot(unit, "a", "b"))
+        unit.out.extend(dot(unit, "a", "b"))
 
 
 def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
