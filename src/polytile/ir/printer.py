@@ -19,7 +19,7 @@ from polytile.ir import expr
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import Assert, Axis, Buffer, Extern, Input, Loop, Program, Ref, Store, Template, View
 
-_ASSIGN = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}  # by the mode of a store
+_ASSIGN = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min=", "sum": "sum="}  # by the mode of a store
 
 
 def type_name(dtype: torch.dtype) -> str:

@@ -91,12 +91,16 @@ class Axis:
 ACCUMULATING = ("add", "mul", "max", "min")
 """Modes of a store that combine: sum, product, and the extremes (NaN wins) of the element and the value."""
 
+SUM = "sum"
+"""The mode of a store that writes to each element the sum of the values at all points that share it."""
+
 
 @dataclass(frozen=True)
 class Store:
     """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set" or one of ACCUMULATING, which
-    combine the value with what is there, and then several points may share an element. `indirect` is as in Load; where
-    `mask` is given and false nothing is written."""
+    combine the value with what is there, and then several points may share an element; or SUM, whose index leaves out some
+    axes, and which has neither `indirect` nor `mask`. `indirect` is as in Load; where `mask` is given and false nothing is
+    written."""
 
     buffer: str
     index: sympy.Expr
@@ -115,6 +119,11 @@ class Store:
         return replace(
             self, value=roots[0], indirect=roots[1 : 1 + k], mask=mask, index=self.index if index is None else index
         )
+
+    @property
+    def sums(self) -> bool:
+        """Whether it adds up points, see SUM."""
+        return self.mode == SUM
 
     def symbols(self) -> set[sympy.Symbol]:
         """Axis symbols that the stored element or its value depends on, through reductions too."""

@@ -15,6 +15,7 @@ from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import (
     ACCUMULATING,
     COMPUTE_DTYPE,
+    SUM,
     Assert,
     Buffer,
     Extern,
@@ -234,8 +235,20 @@ def _does_something(loop: Loop, scope: Scope) -> Iterator[str]:
         yield "stores nothing"
     for store in loop.stores:
         scope.buffer(store.buffer)
-        if store.mode not in ("set", *ACCUMULATING):
+        if store.mode not in ("set", SUM, *ACCUMULATING):
             yield f"has a store of mode {store.mode!r}"
+
+
+def _sums(loop: Loop, scope: Scope) -> Iterator[str]:
+    for store in loop.stores:
+        if not store.sums:
+            continue
+        if store.indirect or store.mask is not None:
+            yield f"the sums in {store.buffer} have places that values decide"
+        if set(loop.ranges) <= store.index.free_symbols:
+            yield f"the sums in {store.buffer} are of one point each"
+        if sum(other.buffer == store.buffer for other in loop.stores) > 1:
+            yield f"the sums in {store.buffer} are stored by several stores"
 
 
 def _one_definition(loop: Loop, scope: Scope) -> Iterator[str]:
@@ -396,6 +409,7 @@ def _in_place(loop: Loop, scope: Scope) -> Iterator[str]:
 
 LOOP_RULES: dict[str, LoopCheck] = {
     "a loop stores something": _does_something,
+    "a sum is over axes that its index leaves out": _sums,
     "an axis is defined once, by known sizes": _one_definition,
     "indices hold axes and known sizes only": _known_symbols,
     "types are as the table of operations says": _types,

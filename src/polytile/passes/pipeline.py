@@ -18,6 +18,7 @@ from polytile.ir.program import Program
 from polytile.ir.verify import verify
 from polytile.passes.dce import eliminate_dead_code
 from polytile.passes.duplicates import merge_duplicates
+from polytile.passes.fusion.columns import fuse_columns
 from polytile.passes.fusion.epilogue import fuse_epilogues
 from polytile.passes.fusion.horizontal import fuse_horizontally
 from polytile.passes.fusion.inline import inline_cheap
@@ -60,6 +61,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("sums", fuse_sums, fusion=True),
     Pass("row reductions", fuse_row_reductions, fusion=True),
     Pass("merge axes", merge_axes),
+    Pass("columns", fuse_columns, fusion=True),
 )
 
 
