@@ -187,7 +187,7 @@ def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, .
         size_names=kernel.size_names,
         size_keys=tuple(templates.DECIDING.get(name, regime.IGNORE) for name in kernel.size_names),
         layouts=kernel.layouts,
-        reduction=("K",),
+        reduction=("K", "N") if kernel.epilogue is not None and kernel.epilogue.reduced else ("K",),
         source_ops=origins,
         reference=templates.reference(kernel),
         make_args=lambda size: templates.make_args(kernel, size),
