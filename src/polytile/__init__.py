@@ -19,9 +19,10 @@ from polytile.plans import save_plan
 
 if TYPE_CHECKING:
     from polytile.explanation import Explanation
+    from polytile.multikernel.handwritten import Kernel
 
 __version__ = "0.1.0"
-__all__ = ["PolytileError", "compile", "counters", "explain", "forget_weights", "options", "reset", "save_plan"]
+__all__ = ["PolytileError", "compile", "counters", "explain", "forget_weights", "kernel", "options", "reset", "save_plan"]
 
 
 def compile(
@@ -47,6 +48,23 @@ def compile(
     return backend.compile(
         function, hints=hints, compile_ahead=compile_ahead, options=options, dynamic=dynamic, fullgraph=fullgraph
     )
+
+
+def kernel(
+    signature: str, *, reduction: Sequence[str] = (), options: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., None]], Kernel]:
+    """Several implementations of one kernel behind one call; decorates the reference, which has to be right and may be slow.
+
+    `signature` names the tensors and their sizes: "x[M, N], weight[N] -> y[M, N]" reads x and weight and writes y. Reference
+    and implementations are called with the tensors, then the sizes: f(x, weight, y, M, N); floating-point tensors reach the
+    reference in float64 as well as in their own type. `reduction` names the sizes whose product is the number of terms that an
+    output element sums. `options` hold for this kernel. docs/kernels.md has examples. Raises SignatureError and OptionError.
+    """
+    from polytile.multikernel import handwritten
+    from polytile.multikernel import signature as signatures
+
+    read = signatures.parsed(signature)
+    return lambda reference: handwritten.Kernel(read, reference, reduction, options or {})
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

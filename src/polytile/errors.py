@@ -15,6 +15,10 @@ class HintError(PolytileError, ValueError):
     """Hints are no sizes, or name a size that a graph does not have."""
 
 
+class SignatureError(PolytileError, ValueError):
+    """The signature of a hand-written kernel cannot be read."""
+
+
 class ConfigTableError(PolytileError, ValueError):
     """A config table is not there, is not what it must be, or a device family is not known."""
 

@@ -2,8 +2,8 @@
 
 Enters: a KernelSpec (what the kernel computes and takes) and its Candidates in canonical order. Leaves: a
 MultiKernel, called with the kernel's flat arguments, and its Decisions, each with where it came from. Callers: the
-wrapper, `explain`, commands. Calls: runtime (the dispatch table), tuning (trials), store (what is known), kernels
-(candidates).
+wrapper, `explain`, commands, and users who write kernels by hand (handwritten). Calls: runtime (the dispatch table), tuning
+(trials), store (what is known), kernels (candidates).
 """
 
 from polytile.multikernel.decision import Decision, Standing

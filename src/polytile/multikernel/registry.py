@@ -17,12 +17,15 @@ _lock = threading.Lock()
 _defined: weakref.WeakValueDictionary[Any, MultiKernel] = weakref.WeakValueDictionary()
 
 
-def define(spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[str, Any] | None = None) -> MultiKernel:
-    """The MultiKernel of these sub-kernels: an existing one if it has the same tuple of them, the same arguments and
-    the same options, whatever its name and the operators it came from; else a new one.
+def define(
+    spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[str, Any] | None = None, owner: int = 0
+) -> MultiKernel:
+    """The MultiKernel of these sub-kernels: an existing one if it has the same tuple of them, the same arguments, the same
+    options and the same owner, whatever its name and the operators it came from; else a new one.
     """
     same_work = dataclasses.replace(spec, name="", source_ops=())
-    key = (same_work, tuple(_made_alike(candidate) for candidate in candidates), tuple(sorted((options or {}).items())))
+    alike = tuple(_made_alike(candidate) for candidate in candidates)
+    key = (same_work, alike, tuple(sorted((options or {}).items())), owner)
     with _lock:
         known = _defined.get(key)
         if known is None:

@@ -215,6 +215,7 @@ class Worker:
                 stdout=self._stderr,
                 stderr=self._stderr,
                 pass_fds=(there.fileno(),),
+                env={**os.environ, "POLYTILE_ISOLATION": "never"},  # a module that it imports may call kernels itself
                 start_new_session=True,  # Ctrl-C is for the user's process
             )
         except OSError as error:

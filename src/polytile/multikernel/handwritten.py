@@ -1,0 +1,184 @@
+"""Kernels that users write: a signature, a reference and any number of implementations, behind one call.
+
+`polytile.kernel` makes them; docs/kernels.md shows how. Each combination of element types, device and contiguity that is
+met has a MultiKernel of its own, which chooses, measures, checks and remembers as it does for generated kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polytile import options as settings
+from polytile.errors import InvalidInput
+from polytile.kernels.candidate import PythonEntry, PythonHandle, handle_of_function
+from polytile.multikernel.decision import Decision
+from polytile.multikernel.multikernel import MultiKernel
+from polytile.multikernel.registry import define
+from polytile.multikernel.signature import Signature
+from polytile.multikernel.spec import ArgInfo, KernelSpec
+from polytile.problem import Config, digest
+from polytile.runtime import regime
+
+Run = Callable[..., None]
+Sizes = Mapping[str, int]
+
+UNPREDICTED = 1e-3
+"""Seconds that an implementation without a prediction is taken to need: alike for all, so that all are measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class Implementation:
+    """A user's function as a Candidate. It is called with the tensors of the signature, then its sizes."""
+
+    name: str
+    run: Run
+    when: Callable[[Sizes], bool] | None = None
+    predicted: Callable[[Sizes], float] | None = None
+    version: str = ""
+    origin: str = "user"
+
+    config = Config()
+    hard_limits = True
+    source_path = ""
+
+    @functools.cached_property
+    def source_hash(self) -> str:
+        """Of the function's own text, the plain values that it captures, and its `version`; what it calls is not seen."""
+        return digest(f"{self.version} {_text_of(self.run)}")
+
+    def valid(self, sizes: Sizes) -> bool:
+        return self.when is None or bool(self.when(sizes))
+
+    def cost(self, sizes: Sizes) -> float:
+        return UNPREDICTED if self.predicted is None else float(self.predicted(sizes))
+
+    def prepare(self) -> None:
+        """Nothing is known of how it is made; its first run may compile."""
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self.run)
+
+    def handle(self) -> PythonHandle | None:
+        """None for what a script itself defines: another process would have to run the script to find it again."""
+        return None if getattr(self.run, "__module__", "") == "__main__" else handle_of_function(self.run)
+
+
+def _text_of(run: Run) -> str:
+    """What tells a function from an edited one, in this process and in others."""
+    if not inspect.isfunction(run):
+        return f"{type(run).__module__}.{type(run).__qualname__}"
+    captured = inspect.getclosurevars(run).nonlocals.items()
+    plain = sorted((name, repr(value)) for name, value in captured if isinstance(value, int | float | str | tuple))
+    try:
+        return f"{inspect.getsource(run)} {plain}"
+    except OSError:  # typed at a prompt
+        code = run.__code__
+        return f"{code.co_code!r} {code.co_consts!r} {code.co_names!r} {plain}"
+
+
+class Kernel:
+    """What `polytile.kernel` gives: call it with the tensors of its signature, outputs included; it returns None.
+
+    Calls from any number of threads are right. No gradient flows through a call, and `torch.compile` does not look into
+    it: docs/kernels.md says how to have both.
+    """
+
+    def __init__(
+        self, signature: Signature, reference: Run, reduction: Sequence[str], options: Mapping[str, Any]
+    ) -> None:
+        self.signature, self.reference = signature, reference
+        self.name = reference.__name__
+        self._reduction = tuple(reduction)
+        self._options = settings.check(options, f"options of kernel {self.name!r}")
+        self._implementations: list[Implementation] = []
+        self._made: dict[tuple[Any, ...], MultiKernel] = {}
+        self._lock = threading.Lock()
+        functools.update_wrapper(self, reference)
+
+    def implementation(
+        self,
+        function: Run | None = None,
+        *,
+        name: str = "",
+        valid: Callable[[Sizes], bool] | None = None,
+        cost: Callable[[Sizes], float] | None = None,
+        version: str = "",
+    ) -> Any:
+        """Adds an implementation; a decorator, which gives the function back.
+
+        It is called with the tensors and the sizes of the signature and writes the outputs. `valid` says at which sizes it can
+        run (asked at both ends of a regime too, whose later calls go to it unasked); `cost` predicts seconds, for what cannot be
+        measured, and for ties. `version` is to change with what the function calls: what was measured of
+        another version does not count. Earlier ones are preferred where all else is equal. Raises ValueError for a name
+        that is taken.
+        """
+        if function is None:
+            return functools.partial(self.implementation, name=name, valid=valid, cost=cost, version=version)
+        made = Implementation(name or getattr(function, "__name__", ""), function, valid, cost, version)
+        with self._lock:
+            if made.name in {"", "reference", *(other.name for other in self._implementations)}:
+                raise ValueError(f"kernel {self.name!r} cannot name an implementation {made.name!r}; give it another name=.")
+            self._implementations.append(made)
+            self._made.clear()
+        return function
+
+    @torch.compiler.disable
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Runs the implementation that is best at these sizes. Raises InvalidInput for tensors that do not fit the signature,
+        and NoCandidate where nothing can run."""
+        sizes = self.signature.sizes(self.name, tensors)
+        kinds = tuple((tensor.dtype, tensor.device, tensor.is_contiguous()) for tensor in tensors)
+        made = self._made.get(kinds) or self._define(kinds)
+        with torch.no_grad():
+            made(*tensors, *sizes)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What was chosen so far, and on what grounds."""
+        return tuple(decision for made in tuple(self._made.values()) for decision in made.decisions)
+
+    def _define(self, kinds: tuple[tuple[torch.dtype, torch.device, bool], ...]) -> MultiKernel:
+        """The MultiKernel for tensors of these element types, devices and contiguities."""
+        devices = {device for _, device, _ in kinds}
+        if len(devices) != 1:
+            raise InvalidInput(
+                f"kernel {self.name!r} was given tensors on {', '.join(sorted(map(str, devices)))}; all have to be on one device."
+            )
+        with self._lock:
+            last = Implementation("reference", self.reference, origin="reference")
+            most = len(self._implementations)
+            given = {"shortlist": max(1, most), "gpu_shortlist": max(1, most), **self._options}
+            made = define(self._spec(kinds, devices.pop()), (*self._implementations, last), given, id(self))
+            return self._made.setdefault(kinds, made)
+
+    def _spec(self, kinds: Sequence[tuple[torch.dtype, torch.device, bool]], device: torch.device) -> KernelSpec:
+        signature = self.signature
+        pairs = list(zip(signature.tensors, kinds, strict=True))
+        spec = KernelSpec(
+            name=self.name,
+            family="user",
+            kernel=digest(f"{self.reference.__module__}.{self.reference.__qualname__} {signature.text}"),
+            args=tuple(ArgInfo(name, dtype, role) for (name, _, role), (dtype, _, _) in pairs),
+            size_names=signature.size_names,
+            size_keys=(regime.BUCKET,) * len(signature.size_names),
+            layouts=tuple(f"{name} strided" for (name, _, _), (_, _, contiguous) in pairs if not contiguous),
+            reduction=self._reduction,
+            target=torch.device(device.type) if device.type != "cuda" else device,
+            reference=self.reference,
+        )
+        if device.type != "cuda":
+            return spec
+        from polytile.runtime.cuda.device import fingerprint
+
+        return dataclasses.replace(spec, device=fingerprint(device.index or 0))
+
+
+__all__ = ["Implementation", "Kernel"]

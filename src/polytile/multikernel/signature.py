@@ -1,0 +1,93 @@
+"""The signature of a hand-written kernel: names of its tensors and of their sizes, "x[M, N], weight[N] -> y[M, N]".
+
+What stands left of the arrow is read, what stands right of it is written; a name on both sides is both. A size is a name, which
+means the same number wherever it stands, or a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from polytile.errors import InvalidInput, SignatureError
+
+EXAMPLE = "x[M, N], weight[N] -> y[M, N]"
+
+_TENSOR = re.compile(r"\s*([A-Za-z_]\w*)\s*\[([\w\s,]*)\]\s*(?:,|$)")
+_SIZE = re.compile(r"[A-Za-z_]\w*|\d+")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """`tensors`: (name, its sizes, its role: "in", "out" or "inout") in the order of the arguments."""
+
+    text: str
+    tensors: tuple[tuple[str, tuple[str, ...], str], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _, _ in self.tensors)
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        """The names of sizes, in the order in which they are first met."""
+        return tuple(dict.fromkeys(size for _, sizes, _ in self.tensors for size in sizes if not size.isdigit()))
+
+    def sizes(self, kernel: str, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """What `size_names` are in a call. Raises InvalidInput, naming `kernel` and the argument, for tensors that do not
+        fit."""
+        if len(tensors) != len(self.tensors):
+            raise InvalidInput(
+                f"kernel {kernel!r} takes {len(self.tensors)} tensors, {', '.join(self.names)}; it was given {len(tensors)}."
+            )
+        found: dict[str, int] = {}
+        given_by: dict[str, str] = {}
+        for (name, sizes, _), tensor in zip(self.tensors, tensors, strict=True):
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(sizes):
+                what = f"shape {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else f"type {type(tensor).__name__}"
+                raise InvalidInput(
+                    f"argument {name!r} of kernel {kernel!r} has {what}; it is to be a tensor [{', '.join(sizes)}]."
+                )
+            for size, length in zip(sizes, tensor.shape, strict=True):
+                known = int(size) if size.isdigit() else found.setdefault(size, length)
+                given_by.setdefault(size, name)
+                if known != length:
+                    source = "" if size.isdigit() else f", which argument {given_by[size]!r} says is {known}"
+                    raise InvalidInput(
+                        f"argument {name!r} of kernel {kernel!r} has shape {list(tensor.shape)}: {length} stands where the "
+                        f"signature {self.text!r} has {size}{source}."
+                    )
+        return tuple(found[name] for name in self.size_names)
+
+
+def parsed(text: str) -> Signature:
+    """The signature that `text` says. Raises SignatureError, with an example, for what is none."""
+    left, arrow, right = text.partition("->")
+    read, written = _side(text, left), _side(text, right)
+    if not arrow or not written:
+        raise SignatureError(f"the signature {text!r} has no tensor that is written; write it as {EXAMPLE!r}.")
+    differing = [name for name in read.keys() & written.keys() if read[name] != written[name]]
+    if differing:
+        raise SignatureError(f"the signature {text!r} gives {differing[0]!r} two different shapes; one tensor has one.")
+    both = {**read, **written}
+    roles = {name: "inout" if name in read and name in written else "in" if name in read else "out" for name in both}
+    return Signature(text, tuple((name, sizes, roles[name]) for name, sizes in both.items()))
+
+
+def _side(text: str, side: str) -> dict[str, tuple[str, ...]]:
+    tensors: dict[str, tuple[str, ...]] = {}
+    at = 0
+    while side[at:].strip():
+        found = _TENSOR.match(side, at)
+        sizes = tuple(part.strip() for part in found[2].split(",")) if found and found[2].strip() else ()
+        if found is None or found[1] in tensors or not all(_SIZE.fullmatch(size) for size in sizes):
+            raise SignatureError(f"the signature {text!r} cannot be read at {side[at:].strip()!r}; write it as {EXAMPLE!r}.")
+        tensors[found[1]] = sizes
+        at = found.end()
+    return tensors
+
+
+__all__ = ["Signature", "parsed"]

@@ -1,0 +1,160 @@
+"""Kernels that users write: chosen by sizes, checked and remembered as generated ones are (docs/kernels.md)."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import polytile
+from polytile import store
+from polytile.errors import InvalidInput, SignatureError
+from polytile.multikernel import signature
+from polytile.multikernel.handwritten import Kernel
+from tests.multikernel.handwritten_kernels import normed, rms_norm, scaled_by
+
+PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
+
+
+def call(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> None:
+    x, weight = torch.randn(rows, columns).to(dtype), torch.randn(columns).to(dtype)
+    y = torch.full_like(x, torch.nan)
+    rms_norm(x, weight, y)
+    torch.testing.assert_close(y, normed(x, weight), rtol=1e-2, atol=1e-2)
+
+
+def test_only_a_right_implementation_runs_and_one_that_crashes_costs_a_worker(empty_cache: Path) -> None:
+    store.forget()
+    for rows in (4, 300, 0):
+        call(rows, 24)
+    call(9, 8, torch.bfloat16)
+    chosen = {dict(decision.sizes)["M"]: decision for decision in rms_norm.decisions}
+    assert chosen[4].candidate in ("whole", "by_rows") and chosen[300].candidate == "whole"
+    notes = {standing.candidate: standing.note for standing in chosen[4].standings}
+    assert "is off by" in notes["unscaled"] and "crashed" in notes["crashing"]
+
+
+def test_it_is_not_asked_where_it_says_that_it_cannot_run(empty_cache: Path) -> None:
+    call(40, 24)
+    (decision,) = [d for d in rms_norm.decisions if dict(d.sizes)["M"] == 40]
+    assert "by_rows" not in {standing.candidate for standing in decision.standings}
+
+
+def test_kernels_from_one_text_with_other_captured_values_are_kept_apart() -> None:
+    double, triple = scaled_by(2.0), scaled_by(3.0)
+    y = torch.ones(5)
+    double(y)
+    triple(y)
+    assert y.tolist() == [6.0] * 5
+
+
+def test_in_a_compiled_function_it_is_called_between_graphs() -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        rms_norm(x * 2, weight, y)
+        return y + 1
+
+    x, weight = torch.randn(6, 24), torch.randn(24)
+    got = torch.compile(function, backend="polytile", dynamic=True)(x, weight)
+    torch.testing.assert_close(got, normed(x * 2, weight) + 1)
+
+
+X, WEIGHT, Y = torch.ones(4, 6), torch.ones(6), torch.ones(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((X, WEIGHT), "kernel 'rms_norm' takes 3 tensors, x, weight, y; it was given 2"),
+        ((X, 3, Y), r"argument 'weight' of kernel 'rms_norm' has type int; it is to be a tensor \[N\]"),
+        ((X[0], WEIGHT, Y), r"argument 'x' of kernel 'rms_norm' has shape \[6\]; it is to be a tensor \[M, N\]"),
+        ((X, WEIGHT[1:], Y), r"'weight' .* has shape \[5\]: 5 stands where .* has N, which argument 'x' says is 6"),
+        ((X, WEIGHT, Y.to("meta")), "tensors on cpu, meta; all have to be on one device"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(given: tuple[torch.Tensor, ...], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        rms_norm(*given)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x[M", r"cannot be read at 'x\[M'; write it as 'x\[M, N\], weight\[N\] -> y\[M, N\]'"),
+        ("x[M] y[M] -> z[M]", "cannot be read at"),
+        ("x[M+1] -> y[M]", "cannot be read at"),
+        ("x[M], x[M] -> y[M]", "cannot be read at"),
+        ("x[M], y[M]", "no tensor that is written"),
+        ("x[M] -> x[N]", "gives 'x' two different shapes"),
+    ],
+)
+def test_a_signature_that_cannot_be_read_says_where(text: str, said: str) -> None:
+    with pytest.raises(SignatureError, match=said):
+        polytile.kernel(text)(normed)  # type: ignore[arg-type]
+
+
+def test_a_signature_has_roles_numbers_and_scalars() -> None:
+    read = signature.parsed("x[M, 4], s[], y[M] -> y[M]")
+    assert read.tensors == (("x", ("M", "4"), "in"), ("s", (), "in"), ("y", ("M",), "inout"))
+    assert read.sizes("k", (torch.ones(3, 4), torch.ones(()), torch.ones(3))) == (3,)
+    with pytest.raises(InvalidInput, match="5 stands where .* has 4"):
+        read.sizes("k", (torch.ones(3, 5), torch.ones(()), torch.ones(3)))
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a module, as users have them: an implementation is then found by worker processes."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "page_of_kernels.py").write_text("\n".join(blocks))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    page = importlib.import_module("page_of_kernels")
+    x, weight = torch.randn(8, 40), torch.randn(40)
+    y = torch.empty_like(x)
+    page.rms_norm(x, weight, y)
+    torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (40,), weight, 1e-6))
+    doubled = torch.nn.functional.rms_norm(x * 2, (40,), weight, 1e-6)
+    torch.testing.assert_close(page.compiled(x, weight), doubled + 1)
+
+
+CALLING = """
+import torch
+
+import polytile
+
+with open({counted!r}, "a") as file:
+    file.write(".")
+
+@polytile.kernel("x[N] -> y[N]")
+def double(x, y, n):
+    y.copy_(2 * x)
+
+@double.implementation
+def added(x, y, n):
+    torch.add(x, x, out=y)
+
+@double.implementation
+def multiplied(x, y, n):
+    torch.mul(x, 2, out=y)
+
+double(torch.ones(3), torch.empty(3))
+"""
+
+
+def test_a_module_that_calls_its_kernels_when_imported_starts_no_chain_of_workers(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = tmp_path / "imports"
+    (tmp_path / "calling_kernels.py").write_text(CALLING.format(counted=str(counted)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("calling_kernels")
+    assert counted.read_text() == ".."  # here, and in the one worker
+
+
+def test_names_of_implementations_differ() -> None:
+    kernel = Kernel(signature.parsed("-> y[N]"), normed, (), {})  # type: ignore[arg-type]
+    kernel.implementation(lambda y, n: None, name="one")
+    for name in ("one", "reference"):
+        with pytest.raises(ValueError, match=f"cannot name an implementation {name!r}"):
+            kernel.implementation(lambda y, n: None, name=name)
