@@ -36,14 +36,14 @@ def run_loop(
 
     Floating-point values are computed in `precision`, or in the types that the nodes name where it is None; integers
     are exact. A stored value is converted to the type of the tensor given, which may be wider than the buffer's.
-    `accumulator` is what `Accumulator` stands for, of the shape of `loop.axes`. Raises IndexError where a checked
+    `accumulator` is what `Accumulator` stands for, of the shape of all axes. Raises IndexError where a checked
     index is out of range, IRError where the loop reaches outside a buffer.
     """
     grid = [(a.symbol, _size(a.size, size_values)) for a in loop.axes + loop.reduced]
     for bounds in _chunks([n for _, n in grid], len(loop.axes)):
         part = accumulator
         if part is not None:
-            part = part[tuple(slice(a, b) for a, b in bounds[: len(loop.axes)])]
+            part = part[tuple(slice(a, b) for a, b in bounds)]
         _Chunk(loop, buffers, size_values, precision, part, bounds).run()
 
 
@@ -352,8 +352,8 @@ def _check_index(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Ten
     wrong = (index < -size) | (index >= size)
     if bool(wrong.any()):
         bad = int(torch.broadcast_to(index, wrong.shape)[wrong][0])
-        name, length = chunk.loop.name, int(size.max())
-        raise IndexError(f"index {bad} is out of range in {name}: its dimension has {length} elements.")
+        work, length = ", ".join(chunk.loop.origins) or chunk.loop.name, int(size.max())
+        raise IndexError(f"index {bad} is out of range in {work}: the dimension that it picks from has {length} elements.")
     return torch.where(index < 0, index + size, index)
 
 

@@ -154,7 +154,8 @@ def _views_fit(operation: Operation, scope: Scope) -> Iterator[str]:
 
 def _views(operation: Operation) -> list[View]:
     if isinstance(operation, Template):
-        return [operation.a, operation.b, operation.out, *(operation.second or ())]
+        scales = [each.view for each in operation.scales or ()]
+        return [operation.a, operation.b, operation.out, *(operation.second or ()), *scales]
     return list(views_in((operation.args, operation.kwargs))) if isinstance(operation, Extern) else []
 
 
@@ -180,6 +181,11 @@ def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
     if operation.second is not None:
         p, q = (view.sizes for view in operation.second)
         pairs |= {"second batch": (p[0], out[0]), "second m": (p[1], out[1]), "l": (p[2], q[1]), "second n": (q[2], out[2])}
+    if operation.scales is not None:
+        left, right = operation.scales
+        pairs["scales along k"] = (left.view.sizes[2], right.view.sizes[1])
+        if left.view.dtype != torch.float32 or right.view.dtype != torch.float32:
+            yield f"scales of {left.view.dtype} and {right.view.dtype}; they are float32"
     for name, (one, other) in pairs.items():
         if not sizes.equal(one, other):
             yield f"the {name} sizes {one} and {other} differ"
@@ -372,9 +378,9 @@ def _epilogue(loop: Loop, scope: Scope) -> Iterator[str]:
         if any(isinstance(n, Accumulator) for n in expr.walk(*loop.roots)):
             yield "reads the accumulator but is no epilogue"
         return
-    if loop.reduced:
-        yield "the epilogue has reduced axes"
-    shape = tuple(a.size for a in loop.axes)
+    if len(loop.reduced) > 1:
+        yield "the epilogue has more reduced axes than n"
+    shape = tuple(a.size for a in loop.axes + loop.reduced)
     if len(shape) != 3 or not all(sizes.equal(a, b) for a, b in zip(shape, template.out.sizes, strict=True)):
         yield f"the epilogue runs over {shape}, the product over {template.out.sizes}"
 
