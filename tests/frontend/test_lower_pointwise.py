@@ -241,3 +241,10 @@ def test_what_is_not_covered_becomes_a_library_call(fn: Callable[..., Any]) -> N
     x = torch.randn(5)
     assert library_calls(lower(fn, x))
     check(fn, x, library=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_mantissa_and_exponent(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.randn(50) * 2.0 ** torch.randint(-140, 120, (50,)), torch.tensor([0.0, -0.0, 1, -0.5, 1e-45, -3e-39])])
+    special = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    check(torch.frexp, torch.cat([x, special]).to(dtype))
