@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 import polytile
 from benchmarks import record
@@ -155,12 +156,13 @@ def _cell(case: Case, ours: Any, shape: Shape, dtype: str, peer: bool) -> dict[s
         )
         took["peer_first_call_s"] = _first(calls["peer"], args)[1]
     times = kernel_times({name: functools.partial(call, *args) for name, call in calls.items()})
-    moved = sum(tensor.nbytes for tensor in (*args, got))
-    wrong = _wrong(got, case.run(*args), shape[2])
+    results, eager = tree_leaves(got), tree_leaves(case.run(*args))
+    moved = sum(tensor.nbytes for tensor in (*args, *results))
+    wrong = next(filter(None, (_wrong(own, right, shape[2]) for own, right in zip(results, eager, strict=True))), "")
     return {"us": times, "first_call_s": first, **took, **counts, "bytes": moved, "wrong": wrong}
 
 
-def _first(call: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> tuple[torch.Tensor, float]:
+def _first(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, float]:
     """What a first call gives, and how many seconds it takes."""
     began = time.perf_counter()
     got = call(*args)

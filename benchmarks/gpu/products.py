@@ -9,6 +9,7 @@
     odd        x @ y whose rows are no multiple of 16 bytes apart: padding
     prologue   operands computed on their way: int8 and int4 weights, an activation, a norm's factors
     pair       x @ y + v @ w
+    rows       with what the rows of the result come to: mean squares, a logsumexp
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ ODD = (
     (127, 129, 131), (300, 501, 700), (501, 500, 701), (1000, 1001, 1003), (1023, 1025, 1024), (2047, 2049, 2051),
     (4095, 4097, 4099), (17, 4095, 4095), (300, 500, 50257), (128, 50257, 768),
 )  # fmt: skip
+VOCABULARY = tuple((m, n, 4096) for n in (32000, 128256) for m in (16, 128, 1024))
 FP8 = torch.float8_e4m3fn
 
 
@@ -65,6 +67,11 @@ def scaled(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -
     return torch._scaled_mm(x, w.t(), a, b, out_dtype=torch.bfloat16)
 
 
+def scaled_by_blocks(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A scale for every 128 elements of a row of `x`, and for every 128 by 128 of `w`."""
+    return torch._scaled_mm(x, w.t(), a, b, out_dtype=torch.bfloat16)
+
+
 def weights_int8(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return x @ (w.to(x.dtype) * scale).t()
 
@@ -87,6 +94,16 @@ def two_products(x: torch.Tensor, y: torch.Tensor, v: torch.Tensor, w: torch.Ten
     return x @ y + v @ w
 
 
+def row_squares(x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A residual stream, and what its RMSNorm needs of it."""
+    y = F.linear(x, w) + residual
+    return y, y.float().pow(2).mean(-1)
+
+
+def row_logsumexp(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w).float().logsumexp(-1)
+
+
 def _normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(shape, device="cuda").to(dtype)
 
@@ -98,7 +115,7 @@ def _int8(*shape: int) -> torch.Tensor:
 @dataclass(frozen=True)
 class Case:
     """One function of a part. `make(m, n, k, dtype)` gives its arguments on the GPU; `dtypes` and `shapes` are those it is
-    measured at."""
+    measured at, `traced` sizes that are told apart in all of its arguments' shapes."""
 
     part: str
     name: str
@@ -106,6 +123,7 @@ class Case:
     make: Callable[[int, int, int, torch.dtype], tuple[Any, ...]]
     dtypes: tuple[str, ...]
     shapes: tuple[Shape, ...]
+    traced: Shape = (96, 160, 224)
 
 
 def _square(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -131,6 +149,12 @@ def _quantised(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
 def _float8(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
     x, w = (_normal(*shape, dtype=torch.float32).to(FP8) for shape in ((m, k), (n, k)))
     return x, w, torch.rand(m, 1, device="cuda"), torch.rand(1, n, device="cuda")
+
+
+def _float8_blocks(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The library asks for a multiple of 512 for K, and of 128 for N."""
+    x, w = (_normal(*shape, dtype=torch.float32).to(FP8) for shape in ((m, k), (n, k)))
+    return x, w, torch.rand(k // 128, m, device="cuda").t(), torch.rand(n // 128, k // 128, device="cuda").t()
 
 
 def _int8_weights(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -172,6 +196,7 @@ def cases(step: int) -> tuple[Case, ...]:
         Case("epilogue", "residual", linear_residual, _with_residual, ("bf16",), at_weights(some)),
         Case("int8", "int8 × int8, scaled", dequantised, _quantised, ("int8",), at_weights((32, *some))),
         Case("fp8", "fp8, scaled by rows", scaled, _float8, ("fp8",), at_weights((32, *some))),
+        Case("fp8", "fp8, scaled by blocks", scaled_by_blocks, _float8_blocks, ("fp8",), at_weights((32, *some)), (96, 384, 512)),
         Case("long", "x @ y", product, _square, ("bf16", "fp32"), LONG),
         Case("odd", "x @ y", product, _square, ("bf16", "fp16"), ODD),
         Case("prologue", "int8 weights", weights_int8, _int8_weights, ("bf16",), at_weights(few)),
@@ -179,13 +204,15 @@ def cases(step: int) -> tuple[Case, ...]:
         Case("prologue", "gelu", activated, _linear, ("bf16",), at_weights(few)),
         Case("prologue", "norm's factors", normed, _factors, ("bf16",), at_weights(few)),
         Case("pair", "x @ y + v @ w", two_products, _two, ("bf16",), squares(512)),
+        Case("rows", "residual, mean squares", row_squares, _with_residual, ("bf16",), at_weights(few)),
+        Case("rows", "logsumexp", row_logsumexp, _linear, ("bf16",), VOCABULARY),
     )
 
 
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32, "int8": torch.int8, "fp8": FP8,
 }  # fmt: skip
-PARTS = ("square", "llm", "thin", "epilogue", "int8", "fp8", "long", "odd", "prologue", "pair")
+PARTS = ("square", "llm", "thin", "epilogue", "int8", "fp8", "long", "odd", "prologue", "pair", "rows")
 
 
 __all__ = ["DTYPES", "PARTS", "Case", "Shape", "cases", "product"]

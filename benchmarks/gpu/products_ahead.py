@@ -20,7 +20,6 @@ from benchmarks.gpu.products import DTYPES, Case, Shape
 from polytile.frontend import backend, hints
 from polytile.ir import sizes
 
-TRACED: Shape = (96, 160, 224)
 ON_THE_LIBRARY: dict[str, Any] = {"force": "aten*,stored first", "stall": "never"}
 
 
@@ -36,7 +35,7 @@ class Compiled:
         """Asks for all that first calls at these shapes are going to try. Sizes of 1 are graphs of their own."""
         grouped: dict[Shape, list[Shape]] = {}
         for shape in shapes:
-            m, n, k = (1 if size == 1 else traced for size, traced in zip(shape, TRACED, strict=True))
+            m, n, k = (1 if size == 1 else traced for size, traced in zip(shape, self.case.traced, strict=True))
             grouped.setdefault((m, n, k), []).append(shape)
         for traced, wanted in grouped.items():
             args = self.case.make(*traced, DTYPES[self.dtype])
@@ -62,4 +61,4 @@ def _sizes(args: Sequence[torch.Tensor]) -> list[int]:
     return [size for tensor in args for size in tensor.shape]
 
 
-__all__ = ["TRACED", "Compiled"]
+__all__ = ["Compiled"]

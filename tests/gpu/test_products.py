@@ -57,11 +57,26 @@ def scaled(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch._scaled_mm(x, w.t(), a, b, out_dtype=BF16)
 
 
+def row_squares(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w) + r
+    return y, y.float().pow(2).mean(-1)
+
+
+def row_logsumexp(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w).float().logsumexp(-1)
+
+
+def columns(k: int, n: int) -> Tensor:
+    """A scale for every 128 by 128 elements of an operand k × n, as the library has them: along k in multiples of 4."""
+    along = k // 128
+    return torch.rand(n // 128, -(-along // 4) * 4, device="cuda")[:, :along].t()
+
+
 @dataclass(frozen=True)
 class Case:
     """`kinds`: the first words of candidates that must have been timed at one of `shapes`."""
 
-    function: Callable[..., Tensor]
+    function: Callable[..., Any]
     make: Make
     shapes: tuple[tuple[int, int, int], ...]
     kinds: set[str] = field(default_factory=set)
@@ -82,6 +97,8 @@ CASES = {
         SIZES[:4],
         {"tile", "aten"},
     ),
+    "squares of rows": Case(row_squares, lambda m, n, k: (half(m, k), half(n, k), half(m, n)), SIZES, GENERATED | {"aten"}),
+    "logsumexp of rows": Case(row_logsumexp, lambda m, n, k: (half(m, k), half(n, k)), SIZES[:4], {"tile", "aten"}),
     "int8": Case(dequantised, lambda m, n, k: (int8(m, k), int8(n, k), torch.rand(n, device="cuda")), SIZES[:1], {"split"}),
     "int8 weights": Case(weights_int8, lambda m, n, k: (half(m, k), int8(n, k), half(n, 1)), SIZES[:3], {"tile", "stored"}),
     "int4 weights": Case(
@@ -89,6 +106,13 @@ CASES = {
         lambda m, n, k: (half(m, k), torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda"), half(n, 1)),
         SIZES[:3],
         {"tile", "stored"},
+    ),
+    "fp8 by blocks": Case(
+        scaled,
+        lambda m, n, k: (half(m, k).to(FP8), half(n, k).to(FP8), torch.rand(k // 128, m).cuda().t(), columns(k, n)),
+        ((64, 128, 4096), (256, 256, 512)),
+        {"tile", "persistent", "split"},
+        wide=False,
     ),
     "fp8 by rows": Case(
         scaled,

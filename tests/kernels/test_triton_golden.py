@@ -22,6 +22,7 @@ from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
 from tests.kernels.helpers import F32, I64, P0, P1, R0, S0, S1, assert_golden, kernel_of, load, loop, op, store
 from tests.kernels.test_loops_golden import bias_gelu, column_sum, cumsum, embedding_backward, layer_norm, softmax
+from tests.kernels.test_triton_sums import gradients
 
 H100 = device.named("H100")
 
@@ -58,7 +59,7 @@ def config(**values: int | str) -> Config:
     return Config.of(**{"warps": 4, **values})
 
 
-KNOWN = Facts(frozenset(("n0", "n1")), frozenset(f"a{k}" for k in range(5)))
+KNOWN = Facts(frozenset(("n0", "n1")), frozenset(f"a{k}" for k in range(7)))
 GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "softmax_persistent": (softmax, config(variant="persistent", x=1, r=1024), KNOWN),
     "softmax_looped": (softmax, config(variant="looped", x=1, r=2048), KNOWN),
@@ -74,6 +75,9 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "embedding_backward": (embedding_backward, config(variant="plain", x=256, y=1), KNOWN),
     "scatter_product": (scatter_product, config(variant="plain", x=256, y=1), KNOWN),
     "dropout": (dropout, config(variant="plain", x=1024), KNOWN),
+    "gradients_sums": (gradients, config(variant="sums", x=2, r=1024, programs=528, stages=3), KNOWN),
+    "gradients_one_program": (gradients, config(variant="sums", x=32, r=64, programs=1), Facts()),
+    "gradients_stripes": (gradients, config(variant="stripes", x=4, r=256), KNOWN),
     "padded_rows": (padded_rows, config(variant="looped", x=4, r=64), Facts()),
 }
 

@@ -36,14 +36,14 @@ def run_loop(
 
     Floating-point values are computed in `precision`, or in the types that the nodes name where it is None; integers
     are exact. A stored value is converted to the type of the tensor given, which may be wider than the buffer's.
-    `accumulator` is what `Accumulator` stands for, of the shape of `loop.axes`. Raises IndexError where a checked
+    `accumulator` is what `Accumulator` stands for, of the shape of all axes. Raises IndexError where a checked
     index is out of range, IRError where the loop reaches outside a buffer.
     """
     grid = [(a.symbol, _size(a.size, size_values)) for a in loop.axes + loop.reduced]
     for bounds in _chunks([n for _, n in grid], len(loop.axes)):
         part = accumulator
         if part is not None:
-            part = part[tuple(slice(a, b) for a, b in bounds[: len(loop.axes)])]
+            part = part[tuple(slice(a, b) for a, b in bounds)]
         _Chunk(loop, buffers, size_values, precision, part, bounds).run()
 
 
@@ -216,6 +216,9 @@ class _Chunk:
         return raw.to(self.type_of(node.dtype), copy=True)
 
     def store(self, store: Store, args: list[torch.Tensor]) -> None:
+        if store.sums:
+            self.add_up(store, args[0])
+            return
         if 0 in self.store_shape(store):  # no point at all: nothing is written
             return
         flat = flat_view(self.buffer(store.buffer))
@@ -236,6 +239,16 @@ class _Chunk:
             flat.scatter_reduce_(0, index, value[mask], _REDUCED[store.mode])
         else:
             flat.index_put_((index,), value[mask], accumulate=store.mode == "add")
+
+    def add_up(self, store: Store, value: torch.Tensor) -> None:
+        """Sums over the axes that the index leaves out; a later chunk along one of these adds to what is there."""
+        axes = self.loop.axes + self.loop.reduced
+        summed = [i for i, axis in enumerate(axes) if axis.symbol not in store.index.free_symbols]
+        flat, part = flat_view(self.buffer(store.buffer)), value.expand(self.lengths).sum(summed, keepdim=True)
+        index = self.tensor(self.number(store.index, {})).expand(part.shape)
+        index = self.checked(index, flat, f"writes {store.buffer}[{store.index}]")
+        before = flat[index].to(part.dtype) if any(self.bounds[i][0] for i in summed) else 0
+        flat[index] = (part + before).to(flat.dtype)
 
     def store_shape(self, store: Store) -> list[int]:
         """The points at which a store runs: the whole grid, or that of the axes at row level."""
@@ -339,8 +352,8 @@ def _check_index(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Ten
     wrong = (index < -size) | (index >= size)
     if bool(wrong.any()):
         bad = int(torch.broadcast_to(index, wrong.shape)[wrong][0])
-        name, length = chunk.loop.name, int(size.max())
-        raise IndexError(f"index {bad} is out of range in {name}: its dimension has {length} elements.")
+        work, length = ", ".join(chunk.loop.origins) or chunk.loop.name, int(size.max())
+        raise IndexError(f"index {bad} is out of range in {work}: the dimension that it picks from has {length} elements.")
     return torch.where(index < 0, index + size, index)
 
 

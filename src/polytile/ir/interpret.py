@@ -15,7 +15,18 @@ import torch
 from polytile.errors import IRError
 from polytile.ir import sizes
 from polytile.ir.evaluate import flat_view, run_loop
-from polytile.ir.program import Assert, Buffer, Extern, Loop, Program, Ref, Template, View, compute_dtype
+from polytile.ir.program import (
+    SCALED_ALONG_K,
+    Assert,
+    Buffer,
+    Extern,
+    Loop,
+    Program,
+    Ref,
+    Template,
+    View,
+    compute_dtype,
+)
 
 Argument = torch.Tensor | int
 
@@ -46,15 +57,30 @@ def run_template(
     dtype = compute_dtype(template.out.dtype)
     if precision is not None and dtype.is_floating_point:
         dtype = precision
-    product = torch.matmul(a.to(dtype), b.to(dtype))
+    if template.scales is None:
+        product = torch.matmul(a.to(dtype), b.to(dtype))
+    else:
+        left, right = (view_tensor(scales.view, buffers, size_values).to(dtype) for scales in template.scales)
+        product = scaled_product(a.to(dtype), b.to(dtype), left, right, (template.scales[0].rows, template.scales[1].rows))
     if template.second is not None:
         left, right = (view_tensor(view, buffers, size_values).to(dtype) for view in template.second)
         product = product + torch.matmul(left, right)
     if template.epilogue is None:
         view_tensor(template.out, buffers, size_values).copy_(product)
         return
-    shape = [sizes.evaluate(axis.size, size_values) for axis in template.epilogue.axes]
+    shape = [sizes.evaluate(axis.size, size_values) for axis in template.epilogue.axes + template.epilogue.reduced]
     run_loop(template.epilogue, buffers, size_values, precision, product.reshape(shape))
+
+
+def scaled_product(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, rows: tuple[int, int]
+) -> torch.Tensor:
+    """(batch, m, k) × (batch, k, n) with a scale for every rows[0] × SCALED_ALONG_K elements of `a`, (1, m / rows[0], k /
+    SCALED_ALONG_K), and every SCALED_ALONG_K × rows[1] of `b`, rounded up."""
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    shared = ((m, rows[0]), (k, SCALED_ALONG_K), (n, rows[1]))
+    down, along, across = (torch.arange(size, device=a.device) // by for size, by in shared)
+    return torch.matmul(a * scale_a[:, down][:, :, along], b * scale_b[:, along][:, :, across])
 
 
 def _computed(
@@ -241,4 +267,4 @@ class _Run:
         return None if output is None else sizes.evaluate(output, self.values)
 
 
-__all__ = ["Argument", "bind", "run", "run_loop", "run_template", "view_tensor"]
+__all__ = ["Argument", "bind", "run", "run_loop", "run_template", "scaled_product", "view_tensor"]

@@ -10,13 +10,14 @@ number, the stage:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import sympy
 
 from polytile.ir import expr
-from polytile.ir.expr import Load, Node, Reduce
+from polytile.ir.expr import Const, Load, Node, Op, Reduce
 from polytile.ir.program import Loop, depends_on_point, element_level
 
 
@@ -100,3 +101,30 @@ def same_index(a: sympy.Expr, b: sympy.Expr) -> bool:
 def deep(loop: Loop) -> bool:
     """Whether something at element level needs a reduction's result, so that rows are gone through more than once."""
     return any(use.stage >= 2 and use.stage % 2 == 0 for use in uses(loop))
+
+
+def waits(loop: Loop) -> bool:
+    """Whether something at a point of a row needs what a reduction of the row gives. The sum of a row's exponentials does not: it
+    is found together with the greatest value, without which they would overflow."""
+    reductions = [n for n in expr.walk(*loop.roots) if isinstance(n, Reduce) and softmax_argument(n) is None]
+    nested = any(isinstance(below, Reduce) for node in reductions for below in expr.walk(*node.args))
+    return nested or any(element_level(loop, store) and depth(*store.roots) > 0 for store in loop.stores)
+
+
+def softmax_argument(node: Node) -> Node | None:
+    """x where `node` is sum(exp(x - max(x))) over the row, or the same with 0 in place of a greatest value that is infinite, as a
+    logsumexp has it."""
+    match node:
+        case Reduce(kind="sum", args=(Op(name="exp", args=(Op(name="sub", args=(x, shift)),)),)):
+            high = shift if isinstance(shift, Reduce) else _finite(shift)
+            same = isinstance(high, Reduce) and high.kind == "max" and high.args[0] is x
+            return x if same and x.dtype == node.dtype and x.dtype.is_floating_point else None
+    return None
+
+
+def _finite(node: Node) -> Node | None:
+    """x where `node` is x, or 0 where |x| is infinite."""
+    match node:
+        case Op(name="where", args=(Op(name="eq", args=(Op(name="abs", args=(x,)), Const(value=limit))), Const(value=zero), y)):
+            return x if x is y and limit == math.inf and zero == 0 else None
+    return None

@@ -19,7 +19,7 @@ from polytile.ir import expr
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import Assert, Axis, Buffer, Extern, Input, Loop, Program, Ref, Store, Template, View
 
-_ASSIGN = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}  # by the mode of a store
+_ASSIGN = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min=", "sum": "sum="}  # by the mode of a store
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -123,6 +123,8 @@ def operation_text(op: Loop | Template | Extern | Assert) -> str:
     if isinstance(op, Template):
         head = f"{op.kind} {op.name}: {view_text(op.out)} = {view_text(op.a)} @ {view_text(op.b)}"
         head += f" + {view_text(op.second[0])} @ {view_text(op.second[1])}" if op.second is not None else ""
+        scales = [f"{view_text(s.view)} of {s.rows}" for s in op.scales or ()]
+        head += f" scaled by {', '.join(scales)}" if scales else ""
         head += "  # " + ", ".join(op.origins) if op.origins else ""
         parts = [loop_text(loop, "  prologue ") for loop in op.prologues if loop is not None]
         parts += [loop_text(op.epilogue, "  epilogue ")] if op.epilogue is not None else []

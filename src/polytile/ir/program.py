@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,12 +91,16 @@ class Axis:
 ACCUMULATING = ("add", "mul", "max", "min")
 """Modes of a store that combine: sum, product, and the extremes (NaN wins) of the element and the value."""
 
+SUM = "sum"
+"""The mode of a store that writes to each element the sum of the values at all points that share it."""
+
 
 @dataclass(frozen=True)
 class Store:
     """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set" or one of ACCUMULATING, which
-    combine the value with what is there, and then several points may share an element. `indirect` is as in Load; where
-    `mask` is given and false nothing is written."""
+    combine the value with what is there, and then several points may share an element; or SUM, whose index leaves out some
+    axes, and which has neither `indirect` nor `mask`. `indirect` is as in Load; where `mask` is given and false nothing is
+    written."""
 
     buffer: str
     index: sympy.Expr
@@ -115,6 +119,11 @@ class Store:
         return replace(
             self, value=roots[0], indirect=roots[1 : 1 + k], mask=mask, index=self.index if index is None else index
         )
+
+    @property
+    def sums(self) -> bool:
+        """Whether it adds up points, see SUM."""
+        return self.mode == SUM
 
     def symbols(self) -> set[sympy.Symbol]:
         """Axis symbols that the stored element or its value depends on, through reductions too."""
@@ -175,17 +184,30 @@ def element_level(loop: Loop, store: Store) -> bool:
 
 
 def depends_on_point(root: Node, reduced: set[sympy.Symbol]) -> bool:
-    """Whether a value varies with the reduced axes outside any Reduce (a Scan always does)."""
+    """Whether a value varies with the reduced axes outside any Reduce (a Scan and an epilogue's Accumulator always do)."""
     stack, seen = [root], set()
     while stack:
         node = stack.pop()
         if id(node) in seen or isinstance(node, expr.Reduce):
             continue
         seen.add(id(node))
-        if isinstance(node, expr.Scan) or any(e.free_symbols & reduced for e in node.indices):
+        if isinstance(node, expr.Scan | expr.Accumulator) or any(e.free_symbols & reduced for e in node.indices):
             return True
         stack.extend(node.children)
     return False
+
+
+SCALED_ALONG_K = 128
+"""Elements along k that share a scale."""
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The float32 scales of an operand, one for every `rows` rows of A (columns of B) by SCALED_ALONG_K elements along k: `view`
+    is (1, rows of scales, scales along k) for A and (1, scales along k, columns of scales) for B."""
+
+    view: View
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -195,12 +217,16 @@ class Template:
 
     `a` is (batch, m, k) and `b` (batch, k, n) as views; `out` names the buffer that receives the plain product when there is no
     epilogue, and stands for the accumulator inside it. The epilogue is a Loop over axes (batch, m, n) whose values read
-    `Accumulator`; `out` is then written only if one of its stores says so.
+    `Accumulator`; `out` is then written only if one of its stores says so. Where it has reductions, its axes are (batch, m) and n
+    is reduced.
 
     `prologues`: of an operand that is computed where it is read, the Loop over its (batch, rows, columns) that stores it in the
     buffer of its view; None for an operand in memory. Nothing is in that buffer unless a kernel chooses to fill one.
 
     `second`: operands (batch, m, l) and (batch, l, n) of the types of `a` and `b`, whose product is added to the same sums.
+
+    `scales`: those of `a` and `b`, by which each product of theirs is multiplied before it is added up; there are no prologues,
+    no second product and no batch then.
     """
 
     name: str
@@ -212,6 +238,7 @@ class Template:
     origins: tuple[str, ...] = ()
     prologues: tuple[Loop | None, Loop | None] = (None, None)
     second: tuple[View, View] | None = None
+    scales: tuple[Scales, Scales] | None = None
 
     def reads(self) -> set[str]:
         return self.operand_reads() | (self.epilogue.reads() if self.epilogue else set())
@@ -220,10 +247,18 @@ class Template:
         """The buffers that the product itself reads, at other points than those it writes."""
         pairs = zip((self.a, self.b), self.prologues, strict=True)
         read = [{view.buffer} if loop is None else loop.reads() for view, loop in pairs]
-        return set().union(*read, {view.buffer for view in self.second or ()})
+        beside = [*(self.second or ()), *[scales.view for scales in self.scales or ()]]
+        return set().union(*read, {view.buffer for view in beside})
 
     def writes(self) -> set[str]:
         return self.epilogue.writes() if self.epilogue else {self.out.buffer}
+
+    def scales_at(self, rule: Callable[[View], View]) -> tuple[Scales, Scales] | None:
+        """The scales with `rule` applied to their views."""
+        if self.scales is None:
+            return None
+        a, b = (replace(scales, view=rule(scales.view)) for scales in self.scales)
+        return a, b
 
 
 @dataclass(frozen=True)

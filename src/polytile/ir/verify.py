@@ -15,6 +15,7 @@ from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import (
     ACCUMULATING,
     COMPUTE_DTYPE,
+    SUM,
     Assert,
     Buffer,
     Extern,
@@ -153,7 +154,8 @@ def _views_fit(operation: Operation, scope: Scope) -> Iterator[str]:
 
 def _views(operation: Operation) -> list[View]:
     if isinstance(operation, Template):
-        return [operation.a, operation.b, operation.out, *(operation.second or ())]
+        scales = [each.view for each in operation.scales or ()]
+        return [operation.a, operation.b, operation.out, *(operation.second or ()), *scales]
     return list(views_in((operation.args, operation.kwargs))) if isinstance(operation, Extern) else []
 
 
@@ -179,6 +181,11 @@ def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
     if operation.second is not None:
         p, q = (view.sizes for view in operation.second)
         pairs |= {"second batch": (p[0], out[0]), "second m": (p[1], out[1]), "l": (p[2], q[1]), "second n": (q[2], out[2])}
+    if operation.scales is not None:
+        left, right = operation.scales
+        pairs["scales along k"] = (left.view.sizes[2], right.view.sizes[1])
+        if left.view.dtype != torch.float32 or right.view.dtype != torch.float32:
+            yield f"scales of {left.view.dtype} and {right.view.dtype}; they are float32"
     for name, (one, other) in pairs.items():
         if not sizes.equal(one, other):
             yield f"the {name} sizes {one} and {other} differ"
@@ -228,8 +235,20 @@ def _does_something(loop: Loop, scope: Scope) -> Iterator[str]:
         yield "stores nothing"
     for store in loop.stores:
         scope.buffer(store.buffer)
-        if store.mode not in ("set", *ACCUMULATING):
+        if store.mode not in ("set", SUM, *ACCUMULATING):
             yield f"has a store of mode {store.mode!r}"
+
+
+def _sums(loop: Loop, scope: Scope) -> Iterator[str]:
+    for store in loop.stores:
+        if not store.sums:
+            continue
+        if store.indirect or store.mask is not None:
+            yield f"the sums in {store.buffer} have places that values decide"
+        if set(loop.ranges) <= store.index.free_symbols:
+            yield f"the sums in {store.buffer} are of one point each"
+        if sum(other.buffer == store.buffer for other in loop.stores) > 1:
+            yield f"the sums in {store.buffer} are stored by several stores"
 
 
 def _one_definition(loop: Loop, scope: Scope) -> Iterator[str]:
@@ -359,9 +378,9 @@ def _epilogue(loop: Loop, scope: Scope) -> Iterator[str]:
         if any(isinstance(n, Accumulator) for n in expr.walk(*loop.roots)):
             yield "reads the accumulator but is no epilogue"
         return
-    if loop.reduced:
-        yield "the epilogue has reduced axes"
-    shape = tuple(a.size for a in loop.axes)
+    if len(loop.reduced) > 1:
+        yield "the epilogue has more reduced axes than n"
+    shape = tuple(a.size for a in loop.axes + loop.reduced)
     if len(shape) != 3 or not all(sizes.equal(a, b) for a, b in zip(shape, template.out.sizes, strict=True)):
         yield f"the epilogue runs over {shape}, the product over {template.out.sizes}"
 
@@ -390,6 +409,7 @@ def _in_place(loop: Loop, scope: Scope) -> Iterator[str]:
 
 LOOP_RULES: dict[str, LoopCheck] = {
     "a loop stores something": _does_something,
+    "a sum is over axes that its index leaves out": _sums,
     "an axis is defined once, by known sizes": _one_definition,
     "indices hold axes and known sizes only": _known_symbols,
     "types are as the table of operations says": _types,

@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexin
 
 from polytile.ir import expr, sizes
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import Axis, Buffer, Loop, Store
+from polytile.ir.program import SUM, Axis, Buffer, Loop, Store
 from polytile.problem import digest
 
 
@@ -144,8 +144,8 @@ def _buffer_roles(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[list[str],
 
 
 def _covers(loop: Loop, stores: Sequence[Store], buffer: Buffer) -> bool:
-    """Whether the stores set every element of `buffer`, each at a place of its own."""
-    if any(s.mode != "set" or s.indirect or s.mask is not None for s in stores):
+    """Whether the stores set every element of `buffer`, each at a place of its own; sums have theirs."""
+    if any(s.mode not in ("set", SUM) or s.indirect or s.mask is not None for s in stores):
         return False
     axes = loop.axes + loop.reduced
     points = [sizes.product([a.size for a in axes if a.symbol in s.index.free_symbols]) for s in stores]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polytile.ir import evaluate
+from polytile.kernels import scales
 from polytile.kernels.candidate import PythonEntry
 from polytile.kernels.canonical import LoopKernel
 from polytile.problem import Config, digest
@@ -161,6 +162,25 @@ class SumLibrary(MatmulLibrary):
             return
         total = torch.baddbmm(torch.bmm(p, q), a, b)
         self.unfused(total, *args[4 : len(self.kernel.tensors)], *ints)
+
+
+class ScaledLibrary(MatmulLibrary):
+    """Of 8-bit floats with scales by blocks: ATen's product, which takes the scales. Where it knows no such product, or not with
+    scales that lie like these, it takes no part."""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return self.target is not None and self.target.type == "cuda" and super().valid(sizes)
+
+    def _call(self, *args: Any) -> None:
+        from polytile.kernels.templates import operands
+
+        named, ints = operands(self.kernel, args)
+        a, b, scale_a, scale_b = (named[name][0] for name in ("A", "B", *scales.NAMES))
+        product = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=self.kernel.product_dtype)
+        if self.unfused is None:
+            named["C"][0].copy_(product)
+            return
+        self.unfused(product, *args[4 : len(self.kernel.tensors)], *ints)
 
 
 class InterpretedLoop:

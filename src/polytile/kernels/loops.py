@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from polytile.errors import LoweringError
 from polytile.kernels import variants
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import LoopKernel
@@ -46,6 +47,8 @@ _made: dict[tuple[str, int, str], tuple[Candidate, ...]] = {}
 def _candidates(
     kernel: LoopKernel, origins: tuple[str, ...], most_threads: int, tool: toolchain.Toolchain
 ) -> tuple[Candidate, ...]:
+    if any(store.sums for store in kernel.loop.stores):
+        raise LoweringError(f"kernel {kernel_name(kernel, origins)!r} adds up points down columns, which has no C++ form.")
     expanded = replace(kernel, loop=plain_reductions(kernel.loop))
     nest = nest_of(expanded.loop)
     vector_bytes = tool.lanes * FLOAT_BYTES

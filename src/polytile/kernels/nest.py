@@ -71,7 +71,7 @@ class Nest:
         return found
 
     def _dependence(self, node: Node, below: list[Dependence]) -> Dependence:
-        own = {a.symbol for a in self.loop.axes} if isinstance(node, Accumulator) else _symbols(node.indices)
+        own = set(self.loop.ranges) if isinstance(node, Accumulator) else _symbols(node.indices)
         axes = frozenset(own).union(*[d.axes for d in below])
         passes = max((d.passes for d in below), default=0)
         if isinstance(node, Reduce):

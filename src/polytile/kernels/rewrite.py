@@ -8,15 +8,18 @@ welford(x)            →  mean = sum(x) / n, sum((x - mean)²)
 
 and, where a row is to be read as seldom as possible
 
-max(x), sum(exp(x - max(x)))  →  online_softmax(x)
+max(x), sum(exp(x - max(x)))  →  online_softmax(x)       also with 0 for a greatest value that is infinite
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Const, Node, Op, Part, Reduce, Scan
+from polytile.ir.expr import Const, Node, Part, Reduce, Scan
+from polytile.ir.levels import softmax_argument
 from polytile.ir.program import Loop
 
 OF_BOOL = {"max": "any", "min": "all"}
@@ -50,10 +53,15 @@ def one_sweep(loop: Loop) -> Loop:
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
         node = expr.rebuild(node, children)
-        value = _softmax_argument(node)
+        value = softmax_argument(node)
         if value is None:
             return node
-        return expr.part(expr.reduce("online_softmax", node.dtype, value), 1, node.dtype)
+        found = expr.reduce("online_softmax", node.dtype, value)
+        total = expr.part(found, 1, node.dtype)
+        if isinstance(node.children[0].children[0].children[1], Reduce):
+            return total
+        endless = expr.const(math.inf, node.dtype)  # where the greatest value is, a logsumexp takes exponentials as they are
+        return expr.op("where", node.dtype, expr.op("eq", torch.bool, expr.part(found, 0, node.dtype), endless), endless, total)
 
     loop = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
     found = {n.args[0]: n for n in expr.walk(*loop.roots) if isinstance(n, Reduce) and n.kind == "online_softmax"}
@@ -65,17 +73,6 @@ def one_sweep(loop: Loop) -> Loop:
         return node
 
     return loop.map_roots(lambda roots: expr.rewrite(roots, greatest)) if found else loop
-
-
-def _softmax_argument(node: Node) -> Node | None:
-    """x where `node` is sum(exp(x - max(x))) over the row."""
-    match node:
-        case Reduce(
-            kind="sum", args=(Op(name="exp", args=(Op(name="sub", args=(x, Reduce(kind="max", args=(y,)))),)),)
-        ):
-            same = x is y and x.dtype == node.dtype and x.dtype.is_floating_point
-            return x if same else None
-    return None
 
 
 def _reduce(node: Reduce, args: tuple[Node, ...]) -> Node:

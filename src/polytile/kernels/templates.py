@@ -15,9 +15,10 @@ import torch
 
 from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
+from polytile.ir.interpret import scaled_product
 from polytile.ir.printer import loop_text, type_name
 from polytile.ir.program import KEPT, Buffer, Loop, Template, View, compute_dtype
-from polytile.kernels import canonical, decomposed, kept, prologue
+from polytile.kernels import canonical, decomposed, kept, prologue, scales
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
@@ -27,7 +28,7 @@ from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec, Machine
 from polytile.kernels.cpp.gemm.spec import OUTPUT_SIZES, SIZES
 from polytile.kernels.cpp.matmul import MatmulCandidate
 from polytile.kernels.facts import reaches
-from polytile.kernels.library import MatmulLibrary, SumLibrary
+from polytile.kernels.library import MatmulLibrary, ScaledLibrary, SumLibrary
 from polytile.kernels.padding import PaddedLibrary
 from polytile.kernels.prologue import Prologues
 from polytile.problem import Config, digest
@@ -57,7 +58,9 @@ class GemmKernel:
     symbols come last. Its strides are those with which it would be stored.
 
     `second`: the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
-    tensors follow A and B, their integers come last; there are no prologues then."""
+    tensors follow A and B, their integers come last; there are no prologues then.
+
+    `scales`: how many rows of A and columns of B share one of their scales (kernels/scales.py)."""
 
     spec: GemmSpec
     in_dtype: torch.dtype
@@ -71,12 +74,14 @@ class GemmKernel:
     prologues: Prologues = (None, None)
     kept: bool = False
     second: tuple[str, str] | None = None
+    scales: tuple[int, int] | None = None
 
     @cached_property
     def text(self) -> str:
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
         loop = loop_text(replace(self.epilogue, name="epilogue", origins=())) if self.epilogue else ""
         switches = (" tf32" if self.tf32 else "") + (f" + {' '.join(self.second)}" if self.second is not None else "")
+        switches += f" scaled {self.scales}" if self.scales is not None else ""
         computed = "".join(f"{made.text}\n" for made in self.prologues if made is not None)
         return f"{self.spec} {self.product_dtype}{switches} {types}\n{computed}{loop}"
 
@@ -87,7 +92,8 @@ class GemmKernel:
     @property
     def size_names(self) -> tuple[str, ...]:
         own = [s.name for made in self.prologues if made is not None for s in made.symbols]
-        last = SECOND_SIZES if self.second is not None else (KEPT.name,) if self.kept else ()
+        last: tuple[str, ...] = SECOND_SIZES if self.second is not None else (KEPT.name,) if self.kept else ()
+        last += scales.SIZES if self.scales is not None else ()
         return (*self.leading, *[s.name for s in self.symbols], *own, *last)
 
     @cached_property
@@ -99,7 +105,7 @@ class GemmKernel:
     @cached_property
     def outer(self) -> tuple[TensorArg, ...]:
         """The tensors besides the operands': C, or the epilogue's own."""
-        before = sum(map(len, self.inputs)) + (2 if self.second is not None else 0)
+        before = sum(map(len, self.inputs)) + (2 if self.second is not None or self.scales is not None else 0)
         return self.tensors[before : len(self.tensors) - self.kept]
 
     @cached_property
@@ -153,13 +159,16 @@ class GemmKernel:
     @property
     def product_storage(self) -> torch.dtype:
         """The type in which a library call leaves the product for the epilogue."""
+        if self.scales is not None:
+            return self.product_dtype
         if not self.in_dtype.is_floating_point:
             return torch.int32
         return torch.float32 if self.in_dtype.itemsize == 1 else self.in_dtype
 
     def dense_strides(self, size: Mapping[str, int]) -> dict[str, int]:
         """The strides of dense operands in these layouts, and a batch of 1."""
-        m, n, k, second = size["M"], size["N"], size["K"], {}
+        m, n, k = size["M"], size["N"], size["K"]
+        second = scales.dense_strides(self, size) if self.scales is not None else {}
         if self.second is not None:
             length = size["L"]
             p = (1, m) if self.second[0] == "m" else (length, 1)
@@ -209,18 +218,26 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
         operands += [TensorArg("P", p.dtype, "in"), TensorArg("Q", q.dtype, "in")]
         passed += [_at(p, buffers), _at(q, buffers)]
         own += [p.sizes[2], *p.strides, *q.strides]
+    shared = None
+    if template.scales is not None:
+        first, other = (scale.view for scale in template.scales)
+        shared = template.scales[0].rows, template.scales[1].rows
+        operands += [TensorArg(name, torch.float32, "in") for name in scales.NAMES]
+        passed += [_at(first, buffers), _at(other, buffers)]
+        own += [*first.strides[1:], *other.strides[1:]]
     if loop is None:
         tensors = (*operands, TensorArg("C", out.dtype, "out"))
         kernel = GemmKernel(
-            spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32, prologues=prologues, second=second  # type: ignore[arg-type]
-        )
+            spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32,
+            prologues=prologues, second=second, scales=shared,  # type: ignore[arg-type]
+        )  # fmt: skip
         return kernel, CallSite((*passed, _at(out, buffers)), (*leading, *out.strides, *own))  # type: ignore[arg-type]
     inner, site = canonical.canonicalize(loop, buffers)
     names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
     renamed = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
     kernel = GemmKernel(
         spec, dtype, out.dtype, (*operands, *renamed), canonical.rename_tensors(inner.loop, names), inner.symbols, layouts,
-        tf32=tf32, prologues=prologues, second=second,  # type: ignore[arg-type]
+        tf32=tf32, prologues=prologues, second=second, scales=shared,  # type: ignore[arg-type]
     )  # fmt: skip
     return kernel, CallSite((*passed, *site.buffers), (*leading, *site.sizes, *own))  # type: ignore[arg-type]
 
@@ -281,8 +298,9 @@ def gpu_candidates(
             log.info("%s runs as a library call: %s", name, error)
     if stored_first is not None:
         return (*found, stored_first)
-    if kernel.second is not None:
-        return (*found, SumLibrary(kernel, unfused, target))
+    if kernel.second is not None or kernel.scales is not None:
+        alone = SumLibrary if kernel.second is not None else ScaledLibrary
+        return (*found, alone(kernel, unfused, target))
     if "library" in sources or not found:
         found += [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
         found += decomposed.candidates(kernel, unfused, target)
@@ -307,6 +325,8 @@ def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
             ("p", (("b", "batch"), ("m", "M"), ("k", "L"))), ("q", (("b", "batch"), ("k", "L"), ("n", "N"))),
         )[: 2 if kernel.second is None else 4]
     ]  # fmt: skip
+    if kernel.scales is not None:
+        ends += [symbol(stride) * symbol(size) for stride, size in zip(scales.SIZES, "MKKN", strict=True)]
     ends += [far for made in kernel.prologues if made is not None for far in reaches(made)]
     return (*ends, symbol("batch") * symbol("M") * symbol("N"), *reaches(epilogue_kernel(kernel)))
 
@@ -391,14 +411,18 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
         tensors, ints = operands(plain, prologue.stored_first(kernel, args, makers, precision is not None))
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53
-        product = torch.matmul(tensors["A"].to(sums), tensors["B"].to(sums))
+        left, right = tensors["A"].to(sums), tensors["B"].to(sums)
+        if kernel.scales is None:
+            product = torch.matmul(left, right)
+        else:
+            product = scaled_product(left, right, tensors["SA"].to(sums), tensors["SB"].to(sums), kernel.scales)
         if kernel.second is not None:
             product = product + torch.matmul(tensors["P"].to(sums), tensors["Q"].to(sums))
         if kernel.epilogue is None:
             tensors["C"].copy_(product)
             return
         values = dict(zip(kernel.symbols, ints, strict=True))
-        shape = [sizes.evaluate(a.size, values) for a in kernel.epilogue.axes]
+        shape = [sizes.evaluate(a.size, values) for a in kernel.epilogue.axes + kernel.epilogue.reduced]
         evaluate.run_loop(kernel.epilogue, tensors, values, precision, product.reshape(shape))
 
     return run
@@ -417,6 +441,8 @@ def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.T
             strides = [size[f"{name.lower()}_stride_{axis}"] for axis in axes]
             shape = (size["batch"], size[rows], size[columns])
             named[name] = named[name].as_strided(shape, strides, named[name].storage_offset())
+    if kernel.scales is not None:
+        named |= scales.views(kernel, named, dict(zip(kernel.size_names, ints, strict=True)))
     first = len(kernel.leading)
     return named, tuple(ints[first : first + len(kernel.symbols)])
 
@@ -425,8 +451,9 @@ def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
     """The epilogue as a loop kernel over a stored product (row-major batch × M × N, named `product`), then its own tensors."""
     loop = kernel.epilogue
     assert loop is not None
-    strides = sizes.contiguous_strides([a.size for a in loop.axes])
-    index = sum((a.symbol * s for a, s in zip(loop.axes, strides, strict=True)), sizes.ZERO)
+    axes = loop.axes + loop.reduced
+    strides = sizes.contiguous_strides([a.size for a in axes])
+    index = sum((a.symbol * s for a, s in zip(axes, strides, strict=True)), sizes.ZERO)
     dtype = compute_dtype(kernel.product_dtype)
 
     def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
@@ -447,6 +474,8 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     for t in kernel.tensors[: len(kernel.tensors) - kernel.kept]:
         if t.name in ("A", "B", "C", "P", "Q"):
             count = prologue.elements(kernel, t.name, full)
+        elif kernel.scales is not None and t.name in scales.NAMES:
+            count = scales.elements(kernel, t.name, full)
         else:
             count = max(_extent(loop, symbols, t.name, full) for loop, symbols in loops)
         tensors.append(_random(max(1, count), t.dtype, target))
@@ -463,7 +492,7 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torc
 def _extent(loop: Loop, symbols: Sequence[sympy.Symbol], name: str, size: Mapping[str, int]) -> int:
     """Elements that the loop reaches of the tensor `name`; 0 where it does not touch it."""
     values = {s: size[s.name] for s in symbols}
-    top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in loop.axes}
+    top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in loop.axes + loop.reduced}
     places = [(load.buffer, load.index) for load in expr.loads(*loop.roots)]
     places += [(s.buffer, s.index) for s in loop.stores]
     return max((sizes.evaluate(index, {**values, **top}) + 1 for buffer, index in places if buffer == name), default=0)

@@ -13,10 +13,10 @@ import sympy
 import torch
 
 from polytile import options as settings
-from polytile.errors import IRError, OptionError
+from polytile.errors import IRError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Loop, Template, View
-from polytile.kernels import kept, loops, templates, variants
+from polytile.kernels import apart, kept, loops, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
 from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.prologue import Stored
@@ -44,7 +44,11 @@ def _multikernel(
         )
     from polytile.multikernel import define_gpu
 
-    return define(define_gpu.loop_spec(kernel, origins, target), define_gpu.loops(kernel, origins, target), options)
+    made = [_multikernel(part, origins, target, options) for part, _ in apart.parts(kernel)]
+    candidates = define_gpu.loops(kernel, origins, target)
+    if made:
+        candidates = (apart.Apart(kernel, made), *candidates)
+    return define(define_gpu.loop_spec(kernel, origins, target), candidates, options)
 
 
 def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
@@ -77,7 +81,8 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
 def reduction_terms(kernel: LoopKernel) -> tuple[str | int, ...]:
     """Names and numbers whose product bounds the number of terms that one output element sums."""
     terms: list[str | int] = []
-    for axis in kernel.loop.reduced:
+    across = kernel.loop.axes if any(store.sums for store in kernel.loop.stores) else ()
+    for axis in kernel.loop.reduced + across:
         for factor in sympy.Mul.make_args(axis.size):
             terms += [int(factor)] if factor.is_Integer else [s.name for s in sorted(factor.free_symbols, key=str)]
     return tuple(terms)
@@ -139,7 +144,7 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None = None) 
 def define_template(template: Template, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
     """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
     kernel, site = templates.canonicalize(template, buffers)
-    sources = _sources(str(options.get("sources", settings.get("sources"))))
+    sources = settings.parts(options.get("sources", settings.get("sources")))
     if "cpp" in sources and not settings.get("interpret"):
         kernel, site = kept.with_kept(kernel, site, template, buffers)
     target = buffers[template.a.buffer].device
@@ -182,24 +187,11 @@ def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, .
         size_names=kernel.size_names,
         size_keys=tuple(templates.DECIDING.get(name, regime.IGNORE) for name in kernel.size_names),
         layouts=kernel.layouts,
-        reduction=("K",),
+        reduction=("K", "N") if kernel.epilogue is not None and kernel.epilogue.reduced else ("K",),
         source_ops=origins,
         reference=templates.reference(kernel),
         make_args=lambda size: templates.make_args(kernel, size),
     )
-
-
-SOURCES = ("cpp", "triton", "library", "cublaslt")
-
-
-def _sources(text: str) -> tuple[str, ...]:
-    """The names in the option `sources`, in its order. Raises OptionError for one that is none."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    unknown = [name for name in names if name not in SOURCES]
-    if unknown or not names:
-        what = f"names {unknown[0]!r}" if unknown else "names none"
-        raise OptionError(f"option 'sources' {what}; choose from {', '.join(SOURCES)}, comma-separated.")
-    return names
 
 
 def _unfused(kernel: templates.GemmKernel, options: Mapping[str, Any], target: torch.device) -> Any:

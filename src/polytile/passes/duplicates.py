@@ -68,7 +68,8 @@ def _renamed_operation(operation: Operation, mapping: Mapping[str, str]) -> Oper
         case Template():
             a, b, out = (_renamed_value(view, mapping) for view in (operation.a, operation.b, operation.out))
             epilogue = _renamed_loop(operation.epilogue, mapping) if operation.epilogue is not None else None
-            return replace(operation, a=a, b=b, out=out, epilogue=epilogue)
+            scales = operation.scales_at(lambda view: _renamed_value(view, mapping))
+            return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales)
         case Extern():
             args, kwargs = (_renamed_value(v, mapping) for v in (operation.args, operation.kwargs))
             return replace(operation, args=args, kwargs=kwargs)

@@ -18,10 +18,12 @@ from polytile.ir.program import Program
 from polytile.ir.verify import verify
 from polytile.passes.dce import eliminate_dead_code
 from polytile.passes.duplicates import merge_duplicates
+from polytile.passes.fusion.columns import fuse_columns
 from polytile.passes.fusion.epilogue import fuse_epilogues
 from polytile.passes.fusion.horizontal import fuse_horizontally
 from polytile.passes.fusion.inline import inline_cheap
 from polytile.passes.fusion.prologue import fuse_prologues
+from polytile.passes.fusion.row_reductions import fuse_row_reductions
 from polytile.passes.fusion.sums import fuse_sums
 from polytile.passes.fusion.vertical import fuse_vertically
 from polytile.passes.inplace import reuse
@@ -57,7 +59,9 @@ PASSES: tuple[Pass, ...] = (
     Pass("dead code again", eliminate_dead_code),
     Pass("prologues", fuse_prologues, fusion=True),
     Pass("sums", fuse_sums, fusion=True),
+    Pass("row reductions", fuse_row_reductions, fusion=True),
     Pass("merge axes", merge_axes),
+    Pass("columns", fuse_columns, fusion=True),
 )
 
 

@@ -32,7 +32,8 @@ def plain_strides(program: Program) -> Program:
         if isinstance(operation, Template):
             a, b, out = (_in_view(view, buffers) for view in (operation.a, operation.b, operation.out))
             epilogue = _in_loop(operation.epilogue, buffers) if operation.epilogue is not None else None
-            return replace(operation, a=a, b=b, out=out, epilogue=epilogue)
+            scales = operation.scales_at(lambda view: _in_view(view, buffers))
+            return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales)
         return operation
 
     return replace(program, operations=tuple(one(o) for o in program.operations))

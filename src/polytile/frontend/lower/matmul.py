@@ -22,7 +22,7 @@ from polytile.frontend.lower.value import Point, Tensor, broadcast_point, comput
 from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node, Op
-from polytile.ir.program import Template, View, whole
+from polytile.ir.program import Scales, Template, View, whole
 from polytile.ir.sizes import ONE, ZERO, Size
 
 aten = torch.ops.aten
@@ -32,6 +32,8 @@ OPERAND_DTYPES = {
     "gpu": (torch.float32, torch.bfloat16, torch.float16),
 }
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+SCALED_ROWS = 128
+"""Rows of A, or columns of B, of a block that has one scale, where not each has its own."""
 Number: TypeAlias = "bool | int | float | Size"
 
 
@@ -51,8 +53,11 @@ def product(builder: Builder, a: Tensor, b: Tensor, first: int) -> Tensor:
     return template(builder, a, b, a.dtype, first)
 
 
-def template(builder: Builder, a: Tensor, b: Tensor, dtype: torch.dtype, first: int) -> Tensor:
-    """The product as a template whose result is of type `dtype`; see `product`."""
+def template(
+    builder: Builder, a: Tensor, b: Tensor, dtype: torch.dtype, first: int, scales: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """The product as a template whose result is of type `dtype`; see `product`. `scales`: (rows of scales, along k) of `a` and
+    (along k, columns of scales) of `b`."""
     narrow = [narrow_view(operand) for operand in (a, b)]
     if all(view is not None for view in narrow):
         narrow = [None, None]  # integers alone would be multiplied as integers
@@ -60,8 +65,20 @@ def template(builder: Builder, a: Tensor, b: Tensor, dtype: torch.dtype, first: 
     out = builder.new_buffer((*a.sizes[:-1], b.sizes[-1]), dtype, a.device)
     origins = (builder.origin,)
     left, right = agreed(*(batched(view) for view in views))
-    builder.emit(Template(builder.name("mm"), "mm", left, right, batched(whole(out)), None, origins))
+    shared = _by_blocks(builder, scales, left, right) if scales is not None else None
+    builder.emit(Template(builder.name("mm"), "mm", left, right, batched(whole(out)), None, origins, scales=shared))
     return stored(whole(out), a.device)
+
+
+def _by_blocks(builder: Builder, scales: tuple[Tensor, Tensor], left: View, right: View) -> tuple[Scales, Scales]:
+    """Scales of single rows and columns where there are as many as the operand has, else of blocks of them; operands as they were
+    when the graph was traced have been checked by PyTorch."""
+    views = [builder.stored(scale) for scale in scales]
+    a, b = (batched(view) for view in views)
+    alone = sizes.equal(a.sizes[1], left.sizes[1]), sizes.equal(b.sizes[2], right.sizes[2])
+    along = b.sizes[1] if b.sizes[1].is_Integer else a.sizes[2]
+    a, b = replace(a, sizes=(*a.sizes[:2], along)), replace(b, sizes=(ONE, along, b.sizes[2]))
+    return Scales(a, 1 if alone[0] else SCALED_ROWS), Scales(b, 1 if alone[1] else SCALED_ROWS)
 
 
 def generator_of(device: torch.device) -> str:
@@ -165,16 +182,20 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """8-bit floats with a scale for a whole operand, or for each row of A and each column of B; sums are float32 whatever
-    `use_fast_accum` allows."""
+    """8-bit floats with a scale for a whole operand, for each row of A and each column of B, or for blocks of 1 or 128 rows and
+    columns by 128 elements along k; sums are float32 whatever `use_fast_accum` allows."""
     shape, result = builder.result_sizes(), builder.result().dtype
     if generator_of(a.device) != "gpu" or a.dtype not in FLOAT8 or b.dtype not in FLOAT8 or a.dtype != b.dtype:
         raise LoweringError(f"scaled products of {a.dtype} and {b.dtype} on {a.device.type} are left to the library.")
     if result.itemsize == 1 or scale_result is not None or has_static_zero(a.sizes) or has_static_zero(b.sizes):
         raise LoweringError("scaled products with 8-bit or scaled results, or of nothing, are left to the library.")
-    for scale, whole_shape in ((scale_a, (shape[0], ONE)), (scale_b, (ONE, shape[1]))):
-        if scale.dtype != torch.float32 or not (_is_one(scale) or tuple(scale.sizes) == whole_shape):
-            raise LoweringError("scales for blocks of a scaled product are left to the library.")
+    whole_shapes = ((scale_a, (shape[0], ONE)), (scale_b, (ONE, shape[1])))
+    if scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
+        raise LoweringError("products with scales in other types than float32 are left to the library.")
+    if not all(_is_one(scale) or tuple(scale.sizes) == of_rows for scale, of_rows in whole_shapes):
+        if scale_a.rank != 2 or scale_b.rank != 2 or bias is not None:
+            raise LoweringError("products with scales by blocks and a bias are left to the library.")
+        return template(builder, a, b, result, first=0, scales=(scale_a, scale_b))
     sums = template(builder, a, b, torch.float32, first=0)
 
     def at(point: Point) -> Node:

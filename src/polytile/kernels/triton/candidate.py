@@ -32,6 +32,9 @@ from polytile.runtime.formula import Formula, encode
 WORKER = "polytile.kernels.triton.worker"
 """The module that compiles in worker processes."""
 
+REMEMBERED = 16
+"""Sizes for which a candidate remembers its prediction: a decision asks for it four times or more, and for its neighbours'."""
+
 Judge = Callable[[Mapping[str, int]], Any]
 
 
@@ -69,7 +72,8 @@ class TritonCandidate:
 
     def __init__(self, name: str, config: Config, work: Work, valid: Judge, cost: Judge) -> None:
         self.name, self.config, self.work = name, config, work
-        self._valid, self._cost = valid, cost
+        self._valid = valid
+        self._cost = functools.lru_cache(REMEMBERED)(lambda sizes: float(cost(dict(sizes))))
         self._lock = threading.Lock()
         self._specialised: dict[Facts, Specialised] = {}
 
@@ -85,7 +89,7 @@ class TritonCandidate:
         return bool(self._valid(sizes))
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        return float(self._cost(sizes))
+        return self._cost(tuple(sizes.items()))
 
     def specialise(self, facts: Facts) -> Specialised:
         """The candidate for regimes with these facts; the same object for the same facts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from polytile.kernels.canonical import LoopKernel
@@ -11,8 +12,15 @@ from polytile.kernels.rewrite import one_sweep, plain_reductions
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.schedules import SCHEDULES
 from polytile.kernels.triton.split import split
+from polytile.kernels.triton.stripes import stripes
+from polytile.kernels.triton.sums import sums
 from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
+
+MANY: dict[str, Callable[[LoopKernel, Nest, Config, Facts, bool], TritonKernel]] = {
+    "split": split, "sums": sums, "stripes": stripes
+}  # fmt: skip
+"""Variants of several launches."""
 
 
 def spelled(kernel: LoopKernel, variant: str) -> LoopKernel:
@@ -35,8 +43,8 @@ def generate(kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool = 
     (from 9.0 on). Raises LoweringError where some operation or type has no Triton form."""
     variant = str(config["variant"])
     own, nest = nest_for(kernel, variant)
-    if variant == "split":
-        return split(own, nest, config, facts, overlaps)
+    if variant in MANY:
+        return MANY[variant](own, nest, config, facts, overlaps)
     unit = Unit(own, nest, config, facts, overlaps)
     SCHEDULES[variant](unit)
     return TritonKernel((unit.launch(),))

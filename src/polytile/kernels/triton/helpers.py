@@ -47,6 +47,13 @@ def pt_welford(parts, axis: tl.constexpr):
     return centre, tl.sum(m2 + off * off * n, axis, keep_dims=True), total
 """,
     """
+def pt_welford_two(mean, m2, n, other, other_m2, other_n):
+    total = n + other_n
+    share = other_n / tl.where(total == 0, 1, total)
+    off = other - mean
+    return mean + off * share, m2 + other_m2 + off * off * n * share, total
+""",
+    """
 def pt_scalars(parts):
     a, b, c = parts
     return tl.sum(tl.ravel(a), 0), tl.sum(tl.ravel(b), 0), tl.sum(tl.ravel(c), 0)

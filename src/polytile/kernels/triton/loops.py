@@ -49,7 +49,7 @@ def unavailable(target: torch.device) -> str:
 
 def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
     """Every variant and config in canonical order, then the reference interpreter as the last resort, which is alone where
-    some operation has no Triton form; the same objects for the same work. A CPU as `target` means Triton's interpreter."""
+    there is no Triton form; the same objects for the same work. A CPU as `target` means Triton's interpreter."""
     key = (kernel.text, target)
     if key not in _made:
         _made[key] = _candidates(kernel, origins, target)
@@ -76,7 +76,8 @@ def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.devi
     last = InterpretedLoop(kernel)
     try:
         found = tuple(candidate(config) for config in variants.configs(kernel, nest, device))
-        _ = found[0].specialise(Facts()).kernel
+        if found:
+            _ = found[0].specialise(Facts()).kernel
     except LoweringError as error:
         last.reason = f"no Triton form: {error}"
         return (last,)

@@ -7,10 +7,10 @@
               L2 cache, of which programs at work have their shares, by the bandwidth that this many programs can draw
     cache     all bytes that programs ask for, in whole sectors of 32 bytes, by the bandwidth of the L2 cache
     units     instructions: loads and stores by their vectors, arithmetic by the operations' costs, masked lanes included
-    latency   programs one after another on each of the places that registers and threads leave them; a program waits for
-              memory once an iteration and for its warps once a reduction, and each thread for its own instructions; of a
-              split row it then waits for what the others have left
-    finish    of a split row: another launch, or the last program's turn
+    latency   programs, or the blocks of programs that go over several, one after another on each of the places that registers and
+              threads leave them; a program waits for memory once an iteration and for its warps once a reduction, and each
+              thread for its own instructions; of a split row it then waits for what the others have left
+    finish    of a split row, of sums across rows and of stripes: another launch or two, or the last program's turn
     together  1 + TOGETHER · log2(warps) where rows do not begin at whole vectors
 
 Numbers of the device are from its DeviceFacts. Where the constants below come from, how far predictions are off, and a case
@@ -54,6 +54,7 @@ SECTOR = 32  # bytes
 VECTOR = 16  # bytes of the widest load
 KEPT = 0.6  # of the L2 cache that re-read data finds place in
 BASE_REGISTERS, MOST_REGISTERS = 24, 255
+WHOLE = ("persistent", "sums")  # variants that hold rows whole
 FAR = 1 << 40  # the stride of an index that is no linear function of its axis
 
 
@@ -73,8 +74,8 @@ class Access:
 @dataclass(frozen=True)
 class Work:
     """A loop at concrete sizes: its axes, the integers that 16 divides, accesses, arithmetic (multiply-adds a point), passes,
-    reductions, and how many 32-bit values a point has in registers where rows are held whole and where they are gone
-    through."""
+    reductions, how many 32-bit values a point has in registers where rows are held whole and where they are gone
+    through, and the bytes of its sums across rows."""
 
     extents: Mapping[sympy.Symbol, int]
     divisible: frozenset[str]
@@ -84,6 +85,7 @@ class Work:
     reductions: int
     held: float
     live: float
+    sums: int
 
 
 def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
@@ -95,7 +97,8 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     counts = {d: math.prod(work.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
     if not all(counts.values()):
         return device.launch_seconds
-    return Estimate(work, tile, counts, config, device).seconds
+    kind = Down if variant == "stripes" else Estimate
+    return kind(work, tile, counts, config, device).seconds
 
 
 class Estimate:
@@ -112,20 +115,31 @@ class Estimate:
         self.splits = min(self.splits, self.steps)
         self.programs = math.prod(-(-counts[d] // d.block) for d in tile.parallel) * self.splits
         self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
+        self.running = min(self.programs, int(config.get("programs", 0) or self.programs))
 
     @property
     def seconds(self) -> float:
         parts = (self.latency, self.memory, self.cache, self.units)
-        finish = self.work.passes * FINISH if self.variant == "split" else 0.0
-        dispatch = DISPATCH * min(self.programs, self.device.sms * self.places)
+        dispatch = DISPATCH * min(self.running, self.device.sms * self.places)
         own = sum(p**3 for p in parts) ** (1 / 3) * self._together
-        return self.device.launch_seconds + START + dispatch + finish + own
+        return self.device.launch_seconds + START + dispatch + self._finish + own
+
+    @property
+    def _finish(self) -> float:
+        if self.variant == "split":
+            return self.work.passes * FINISH
+        return FINISH + self._left / self.device.l2_bandwidth if self.work.sums and self.running > 1 else 0.0
 
     @property
     def _together(self) -> float:
         """How much longer a program of several warps takes where its rows do not begin at whole vectors."""
         uneven = bool(self.tile.reduced) and not all(self._even(access) for access in self.work.accesses)
         return 1.0 + (TOGETHER * math.log2(self.threads / self.device.warp) if uneven else 0.0)
+
+    @property
+    def _left(self) -> float:
+        """Bytes of sums that programs leave, and that are read again."""
+        return 2.0 * self.running * self.work.sums * math.prod(self.counts[d] for d in self.tile.reduced)
 
     # traffic ---------------------------------------------------------------------------------------------------------
 
@@ -148,18 +162,18 @@ class Estimate:
     @property
     def memory(self) -> float:
         again = 0.0
-        if self.variant != "persistent":
+        if self.variant not in WHOLE:
             again = sum(self._asked(a) * (a.passes - 1) / a.passes for a in self.work.accesses if a.passes > 1)
             together = 1.0 if self.variant == "split" else min(1.0, self.places * self.device.sms / self.programs)
             again *= max(0.0, 1.0 - KEPT * self.device.l2_bytes / max(1.0, again * together))
-        active = min(self.programs, self.device.sms) / self.device.sms
+        active = min(self.running, self.device.sms) / self.device.sms
         drawn = self.device.bandwidth * min(1.0, SM_SHARE * active)
         in_cache = self.unique < KEPT * self.device.l2_bytes
         return (self.unique * (0.7 if in_cache else 1.0) + again) / drawn
 
     @functools.cached_property
     def cache(self) -> float:
-        active = min(self.programs, self.device.sms) / self.device.sms
+        active = min(self.running, self.device.sms) / self.device.sms
         return sum(map(self._asked, self.work.accesses)) / (self.device.l2_bandwidth * active)
 
     def _asked(self, access: Access) -> float:
@@ -171,10 +185,10 @@ class Estimate:
         touched = 1.0
         varies = {self.dims[s] for s in access.strides}
         for dim in self.tile.parallel:
-            touched *= self.counts[dim] if dim in varies else -(-self.counts[dim] // dim.block)
+            touched *= self.counts[dim] if dim in varies else min(self.running, -(-self.counts[dim] // dim.block))
         for dim in self.tile.reduced:
             touched *= self.counts[dim] if dim in varies else 1
-        passes = access.passes if self.variant != "persistent" else 1
+        passes = access.passes if self.variant not in WHOLE else 1
         return touched * passes
 
     def _efficiency(self, access: Access) -> float:
@@ -214,12 +228,12 @@ class Estimate:
             vector = max(1, min(VECTOR // access.itemsize, each, self._run(access)))
             together = vector if self._even(access) else 1
             moving += self._points(access) / together / 32 * max(1.0, vector * access.itemsize / 4)
-        return (arithmetic + moving) / (min(self.programs, self.device.sms) * self.device.clock)
+        return (arithmetic + moving) / (min(self.running, self.device.sms) * self.device.clock)
 
     @functools.cached_property
     def registers(self) -> float:
         """32-bit registers a thread needs."""
-        each = self.work.held if self.variant == "persistent" else self.work.live
+        each = self.work.held if self.variant in WHOLE else self.work.live
         return BASE_REGISTERS + max(1.0, self.block / self.threads) * each
 
     @functools.cached_property
@@ -261,13 +275,39 @@ class Estimate:
     def latency(self) -> float:
         wait = CACHE_LATENCY if self.unique < KEPT * self.device.l2_bytes else MEMORY_LATENCY
         rounds = self.work.passes * self._waits if self.tile.reduced else 1
-        if self.variant == "persistent":
-            rounds = 1
+        at_once = self.device.sms * self.places
+        turns = self.programs / (min(self.running, at_once) if self.work.sums else at_once)
+        if self.variant in WHOLE:
+            rounds = (1 + (max(1.0, turns) - 1) / self.stages) / max(1.0, turns)
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
         meeting = self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp)
         one = rounds * wait + meeting + spilled + self._own + self._gathering
-        turns = self.programs / (self.device.sms * self.places)
         return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
+
+
+class Down(Estimate):
+    """Of programs that have a stripe of columns each and go down all rows, before another launch goes over the points."""
+
+    def __init__(
+        self, work: Work, tile: Tile, counts: Mapping[Dim, int], config: Config, device: DeviceFacts
+    ) -> None:
+        super().__init__(work, tile, counts, config, device)
+        self.programs = self.running = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
+        self.steps = math.prod(-(-counts[d] // d.block) for d in tile.parallel)
+
+    @property
+    def _finish(self) -> float:
+        return 2 * FINISH
+
+    @functools.cached_property
+    def registers(self) -> float:
+        return BASE_REGISTERS + max(1.0, self.block / self.threads) * self.work.held
+
+    @property
+    def latency(self) -> float:
+        meeting = self.steps * self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp)
+        one = (1 + (self.steps - 1) / self.stages) * MEMORY_LATENCY + meeting + self._own
+        return one * max(1.0, self.programs / (self.device.sms * self.places))
 
 
 # a loop's numbers ----------------------------------------------------------------------------------------------------
@@ -313,7 +353,8 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     if nest.form is Form.POINTWISE:
         arithmetic = sum(ops.definition(n.name).cost for n in nest.nodes if isinstance(n, Op))
     accesses = [_access(kernel, n, made.get(id(n), 1), extents, values) for n in nest.nodes if isinstance(n, Load)]
-    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores]
+    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if not s.sums]
+    sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.sums]
     wide = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
     again = {id(n) for n in wide if made.get(id(n), 1) > 1}
     held = sum(n.dtype.itemsize / 4 for n in wide if id(n) in again or nest.passes < 2)
@@ -325,8 +366,9 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
         arithmetic,
         max(1, nest.passes),
         len(nest.reduces) + 2 * len(nest.scans),
-        held + 1.5,
+        held + 1.5 + 1.5 * len(sums),
         running + len(wide) + 1.0,
+        sum(sums),
     )
 
 

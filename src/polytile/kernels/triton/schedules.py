@@ -4,6 +4,7 @@ plain        pointwise: one block a program
 persistent   reduction or scan: a program holds whole rows in registers; everything is read once
 looped       reduction or scan: block after block along the row, once for each pass
 split        several programs share each row (split.py)
+sums         as persistent, with sums down the columns (sums.py)
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ def persistent(unit: Unit) -> None:
     unit.place()
     for dim in unit.tile.reduced:
         unit.held(dim)
-    nest, scope = unit.nest, unit.scope
+    whole_rows(unit, unit.scope)
+    unit.flush(unit.scope)
+
+
+def whole_rows(unit: Unit, scope: Scope) -> None:
+    """All passes over rows that the block holds, but for sums across rows."""
+    nest = unit.nest
     scans.prepare_whole(unit.body)
     unit.fetch([root for k in range(nest.passes) for root in nest.roots_in(k)], scope)
     for k in range(nest.passes + 1):
@@ -46,8 +53,7 @@ def persistent(unit: Unit) -> None:
         if k < nest.passes:
             for reduce in nest.reduces_in(k):
                 Reduction(unit.body, reduce).at_once(scope)
-            unit.body.stores(nest.stores_in(k), scope)
-    unit.flush(scope)
+            unit.body.stores([store for store in nest.stores_in(k) if not store.sums], scope)
 
 
 def looped(unit: Unit) -> None:

@@ -25,6 +25,7 @@ from polytile.problem import Config
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
+Grid = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
 ROWS = 1 << 15
 """Programs along the second axis of a grid, which may have 65535."""
 
@@ -67,7 +68,11 @@ class Unit:
         else:
             self._numbered(dims, tiles, self._program(0, back))
         for dim in dims:
-            self._parallel(dim)
+            self.parallel(dim)
+        self.wait()
+
+    def wait(self) -> None:
+        """Nothing before this touches memory."""
         if self.overlaps:
             self.out.extend(["gdc_wait()", "gdc_launch_dependents()"])
 
@@ -91,14 +96,15 @@ class Unit:
         if dims:
             self.out.line(f"{dims[0].name.lower()}_at = {number}")
 
-    def _grid(self, splits: int) -> tuple[sympy.Expr, sympy.Expr, sympy.Expr]:
+    def _grid(self, splits: int) -> Grid:
         tiles = self.tile.tiles
         if not self._planes:
             return sizes.product(tiles), sympy.Integer(max(1, splits)), sizes.ONE
         rows = sizes.product(tiles[:-1])
         return tiles[-1], sympy.Min(rows, sympy.Integer(ROWS)), FloorDiv(rows + ROWS - 1, sympy.Integer(ROWS))
 
-    def _parallel(self, dim: Dim) -> None:
+    def parallel(self, dim: Dim) -> None:
+        """The positions along a parallel dimension of the block whose number is known."""
         at = f"{dim.name.lower()}_at"
         if dim.block > 1:
             self.body.firsts[dim] = f"{at} * {dim.name}"
@@ -152,6 +158,11 @@ class Unit:
     def _arange(self, dim: Dim) -> str:
         return f"tl.arange(0, {dim.name})" + (".to(tl.int64)" if self.facts.wide else "")
 
+    def along(self, dim: Dim, first: str) -> None:
+        """The positions along a reduced dimension of the block that begins at `first`."""
+        self.body.firsts[dim] = first
+        self._reduced(dim, self.block_at(dim, first))
+
     def _reduced(self, dim: Dim, at: str) -> None:
         self.out.line(f"{dim.variable} = {at}")
         if not self.tile.even(dim):
@@ -185,8 +196,8 @@ class Unit:
         self.scratch_types[number] = dtype
         return f"scratch{number}"
 
-    def launch(self, splits: int = 0) -> Launch:
-        """The finished launch; `splits` programs share each block's rows."""
+    def launch(self, splits: int = 0, grid: Grid | None = None) -> Launch:
+        """The finished launch; `splits` programs share each block's rows. `grid`: where it is not a program for each block."""
         names = [a.name for a in self._arguments()]
         constants = tuple(self.constants.items())
         head = [*names, *[f"{name}: tl.constexpr" for name, _ in constants]]
@@ -204,7 +215,7 @@ class Unit:
             self._divisible(),
             int(self.config["warps"]),
             int(self.config.get("stages", 1) or 1),
-            self._grid(splits),
+            grid or self._grid(splits),
             self.overlaps,
         )
 

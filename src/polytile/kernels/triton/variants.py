@@ -4,6 +4,8 @@ plain        pointwise; blocks x (the vector axis), y, z
 persistent   whole rows in registers, read once; r (and r1) hold the row, x rows a program
 looped       block after block along the row, read once for each pass
 split        `splits` programs a row, block after block; put together by the last program or by another launch
+sums         of loops that add up columns too: whole rows, `programs` programs for all of them
+stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
 
 Blocks are powers of two; `warps` of 32 threads work on one; `stages` blocks of a loop are under way at once, one where none is
 given. A row is what one point of the parallel axes reduces or scans.
@@ -22,6 +24,8 @@ from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton import prior
 from polytile.kernels.triton.generate import nest_for
 from polytile.kernels.triton.split import splittable
+from polytile.kernels.triton.stripes import has_stripes
+from polytile.kernels.triton.sums import has_sums
 from polytile.problem import Config
 
 if TYPE_CHECKING:
@@ -62,15 +66,25 @@ SPLITS = (4, 8, 16, 32, 64, 128, 256)
 SPLIT_ROWS = ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16))
 SPLIT_COLUMNS = ((16, 128, 4), (32, 64, 4), (32, 128, 8), (64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 32, 4), (128, 64, 8),
                  (256, 16, 4))  # fmt: skip
+SUM_POINTS, SUM_ELEMENTS, SUM_STAGES = (512, 1024, 2048, 4096, 8192), (8, 16), (1, 3)
+"""Points of a block of rows beside which columns are added up, values a thread holds of each of them, blocks under way: at 16
+values a row, its weight and two sums take 128 registers."""
+SUM_WARPS = {8: (16, 32), 16: (16,)}
+"""Warps of all programs on a multiprocessor, by the values that a thread holds."""
+STRIPES = ((1, 512, 2), (2, 512, 4), (4, 256, 4), (8, 128, 4), (2, 1024, 4), (4, 512, 4), (8, 256, 4), (16, 128, 4))
+"""(x, r, warps)"""
 FINISHED = 64
 """Values a thread may hold of what the programs of a row have left."""
 
 
 def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config, ...]:
     """All configs of `kernel`, whose layout is `nest`, that fit on the device."""
-    found = {Form.POINTWISE: _plain, Form.ROW: _rows, Form.COLUMN: _columns}[nest.form](nest)
+    if has_sums(kernel.loop):
+        found = _sums(device, nest_for(kernel, "stripes")[1]) if nest.form is Form.ROW and not nest.inner else iter(())
+    else:
+        found = {Form.POINTWISE: _plain, Form.ROW: _rows, Form.COLUMN: _columns}[nest.form](nest)
     most = device.threads_per_block // device.warp
-    splits = nest.form is not Form.POINTWISE and splittable(nest_for(kernel, "split")[1])
+    splits = nest.form is not Form.POINTWISE and not has_sums(kernel.loop) and splittable(nest_for(kernel, "split")[1])
     return tuple(c for c in found if int(c["warps"]) <= most and (splits or c["variant"] != "split"))
 
 
@@ -98,6 +112,21 @@ def _rows(nest: Nest) -> Iterator[Config]:
         yield Config.of(variant="split", r=r, warps=warps, splits=splits)
     for splits, (r, warps, stages) in itertools.product(SPLITS, AHEAD):
         yield Config.of(variant="split", r=r, warps=warps, splits=splits, stages=stages)
+
+
+def _sums(device: DeviceFacts, nest: Nest) -> Iterator[Config]:
+    for r, points, each in itertools.product(ROWS[:-2], SUM_POINTS, SUM_ELEMENTS):
+        x, warps = points // r, points // (32 * each)
+        if not 1 <= x <= 128 or not 1 <= warps <= 16:
+            continue
+        for resident, stages in itertools.product(SUM_WARPS[each], SUM_STAGES):
+            if warps <= resident:
+                programs = device.sms * (resident // warps)
+                yield Config.of(variant="sums", x=x, r=r, warps=warps, programs=programs, stages=stages)
+        if points >= 2048:
+            yield Config.of(variant="sums", x=x, r=r, warps=warps, programs=1)
+    for (x, r, warps), stages in itertools.product(STRIPES if has_stripes(nest) else (), SUM_STAGES):
+        yield Config.of(variant="stripes", x=x, r=r, warps=warps, stages=stages)
 
 
 def whole_rows(r: int) -> Iterator[tuple[int, int]]:
@@ -146,11 +175,13 @@ def _columns(nest: Nest) -> Iterator[Config]:
 def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:
     """Whether `config` gives right results at these sizes: a persistent one must hold the whole row. Later calls of a regime
     go to it unasked, so it must hold at the regime's largest sizes too."""
-    if config["variant"] != "persistent":
+    if config["variant"] not in ("persistent", "sums"):
         return True
     values = {s: size[s.name] for s in kernel.symbols}
     rows = [sizes.evaluate(a.size, values) for a in row_axes(nest)]
     held = [int(config.get(name, 1) or 1) for name in ("r", "r1")] + [1] * len(rows)
+    if config["variant"] == "sums" and rows[0] <= held[0] // 2 and held[0] > ROWS[0]:
+        return False  # right, but never worth its time: there is one of half the length
     return all(n <= block for n, block in zip(rows, held, strict=False))
 
 

@@ -8,12 +8,13 @@ A consumer qualifies if it goes over exactly the product's points, in whatever s
 an earlier part of the epilogue stores) only at its own point. The epilogue keeps the axes (batch, m, n): where the
 consumer splits the batch or m axis (heads, say) its indices hold `m // d` and `m % d`, once a row. Where it splits n
 into parts that do not join again in every index it does not fuse: that would cost a division a lane and break vector
-stores. Reductions are no epilogues.
+stores. Reductions come later (row_reductions.py).
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import sympy
@@ -33,9 +34,19 @@ AXES = tuple(sizes.axis(name) for name in ("b", "m", "n"))
 
 def fuse_epilogues(program: Program) -> Program:
     """`program` with pointwise consumers of products, and consumers of those, made epilogues."""
-    state = _State(program)
+    return attached(program, is_pointwise, with_epilogue)
+
+
+Fuse = Callable[[Template, Loop, Program, frozenset[str]], Template]
+"""A product, a loop that reads it, the program, and the stores that nobody else needs → the product with the loop done in its
+epilogue. Raises Unfit."""
+
+
+def attached(program: Program, wanted: Callable[[Loop], bool], fuse: Fuse) -> Program:
+    """`program` with the `wanted` loops made part of the products that they read, where `fuse` can."""
+    state = _State(program, fuse)
     for i, operation in enumerate(program.operations):
-        if isinstance(operation, Loop) and is_pointwise(operation):
+        if isinstance(operation, Loop) and wanted(operation):
             state.attach(i, operation)
     return replace(program, operations=state.graph.in_order())
 
@@ -43,8 +54,8 @@ def fuse_epilogues(program: Program) -> Program:
 class _State:
     """The graph while loops are attached to products; `templates`: buffer → the product that writes it."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, fuse: Fuse) -> None:
+        self.program, self.fuse = program, fuse
         self.graph = Graph(program)
         self.kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
         self.readers: dict[str, set[int]] = {}
@@ -69,7 +80,7 @@ class _State:
             passed = template.writes() & reads
             droppable = frozenset(n for n in passed if n not in self.kept and self.readers[n] <= {i, j})
             try:
-                fused = with_epilogue(template, loop, self.program, droppable)
+                fused = self.fuse(template, loop, self.program, droppable)
             except Unfit as reason:
                 log.debug("%s + %s: %s", template.name, loop.name, reason)
                 continue
@@ -81,7 +92,12 @@ class _State:
 
 def is_pointwise(loop: Loop) -> bool:
     """No reduction, no gather or scatter, nothing checked at run time."""
-    if loop.reduced or any(s.mode != "set" or s.indirect or s.mask is not None for s in loop.stores):
+    return not loop.reduced and is_direct(loop)
+
+
+def is_direct(loop: Loop) -> bool:
+    """No gather or scatter, nothing checked at run time."""
+    if any(s.mode != "set" or s.indirect or s.mask is not None for s in loop.stores):
         return False
     nodes = list(expr.walk(*loop.roots))
     return not any(
@@ -91,34 +107,39 @@ def is_pointwise(loop: Loop) -> bool:
 
 def with_epilogue(template: Template, consumer: Loop, program: Program, droppable: frozenset[str]) -> Template:
     """`template` with `consumer` done in its epilogue. Raises Unfit."""
-    if consumer.writes() & {template.a.buffer, template.b.buffer}:
+    if consumer.writes() & template.operand_reads():
         raise Unfit("the consumer overwrites an operand of the product")
     host = template.epilogue or plain_epilogue(template)
     merged = join(host, consumer, hosted(host, consumer), program.buffers, droppable).loop
-    n = host.axes[2].symbol
-    indices = [s.index for s in merged.stores] + [load.index for load in expr.loads(*merged.roots)]
-    if any(linear(index, (n,)) is None for index in indices):
+    return finished_by(template, merged, host.axes[2], consumer.origins)
+
+
+def finished_by(template: Template, epilogue: Loop, n: Axis, origins: Sequence[str]) -> Template:
+    """`template` with this epilogue, part of which comes from `origins`. Raises Unfit."""
+    indices = [s.index for s in epilogue.stores] + [load.index for load in expr.loads(*epilogue.roots)]
+    if any(linear(index, (n.symbol,)) is None for index in indices):
         raise Unfit("an index is not linear along n: the n axis would have to be split")
-    origins = merged_origins(template.origins, consumer.origins)
-    return replace(template, epilogue=replace(merged, name=template.name, origins=()), origins=origins)
+    origins = merged_origins(template.origins, tuple(origins))
+    return replace(template, epilogue=replace(epilogue, name=template.name, origins=()), origins=origins)
 
 
 def plain_epilogue(template: Template) -> Loop:
-    """The epilogue that only stores the product."""
+    """The epilogue that only stores the product. Its index has no axis of size 1, as those of its consumers have none."""
     axes = tuple(Axis(symbol, size) for symbol, size in zip(AXES, template.out.sizes, strict=True))
     product = expr.make(Accumulator, dtype=compute_dtype(template.out.dtype))
-    return Loop(template.name, axes, (), (Store(template.out.buffer, template.out.index(AXES), product),))
+    place = template.out.index(tuple(sizes.ZERO if axis.size == 1 else axis.symbol for axis in axes))
+    return Loop(template.name, axes, (), (Store(template.out.buffer, place, product),))
 
 
 def hosted(host: Loop, consumer: Loop) -> Domain:
-    """The domain of `host` itself, with the consumer's axes as functions of (batch, m, n).
+    """The domain of `host` itself, with the consumer's axes, reduced ones too, as functions of (batch, m, n).
 
     Consumers are matched with a copy of `host` whose axes are split until no index holds a division, so that work can
     follow an earlier part of the epilogue that split an axis.
     """
     split, origin = traced_split(host)
     pairs = pairs_of(split, consumer, passed_buffers(split, consumer))
-    unified = unify(split.axes, consumer.axes, pairs)
+    unified = unify(split.axes, consumer.axes + consumer.reduced, pairs)
     if any(s.first is None or s.second is None for s in unified.shared):
         raise Unfit("the consumer's points are not the product's")
     pieces = _pieces(unified, split)

@@ -131,7 +131,7 @@ def symbols_of(operation: Operation, program: Program) -> set[sympy.Symbol]:
         case Loop():
             found |= _loop_symbols(operation)
         case Template():
-            for view in (operation.a, operation.b, operation.out):
+            for view in (operation.a, operation.b, operation.out, *[scales.view for scales in operation.scales or ()]):
                 found |= set().union(*[s.free_symbols for s in (*view.sizes, *view.strides, view.offset)])
             found |= _loop_symbols(operation.epilogue) if operation.epilogue is not None else set()
         case Extern():

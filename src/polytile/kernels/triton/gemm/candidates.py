@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import sympy
 import torch
 
-from polytile.ir import expr, ops
+from polytile.ir import expr, levels, ops
+from polytile.ir.program import SCALED_ALONG_K
 from polytile.kernels.canonical import LoopKernel, TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.candidate import TritonCandidate, Work
 from polytile.kernels.triton.gemm import prior
 from polytile.kernels.triton.gemm.configs import Kind, space
-from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
-from polytile.kernels.triton.gemm.unit import Chip, symbol
+from polytile.kernels.triton.gemm.schedules import generate
+from polytile.kernels.triton.gemm.unit import Chip, holds_rows, symbol
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.loops import OVERLAPPING
 from polytile.problem import Config
@@ -116,14 +117,25 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
         def cost(size: Mapping[str, int]) -> float:
             deep = {**size, "K": size["K"] + size["L"]} if kernel.second is not None else size
-            return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along))
+            last = 0.0 if kernel.epilogue is None or holds_rows(kernel.epilogue, config) else device.launch_seconds
+            return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along)) + last
 
         return GemmCandidate(label(config), config, work, able, cost)
 
-    variants = ("tile",) if kernel.second is not None else tuple(SCHEDULES)
-    found = tuple(candidate(config) for config in own.configs if config["variant"] in variants)
+    found = tuple(candidate(config) for config in own.configs if _does(kernel, config))
     _ = found[0].specialise(Facts()).kernel
     return found
+
+
+def _does(kernel: GemmKernel, config: Config) -> bool:
+    """Whether a config can do all that the kernel asks for. Second products are whole blocks' work; scales by blocks are for dots
+    in steps along k within what shares one; where points of a row wait for what it comes to, blocks have whole rows."""
+    if kernel.second is not None and config["variant"] != "tile":
+        return False
+    if kernel.scales is not None and (config["variant"] == "rows" or int(config["k"]) > SCALED_ALONG_K):
+        return False
+    epilogue = kernel.epilogue
+    return epilogue is None or not epilogue.reduced or not levels.waits(epilogue) or holds_rows(epilogue, config)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
+from polytile.ir.program import SCALED_ALONG_K
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.gemm.operands import Operand
 from polytile.kernels.triton.gemm.prologue import feed
@@ -52,24 +53,43 @@ def _terms(unit: Unit, pair: Sequence[Operand], start: str, end: str, begin: str
     line, feeds = unit.out.line, [feed(unit, operand, start) for operand in pair]
     for each in feeds:
         unit.out.extend(each.before())
+    unit.out.extend(scales_at(unit))
     if begin:
         line(begin)
     with unit.out.indented(f"for k in range({start}, {end}, BLOCK_K):"):
         for name, each in zip("ab", feeds, strict=True):
             unit.out.extend(each.inside(name))
-        line(dot(unit, "a", "b"))
+        unit.out.extend(dot(unit, "a", "b"))
         for each in feeds:
             unit.out.extend(each.after())
 
 
-def dot(unit: Unit, a: str, b: str) -> str:
-    """acc += a @ b. float32 operands are rounded to TF32 only where PyTorch's switch says so."""
+def scales_at(unit: Unit) -> list[str]:
+    """Lines that define `scales_a` and `scales_b`, the addresses of the first scales along k of the block's rows and columns."""
+    if unit.kernel.scales is None:
+        return []
+    lines = []
+    for name, size, axis, shared in zip("ab", "MN", "mn", unit.kernel.scales, strict=True):
+        first = f"at_{axis} * BLOCK_{size} + tl.arange(0, BLOCK_{size})"
+        place = f"({first}) % {unit.number(size)}" + (f" // {shared}" if shared > 1 else "")
+        wide = ".to(tl.int64)" if unit.facts.wide else ""
+        lines.append(f"scales_{name} = S{name.upper()} + ({place}){wide} * {unit.number(f's{name}_stride_{axis}')}")
+    return lines
+
+
+def dot(unit: Unit, a: str, b: str) -> list[str]:
+    """Lines for acc += a @ b. float32 operands are rounded to TF32 only where PyTorch's switch says so. Where operands have
+    scales by blocks, a step along k lies within what shares one."""
     options = ""
     if unit.kernel.spec.dtype == "float32":
         options = f', input_precision="{"tf32" if unit.kernel.tf32 else "ieee"}"'
     if accumulator(unit.kernel.in_dtype).itemsize == 4 and not unit.kernel.in_dtype.is_floating_point:
         options = ", out_dtype=tl.int32"
-    return f"acc = tl.dot({a}, {b}, acc{options})"
+    if unit.kernel.scales is None:
+        return [f"acc = tl.dot({a}, {b}, acc{options})"]
+    along = {name: f"k // {SCALED_ALONG_K} * {unit.number(f's{name}_stride_k')}" for name in "ab"}
+    factors = [f"scale_{name} = tl.load(scales_{name} + {place})" for name, place in along.items()]
+    return [*factors, f"acc += tl.dot({a}, {b}) * (scale_a[:, None] * scale_b[None, :])"]
 
 
-__all__ = ["blocks", "ceil_div", "dot", "product", "program", "unit_of"]
+__all__ = ["blocks", "ceil_div", "dot", "product", "program", "scales_at", "unit_of"]

@@ -17,19 +17,18 @@ from torch.utils._sympy.functions import Min
 
 from polytile.errors import LoweringError
 from polytile.kernels.facts import Facts
+from polytile.kernels.triton.gemm import row_epilogue
 from polytile.kernels.triton.gemm.operands import Operand, widened
-from polytile.kernels.triton.gemm.product import blocks, ceil_div, dot, product, program, unit_of
+from polytile.kernels.triton.gemm.product import blocks, ceil_div, dot, product, program, scales_at, unit_of
 from polytile.kernels.triton.gemm.prologue import feed
 from polytile.kernels.triton.gemm.stream import stream
-from polytile.kernels.triton.gemm.unit import Chip, Unit, accumulator, symbol
+from polytile.kernels.triton.gemm.unit import FINISH_BLOCK, Chip, Unit, accumulator, symbol
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.problem import Config
 
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
 
-FINISH_BLOCK = (("BLOCK_M", 8), ("BLOCK_N", 128))
-"""Blocks of the launch that adds up what the splits have left: small, as there may be few of them."""
 AT_ONCE = 8
 """Parts whose loads are under way together: one after another they would take a memory's latency each."""
 MOST_ROWS = 4
@@ -55,7 +54,7 @@ def split(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Trito
     line("start = part * length")
     line(f"end = tl.minimum(start + length, {unit.number('K')})")
     product(unit, "start", "end")
-    scratch = unit.scratch(0, accumulator(kernel.in_dtype))
+    scratch = unit.sums_scratch()
     count = unit.number("batch") if kernel.spec.batched else "1"
     line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
     line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
@@ -71,7 +70,7 @@ def _added_up(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> L
     unit, splits = Unit(kernel, config, facts, chip), int(config["splits"])
     unit.constants = {**dict(FINISH_BLOCK), "SPLITS": splits}
     line, m, n = unit.out.line, unit.number("M"), unit.number("N")
-    scratch = unit.scratch(0, accumulator(kernel.in_dtype))
+    scratch = unit.sums_scratch()
     unit.place(program(unit), 1)
     count = unit.number("batch") if kernel.spec.batched else "1"
     line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
@@ -131,6 +130,7 @@ def _descriptor(unit: Unit, operand: Operand) -> str:
 
 def _described_product(unit: Unit) -> None:
     line = unit.out.line
+    unit.out.extend(scales_at(unit))
     line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
     with unit.out.indented(f"for k in range(0, {unit.number('K')}, BLOCK_K):"):
         for operand in unit.operands:
@@ -140,7 +140,7 @@ def _described_product(unit: Unit) -> None:
             turned = by_k == (operand.name == "B")
             value = widened(unit.kernel, operand, f"{value}.T" if turned else value)
             line(f"{operand.name.lower()} = {value}")
-        line(dot(unit, "a", "b"))
+        unit.out.extend(dot(unit, "a", "b"))
 
 
 def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
@@ -186,7 +186,8 @@ SCHEDULES: dict[str, Schedule] = {"tile": tile, "split": split, "stream": stream
 def generate(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
     """The launches of `kernel` under `config`, right wherever `facts` hold and the config is valid, for devices like `chip`.
     Raises LoweringError where a type or an operation has no Triton form."""
-    return SCHEDULES[str(config["variant"])](kernel, config, facts, chip)
+    made = SCHEDULES[str(config["variant"])](kernel, config, facts, chip)
+    return row_epilogue.completed(Unit(kernel, config, facts, chip), made)
 
 
 __all__ = ["MOST_ROWS", "SCHEDULES", "generate"]

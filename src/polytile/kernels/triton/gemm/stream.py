@@ -34,7 +34,7 @@ def stream(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Trit
     one that it ends within: blocks of BLOCK_M rows of BLOCK_N sums."""
     unit = unit_of(kernel, config, facts, chip)
     unit.constants["PROGRAMS"] = chip.sms
-    line, scratch = unit.out.line, unit.scratch(0, accumulator(kernel.in_dtype))
+    line, scratch = unit.out.line, unit.sums_scratch()
     _share(unit)
     line(f"number = {program(unit)}")
     line("step = number * share")
@@ -73,7 +73,7 @@ def _finished(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> L
     block may have strips beyond the last row; where 8 divides M their rows have no mask."""
     unit = unit_of(kernel, config, facts, chip)
     unit.constants |= {"PROGRAMS": chip.sms, "FINISH_M": FINISHED_ROWS}
-    line, scratch = unit.out.line, unit.scratch(0, accumulator(kernel.in_dtype))
+    line, scratch = unit.out.line, unit.sums_scratch()
     _share(unit)
     line(f"strip = {program(unit)} % (BLOCK_M // FINISH_M)")
     line(f"block = {program(unit)} // (BLOCK_M // FINISH_M)")

@@ -15,8 +15,10 @@ from polytile.ir.program import Axis, Loop, Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Form, Nest
+from polytile.kernels.rewrite import one_sweep, plain_reductions
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
+from polytile.kernels.triton.gemm import row_epilogue
 from polytile.kernels.triton.gemm.operands import Operand, operands, second_operands
 from polytile.kernels.triton.helpers import needed
 from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch
@@ -27,6 +29,10 @@ from polytile.problem import Config
 
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
+
+
+FINISH_BLOCK = (("BLOCK_M", 8), ("BLOCK_N", 128))
+"""Blocks of the launch that adds up what the splits have left: small, as there may be few of them."""
 
 
 def symbol(name: str) -> sympy.Symbol:
@@ -93,34 +99,64 @@ class Unit:
     def epilogue(self, sums: str, rows: str = "at_m * BLOCK_M + tl.arange(0, BLOCK_M)", block_m: str = "BLOCK_M") -> None:
         """Lines that do the epilogue on a block of sums and store it. With a `block_m` of "" the block is one row, number
         `rows`."""
-        loop = self.finish.loop
-        b, m, n = loop.axes
+        loop, reduces = self.finish.loop, bool(self.finish.loop.reduced)
+        b, m, n = loop.axes + loop.reduced
         height = self.constants[block_m] if block_m else 1
-        dims = (Dim("P0", (b,), 1), Dim(block_m or "P1", (m,), height), Dim("BLOCK_N", (n,), self.constants["BLOCK_N"]))
-        tile = Tile(Nest(loop, Form.POINTWISE, n, (b, m), ()), self.facts, dims, ())
+        item, down = Dim("P0", (b,), 1), Dim(block_m or "P1", (m,), height)
+        across = Dim("BLOCK_N", (n,), self.constants["BLOCK_N"], reduces)
+        nest = row_epilogue.layout(loop) if reduces else Nest(loop, Form.POINTWISE, n, (b, m), ())
+        tile = Tile(nest, self.facts, (item, down), (across,)) if reduces else Tile(nest, self.facts, (item, down, across), ())
         body = Body(self.finish, tile, self.facts)
         for node in tile.nest.nodes:
             if isinstance(node, Accumulator):
                 body.made[id(node)] = lambda scope: sums
-        line = self.out.line
+        self.positions(body, rows, down)
         cast = ".to(tl.int64)" if self.facts.wide else ""
-        line(f"{b.symbol} = " + ("item" if self.kernel.spec.batched else "0"))
-        line(f"{m.symbol} = " + (f"({rows}){tile.along(dims[1])}{cast}" if block_m else rows))
-        line(f"{n.symbol} = (at_n * BLOCK_N + tl.arange(0, BLOCK_N)){tile.along(dims[2])}{cast}")
-        for dim in dims[1:]:
-            if not tile.even(dim):
-                line(f"{dim.mask} = {dim.variable} < {body.index(dim.size)}")
+        self.out.line(f"{n.symbol} = (at_n * BLOCK_N + tl.arange(0, BLOCK_N)){tile.along(across)}{cast}")
+        if not tile.even(across):
+            self.out.line(f"{across.mask} = {across.variable} < {body.index(across.size)}")
         scope = Scope()
-        body.stores(loop.stores, scope)
+        if reduces:
+            row_epilogue.emit(self, body, scope)
+        else:
+            body.stores(loop.stores, scope)
+        self.finished(body, scope)
+
+    def positions(self, body: Body, rows: str, dim: Dim) -> None:
+        """Lines that define the block's place in the batch and its `rows`, which lie along `dim`."""
+        b, m = self.finish.loop.axes[:2]
+        cast = ".to(tl.int64)" if self.facts.wide else ""
+        self.out.line(f"{b.symbol} = " + ("item" if self.kernel.spec.batched else "0"))
+        self.out.line(f"{m.symbol} = " + (f"({rows}){body.tile.along(dim)}{cast}" if dim.block > 1 else rows))
+        if not body.tile.even(dim):
+            self.out.line(f"{dim.mask} = {dim.variable} < {body.index(dim.size)}")
+
+    def finished(self, body: Body, scope: Scope) -> None:
+        """Writes the lines that an epilogue has collected."""
         self.out.extend(scope.lines)
         self.sixteenths |= body.sixteenths
         self.error |= body.error
+
+    @property
+    def columns(self) -> int:
+        """How many columns a block has on which the epilogue is done."""
+        return columns(self.config)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether several blocks may have a row that the epilogue reduces."""
+        return not holds_rows(self.finish.loop, self.config)
 
     # text --------------------------------------------------------------------------------------------------------------
 
     def scratch(self, number: int, dtype: torch.dtype) -> str:
         self.scratch_types[number] = dtype
         return f"scratch{number}"
+
+    def sums_scratch(self) -> str:
+        """Scratch memory for parts of sums, which comes after that for parts of rows."""
+        number = row_epilogue.values(self.finish.loop) if self.shares_rows else 0
+        return self.scratch(number, accumulator(self.kernel.in_dtype))
 
     def launch(self, grid: sympy.Expr, stages: int | None = None) -> Launch:
         """The finished launch over `grid` programs."""
@@ -166,6 +202,16 @@ class Unit:
         return argument.kind is Kind.SCRATCH
 
 
+def columns(config: Config) -> int:
+    """How many columns a block has on which the epilogue is done."""
+    return dict(FINISH_BLOCK)["BLOCK_N"] if config["variant"] == "split" else int(config["n"])
+
+
+def holds_rows(epilogue: Loop, config: Config) -> bool:
+    """Whether one block has all of a row, as far as the epilogue has reductions of rows."""
+    return all(axis.size.is_Integer and axis.size <= columns(config) for axis in epilogue.reduced)
+
+
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The type of the sums of products of operands of type `dtype`."""
     if dtype == torch.float64:
@@ -174,9 +220,12 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def epilogue_kernel(kernel: GemmKernel) -> LoopKernel:
-    """The epilogue as a loop over (p0, p1, p2) = (batch, m, n); where there is none, the store of the sums into C."""
+    """The epilogue as a loop over (p0, p1, p2) = (batch, m, n), or of its rows over (p0, p1) with n reduced; where there is none,
+    the store of the sums into C."""
     if kernel.epilogue is not None:
-        return LoopKernel(kernel.epilogue, kernel.outer, kernel.symbols)
+        loop = kernel.epilogue
+        spelled = plain_reductions(one_sweep(loop), welford=False) if loop.reduced else loop
+        return LoopKernel(spelled, kernel.outer, kernel.symbols)
     axes = tuple(Axis(sizes.axis(f"p{k}"), symbol(name)) for k, name in enumerate(("batch", "M", "N")))
     strides = [
         sizes.ONE if kernel.spec.c_layout == axis else symbol(f"c_stride_{axis}") for axis in ("b", "m", "n")
@@ -195,4 +244,4 @@ def _comment(kernel: GemmKernel, config: Config) -> list[str]:
     return [f"# {spec.dtype} product of {layout}{computed}{second}; {config}"]
 
 
-__all__ = ["Chip", "Unit", "accumulator", "epilogue_kernel", "symbol"]
+__all__ = ["FINISH_BLOCK", "Chip", "Unit", "accumulator", "epilogue_kernel", "holds_rows", "symbol"]

@@ -1,0 +1,189 @@
+"""The schedule of loops that add up columns beside their rows (stores of mode SUM): each of `programs` programs holds whole rows
+in registers, as `persistent` does, block after block of them, and keeps the sums of all that it has seen.
+
+    launch 0   program p goes over blocks p, p + programs, ... and leaves its sums in scratch memory, a row of it for each sum
+    launch 1   a loop like any other adds up these rows
+
+One program stores its sums itself. What does not change from row to row, such as a weight, is loaded once a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Load
+from polytile.ir.program import Axis, Loop, Store
+from polytile.kernels.canonical import LoopKernel, TensorArg
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import Nest
+from polytile.kernels.triton import text
+from polytile.kernels.triton.body import Scope
+from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.kernels.triton.ops import convert
+from polytile.kernels.triton.schedules import whole_rows
+from polytile.kernels.triton.scratch import on_scratch
+from polytile.kernels.triton.unit import Unit
+from polytile.problem import Config
+
+LEFT = "scratch{}"
+FEW = 128
+"""Columns up to which the second launch has the more rows of scratch memory a block, for want of columns."""
+GATHERED = Config.of(variant="looped", x=32, r=64, warps=4)
+GATHERED_FEW = Config.of(variant="looped", x=16, r=256, warps=8)
+"""Blocks of the second launch: x columns, r rows of scratch memory."""
+
+
+def has_sums(loop: Loop) -> bool:
+    return any(store.sums for store in loop.stores)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One store of sums: its running value, and the scratch memory for it."""
+
+    store: Store
+    number: int
+
+    @property
+    def running(self) -> str:
+        return f"sum{self.number}"
+
+
+def sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `kernel` under a config with `programs`."""
+    made = Sums(kernel, nest, config, facts, overlaps)
+    first = made.rows()
+    if made.alone:
+        return TritonKernel((first,))
+    scratch = [Scratch(s.store.value.dtype, sympy.expand(made.programs * made.columns.size)) for s in made.sums]
+    return TritonKernel((first, made.gathered()), tuple(scratch))
+
+
+class Sums:
+    """A kernel in the making."""
+
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
+        self.kernel, self.facts, self.overlaps = kernel, facts, overlaps
+        self.unit = Unit(kernel, nest, config, facts, overlaps)
+        self.sums = sums_of(kernel.loop)
+        (self.columns,) = self.unit.tile.reduced
+        self.blocks = sizes.product(self.unit.tile.tiles)
+        self.stages = int(config.get("stages", 1) or 1)
+        self.alone = int(config["programs"]) == 1
+        self.programs: sympy.Expr = sizes.ONE
+        if not self.alone:
+            self.programs = sympy.Min(sympy.Integer(int(config["programs"])), self.blocks)
+
+    # launch 0 --------------------------------------------------------------------------------------------------------
+
+    def rows(self) -> Launch:
+        unit = self.unit
+        unit.wait()
+        unit.held(self.columns)
+        begin(unit, self.sums)
+        with unit.out.indented(f"for block in {self._range()}:"):
+            for dim in unit.tile.parallel:
+                unit.out.line(f"{dim.name.lower()}_at = " + ("tl.cast(block, tl.int64)" if self.facts.wide else "block"))
+                unit.parallel(dim)
+            inner = unit.scope.inner()
+            whole_rows(unit, inner)
+            add(unit, self.sums, inner)
+            unit.flush(inner)
+        if self.alone:
+            finish(unit, self.sums)
+        else:
+            self._leave()
+        return unit.launch(grid=(self.programs, sizes.ONE, sizes.ONE))
+
+    def _range(self) -> str:
+        ahead = f", num_stages={self.stages}" if self.stages > 1 else ""
+        return f"tl.range(tl.program_id(0), {self.unit.body.index(self.blocks)}, tl.num_programs(0){ahead})"
+
+    def _leave(self) -> None:
+        """Stores a program's sums in scratch memory."""
+        unit = self.unit
+        mask = _mask(unit)
+        for one in self.sums:
+            down(unit, one)
+            place = f"tl.program_id(0) * ({unit.body.index(self.columns.size)}) + {self.columns.variable}"
+            scratch = unit.scratch(one.number, one.store.value.dtype)
+            unit.out.line(f"tl.store({scratch} + ({place}), {one.running}{mask})")
+
+    # launch 1 --------------------------------------------------------------------------------------------------------
+
+    def gathered(self) -> Launch:
+        """Adds up what the programs have left."""
+        kernel = self._gathering()
+        config = GATHERED_FEW if self.columns.block <= FEW else GATHERED
+        numbers = {LEFT.format(one.number): one.number for one in self.sums}
+        return on_scratch(kernel, config, self.facts, self.overlaps, numbers)
+
+    def _gathering(self) -> LoopKernel:
+        column, row = sizes.axis("p0"), sizes.axis("r0")
+        (along,) = self.columns.axes
+        stores, tensors = [], []
+        for one in self.sums:
+            name, dtype = LEFT.format(one.number), one.store.value.dtype
+            total = expr.reduce("sum", dtype, expr.load(dtype, name, row * along.size + column))
+            stores.append(Store(one.store.buffer, one.store.index.xreplace({along.symbol: column}), total))
+            tensors.append(TensorArg(name, dtype, "in"))
+        written = {one.store.buffer for one in self.sums}
+        tensors += [tensor for tensor in self.kernel.tensors if tensor.name in written]
+        axes = (Axis(column, along.size),), (Axis(row, self.programs),)
+        loop = Loop(self.kernel.loop.name, *axes, tuple(stores), self.kernel.loop.origins)
+        return LoopKernel(loop, tuple(tensors), self.kernel.symbols)
+
+
+# sums of a program ---------------------------------------------------------------------------------------------------
+
+
+def begin(unit: Unit, sums: Sequence[Sum]) -> None:
+    """Loads what all rows share, and sets the sums to zero."""
+    nest, shape = unit.nest, unit.tile.shape(unit.tile.all_dims)
+    rows = {axis.symbol for dim in unit.tile.parallel for axis in dim.axes}
+    for node in nest.nodes:
+        below = nest.dependence(node)
+        if isinstance(node, Load) and not below.axes & rows and not below.reduced:
+            unit.body.emit(node, unit.scope)
+    unit.flush(unit.scope)
+    for one in sums:
+        unit.out.line(f"{one.running} = tl.full({shape}, 0.0, {text.value_type(one.store.value.dtype)})")
+
+
+def add(unit: Unit, sums: Sequence[Sum], scope: Scope) -> None:
+    """Lets the current block into the sums."""
+    inside = " & ".join(unit.tile.masks(unit.tile.parallel_dims))
+    for one in sums:
+        value = unit.body.full(one.store.value, unit.tile.all_dims, scope)
+        scope.lines.append(f"{one.running} += " + (f"tl.where({inside}, {value}, 0.0)" if inside else value))
+
+
+def down(unit: Unit, one: Sum) -> None:
+    """Adds up the rows of a block."""
+    if len(unit.tile.dims) > 1:
+        unit.out.line(f"{one.running} = tl.sum({one.running}, 0, keep_dims=True)")
+
+
+def finish(unit: Unit, sums: Sequence[Sum]) -> None:
+    """Stores sums of all rows where they belong."""
+    mask = _mask(unit)
+    for one in sums:
+        down(unit, one)
+        value = convert(one.running, one.store.value.dtype, unit.kernel.storage(one.store.buffer))
+        unit.out.line(f"tl.store({one.store.buffer} + ({unit.body.index(one.store.index)}), {value}{mask})")
+
+
+def _mask(unit: Unit) -> str:
+    conditions = unit.tile.masks(unit.tile.all_dims - unit.tile.parallel_dims)
+    return f", mask={' & '.join(conditions)}" if conditions else ""
+
+
+def sums_of(loop: Loop) -> list[Sum]:
+    return [Sum(store, k) for k, store in enumerate(store for store in loop.stores if store.sums)]
+
+
+__all__ = ["Sum", "add", "begin", "finish", "has_sums", "sums", "sums_of"]

@@ -1,0 +1,107 @@
+"""Sums down the columns of what another loop goes through row by row are added up there: the matrix is read once.
+
+    loop a for p0 over r0                              loop a for p0 over r0
+      dx[p0, r0] = f(g[p0, r0], x[p0, r0], sums)         dx[p0, r0] = f(g[p0, r0], x[p0, r0], sums)
+    loop b for p0 over r0                         →      dw[r0] sum= g[p0, r0]·x[p0, r0]
+      dw[p0] = reduce sum g[r0, p0]·x[r0, p0]
+
+The loops qualify if one's rows are the other's columns, the second does nothing but such sums of floating-point values, reads
+nothing that the first stores, and both read a good part of what they read at the same points. A kernel may still run one after
+the other (kernels/apart.py). For GPUs only: generated kernels for a CPU have no such stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from polytile import options
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Op, Reduce, Scan
+from polytile.ir.program import SUM, Buffer, Loop, Program, Store
+from polytile.passes.fusion import cost
+from polytile.passes.fusion.graph import Graph
+from polytile.passes.fusion.horizontal import WORTHWHILE
+from polytile.passes.fusion.merge import ROUNDING, Merged, Unfit, merge
+
+
+def fuse_columns(program: Program) -> Program:
+    """`program` with sums down columns made part of loops along the rows of the same matrices."""
+    graph = Graph(program)
+    for i in list(graph.operations):
+        sums = _as_sums(graph.operations.get(i), program.buffers)
+        if sums is None:
+            continue
+        for j in list(graph.operations):
+            rows = graph.operations[j]
+            if i == j or not isinstance(rows, Loop) or not _goes_along_rows(rows) or graph.ordered(i, j) is None:
+                continue
+            merged = _merged(rows, sums, program.buffers)
+            if merged is not None and _worthwhile(sums, merged, program.buffers):
+                graph.merge(i, j, merged.loop)
+                break
+    return replace(program, operations=graph.in_order())
+
+
+def _as_sums(operation: object, buffers: Mapping[str, Buffer]) -> Loop | None:
+    """A loop of nothing but sums down columns as one along rows that stores SUMs; None for any other operation."""
+    if not isinstance(operation, Loop) or len(operation.axes) != 1 or not operation.reduced:
+        return None
+    if not _on_gpu(operation, buffers):
+        return None
+    stores = [_as_sum(operation, store, buffers[store.buffer].dtype) for store in operation.stores]
+    found = tuple(store for store in stores if store is not None)
+    fits = len(found) == len(stores) and sizes.coefficient(found[0].index, operation.axes[0].symbol) == 1
+    return replace(operation, axes=operation.reduced, reduced=operation.axes, stores=found) if fits else None
+
+
+def _as_sum(loop: Loop, store: Store, dtype: torch.dtype) -> Store | None:
+    """The store of a column's sum, rounded to the type of its memory and no more, as a SUM of its terms."""
+    value, rounding = store.value, ROUNDING.get(dtype)
+    if isinstance(value, Op) and value.name == rounding:
+        value = value.args[0]
+    plain = store.mode == "set" and not store.indirect and store.mask is None
+    if not plain or not isinstance(value, Reduce) or value.kind != "sum" or not value.dtype.is_floating_point:
+        return None
+    (term,) = value.args
+    deep = any(isinstance(node, Reduce | Scan) for node in expr.walk(term))
+    return None if deep or term.dtype != value.dtype else Store(store.buffer, store.index, term, SUM)
+
+
+def _on_gpu(loop: Loop, buffers: Mapping[str, Buffer]) -> bool:
+    return bool(options.get("interpret")) or all(buffers[name].device.type == "cuda" for name in loop.writes())
+
+
+def _goes_along_rows(loop: Loop) -> bool:
+    """Whether the loop reduces along one axis, next to each other in memory, and scatters nothing."""
+    plain = all(store.mode == "set" and not store.indirect for store in loop.stores)
+    nodes = list(expr.walk(*loop.roots))
+    reduces = any(isinstance(node, Reduce) for node in nodes) and not any(isinstance(node, Scan) for node in nodes)
+    return plain and reduces and len(loop.reduced) == 1 and bool(loop.axes)
+
+
+def _merged(rows: Loop, sums: Loop, buffers: Mapping[str, Buffer]) -> Merged | None:
+    """Both as one loop."""
+    if rows.writes() & sums.reads() or sums.writes() & rows.reads() or not rows.reads() & sums.reads():
+        return None
+    try:
+        merged = merge(sums, rows, buffers, frozenset())
+    except Unfit:
+        return None
+    one = merged.loop
+    whole = set(one.ranges)
+    columns = {axis.symbol for axis in one.reduced}
+    down = all(columns <= store.index.free_symbols < whole for store in one.stores if store.sums)
+    return merged if down and len(one.reduced) == 1 else None
+
+
+def _worthwhile(sums: Loop, merged: Merged, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a good part of what the sums read is read by the rows too."""
+    mine, _ = cost.traffic(sums, buffers)
+    saved = sum(size for name, size in mine.items() if name in merged.common)
+    return saved >= WORTHWHILE * sum(mine.values())
+
+
+__all__ = ["fuse_columns"]

@@ -1,0 +1,66 @@
+"""Reductions of a product's rows become part of its epilogue: each block of the product reduces its own columns.
+
+    matmul mm0: buf0 = x @ w                          matmul mm0: buf0 = x @ w
+      epilogue for b, m, n                              epilogue for b, m over n
+        buf0[m, n] = accumulator + bias[n]       →        buf0[m, n] = accumulator + bias[n]
+    loop a for p0 over r0                                 out[m] = reduce sum (accumulator + bias[n])²
+      out[p0] = reduce sum buf0[p0, r0]²
+
+`buf0` is not stored where nobody else reads it. Of a row that several blocks share every block leaves its part in memory, and a
+second launch puts the parts together (`kernels/triton/gemm/row_epilogue.py`). So at every point of a row, nothing may wait for a
+reduction, as a norm or a softmax does: it goes over its row once more anyway, and reads it then. Of short rows one block has
+all, and may do that too.
+
+A loop qualifies if its rows are the product's, whole, and it reads the product at its own point alone. For a GPU's products only;
+on a CPU a row is in the cache when the loop reads it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from polytile import options
+from polytile.ir import expr, levels, sizes
+from polytile.ir.expr import Scan
+from polytile.ir.program import Loop, Program, Template
+from polytile.passes.fusion.epilogue import attached, finished_by, hosted, is_direct, plain_epilogue
+from polytile.passes.fusion.merge import Domain, Unfit, join
+
+SHORT_ROW = 128
+"""Columns up to which a row of a known length counts as one block's: every variant has blocks that wide."""
+
+
+def fuse_row_reductions(program: Program) -> Program:
+    """`program` with reductions of the rows of products made part of their epilogues."""
+    return attached(program, _reduces_rows, _with_rows)
+
+
+def _reduces_rows(loop: Loop) -> bool:
+    return bool(loop.reduced) and is_direct(loop) and not any(isinstance(n, Scan) for n in expr.walk(*loop.roots))
+
+
+def _with_rows(template: Template, consumer: Loop, program: Program, droppable: frozenset[str]) -> Template:
+    """`template` with the reductions of `consumer` in its epilogue. Raises Unfit."""
+    on_gpu = program.buffers[template.a.buffer].device.type == "cuda" or bool(options.get("interpret"))
+    if not on_gpu or template.a.dtype == torch.float64:
+        raise Unfit("the product is the library's")
+    if consumer.writes() & template.operand_reads():
+        raise Unfit("the consumer overwrites an operand of the product")
+    host = template.epilogue or plain_epilogue(template)
+    if host.reduced:
+        raise Unfit("the epilogue reduces its rows already")
+    second = hosted(host, consumer).second
+    b, m, n = host.axes
+    rows = {symbol for axis in consumer.axes for symbol in second[axis.symbol].free_symbols}
+    along = {symbol for axis in consumer.reduced for symbol in second[axis.symbol].free_symbols}
+    whole = sizes.equal(sizes.product([axis.size for axis in consumer.reduced]), n.size)
+    if not whole or n.symbol in rows or {b.symbol, m.symbol} & along:
+        raise Unfit("what is reduced is not the product's rows")
+    merged = join(host, consumer, Domain((b, m), (n,), {}, second), program.buffers, droppable).loop
+    short = n.size.is_Integer and n.size <= SHORT_ROW
+    if not short and levels.waits(merged):
+        raise Unfit("a point of the row waits for a reduction, and the row is longer than a block")
+    return finished_by(template, merged, n, consumer.origins)
+
+
+__all__ = ["fuse_row_reductions"]

@@ -1,0 +1,141 @@
+"""Products of 8-bit floats with scales by blocks: every schedule against float64, from PyTorch's own operator."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polytile
+from polytile import options
+from polytile.ir import interpret
+from polytile.ir.program import Loop, Template
+from polytile.kernels import templates
+from polytile.kernels.facts import Facts
+from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
+from polytile.kernels.triton.gemm.candidates import gemm_candidates
+from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
+from polytile.kernels.triton.gemm.unit import Chip
+from polytile.passes.pipeline import optimize
+from polytile.problem import Config
+from polytile.runtime.cuda import cubins, workers
+from tests.frontend.lowering import lower
+from tests.kernels.test_triton_gemm_prologue import flat, lowered
+from tests.kernels.triton_gemm import interpreted, small
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+FP8 = torch.float8_e4m3fn
+BLOCKS = ((1, 128), (1, 1), (128, 1))
+"""Rows of A and columns of B that share a scale: the three that PyTorch takes."""
+VARIANTS = [variant for variant in SCHEDULES if variant != "rows"]
+
+
+@pytest.fixture(autouse=True)
+def on_gpu() -> Iterator[None]:
+    """CPU tensors stand for a GPU's, whose kernels are interpreted."""
+    with options.override(interpret=True, persist=False, verify_ir=True):
+        yield
+
+
+def scaled(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch._scaled_mm(x, w.t(), a, b, out_dtype=torch.bfloat16)
+
+
+def arguments(m: int, n: int, k: int, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    """Operands, and scales that lie as the library has them: single rows next to each other."""
+    x, w = torch.randn(m, k).to(FP8), torch.randn(n, k).to(FP8)
+    along = -(-k // 128)
+    a, b = torch.rand(along, -(-m // rows)).t() + 0.5, torch.rand(along, -(-n // columns)) + 0.5
+    return x, w, a, b if columns == 1 else b.t().contiguous().t()
+
+
+def exact(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """The product in float64, each element scaled first."""
+    k = torch.arange(x.shape[1]) // 128
+    left = x.double() * a.double()[torch.arange(x.shape[0]) // rows][:, k]
+    right = w.double().t() * b.double()[k][:, torch.arange(w.shape[0]) // columns]
+    return left @ right
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("rows", "columns"), BLOCKS)
+def test_every_schedule_scales_by_blocks(rows: int, columns: int, variant: str) -> None:
+    program, template = lowered(scaled, arguments(160, 144, 272, rows, columns))
+    assert template.scales is not None and tuple(s.rows for s in template.scales) == (rows, columns)
+    assert not any(isinstance(operation, Loop) for operation in program.operations)
+    for m, n, k in ((160, 144, 272), (48, 256, 128)):
+        args = arguments(m, n, k, rows, columns)
+        kernel, given, result = flat(program, template, args)
+        stored = result.bfloat16()
+        given = [stored if arg is result else arg for arg in given]
+        interpreted(kernel, small(variant, m=32, n=64, k=64), given, Facts(wide=True) if m == 48 else None)
+        torch.testing.assert_close(stored.double(), exact(*args, rows, columns), rtol=2e-2, atol=2e-1)
+
+
+@pytest.mark.parametrize(("rows", "columns"), BLOCKS)
+def test_the_reference_is_the_product_of_scaled_operands(rows: int, columns: int) -> None:
+    args = arguments(160, 144, 272, rows, columns)
+    program = optimize(lower(scaled, *args)).program
+    (got,) = interpret.run(program, list(args), torch.float64)
+    torch.testing.assert_close(got.double(), exact(*args, rows, columns), rtol=1e-2, atol=1e-2)
+
+
+def test_only_steps_within_a_scale_take_part() -> None:
+    program, template = lowered(scaled, arguments(160, 144, 272, 1, 128))
+    kernel = templates.canonicalize(template, program.buffers)[0]
+    found = gemm_candidates(kernel, "scaled", torch.device("cpu"))
+    assert {c.config["variant"] for c in found} == set(VARIANTS)
+    assert all(32 <= int(c.config["k"]) <= 128 for c in found)
+
+
+def test_a_compiled_function_takes_scales_by_blocks() -> None:
+    def activated(*args: torch.Tensor) -> torch.Tensor:
+        return torch.relu(scaled(*args))
+
+    args = arguments(32, 128, 256, 1, 128)
+    call = torch.compile(activated, backend="polytile", dynamic=True, options={"tune": "off"})
+    torch.testing.assert_close(call(*args).double(), exact(*args, 1, 128).clamp_min(0), rtol=2e-2, atol=2e-1)
+    (kernel,) = polytile.compiler.compiled_programs()[-1].multikernels
+    assert "scaled_mm" in kernel.spec.name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, w, a, b: (x, w, a[:-1], b), "Invalid scaling configuration"),
+        (lambda x, w, a, b: (x, w, a, b.repeat(1, 3)), "Invalid scaling configuration"),
+        (lambda x, w, a, b: (x, w, a.double(), b), "float"),
+    ],
+)
+def test_scales_that_do_not_fit_are_an_error_that_names_the_shapes(change: Any, message: str) -> None:
+    call = torch.compile(scaled, backend="polytile", dynamic=True, options={"tune": "off"})
+    with pytest.raises(Exception, match=message):
+        call(*change(*arguments(32, 128, 256, 1, 128)))
+
+
+def test_other_products_with_scales_by_blocks_are_the_librarys() -> None:
+    x, w, a, b = arguments(32, 128, 256, 1, 128)
+
+    def with_bias(*args: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(args[0], args[1].t(), *args[2:], out_dtype=torch.bfloat16)
+
+    program = optimize(lower(with_bias, x, w, a, b, torch.randn(128).bfloat16())).program
+    assert not any(isinstance(operation, Template) for operation in program.operations)
+
+
+def test_scaled_products_fit_in_registers(empty_cache: Path) -> None:
+    program, template = lowered(scaled, arguments(160, 144, 272, 1, 128))
+    kernel = templates.canonicalize(template, program.buffers)[0]
+    facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({"K%64"}))
+    asked = []
+    for variant, m, n, k, warps in (("tile", 64, 128, 128, 4), ("persistent", 128, 128, 128, 8)):
+        config = Config.of(variant=variant, m=m, n=n, k=k, stages=3, warps=warps, group=8)
+        for one in generate(kernel, config, facts, Chip(132, overlaps=True)).launches:
+            asked.append(cubins.request(cubins.Order("scaled", WORKER, job_of(one, 90), triton_version())))
+    assert [promise.result().facts.spills for promise in asked] == [0] * len(asked)
+    workers.reset()
