@@ -36,8 +36,8 @@ Fill = Callable[[torch.Generator | None], torch.Tensor]
 
 @dataclass
 class Seeds:
-    """The seeds that calls on one stream take, in order. `fill` starts the kernel of a block, `make` makes a generator of the same
-    device, which is not possible during a capture."""
+    """The seeds that calls on one stream take, in order. `fill` starts the kernel of a block, `make` makes a generator of the
+    same device, which is not possible during a capture."""
 
     fill: Fill
     make: Callable[[], torch.Generator]
