@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,24 @@ def test_a_value_of_the_wrong_type_is_named() -> None:
 def test_a_choice_outside_the_table_lists_the_choices() -> None:
     with pytest.raises(OptionError, match="choose from eager, philox"):
         options.check({"random": "dice"})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"threads": -1}, "option 'threads' .* is -1; it takes 0 or more"),
+        ({"shortlist": 0}, "option 'shortlist' .* is 0; it takes 1 or more"),
+        ({"noise_band": float("nan")}, "option 'noise_band' .* is nan; it takes 0 or more"),
+        ({"sources": "cpp, cutlas"}, "is 'cpp, cutlas'; choose one or more from cpp, triton, library, cublaslt"),
+        ({"sources": " , "}, "choose one or more from cpp"),
+        ({"shortlists": 3}, "no option 'shortlists'; did you mean 'shortlist'"),
+        ({"zzz": 3}, r"no option 'zzz'\. Options: cache_dir, "),
+        ([("threads", 1)], "takes a mapping from names of options to their values; it was given"),
+    ],
+)
+def test_what_no_option_takes_is_refused_by_name(given: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        options.check(given)
 
 
 def test_an_override_is_stronger_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import difflib
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,13 +21,16 @@ from polytile.errors import OptionError
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table."""
+    """One row of the table. `choices`, if any, are all values that it takes, or, where it is `listed`, all that may stand in
+    its comma-separated list; `least` is the smallest number that it takes."""
 
     name: str
     type: type
     default: Any
     doc: str
     choices: tuple[Any, ...] = ()
+    listed: bool = False
+    least: float | None = None
 
     @property
     def variable(self) -> str:
@@ -34,14 +38,13 @@ class Option:
 
 
 TABLE: tuple[Option, ...] = (
-    Option(
-        "cache_dir", str, str(Path.home() / ".cache" / "polytile"), "Directory of everything polytile keeps on disk."
-    ),
+    Option("cache_dir", str, "~/.cache/polytile", "Directory of everything polytile keeps on disk."),
     Option(
         "debug",
         int,
         0,
         "1 prints decisions, 2 also the program around the kernels, 3 also the graph and the IR between passes.",
+        least=0,
     ),
     Option("persist", bool, True, "Keep measurements and compiled kernels on disk for other processes."),
     Option(
@@ -51,7 +54,7 @@ TABLE: tuple[Option, ...] = (
         "Where measurements are kept: a file, or a server as postgresql://user@host/database; empty: a file in cache_dir.",
     ),
     Option("cxx", str, "", "C++ compiler to use; empty: $CXX, then g++, then clang++."),
-    Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core, fewer where memory is short."),
+    Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core, fewer where memory is short.", least=0),
     Option(
         "tune",
         str,
@@ -61,13 +64,16 @@ TABLE: tuple[Option, ...] = (
         "learning; off: prior and store only.",
         choices=("auto", "thorough", "all", "off"),
     ),
-    Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known, at most."),
-    Option("gpu_shortlist", int, 6, "The same for kernels on a GPU, where candidates compile in parallel processes."),
+    Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known, at most.", least=1),
+    Option(
+        "gpu_shortlist", int, 6, "The same for kernels on a GPU, where candidates compile in parallel processes.", least=1
+    ),
     Option(
         "expected_calls",
         int,
         10_000,
         "Calls of a kernel at a size by which compiling one more candidate for it must be able to pay.",
+        least=0,
     ),
     Option(
         "gpu_cache",
@@ -94,12 +100,14 @@ TABLE: tuple[Option, ...] = (
         float,
         0.0,
         "Seconds that measuring one problem may take, compilers waited for included; 0: no limit. What is found by then is used.",
+        least=0,
     ),
     Option(
         "program_seconds",
         float,
         0.0,
         "Seconds that a compiled program may spend on measuring, all its kernels and sizes together; 0: no limit.",
+        least=0,
     ),
     Option(
         "progress",
@@ -109,7 +117,7 @@ TABLE: tuple[Option, ...] = (
         "everywhere.",
         choices=("off", "auto", "lines"),
     ),
-    Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal."),
+    Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal.", least=0),
     Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed."),
     Option(
         "check_inputs",
@@ -126,7 +134,11 @@ TABLE: tuple[Option, ...] = (
         choices=("never", "untrusted", "always"),
     ),
     Option(
-        "trial_seconds", float, 10.0, "Seconds of its processors that a candidate may use in its first run in a worker."
+        "trial_seconds",
+        float,
+        10.0,
+        "Seconds of its processors that a candidate may use in its first run in a worker.",
+        least=0,
     ),
     Option("force", str, "", "Force candidates: comma-separated KERNEL=CANDIDATE or CANDIDATE patterns."),
     Option("plan", str, "", "Path of a plan file that pins every decision."),
@@ -145,19 +157,27 @@ TABLE: tuple[Option, ...] = (
         "eager: the same random stream as eager; philox: a faster counter-based generator.",
         choices=("eager", "philox"),
     ),
-    Option("threads", int, 0, "Most threads a kernel may use; 0: torch.get_num_threads()."),
+    Option("threads", int, 0, "Most threads a kernel may use; 0: torch.get_num_threads().", least=0),
     Option(
         "packed_weights_mib",
         int,
         4096,
         "Most MiB that packed copies of constant weights may take, all of them together; 0: none are made.",
+        least=0,
     ),
     Option("verify_ir", bool, False, "Run the verifier between all passes."),
     Option("fuse", bool, True, "Fuse loops; off makes one kernel for each operator."),
     Option(
         "wrapper", str, "python", "Backend that writes the program around the kernels; packages may register others."
     ),
-    Option("sources", str, "cpp,triton,library,cublaslt", "Sources of candidates that take part, in order."),
+    Option(
+        "sources",
+        str,
+        "cpp,triton,library,cublaslt",
+        "Sources of candidates for products that take part, in order, comma-separated.",
+        choices=("cpp", "triton", "library", "cublaslt"),
+        listed=True,
+    ),
 )
 BY_NAME: dict[str, Option] = {option.name: option for option in TABLE}
 
@@ -168,7 +188,7 @@ _overrides: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextV
 def _named(name: str) -> Option:
     if name not in BY_NAME:
         near = difflib.get_close_matches(name, BY_NAME, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise OptionError(f"polytile has no option {name!r}{hint} Options: {', '.join(sorted(BY_NAME))}.")
     return BY_NAME[name]
 
@@ -190,11 +210,20 @@ def _checked(option: Option, value: Any, origin: str) -> Any:
         raise OptionError(
             f"option {option.name!r} ({origin}) is {value!r}; it takes a value of type {option.type.__name__}."
         ) from None
-    if option.choices and value not in option.choices:
+    named = parts(value) if option.listed else (value,)
+    if option.choices and not (named and set(named) <= set(option.choices)):
+        many = " one or more" if option.listed else ""
         raise OptionError(
-            f"option {option.name!r} ({origin}) is {value!r}; choose from {', '.join(map(str, option.choices))}."
+            f"option {option.name!r} ({origin}) is {value!r}; choose{many} from {', '.join(map(str, option.choices))}."
         )
+    if option.least is not None and not value >= option.least:  # so NaN is refused too
+        raise OptionError(f"option {option.name!r} ({origin}) is {value!r}; it takes {option.least:g} or more.")
     return value
+
+
+def parts(value: str) -> tuple[str, ...]:
+    """What stands in a comma-separated value, in its order."""
+    return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 def get(name: str) -> Any:
@@ -208,8 +237,23 @@ def get(name: str) -> Any:
     return option.default
 
 
+def cache_dir() -> Path:
+    """The directory that the option `cache_dir` names, as an absolute path; a relative one begins where the process was when
+    it first asked. It begins with ~ where the user has no home directory."""
+    return _absolute(get("cache_dir"))
+
+
+@functools.cache
+def _absolute(named: str) -> Path:
+    path = Path(os.path.expanduser(named))
+    return path if path.parts[:1] == ("~",) else path.absolute()
+
+
 def check(values: Mapping[str, Any], origin: str = "options=") -> dict[str, Any]:
-    """`values` with every name and type checked; raises OptionError naming the option and the nearest known one."""
+    """`values` with every name and value checked; raises OptionError naming the option, and the nearest known one where there
+    is none of that name."""
+    if not isinstance(values, Mapping):
+        raise OptionError(f"{origin} takes a mapping from names of options to their values; it was given {values!r}.")
     return {name: _checked(_named(name), value, origin) for name, value in values.items()}
 
 
@@ -251,13 +295,13 @@ def as_markdown() -> str:
     """The table as the text of docs/options.md."""
     rows = ["| option | environment | default | meaning |", "| --- | --- | --- | --- |"]
     for option in TABLE:
-        default = "~/.cache/polytile" if option.name == "cache_dir" else (repr(option.default))
-        choices = f" One of: {', '.join(map(str, option.choices))}." if option.choices else ""
-        rows.append(f"| `{option.name}` | `{option.variable}` | `{default}` | {option.doc}{choices} |")
+        choices = f" {'Any of' if option.listed else 'One of'}: {', '.join(map(str, option.choices))}." if option.choices else ""
+        rows.append(f"| `{option.name}` | `{option.variable}` | `{option.default!r}` | {option.doc}{choices} |")
     about = "Generated from `src/polytile/options.py`. A package adds its own with `polytile.options.register(Option(...))`."
     return f"# Options\n\n{about}\n\n" + "\n".join(rows) + "\n"
 
 
 __all__ = [
-    "BY_NAME", "TABLE", "Option", "as_markdown", "check", "get", "override", "register", "registered", "unregister",
+    "BY_NAME", "TABLE", "Option", "as_markdown", "cache_dir", "check", "get", "override", "parts", "register",
+    "registered", "unregister",
 ]  # fmt: skip

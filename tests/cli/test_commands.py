@@ -26,7 +26,7 @@ def test_version() -> None:
 def test_doctor_reports_every_subject_and_succeeds(empty_cache: Path) -> None:
     result = run(app, ["doctor"])
     assert result.exit_code == 0, result.output
-    for subject in ("Python", "PyTorch", "processor", "C++ compiler", "cache directory", "options"):
+    for subject in ("Python", "PyTorch", "processor", "C++ compiler", "cache directory", "store", "options"):
         assert subject in result.output
     assert str(empty_cache) in result.output
 
@@ -43,6 +43,13 @@ def test_doctor_counts_files_set_aside_as_damaged(empty_cache: Path) -> None:
     (empty_cache / "kernels" / "softmax.so.bad").write_bytes(b"?")
     found = finding("cache directory")
     assert found.verdict == "fair" and "1 set aside" in found.found
+
+
+def test_doctor_says_whether_the_store_can_be_read_and_never_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYTILE_STORE", "postgresql://me:secret@127.0.0.1:1/kernels")
+    found = finding("store")
+    assert found.verdict == "fair" and "postgresql://me:***@127.0.0.1:1/kernels" in found.advice
+    assert "secret" not in "".join(f.found + f.advice for f in doctor.examine().findings)
 
 
 def test_doctor_notices_a_variable_that_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:

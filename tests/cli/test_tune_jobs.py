@@ -40,6 +40,7 @@ def test_a_file_of_problems_is_tuned_line_by_line(folder: Path) -> None:
     ("line", "said"),
     [
         ('{"target": "target.py:gelu", "shapes": ["3x3"]}', "line 1: .* has no function 'gelu'"),
+        ('{"target": "target.py:softmax", "shapes": ["3x3"], "device": "gpu"}', "can be made on the device 'gpu'"),
         ('{"shapes": ["3x3"]}', 'line 1 is no problem; write one as {"target"'),
         ('{"target": "target.py:softmax", "size": 3}', "line 1 is no problem"),
         ("softmax 3x3", "line 1 is no problem"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import polytile
-from polytile.errors import HintError
+from polytile.errors import HintError, OptionError
 from polytile.frontend import hints
 from tests.behaviour.helpers import multikernels
 
@@ -85,6 +85,22 @@ def test_a_name_that_fits_no_size_is_a_value_error_of_the_call() -> None:
     with pytest.raises(ValueError, match=r"names 'rows', .* its dynamic sizes: s0, s1, s2\.") as caught:
         run(torch.ones(5, 6), torch.ones(6, 7))
     assert isinstance(caught.value, HintError)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"shortlis": 3}, "no option 'shortlis'; did you mean 'shortlist'"),
+        ({"tune": "yes"}, "choose from auto, thorough, all, off"),
+        ({"plan": "/nowhere/softmax.plan"}, "/nowhere/softmax.plan does not exist"),
+        ({"wrapper": "rust"}, "no wrapper backend 'rust'"),
+    ],
+)
+def test_a_wrong_option_is_an_option_error_of_the_call(wrong: dict[str, Any], said: str) -> None:
+    """Not one of Dynamo's about a backend that failed."""
+    with pytest.raises(OptionError, match=said) as caught:
+        torch.compile(lambda x: x.sum(-1) * 2, backend="polytile", options=wrong)(torch.ones(4, 5))
+    assert type(caught.value).__name__ == "OptionError"
 
 
 def test_a_constant_function_takes_hints() -> None:

@@ -22,6 +22,9 @@ app = typer.Typer(
 app.add_typer(store.app)
 app.add_typer(plan.app)
 
+DtypeOfShapes = Annotated[str, typer.Option(help="Element type of the tensors made for --shapes.")]
+DeviceOfShapes = Annotated[str, typer.Option(help="Device of the tensors made for --shapes: cpu, cuda, cuda:1.")]
+
 
 @app.callback(invoke_without_command=True)
 def version_option(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
@@ -56,7 +59,8 @@ def explain_choice(
     shapes: Annotated[
         list[str] | None, typer.Option(help="Of a function: shapes of one call's tensors, as for `polytile tune`.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Element type of the tensors made for --shapes.")] = "float32",
+    dtype: DtypeOfShapes = "float32",
+    device: DeviceOfShapes = "cpu",
     plan: Annotated[
         Path | None, typer.Option(help="A plan that is in force; else the one the option plan names.")
     ] = None,
@@ -71,7 +75,11 @@ def explain_choice(
     from polytile.report import show
 
     if why_program.is_function(kernel):
-        reports, found = why_program.answer(kernel, sizes or [], shapes or [], dtype, store_at(store), plan)
+        from polytile.cli.targets import Kind
+
+        reports, found = why_program.answer(
+            kernel, sizes or [], shapes or [], Kind(dtype, device), store_at(store), plan
+        )
     else:
         reports, found = why_command.answer(kernel, sizes or [], store_at(store), plan)
     for report in reports:
@@ -86,7 +94,8 @@ def tune_ahead(
         list[str] | None,
         typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Element type of the tensors made for --shapes.")] = "float32",
+    dtype: DtypeOfShapes = "float32",
+    device: DeviceOfShapes = "cpu",
     save_plan: Annotated[Path | None, typer.Option(help="Write what was decided to a plan file.")] = None,
     seconds: Annotated[float, typer.Option(help="Measure for so long at most; 0: no limit.", min=0)] = 0.0,
     quick: Annotated[
@@ -97,15 +106,16 @@ def tune_ahead(
 
     With --shapes, FUNCTION is called with random tensors of these shapes. Without, FUNCTION is called once with nothing
     and returns what to tune: a callable and a list of argument tuples. A FILE.jsonl has a problem on each line:
-    {"target": "FILE.py:FUNCTION", "shapes": ["64x512"], "dtype": "float32"}; the last two may be left out.
+    {"target": "FILE.py:FUNCTION", "shapes": ["64x512"], "dtype": "float32", "device": "cuda"}; all but
+    the target may be left out.
 
     Ctrl-C stops it and keeps everything that was measured, and so does the end of --seconds; the same command then goes on
     where it stopped. POLYTILE_ variables set the options.
     """
-    from polytile.cli.targets import jobs_of
+    from polytile.cli.targets import Kind, jobs_of
     from polytile.cli.tune import tune
 
-    raise typer.Exit(tune(jobs_of(target, shapes or [], dtype), save_plan, seconds, not quick))
+    raise typer.Exit(tune(jobs_of(target, shapes or [], Kind(dtype, device)), save_plan, seconds, not quick))
 
 
 @app.command("replay")

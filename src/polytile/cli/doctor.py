@@ -152,7 +152,7 @@ def cache() -> Finding:
 
     if not options.get("persist"):
         return Finding("cache directory", "ok", "none: the option persist is off")
-    asked = Path(options.get("cache_dir")).expanduser().absolute()
+    asked = options.cache_dir()
     in_force = service.directory()
     if in_force != asked:
         advice = f"make {asked} writable for you and for nobody else, or set POLYTILE_CACHE_DIR to another directory."
@@ -179,13 +179,32 @@ def contents(directory: Path) -> tuple[int, int, int]:
     return files, size, damaged
 
 
+def store() -> Finding:
+    """Where measurements are kept, how many there are, and whether they can be read."""
+    from polytile.cli.plain import store_at
+    from polytile.store import schema
+    from polytile.store.reading import reading
+
+    if not options.get("persist"):
+        return Finding("store", "ok", "none: the option persist is off")
+    try:
+        place = store_at(None)
+        if isinstance(place, Path) and not place.exists():
+            return Finding("store", "ok", f"{place}: nothing measured yet")
+        with reading(place) as reader:
+            ((held,),) = reader.rows(schema.COUNTS["measurements"])
+    except PolytileError as trouble:
+        return Finding("store", "fair", "it cannot be read; programs measure anew", str(trouble))
+    return Finding("store", "ok", f"{place}: {held} measurements")
+
+
 def settings() -> Finding:
     """Options that the environment sets, and variables that look like options and are none."""
     known = {option.variable for option in options.TABLE}
     given = sorted(name for name in os.environ if name.startswith("POLYTILE_"))
     unknown = [name for name in given if name not in known]
     try:
-        values = [f"{option.name}={options.get(option.name)}" for option in options.TABLE if option.variable in given]
+        values = [f"{o.name}={_said(o.name, options.get(o.name))}" for o in options.TABLE if o.variable in given]
     except PolytileError as trouble:
         return Finding("options", "bad", "the environment sets one to a value it does not take", str(trouble))
     found = ", ".join(values) or "defaults"
@@ -193,6 +212,13 @@ def settings() -> Finding:
         advice = f"the environment sets {', '.join(unknown)}, but polytile has no such option."
         return Finding("options", "fair", found, advice)
     return Finding("options", "ok", found)
+
+
+def _said(name: str, value: object) -> object:
+    """A value as it may be shown: the address of a store without its password."""
+    from polytile.store.place import place_of
+
+    return place_of(str(value)) if name == "store" and value else value
 
 
 EXAMINATIONS: tuple[Callable[[], Finding], ...] = (
@@ -204,6 +230,7 @@ EXAMINATIONS: tuple[Callable[[], Finding], ...] = (
     compiler,
     accelerator,
     cache,
+    store,
     settings,
 )
 

@@ -17,12 +17,20 @@ from polytile.errors import PolytileError
 
 Calls = Sequence[tuple[Any, ...]]
 
-FIELDS = ("target", "shapes", "dtype")
+FIELDS = ("target", "shapes", "dtype", "device")
 """What a line of a file of problems may say; `target` it must."""
 
 
 class TargetError(PolytileError):
     """What `polytile tune` was asked to tune is not there or is not what it has to be."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of which element type, and on which device, tensors are made for shapes."""
+
+    dtype: str = "float32"
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -33,23 +41,23 @@ class Job:
     calls: Calls
 
 
-def jobs_of(target: str, shapes: Sequence[str], dtype: str) -> list[Job]:
+def jobs_of(target: str, shapes: Sequence[str], kind: Kind) -> list[Job]:
     """Everything to tune. Raises TargetError, with what to do, for what cannot be."""
     if target.endswith(".jsonl"):
         if shapes:
             raise TargetError(f"{target} is a file of problems, which says the shapes itself; leave out --shapes.")
-        return _listed(Path(target), dtype)
-    return [Job(*calls_of(target, shapes, dtype))]
+        return _listed(Path(target), kind)
+    return [Job(*calls_of(target, shapes, kind))]
 
 
-def _listed(path: Path, dtype: str) -> list[Job]:
+def _listed(path: Path, kind: Kind) -> list[Job]:
     """One job for each line of a file of problems; targets are relative to the file."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise TargetError(f"the file of problems {path} cannot be read: {error.strerror}.") from None
     jobs = [
-        _job(line, f"{path}, line {number}", path.parent, dtype) for number, line in enumerate(lines, 1) if line.strip()
+        _job(line, f"{path}, line {number}", path.parent, kind) for number, line in enumerate(lines, 1) if line.strip()
     ]
     if not jobs:
         raise TargetError(f"{path} has no problems; write one a line, as {EXAMPLE}.")
@@ -59,7 +67,7 @@ def _listed(path: Path, dtype: str) -> list[Job]:
 EXAMPLE = '{"target": "kernels.py:softmax", "shapes": ["64x512"], "dtype": "float32"}'
 
 
-def _job(line: str, place: str, beside: Path, dtype: str) -> Job:
+def _job(line: str, place: str, beside: Path, kind: Kind) -> Job:
     try:
         said = json.loads(line)
         if not (isinstance(said, dict) and isinstance(said.get("target"), str) and said.keys() <= set(FIELDS)):
@@ -68,16 +76,17 @@ def _job(line: str, place: str, beside: Path, dtype: str) -> Job:
     except (ValueError, TypeError):
         raise TargetError(f"{place} is no problem; write one as {EXAMPLE}.") from None
     try:
-        return Job(*calls_of(str(beside / said["target"]), shapes, str(said.get("dtype", dtype))))
+        own = Kind(str(said.get("dtype", kind.dtype)), str(said.get("device", kind.device)))
+        return Job(*calls_of(str(beside / said["target"]), shapes, own))
     except TargetError as error:
         raise TargetError(f"{place}: {error}") from None
 
 
-def calls_of(target: str, shapes: Sequence[str], dtype: str) -> tuple[Callable[..., Any], Calls]:
+def calls_of(target: str, shapes: Sequence[str], kind: Kind) -> tuple[Callable[..., Any], Calls]:
     """The function to tune and the arguments of each call. Raises TargetError, with what to do, for anything else."""
     function = _function(target)
     if shapes:
-        return function, [_tensors(text, dtype) for text in shapes]
+        return function, [_tensors(text, kind) for text in shapes]
     try:
         inspect.signature(function).bind()
     except TypeError as error:
@@ -119,22 +128,27 @@ def _function(target: str) -> Callable[..., Any]:
     return found
 
 
-def _tensors(text: str, dtype: str) -> tuple[torch.Tensor, ...]:
-    kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype):
-        raise TargetError(f"torch has no element type {dtype!r}; float32, bfloat16 and int64 are some that it has.")
+def _tensors(text: str, kind: Kind) -> tuple[torch.Tensor, ...]:
+    dtype = getattr(torch, kind.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise TargetError(f"torch has no element type {kind.dtype!r}; float32, bfloat16 and int64 are some that it has.")
     try:
         shapes = [[int(size) for size in shape.split("x")] for shape in text.split(",")]
         if any(size < 0 for shape in shapes for size in shape):
             raise ValueError(text)
     except ValueError:
         raise TargetError(f"{text!r} is no list of shapes; write one as 64x512, several as 64x512,512x256.") from None
-    floating = kind.is_floating_point or kind.is_complex
-    return tuple(torch.randn(s).to(kind) if floating else torch.zeros(s, dtype=kind) for s in shapes)
+    floating = dtype.is_floating_point or dtype.is_complex
+    try:
+        device = torch.device(kind.device)
+        return tuple((torch.randn(s) if floating else torch.zeros(s)).to(device, dtype) for s in shapes)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise TargetError(f"no tensors can be made on the device {kind.device!r} ({reason}); is it there?") from None
 
 
 def _are_calls(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(args, tuple) for args in value)
 
 
-__all__ = ["Calls", "Job", "TargetError", "calls_of", "jobs_of"]
+__all__ = ["Calls", "Job", "Kind", "TargetError", "calls_of", "jobs_of"]

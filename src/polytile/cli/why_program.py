@@ -16,7 +16,7 @@ import polytile
 from polytile import options
 from polytile.cli.kernels import Kernel, kernels
 from polytile.cli.plain import in_short, sizes_text
-from polytile.cli.targets import TargetError, jobs_of
+from polytile.cli.targets import Kind, TargetError, jobs_of
 from polytile.cli.why import Ranked, Why
 from polytile.cli.why_command import answers, plan_in_force, table_of
 from polytile.multikernel import Decision, alive
@@ -33,14 +33,14 @@ def is_function(word: str) -> bool:
 
 
 def answer(
-    target: str, sizes: Sequence[str], shapes: Sequence[str], dtype: str, store: Place, plan: Path | None
+    target: str, sizes: Sequence[str], shapes: Sequence[str], kind: Kind, store: Place, plan: Path | None
 ) -> tuple[list[Table], bool]:
     """A table for each choice that the function's calls make, and whether all of them rest on more than a prediction. Raises
     PolytileError as its parts do."""
     if sizes:
         raise TargetError(f"{target} is a function, whose sizes are its tensors'; give --shapes in place of {' '.join(sizes)}.")
     pinned = plan_in_force(plan)
-    made = decisions(target, shapes, dtype, store, pinned[0] if pinned is not None else "")
+    made = decisions(target, shapes, kind, store, pinned[0] if pinned is not None else "")
     measured = {kernel.digest: kernel for kernel in _kernels(store)} if any(map(_guessed, made)) else {}
     tables = []
     for decision in made:
@@ -53,12 +53,12 @@ def answer(
     return tables, not any(map(_guessed, made))
 
 
-def decisions(target: str, shapes: Sequence[str], dtype: str, store: Place, plan: str) -> list[Decision]:
+def decisions(target: str, shapes: Sequence[str], kind: Kind, store: Place, plan: str) -> list[Decision]:
     """What is decided for each kernel when the function is called, with measuring off, by kernel and sizes."""
     found: dict[tuple[int, str], Decision] = {}
     named = store.url if isinstance(store, Server) else str(store)
     with options.override(tune="off", store=named, plan=plan), torch.no_grad():
-        for job in jobs_of(target, shapes, dtype):
+        for job in jobs_of(target, shapes, kind):
             compiled = polytile.compile(job.function)
             for args in job.calls:
                 try:

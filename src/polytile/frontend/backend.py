@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from polytile import compiler, runtime
 from polytile import options as settings
-from polytile.errors import CompilerMissing, HintError
+from polytile.errors import CompilerMissing, HintError, NotInPlan, OptionError, PlanError
 from polytile.frontend import hints as hinted
 from polytile.frontend.eager import SOURCE, library_calls
 from polytile.frontend.floats import restart_if_fixed
@@ -50,8 +50,9 @@ def polytile(
         warnings.warn(
             f"polytile has no mode {mode!r}; it tunes as its options say (see docs/options.md).", stacklevel=2
         )
-    given = settings.check(options or {}, "options= of torch.compile")
-    return _compile(graph, example_inputs, given, (), (), strict=False)
+    with _shown_plainly():
+        given = settings.check(options or {}, "options= of torch.compile")
+        return _compile(graph, example_inputs, given, (), (), strict=False)
 
 
 def compile(
@@ -86,7 +87,8 @@ class Backend:
         sizes 0 and 1, which are never dynamic: they may have fewer."""
         first = not self._graphs
         self._graphs.append(None)
-        return _compile(graph, example_inputs, dict(self.options), self.hints, self.compile_ahead, strict=first)
+        with _shown_plainly():
+            return _compile(graph, example_inputs, dict(self.options), self.hints, self.compile_ahead, strict=first)
 
 
 def _compile(
@@ -96,12 +98,9 @@ def _compile(
         return flatten_graph_inputs(
             graph, example_inputs, lambda flat, values: _compile(flat, values, given, hints, ahead, strict=False)
         )
-    try:
-        traced = hinted.sizes_of(graph)
-        wanted = [*hinted.combinations(hints, traced, strict), *hinted.marked(graph, traced)]
-        early = hinted.combinations(ahead, traced, strict, "compile_ahead")
-    except HintError as error:
-        raise _ShownHintError(str(error)) from None
+    traced = hinted.sizes_of(graph)
+    wanted = [*hinted.combinations(hints, traced, strict), *hinted.marked(graph, traced)]
+    early = hinted.combinations(ahead, traced, strict, "compile_ahead")
     with settings.override(**given), _collector_at_rest():
         runtime.prepare_launcher()
         if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
@@ -134,13 +133,29 @@ def _collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-class _ShownHintError(HintError, ShortenTraceback):
-    """A HintError that the caller gets as it is. Dynamo wraps other errors of a backend in one of its own, with advice
-    for compiler developers."""
+CALLERS = (HintError, NotInPlan, OptionError, PlanError)
+"""Errors about what the caller has asked for."""
 
-    def __init__(self, message: str) -> None:
+
+@contextlib.contextmanager
+def _shown_plainly() -> Iterator[None]:
+    """Errors about what the caller has asked for leave the block as Dynamo hands them on: other errors of a backend it wraps
+    in one of its own, with advice for compiler developers."""
+    try:
+        yield
+    except CALLERS as error:
+        raise error if isinstance(error, ShortenTraceback) else _handed_on(type(error))(str(error)) from None
+
+
+def _handed_on(kind: type[Exception]) -> type[Exception]:
+    """`kind` as one of the errors that Dynamo hands on as they are, under the same name."""
+
+    def initialise(self: Any, message: str) -> None:
         Exception.__init__(self, message)
         self.first_useful_frame = None
+
+    members = {"__init__": initialise, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind, ShortenTraceback), members)
 
 
 @dataclass(frozen=True)

@@ -352,8 +352,8 @@ def _check_index(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Ten
     wrong = (index < -size) | (index >= size)
     if bool(wrong.any()):
         bad = int(torch.broadcast_to(index, wrong.shape)[wrong][0])
-        name, length = chunk.loop.name, int(size.max())
-        raise IndexError(f"index {bad} is out of range in {name}: its dimension has {length} elements.")
+        work, length = ", ".join(chunk.loop.origins) or chunk.loop.name, int(size.max())
+        raise IndexError(f"index {bad} is out of range in {work}: the dimension that it picks from has {length} elements.")
     return torch.where(index < 0, index + size, index)
 
 

@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from polytile import options as settings
-from polytile.errors import IRError, OptionError
+from polytile.errors import IRError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Loop, Template, View
 from polytile.kernels import apart, kept, loops, templates, variants
@@ -144,7 +144,7 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None = None) 
 def define_template(template: Template, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
     """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
     kernel, site = templates.canonicalize(template, buffers)
-    sources = _sources(str(options.get("sources", settings.get("sources"))))
+    sources = settings.parts(options.get("sources", settings.get("sources")))
     if "cpp" in sources and not settings.get("interpret"):
         kernel, site = kept.with_kept(kernel, site, template, buffers)
     target = buffers[template.a.buffer].device
@@ -192,19 +192,6 @@ def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, .
         reference=templates.reference(kernel),
         make_args=lambda size: templates.make_args(kernel, size),
     )
-
-
-SOURCES = ("cpp", "triton", "library", "cublaslt")
-
-
-def _sources(text: str) -> tuple[str, ...]:
-    """The names in the option `sources`, in its order. Raises OptionError for one that is none."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    unknown = [name for name in names if name not in SOURCES]
-    if unknown or not names:
-        what = f"names {unknown[0]!r}" if unknown else "names none"
-        raise OptionError(f"option 'sources' {what}; choose from {', '.join(SOURCES)}, comma-separated.")
-    return names
 
 
 def _unfused(kernel: templates.GemmKernel, options: Mapping[str, Any], target: torch.device) -> Any:
