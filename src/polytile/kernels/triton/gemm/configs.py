@@ -63,8 +63,9 @@ class Kind:
 
     @property
     def most_sums(self) -> int:
-        """Sums of a thread beyond which a kernel spills: without tensor cores the operands stand in registers too."""
-        return PLAIN_SUMS if self.itemsize == 4 and not self.tf32 else TENSOR_SUMS
+        """Sums of a thread beyond which a kernel spills: without tensor cores the operands stand in registers too, and with 8-bit
+        floats the sums of a step."""
+        return PLAIN_SUMS if self.float8 or (self.itemsize == 4 and not self.tf32) else TENSOR_SUMS
 
     @property
     def tables(self) -> tuple[str, ...]:
