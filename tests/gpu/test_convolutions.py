@@ -1,4 +1,4 @@
-"""Convolutions on a GPU: images are laid out with their channels last where tensor cores take them, results and gradients are
+"""Convolutions on a GPU, their images laid out with their channels last where tensor cores take them: results and gradients are
 eager's."""
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polytile.compiler import compiled_programs
+from polytile.frontend import channels_last
 from polytile.ir.program import Extern, Ref, View
 from tests.gpu.comparing import compare, data, with_gradients
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def channels_last_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(channels_last.DTYPES, "cuda", (torch.bfloat16, torch.float16))
 
 
 def block(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
