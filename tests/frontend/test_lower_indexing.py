@@ -338,7 +338,6 @@ def test_accumulates_in_any_type_of_number(dtype: torch.dtype) -> None:
     ("fn", "operator"),
     [
         (lambda x, i: x[x > 0], "aten.index.Tensor"),
-        (lambda x, i: x.masked_scatter(x > 0, x), "aten.masked_scatter.default"),
         (lambda x, i: (x > 0).index_put([i], x[:3] > 1, accumulate=True), "aten.index_put.default"),
         (lambda x, i: x.nonzero(), "aten.nonzero.default"),
     ],
@@ -356,6 +355,26 @@ def test_sorted_sequences_of_known_length_are_searched_in_loops(length: int, rig
     check(lambda v: torch.bucketize(v, torch.arange(length) * 0.5, right=right, out_int32=True), half)
     rows = torch.randint(-1, 99, (3, 5))
     check(lambda v: torch.searchsorted(torch.arange(3 * length).view(3, length), v, right=right), rows)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 64, 300])
+def test_sorted_sequences_of_any_length_are_searched_in_loops(length: int) -> None:
+    check(lambda s, v: torch.bucketize(v, s), torch.randn(length).sort()[0], torch.randn(40))
+    check(lambda s, v: torch.searchsorted(s, v, side="right"), torch.randint(9, (3, length)).sort()[0], torch.randint(9, (3, 5)))
+    unsorted = torch.randn(2, length)
+    check(lambda s, v, order: torch.searchsorted(s, v, sorter=order), unsorted, torch.randn(2, 5), unsorted.argsort())
+    check(lambda s: (torch.searchsorted(s, 3), torch.bucketize(1.5, s)), torch.randint(9, (length,)).sort()[0])
+
+
+def test_masked_places_take_a_source_in_order() -> None:
+    x, mask, source = torch.randn(4, 6), torch.rand(4, 6) > 0.5, torch.randn(5, 7)
+    fn = lambda x, m, s: x.masked_scatter(m, s)  # noqa: E731
+    check(fn, x, mask, source)
+    check(fn, x.t(), mask[0, :4], source.t())
+    check(fn, x, torch.zeros(4, 6, dtype=torch.bool), source[:0])
+    check(lambda x, m, s: torch.func.grad(lambda s: fn(x, m, s).square().sum())(s), x, mask, source)
+    with pytest.raises(IndexError):
+        run(lower(fn, x, mask, source[0]), [x, torch.ones(4, 6, dtype=torch.bool), source[0]])
 
 
 @st.composite
@@ -449,6 +468,21 @@ def test_maxima_of_windows_with_nan_and_nothing_but_minus_infinity() -> None:
     x[0, 1, ::3] = torch.nan
     check(lambda x: F.max_pool2d(x, 2, return_indices=True), x)
     check(lambda x: F.max_pool2d(x, 3, 2, padding=1, return_indices=True), x)
+
+
+def test_averages_of_integers_round_towards_zero() -> None:
+    check(lambda x: F.avg_pool2d(x, 3, stride=2, padding=1), torch.randint(-20, 20, (2, 3, 9, 8)))
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_maxima_of_drawn_windows(batched: bool) -> None:
+    flat, samples = torch.randn(2, 3, 9, 11), torch.rand(2, 3, 2)
+    fn = lambda x, s: torch.ops.aten.fractional_max_pool2d(x, [2, 3], [5, 4], s)  # noqa: E731
+    check(fn, flat if batched else flat[0], samples if batched else samples[:1])
+    deep = torch.randn(2, 3, 6, 9, 11).masked_fill(torch.rand(2, 3, 6, 9, 11) > 0.95, torch.nan)
+    three = lambda x, s: torch.ops.aten.fractional_max_pool3d(x, [2, 2, 1], [1, 4, 10], s)  # noqa: E731
+    check(three, deep if batched else deep[0], torch.rand(2, 3, 3) if batched else torch.rand(1, 3, 3))
+    check(lambda x, s: torch.func.grad(lambda x: fn(x, s)[0].square().sum())(x), flat, samples)
 
 
 def test_resampling_reads_by_position() -> None:

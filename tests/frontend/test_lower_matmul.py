@@ -47,6 +47,7 @@ BATCHED: dict[str, Function] = {
     "bmm": lambda x, y, b: x @ y,
     "bmm, transposed": lambda x, y, b: x.mT.contiguous().mT @ y.mT.contiguous().mT,
     "bmm of a broadcast": lambda x, y, b: x[:1].expand(x.shape) @ y,
+    "addbmm, scaled": lambda x, y, b: torch.addbmm(b, x, y, beta=0.5, alpha=-2),
     "baddbmm": lambda x, y, b: torch.baddbmm(b, x, y),
     "baddbmm, scaled": lambda x, y, b: torch.baddbmm(b.expand(x.shape[0], x.shape[1], -1), x, y, beta=0.5, alpha=-2),
     "heads": lambda x, y, b: x.unsqueeze(1).expand(-1, 2, -1, -1) @ y.unsqueeze(1).expand(-1, 2, -1, -1),

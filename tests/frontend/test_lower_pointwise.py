@@ -232,12 +232,28 @@ def test_masks_and_fills() -> None:
     check(lambda x, m: torch.where(m, 1, 2), x, mask)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [lambda x: x * 1j, lambda x: torch.gcd(x.long(), x.long()), lambda x: torch.special.erfcx(x)],
-    ids=["complex", "gcd", "erfcx"],
-)
+@pytest.mark.parametrize("fn", [lambda x: x * 1j, lambda x: torch.special.erfcx(x)], ids=["complex", "erfcx"])
 def test_what_is_not_covered_becomes_a_library_call(fn: Callable[..., Any]) -> None:
     x = torch.randn(5)
     assert library_calls(lower(fn, x))
     check(fn, x, library=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_mantissa_and_exponent(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.randn(50) * 2.0 ** torch.randint(-140, 120, (50,)), torch.tensor([0.0, -0.0, 1, -0.5, 1e-45, -3e-39])])
+    special = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    check(torch.frexp, torch.cat([x, special]).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_the_derivative_of_digamma(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.rand(60) * 40 + 0.01, -torch.rand(20) * 9, torch.tensor([0.5, 1, 150])]).to(dtype)
+    check(lambda x: torch.polygamma(1, x), x.abs() + 1 if dtype == torch.int64 else x)
+    check(lambda x: torch.polygamma(0, x), x.abs() + 1)
+
+
+def test_common_divisors_and_multiples() -> None:
+    a, b = torch.randint(-400, 400, (50,)), torch.randint(-30, 30, (4, 50))
+    check(lambda a, b: (torch.gcd(a, b), torch.lcm(a, b), torch.gcd(b, a[0])), a, b)
+    check(lambda a, b: (torch.gcd(a, b), torch.lcm(a, b)), a.to(torch.uint8) % 16, b.to(torch.uint8) % 16)

@@ -377,3 +377,19 @@ def test_pads_and_crops(pads: list[int]) -> None:
     x = torch.randn(5, 6, 7)
     check(lambda x: F.pad(x, pads, value=1.5), x)
     check(lambda x: F.pad(x.exp().transpose(0, 1), pads), x)
+
+
+@pytest.mark.parametrize(
+    ("of", "to"),
+    [(torch.float32, torch.int32), (torch.int64, torch.float64), (torch.int8, torch.uint8), (torch.int32, torch.int32)],
+)
+def test_bits_are_read_as_another_type_of_the_same_width(of: torch.dtype, to: torch.dtype) -> None:
+    x = (torch.randn(3, 5) * 1000).to(of)
+    check(lambda x: x.view(to), x)
+    check(lambda x: (x + 1).t().view(to).view(of) * 2, x)
+
+
+@pytest.mark.parametrize(("of", "to"), [(torch.float32, torch.int16), (torch.bfloat16, torch.int16), (torch.bool, torch.int8)])
+def test_bits_of_other_types_are_the_library_s(of: torch.dtype, to: torch.dtype) -> None:
+    program = check(lambda x: x.view(to), torch.ones(4, 6, dtype=of), library=True)
+    assert library_calls(program) == ["aten.view.dtype"]

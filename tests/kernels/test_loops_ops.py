@@ -40,7 +40,7 @@ FLOAT_ONLY = set(
     "div reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sigmoid erf erfc erfinv sin cos tan asin acos atan atan2 sinh "
     "cosh tanh asinh acosh atanh lgamma digamma i0 i0e i1 i1e hypot copysign nextafter round_bf16 round_f16".split()
 )
-INTEGER_ONLY = {"shift_left", "shift_right"}
+INTEGER_ONLY = {"gcd", "shift_left", "shift_right"}
 BITS = {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"}
 LOGICAL = {"logical_and", "logical_or", "logical_xor", "logical_not"}
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}

@@ -62,7 +62,7 @@ TABLE: tuple[OpDef, ...] = (
     OpDef("floordiv", 2, _float_or(_div_floor, torch.floor_divide), cost=8),
     OpDef("truncdiv", 2, _float_or(_div_trunc, lambda a, b: torch.div(a, b, rounding_mode="trunc")), cost=8),
     OpDef("remainder", 2, _float_or(_integer_remainder, torch.remainder), cost=8),
-    OpDef("fmod", 2, _float_or(_integer_fmod, torch.fmod), cost=8),
+    OpDef("fmod", 2, _float_or(_integer_fmod, torch.fmod), cost=8), OpDef("gcd", 2, torch.gcd, cost=200),
     OpDef("reciprocal", 1, torch.reciprocal, cost=4), OpDef("sqrt", 1, torch.sqrt, cost=4),
     OpDef("rsqrt", 1, torch.rsqrt, cost=6), OpDef("sign", 1, torch.sign, cost=2),
     # rounding

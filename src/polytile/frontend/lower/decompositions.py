@@ -128,10 +128,75 @@ def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tup
     return values, inverse
 
 
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """The places where `mask` holds take the elements of `source` in order; too few of them are an IndexError."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    if guard_or_false(source.numel() == 0):
+        return x.clone(memory_format=torch.contiguous_format)
+    flat = mask.reshape(-1)
+    taken = source.reshape(-1)[(torch.cumsum(flat, 0) - 1).clamp(min=0)]
+    return torch.where(flat, taken, x.reshape(-1)).view(x.shape)
+
+
+def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
+    """Each element of the source gets the gradient of the place that took it, those that none took 0."""
+    grad, mask = torch.broadcast_tensors(grad, mask)
+    flat, given = mask.reshape(-1), grad.new_zeros(sizes).view(-1)
+    order = torch.cumsum(flat, 0) - 1
+    return torch.ops.aten._unsafe_masked_index_put_accumulate(given, flat, [order], grad.reshape(-1)).view(sizes)
+
+
+def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """The sum of a batch of products is one product, of the batches' k side by side."""
+    batch, m, k = batch1.shape
+    rows = batch1.permute(1, 0, 2).reshape(m, batch * k)
+    return torch.addmm(x, rows, batch2.reshape(batch * k, batch2.shape[2]), beta=beta, alpha=alpha)
+
+
+_BITS = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}
+"""A float's type of the same width, bits of its fraction, and its exponent's bias."""
+
+
+def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """m·2ᵉ with 1/2 ≤ |m| < 1, from the bits; 0, infinities and NaN are their own m. Numbers below the normal ones are made
+    normal first."""
+    wide = x.to(get_computation_dtype(x.dtype))
+    integer, fraction, bias = _BITS[wide.dtype]
+    exponents = (2 * bias + 1) << fraction
+    small = wide.abs() < torch.finfo(wide.dtype).smallest_normal
+    bits = torch.where(small, wide * 2.0**fraction, wide).view(integer)
+    exponent = ((bits & exponents) >> fraction) - (bias - 1) - torch.where(small, fraction, 0)
+    mantissa = (bits & ~exponents | ((bias - 1) << fraction)).view(wide.dtype)
+    itself = (wide == 0) | ~torch.isfinite(wide)
+    return torch.where(itself, wide, mantissa).to(x.dtype), torch.where(itself, 0, exponent).to(torch.int32)
+
+
+def _polygamma(n: int, x: Tensor) -> Tensor:
+    """The derivative of digamma, which gradients ask for: up by 6 and then its asymptotic series, reflected below 1/2."""
+    if n != 1:
+        return torch.digamma(x) if n == 0 else NotImplemented
+    wide = x.to(get_computation_dtype(x.dtype)) if x.is_floating_point() else x.to(torch.get_default_dtype())
+    low = wide < 0.5
+    y = torch.where(low, 1 - wide, wide)
+    total = torch.zeros_like(y)
+    for _ in range(6):
+        total, y = total + 1 / (y * y), y + 1
+    w = 1 / (y * y)
+    total = total + (1 + 0.5 / y + w * (1 / 6 - w * (1 / 30 - w / 42))) / y
+    reflected = (torch.pi / torch.sin(torch.pi * wide)).square() - total
+    result = torch.where(low, reflected, total)
+    return result.to(x.dtype) if x.is_floating_point() else result
+
+
 OWN: dict[str, Callable[..., Any]] = {
     "_unique.default": _unique,
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
     "max_unpool2d.default": _max_unpool2d,
+    "masked_scatter.default": _masked_scatter,
+    "masked_scatter_backward.default": _masked_scatter_backward,
+    "addbmm.default": _addbmm,
+    "frexp.Tensor": _frexp,
+    "polygamma.default": _polygamma,
     "constant_pad_nd.default": _constant_pad_nd,
     "index_fill.int_Scalar": _index_fill,
     "index_fill.int_Tensor": _index_fill,

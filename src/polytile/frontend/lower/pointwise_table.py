@@ -160,6 +160,14 @@ def truncated_quotient(a: Node, b: Node) -> Node:
     return node("div", a, b) if is_float(a) else node("truncdiv", a, b)
 
 
+def lcm(a: Node, b: Node) -> Node:
+    """|a / gcd·b|; 0 where either is."""
+    divisor = node("gcd", a, b)
+    none = node("eq", divisor, like(0, a))
+    product = node("mul", node("truncdiv", a, selected(none, like(1, a), divisor)), b)
+    return selected(none, like(0, a), only_signed("abs")(product))
+
+
 def where(condition: Node, a: Node, b: Node) -> Node:
     return selected(condition, a, b)
 
@@ -243,6 +251,8 @@ TABLE: tuple[Row, ...] = (
     _row("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor prims.remainder", "remainder", DEFAULT),
     _row("floor_divide floor_divide.Scalar", "floordiv", DEFAULT),
     _row("hypot", "hypot", DEFAULT),
+    _row("gcd", "gcd", DEFAULT),
+    _row("lcm", lcm, DEFAULT),
     _row("nextafter", "nextafter", Promotion.NO_OPMATH, WIDE_FLOATS),
     _row("bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor prims.bitwise_and", "bitwise_and", DEFAULT),
     _row("bitwise_or.Tensor bitwise_or.Scalar bitwise_or.Scalar_Tensor prims.bitwise_or", "bitwise_or", DEFAULT),

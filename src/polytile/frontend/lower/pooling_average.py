@@ -38,7 +38,8 @@ def _lower_average(rank: int) -> Callable[..., Tensor]:
         count_include_pad: bool = True,
         divisor_override: Size | int | None = None,
     ) -> Tensor:
-        _require_float(source)
+        if source.dtype != torch.int64:  # of the integers the one that eager averages, rounding towards 0
+            _require_float(source)
         result = builder.result_sizes()
         over = windows(builder, source, rank, kernel_size, stride, padding, (1,), ceil_mode, result)
         total = summed(builder, over, result, lambda point, step: over.element(point, step, outside=0))
@@ -46,7 +47,8 @@ def _lower_average(rank: int) -> Callable[..., Tensor]:
         def at(point: Point) -> Node:
             value = total.at(point)
             count = _divisor(over, point, count_include_pad, divisor_override, value.dtype)
-            return convert(expr.op("div", value.dtype, value, count), source.dtype)
+            divide = "div" if value.dtype.is_floating_point else "truncdiv"
+            return convert(expr.op(divide, value.dtype, value, count), source.dtype)
 
         return computed(result, source.dtype, source.device, at)
 

@@ -156,7 +156,7 @@ def _lower_backward(rank: int) -> Callable[..., Tensor]:
 
 
 for _rank, _operators in (
-    (2, (aten.max_pool2d_with_indices_backward, aten.adaptive_max_pool2d_backward)),
-    (3, (aten.max_pool3d_with_indices_backward, aten.adaptive_max_pool3d_backward)),
+    (2, (aten.max_pool2d_with_indices_backward, aten.adaptive_max_pool2d_backward, aten.fractional_max_pool2d_backward)),
+    (3, (aten.max_pool3d_with_indices_backward, aten.adaptive_max_pool3d_backward, aten.fractional_max_pool3d_backward)),
 ):
     lowers(*(operator.default for operator in _operators))(_lower_backward(_rank))

@@ -217,9 +217,22 @@ def repeat(builder: Builder, source: Tensor, repeats: Sequence[Size | int]) -> T
     return reindexed(source, target, where)
 
 
-# what stays with the library ------------------------------------------------------------------------------------------
+# other types ----------------------------------------------------------------------------------------------------------
+
+BITS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64})
+"""Types that are computed with as they lie in memory: neither truth values nor 16-bit floats are."""
 
 
-@lowers(aten.view.dtype, aten.view_as_complex.default, aten.view_as_real.default)
-def reinterpreted(builder: Builder, source: Tensor, dtype: torch.dtype | None = None) -> Any:
-    raise LoweringError("elements are not reinterpreted as another type by generated code.")
+@lowers(aten.view.dtype)
+def of_type(builder: Builder, source: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bits of each element as an element of another type of the same width."""
+    if dtype == source.dtype:
+        return source
+    if not {dtype, source.dtype} <= BITS or dtype.itemsize != source.dtype.itemsize:
+        raise LoweringError(f"elements of {source.dtype} are reinterpreted as those of {dtype} by the library.")
+    return computed(source.sizes, dtype, source.device, lambda p: expr.op("bitcast", dtype, source.at(p)))
+
+
+@lowers(aten.view_as_complex.default, aten.view_as_real.default)
+def complex_or_pairs(builder: Builder, source: Tensor) -> Any:
+    raise LoweringError("generated code has no complex numbers.")

@@ -14,7 +14,7 @@ _CALLS_1 = (
     "erf erfc erfinv sigmoid floor ceil trunc round lgamma digamma i0 i0e i1 i1e sign"
 ).split()
 _CALLS_2 = (
-    "pow fmod remainder floordiv truncdiv atan2 hypot copysign nextafter minimum maximum shift_left shift_right".split()
+    "pow fmod remainder floordiv truncdiv atan2 hypot copysign nextafter minimum maximum shift_left shift_right gcd".split()
 )
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 

@@ -127,6 +127,16 @@ def pt_int_remainder(a, b):
     return tl.where((rest != 0) & ((rest < 0) != (d < 0)), rest + d, rest)
 """,
     """
+def pt_gcd(a, b):
+    none = tl.zeros([1], a.dtype)
+    a, b = tl.broadcast(tl.abs(a) + none, tl.abs(b) + none)
+    while tl.sum(tl.ravel(a != 0).to(tl.int32), 0) > 0:
+        rest = tl.where(a != 0, b % tl.where(a != 0, a, 1), a)
+        b = tl.where(a != 0, a, b)
+        a = rest
+    return b
+""",
+    """
 def pt_int_pow(a, b):
     one = (a == a).to(a.dtype)
     result = tl.where(b < 0, (a == 1).to(a.dtype) + (a + 1 == 0).to(a.dtype) * (one - 2 * (b & 1)), one)

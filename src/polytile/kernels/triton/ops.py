@@ -44,7 +44,7 @@ FAST: dict[str, str] = {
 
 INTEGERS: dict[str, str] = {
     "floordiv": "pt_int_floordiv({0}, {1})", "truncdiv": "pt_int_truncdiv({0}, {1})",
-    "remainder": "pt_int_remainder({0}, {1})", "fmod": "pt_int_fmod({0}, {1})",
+    "remainder": "pt_int_remainder({0}, {1})", "fmod": "pt_int_fmod({0}, {1})", "gcd": "pt_gcd({0}, {1})",
     "sign": "({0} > 0).to({T}) - ({0} < 0).to({T})",
     "minimum": "tl.minimum({0}, {1})", "maximum": "tl.maximum({0}, {1})",
     "floor": "{0}", "ceil": "{0}", "trunc": "{0}", "round": "{0}", "isnan": "{0} != {0}", "isinf": "{0} != {0}",
