@@ -25,7 +25,7 @@ from benchmarks.timing import geomean
 from polytile.kernels.triton.gemm.candidates import label, traits
 from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.kernels.triton.gemm.prior import FITTED, Access, Accesses, Constants, cost, refused
-from polytile.multikernel.links.prior import varied
+from polytile.multikernel.links.prior import CLEAR_LOSER, varied
 from polytile.problem import Config
 from polytile.report import Table, show
 from polytile.runtime.cuda.device import DeviceFacts, named
@@ -67,6 +67,7 @@ class Shape:
         """The least regret of a shortlist of each length."""
         predicted = self.predicted(constants, device)
         order = sorted(range(len(predicted)), key=predicted.__getitem__)
+        order = [index for index in order if predicted[index] <= CLEAR_LOSER * predicted[order[0]]]
         chosen = (varied(order, count, lambda index: traits(self.measured[index][0])) for count in SHORTLISTS)
         return tuple(math.exp(min(self.regrets[index] for index in indices)) for indices in chosen)
 

@@ -9,6 +9,7 @@ the work, are off by 2; a candidate lost there is found by a hinted or explicit 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
@@ -41,11 +42,12 @@ OPEN = 0.2
 """How much faster than its prediction says a candidate of the shortlist may well be, relatively."""
 
 
-ALIKE = 2
-"""How many of a shortlist may share a trait, such as the width of their blocks. Predictions err together for what is alike: on
-254 products whose every candidate was measured on an H100, the best of three of the ranking took 1.023 times as long as the best
-of all (95th percentile 1.15), the best of three of which no more than two share a trait 1.017 (1.08); of five 1.011 and 1.009.
-Where this is wrong: three that are alike may be the three fastest, and the third the fastest of them."""
+ALIKE = 0.6
+"""What part of a shortlist, two at least, may share a trait, such as the width of their blocks. Predictions err together for what
+is alike: on 254 products whose every candidate was measured on an H100, the best of three of the ranking took 1.023 times as long
+as the best of all (95th percentile 1.15), the best of three of which no more than two share a trait 1.017 (1.08); of five with
+three 1.0085 (1.07) in place of 1.011 (1.08). Where this is wrong: what is alike may be fastest, and the last of it the fastest;
+on 64 squares a shortlist of five missed a faster candidate by 2 % at most that way, with no more than two alike by 80 %."""
 
 
 def shortlist(request: Request) -> tuple[Candidate, ...]:
@@ -79,11 +81,12 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
 
 
 def varied(ranked: Sequence[Ranked], count: int, traits: Callable[[Ranked], Iterable[Hashable]]) -> list[Ranked]:
-    """The first `count` of which no more than ALIKE share a trait; the first of the others where there are not as many."""
+    """The first `count` of which no larger part than ALIKE shares a trait; then the first of the others, if there are too few."""
     seen: Counter[Hashable] = Counter()
+    most = max(2, math.ceil(ALIKE * count))
     chosen: list[int] = []
     for place, candidate in enumerate(ranked):
-        if len(chosen) < count and all(seen[trait] < ALIKE for trait in traits(candidate)):
+        if len(chosen) < count and all(seen[trait] < most for trait in traits(candidate)):
             chosen.append(place)
             seen.update(traits(candidate))
     rest = [place for place in range(len(ranked)) if place not in chosen]
