@@ -30,6 +30,9 @@ from tests.kernels.triton_gemm import interpreted, small
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 FP8 = torch.float8_e4m3fn
+on_cpu = pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < (2, 13), reason="it looks at scales of rows on a GPU alone"
+)
 BLOCKS = ((1, 128), (1, 1), (128, 1))
 """Rows of A and columns of B that share a scale: the three that PyTorch takes."""
 VARIANTS = [variant for variant in SCHEDULES if variant != "rows"]
@@ -104,6 +107,7 @@ def test_a_compiled_function_takes_scales_by_blocks() -> None:
     assert "scaled_mm" in kernel.spec.name
 
 
+@on_cpu
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -134,6 +138,7 @@ BY_ROWS = {
 }
 
 
+@on_cpu
 @pytest.mark.parametrize("kind", BY_ROWS)
 def test_the_library_takes_scales_of_rows_too(kind: str) -> None:
     x, w, *_ = arguments(48, 64, 96, 1, 1)
