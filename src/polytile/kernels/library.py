@@ -35,7 +35,7 @@ class MatmulLibrary:
 
     @cached_property
     def source_hash(self) -> str:
-        return digest(f"aten {torch.__version__} {self.kernel.text}")
+        return digest(f"{self.name} {torch.__version__} {self.kernel.text}")
 
     source_path = ""
 
