@@ -2,8 +2,8 @@
 which every candidate was measured (part `candidates` of benchmarks.gpu.gemm), and judged on shapes that took no part.
 
 The shapes are dealt out into folds; the constants are fitted on all but one, one after another by steps that grow smaller, and
-the fold left out says what their ranking is worth: the regret of its first, and of the best of its first three and five. What the
-fit makes small is the regret to be expected where predictions are off by SOFT, which is smooth where the regret itself jumps,
+the fold left out says what their ranking is worth: the regret of its first, and of the best of shortlists of three and five. What
+the fit makes small is the regret to be expected where predictions are off by SOFT, which is smooth where the regret itself jumps,
 and a little of the predictions' own errors near the best. Needs no GPU.
 """
 
@@ -22,9 +22,10 @@ from typing import Any
 
 from benchmarks import record
 from benchmarks.timing import geomean
-from polytile.kernels.triton.gemm.candidates import label
+from polytile.kernels.triton.gemm.candidates import label, traits
 from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.kernels.triton.gemm.prior import FITTED, Access, Accesses, Constants, cost, refused
+from polytile.multikernel.links.prior import CLEAR_LOSER, varied
 from polytile.problem import Config
 from polytile.report import Table, show
 from polytile.runtime.cuda.device import DeviceFacts, named
@@ -39,6 +40,8 @@ ERRORS, NEAR, TOLERATED = 0.06, 0.4, 0.2
 an error it is squared."""
 KINDS = {"bf16": Kind(), "fp32": Kind(4)}
 SHORTLISTS = (1, 3, 5)
+Bests = tuple[float, ...]
+"""The least regret of a shortlist of each of these lengths, as they are made for measuring (multikernel.links.prior)."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,13 @@ class Shape:
         """µs."""
         return [cost(self.kind, c, self.size, device, self.accesses, constants) * 1e6 for c, _ in self.measured]
 
-    def ranked(self, constants: Constants, device: DeviceFacts) -> list[float]:
-        """Regrets of the candidates, in the order of the prior's predictions."""
+    def best_of_shortlists(self, constants: Constants, device: DeviceFacts) -> Bests:
+        """The least regret of a shortlist of each length."""
         predicted = self.predicted(constants, device)
         order = sorted(range(len(predicted)), key=predicted.__getitem__)
-        return [math.exp(self.regrets[index]) for index in order]
+        order = [index for index in order if predicted[index] <= CLEAR_LOSER * predicted[order[0]]]
+        chosen = (varied(order, count, lambda index: traits(self.measured[index][0])) for count in SHORTLISTS)
+        return tuple(math.exp(min(self.regrets[index] for index in indices)) for indices in chosen)
 
 
 def shapes(rows: Sequence[dict[str, Any]], device: DeviceFacts) -> list[Shape]:
@@ -130,8 +135,8 @@ def _moved(
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of the first of the ranking, and of the best of its first three and five: geometric mean and 95th percentile of the regret;
-    the worst of the first's."""
+    """Of the first of the ranking, and of the best of shortlists of three and five: geometric mean and 95th percentile of the
+    regret; the worst of the first's."""
 
     shapes: int
     geomean: tuple[float, ...]
@@ -139,21 +144,21 @@ class Verdict:
     worst: float
 
 
-def verdict(rankings: Sequence[Sequence[float]]) -> Verdict:
-    best = [sorted(min(regrets[:count]) for regrets in rankings) for count in SHORTLISTS]
-    at = max(0, math.ceil(0.95 * len(rankings)) - 1)
+def verdict(bests: Sequence[Bests]) -> Verdict:
+    best = [sorted(each) for each in zip(*bests, strict=True)]
+    at = max(0, math.ceil(0.95 * len(bests)) - 1)
     means, p95 = tuple(geomean(each) for each in best), tuple(each[at] for each in best)
-    return Verdict(len(rankings), means, p95, best[0][-1])
+    return Verdict(len(bests), means, p95, best[0][-1])
 
 
-def held_out(found: Sequence[Shape], folds: int, device: DeviceFacts) -> list[list[float]]:
-    """The ranking of every shape by constants that were fitted without its fold."""
-    rankings: list[list[float]] = []
+def held_out(found: Sequence[Shape], folds: int, device: DeviceFacts) -> list[Bests]:
+    """The best of the shortlists of every shape, by constants that were fitted without its fold."""
+    bests: list[Bests] = []
     for fold in range(folds):
         constants = fitted([shape for k, shape in enumerate(found) if k % folds != fold], device, Constants())
-        rankings += [shape.ranked(constants, device) for k, shape in enumerate(found) if k % folds == fold]
+        bests += [shape.best_of_shortlists(constants, device) for k, shape in enumerate(found) if k % folds == fold]
         print(f"fold {fold}: {dataclasses.asdict(constants)}", flush=True)
-    return rankings
+    return bests
 
 
 def main() -> None:
@@ -168,8 +173,8 @@ def main() -> None:
     found = shapes([row for row in rows if row["part"] == "candidates"], device)
     every = fitted(found, device, Constants())
     verdicts = {
-        "as committed": verdict([shape.ranked(FITTED, device) for shape in found]),
-        "fitted on all, in sample": verdict([shape.ranked(every, device) for shape in found]),
+        "as committed": verdict([shape.best_of_shortlists(FITTED, device) for shape in found]),
+        "fitted on all, in sample": verdict([shape.best_of_shortlists(every, device) for shape in found]),
         "held out": verdict(held_out(found, given.folds, device)),
     }
     columns = ["constants", "shapes", "first", "p95", "worst", *[f"best of {n}" for n in SHORTLISTS[1:]], "p95 of it"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import cProfile
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 from polytile import compiler
 from polytile.compiler import CompiledProgram
 from polytile.frontend.backend import Backend
-from polytile.ir.program import Kept
-from polytile.multikernel import MultiKernel
+from polytile.ir.program import Extern
 from polytile.multikernel.decision import Decision
+from polytile.runtime.convolution import KeptConvolution
+from polytile.runtime.weights import Site
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,22 @@ def report(programs: Sequence[CompiledProgram]) -> Explanation:
     multikernels = dict.fromkeys(m for p in programs for m in p.multikernels)
     rows = tuple(OperatorRow(op, how, reason, n) for (op, how, reason), n in sorted(operators.items()))
     decisions = tuple(_row(d) for m in multikernels for d in m.decisions)
-    weights = tuple(_weight(multikernel, call.kept) for p in programs for multikernel, call in p.calls if call.kept is not None)
+    weights = tuple(row for program in programs for row in _weights(program))
     return Explanation(tuple(p.name for p in programs), rows, decisions, tuple(p.source for p in programs), weights)
 
 
-def _weight(multikernel: MultiKernel, kept: Kept) -> WeightRow:
-    site, dtype = kept.site, str(kept.view.dtype).removeprefix("torch.")
-    return WeightRow(multikernel.spec.name, site.recipe.sizes, dtype, site.bytes, site.reason, site.made)
+def _weights(program: CompiledProgram) -> Iterator[WeightRow]:
+    """Those of products, then those of convolutions."""
+    for multikernel, call in program.calls:
+        if call.kept is not None:
+            yield _weight(multikernel.spec.name, call.kept.site, call.kept.view.dtype)
+    for operation in program.program.operations if program.program is not None else ():
+        if isinstance(operation, Extern) and isinstance(operation.target, KeptConvolution):
+            yield _weight(operation.target.__name__, operation.target.site, operation.target.dtype)
+
+
+def _weight(kernel: str, site: Site, dtype: torch.dtype) -> WeightRow:
+    return WeightRow(kernel, site.recipe.sizes, str(dtype).removeprefix("torch."), site.bytes, site.reason, site.made)
 
 
 def _row(decision: Decision) -> DecisionRow:

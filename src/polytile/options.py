@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import difflib
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,9 +38,7 @@ class Option:
 
 
 TABLE: tuple[Option, ...] = (
-    Option(
-        "cache_dir", str, str(Path.home() / ".cache" / "polytile"), "Directory of everything polytile keeps on disk."
-    ),
+    Option("cache_dir", str, "~/.cache/polytile", "Directory of everything polytile keeps on disk."),
     Option(
         "debug",
         int,
@@ -238,6 +237,18 @@ def get(name: str) -> Any:
     return option.default
 
 
+def cache_dir() -> Path:
+    """The directory that the option `cache_dir` names, as an absolute path; a relative one begins where the process was when
+    it first asked. It begins with ~ where the user has no home directory."""
+    return _absolute(get("cache_dir"))
+
+
+@functools.cache
+def _absolute(named: str) -> Path:
+    path = Path(os.path.expanduser(named))
+    return path if path.parts[:1] == ("~",) else path.absolute()
+
+
 def check(values: Mapping[str, Any], origin: str = "options=") -> dict[str, Any]:
     """`values` with every name and value checked; raises OptionError naming the option, and the nearest known one where there
     is none of that name."""
@@ -284,13 +295,13 @@ def as_markdown() -> str:
     """The table as the text of docs/options.md."""
     rows = ["| option | environment | default | meaning |", "| --- | --- | --- | --- |"]
     for option in TABLE:
-        default = "~/.cache/polytile" if option.name == "cache_dir" else (repr(option.default))
         choices = f" {'Any of' if option.listed else 'One of'}: {', '.join(map(str, option.choices))}." if option.choices else ""
-        rows.append(f"| `{option.name}` | `{option.variable}` | `{default}` | {option.doc}{choices} |")
+        rows.append(f"| `{option.name}` | `{option.variable}` | `{option.default!r}` | {option.doc}{choices} |")
     about = "Generated from `src/polytile/options.py`. A package adds its own with `polytile.options.register(Option(...))`."
     return f"# Options\n\n{about}\n\n" + "\n".join(rows) + "\n"
 
 
 __all__ = [
-    "BY_NAME", "TABLE", "Option", "as_markdown", "check", "get", "override", "parts", "register", "registered", "unregister",
+    "BY_NAME", "TABLE", "Option", "as_markdown", "cache_dir", "check", "get", "override", "parts", "register",
+    "registered", "unregister",
 ]  # fmt: skip

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.exc import BackendCompilerFailed
 
 import polytile
 from polytile import options
@@ -136,7 +135,7 @@ def test_a_kernel_half_written_by_a_process_that_died_is_not_used(empty_cache: P
 def test_a_misspelt_option_names_the_nearest() -> None:
     with pytest.raises(OptionError, match="'forse'; did you mean 'force'"):
         polytile.compile(softmax, options={"forse": "looped"})
-    with pytest.raises(BackendCompilerFailed, match="OptionError.*did you mean 'shortlist'"):
+    with pytest.raises(OptionError, match="did you mean 'shortlist'"):
         compiled(softmax, short_list=2)(*sized((4, 9)))
 
 
@@ -159,7 +158,7 @@ def test_a_bad_value_says_what_is_allowed(name: str, value: object, told: str) -
 
 def test_a_bad_value_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYTILE_TUNE", "atuo")
-    with pytest.raises(BackendCompilerFailed, match="POLYTILE_TUNE.*'atuo'; choose from auto, thorough, all, off"):
+    with pytest.raises(OptionError, match="POLYTILE_TUNE.*'atuo'; choose from auto, thorough, all, off"):
         compiled(softmax)(*sized((4, 9)))
 
 
@@ -172,7 +171,7 @@ def test_options_of_one_compile_stay_with_it() -> None:
 
 
 def test_an_unknown_source_of_candidates_is_refused() -> None:
-    with pytest.raises(BackendCompilerFailed, match="OptionError.*sources.*'libary'; choose from cpp, triton, library"):
+    with pytest.raises(OptionError, match="sources.*libary.; choose one or more from cpp, triton, library"):
         compiled(lambda x: x @ x.t(), sources="cpp,libary")(*sized((4, 9)))
 
 

@@ -64,6 +64,8 @@ def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[C
     if splittable(nest_for(kernel, "split")[1]):
         found.append({"variant": "split", "x": x, "r": r, "splits": 2})
         found.append({"variant": "split", "x": x, "r": r, "splits": 4, "stages": 3})
+        if nest.form is Form.COLUMN:
+            found.append({"variant": "split", "x": x, "r": r, "splits": 4, "gathers": 2})
         if len(rows) > 1:
             found.append({"variant": "split", "x": x, "r": r, "r1": 4, "splits": 2, "along": "r1"})
     return [Config.of(**config, warps=4) for config in found]

@@ -46,6 +46,13 @@ def test_blocks_take_part_where_the_heuristic_tries_them(m: int, n: int, k: int)
     assert wanted <= set(able(BF16, m, n, k))
 
 
+def test_small_blocks_take_part_where_all_of_them_run_at_once() -> None:
+    for n, takes_part in ((64, True), (128, True), (512, True), (576, False), (4096, False)):
+        assert ("tile 64x32x64 s5 w4" in {label(c) for c in able(BF16, n, n, n)}) == takes_part
+    assert "tile 64x32x64 s5 w4" not in {label(c) for c in able(BF16, 256, 256, 256, batch=5)}
+    assert chosen(BF16, 192, 192, 192) == "tile 64x32x64 s5 w4"
+
+
 @pytest.mark.parametrize("kind", [Kind(1, int8=True), Kind(1, float8=True)])
 def test_tensor_cores_get_32_elements_of_8_bits_along_k(kind: Kind) -> None:
     assert all(int(c["k"]) >= 32 for c in space(kind, H100).configs if c["variant"] != "rows")

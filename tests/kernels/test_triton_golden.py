@@ -69,6 +69,7 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "bias_gelu": (bias_gelu, config(variant="plain", x=1024, y=1), KNOWN),
     "column_sum_split": (column_sum, config(variant="split", x=64, r=32, splits=16), KNOWN),
     "column_norm_split": (column_norm, config(variant="split", x=64, r=32, splits=16, stages=3), KNOWN),
+    "column_norm_gathers": (column_norm, config(variant="split", x=64, r=32, splits=256, gathers=8), KNOWN),
     "cumsum_looped": (cumsum, config(variant="looped", x=1, r=1024), KNOWN),
     "cumsum_split": (cumsum, config(variant="split", r=1024, splits=8), KNOWN),
     "transpose_add": (transpose_add, config(variant="plain", x=64, y=64), KNOWN),

@@ -36,6 +36,7 @@ class Fake:
     source_hash: str = ""
     hard_limits: bool = False
     recipe: str = ""
+    traits: tuple[tuple[str, int], ...] = ()
     calls: list[tuple[int, ...]] = field(default_factory=list)
     prepared: int = 0
     made: int = 0

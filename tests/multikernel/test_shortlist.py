@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polytile import options, store
 from polytile.multikernel import MultiKernel
+from polytile.multikernel.links.prior import varied
 from polytile.store.reading import Record
 from polytile.tuning.replay import matrices
 from tests.multikernel.helpers import SPEC, Fake, arguments
@@ -31,6 +32,23 @@ def test_what_is_ready_made_takes_no_generated_kernels_place() -> None:
     library = Fake("aten", predicted=1e-6, origin="library")
     assert measured(*generated, library, *lt) == {"a", "b", "aten", "lt0", "lt1", "lt2"}
     assert measured(*generated, Fake("padded", predicted=1e-4, origin="padding"), library) == {"a", "b", "aten"}
+
+
+def test_no_more_than_a_part_shares_what_predictions_err_alike_in() -> None:
+    ranked = ["tile 64", "tile 64 again", "tile 64 once more", "split 64", "tile 128", "split 128"]
+    assert varied(ranked, 3, str.split) == ["tile 64", "tile 64 again", "split 128"]
+    assert varied(ranked, 4, str.split) == ["tile 64", "tile 64 again", "tile 64 once more", "split 128"], "three of four"
+    assert varied(ranked[:4], 4, str.split) == ranked[:4], "filled up"
+    assert varied(ranked, 9, str.split) == ranked and varied(ranked, 2, lambda name: ()) == ranked[:2]
+
+
+def test_products_of_one_width_leave_room_for_another() -> None:
+    candidates = [Fake(f"c{i}", predicted=1e-5 * (1 + 0.01 * i)) for i in range(3)]
+    for candidate, width in zip(candidates, (64, 64, 64), strict=True):
+        candidate.traits = (("n", width),)
+    other = Fake("wide", predicted=1.5e-5)
+    other.traits = (("n", 128),)
+    assert measured(*candidates, other) == {"c0", "c1", "wide"}
 
 
 def test_a_library_candidate_that_is_a_last_resort_is_not_measured() -> None:

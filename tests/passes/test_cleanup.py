@@ -93,6 +93,16 @@ def test_a_value_stored_twice_is_stored_once_unless_both_are_returned(outputs: i
     assert len(stores) == (2 if outputs == 2 else 1)
 
 
+def test_of_three_stores_of_a_value_the_one_that_is_returned_stays() -> None:
+    net = Net()
+    x, y = net.input("x", S0, S0), net.input("y", S0, S0)
+    copies = [net.op("exp", x) for _ in range(3)]
+    before = net.program(*[net.mm(c, y) for c in copies], copies[2])
+    after = optimize(before).program
+    assert_same(before, after, EXTENTS)
+    assert [s.buffer for o in after.operations if isinstance(o, Loop) for s in o.stores] == [after.outputs[3].buffer]
+
+
 def test_a_copy_that_is_changed_later_stays_apart() -> None:
     net = Net()
     x = net.input("x", S0, S1)

@@ -44,7 +44,6 @@ FUSED: dict[str, Function] = {
     "mean of squares, beside the product": lambda x, w: ((y := torch.relu(x @ w)), y.pow(2).mean(-1)),
     "logsumexp": lambda x, w: (x @ w).logsumexp(-1),
     "mean and variance": lambda x, w: torch.var_mean(x @ w, -1),
-    "argmax": lambda x, w: (x @ w + w[0]).argmax(-1),
     "what rows come to goes on": lambda x, w: torch.sqrt((x @ w).abs().sum(-1) + x[:, 0].abs()),
     "rows of a batch": lambda x, w: torch.bmm(x.view(2, -1, x.shape[1]), w.expand(2, *w.shape)).amax(-1),
 }
@@ -62,6 +61,7 @@ APART: dict[str, Function] = {
     "parts of a row": lambda x, w: (x @ w).view(x.shape[0], -1, 2).amax(-1),
     "points wait for the row": lambda x, w: torch.softmax(x @ w, -1),
     "one sum waits for another": lambda x, w: ((y := x @ w) - y.mean(-1, keepdim=True)).pow(3).sum(-1),
+    "where the greatest stands": lambda x, w: (x @ w + w[0]).argmax(-1),
     "a scan": lambda x, w: (x @ w).cumsum(-1),
     "an element is looked up": lambda x, w: (y := x @ w).sum(-1) + y[:, x[0].long().clamp(0, 3)].sum(-1),
 }

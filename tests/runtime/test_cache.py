@@ -149,6 +149,26 @@ def test_leftovers_of_dead_processes_are_swept_and_fresh_temporaries_kept(home: 
     assert not old.exists() and fresh.exists()
 
 
+def test_a_relative_directory_stays_where_the_process_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with options.override(cache_dir="kept-here"):
+        path = cache.current().write("a", b"payload")
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert cache.current().read("a") == b"payload"
+    assert path == tmp_path / "kept-here" / "a"
+
+
+def test_a_user_without_a_home_directory_gets_a_private_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it is where the system knows no such user
+    with options.override(cache_dir="~/.cache/a-place-of-nobody"):
+        assert cache.directory() == cache.private().root
+    assert "this user has no home directory" in caplog.text and "Set POLYTILE_CACHE_DIR" in caplog.text
+
+
 def test_a_misspelt_option_names_the_right_one() -> None:
     with pytest.raises(OptionError, match="did you mean 'cache_dir'"), options.override(cach_dir="/tmp/x"):
         pass

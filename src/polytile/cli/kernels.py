@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from polytile import options
 from polytile.errors import StoreError
@@ -74,7 +73,7 @@ def names_beside(store: Place) -> Mapping[str, Sequence[str]]:
     """First digits of a kernel's digest → names, from the generated sources beside the store, or, of a server, in
     this machine's cache directory."""
     names: dict[str, list[str]] = {}
-    cache = Path(options.get("cache_dir")).expanduser() if isinstance(store, Server) else store.parent
+    cache = options.cache_dir() if isinstance(store, Server) else store.parent
     for source in sorted(path for pattern in SOURCES for path in cache.glob(pattern)):
         match = SOURCE.fullmatch(source.name)
         if match and match["name"] not in names.setdefault(match["digest"], []):

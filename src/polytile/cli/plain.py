@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,7 +43,7 @@ def store_at(named: str | None) -> Place:
     """The store that a command works on; it may not exist. Raises StoreError where the name is none of a store."""
     from polytile.store.place import place_of
 
-    return place_of(named or options.get("store") or Path(options.get("cache_dir")))
+    return place_of(named or options.get("store") or options.cache_dir())
 
 
 def date(seconds: float | None) -> str:

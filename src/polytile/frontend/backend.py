@@ -22,6 +22,7 @@ from polytile import compiler, runtime
 from polytile import options as settings
 from polytile.errors import CompilerMissing, HintError, NotInPlan, OptionError, PlanError
 from polytile.frontend import hints as hinted
+from polytile.frontend.channels_last import lay_channels_last
 from polytile.frontend.eager import SOURCE, library_calls
 from polytile.frontend.floats import restart_if_fixed
 from polytile.frontend.graph import lower_graph, unsupported
@@ -115,9 +116,17 @@ def _compile(
             bw_compiler=_Compiler("backward", given, wanted, early),
             inference_compiler=_Compiler("inference", given, wanted, early),
             decompositions=decompositions(),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=_partition,
             keep_inference_input_mutations=True,
         )
+
+
+def _partition(
+    joint: torch.fx.GraphModule, joint_inputs: Any, **given: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Splits the graph of a training step into forward and backward, which agree on how what is saved lies in memory."""
+    lay_channels_last(joint.graph, weights=True)
+    return min_cut_rematerialization_partition(joint, joint_inputs, **given)
 
 
 @contextlib.contextmanager
@@ -181,6 +190,8 @@ class _Compiler:
                 log.info("%s", graph.print_readable(print_output=False))
             why = unsupported(graph)
             if not why:
+                if self.kind == "inference":
+                    lay_channels_last(graph.graph, weights=False)
                 lowered = lower_graph(graph, name, weights_of(graph, self.kind))
                 with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
                     try:

@@ -20,7 +20,7 @@ from polytile.frontend import lower
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
-from polytile.frontend.placement import bases, fits, laid_out, place
+from polytile.frontend.placement import advised, bases, fits, laid_out, place
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Assert, Buffer, Extern, Input, Loop, Program, Template, View, whole
 
@@ -144,7 +144,7 @@ class _Driver:
             result = self._lowered(node)
             if isinstance(result, Tensor):
                 result = place(self.builder, node, result, needed=node in self.bases)
-            self.env[node] = result
+            self.env[node] = advised(result, value)
 
     def output(self, node: torch.fx.Node) -> None:
         self.outputs = tuple(self._output(item) for item in tree_leaves(node.args[0]))

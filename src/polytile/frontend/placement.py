@@ -9,6 +9,8 @@ what is cheaper to compute than to read is left open.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import sympy
 import torch
@@ -65,13 +67,13 @@ def bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
             continue
         if not _apart_but_repeated(output.meta["val"]):
             base = output
-            while _is_view(base.target) and isinstance(base.args[0], torch.fx.Node):
+            while is_view(base.target) and isinstance(base.args[0], torch.fx.Node):
                 base = base.args[0]
             found.add(base)
     return found
 
 
-def _is_view(target: object) -> bool:
+def is_view(target: object) -> bool:
     """Whether an operator's result is a view of its first argument, by its schema."""
     schema = getattr(target, "_schema", None)
     return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None
@@ -93,6 +95,18 @@ def laid_out(builder: Builder, value: Tensor, fake: torch.Tensor) -> Tensor:
         assert view is not None
         return stored(View(view.buffer, view.dtype, value.sizes, full, view.offset), value.device)
     return builder.realize(value, _strides_for(value.sizes, guarded))
+
+
+def advised(result: Any, fake: Any) -> Any:
+    """`result`, of an operator whose results are traced as `fake`: images that were traced with their channels last and are not
+    stored yet will be stored so, whoever asks for it."""
+    if isinstance(result, tuple) and isinstance(fake, tuple | list):
+        return tuple(map(advised, result, fake))
+    if not isinstance(result, Tensor) or result.node is None or not isinstance(fake, torch.Tensor) or result.rank != 4:
+        return result
+    wanted = sizes.channels_last_strides(result.sizes)
+    alike = all(sizes.equal(sizes.as_stride(a), b) for a, b in zip(fake.stride(), wanted, strict=True))
+    return replace(result, layout=wanted) if alike else result
 
 
 def fits(value: Tensor, fake: torch.Tensor) -> bool:

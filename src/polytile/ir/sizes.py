@@ -75,6 +75,12 @@ def contiguous_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
     return tuple(reversed(strides))
 
 
+def channels_last_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
+    """Strides in elements of images (number, channel, row, column) whose channels are innermost."""
+    _, channels, rows, columns = sizes
+    return rows * columns * channels, ONE, columns * channels, channels
+
+
 @functools.lru_cache(maxsize=100_000)
 def is_nonnegative(expr: sympy.Expr) -> bool:
     """Whether `expr` is ≥ 0 for every value of its symbols: each positive symbol s is written s' + 1 with s' ≥ 0 and the

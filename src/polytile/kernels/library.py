@@ -179,10 +179,11 @@ class ScaledLibrary(MatmulLibrary):
 
         named, ints = operands(self.kernel, args)
         a, b, scale_a, scale_b = (named[name][0] for name in ("A", "B", *scales.NAMES))
-        product = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=self.kernel.product_dtype)
+        dtype = self.kernel.product_dtype
         if self.unfused is None:
-            named["C"][0].copy_(product)
+            torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype, out=named["C"][0])
             return
+        product = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype)
         self.unfused(product, *args[4 : len(self.kernel.tensors)], *ints)
 
 

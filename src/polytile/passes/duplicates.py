@@ -33,7 +33,7 @@ def merge_duplicates(program: Program) -> Program:
                 free = [n for n in (name, other) if writers[n] == 1 and n not in mapping and n not in scalars]
                 if len(free) == 2 and not {name, other} <= outputs:
                     kept, gone = (other, name) if other in outputs else (name, other)
-                    mapping[gone] = kept
+                    mapping |= {gone: kept} | {n: kept for n, stand_in in mapping.items() if stand_in == gone}
     return renamed(program, mapping) if mapping else program
 
 

@@ -242,6 +242,8 @@ def private() -> Cache:
 def _opened(root: Path) -> Cache:
     cache = Cache(root)
     try:
+        if not root.is_absolute():
+            raise FileNotFoundError(errno.ENOENT, "this user has no home directory")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         distrust = _distrust(root.stat())
         if distrust:
@@ -276,7 +278,7 @@ def current() -> Cache:
     """The cache that the options in force ask for: `cache_dir`, or a private directory where `persist` is off."""
     if not options.get("persist"):
         return private()
-    return _opened(Path(options.get("cache_dir")).expanduser().absolute()).in_force
+    return _opened(options.cache_dir()).in_force
 
 
 def directory() -> Path:

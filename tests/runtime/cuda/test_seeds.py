@@ -43,8 +43,12 @@ class Device:
 
 
 def seeds_of(device: Device) -> Seeds:
-    own: Any = Generator()
-    return Seeds(device.fill, own)
+    make: Any = Generator
+    return Seeds(device.fill, make)
+
+
+def refused() -> torch.Generator:
+    raise AssertionError("no generator can be made during a capture")
 
 
 @pytest.fixture
@@ -92,7 +96,7 @@ def test_every_seed_is_aligned_alike(device: Device) -> None:
 
 
 def test_a_capture_draws_a_block_from_the_default_generator(device: Device) -> None:
-    seeds = seeds_of(device)
+    seeds = Seeds(device.fill, refused)
     found = [int(seeds.captured(1)) for _ in range(BLOCK + 1)]
     assert len(set(found)) == BLOCK + 1
     assert device.asked == [None, None]

@@ -47,6 +47,12 @@ def test_single_launches_are_timed_as_they_are_and_bursts_as_graphs(graphs: list
         assert timer._work(calls, count) == graphs[-1].replay and len(graphs) == made
 
 
+def test_bursts_are_recorded_anew_now_and_then_as_a_graph_keeps_its_own_time(graphs: list[Graph]) -> None:
+    timer = Timer(GPU)
+    made = [timer._work(calls, 20) and len(graphs) for _ in range(3 * timing.REPLAYS)]
+    assert made == [1 + replay // timing.REPLAYS for replay in range(3 * timing.REPLAYS)]
+
+
 def test_single_calls_through_python_are_replayed_too(graphs: list[Graph]) -> None:
     timer = timer_for(GPU, PythonEntry(lambda *args: None, recordable=True))
     assert isinstance(timer, Timer)

@@ -76,7 +76,7 @@ class Builder:
         """`tensor` as a view of a buffer: itself if it is one already (and `strides` is None), else stored by a new loop."""
         if tensor.view is not None and strides is None:
             return tensor
-        buffer = self.new_buffer(tensor.sizes, tensor.dtype, tensor.device, strides)
+        buffer = self.new_buffer(tensor.sizes, tensor.dtype, tensor.device, strides or tensor.layout)
         self.store(whole(buffer), tensor)
         return stored(whole(buffer), tensor.device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
 import torch
@@ -20,7 +20,8 @@ class Tensor:
     """A tensor of symbolic `sizes` and logical `dtype`.
 
     Exactly one of the two forms: `view` (a strided look at a buffer), or `node` over `axes` (one symbol a dimension), to be
-    computed where it is used. Nodes hold compute types: float32 for bfloat16 and float16 tensors.
+    computed where it is used. Nodes hold compute types: float32 for bfloat16 and float16 tensors. `layout`: the strides
+    (elements) in which an unstored tensor is stored where nobody asks for others; None for row-major ones.
     """
 
     sizes: tuple[sympy.Expr, ...]
@@ -29,6 +30,7 @@ class Tensor:
     view: View | None = None
     axes: tuple[sympy.Symbol, ...] = ()
     node: Node | None = None
+    layout: tuple[sympy.Expr, ...] | None = field(default=None, compare=False)
 
     @property
     def rank(self) -> int:

@@ -23,7 +23,7 @@ from polytile.kernels.candidate import DeviceHandle, DeviceLaunch, NativeEntry, 
 from polytile.kernels.canonical import TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.kernel import Argument, Kind, Launch, TritonKernel
-from polytile.problem import Config, Resources, digest
+from polytile.problem import Config, Resources, Scalar, digest
 from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
 from polytile.runtime.cuda.device import DeviceFacts
@@ -77,6 +77,11 @@ class TritonCandidate:
         self._lock = threading.Lock()
         self._specialised: dict[Facts, Specialised] = {}
 
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        """What the predictions of candidates that share it err alike in."""
+        return ()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.work.name}: {self.name})"
 
@@ -123,6 +128,10 @@ class Specialised:
         self._lock = threading.Lock()
         self._promises: tuple[cubins.Promise, ...] | None = None
         self._entry: NativeEntry | PythonEntry | None = None
+
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        return self.base.traits
 
     def __repr__(self) -> str:
         return f"Specialised({self.base.work.name}: {self.name})"

@@ -34,6 +34,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton.generate import nest_for
+from polytile.kernels.triton.split import GATHERING
 from polytile.kernels.triton.tile import Dim, Tile, divides, tile_of
 from polytile.problem import Config
 
@@ -54,6 +55,7 @@ SECTOR = 32  # bytes
 VECTOR = 16  # bytes of the widest load
 KEPT = 0.6  # of the L2 cache that re-read data finds place in
 BASE_REGISTERS, MOST_REGISTERS = 24, 255
+PARTS = {"argmax": 2.0, "argmin": 2.0, "welford": 3.0, "online_softmax": 2.0}  # running values of a reduction
 WHOLE = ("persistent", "sums")  # variants that hold rows whole
 FAR = 1 << 40  # the stride of an index that is no linear function of its axis
 
@@ -75,7 +77,7 @@ class Access:
 class Work:
     """A loop at concrete sizes: its axes, the integers that 16 divides, accesses, arithmetic (multiply-adds a point), passes,
     reductions, how many 32-bit values a point has in registers where rows are held whole and where they are gone
-    through, and the bytes of its sums across rows."""
+    through, of them the running values of reductions, and the bytes of its sums across rows."""
 
     extents: Mapping[sympy.Symbol, int]
     divisible: frozenset[str]
@@ -85,6 +87,7 @@ class Work:
     reductions: int
     held: float
     live: float
+    running: float
     sums: int
 
 
@@ -115,6 +118,7 @@ class Estimate:
         self.splits = min(self.splits, self.steps)
         self.programs = math.prod(-(-counts[d] // d.block) for d in tile.parallel) * self.splits
         self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
+        self.gathers = int(config.get("gathers", 0) or 0)
         self.running = min(self.programs, int(config.get("programs", 0) or self.programs))
 
     @property
@@ -127,7 +131,7 @@ class Estimate:
     @property
     def _finish(self) -> float:
         if self.variant == "split":
-            return self.work.passes * FINISH
+            return self.work.passes * FINISH * (2 if self.gathers else 1)
         return FINISH + self._left / self.device.l2_bandwidth if self.work.sums and self.running > 1 else 0.0
 
     @property
@@ -234,7 +238,17 @@ class Estimate:
     def registers(self) -> float:
         """32-bit registers a thread needs."""
         each = self.work.held if self.variant in WHOLE else self.work.live
-        return BASE_REGISTERS + max(1.0, self.block / self.threads) * each
+        going = max(1.0, self.block / self.threads) * each
+        return BASE_REGISTERS + max(going, 0.0 if self.gathers else self._met * self.work.running)
+
+    @property
+    def _met(self) -> float:
+        """Values that a thread of the program that puts a row together reads of each part of what the others have left."""
+        if self.variant != "split":
+            return 0.0
+        if self.gathers:
+            return self.splits * self.gathers / (GATHERING * self.device.warp)
+        return self.splits * math.prod(d.block for d in self.tile.parallel) / self.threads
 
     @functools.cached_property
     def places(self) -> int:
@@ -263,8 +277,7 @@ class Estimate:
         """What a program of a split row spends on what the others have left, pass after pass."""
         if self.variant != "split":
             return 0.0
-        left = self.splits * math.prod(d.block for d in self.tile.parallel) / self.threads
-        return self.work.passes * (CACHE_LATENCY + LEFT * left)
+        return self.work.passes * (CACHE_LATENCY + LEFT * self._met)
 
     @property
     def _waits(self) -> float:
@@ -358,7 +371,7 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     wide = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
     again = {id(n) for n in wide if made.get(id(n), 1) > 1}
     held = sum(n.dtype.itemsize / 4 for n in wide if id(n) in again or nest.passes < 2)
-    running = sum(2.0 if r.kind in ("argmax", "argmin", "welford", "online_softmax") else 1.0 for r in nest.reduces)
+    running = sum(PARTS.get(r.kind, 1.0) for r in nest.reduces)
     return Work(
         extents,
         frozenset(s.name for s, n in values.items() if n % 16 == 0),
@@ -368,6 +381,7 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
         len(nest.reduces) + 2 * len(nest.scans),
         held + 1.5 + 1.5 * len(sums),
         running + len(wide) + 1.0,
+        running,
         sum(sums),
     )
 

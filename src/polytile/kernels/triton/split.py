@@ -5,7 +5,8 @@
     the last    where values of the row are stored after the last pass, that program of a row does it which comes last
 
 Where a block is of many columns, what its programs leave is a lot: there the last program of each pass puts it together for all
-of the next one's.
+of the next one's. Where there are many programs too, its registers would be too many for the others of its launch: a config with
+`gathers` has launches of that many columns a program for it.
 
 Program 0 of a row stores the row's values between passes. A scan has a launch before its pass in which every program
 combines its chunk; the pass then starts from all the chunks before.
@@ -34,6 +35,8 @@ from polytile.problem import Config
 
 COMMUTATIVE = ("sum", "prod", "logsumexp")
 """Scans of which a chunk is combined in any order."""
+GATHERING = 4
+"""Warps of a program that puts together what others have left."""
 
 
 def splittable(nest: Nest) -> bool:
@@ -58,7 +61,7 @@ class Split:
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         self.kernel, self.nest, self.config, self.facts = kernel, nest, config, facts
         self.overlaps = overlaps
-        self.splits = int(config["splits"])
+        self.splits, self.gathers = int(config["splits"]), int(config.get("gathers", 0) or 0)
         self.memory: list[Scratch] = []
         self._numbers: dict[tuple[int, int], int] = {}
         self._whole: dict[int, list[int]] = {}
@@ -66,7 +69,11 @@ class Split:
 
     def made(self) -> TritonKernel:
         launches = [self._totals()] if self.nest.scans else []
-        launches += [self._pass(k) for k in range(self.nest.passes) if self.nest.roots_in(k)]
+        for k in range(self.nest.passes):
+            if self.nest.roots_in(k):
+                launches.append(self._pass(k))
+                if self.gathers and self.nest.reduces_in(k):
+                    launches.append(self._gathered(k))
         return TritonKernel(tuple(launches), tuple(self.memory))
 
     # launches --------------------------------------------------------------------------------------------------------
@@ -101,11 +108,30 @@ class Split:
         reductions = one_pass(unit, k, share)
         for reduction in reductions:
             self._leave(unit, reduction)
+        if self.gathers and reductions:
+            return unit.launch(self.splits)
         if k == nest.passes - 1 and nest.row_stores(nest.passes):
             self._finish(unit, [])
         elif reductions and nest.form is Form.COLUMN:
             self._finish(unit, reductions)
         return unit.launch(self.splits)
+
+    def _gathered(self, k: int) -> Launch:
+        """Puts together what the programs of pass k have left; after the last pass stores the row's values."""
+        own = {**dict(self.config.values), "x": self.gathers, "warps": GATHERING}
+        config = Config(tuple(sorted(own.items())))
+        unit = Unit(self.kernel, self.nest, config, self.facts, self.overlaps)
+        unit.constants["SPLITS"] = self.splits
+        unit.place()
+        unit.out.line(f"row = {unit.row()}")
+        for node in self.nest.reduces_in(k):
+            self._keep(unit, Reduction(unit.body, node), unit.scope)
+        if k == self.nest.passes - 1:
+            after = self.nest.row_stores(self.nest.passes)
+            self._know(unit, _roots(after), unit.scope)
+            unit.body.stores(after, unit.scope)
+        unit.flush(unit.scope)
+        return unit.launch()
 
     def _finish(self, unit: Unit, reductions: Sequence[Reduction]) -> None:
         """What the last program of a row does: it keeps the results of `reductions` for the next launch, or stores the row's
@@ -183,6 +209,8 @@ class Split:
     def _know(self, unit: Unit, roots: Iterable[Node], scope: Scope) -> None:
         """Adds to `scope` the results of the reductions that `roots` need."""
         for node in _outermost(roots):
+            if id(node) in scope.names:
+                continue
             reduction = Reduction(unit.body, node)
             if id(node) not in self._whole:
                 reduction.finish(self._left(unit, reduction, scope, before=False), scope)

@@ -73,6 +73,10 @@ SUM_WARPS = {8: (16, 32), 16: (16,)}
 """Warps of all programs on a multiprocessor, by the values that a thread holds."""
 STRIPES = ((1, 512, 2), (2, 512, 4), (4, 256, 4), (8, 128, 4), (2, 1024, 4), (4, 512, 4), (8, 256, 4), (16, 128, 4))
 """(x, r, warps)"""
+GATHERED_SPLITS, GATHERS = (64, 128, 256, 512), 8
+GATHERED_COLUMNS = ((32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 16, 4))
+"""(x, r, warps) of columns that a launch of their own puts together, GATHERS columns a program. With the last program of 256
+doing it, batch norms of 131072×64 take 224 registers a thread, which leaves a multiprocessor two programs; without it 72."""
 FINISHED = 64
 """Values a thread may hold of what the programs of a row have left."""
 
@@ -167,6 +171,8 @@ def _columns(nest: Nest) -> Iterator[Config]:
     for splits, (x, r, warps) in itertools.product(SPLITS, SPLIT_COLUMNS):
         if splits * x <= 32 * warps * FINISHED:
             yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits)
+    for splits, (x, r, warps) in itertools.product(GATHERED_SPLITS, GATHERED_COLUMNS):
+        yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits, gathers=GATHERS)
     for splits, (x, r, warps, stages) in itertools.product(SPLITS, COLUMNS_AHEAD):
         if splits * x <= 32 * warps * FINISHED:
             yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits, stages=stages)

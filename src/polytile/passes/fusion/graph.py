@@ -159,7 +159,7 @@ def _argument_symbols(value: object) -> set[sympy.Symbol]:
 def has_effect(call: Extern) -> bool:
     """Whether a library call does more than fill its outputs: it changes an argument, draws random numbers, returns
     nothing (as an assertion does), or is unknown."""
-    target = call.target
-    if call.mutates or not isinstance(target, torch._ops.OpOverload):
+    schema, tags = getattr(call.target, "_schema", None), getattr(call.target, "tags", ())
+    if call.mutates or schema is None:
         return True
-    return not target._schema.returns or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+    return not schema.returns or schema.is_mutable or torch.Tag.nondeterministic_seeded in tags

@@ -11,8 +11,9 @@ second launch puts the parts together (`kernels/triton/gemm/row_epilogue.py`). S
 reduction, as a norm or a softmax does: it goes over its row once more anyway, and reads it then. Of short rows one block has
 all, and may do that too.
 
-A loop qualifies if its rows are the product's, whole, and it reads the product at its own point alone. For a GPU's products only;
-on a CPU a row is in the cache when the loop reads it.
+A loop qualifies if its rows are the product's, whole, it reads the product at its own point alone, and what it stores are
+floating-point numbers: where the greatest of nearly equal elements stands depends on how sums were rounded, and nobody could tell
+a right kernel from a wrong one by it. For a GPU's products only; on a CPU a row is in the cache when the loop reads it.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def _with_rows(template: Template, consumer: Loop, program: Program, droppable: 
         raise Unfit("the product is the library's")
     if consumer.writes() & template.operand_reads():
         raise Unfit("the consumer overwrites an operand of the product")
+    if not all(program.buffers[name].dtype.is_floating_point for name in consumer.writes()):
+        raise Unfit("a place or a truth that rests on rounded sums is not the same for all that is right")
     host = template.epilogue or plain_epilogue(template)
     if host.reduced:
         raise Unfit("the epilogue reduces its rows already")

@@ -36,11 +36,12 @@ Fill = Callable[[torch.Generator | None], torch.Tensor]
 
 @dataclass
 class Seeds:
-    """The seeds that calls on one stream take, in order. `fill` starts the kernel of a block, `own` is a generator of the same
-    device that nobody else draws from."""
+    """The seeds that calls on one stream take, in order. `fill` starts the kernel of a block, `make` makes a generator of the
+    same device, which is not possible during a capture."""
 
     fill: Fill
-    own: torch.Generator
+    make: Callable[[], torch.Generator]
+    _own: torch.Generator | None = field(default=None, repr=False)
     _block: tuple[tuple[int, int], torch.Tensor] | None = field(default=None, repr=False)
     _captured: tuple[int, torch.Tensor, int] | None = field(default=None, repr=False)
 
@@ -50,9 +51,10 @@ class Seeds:
         generator.set_offset((number + 1) * STEP)
         which = generator.initial_seed(), number // BLOCK
         if self._block is None or self._block[0] != which:
-            self.own.manual_seed((which[0] + OWN) % 2**64)
-            self.own.set_offset(which[1] * STEP)
-            self._block = which, self.fill(self.own)
+            self._own = own = self._own or self.make()
+            own.manual_seed((which[0] + OWN) % 2**64)
+            own.set_offset(which[1] * STEP)
+            self._block = which, self.fill(own)
         self._captured = None  # the memory is the recorded graph's alone
         return _one(self._block[1], number % BLOCK)
 
@@ -93,7 +95,7 @@ def _on(index: int) -> Seeds:
         numbers = torch.empty(BLOCK * APART, dtype=torch.int64, device=f"cuda:{index}")
         return numbers.random_(generator=generator)
 
-    return Seeds(fill, torch.Generator(f"cuda:{index}"))
+    return Seeds(fill, lambda: torch.Generator(f"cuda:{index}"))
 
 
 def _capture(stream: int) -> int:

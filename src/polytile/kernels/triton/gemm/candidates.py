@@ -21,7 +21,7 @@ from polytile.kernels.triton.gemm.schedules import generate
 from polytile.kernels.triton.gemm.unit import Chip, holds_rows, symbol
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.loops import OVERLAPPING
-from polytile.problem import Config
+from polytile.problem import Config, Scalar
 from polytile.runtime.cuda import device as devices
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ class GemmCandidate(TritonCandidate):
     hard_limits = False
     may_spill = False
 
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        return traits(self.config)
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -59,6 +63,11 @@ class Arguments:
     @property
     def text(self) -> str:
         return self.kernel.text
+
+
+def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
+    """What the prior's errors go with: how blocks are gone through, and how wide they are."""
+    return ("variant", config["variant"]), ("n", config["n"])
 
 
 def kind_of(kernel: GemmKernel) -> Kind:
@@ -147,4 +156,4 @@ def label(config: Config) -> str:
     return text + (f" {config['splits']} parts" if config.get("splits") else "")
 
 
-__all__ = ["Arguments", "device_of", "gemm_candidates", "kind_of", "label"]
+__all__ = ["Arguments", "device_of", "gemm_candidates", "kind_of", "label", "traits"]

@@ -78,11 +78,14 @@ def scales_at(unit: Unit) -> list[str]:
 
 
 def dot(unit: Unit, a: str, b: str) -> list[str]:
-    """Lines for acc += a @ b. float32 operands are rounded to TF32 only where PyTorch's switch says so. Where operands have
-    scales by blocks, a step along k lies within what shares one."""
+    """Lines for acc += a @ b. float32 operands are rounded to TF32 only where PyTorch's switch says so. Tensor cores add up 8-bit
+    floats in fewer bits than float32 has: only within a step. Where operands have scales by blocks, a step along k lies within
+    what shares one."""
     options = ""
     if unit.kernel.spec.dtype == "float32":
         options = f', input_precision="{"tf32" if unit.kernel.tf32 else "ieee"}"'
+    if unit.kernel.in_dtype.is_floating_point and unit.kernel.in_dtype.itemsize == 1:
+        options = f", max_num_imprecise_acc={unit.constants['BLOCK_K']}"
     if accumulator(unit.kernel.in_dtype).itemsize == 4 and not unit.kernel.in_dtype.is_floating_point:
         options = ", out_dtype=tl.int32"
     if unit.kernel.scales is None:

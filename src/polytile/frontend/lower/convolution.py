@@ -1,0 +1,55 @@
+"""Convolutions: the library's, by a weight that is laid out once where it stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from polytile import options
+from polytile.errors import LoweringError
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.value import Tensor
+from polytile.ir.program import Buffer, View, whole
+from polytile.ir.sizes import Size
+from polytile.runtime.convolution import KeptConvolution, can_keep
+
+aten = torch.ops.aten
+
+PLAIN = "convolutions are left to the library"
+KEPT = "a convolution by a weight that is kept in oneDNN's layout"
+
+
+@lowers(aten.convolution.default)
+def convolution(
+    builder: Builder,
+    images: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[Size | int],
+    padding: Sequence[Size | int],
+    dilation: Sequence[Size | int],
+    transposed: bool,
+    output_padding: Sequence[Size | int],
+    groups: int,
+) -> Tensor:
+    limit, view = options.get("packed_weights_mib") << 20, weight.view
+    numbers = [*stride, *padding, *dilation, groups, *weight.sizes]
+    if transposed or weight.rank != 4 or not all(isinstance(n, int) or n.is_Integer for n in numbers):
+        raise LoweringError(PLAIN)
+    if not limit or images.dtype != weight.dtype or view is None or not _is_constant(builder.buffers[view.buffer], view):
+        raise LoweringError(PLAIN)
+    given = (list(stride), list(padding), list(dilation), False, list(output_padding), groups)
+    with unset_fake_temporarily():  # whether copies can be kept is found out on tensors
+        if not can_keep(weight.dtype):
+            raise LoweringError(PLAIN)
+        extents, strides = (tuple(map(int, shape)) for shape in (view.sizes, view.strides))
+        target = KeptConvolution(extents, strides, weight.dtype, given, limit)
+    return builder.library(target, (images, weight, bias, *given), {}, KEPT)
+
+
+def _is_constant(buffer: Buffer, view: View) -> bool:
+    """Whether `view` is the whole of an argument on a CPU that mostly stays what it is."""
+    return buffer.weight == "constant" and buffer.device.type == "cpu" and view == whole(buffer)

@@ -1,0 +1,53 @@
+"""Convolutions on a GPU, their images laid out with their channels last where tensor cores take them: results and gradients are
+eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polytile.compiler import compiled_programs
+from polytile.frontend import channels_last
+from polytile.ir.program import Extern, Ref, View
+from tests.gpu.comparing import compare, data, with_gradients
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def channels_last_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(channels_last.DTYPES, "cuda", (torch.bfloat16, torch.float16))
+
+
+def block(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return F.relu(F.conv2d(F.silu(F.conv2d(x, first, padding=1)), second, padding=1) + x)
+
+
+def arguments(*shape: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    channels = shape[1]
+    filters = [data(channels, channels, 3, 3, dtype=dtype) / (3 * channels**0.5) for _ in range(2)]
+    return data(*shape, dtype=dtype), *filters
+
+
+def laid_out_last() -> list[bool]:
+    """Of the images that convolutions take: whether their channels are innermost."""
+    operations = [op for program in compiled_programs() if program.program is not None for op in program.program.operations]
+    calls = [op for op in operations if isinstance(op, Extern) and "convolution" in str(op.target)]
+    images = [call.args[0].value for call in calls if isinstance(call.args[0], Ref)]
+    return [image.strides[1] == 1 for image in images if isinstance(image, View)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_block_at_many_shapes(dtype: torch.dtype) -> None:
+    shapes = ((2, 16, 14, 9), (3, 16, 32, 32), (5, 16, 7, 3))
+    compare(block, *[arguments(*shape, dtype=dtype) for shape in shapes], generated=False)
+    assert laid_out_last() == [dtype != torch.float32] * 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients(dtype: torch.dtype) -> None:
+    with_gradients(block, *arguments(2, 16, 14, 9, dtype=dtype))
