@@ -115,6 +115,13 @@ def test_a_step_of_training_takes_images_and_weights_channels_last_both_ways() -
         assert all(map(is_channels_last, views(call, 3)))
 
 
+def test_the_backward_pass_of_a_1_by_1_convolution_with_steps_takes_planes() -> None:
+    model = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 1, 2))
+    compiled(model, tune="off")(images(2, 6, 9, 11)).sum().backward()
+    stepping, plain = library_calls("aten.convolution_backward")
+    assert not any(map(is_channels_last, views(stepping, 2))) and all(map(is_channels_last, views(plain, 3)))
+
+
 def test_images_of_types_without_such_kernels_stay_as_they_are() -> None:
     model = Block().double().eval()
     run = compiled(model, tune="off")
