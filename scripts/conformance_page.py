@@ -53,6 +53,8 @@ def device_section(results: Mapping[str, Any]) -> Iterator[str]:
         else ""
     )
     left = f" {counts['left']} are not checked yet." if counts.get("left") else ""
+    kept = sum("sources" in row for row in entries.values())
+    left += f" {kept} were checked with earlier sources, as the results say of each." if kept else ""
     yield (
         f"{right} of {run} entries are right ({share(right, run)}), {counts['listed']} listed, {counts['wrong']} wrong."
         f"{absent}{left} PyTorch {results['settings']['torch']}, {device or kind}; at most "

@@ -39,6 +39,10 @@ def normalised(a: Tensor) -> Tensor:
     return F.layer_norm(a, a.shape[-1:]) + F.rms_norm(a, a.shape[-1:])
 
 
+def table_gradient(g: Tensor, index: Tensor) -> Tensor:
+    return torch.ops.aten.embedding_dense_backward(g, index, 50, 3, False)
+
+
 def remainders(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     b = torch.where(b == 0, 7, b)
     return a % b, a // b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc")
@@ -48,6 +52,11 @@ Make = Callable[[int, int], tuple[Any, ...]]
 CASES: dict[str, tuple[Callable[..., Any], Make]] = {
     "products scattered": (scattered, lambda m, n: (whole(m, n), rows(m, n), whole(m, n))),
     "products by index": (by_index, lambda m, n: (whole(m, n), rows(m, n), whole(m, n))),
+    "gradient of a table": (table_gradient, lambda m, n: (whole(m, n).bfloat16(), rows(m, n) % 50)),
+    "normalised with weights": (
+        lambda a, w, b: F.layer_norm(a, a.shape[-1:], w, b),
+        lambda m, n: (torch.randn(m, n), torch.randn(n), torch.randn(n)),
+    ),
     "remainders": (remainders, lambda m, n: (whole(m, n), whole(m, n))),
     "rolled": (lambda a: a.roll((3, -2), (0, 1)).flip(0).reshape(-1), lambda m, n: (torch.randn(m, n),)),
     "trace": (lambda a: a.diagonal(1).sum() + a.diagonal(-1).sin().sum(), lambda m, n: (torch.randn(m, n),)),

@@ -219,7 +219,8 @@ def run(names: list[str], device: str, samples: int, jobs: int, seconds: float, 
 
 
 def summary(reports: list[Report], left: int, device: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """What is written: counts, one row for each entry, and for each library operator why; `left` entries are not checked."""
+    """What is written: counts, one row for each entry, and for each library operator why; `left` entries are not checked.
+    Rows that were found with other sources than `settings` name theirs."""
     verdicts = Counter(verdict(report, device) for report in reports)
     reasons: dict[str, str] = {}
     rows = {}
@@ -232,6 +233,8 @@ def summary(reports: list[Report], left: int, device: str, settings: dict[str, A
         row |= {how: names for how, names in report.get("operators", {}).items() if how != "view"}
         if report["detail"]:
             row["detail"] = report["detail"]
+        if report["settings"]["sources"] != settings["sources"]:
+            row["sources"] = report["settings"]["sources"]
         if known := reason_for(report["entry"], device):
             row["reason"] = known
         rows[report["entry"]] = row

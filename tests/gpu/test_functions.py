@@ -69,6 +69,27 @@ def test_an_embedding_and_its_gradient() -> None:
     with_gradients(lambda w: F.embedding(index, w).sin(), data(100, 64))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_a_norm_at_many_shapes(dtype: torch.dtype) -> None:
+    def gradients(g: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor) -> Any:
+        return torch.ops.aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, w, [True, True, True])
+
+    def make(m: int, n: int) -> tuple[Any, ...]:
+        x = data(m, n, dtype=dtype)
+        mean, rstd = x.float().mean(-1, keepdim=True), x.float().var(-1, keepdim=True, correction=0).add(1e-5).rsqrt()
+        return data(m, n, dtype=dtype), x, data(n, dtype=dtype), mean, rstd
+
+    compare(gradients, *[make(m, n) for m, n in SHAPES if m])
+
+
+def test_few_and_many_rows_added_into_a_table_of_16_bits() -> None:
+    def gradient(g: Tensor, index: Tensor) -> Tensor:
+        return torch.ops.aten.embedding_dense_backward(g, index, 500, 3, False)
+
+    calls = [(data(m, n, dtype=torch.bfloat16), torch.randint(0, 500, (m,), device="cuda")) for m, n in SHAPES]
+    compare(gradient, *calls)
+
+
 def test_batch_norm_in_training_with_gradients_and_statistics() -> None:
     eager, mine = nn.BatchNorm2d(3).cuda(), nn.BatchNorm2d(3).cuda()
     call = torch.compile(mine, backend="polytile", dynamic=True)

@@ -14,7 +14,7 @@ import polytile
 from polytile import options
 from polytile.ir import interpret
 from polytile.ir.program import Loop, Template
-from polytile.kernels import templates
+from polytile.kernels import row_scales, templates
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
 from polytile.kernels.triton.gemm.candidates import gemm_candidates
@@ -30,6 +30,9 @@ from tests.kernels.triton_gemm import interpreted, small
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 FP8 = torch.float8_e4m3fn
+on_cpu = pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < (2, 13), reason="it looks at scales of rows on a GPU alone"
+)
 BLOCKS = ((1, 128), (1, 1), (128, 1))
 """Rows of A and columns of B that share a scale: the three that PyTorch takes."""
 VARIANTS = [variant for variant in SCHEDULES if variant != "rows"]
@@ -104,6 +107,7 @@ def test_a_compiled_function_takes_scales_by_blocks() -> None:
     assert "scaled_mm" in kernel.spec.name
 
 
+@on_cpu
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -126,6 +130,38 @@ def test_other_products_with_scales_by_blocks_are_the_librarys() -> None:
 
     program = optimize(lower(with_bias, x, w, a, b, torch.randn(128).bfloat16())).program
     assert not any(isinstance(operation, Template) for operation in program.operations)
+
+
+BY_ROWS = {
+    "rows": lambda m, n: (torch.rand(m, 1), torch.rand(1, n)),
+    "wholes": lambda m, n: (torch.rand(()), torch.rand(())),
+}
+
+
+@on_cpu
+@pytest.mark.parametrize("kind", BY_ROWS)
+def test_the_library_takes_scales_of_rows_too(kind: str) -> None:
+    x, w, *_ = arguments(48, 64, 96, 1, 1)
+    args = (x, w, *BY_ROWS[kind](48, 64))
+    call = torch.compile(scaled, backend="polytile", dynamic=True, options={"force": "aten scaled"})
+    torch.testing.assert_close(call(*args), scaled(*args), rtol=1e-2, atol=1e-2)
+    (kernel,) = polytile.compiler.compiled_programs()[-1].multikernels
+    assert [decision.candidate for decision in kernel.decisions] == ["aten scaled"]
+
+
+MORE = {
+    "an activation": lambda x, w, a, b: torch.relu(scaled(x, w, a, b)),
+    "a bias": lambda x, w, a, b: scaled(x, w, a, b) + a.to(torch.bfloat16),
+    "a scale more": lambda x, w, a, b: scaled(x, w, a, b) * 2,
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_where_more_follows_the_scales_are_no_librarys(name: str) -> None:
+    x, w, *_ = arguments(48, 64, 96, 1, 1)
+    program, template = lowered(MORE[name], (x, w, *BY_ROWS["rows"](48, 64)))
+    kernel = templates.canonicalize(template, program.buffers)[0]
+    assert row_scales.candidates(kernel, torch.device("cpu")) == []
 
 
 def test_scaled_products_fit_in_registers(empty_cache: Path) -> None:

@@ -22,6 +22,7 @@ from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
 from tests.kernels.helpers import F32, I64, P0, P1, R0, S0, S1, assert_golden, kernel_of, load, loop, op, store
 from tests.kernels.test_loops_golden import bias_gelu, column_sum, cumsum, embedding_backward, layer_norm, softmax
+from tests.kernels.test_triton_scattered import by_index
 from tests.kernels.test_triton_sums import gradients
 
 H100 = device.named("H100")
@@ -50,6 +51,10 @@ def dropout() -> Loop:
     return loop([store("o", P0, op("where", kept, load("x", P0), expr.const(0.0, F32)))], {P0: S0})
 
 
+def rows_by_index() -> Loop:
+    return by_index(rows=1024)
+
+
 def scatter_product() -> Loop:
     body = embedding_backward()
     return replace(body, stores=tuple(replace(s, mode="mul") for s in body.stores))
@@ -74,6 +79,8 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "cumsum_split": (cumsum, config(variant="split", r=1024, splits=8), KNOWN),
     "transpose_add": (transpose_add, config(variant="plain", x=64, y=64), KNOWN),
     "embedding_backward": (embedding_backward, config(variant="plain", x=256, y=1), KNOWN),
+    "rows_collected": (rows_by_index, config(variant="collect", x=1024, many=32), KNOWN),
+    "rows_scattered": (rows_by_index, config(variant="scatter", x=1024, y=1), KNOWN),
     "scatter_product": (scatter_product, config(variant="plain", x=256, y=1), KNOWN),
     "dropout": (dropout, config(variant="plain", x=1024), KNOWN),
     "gradients_sums": (gradients, config(variant="sums", x=2, r=1024, programs=528, stages=3), KNOWN),

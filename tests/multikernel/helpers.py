@@ -37,6 +37,7 @@ class Fake:
     hard_limits: bool = False
     recipe: str = ""
     traits: tuple[tuple[str, int], ...] = ()
+    steady: bool = True
     calls: list[tuple[int, ...]] = field(default_factory=list)
     prepared: int = 0
     made: int = 0

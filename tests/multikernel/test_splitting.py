@@ -57,6 +57,13 @@ def test_a_regime_in_which_the_winner_changes_is_split(order: tuple[int, ...]) -
     assert counters["dispatch_misses"] == misses and counters["candidates_benchmarked"] == 4
 
 
+def test_what_is_other_code_at_other_sizes_decides_for_its_part_alone() -> None:
+    proposal = Fake("proposal", lambda sizes: 1e-6 if sizes["M"] == 96 else 9e-6, steady=False)
+    kernel = MultiKernel(SPEC, [proposal, Fake("other", 2e-6)])
+    assert called(kernel, (96, 112, 128, 96)) == ["proposal", "other", "other", "proposal"]
+    assert {d.part_of for d in kernel.decisions} == {WHOLE}
+
+
 def test_a_regime_with_one_winner_stays_whole() -> None:
     kernel = MultiKernel(SPEC, [Fake("a", tiled(16, 1e-6), tiled(16, 1e-6)), Fake("b", tiled(16, 2e-6), tiled(16, 1e-6))])
     assert called(kernel, (96, 112, 128)) == ["a", "a", "a"]

@@ -92,15 +92,15 @@ ACCUMULATING = ("add", "mul", "max", "min")
 """Modes of a store that combine: sum, product, and the extremes (NaN wins) of the element and the value."""
 
 SUM = "sum"
-"""The mode of a store that writes to each element the sum of the values at all points that share it."""
+"""The mode of a store that writes to each element of its buffer the sum of the values at all points that share it, 0 where there
+is none."""
 
 
 @dataclass(frozen=True)
 class Store:
     """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set" or one of ACCUMULATING, which
-    combine the value with what is there, and then several points may share an element; or SUM, whose index leaves out some
-    axes, and which has neither `indirect` nor `mask`. `indirect` is as in Load; where `mask` is given and false nothing is
-    written."""
+    combine the value with what is there, and then several points may share an element; or SUM, whose index leaves
+    out some axes or is indirect. `indirect` is as in Load; where `mask` is given and false nothing is written."""
 
     buffer: str
     index: sympy.Expr

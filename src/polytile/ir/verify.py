@@ -243,9 +243,9 @@ def _sums(loop: Loop, scope: Scope) -> Iterator[str]:
     for store in loop.stores:
         if not store.sums:
             continue
-        if store.indirect or store.mask is not None:
-            yield f"the sums in {store.buffer} have places that values decide"
-        if set(loop.ranges) <= store.index.free_symbols:
+        if store.mask is not None and not store.indirect:
+            yield f"the sums in {store.buffer} leave out points, but no places"
+        if set(loop.ranges) <= store.index.free_symbols and not store.indirect:
             yield f"the sums in {store.buffer} are of one point each"
         if sum(other.buffer == store.buffer for other in loop.stores) > 1:
             yield f"the sums in {store.buffer} are stored by several stores"
@@ -409,7 +409,7 @@ def _in_place(loop: Loop, scope: Scope) -> Iterator[str]:
 
 LOOP_RULES: dict[str, LoopCheck] = {
     "a loop stores something": _does_something,
-    "a sum is over axes that its index leaves out": _sums,
+    "a sum is over axes that its index leaves out, or by an index": _sums,
     "an axis is defined once, by known sizes": _one_definition,
     "indices hold axes and known sizes only": _known_symbols,
     "types are as the table of operations says": _types,

@@ -30,9 +30,9 @@ Part = tuple[LoopKernel, CallSite]
 
 
 def parts(kernel: LoopKernel) -> tuple[Part, ...]:
-    """The loops that `kernel` consists of, in order: none where it has no sums."""
+    """The loops that `kernel` consists of, in order: none where it has no sums of columns."""
     loop = kernel.loop
-    sums = tuple(store for store in loop.stores if store.sums)
+    sums = tuple(store for store in loop.stores if store.sums and not store.indirect)
     if not sums:
         return ()
     columns = [replace(s, mode="set", value=expr.reduce("sum", s.value.dtype, s.value)) for s in sums]

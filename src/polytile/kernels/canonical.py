@@ -145,6 +145,8 @@ def _buffer_roles(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[list[str],
 
 def _covers(loop: Loop, stores: Sequence[Store], buffer: Buffer) -> bool:
     """Whether the stores set every element of `buffer`, each at a place of its own; sums have theirs."""
+    if len(stores) == 1 and stores[0].sums and stores[0].indirect:
+        return True
     if any(s.mode not in ("set", SUM) or s.indirect or s.mask is not None for s in stores):
         return False
     axes = loop.axes + loop.reduced

@@ -85,6 +85,11 @@ class LtCandidate(MatmulLibrary):
         self._refused: set[Algorithm] = set()
         self._has_run = self._told_of_aten = False
 
+    @property
+    def steady(self) -> bool:
+        """Whether this is the same kernel at sizes close by, mostly: later proposals are other ones from size to size."""
+        return self.rank == 0
+
     @cached_property
     def source_hash(self) -> str:
         return digest(f"cublaslt {cublaslt.version()} {self.rank} {self.kernel.text}")

@@ -18,7 +18,7 @@ from polytile.ir import evaluate, expr, sizes
 from polytile.ir.interpret import scaled_product
 from polytile.ir.printer import loop_text, type_name
 from polytile.ir.program import KEPT, Buffer, Loop, Template, View, compute_dtype
-from polytile.kernels import canonical, decomposed, kept, prologue, scales
+from polytile.kernels import canonical, decomposed, kept, prologue, row_scales, scales
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
@@ -303,6 +303,7 @@ def gpu_candidates(
         return (*found, alone(kernel, unfused, target))
     if "library" in sources or not found:
         found += [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
+        found += row_scales.candidates(kernel, target)
         found += decomposed.candidates(kernel, unfused, target)
     if "cublaslt" in sources and target.type == "cuda":
         from polytile.kernels import cublaslt

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.layouts import is_dense, traced_strides
@@ -25,7 +26,7 @@ from polytile.frontend.lower.value import Point, Tensor, broadcast_point, comput
 from polytile.frontend.lower.views import require_loop_dtype, wrap_dim
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import Store, View, compute_dtype
+from polytile.ir.program import SUM, Store, View, compute_dtype, whole
 from polytile.ir.sizes import ONE, ZERO, Size, as_size
 
 aten = torch.ops.aten
@@ -442,6 +443,13 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
     return narrowed(copy, source.dtype)
 
 
+def summed_by_kernel(source: Tensor) -> bool:
+    """Whether one kernel adds up rows of `source` by an index, zeros and rounding included: on a GPU, in 16-bit types, whose sums
+    need memory of another type."""
+    on_gpu = source.device.type == "cuda" or bool(options.get("interpret"))
+    return on_gpu and source.dtype.is_floating_point and source.dtype.itemsize == 2
+
+
 @lowers(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
     builder: Builder,
@@ -457,14 +465,19 @@ def embedding_dense_backward(
     if scale_grad_by_freq:
         raise LoweringError("gradients scaled by the frequency of their index are left to the library.")
     shape, padding = builder.result_sizes(), as_size(padding_idx)
-    zeros = computed(shape, grad.dtype, grad.device, lambda point: expr.const(0, grad.compute_dtype))
-    target = duplicate(builder, accumulator(zeros, "add"))
+    by_kernel = summed_by_kernel(grad)
+    if by_kernel:
+        target, mode = whole(builder.new_buffer(shape, grad.dtype, grad.device)), SUM
+    else:
+        zeros = computed(shape, grad.dtype, grad.device, lambda point: expr.const(0, grad.compute_dtype))
+        target, mode = duplicate(builder, accumulator(zeros, "add")), "add"
 
     def store(point: Point) -> Store:
         row = indices.at(point[: indices.rank])
         place = Place([ZERO, *point[indices.rank :]])
         place.put(0, position(row, shape[0], ranges_of(point, grad.sizes), wraps=False))
-        plain = place.store(target, convert(grad.at(point), target.dtype), "add")
+        value = grad.at(point) if by_kernel else convert(grad.at(point), target.dtype)
+        plain = place.store(target, value, mode)
         return (
             plain
             if padding == -1

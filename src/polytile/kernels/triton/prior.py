@@ -366,8 +366,8 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     if nest.form is Form.POINTWISE:
         arithmetic = sum(ops.definition(n.name).cost for n in nest.nodes if isinstance(n, Op))
     accesses = [_access(kernel, n, made.get(id(n), 1), extents, values) for n in nest.nodes if isinstance(n, Load)]
-    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if not s.sums]
-    sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.sums]
+    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if s.indirect or not s.sums]
+    sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.sums and not s.indirect]
     wide = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
     again = {id(n) for n in wide if made.get(id(n), 1) > 1}
     held = sum(n.dtype.itemsize / 4 for n in wide if id(n) in again or nest.passes < 2)

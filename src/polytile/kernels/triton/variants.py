@@ -6,6 +6,8 @@ looped       block after block along the row, read once for each pass
 split        `splits` programs a row, block after block; put together by the last program or by another launch
 sums         of loops that add up columns too: whole rows, `programs` programs for all of them
 stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
+scatter      sums by an index: blocks as in plain, whose points are added up by atomics
+collect      such sums of few points: x columns of a row of the table a program, which looks at `many` indices at once
 
 Blocks are powers of two; `warps` of 32 threads work on one; `stages` blocks of a loop are under way at once, one where none is
 given. A row is what one point of the parallel axes reduces or scans.
@@ -21,8 +23,9 @@ from polytile.ir import sizes
 from polytile.ir.program import Axis
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.nest import Form, Nest
-from polytile.kernels.triton import prior
+from polytile.kernels.triton import prior, scattered_prior
 from polytile.kernels.triton.generate import nest_for
+from polytile.kernels.triton.scattered import is_scattered, table_of
 from polytile.kernels.triton.split import splittable
 from polytile.kernels.triton.stripes import has_stripes
 from polytile.kernels.triton.sums import has_sums
@@ -77,13 +80,17 @@ GATHERED_SPLITS, GATHERS = (64, 128, 256, 512), 8
 GATHERED_COLUMNS = ((32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 16, 4))
 """(x, r, warps) of columns that a launch of their own puts together, GATHERS columns a program. With the last program of 256
 doing it, batch norms of 131072×64 take 224 registers a thread, which leaves a multiprocessor two programs; without it 72."""
+COLLECTED, MANY = ((512, 2), (1024, 4)), (32, 128)
+"""(x, warps), a vector of 16 bytes a thread, and how many indices at once."""
 FINISHED = 64
 """Values a thread may hold of what the programs of a row have left."""
 
 
 def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config, ...]:
     """All configs of `kernel`, whose layout is `nest`, that fit on the device."""
-    if has_sums(kernel.loop):
+    if is_scattered(kernel.loop):
+        found = _scattered(collecting=table_of(kernel.loop) is not None)
+    elif has_sums(kernel.loop):
         found = _sums(device, nest_for(kernel, "stripes")[1]) if nest.form is Form.ROW and not nest.inner else iter(())
     else:
         found = {Form.POINTWISE: _plain, Form.ROW: _rows, Form.COLUMN: _columns}[nest.form](nest)
@@ -99,6 +106,12 @@ def _plain(nest: Nest) -> Iterator[Config]:
     yield from (Config.of(variant="plain", x=x, y=y, warps=w) for x, y, w in PLAIN_2)
     if len(nest.loop.axes) > 2:
         yield from (Config.of(variant="plain", x=x, y=y, z=z, warps=w) for x, y, z, w in PLAIN_3)
+
+
+def _scattered(collecting: bool) -> Iterator[Config]:
+    yield from (Config.of(variant="scatter", x=x, y=y, warps=w) for x, y, w in PLAIN_2)
+    for (x, warps), many in itertools.product(COLLECTED if collecting else (), MANY):
+        yield Config.of(variant="collect", x=x, warps=warps, many=many)
 
 
 def _rows(nest: Nest) -> Iterator[Config]:
@@ -193,6 +206,8 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
 
 def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
     """Predicted seconds of one call."""
+    if config["variant"] in ("scatter", "collect"):
+        return scattered_prior.cost(kernel, config, size, device)
     return prior.cost(kernel, config, size, device)
 
 

@@ -1,0 +1,68 @@
+"""The prior of sums by an index (scattered.py), in the terms of prior.py.
+
+    scatter   the atomics as a loop of their own, and the whole table set to zero, read and stored by two more launches
+    collect   the table stored once; a program looks at all indices, `many` at a time, and goes through those with its row
+
+What is said of `collect` is not fitted to times: it is meant to err on the side of `scatter`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from polytile.ir import sizes
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.triton import prior
+from polytile.kernels.triton.scattered import Table, size_of, table_of
+from polytile.problem import Config
+
+if TYPE_CHECKING:
+    from polytile.runtime.cuda.device import DeviceFacts
+
+LOOK = 0.2e-6  # s in which a program looks at the next indices, which the nearest cache has
+POINT = 25e-9  # s for each of them that it goes through
+REGISTERS = 48
+
+
+def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
+    """Predicted seconds of one call."""
+    values = {symbol: size[symbol.name] for symbol in kernel.symbols}
+    written = sizes.evaluate(_size(kernel), values)
+    (store,) = kernel.loop.stores
+    own, wide = kernel.storage(store.buffer).itemsize, store.value.dtype.itemsize
+    if config["variant"] == "scatter":
+        again = written * (2 * wide + own) / _rate(device, written * wide)
+        return prior.cost(kernel, config, size, device) + again + 2 * prior.FINISH
+    table = _table(kernel)
+    assert table is not None
+    rows, points, columns = (sizes.evaluate(e, values) for e in (table.rows, table.points.size, table.along.size))
+    if not rows or not columns:
+        return device.launch_seconds
+    memory = (written * own + points * columns * own) / _rate(device, written * own)
+    threads, many = device.warp * int(config["warps"]), int(config["many"])
+    programs, hits = rows * -(-columns // int(config["x"])), points / rows
+    places = max(1, min(device.registers_per_sm // (REGISTERS * threads), device.blocks_per_sm))
+    looks = -(-points // many)
+    one = looks * LOOK + min(looks, hits) * many * POINT + hits * prior.MEMORY_LATENCY + prior.CACHE_LATENCY
+    latency = one * max(1.0, programs / (device.sms * places))
+    return device.launch_seconds + prior.START + (memory**3 + latency**3) ** (1 / 3)
+
+
+def _rate(device: DeviceFacts, held: float) -> float:
+    """Bytes a second at which a table of so many bytes is gone over."""
+    return device.bandwidth / (0.7 if held < prior.KEPT * device.l2_bytes else 1.0)
+
+
+@functools.lru_cache(maxsize=256)
+def _table(kernel: LoopKernel) -> Table | None:
+    return table_of(kernel.loop)
+
+
+@functools.lru_cache(maxsize=256)
+def _size(kernel: LoopKernel) -> sizes.Size:
+    return size_of(kernel.loop)
+
+
+__all__ = ["cost"]

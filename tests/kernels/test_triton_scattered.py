@@ -1,0 +1,128 @@
+"""Rows added up by an index into a table of 16-bit numbers: by atomics in between, by programs that collect their own row, and
+by definition."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import pytest
+import sympy
+import torch
+
+from polytile.ir import evaluate, expr
+from polytile.ir.program import Buffer, Loop
+from polytile.kernels.canonical import LoopKernel, canonicalize
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import nest_of
+from polytile.kernels.triton import interpret, variants
+from polytile.kernels.triton.generate import generate
+from polytile.kernels.triton.scattered import size_of, table_of
+from polytile.problem import Config
+from polytile.runtime.cuda import device
+from tests.kernels.helpers import BF16, I64, P0, P1, P2, S0, S1, S2, checked, load, loop, op, store
+from tests.kernels.interpreted import facts_of
+
+PADDING = 3
+SHAPES = ((1, 40, 5), (70, 33, 7), (48, 64, 16), (0, 20, 4), (300, 16, 9))
+"""(indices, columns, rows of the table)"""
+
+
+def by_index(padding: bool = False, rows: sympy.Expr | int = S2) -> Loop:
+    row = checked("i", P0, rows)
+    other = op("ne", load("i", P0, I64), expr.const(PADDING, I64), dtype=torch.bool) if padding else None
+    place = expr.indirect_symbol(0) * S1 + P1
+    return loop([store("o", place, load("g", P0 * S1 + P1, BF16), mode="sum", indirect=(row,), mask=other)], {P0: S0, P1: S1})
+
+
+def by_strided_index() -> Loop:
+    """Indices along two axes that do not follow each other in memory."""
+    row = checked("i", P0 * (S1 + 2) + P1, 6)
+    value = load("g", P0 * S1 * S2 + P1 * S2 + P2, BF16)
+    return loop([store("o", expr.indirect_symbol(0) * S2 + P2, value, mode="sum", indirect=(row,))], {P0: S0, P1: S1, P2: S2})
+
+
+def kernel_of(body: Loop) -> LoopKernel:
+    types = {"g": BF16, "i": I64, "o": BF16}
+    return canonicalize(body, {name: Buffer(name, dtype, (), ()) for name, dtype in types.items()})[0]
+
+
+def tensors(kernel: LoopKernel, points: int, columns: int, rows: int) -> dict[str, torch.Tensor]:
+    found = {}
+    for tensor in kernel.tensors:
+        if tensor.dtype == I64:
+            found[tensor.name] = torch.randint(0, rows, (points,))
+        else:
+            count = rows * columns if tensor.role == "out" else points * columns
+            found[tensor.name] = torch.randn(count).to(BF16)
+    return found
+
+
+def expected(kernel: LoopKernel, given: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    wide = {name: t.double() if t.is_floating_point() else t.clone() for name, t in given.items()}
+    evaluate.run_loop(kernel.loop, wide, {s: sizes[s.name] for s in kernel.symbols})
+    return wide
+
+
+def sizes_of(kernel: LoopKernel, *numbers: int) -> dict[str, int]:
+    return dict(zip((s.name for s in kernel.symbols), numbers, strict=False))
+
+
+CONFIGS = (
+    Config.of(variant="scatter", x=16, y=4, warps=4), Config.of(variant="scatter", x=64, y=1, warps=4),
+    Config.of(variant="collect", x=32, many=16, warps=4), Config.of(variant="collect", x=64, many=64, warps=4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("padding", [False, True])
+def test_rows_are_added_up_and_the_rest_is_zero(config: Config, padding: bool) -> None:
+    kernel = kernel_of(by_index(padding))
+    for (points, columns, rows), bare in itertools.product(SHAPES, (False, True)):
+        sizes = sizes_of(kernel, points, columns, rows)
+        given = tensors(kernel, points, columns, rows)
+        want = expected(kernel, given, sizes)
+        made = generate(kernel, config, Facts(wide=True) if bare else facts_of(kernel, sizes))
+        assert not interpret.run(made, given, sizes)
+        for name, tensor in given.items():
+            torch.testing.assert_close(tensor.double(), want[name].double(), rtol=1e-2, atol=1e-2, msg=f"{name} {sizes}")
+
+
+def test_indices_along_several_axes_are_added_by_atomics() -> None:
+    kernel = kernel_of(by_strided_index())
+    assert table_of(kernel.loop) is None
+    sizes = sizes_of(kernel, 5, 4, 20)
+    given = tensors(kernel, 40, 20, 6)
+    want = expected(kernel, given, sizes)
+    assert not interpret.run(generate(kernel, CONFIGS[0], Facts()), given, sizes)
+    for name, tensor in given.items():
+        torch.testing.assert_close(tensor.double(), want[name].double(), rtol=1e-2, atol=1e-2)
+    assert {c["variant"] for c in variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))} == {"scatter"}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_an_index_out_of_range_is_told_of(config: Config) -> None:
+    kernel = kernel_of(by_index())
+    sizes = sizes_of(kernel, 40, 20, 7)
+    given = tensors(kernel, 40, 20, 7)
+    next(t for t in given.values() if t.dtype == I64)[17] = 7
+    assert interpret.run(generate(kernel, config, facts_of(kernel, sizes)), given, sizes) == 1
+
+
+def test_the_table_is_written_whole() -> None:
+    kernel = kernel_of(by_index())
+    assert {t.role for t in kernel.tensors if not t.dtype == I64} == {"in", "out"}
+    names = {s.name for s in kernel.symbols}
+    assert {s.name for s in size_of(kernel.loop).free_symbols} < names
+
+
+def test_few_points_are_collected_and_many_are_added_by_atomics() -> None:
+    h100, kernel = device.named("H100"), kernel_of(by_index())
+    nest = nest_of(kernel.loop)
+    configs = variants.configs(kernel, nest, h100)
+
+    def best(*numbers: int) -> Config:
+        return min(configs, key=lambda c: variants.cost(kernel, nest, c, sizes_of(kernel, *numbers), h100))
+
+    assert best(4, 1 << 20, 1024)["variant"] == "collect"
+    assert best(131072, 64, 1024)["variant"] == "scatter"
