@@ -21,8 +21,9 @@ operator changes, and gradients where there are any; once with static and once w
 float64 decides. An entry is right if all of this is. What is known not to be right is listed below with its reason.
 
 `make conformance` repeats the run and writes this page; `make conformance CONFORMANCE="--only softmax"` runs a part of it.
-It can be stopped at any time and goes on where it was. `CONFORMANCE="--device cuda --jobs 8"` runs it on a GPU. A part of the
-entries, spread over the families, is among the tests.
+It can be stopped at any time and goes on where it was. `CONFORMANCE="--device cuda --jobs 8"` runs it on a GPU; on one that is
+lent for minutes, `--seconds 500 --out DIR` and later `--resume DIR/conformance_cuda.jsonl` spread it over several sessions. A
+part of the entries, spread over the families, is among the tests.
 """
 
 

@@ -86,7 +86,8 @@ TABLE: tuple[Option, ...] = (
         "stall",
         str,
         "wait",
-        "wait: the first call of a regime waits for its kernel; never: the best kernel at hand serves until it is made.",
+        "wait: the first call of a regime waits for its kernels to be compiled; never: the best kernel at hand serves until they "
+        "are, and a later call measures them.",
         choices=("wait", "never"),
     ),
     Option(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.decorators import mark_unbacked
 
 from polytile.errors import InvalidInput
 from tests.behaviour.helpers import check, compiled, copied, graphs, multikernels, sized
@@ -203,6 +204,18 @@ def test_an_item_makes_a_size() -> None:
         with pytest.raises(RuntimeError):
             run(x, torch.tensor(n))
     check(function, run, x, torch.tensor(9))
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_a_size_that_is_marked_as_unknown_serves_all_sizes() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.softmax(x, -1)
+
+    run = compiled(function)
+    for x in sized((8, 16), (1, 16), (0, 16), (30, 16)):
+        mark_unbacked(x, 0)
+        check(function, run, x)
+    assert graphs()[1] == 1
 
 
 def test_a_boolean_mask_makes_a_size() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from polytile.ir import sizes
 from polytile.ir.program import Axis
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.facts import Facts, needs_wide
+from polytile.kernels.facts import INT32_REACH, Facts, reaches
 from polytile.kernels.nest import Form, Nest, nest_of
 from polytile.kernels.triton import interpret
 from polytile.kernels.triton.generate import generate, nest_for
@@ -35,7 +35,9 @@ def facts_of(kernel: LoopKernel, values: Mapping[str, int]) -> Facts:
     """All that holds at these sizes, small ones exact."""
     exact = tuple((name, n) for name, n in values.items() if n <= 8)
     divisible = frozenset(name for name, n in values.items() if n % 16 == 0 and n > 8)
-    return Facts(divisible, frozenset(t.name for t in kernel.tensors), needs_wide(kernel, values), exact)
+    given = {s: values[s.name] for s in kernel.symbols}
+    wide = any(sizes.evaluate(reach, given) > INT32_REACH for reach in reaches(kernel))
+    return Facts(divisible, frozenset(t.name for t in kernel.tensors), wide, exact)
 
 
 def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[Config]:

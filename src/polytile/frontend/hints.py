@@ -63,13 +63,11 @@ def _symbolic_numbers(graph: Any) -> Iterator[torch.SymInt]:
 
 
 def _traced(env: Any, symbol: sympy.Symbol) -> int | None:
-    """ShapeEnv keeps traced values under different names in different versions of torch; those of nested tensors'
-    ragged sizes are no numbers."""
-    for table in ("backed_var_to_val", "var_to_val"):
-        value = getattr(env, table, {}).get(symbol)
-        if value is not None:
-            return int(value) if getattr(value, "is_Integer", isinstance(value, int)) else None
-    return None
+    """ShapeEnv keeps traced values under different names in different versions of torch, of which the older warns in the newer
+    ones; those of nested tensors' ragged sizes are no numbers."""
+    known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    value = known.get(symbol)
+    return int(value) if getattr(value, "is_Integer", isinstance(value, int)) else None
 
 
 def marked(graph: Any, traced: Values) -> list[Values]:

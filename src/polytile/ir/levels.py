@@ -14,9 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import sympy
-
-from polytile.ir import expr
+from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Load, Node, Op, Reduce
 from polytile.ir.program import Loop, depends_on_point, element_level
 
@@ -87,15 +85,11 @@ def in_place_fault(loop: Loop, aliases: dict[str, str] | None = None) -> str | N
         for other, load in loads:
             if load.buffer not in (memory, store.buffer):
                 continue
-            if store.mode != "set" or store.indirect or load.indirect or not same_index(load.index, store.index):
+            if store.mode != "set" or store.indirect or load.indirect or not sizes.equal(load.index, store.index):
                 return f"reads {load.buffer}[{load.index}] and writes {store.buffer}[{store.index}] in the same memory"
             if other.stage > use.stage:
                 return f"reads {load.buffer}[{load.index}] again after it wrote {store.buffer}[{store.index}]"
     return None
-
-
-def same_index(a: sympy.Expr, b: sympy.Expr) -> bool:
-    return a == b or sympy.expand(a - b) == 0
 
 
 def deep(loop: Loop) -> bool:

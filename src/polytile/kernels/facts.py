@@ -46,19 +46,9 @@ class Facts:
         return name in self.divisible if value is None else value % 16 == 0
 
 
-def needs_wide(kernel: LoopKernel, size: Mapping[str, int]) -> bool:
-    """Whether int32 is too small for some position at these sizes (of a regime: its largest)."""
-    values = {s: size[s.name] for s in kernel.symbols}
-    ranges = {a.symbol: sizes.evaluate(a.size, values) for a in kernel.loop.axes + kernel.loop.reduced}
-    points = 1
-    for n in ranges.values():
-        points *= max(1, n)
-    return points > INT32_REACH or any(_reach(e, i, values, ranges) > INT32_REACH for e, i in _accesses(kernel))
-
-
 def reaches(kernel: LoopKernel) -> tuple[sympy.Expr, ...]:
-    """Expressions of the kernel's symbols of which one is at least as large as each position: what `needs_wide` compares,
-    for all sizes at once."""
+    """Expressions of the kernel's symbols of which one is at least as large as each position, at all sizes: where
+    it is above INT32_REACH, positions need int64."""
     far = {a.symbol: a.size for a in kernel.loop.axes + kernel.loop.reduced}
     found = {sizes.product(list(far.values())): None}
     for index, indirect in _accesses(kernel):
@@ -96,21 +86,3 @@ def _accesses(kernel: LoopKernel) -> Iterator[tuple[sympy.Expr, tuple[Node, ...]
             yield index, node.indirect if isinstance(node, Load) else ()
     for store in kernel.loop.stores:
         yield store.index, store.indirect
-
-
-def _reach(
-    index: sympy.Expr,
-    indirect: tuple[Node, ...],
-    values: Mapping[sympy.Symbol, int],
-    ranges: Mapping[sympy.Symbol, int],
-) -> int:
-    """A bound on |index|: every term at the far end of its axes. An indirect index without a limit counts nothing, since
-    generated code keeps it in int64 anyhow."""
-    far = {s: sympy.Integer(max(0, n - 1)) for s, n in ranges.items()} | {
-        s: sympy.Integer(n) for s, n in values.items()
-    }
-    for k, node in enumerate(indirect):
-        limit = index_limit(node)
-        known = limit is not None and limit.free_symbols <= values.keys()
-        far[expr.indirect_symbol(k)] = sympy.Integer(sizes.evaluate(limit, values)) if known else sizes.ZERO
-    return sum(abs(int(term.xreplace(far))) for term in sympy.Add.make_args(sympy.expand(index)))

@@ -355,7 +355,7 @@ class MultiKernel:
         reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
         return (
             f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
-            "Enable another source of candidates with the option sources; 'library' can run everything."
+            "Add one that can: products get more by the option sources, of which 'library' can run everything."
         )
 
     # Calls off the straight path.

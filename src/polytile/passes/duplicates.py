@@ -13,7 +13,6 @@ from typing import Any
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node
-from polytile.ir.levels import same_index
 from polytile.ir.program import Buffer, Extern, Loop, Operation, Program, Ref, Template, View
 
 
@@ -42,7 +41,7 @@ def _pairs(loop: Loop, buffers: Mapping[str, Buffer]) -> Iterator[tuple[str, str
     plain = [s for s in loop.stores if s.mode == "set" and not s.indirect and s.mask is None]
     for i, one in enumerate(plain):
         for other in plain[i + 1 :]:
-            if one.value is other.value and same_index(one.index, other.index):
+            if one.value is other.value and sizes.equal(one.index, other.index):
                 if _alike(buffers[one.buffer], buffers[other.buffer]):
                     yield one.buffer, other.buffer
 

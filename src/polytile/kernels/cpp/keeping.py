@@ -10,7 +10,6 @@ from collections.abc import Collection
 
 from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op, Part, Reduce
-from polytile.ir.levels import same_index
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.nest import Form, Nest
@@ -64,7 +63,7 @@ def _holds(kernel: LoopKernel, nest: Nest, node: Node, made: int, store: Store) 
     kept = kept_values(nest)
     later = [n for k in range(made + 1, nest.passes) for n in nest.nodes_in(k, stop=_before(kept, k))]
     loads = [n for n in later if isinstance(n, Load) and not kept.get(n, nest.passes) <= made]
-    return not any(same_index(load.index, store.index) for load in loads)
+    return not any(sizes.equal(load.index, store.index) for load in loads)
 
 
 def work(root: Node, kept: Collection[Node] = ()) -> float:

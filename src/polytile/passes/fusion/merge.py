@@ -144,7 +144,7 @@ def _with_values(loop: Loop, stores: Mapping[str, Store], buffers: Mapping[str, 
         if not isinstance(node, Load) or node.buffer not in stores:
             return node
         store = stores[node.buffer]
-        if node.indirect or not levels.same_index(node.index, store.index):
+        if node.indirect or not sizes.equal(node.index, store.index):
             raise Unfit(f"{node.buffer} is stored at {store.index} and read at {node.index}")
         if node.dtype != compute_dtype(buffers[node.buffer].dtype):
             raise Unfit(f"{node.buffer} is read as another type")
