@@ -55,6 +55,7 @@ bench: $(STAMP)
 	$(RUN) -m benchmarks.models --json
 	$(RUN) -m benchmarks.store_rate --json
 	$(RUN) -m benchmarks.plots
+	$(RUN) -m benchmarks.overview
 
 bench-gpu: $(STAMP)
 	$(RUN) -m benchmarks.gpu $(GPU)

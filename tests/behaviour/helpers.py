@@ -169,4 +169,4 @@ def sized(*shapes: Sequence[int], seed: int = 0) -> Iterator[Tensor]:
     """Random normal float32 tensors of these shapes, none of them zero anywhere."""
     generator = torch.Generator().manual_seed(seed)
     for shape in shapes:
-        yield torch.randn(*shape, generator=generator)
+        yield torch.randn(tuple(shape), generator=generator)

@@ -206,6 +206,17 @@ def test_an_item_makes_a_size() -> None:
     check(function, run, x, torch.tensor(9))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4)])
+def test_many_pieces_are_joined_before_they_are_read(shape: tuple[int, ...]) -> None:
+    """More than a chain of choices takes: each piece is stored to its place, and no one of them stands for the whole."""
+
+    def function(*pieces: Tensor) -> tuple[Tensor, Tensor]:
+        joined = torch.stack([piece * 2 for piece in pieces])
+        return joined.sum(0), joined + 1
+
+    check(function, compiled(function), *sized(*[shape] * 12))
+
+
 @pytest.mark.filterwarnings("error::FutureWarning")
 def test_a_size_that_is_marked_as_unknown_serves_all_sizes() -> None:
     def function(x: Tensor) -> Tensor:

@@ -61,6 +61,8 @@ def _inlined(
     uses = sum(_loads_of(reader, store.buffer) for reader in readers.values())
     if not uses or not _is_affordable(producer, uses, buffers):
         raise Unfit("computing it again costs more than reading it")
+    if any(store.buffer in reader.writes() for reader in readers.values() if reader is not None):
+        raise Unfit("others write the rest of the buffer")
     needs = producer.reads() | producer.writes()
     between = [o for o in operations[i + 1 : max(readers) + 1] if o is not None]
     if any(o.writes() & needs for o in between):
