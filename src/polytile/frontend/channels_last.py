@@ -91,8 +91,8 @@ def _gains(node: torch.fx.Node) -> bool:
 
 def _is_right_backward(node: torch.fx.Node, dtype: torch.dtype) -> bool:
     """Whether oneDNN's backward pass is right with channels last. That of a 1×1 convolution with steps writes past its memory; in
-    bfloat16 gradients of groups with dilation are wrong (torch 2.13, AVX-512; found by 11 000 random float32, bfloat16 and float16
-    convolutions under a checking malloc; float32 had no other fault)."""
+    bfloat16 gradients of groups with dilation are wrong (torch 2.13, AVX-512; among 11 000 random convolutions of three types
+    under a checking malloc; float32 had no other fault)."""
     steps = node.args[4]
     assert isinstance(steps, list | tuple)
     stepping = all(n == 1 for n in _weight(node).meta["val"].shape[2:]) and any(n != 1 for n in steps)
