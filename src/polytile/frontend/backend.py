@@ -125,7 +125,7 @@ def _partition(
     joint: torch.fx.GraphModule, joint_inputs: Any, **given: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Splits the graph of a training step into forward and backward, which agree on how what is saved lies in memory."""
-    lay_channels_last(joint.graph, weights=True)
+    lay_channels_last(joint.graph, training=True)
     return min_cut_rematerialization_partition(joint, joint_inputs, **given)
 
 
@@ -191,7 +191,7 @@ class _Compiler:
             why = unsupported(graph)
             if not why:
                 if self.kind == "inference":
-                    lay_channels_last(graph.graph, weights=False)
+                    lay_channels_last(graph.graph, training=False)
                 lowered = lower_graph(graph, name, weights_of(graph, self.kind))
                 with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
                     try:

@@ -41,6 +41,9 @@ DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16)}
 """By type of device, the types in which convolutions want their channels last. Tensor cores want so too (bfloat16 and float16 on
 "cuda"); that has not been measured."""
 
+TRAINED = (torch.float32,)
+"""Those whose backward pass is right with channels last too."""
+
 IMAGES: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 """How many of the first arguments of a convolution are images."""
 
@@ -56,11 +59,11 @@ PARTS = (aten.slice.Tensor,)
 """Views of images that are images themselves: what is made of a part is laid out as the whole is."""
 
 
-def lay_channels_last(graph: torch.fx.Graph, weights: bool) -> None:
-    """Lays the images that convolutions take and make out with their channels last; `weights`: their weights too, which are not
-    kept in a layout of their own. `graph` is one of functional ATen operators whose nodes have fake values; it returns the same
-    values in the same strides afterwards."""
-    convolutions = [node for node in graph.nodes if _gains(node)]
+def lay_channels_last(graph: torch.fx.Graph, training: bool) -> None:
+    """Lays the images that convolutions take and make out with their channels last. In `training` the weights too, which are not
+    kept in a layout of their own then, and no types whose backward pass keeps its planes. `graph` is one of functional ATen
+    operators whose nodes have fake values; it returns the same values in the same strides afterwards."""
+    convolutions = [node for node in graph.nodes if _gains(node) and not (training and _dtype(node) not in TRAINED)]
     makers = _makers(convolutions)
     traced: dict[torch.fx.Node, Any] = {}
     for node in graph.nodes:
@@ -72,7 +75,7 @@ def lay_channels_last(graph: torch.fx.Graph, weights: bool) -> None:
         _read_through_clone(node, readers, value)
     readers_of: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for convolution in convolutions:
-        for argument in dict.fromkeys([*_images(convolution), *([_weight(convolution)] if weights else [])]):
+        for argument in dict.fromkeys([*_images(convolution), *([_weight(convolution)] if training else [])]):
             readers_of.setdefault(argument, []).append(convolution)
     for node, readers in readers_of.items():
         if not _is_channels_last(node.meta["val"]):
@@ -86,17 +89,22 @@ def _gains(node: torch.fx.Node) -> bool:
     image = _node(node, 0).meta["val"]
     transposed = next(argument for argument in node.args[4:] if isinstance(argument, bool))
     fit = _is_image(image) and not transposed and image.dtype in DTYPES.get(image.device.type, ())
-    return fit and (node.target != aten.convolution_backward.default or _is_right_backward(node, image.dtype))
+    return fit and (node.target != aten.convolution_backward.default or _is_right_backward(node))
 
 
-def _is_right_backward(node: torch.fx.Node, dtype: torch.dtype) -> bool:
+def _is_right_backward(node: torch.fx.Node) -> bool:
     """Whether oneDNN's backward pass is right with channels last. That of a 1×1 convolution with steps writes past its memory; in
-    bfloat16 gradients of groups with dilation are wrong (torch 2.13, AVX-512; among 11 000 random convolutions of three types
-    under a checking malloc; float32 had no other fault)."""
+    bfloat16 gradients of weights are wrong with groups and dilation, or windows wider than the image (torch 2.13, AVX-512; 5724
+    random convolutions of three types under a checking malloc, in which float32 had no other fault)."""
     steps = node.args[4]
     assert isinstance(steps, list | tuple)
     stepping = all(n == 1 for n in _weight(node).meta["val"].shape[2:]) and any(n != 1 for n in steps)
-    return dtype == torch.float32 and not stepping
+    return _dtype(node) in TRAINED and not stepping
+
+
+def _dtype(convolution: torch.fx.Node) -> torch.dtype:
+    image: torch.Tensor = _node(convolution, 0).meta["val"]
+    return image.dtype
 
 
 def _makers(convolutions: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
