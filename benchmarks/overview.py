@@ -60,7 +60,14 @@ def _matmul(kind: str) -> Read:
 
 
 def _grid(dtype: str) -> Read:
-    return lambda results: (cell["us"] for cell in results["cells"] if cell["dtype"] == dtype and not cell["wrong"])
+    def read(results: Any) -> Iterable[Mapping[str, float]]:
+        for cell in results["cells"]:
+            if cell["wrong"]:
+                raise ValueError(f"a time of a wrong result: {cell['function']} of {cell['shape']}, {cell['wrong']}")
+            if cell["dtype"] == dtype:
+                yield cell["us"]
+
+    return read
 
 
 def _products(*parts: str) -> Read:

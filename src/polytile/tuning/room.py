@@ -99,7 +99,7 @@ HOST_SECONDS = 1.0
 """What a reference on the host may take where no later call will find room either."""
 
 HOST_AT_ONCE = 0.02
-"""What it may take where one may: the first steps of a GPT-2 training waited a minute for the host."""
+"""What it may take where one may: half of the first minute of a GPT-2 training went into comparing results on the host."""
 
 MOST_POSTPONED = 6
 """How often measuring is put off for want of memory, each time for twice as many calls: what many layers share is called as often

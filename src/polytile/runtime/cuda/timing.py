@@ -25,7 +25,8 @@ HEAD_START = 20e-6
 REPLAYS = 3
 """Times that a graph is replayed before the same calls are recorded anew. Where launches overlap, kernels of 1-3 µs have one of
 two or three times, up to 10 % apart, and a recorded graph keeps its own: 1.30 or 1.44 µs for rows of 700 scaled on an H100, by
-how one launch falls into the other. Over eight recordings the times of 30 kernels varied by 0.40 %, where one gave 1.07 %."""
+how one launch falls into the other. Drawn from six recordings each, the times of 30 kernels vary by 1.07 % from one, by 0.40 %
+from eight."""
 
 
 class Timer:
