@@ -98,6 +98,11 @@ class MultiKernel:
         self.dispatch(*args)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of its candidates."""
+        return tuple(self._by_name)
+
+    @property
     def decisions(self) -> tuple[Decision, ...]:
         """The decision of every regime met so far."""
         with self._lock:
@@ -202,7 +207,7 @@ class MultiKernel:
                     return standin
             while True:
                 request = self._request(key, self.spec.split(args)[1], None if untimed else args)
-                forced.check(self.spec.name, tuple(self._by_name))
+                forced.check(self.spec.name, self.names)
                 decision = selector.choose(request) if request.candidates else None
                 self._learn(key, request)
                 if decision is None:
