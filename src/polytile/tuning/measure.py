@@ -139,9 +139,9 @@ GPU_THOROUGH = replace(
     open_seconds=0.5,
     longest=10.0,
 )
-"""Nothing is dropped that a recording of its own may explain, which is up to 10 % slower than another of the same calls
-(runtime/cuda/timing.py) in every replay: in one of seven processes winners of six problems were dropped, 4-15 % slower than in
-the other six."""
+"""While the order is open nothing is dropped that a recording of its own may explain, which is up to 10 % slower than another of
+the same calls (runtime/cuda/timing.py) in every replay: seven processes found one time or another 4-15 % slower than the other six
+did, for six candidates near the front."""
 
 
 @dataclass(frozen=True)
