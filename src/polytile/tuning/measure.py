@@ -140,8 +140,8 @@ GPU_THOROUGH = replace(
     longest=10.0,
 )
 """While the order is open nothing is dropped that a recording of its own may explain, which is up to 10 % slower than another of
-the same calls (runtime/cuda/timing.py) in every replay: seven processes found one time or another 4-15 % slower than the other six
-did, for six candidates near the front."""
+the same calls (runtime/cuda/timing.py) in every replay: six times one of seven processes found a candidate near the front 4-15 %
+slower than the other six did."""
 
 
 @dataclass(frozen=True)
