@@ -22,7 +22,7 @@ import torch
 
 from polytile.ir.leaning import Leaning, leaning
 from polytile.tuning.clones import Clones, Lent, stand_ins, written_positions
-from polytile.tuning.room import COMPARED_AT_ONCE, copy_of
+from polytile.tuning.room import COMPARED_AT_ONCE, copy_of, wide_fits
 from polytile.tuning.serial import one_thread
 from polytile.tuning.tolerance import tolerance
 from polytile.tuning.undecided import Count, comparable, counted, firm_error
@@ -181,12 +181,15 @@ class Gate:
         return True
 
     def _leaning(self, by: float, side: int) -> list[torch.Tensor] | None:
-        """What the reference writes where its decisions lean to one side, in the arguments' types; None where it has none."""
+        """What the reference writes where its decisions lean to one side, in the arguments' types; None where it has none, or
+        no room: nothing is excused then."""
+        if not self._on_host and not wide_fits(self._args, self._roles):
+            return None
         args, how = stand_ins(self._args, self._roles, self._wide, self._on_host), Leaning(side, by)
         try:
             with leaning(how):
                 written = self._evaluate(args) if args is not None else None
-        except torch.OutOfMemoryError:  # nothing is excused that there is no room to judge
+        except torch.OutOfMemoryError:
             return None
         if written is None or not how.used:
             return None
