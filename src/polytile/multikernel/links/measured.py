@@ -21,7 +21,7 @@ from polytile.store import identity
 from polytile.store.records import region_excess
 from polytile.tuning import budget, measure, tune
 from polytile.tuning.circumstances import completed, state
-from polytile.tuning.decide import Score, combine
+from polytile.tuning.decide import Score, combine, noise_band
 from polytile.tuning.isolation import policy
 from polytile.tuning.room import NoRoom
 
@@ -169,7 +169,7 @@ def _limits(target: torch.device) -> measure.Limits:
         limits = measure.GPU_THOROUGH if thorough else measure.GPU_LIMITS
     else:
         limits = measure.THOROUGH if thorough else measure.LIMITS
-    return dataclasses.replace(limits, band=options.get("noise_band"), races=1 if _in_slices() else limits.races)
+    return dataclasses.replace(limits, band=noise_band(target.type), races=1 if _in_slices() else limits.races)
 
 
 def _with_earlier(request: Request, scores: tuple[Score | None, ...]) -> tuple[Score | None, ...]:
