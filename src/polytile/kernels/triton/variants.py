@@ -59,11 +59,12 @@ LOOPED_2 = (
 )  # fmt: skip
 """(r1, r, warps) of loops with two reduced axes or more."""
 COLUMNS = (
-    (32, 64, 4), (32, 128, 8), (64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 16, 4), (128, 32, 4), (128, 64, 8), (256, 8, 4),
-    (256, 16, 4), (256, 32, 8), (512, 8, 4), (512, 8, 8),
+    (16, 32, 4), (16, 64, 4), (16, 128, 8), (32, 16, 4), (32, 32, 4), (32, 64, 4), (32, 128, 8), (64, 8, 4), (64, 32, 4),
+    (64, 64, 4), (64, 64, 8), (128, 8, 4), (128, 16, 4), (128, 32, 4), (128, 64, 8), (256, 8, 4), (256, 16, 4), (256, 32, 8),
+    (512, 8, 4), (512, 8, 8),
 )  # fmt: skip
 """(x, r, warps) of reductions across rows of memory: 16 to 32 values a thread, runs of 64 bytes or more."""
-COLUMNS_AHEAD = ((64, 32, 4, 3), (64, 16, 4, 4), (128, 16, 4, 3))
+COLUMNS_AHEAD = ((16, 64, 4, 3), (32, 32, 4, 3), (64, 32, 4, 3), (64, 16, 4, 4), (128, 16, 4, 3))
 """(x, r, warps, stages), split or not, with loads ahead: 0.85 of the time of others in a batch norm of 8192×4096."""
 SPLITS = (4, 8, 16, 32, 64, 128, 256)
 SPLIT_ROWS = ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16))
@@ -152,6 +153,7 @@ def whole_rows(r: int) -> Iterator[tuple[int, int]]:
         for warps in (1, 2, 4, 8, 16, 32):
             held = x * r // (32 * warps)
             several = held in ELEMENTS[:-1] and 512 <= x * r <= 8192 and warps in (2, 4, 8)
+            several = several or (held in (16, 32) and warps in (1, 2) and x * r >= 512)
             if several if x > 1 else held in ELEMENTS:
                 yield x, warps
     if r == ROWS[-1]:
