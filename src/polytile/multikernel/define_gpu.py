@@ -19,10 +19,7 @@ from polytile.multikernel import define
 from polytile.multikernel.spec import POWER, WIDE, KernelSpec
 from polytile.runtime import regime
 from polytile.runtime.cuda.device import fingerprint
-from polytile.runtime.formula import any_above, encode
-
-LARGEST_POWER = 1 << 40
-"""Powers of two up to this are told from other sizes."""
+from polytile.runtime.formula import any_above, encode, power_of_two
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
@@ -31,9 +28,7 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device
     spec = define.loop_spec(kernel, origins)
     positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
     powers = tuple(
-        (POWER.format(s.name), encode(1 - Min(1, Mod(sympy.Integer(LARGEST_POWER), s)), positions))
-        for s in rows_of(kernel)
-        if s.name in spec.bucketed()
+        (POWER.format(s.name), power_of_two(s, positions)) for s in rows_of(kernel) if s.name in spec.bucketed()
     )
     return replace(
         spec,
