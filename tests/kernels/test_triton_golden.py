@@ -17,6 +17,7 @@ from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import variants
 from polytile.kernels.triton.candidate import WORKER, job_of
 from polytile.kernels.triton.generate import generate
+from polytile.kernels.triton.helpers import POLYNOMIALS
 from polytile.kernels.triton.kernel import Launch
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
@@ -182,6 +183,17 @@ def test_the_same_sources_compile_for_amd_without_spills() -> None:
     found = resources(launches, mi300)
     assert len(found) == len(GOLDEN) and not {name: facts.spills for name, facts in found.items() if facts.spills}
     assert all(0 < facts.registers <= 512 and facts.shared <= mi300.shared_per_block for facts in found.values())
+
+
+def polynomials() -> Loop:
+    x, n = load("x", P0, F32), load("n", P0, F32)
+    return loop([store(f"o_{name}", P0, op(name, x, n)) for name in POLYNOMIALS], {P0: S0})
+
+
+def test_polynomials_compile_though_their_steps_depend_on_data() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
+    launches = generate(kernel_of(polynomials()), config(variant="plain", x=1024), KNOWN).launches
+    assert not any(facts.spills for facts in resources([("polynomials", one) for one in launches], H100).values())
 
 
 def resources(launches: Iterable[tuple[str, Launch]], gpu: device.DeviceFacts) -> dict[str, cubins.Facts]:

@@ -23,10 +23,36 @@ def pt_cum{name}(a, ai, b, bi):
     return tl.where(last, b, a), tl.where(last, bi, ai)
 """
 
+POLYNOMIALS = {
+    "chebyshev_t": ("x", "2 * x * q - p"), "chebyshev_u": ("2 * x", "2 * x * q - p"),
+    "chebyshev_v": ("2 * x - 1", "2 * x * q - p"), "chebyshev_w": ("2 * x + 1", "2 * x * q - p"),
+    "hermite_h": ("2 * x", "2 * (x * q - k * p)"), "hermite_he": ("x", "x * q - k * p"),
+    "laguerre_l": ("1 - x", "((2 * k + (1 - x)) * q - k * p) / (k + 1)"),
+    "legendre_p": ("x", "((2 * k + 1) * x * q - k * p) / (k + 1)"),
+}  # fmt: skip
+"""Of degree 1, and of degree k + 1 from those of degrees k (q) and k - 1 (p). A point is done at its own degree, or when it
+is NaN; all go on until the last one is."""
+
+_POLYNOMIAL = """
+def pt_{name}(x, n):
+    none = tl.zeros([1], x.dtype)
+    x, n = tl.broadcast(x + none, n + none)
+    k, p = tl.full([], 1, tl.int64), tl.full(x.shape, 1, x.dtype)
+    q = tl.where(n < 1, p, {first})
+    left = (n > k) & (q == q)
+    while tl.sum(tl.ravel(left).to(tl.int32), 0) > 0:
+        following = {following}
+        p, q = tl.where(left, q, p), tl.where(left, following, q)
+        k += 1
+        left = (n > k) & (q == q)
+    return q
+"""
+
 _TEXTS = (
     *(f"def {name}(a, b):\n    return {value}" for name, value in _COMBINE.items()),
     *(_ARG.format(name=name, sign=sign) for name, sign in (("argmax", ">"), ("argmin", "<"))),
     *(_EXTREME.format(name=name, sign=sign) for name, sign in (("max", ">"), ("min", "<"))),
+    *(_POLYNOMIAL.format(name=name, first=a, following=b) for name, (a, b) in POLYNOMIALS.items()),
     """
 def pt_like(number: tl.constexpr, x):
     return tl.full([], number, x.dtype)
