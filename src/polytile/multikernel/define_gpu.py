@@ -11,7 +11,7 @@ from torch.utils._sympy.functions import Min, Mod
 from polytile.kernels import templates
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import INT32_REACH, reaches
-from polytile.kernels.nest import nest_of
+from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K, EVEN_L
 from polytile.kernels.triton.gemm.unit import symbol
 from polytile.kernels.triton.loops import loop_candidates as loops
@@ -42,12 +42,10 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device
 
 
 def rows_of(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
-    """The integers by which blocks along the vector axis overhang its end, of a loop that has other axes too: code for one value
-    of them needs no masks there."""
-    loop = kernel.loop
-    if len(loop.axes) + len(loop.reduced) < 2:
-        return ()
-    return tuple(s for s in kernel.symbols if s in nest_of(loop).vec.size.free_symbols)
+    """The integers by which blocks overhang the end of rows that are reduced or scanned: code for one value of them needs no
+    masks there. Of columns and points none: a handful of kernels for one size were faster, and as many slower."""
+    nest = nest_of(kernel.loop)
+    return tuple(s for s in kernel.symbols if nest.form is Form.ROW and s in nest.vec.size.free_symbols)
 
 
 def template_spec(
