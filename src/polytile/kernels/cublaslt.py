@@ -186,8 +186,7 @@ class LtCandidate(MatmulLibrary):
             compute = cublaslt.COMPUTE_32I
         else:
             compute = cublaslt.COMPUTE_TF32 if self.kernel.tf32 else cublaslt.COMPUTE_32F
-        activation = self.finish.activation if self.finish is not None else ""
-        return Product(first, second, result, compute, batch, added, bool(ends.bias), activation)
+        return Product(first, second, result, compute, batch, added, bool(ends.bias))
 
     def _proposals(self, product: Product | None) -> tuple[Algorithm, ...]:
         if product is None:

@@ -1,22 +1,22 @@
-"""Epilogues that cuBLASLt does in its own kernels: activation(A · B + addend + bias), written once.
+"""Epilogues that cuBLASLt does in its own kernels: A · B + addend + bias, written once.
 
-    F.relu(F.linear(x, w, bias))                       activation "relu", bias
-    F.linear(x, w) + residual                          addend
-    F.gelu(F.linear(x, w), approximate="tanh")         activation "gelu"; the library has no exact one
+    F.linear(x, w, bias)                        bias
+    F.linear(x, w) + residual                   addend
+    residual + F.linear(x, w, bias)             both
 
-The sums stay in float32 until the end, where eager rounds what each of its kernels stores.
+The sums stay in float32 until the end, where eager rounds what each of its kernels stores. The library's activations take no
+part: its ReLU makes 0 of a NaN, which eager keeps.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import sympy
-import torch
 
-from polytile.ir import expr, sizes
-from polytile.ir.expr import Accumulator, Const, Load, Node, Op
+from polytile.ir import sizes
+from polytile.ir.expr import Accumulator, Load, Node, Op
 from polytile.ir.program import Axis
 
 if TYPE_CHECKING:
@@ -31,14 +31,13 @@ Strides = tuple[sympy.Expr, sympy.Expr]
 @dataclass(frozen=True)
 class Finish:
     """What follows a product: the tensor of the result and its strides; those of what is added, or ""; the tensor of a number for
-    each column that is added, or ""; "relu", "gelu" (by tanh) or ""."""
+    each column that is added, or ""."""
 
     out: str
     out_strides: Strides
     addend: str = ""
     addend_strides: Strides = (sizes.ZERO, sizes.ZERO)
     bias: str = ""
-    activation: str = ""
 
 
 def finish(kernel: GemmKernel) -> Finish | None:
@@ -48,19 +47,18 @@ def finish(kernel: GemmKernel) -> Finish | None:
         return None
     (store,), types = loop.stores, {tensor.name: tensor.dtype for tensor in kernel.outer}
     out_strides = _strides(store.index, loop.axes)
-    activation, value = _activation(_unrounded(store.value))
-    terms = _terms(value)
+    terms = _terms(store.value)
     if out_strides is None or types[store.buffer] != dtype or terms is None:
         return None
-    column, found = loop.axes[2].symbol, Finish(store.buffer, out_strides, activation=activation)
+    column, found = loop.axes[2].symbol, Finish(store.buffer, out_strides)
     for load in terms:
         strides = _strides(load.index, loop.axes)
         if types[load.buffer] != dtype or load.indirect or load.mask is not None:
             return None
         if load.index == column and not found.bias:
-            found = Finish(found.out, out_strides, found.addend, found.addend_strides, load.buffer, activation)
+            found = replace(found, bias=load.buffer)
         elif strides is not None and strides[1] != 0 and not found.addend:
-            found = Finish(found.out, out_strides, load.buffer, strides, found.bias, activation)
+            found = replace(found, addend=load.buffer, addend_strides=strides)
         else:
             return None
     if found.addend == found.out and found.addend_strides != out_strides:
@@ -78,15 +76,10 @@ def _strides(index: sympy.Expr, axes: tuple[Axis, ...]) -> Strides | None:
     return (of_batch, of_row) if same else None
 
 
-def _unrounded(value: Node) -> Node:
-    while isinstance(value, Op) and value.name in ROUNDINGS:
-        value = value.args[0]
-    return value
-
-
 def _terms(value: Node) -> list[Load] | None:
     """What is added to the product, in a sum of it and elements of tensors; None for anything else."""
-    value = _unrounded(value)
+    while isinstance(value, Op) and value.name in ROUNDINGS:
+        value = value.args[0]
     match value:
         case Accumulator():
             return []
@@ -94,30 +87,6 @@ def _terms(value: Node) -> list[Load] | None:
             rest = _terms(other)
             return None if rest is None else [*rest, load]
     return None
-
-
-def _activation(value: Node) -> tuple[str, Node]:
-    """("relu", x) for max(x, 0), ("gelu", x) for the formula with tanh, ("", value) for anything else."""
-    match value:
-        case Op(name="maximum", args=(x, Const(value=0))):
-            return "relu", x
-        case Op(name="mul", args=(Op(name="mul", args=(x, Const())), Op())) if _tanh_gelu(x) is value:
-            return "gelu", x
-    return "", value
-
-
-def _tanh_gelu(x: Node) -> Node:
-    """x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), as it is taken apart."""
-    def times(a: Node, b: Node | float) -> Node:
-        return expr.op("mul", torch.float32, a, b if isinstance(b, Node) else expr.const(b, torch.float32))
-
-    def plus(a: Node, b: Node) -> Node:
-        return expr.op("add", torch.float32, a, b)
-
-    cubed = times(times(times(x, x), x), 0.044715)
-    inner = times(plus(x, cubed), 0.7978845608028654)
-    one = expr.const(1.0, torch.float32)
-    return times(times(x, 0.5), plus(expr.op("tanh", torch.float32, inner), one))
 
 
 __all__ = ["Finish", "finish"]

@@ -29,20 +29,8 @@ def on_gpu() -> Iterator[None]:
         yield
 
 
-def relu(x: T, w: T, b: T, r: T) -> T:
-    return F.relu(F.linear(x, w))
-
-
 def bias(x: T, w: T, b: T, r: T) -> T:
     return F.linear(x, w, b)
-
-
-def bias_relu(x: T, w: T, b: T, r: T) -> T:
-    return F.relu(F.linear(x, w, b))
-
-
-def bias_gelu(x: T, w: T, b: T, r: T) -> T:
-    return F.gelu(F.linear(x, w, b), approximate="tanh")
 
 
 def residual(x: T, w: T, b: T, r: T) -> T:
@@ -54,11 +42,11 @@ def bias_residual(x: T, w: T, b: T, r: T) -> T:
 
 
 def batches(x: T, w: T, b: T, r: T) -> T:
-    return F.relu(torch.bmm(x.expand(2, -1, -1), w.t().expand(2, -1, -1)) + r)
+    return torch.bmm(x.expand(2, -1, -1), w.t().expand(2, -1, -1)) + r
 
 
-def exact_gelu(x: T, w: T, b: T, r: T) -> T:
-    return F.gelu(F.linear(x, w))
+def bias_relu(x: T, w: T, b: T, r: T) -> T:
+    return F.relu(F.linear(x, w, b))
 
 
 def twice(x: T, w: T, b: T, r: T) -> T:
@@ -70,14 +58,14 @@ def scaled(x: T, w: T, b: T, r: T) -> T:
 
 
 def widened(x: T, w: T, b: T, r: T) -> T:
-    return F.relu(F.linear(x, w)).double()
+    return (F.linear(x, w) + r).double()
 
 
 def by_rows(x: T, w: T, b: T, r: T) -> T:
     return F.linear(x, w) + x[:, :1]
 
 
-WHOLE = {relu: 2, bias: 4, bias_relu: 6, bias_gelu: 36, residual: 1, bias_residual: 4, batches: 2}
+WHOLE = {bias: 4, residual: 1, bias_residual: 4, batches: 1}
 """Function → the library's number for what follows the product."""
 
 
@@ -105,7 +93,7 @@ def test_the_library_finishes_what_it_can(stub: ctypes.CDLL, function: Callable[
     assert (read(stub, "epilogue"), read(stub, "products"), read(stub, "algorithm")) == (WHOLE[function], 1, 101)
 
 
-@pytest.mark.parametrize("function", [exact_gelu, twice, scaled, widened, by_rows])
+@pytest.mark.parametrize("function", [bias_relu, twice, scaled, widened, by_rows])
 def test_other_epilogues_stay_kernels_of_their_own(stub: ctypes.CDLL, function: Callable[..., T]) -> None:
     kernel, passed, _ = given(function, arguments(torch.float32))
     finished = []
@@ -128,7 +116,7 @@ def test_an_addend_is_overwritten_in_place(stub: ctypes.CDLL) -> None:
 
 def test_a_bias_that_16_does_not_divide_is_not_the_librarys(stub: ctypes.CDLL, caplog: pytest.LogCaptureFixture) -> None:
     args = arguments(torch.float32)
-    kernel, passed, _ = given(bias_relu, args)
+    kernel, passed, _ = given(bias, args)
     ends = []
     candidate = LtCandidate(kernel, lambda product, *rest: ends.append(product), CPU, 0)
     found = candidate.finish

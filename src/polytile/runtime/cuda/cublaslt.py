@@ -3,7 +3,7 @@
     product = Product(a, b, d, COMPUTE_32F)               # column-major, as BLAS has it: D[m, n] = op(A)[m, k] · op(B)[k, n]
     for algorithm in algorithms(product, 6, device): Replay(product, algorithm, device)(a, b, d, workspace, stream)
 
-A product may have a matrix added to it, a number for each row of D (a bias) and an activation: the library's own epilogues.
+A product may have a matrix and a number for each row of D (a bias) added to it.
 
 The library is the one that torch has loaded for its own products, opened at first use. An algorithm is eight words that the
 same version of the library takes back (`Algorithm.text`, `Algorithm.of`), so that what was measured can be run again. Only
@@ -43,8 +43,7 @@ COMPUTE_32F, COMPUTE_32I, COMPUTE_TF32 = 68, 72, 77
 _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS = 3, 4, 7, 8  # cublasLtMatmulDescAttributes_t
 _BATCH, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; of A, B, C and D
-_EPILOGUES = {"": 1, "relu": 2, "gelu": 32}  # cublasLtEpilogue_t
-_WITH_BIAS = 4  # beside an activation; alone it takes the place of "nothing"
+_WITH_BIAS = 4  # of cublasLtEpilogue_t
 _SOME_BIAS = 1 << 20
 """An address as good as any bias's: the heuristic looks at its alignment alone."""
 _IN_TYPE_OF_SUMS = 2  # of cublasLtReductionScheme_t: parts of a split K are added up in the type of the sums, in order
@@ -86,8 +85,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """D = activation(op(A) · op(B) + C + bias), where C, the bias, of D's type and a multiple of 16 bytes in memory, and the
-    activation ("relu", or "gelu" by tanh) may be missing. `compute` is one of the COMPUTE_* numbers."""
+    """D = op(A) · op(B) + C + bias, where C and the bias, of D's type and at a multiple of 16 bytes, may be missing. `compute` is
+    one of the COMPUTE_* numbers."""
 
     a: Matrix
     b: Matrix
@@ -96,17 +95,10 @@ class Product:
     batch: int = 1
     c: Matrix | None = None
     bias: bool = False
-    activation: str = ""
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
         return self.a, self.b, self.c or self.d, self.d
-
-    @property
-    def epilogue(self) -> int:
-        """What the library calls what follows the product."""
-        activation = _EPILOGUES[self.activation]
-        return (activation if self.activation else 0) | _WITH_BIAS if self.bias else activation
 
 
 @dataclass(frozen=True)
@@ -214,10 +206,9 @@ class _Prepared:
         self.operation = self._create("MatmulDesc", product.compute, scale)
         for number, matrix in ((_TRANSPOSE_A, product.a), (_TRANSPOSE_B, product.b)):
             self._set("MatmulDesc", self.operation, number, ctypes.c_int(matrix.transposed))
-        if product.epilogue != _EPILOGUES[""]:
-            self._set("MatmulDesc", self.operation, _EPILOGUE, ctypes.c_uint32(product.epilogue))
         self.lock = threading.Lock()
         if product.bias:
+            self._set("MatmulDesc", self.operation, _EPILOGUE, ctypes.c_uint32(_WITH_BIAS))
             self.set_bias(_SOME_BIAS)
         a, b, d = (self._layout(matrix, product.batch) for matrix in (product.a, product.b, product.d))
         self.layouts = a, b, self._layout(product.c, product.batch) if product.c is not None else d, d
