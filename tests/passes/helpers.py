@@ -40,6 +40,10 @@ class Net:
         self.inputs.append(name)
         return stored(whole(buffer), CPU)
 
+    def buffer(self, *shape: Size, dtype: torch.dtype = F32) -> Tensor:
+        """Memory that nothing has written to yet."""
+        return stored(whole(self.builder.new_buffer([sympy.sympify(n) for n in shape], dtype, CPU)), CPU)
+
     def map(self, element: Callable[..., Node], *args: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """`element` of the broadcast arguments, stored."""
         shape = _broadcast(args)
