@@ -119,6 +119,7 @@ TABLE: tuple[Option, ...] = (
         choices=("off", "auto", "lines"),
     ),
     Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal.", least=0),
+    Option("gpu_noise_band", float, 0.01, "The same on a GPU, whose times vary by a quarter as much.", least=0),
     Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed."),
     Option(
         "check_inputs",

@@ -245,13 +245,13 @@ def test_three_axes_in_any_order() -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, I64, BOOL, U8], ids=str)
 def test_operands_that_lie_the_other_way_round(dtype: torch.dtype) -> None:
-    """Turned in square tiles, at sizes of whole tiles and not; one is a window of a larger matrix."""
+    """Turned in square tiles, at sizes of whole tiles and blocks and not; one is a window of a larger matrix."""
     x, y = load("x", P1 * S0 + P0, dtype), load("y", P0 * S1 + P1, dtype)
     z = load("z", (P1 + 1) * (S0 + 3) + P0 + 2, dtype)
     value = op("maximum", op("maximum", x, y), z)
     case = Case(loop([store("o", P0 * S1 + P1, value)], {P0: S0, P1: S1}), dict.fromkeys("xyzo", dtype))
     assert ("tiled" in case.variants) == (dtype != U8)
-    for rows, columns in [(0, 3), (1, 1), (1, 40), (40, 1), (16, 16), (8, 24), (37, 50), (64, 7)]:
+    for rows, columns in [(0, 3), (1, 1), (1, 40), (40, 1), (16, 16), (8, 24), (37, 50), (64, 7), (150, 300), (70, 1100)]:
         n = rows * columns
         tensors = {name: random(n, dtype) for name in "xyo"} | {"z": random((columns + 1) * (rows + 3), dtype)}
         case.check(tensors, {S0: rows, S1: columns})

@@ -159,6 +159,29 @@ def softmax(x: Node) -> Node:
     return op("div", power, expr.reduce("sum", F32, power))
 
 
+@pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_groups_of_few_neighbours_share_vectors(width: int, dtype: torch.dtype) -> None:
+    """Sums over a batch of images whose channels lie in groups, innermost, and have statistics by group and image."""
+    channels = 4 * width
+    place = (R0 * S0 + R1) * channels + P0 * width + P1
+    scaled = op("mul", load("x", place, dtype), load("g", R0 * 4 + P0, dtype))
+    value = op("add", scaled, load("b", P0 * width + P1, dtype))
+    total = expr.reduce("sum", value.dtype, value)
+    stores = [store("o", place, value), store("s", P0 * width + P1, total)]
+    case = Case(loop(stores, {P0: 4, P1: width}, {R0: 2, R1: S0}), dict.fromkeys("xgbos", dtype))
+    assert f", {width}>(tail, " in case.candidates[0].source
+    for points in (0, 1, 3, 300):
+        n = 2 * points * channels
+        tensors = {"x": n, "g": 8, "b": channels, "o": n, "s": channels}
+        case.check(
+            {name: random(size, dtype) for name, size in tensors.items()},
+            {S0: points},
+            relative=TOLERANCE,
+            absolute=1e-4,
+        )
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
 def test_softmax(dtype: torch.dtype, layout: str) -> None:

@@ -104,6 +104,11 @@ class Net:
         offset = x.view.offset + start * x.view.strides[-1]
         return stored(replace(x.view, sizes=(*x.view.sizes[:-1], sympy.sympify(length)), offset=offset), CPU)
 
+    def item(self, x: Tensor, k: int) -> Tensor:
+        """Element k of the last dimension, the first of all others, without dimensions."""
+        assert x.view is not None
+        return stored(replace(x.view, sizes=(), strides=(), offset=x.view.offset + k * x.view.strides[-1]), CPU)
+
     def write(self, target: Tensor, value: Tensor, mode: str = "set") -> None:
         assert target.view is not None
         self.builder.store(target.view, value, mode)

@@ -96,17 +96,24 @@ def _copy(net: Net, x: Tensor) -> Tensor:
 
 
 def _join(net: Net, pool: list[Tensor], draw: Draw) -> Tensor | None:
-    """Pieces side by side in one buffer, a loop each, in any order of the loops: tensors, or one number made of each."""
-    x, numbers = pool[draw(len(pool))], not draw(3)
-    able = [t for t in pool if t.sizes[:-1] == x.sizes[:-1] or (numbers and t.rank == x.rank)]
+    """Pieces side by side in one buffer, a loop each, in any order of the loops."""
+    x = pool[draw(len(pool))]
+    able = [t for t in pool if t.sizes[:-1] == x.sizes[:-1]]
     pieces = [able[draw(len(able))] for _ in range(2 + draw(3))]
-    if numbers:
-        pieces = [net.reduce("sum", piece, *range(piece.rank), keepdim=True) for piece in pieces]
     ends = list(itertools.accumulate(t.sizes[-1] for t in pieces))
-    whole = net.buffer(*pieces[0].sizes[:-1], ends[-1])
+    whole = net.buffer(*x.sizes[:-1], ends[-1])
     for k in range(len(pieces)) if draw(2) else reversed(range(len(pieces))):
         net.write(net.slice(whole, ends[k] - pieces[k].sizes[-1], pieces[k].sizes[-1]), pieces[k])
     return whole
+
+
+def _stack(net: Net, pool: list[Tensor], draw: Draw) -> Tensor:
+    """The same of single numbers, which no index tells apart."""
+    numbers = [net.item(pool[draw(len(pool))], 0) for _ in range(2 + draw(3))]
+    whole = net.buffer(len(numbers))
+    for k, number in enumerate(numbers):
+        net.write(net.item(whole, k), net.op("neg", number))
+    return net.op("abs", net.view(whole, 1, len(numbers)))
 
 
 def _write_slice(net: Net, pool: list[Tensor], draw: Draw) -> Tensor | None:
@@ -139,7 +146,7 @@ def _put(net: Net, pool: list[Tensor], draw: Draw) -> Tensor | None:
 
 STEPS = (
     *(_unary, _unary, _binary, _binary, _binary, _reduce, _reduce),
-    *(_scan, _reshape, _back, _permute, _slice, _product, _write, _join, _write_slice, _put),
+    *(_scan, _reshape, _back, _permute, _slice, _product, _write, _join, _stack, _write_slice, _put),
 )
 
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polytile import options
 from polytile.cli.kernels import Kernel
 from polytile.errors import StoreError
 from polytile.multikernel.planfile import Pinned, Plan
@@ -21,7 +20,7 @@ from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.store.reading import Record
 from polytile.store.records import Identity, summary_of
-from polytile.tuning.decide import Entrant, Score, combine, pick, threads_of
+from polytile.tuning.decide import Entrant, Score, combine, noise_band, pick, threads_of
 
 WORD = re.compile(r"(?P<name>\w+)=(?P<low>-?\d+)(?:\.\.(?P<high>\d+)(?P<divides>%16)?)?")
 """One size of a regime's text, as KernelSpec.regime writes it."""
@@ -177,7 +176,7 @@ def _groups(records: Sequence[Record]) -> dict[Key, list[Record]]:
 def _answer(records: Sequence[Record], provenance: str, differs: tuple[str, ...] = ()) -> Why:
     scores = _scores(records)
     known = _entrants(records)
-    best = pick(list(scores.values()), options.get("noise_band"), [known[who] for who in scores])
+    best = pick(list(scores.values()), noise_band(records[0].measurement.problem.device), [known[who] for who in scores])
     sizes = records[0].measurement.problem.sizes
     if best is None:
         return Why(sizes, None, "no candidate could run when it was measured", _ranked(scores), differs)

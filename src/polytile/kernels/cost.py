@@ -25,6 +25,7 @@ from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.columns import WIDTH
+from polytile.kernels.cpp.joined import repeats
 from polytile.kernels.cpp.keeping import kept_values
 from polytile.kernels.cpp.short import short_rows
 from polytile.kernels.cpp.squares import Squares, of_variant, tiled_squares
@@ -193,6 +194,8 @@ def _operation(nest: Nest, node: Node, lanes: int) -> float:
 def _access(nest: Nest, access: Load | Store, lanes: int) -> float:
     """Multiply-adds that a load or store of one vector costs."""
     stride = sizes.coefficient(access.index, nest.vec.symbol)
+    if isinstance(access, Load) and stride is None and repeats(nest, access) is not None:
+        return 2 * CONTIGUOUS
     if stride is None or any(nest.is_vector(i) for i in access.indirect):
         return lanes * BY_LANE["gathered" if isinstance(access, Load) else "scattered"]
     return CONTIGUOUS if stride in (0, 1) else lanes * BY_LANE["strided"]

@@ -14,6 +14,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cost import LoopPrior
 from polytile.kernels.cpp import checks, loops
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
+from polytile.kernels.cpp.joined import joined
 from polytile.kernels.cpp.lanes import lane_bytes
 from polytile.kernels.library import InterpretedLoop
 from polytile.kernels.nest import nest_of
@@ -49,7 +50,7 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     if any(store.sums for store in kernel.loop.stores):
         raise LoweringError(f"kernel {kernel_name(kernel, origins)!r} adds up points down columns, which has no C++ form.")
-    expanded = replace(kernel, loop=plain_reductions(kernel.loop))
+    expanded = replace(kernel, loop=joined(plain_reductions(kernel.loop)))
     nest = nest_of(expanded.loop)
     vector_bytes = tool.lanes * FLOAT_BYTES
     name = kernel_name(kernel, origins)

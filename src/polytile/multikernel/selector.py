@@ -22,7 +22,7 @@ from polytile.problem import Outcome, Problem
 from polytile.store import Store, identity
 from polytile.store.records import Environment, Identity
 from polytile.tuning.budget import Budget
-from polytile.tuning.decide import UNKNOWN, Entrant, Score, doubtful, pick
+from polytile.tuning.decide import UNKNOWN, Entrant, Score, doubtful, noise_band, pick
 from polytile.tuning.tune import Tuner
 
 
@@ -81,12 +81,12 @@ class Request:
 
     def pick(self, scores: Sequence[Score | None], sizes: Mapping[str, int] | None = None) -> Candidate | None:
         """The candidate to choose by `scores`, one for each of `candidates`, taken at `sizes` (None: at the request's)."""
-        index = pick(scores, options.get("noise_band"), self._entrants(scores, sizes))
+        index = pick(scores, noise_band(self.spec.target.type), self._entrants(scores, sizes))
         return None if index is None else self.candidates[index]
 
     def doubtful(self, scores: Sequence[Score | None]) -> bool:
         """Whether measuring once more may well choose differently."""
-        return doubtful(scores, options.get("noise_band"), self._entrants(scores, None))
+        return doubtful(scores, noise_band(self.spec.target.type), self._entrants(scores, None))
 
     def _entrants(self, scores: Sequence[Score | None], sizes: Mapping[str, int] | None) -> list[Entrant]:
         """What was known of each candidate beforehand; nothing is asked of those without a score."""

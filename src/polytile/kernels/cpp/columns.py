@@ -307,20 +307,22 @@ class _Tile:
 
     def _loops(self, out: Writer, k: int) -> None:
         """The loops over the reduced axes around pass k. A scan runs in one go, its carries in the totals; else running
-        values are folded into the totals block by block."""
-        first, rest = self.nest.loop.reduced[0], self.nest.loop.reduced[1:]
-        size, name = domain.count([first]), first.symbol
+        values are folded into the totals block by block. Threads that share a tile, and blocks, divide the innermost axis
+        whose length only the call knows."""
+        reduced = self.nest.loop.reduced
+        cut = 0 if self.nest.scans_in(k) else max(range(len(reduced)), key=lambda i: (not reduced[i].size.is_Integer, i))
+        size, name = domain.count([reduced[cut]]), reduced[cut].symbol
         begin, end = (f"{size} * thread / workers", f"{size} * (thread + 1) / workers") if self.split else ("0", size)
-        heads = [f"for (long {a.symbol} = 0; {a.symbol} < {text.index(a.size)}; ++{a.symbol}) {{" for a in rest]
-        closing = ["}"] * (len(rest) + 1)
+        heads = [f"for (long {a.symbol} = 0; {a.symbol} < {text.index(a.size)}; ++{a.symbol}) {{" for a in reduced]
+        closing = ["}"] * len(reduced)
         if self.nest.scans_in(k) or not self.nest.reduces_in(k):
             sets, acc = ("states, totals", f", Acc{k}& acc") if self._accumulates(k) else ("states", "")
-            heads.insert(0, f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{")
+            heads[cut] = f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{"
         else:
             sets, acc = "states, part", f", Acc{k}& acc"
-            heads.insert(0, f"fold_rows({begin}, {end}, totals, [&](long begin, long end, auto& part) PT_INLINE {{")
-            heads.insert(1, f"for (long {name} = begin; {name} < end; ++{name}) {{")
-            closing.append("});")
+            heads[cut] = f"for (long {name} = begin; {name} < end; ++{name}) {{"
+            heads.insert(cut, f"fold_rows({begin}, {end}, totals, [&](long begin, long end, auto& part) PT_INLINE {{")
+            closing.insert(len(reduced) - cut, "});")
         for head in heads:
             out.open(head)
         points = "".join(f", {a.symbol}" for a in self.nest.loop.reduced)

@@ -6,6 +6,7 @@ import torch
 
 from polytile.ir import sizes
 from polytile.ir.expr import Load
+from polytile.kernels.cpp.joined import repeats
 from polytile.kernels.nest import Nest
 
 NARROWEST = 4  # bytes of a lane in squares that are turned: of narrower ones a register has more than a square has rows
@@ -29,4 +30,5 @@ def lane_bytes(nest: Nest) -> int:
 
 def gathers(nest: Nest, load: Load) -> bool:
     """Whether a vector load needs a vector of indices."""
-    return any(nest.is_vector(i) for i in load.indirect) or sizes.coefficient(load.index, nest.vec.symbol) is None
+    uneven = sizes.coefficient(load.index, nest.vec.symbol) is None and repeats(nest, load) is None
+    return uneven or any(nest.is_vector(i) for i in load.indirect)

@@ -11,6 +11,7 @@ from polytile.ir import sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Store, compute_dtype, element_level
 from polytile.kernels.cpp import text
+from polytile.kernels.cpp.joined import repeats
 from polytile.kernels.nest import Form
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def _contiguous_or_not(body: Body, node: Load, scope: Scope) -> str:
         return f"vload<{kind}, {lanes}>(tail, {at}, n)"
     if step is not None:
         return f"vload_strided<{kind}, {lanes}>(tail, {at}, {text.index(step)}, n)"
+    if (times := repeats(body.nest, node)) is not None:
+        return f"vload_repeated<{kind}, {lanes}, {times}>(tail, {at}, n)"
     return f"vload_gather<{kind}, {lanes}>(tail, {base}, {body.index_vector(index, vectors)}, n)"
 
 

@@ -27,15 +27,15 @@ class Squares:
     stores: tuple[Store, ...]
 
     @property
-    def turned(self) -> int:
-        return len(self.loads) + len(self.stores)
+    def turned(self) -> tuple[Load | Store, ...]:
+        return (*self.loads, *self.stores)
 
 
 def tiled_squares(nest: Nest) -> Squares | None:
     """Squares of the vector axis and the one along which the most operands lie; None where there are none."""
     flat = replace(nest, cutting=False)  # sweeps of squares are too short to be cut
     found = [s for s in (_squares(flat, axis) for axis in nest.outer) if s is not None and s.loads]
-    return max(found, key=lambda s: s.turned, default=None)
+    return max(found, key=lambda s: len(s.turned), default=None)
 
 
 def short_squares(nest: Nest) -> Squares | None:
@@ -44,7 +44,7 @@ def short_squares(nest: Nest) -> Squares | None:
     for vec in nest.outer:
         outer = (*(a for a in nest.outer if a is not vec), nest.vec)
         found.append(_squares(replace(nest, vec=vec, outer=outer, cutting=False), nest.vec))
-    return max((s for s in found if s is not None and s.turned), key=lambda s: s.turned, default=None)
+    return max((s for s in found if s is not None and s.turned), key=lambda s: len(s.turned), default=None)
 
 
 def of_variant(nest: Nest, variant: str) -> Squares | None:

@@ -35,12 +35,11 @@ is NaN; all go on until the last one is."""
 
 _POLYNOMIAL = """
 def pt_{name}(x, n):
-    none = tl.zeros([1], x.dtype)
-    x, n = tl.broadcast(x + none, n + none)
+    x, n = tl.broadcast(x, n)
     k, p = tl.full([], 1, tl.int64), tl.full(x.shape, 1, x.dtype)
     q = tl.where(n < 1, p, {first})
     left = (n > k) & (q == q)
-    while tl.sum(tl.ravel(left).to(tl.int32), 0) > 0:
+    while pt_any(left):
         following = {following}
         p, q = tl.where(left, q, p), tl.where(left, following, q)
         k += 1
@@ -153,10 +152,13 @@ def pt_int_remainder(a, b):
     return tl.where((rest != 0) & ((rest < 0) != (d < 0)), rest + d, rest)
 """,
     """
+def pt_any(x):
+    return tl.sum(tl.ravel(x.to(tl.int32) + tl.zeros([1], tl.int32)), 0) > 0
+""",
+    """
 def pt_gcd(a, b):
-    none = tl.zeros([1], a.dtype)
-    a, b = tl.broadcast(tl.abs(a) + none, tl.abs(b) + none)
-    while tl.sum(tl.ravel(a != 0).to(tl.int32), 0) > 0:
+    a, b = tl.broadcast(tl.abs(a), tl.abs(b))
+    while pt_any(a != 0):
         rest = tl.where(a != 0, b % tl.where(a != 0, a, 1), a)
         b = tl.where(a != 0, a, b)
         a = rest
@@ -221,7 +223,7 @@ def pt_accumulate(base, at, value, active, combine: tl.constexpr, T: tl.constexp
     words = (base + tl.where(active, at, 0)).to(tl.pointer_type(BITS), bitcast=True)
     old = tl.load(words, mask=active, other=0)
     waiting = active
-    while tl.sum(tl.ravel(waiting).to(tl.int32), 0) > 0:
+    while pt_any(waiting):
         new = combine(old.to(value.dtype, bitcast=True).to(T), value.to(T)).to(value.dtype).to(BITS, bitcast=True)
         seen = tl.atomic_cas(words, old, tl.where(waiting, new, old), sem="relaxed")
         waiting = waiting & (seen != old)

@@ -20,7 +20,7 @@ from polytile.problem import Measurement, Outcome
 from polytile.store.records import region_excess
 from polytile.tuning import budget, measure, tune
 from polytile.tuning.circumstances import completed, state
-from polytile.tuning.decide import Score, combine
+from polytile.tuning.decide import Score, combine, noise_band
 from polytile.tuning.isolation import policy
 from polytile.tuning.room import NoRoom
 
@@ -151,7 +151,7 @@ def _limits(target: torch.device) -> measure.Limits:
         limits = measure.GPU_THOROUGH if thorough else measure.GPU_LIMITS
     else:
         limits = measure.THOROUGH if thorough else measure.LIMITS
-    return dataclasses.replace(limits, band=options.get("noise_band"))
+    return dataclasses.replace(limits, band=noise_band(target.type))
 
 
 def _with_earlier(request: Request, scores: tuple[Score | None, ...]) -> tuple[Score | None, ...]:

@@ -99,8 +99,14 @@ def recorded(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
 @functools.cache
 def _side_stream(index: int) -> torch.cuda.Stream:
     """Where graphs are recorded: one stream for all of them, as cuBLAS takes a workspace (32 MiB on an H100) for each stream that
-    it is called on, and keeps it."""
+    it is called on, in each thread, and keeps it until `release_workspaces`."""
     return torch.cuda.Stream(index)
+
+
+def release_workspaces() -> None:
+    """Gives back what cuBLAS has taken for the streams that it was called on; it takes it again where it is called next.
+    Recorded calls would leave their stream's workspace behind, 64 MiB in a training, at the program's own peak."""
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 @functools.cache
@@ -109,4 +115,4 @@ def _flusher(index: int) -> torch.Tensor:
     return torch.empty(2 * facts(index).l2_bytes, dtype=torch.uint8, device=f"cuda:{index}")
 
 
-__all__ = ["Timer", "recorded"]
+__all__ = ["Timer", "recorded", "release_workspaces"]

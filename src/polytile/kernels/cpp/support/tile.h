@@ -7,10 +7,17 @@ namespace {
 template <class T, int L, int R> struct Rows { Rows<T, L, R / 2> lo, hi; };
 template <class T, int L> struct Rows<T, L, 1> { V<T, L> row; };
 
-// The first `columns` elements of R rows.
-template <class T, int L, int R, class S> PT_FN Rows<T, L, R> load_rows(const S* p, long stride, long columns) {
-  if constexpr (R == 1) return {load_n<T, L>(p, columns)};
-  else return {load_rows<T, L, R / 2>(p, stride, columns), load_rows<T, L, R / 2>(p + R / 2 * stride, stride, columns)};
+// R rows.
+template <class T, int L, int R, class S> PT_FN Rows<T, L, R> load_rows(const S* p, long stride) {
+  if constexpr (R == 1) return {load<T, L>(p)};
+  else return {load_rows<T, L, R / 2>(p, stride), load_rows<T, L, R / 2>(p + R / 2 * stride, stride)};
+}
+// The first `columns` elements of R rows, of which those behind number `last` are copies of it.
+template <class T, int L, int R, class S>
+PT_FN Rows<T, L, R> load_part(const S* p, long stride, long columns, long last) {
+  constexpr int H = R / 2;
+  if constexpr (R == 1) return {load_n<T, L>(p + smaller(last, 0) * stride, columns)};
+  else return {load_part<T, L, H>(p, stride, columns, last), load_part<T, L, H>(p + H * stride, stride, columns, last - H)};
 }
 template <class T, int L, int R> PT_FN void store_rows(T* p, const Rows<T, L, R>& rows) {
   if constexpr (R == 1) store<T, T, L>(p, rows.row);
@@ -40,23 +47,26 @@ PT_FN void put_rows(S* p, const Rows<T, L, R>& rows, long stride, long height, l
 }
 // Rows of R elements without gaps between them.
 template <int R, class T, int L, class S> PT_FN void load_narrow(T* tile, const S* p) {
-  store_rows(tile, turn<L>(load_rows<T, L, R>(p, L, L)));
+  store_rows(tile, turn<L>(load_rows<T, L, R>(p, L)));
 }
 template <int R, class T, int L, class S> PT_FN void store_narrow(const T* tile, S* p) {
-  const auto rows = turn<R>(load_rows<T, L, R>(tile, L, L));
+  const auto rows = turn<R>(load_rows<T, L, R>(tile, L));
   put_rows(p, rows, L, L, R * L);
 }
 
-// tile[u * L + k] = p[k * stride + u] for u < height, k < width (both at most L), and 0 for other k. A function of its
-// own: it is long, and one call turns L vectors.
+// tile[u * L + k] = p[k * stride + u] for u < height, k < width (both at most L); other k repeat the last one. From
+// memory, loads under a mask take up to twice as long, so whole squares do without. A function of its own: it is long, and one
+// call turns L vectors.
 template <class T, int L, class S>
 __attribute__((noinline)) void load_tile(T* tile, const S* p, long stride, long height, long width) {
   if (width == L && stride == height && height == 2) load_narrow<2, T, L>(tile, p);
   else if (width == L && stride == height && height == 4) load_narrow<4, T, L>(tile, p);
-  else if (width == L) store_rows(tile, turn<L>(load_rows<T, L, L>(p, stride, height)));
-  else
-    PT_NO_UNROLL for (long u = 0; u < height; ++u)
-      PT_NO_UNROLL for (long k = 0; k < L; ++k) tile[u * L + k] = k < width ? load<T, 1>(p + k * stride + u)[0] : T(0);
+  else {
+    Rows<T, L, L> rows;
+    if (width == L && height == L) rows = load_rows<T, L, L>(p, stride);
+    else rows = load_part<T, L, L>(p, stride, height, width - 1);
+    store_rows(tile, turn<L>(rows));
+  }
 }
 // The same for any height, square after square; the tile has room for whole ones.
 template <class T, int L, class S> PT_FN void load_tiles(T* tile, const S* p, long stride, long height, long width) {
@@ -69,7 +79,7 @@ __attribute__((noinline)) void store_tile(const T* tile, S* p, long stride, long
   if (width == L && stride == height && height == 2) store_narrow<2, T, L>(tile, p);
   else if (width == L && stride == height && height == 4) store_narrow<4, T, L>(tile, p);
   else if (height == L || stride == height) {
-    const auto rows = turn<L>(load_rows<T, L, L>(tile, L, L));
+    const auto rows = turn<L>(load_rows<T, L, L>(tile, L));
     put_rows(p, rows, stride, height, stride == height ? width * stride : width * stride + L - stride);
   } else {
     PT_NO_UNROLL for (long k = 0; k < width; ++k)

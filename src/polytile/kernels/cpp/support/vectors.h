@@ -1,5 +1,5 @@
 // vectors: full and partial vectors behind one name: `tail` is Full, or Part where only the first n lanes count.
-// gives: Full Part PT_INLINE splat where vload vload_strided vload_gather vload_where vload_gather_where vstore vstream
+// gives: Full Part PT_INLINE splat where vload vload_strided vload_repeated vload_gather vload_where vload_gather_where vstore vstream
 namespace pt {
 namespace {
 
@@ -17,6 +17,18 @@ template <class T, int L, class Tail, class S> PT_FN V<T, L> vload(Tail, const S
 }
 template <class T, int L, class Tail, class S> PT_FN V<T, L> vload_strided(Tail, const S* p, long stride, long n) {
   if constexpr (Tail::partial) return load_strided_n<T, L>(p, stride, n); else return load_strided<T, L>(p, stride);
+}
+// Lane i has element i / R.
+template <int R, class T, int L, int... I> PT_FN V<T, L> repeated(V<T, L> v, Lanes<I...>) {
+  return {__builtin_shufflevector(v.n, v.n, (I / R)...)};
+}
+template <class T, int L, int R, class Tail, class S> PT_FN V<T, L> vload_repeated(Tail tail, const S* p, long n) {
+  constexpr long h = L / 2;
+  if constexpr (R >= L) return V<T, L>(load<T, 1>(p)[0]);
+  else if constexpr (wide<T, L>) {
+    if (n <= h) return {vload_repeated<T, h, R>(tail, p, n), V<T, h>{}};
+    return {vload_repeated<T, h, R>(Full{}, p, h), vload_repeated<T, h, R>(tail, p + h / R, n - h)};
+  } else return repeated<R>(load_n<T, L>(p, Tail::partial ? (n + R - 1) / R : L / R), Up<raw_lanes<T, L>>{});
 }
 template <class T, int L, class Tail, class S> PT_FN V<T, L> vload_gather(Tail, const S* p, V<i64, L> index, long n) {
   if constexpr (Tail::partial) return gather_mask<T, L>(p, index, first_n<i64, L>(n)); else return gather<T, L>(p, index);
