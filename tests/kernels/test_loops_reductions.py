@@ -218,6 +218,23 @@ def test_normalisation_with_statistics_weights_and_residual(layout: str) -> None
         case.check(tensors, {S0: rows, S1: length}, relative=TOLERANCE, absolute=1e-4)
 
 
+@pytest.mark.parametrize("rows_first", [True, False], ids=["turned on the way out", "turned on the way in"])
+def test_lanes_are_the_rows_whose_results_lie_side_by_side(rows_first: bool) -> None:
+    """Of two axes of rows, that along which the transposed tensor is contiguous, whichever side of the loop it is on."""
+    rows, columns = (P0 * S1 + P1) * 20 + R0, (P0 * 20 + R0) * S1 + P1
+    source, target = (columns, rows) if rows_first else (rows, columns)
+    x = load("x", source)
+    centred = op("sub", x, op("mul", expr.reduce("sum", F32, x), expr.const(0.05, F32)))
+    stores = [store("o", target, op("mul", centred, load("w", R0))), store("k", rows, centred)]
+    case = Case(loop(stores, {P0: S0, P1: S1}, {R0: 20}), dict.fromkeys("xwok", F32))
+    short = next(c for c in case.candidates if c.config["variant"] == "short")
+    assert "const long p1, const long n, State& s" in short.source
+    for a, b in [(1, 1), (3, 16), (2, 37), (40, 3)]:
+        n = 20 * a * b
+        tensors = {"x": random(n), "w": random(20), "o": random(n), "k": random(n)}
+        case.check(tensors, {S0: a, S1: b}, relative=TOLERANCE, absolute=1e-5)
+
+
 def test_three_passes_over_a_row_and_its_reversal() -> None:
     """A value made in the first pass is needed in the third alone; another tensor is read backwards."""
     x = op("exp", load("x", ROW))

@@ -27,7 +27,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.columns import WIDTH
 from polytile.kernels.cpp.joined import repeats
 from polytile.kernels.cpp.keeping import kept_values
-from polytile.kernels.cpp.short import short_rows
+from polytile.kernels.cpp.short import Turned, short_rows
 from polytile.kernels.cpp.squares import Squares, of_variant, tiled_squares
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.variants import Extent, extent
@@ -70,7 +70,7 @@ class LoopPrior:
         nest, variant, values = self.nest, self.variant, {s: size[s.name] for s in self.kernel.symbols}
         axes = {a.symbol: sizes.evaluate(a.size, values) for a in self.kernel.loop.axes + self.kernel.loop.reduced}
         e, length = extent(self.kernel, size), axes.get(nest.vec.symbol, 1)
-        layout = self._layout(e, length)
+        layout = self._layout(e, axes, length)
         work = layout.vectors * self._work + self._turned_vectors(e, axes, length) * BY_LANE["turned"] * self.lanes
         compute = work / (2 * CLOCK) + max(1, nest.passes) * layout.sweeps * SWEEP
         if nest.form is Form.ROW and variant != "short":
@@ -103,9 +103,14 @@ class LoopPrior:
         return sum(ops.definition(n.name).cost for n in self.nest.row_values if isinstance(n, Op))
 
     @cached_property
+    def _rows(self) -> Turned | None:
+        """How the variant goes through rows by lanes; None where it does not."""
+        return short_rows(self.nest) if self.nest.form is Form.ROW and self.variant == "short" else None
+
+    @cached_property
     def _turned(self) -> int:
         """Accesses that are turned on their way in or out."""
-        found = short_rows(self.nest) if self.nest.form is Form.ROW and self.variant == "short" else self._squares
+        found = self._rows or self._squares
         return len(found.loads) + len(found.stores) if found is not None else 0
 
     @cached_property
@@ -127,10 +132,11 @@ class LoopPrior:
 
     # what does ---------------------------------------------------------------------------------------------------------
 
-    def _layout(self, e: Extent, length: int) -> Layout:
+    def _layout(self, e: Extent, axes: Mapping[sympy.Symbol, int], length: int) -> Layout:
         vectors, others = -(-length // self.lanes), e.points / max(1, length)
-        if self.nest.form is Form.ROW and self.variant == "short":
-            groups = -(-e.rows // self.lanes)
+        if self._rows is not None:
+            along = axes[self._rows.nest.vec.symbol]
+            groups = -(-along // self.lanes) * e.rows / max(1, along)
             return Layout(groups, groups * e.row, groups)
         if self.nest.form is Form.COLUMN:
             tiles = -(-vectors // WIDTH) * e.rows / max(1, length)
@@ -143,7 +149,7 @@ class LoopPrior:
         if self._squares is not None:
             across, along = axes[self._squares.axis.symbol], length
         else:
-            across, along = e.row, e.rows
+            across, along = e.row, axes[self._rows.nest.vec.symbol] if self._rows is not None else e.rows
         squares = -(-along // self.lanes) * -(-across // self.lanes) * e.points / max(1, across * along)
         return self._turned * squares * self.lanes
 

@@ -37,11 +37,17 @@ class Turned:
 
 def short_rows(row: Nest) -> Turned | None:
     """How to go through the rows of `row` by lanes; None where it has none, or has no axis of rows that its elements lie
-    along evenly."""
+    along evenly. Of several axes the one along which the most is contiguous as it is, or can be turned; then the innermost."""
     if row.form is not Form.ROW or row.inner or scattered(row.loop):
         return None
-    found = [t for t in (_along(row, axis) for axis in row.outer) if t is not None]
-    return max(found, key=lambda t: len(t.loads) + len(t.stores), default=None)
+    found = [t for t in (_along(row, axis) for axis in reversed(row.outer)) if t is not None]
+    return max(found, key=lambda t: len(t.loads) + len(t.stores) + _contiguous(t.nest), default=None)
+
+
+def _contiguous(nest: Nest) -> int:
+    """How many loads and stores have neighbours in neighbouring lanes."""
+    places = [n for n in nest.nodes if isinstance(n, Load)] + list(nest.loop.stores)
+    return sum(1 for access in places if sizes.coefficient(access.index, nest.vec.symbol) == 1)
 
 
 def _along(row: Nest, axis: Axis) -> Turned | None:
@@ -54,7 +60,7 @@ def _along(row: Nest, axis: Axis) -> Turned | None:
     stores = (s for s in row.loop.stores if element_level(row.loop, s) and s.mode == "set")
     turned = tuple(s for s in stores if _turns(s, row, axis.symbol, width))
     kept = {n: made for n, made in kept_values(row).items() if _width(n) <= width}
-    return Turned(nest, loads, turned, kept) if loads else None
+    return Turned(nest, loads, turned, kept) if loads or turned else None
 
 
 def _turns(access: Load | Store, row: Nest, axis: sympy.Symbol, width: int) -> bool:
