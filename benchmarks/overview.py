@@ -1,4 +1,5 @@
-"""What the committed results come to, a line each: `python -m benchmarks.overview`. It measures nothing.
+"""What the committed results come to, a line each: `python -m benchmarks.overview`; `--of loops` and `--of models` have one for
+each function or model. It measures nothing.
 
 A ratio is another compiler's time over polytile's, as a geometric mean over all cells of a suite, and the least cell.
 TorchInductor has one dynamic compile, as polytile has, unless it says otherwise.
@@ -44,13 +45,20 @@ def _encoder(mode: str) -> Read:
     return read
 
 
-def _loops(results: Any) -> Iterable[Mapping[str, float]]:
-    shapes = (shape for function in results["suite"].values() for shape in function.values())
-    return (_seconds(shape["without_dynamo"]["timings"]) for shape in shapes)
+def _loops(only: str = "") -> Read:
+    return lambda results: (
+        _seconds(shape["without_dynamo"]["timings"])
+        for name, function in results["suite"].items()
+        if only in ("", name)
+        for shape in function.values()
+    )
 
 
-def _models(mode: str) -> Read:
-    return lambda results: (_seconds(cell["timings"]) for name, cell in results["cells"].items() if f" {mode} " in name)
+def _models(which: str) -> Read:
+    """Of those cells whose name (model, mode and size) has these words."""
+    return lambda results: (
+        _seconds(cell["timings"]) for name, cell in results["cells"].items() if f" {which} " in f" {name}"
+    )
 
 
 def _matmul(kind: str) -> Read:
@@ -83,7 +91,7 @@ ON_CPU = (
     Line("encoder, training", "demo_encoder", _encoder("training"), "benchmarks.demo"),
     Line("models, inference", "models", _models("inference"), "benchmarks.models"),
     Line("models, training", "models", _models("training"), "benchmarks.models"),
-    Line("fused loops, float32", "loops", _loops, "benchmarks.loops"),
+    Line("fused loops, float32", "loops", _loops(), "benchmarks.loops"),
     Line("products by constant weights, float32", "matmul", _matmul("float32 constant t2"), "benchmarks.matmul"),
     Line("other products, float32", "matmul", _matmul("float32 row-major t2"), "benchmarks.matmul"),
 )
@@ -96,6 +104,34 @@ ON_GPU = (
 )
 
 
+def _results(suite: str) -> Any:
+    return json.loads((record.RESULTS / f"{suite}.json").read_text(encoding="utf-8"))["results"]
+
+
+def _each_loop() -> list[Line]:
+    functions = [Line(name, "loops", _loops(name), "benchmarks.loops") for name in _results("loops")["suite"]]
+    return [*functions, Line("all", "loops", _loops(), "benchmarks.loops")]
+
+
+def _each_model() -> list[Line]:
+    kinds = dict.fromkeys(name.rpartition(" ")[0] for name in _results("models")["cells"])  # a cell's name ends in its size
+    modes = dict.fromkeys(kind.rpartition(" ")[2] for kind in kinds)
+    models = [
+        Line(", ".join(kind.rsplit(" ", 1)), "models", _models(kind), "benchmarks.models")
+        for mode in modes
+        for kind in kinds
+        if kind.endswith(f" {mode}")
+    ]
+    return [*models, *(Line(f"all, {mode}", "models", _models(mode), "benchmarks.models") for mode in modes)]
+
+
+EACH = {
+    "loops": ("Fused loops, float32: how many times faster one dynamic compile is, over nine shapes", _each_loop),
+    "models": ("Models, float32: how many times faster one dynamic compile is, over six sizes", _each_model),
+}
+"""Suites that have a line for each of their members, and what these lines are called together."""
+
+
 def table(title: str, lines: Iterable[Line], headings: Mapping[str, str]) -> Table:
     """One row for each line: against eager, and against each peer of `headings`."""
     columns: list[Column | str] = ["what", Column("cells")]
@@ -104,8 +140,7 @@ def table(title: str, lines: Iterable[Line], headings: Mapping[str, str]) -> Tab
     columns.append("measured by")
     rows = []
     for line in lines:
-        path = record.RESULTS / f"{line.suite}.json"
-        cells = [cell for cell in line.cells(json.loads(path.read_text(encoding="utf-8"))["results"]) if "polytile" in cell]
+        cells = [cell for cell in line.cells(_results(line.suite)) if "polytile" in cell]
         figures: list[float | None] = []
         for who in headings:
             found = [cell[who] / cell["polytile"] for cell in cells if who in cell]
@@ -115,8 +150,14 @@ def table(title: str, lines: Iterable[Line], headings: Mapping[str, str]) -> Tab
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--of", choices=EACH, help="a line for each function or model of this suite")
+    suite = parser.parse_args().of
     others = {"eager": "× eager", "inductor": "× TorchInductor, dynamic"}
+    if suite is not None:
+        title, lines = EACH[suite]
+        show(table(title, lines(), others))
+        return
     show(table("Two cores of a CPU: how many times faster one dynamic compile is, geometric mean and least cell", ON_CPU, others))
     others = {"eager": "× eager", "dynamic": "× TorchInductor, dynamic", "static": "× TorchInductor, a compile for each shape"}
     show(table("An H100, times of kernels alone: the same", ON_GPU, others))

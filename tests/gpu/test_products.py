@@ -36,6 +36,10 @@ def with_bias(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b))
 
 
+def with_residual(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return F.linear(x, w, b) + r
+
+
 def batches(c: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.baddbmm(c, x, y.transpose(1, 2))
 
@@ -90,6 +94,9 @@ CASES = {
     "bf16": Case(product, lambda m, n, k: (half(m, k), half(k, n)), SIZES, GENERATED | {"aten", "cublaslt"}),
     "float32": Case(product, lambda m, n, k: (data(m, k), data(k, n)), SIZES, GENERATED | {"aten", "cublaslt"}),
     "bias and gelu": Case(with_bias, lambda m, n, k: (half(m, k), half(n, k), half(n)), SIZES[:4], {"split", "cublaslt"}),
+    "bias and residual": Case(
+        with_residual, lambda m, n, k: (half(m, k), half(n, k), half(n), half(m, n)), SIZES[:3], {"cublaslt"}
+    ),
     "baddbmm": Case(batches, lambda m, n, k: (half(3, m, n), half(3, m, k), half(3, n, k)), SIZES[:3], {"tile", "cublaslt"}),
     "sum of two": Case(
         lambda x, y, v, w: torch.relu(x @ y + v @ w),

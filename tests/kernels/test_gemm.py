@@ -39,6 +39,12 @@ SMALL_BLOCKS = {
     "small": GemmConfig("small", 8, 2, kc=64),
 }
 FORMS = tuple(SMALL_BLOCKS)
+IN_PAIRS = ("tile_packed", "tile_direct", "splitk", "dot")
+
+
+def in_pairs(config: GemmConfig) -> GemmConfig:
+    """Its form multiplying two k at once, in tiles of as many vectors as are brought side by side."""
+    return replace(config, pairs=True, nv=4 if config.form == "tile_direct" else config.nv)
 
 
 @functools.cache
@@ -253,11 +259,12 @@ class Guarded:
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_is_read_or_written_past_the_end(form: str, dtype: str) -> None:
     guarded = Guarded()
-    for pairs in {False, dtype == "bfloat16" and form in ("tile_packed", "splitk", "dot")}:
+    for pairs in {False, dtype == "bfloat16" and form in IN_PAIRS}:
         layouts_of_b = [layout for layout in FORM_LAYOUTS[form] if layout != "any"]
         spec = GemmSpec(dtype, "m", layouts_of_b[-1]) if pairs else GemmSpec(dtype, "k", layouts_of_b[0])
         spec = replace(spec, out_dtype=dtype)
-        function = kernel(spec, replace(SMALL_BLOCKS[form], pairs=pairs, pack_a=form == "tile_packed"))
+        config = in_pairs(SMALL_BLOCKS[form]) if pairs else SMALL_BLOCKS[form]
+        function = kernel(spec, replace(config, pack_a=form == "tile_packed"))
         for m, n, k in ((1, 1, 1), (3, 17, 65), (17, 65, 63), (65, 31, 200)):
             a, b = (guarded.copy(t) for t in operands(spec, 1, m, n, k))
             c = guarded.copy(torch.zeros(1, m, n, dtype=DTYPES[dtype]))
@@ -270,8 +277,8 @@ def test_bfloat16_is_rounded_once_at_the_end(form: str) -> None:
     """With exact products and sums the only error is the final rounding, so the result is float64's, rounded."""
     torch.manual_seed(2)
     spec = GemmSpec("bfloat16", "k", FORM_LAYOUTS[form][0], out_dtype="bfloat16")
-    for pairs in {False, form in ("tile_packed", "splitk", "dot")}:
-        function = kernel(spec, replace(SMALL_BLOCKS[form], pairs=pairs))
+    for config in [SMALL_BLOCKS[form], *([in_pairs(SMALL_BLOCKS[form])] if form in IN_PAIRS else [])]:
+        function = kernel(spec, config)
         a = torch.randint(-128, 128, (1, 17, 201)).to(torch.bfloat16)
         b = torch.randint(-128, 128, (1, 201, 65)).to(torch.bfloat16)
         b = b.transpose(1, 2).contiguous().transpose(1, 2) if spec.b_layout == "k" else b

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_gemm import compiled, matmul
+from test_gemm import Guarded, compiled, matmul
 
 from polytile.kernels.cpp.gemm import GemmConfig, GemmSpec, configs, generate, valid
 from polytile.kernels.cpp.gemm.cost import FORM_LAYOUTS
@@ -18,6 +18,7 @@ from polytile.kernels.cpp.gemm.cost import FORM_LAYOUTS
 SIZES = (1, 2, 3, 17, 63, 65, 200)
 SMALL_BLOCKS = {
     "tile_packed": GemmConfig("tile_packed", 6, 4, kc=64, mc=24, nc=128),
+    "tile_direct": GemmConfig("tile_direct", 6, 4, kc=64, mc=24, nc=128),
     "splitk": GemmConfig("splitk", 6, 2, kc=64, mc=24, nc=128),
     "dot": GemmConfig("dot", 6, 4, kc=64, mc=24, unroll=2),
 }
@@ -65,6 +66,15 @@ def test_other_vectors_and_no_vnni_are_exact(form: str, lanes: int, head: str) -
     check(spec, SMALL_BLOCKS[form], [(1, 5, 35, 67), (1, 63, 17, 129), (1, 1, 1, 3)], lanes, head)
 
 
+def test_nothing_is_read_past_the_end_of_a_b_that_is_not_packed() -> None:
+    guarded, spec = Guarded(), GemmSpec("int8", out_dtype="int32")
+    function = compiled(generate(spec, SMALL_BLOCKS["tile_direct"], "gemm_under_test", None, 16), "gemm_under_test")
+    for m, n, k in ((1, 1, 1), (3, 17, 65), (17, 65, 63), (2, 64, 66), (7, 144, 200)):
+        a, b = (guarded.copy(t) for t in operands(spec, 1, m, n, k))
+        got = matmul(function, a, b, threads=2, dtype=torch.int32)
+        torch.testing.assert_close(got, (a.double() @ b.double()).int(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("b_layout", ["n", "k"])
 def test_every_config_of_the_tables_is_exact(b_layout: str) -> None:
     torch.manual_seed(2)
@@ -89,5 +99,6 @@ def test_the_largest_sums_are_exact() -> None:
 def test_what_int8_cannot_be_is_said() -> None:
     with pytest.raises(ValueError, match="products of int8 are not stored as float32"):
         GemmSpec("int8", out_dtype="float32")
-    with pytest.raises(ValueError, match="products of int8 take the forms tile_packed, tile_kept, splitk, dot; this is 'stream'"):
+    forms = "tile_packed, tile_direct, tile_kept, splitk, dot"
+    with pytest.raises(ValueError, match=f"products of int8 take the forms {forms}; this is 'stream'"):
         generate(GemmSpec("int8", out_dtype="int32"), GemmConfig("stream", 4, 1), "f", None, 16)

@@ -47,7 +47,10 @@ COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
 ON_BOOL = (
     LOGICAL | BITS | COMPARISONS | {"isnan", "isinf", "signbit", "minimum", "maximum", "mul", "add", "abs", "sign"}
 )
-SEPARATE = {"where", "cast", "bitcast", "check_index", "philox_uniform", "philox_normal", "philox_int"}
+POLYNOMIALS = {
+    "chebyshev_t", "chebyshev_u", "chebyshev_v", "chebyshev_w", "hermite_h", "hermite_he", "laguerre_l", "legendre_p",
+}  # fmt: skip
+SEPARATE = {"where", "cast", "bitcast", "check_index", "philox_uniform", "philox_normal", "philox_int", *POLYNOMIALS}
 OWN_TYPE = {
     "nextafter",
     "floordiv",
@@ -176,6 +179,20 @@ def test_conversions_and_selection(source: torch.dtype) -> None:
     values = {"x": random(100, source, 0, 100), "y": random(100, source, 0, 100), "m": random(100, BOOL)}
     outputs = {name: torch.zeros(100, dtype=dtype) for name, dtype in dtypes.items() if name not in values}
     Case(loop(stores, {P0: S0}), dtypes).check({**values, **outputs}, {S0: 100}, None)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_polynomials(dtype: torch.dtype) -> None:
+    """Each point at its own degree, the last one at a degree that overflows."""
+    x = torch.cat([torch.linspace(-3, 3, 90, dtype=dtype), torch.tensor([0, 1, -1, NAN, 0.5, 40], dtype=dtype)])
+    degree = torch.cat([torch.arange(90) % 11, torch.tensor([9, 10, 7, 3, 0, 400])]).to(dtype)
+    outputs = {f"o_{name}": torch.zeros(len(x), dtype=dtype) for name in POLYNOMIALS - {"hermite_h", "hermite_he"}}
+    short = {f"o_{name}": torch.zeros(len(x), dtype=dtype) for name in ("hermite_h", "hermite_he")}
+    for found, degrees in ((outputs, degree), (short, degree.clamp(max=30))):
+        case = case_of([name.removeprefix("o_") for name in found], dtype)
+        used = {"x": x, "y": degrees, **found}
+        tolerance = {**RELATIVE, F32: 2e-5, F64: 1e-10}
+        case.check({k: v for k, v in used.items() if k in case.site.buffers}, {S0: len(x)}, None, tolerance, absolute=1e-3)
 
 
 def test_nan_and_negative_zero_become_bool() -> None:

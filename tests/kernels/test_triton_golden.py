@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import pytest
+import sympy
 import torch
+from sympy import Expr
 from torch.utils._sympy.functions import FloorDiv, Mod
 
-from polytile.ir import expr
+from polytile.ir import expr, ops
 from polytile.ir.program import Loop
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import nest_of
@@ -20,8 +22,25 @@ from polytile.kernels.triton.generate import generate
 from polytile.kernels.triton.kernel import Launch
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
-from tests.kernels.helpers import F32, I64, P0, P1, R0, S0, S1, assert_golden, kernel_of, load, loop, op, store
+from tests.kernels.helpers import (
+    F32,
+    F64,
+    I32,
+    I64,
+    P0,
+    P1,
+    R0,
+    S0,
+    S1,
+    assert_golden,
+    kernel_of,
+    load,
+    loop,
+    op,
+    store,
+)
 from tests.kernels.test_loops_golden import bias_gelu, column_sum, cumsum, embedding_backward, layer_norm, softmax
+from tests.kernels.test_loops_ops import POLYNOMIALS, takes
 from tests.kernels.test_triton_scattered import by_index
 from tests.kernels.test_triton_sums import gradients
 
@@ -138,6 +157,24 @@ def test_the_same_sources_compile_for_amd_without_spills() -> None:
     found = resources(launches, mi300)
     assert len(found) == len(GOLDEN) and not {name: facts.spills for name, facts in found.items() if facts.spills}
     assert all(0 < facts.registers <= 512 and facts.shared <= mi300.shared_per_block for facts in found.values())
+
+
+def every_operation(dtype: torch.dtype, at: Expr) -> Loop:
+    """All operations that take `dtype`, of points or of a single one; each has an output of its own."""
+    definitions = [d for d in ops.TABLE if takes(d.name, dtype) or (d.name in POLYNOMIALS and dtype.is_floating_point)]
+    args = [load(name, at, dtype) for name in "xyz"]
+    results = {d.name: torch.bool if d.result == "bool" else dtype for d in definitions}
+    stores = [store(f"o_{d.name}", at, op(d.name, *args[: d.arity], dtype=results[d.name])) for d in definitions]
+    return loop(stores, {P0: S0} if at is P0 else {})
+
+
+@pytest.mark.parametrize("at", [P0, sympy.Integer(0)], ids=["points", "one point"])
+def test_every_operation_compiles(at: Expr) -> None:
+    """The interpreter is no judge of it: numpy takes a block of one element for a number."""
+    pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
+    made = {str(dtype): kernel_of(every_operation(dtype, at)) for dtype in (F32, F64, I64, I32, torch.int8, torch.bool)}
+    launches = [(name, generate(one, config(variant="plain", x=128), Facts()).launches[0]) for name, one in made.items()]
+    assert resources(launches, H100).keys() == made.keys()
 
 
 def resources(launches: Iterable[tuple[str, Launch]], gpu: device.DeviceFacts) -> dict[str, cubins.Facts]:

@@ -13,7 +13,7 @@ import torch
 from polytile.kernels.candidate import PythonEntry
 from polytile.runtime import cpu
 from polytile.tuning import measure
-from polytile.tuning.measure import GPU_LIMITS, LIMITS, THOROUGH, Contender, Limits, race
+from polytile.tuning.measure import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Contender, Limits, race
 
 
 @dataclass
@@ -325,3 +325,12 @@ def test_on_a_gpu_contenders_of_about_the_same_length_make_bursts_of_as_many_cal
 def test_on_a_gpu_a_kernel_longer_than_a_burst_is_called_once(gpu: Machine) -> None:
     race(contenders(gpu, short=5e-3, long=6e-3), GPU_LIMITS)
     assert {repeats for _, repeats in gpu.calls[4:]} == {1}
+
+
+def test_on_a_gpu_an_open_thorough_race_keeps_what_another_recording_may_find_faster(gpu: Machine) -> None:
+    gpu.noise = 0.01
+    some = contenders(gpu, edge=1.02e-5, best=1e-5, close=1.08e-5, slow=1.5e-5)
+    edge, best, close, slow = race(some, GPU_THOROUGH)
+    assert len(edge.samples) == len(best.samples) == len(close.samples) > 5 == len(slow.samples)
+    *_, close, slow = race(some, dataclasses.replace(GPU_THOROUGH, clear=0.0))
+    assert len(close.samples) == 5 == len(slow.samples)

@@ -16,7 +16,7 @@ import torch
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
 from polytile.errors import IRError
-from polytile.ir import expr, ops, philox, sizes
+from polytile.ir import expr, leaning, ops, philox, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import SUM, Loop, Store, compute_dtype, element_level
 
@@ -93,7 +93,11 @@ class _Chunk:
         kept = {id(root) for root in self.loop.roots}
         last_use = {id(child): i for i, node in enumerate(nodes) for child in node.children}
         values: dict[int, Value] = {}
+        lean = leaning.active()
         for i, node in enumerate(nodes):
+            if lean is not None:  # which looks at values that are under those of a node
+                values[id(node)] = self.value(node, lean.arguments(node, values, self.op))
+                continue
             values[id(node)] = self.value(node, [values[id(c)] for c in node.children])
             for child in node.children:
                 if last_use[id(child)] == i and id(child) not in kept:

@@ -51,6 +51,11 @@ def _rounded_through(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tenso
     return lambda x: x.to(torch.float32).to(dtype).to(x.dtype)
 
 
+def _polynomial(of: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's polynomial, NaN at NaN, where torch returns what the memory of its result held."""
+    return lambda x, n: torch.where(x.isnan() & (n > 0), x, of(x, n))
+
+
 _special = torch.special
 
 TABLE: tuple[OpDef, ...] = (
@@ -86,6 +91,15 @@ TABLE: tuple[OpDef, ...] = (
     OpDef("i0", 1, torch.special.i0, cost=40), OpDef("i0e", 1, _special.i0e, cost=40), OpDef("i1", 1, _special.i1, cost=40),
     OpDef("i1e", 1, _special.i1e, cost=40), OpDef("hypot", 2, torch.hypot, cost=10),
     OpDef("copysign", 2, torch.copysign, cost=2), OpDef("nextafter", 2, torch.nextafter, cost=8),
+    # orthogonal polynomials at the first argument, of the degrees in the second: whole numbers ≥ 0
+    OpDef("chebyshev_t", 2, _polynomial(_special.chebyshev_polynomial_t), cost=100),
+    OpDef("chebyshev_u", 2, _polynomial(_special.chebyshev_polynomial_u), cost=100),
+    OpDef("chebyshev_v", 2, _polynomial(_special.chebyshev_polynomial_v), cost=100),
+    OpDef("chebyshev_w", 2, _polynomial(_special.chebyshev_polynomial_w), cost=100),
+    OpDef("hermite_h", 2, _polynomial(_special.hermite_polynomial_h), cost=100),
+    OpDef("hermite_he", 2, _polynomial(_special.hermite_polynomial_he), cost=100),
+    OpDef("laguerre_l", 2, _polynomial(_special.laguerre_polynomial_l), cost=100),
+    OpDef("legendre_p", 2, _polynomial(_special.legendre_polynomial_p), cost=100),
     # comparisons and tests
     OpDef("eq", 2, torch.eq, "bool"), OpDef("ne", 2, torch.ne, "bool"), OpDef("lt", 2, torch.lt, "bool"),
     OpDef("le", 2, torch.le, "bool"), OpDef("gt", 2, torch.gt, "bool"), OpDef("ge", 2, torch.ge, "bool"),

@@ -3,21 +3,26 @@ puts second, at the very sizes of a call. ATen takes the first alone, and asks a
 once for each sizes, strides and alignment, and a call replays what it said.
 
 The heuristic is a function of these and of the library's version, which is part of the source hash: a candidate that won
-in one process is the same algorithm in the next. Which algorithm that is stands in the measurement (`told`).
+in one process is the same algorithm in the next. Which algorithm that is stands in the measurement (`told`). An epilogue that the
+library has itself (library_epilogue.py) is part of what it is asked for.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import sympy
 import torch
 
 from polytile.errors import DeviceError, LaunchFailed
+from polytile.ir.sizes import evaluate
 from polytile.kernels.library import MatmulLibrary
+from polytile.kernels.library_epilogue import Strides, finish
 from polytile.problem import Config, Scalar, digest
 from polytile.runtime.cuda import cublaslt
 from polytile.runtime.cuda.cublaslt import Algorithm, Matrix, Product, Replay
@@ -48,8 +53,7 @@ class Layout:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
-        address = tensor.data_ptr()
-        return Layout((tensor.shape[1], tensor.shape[2]), tensor.stride(), min(ALIGNMENT, address & -address or ALIGNMENT))
+        return Layout((tensor.shape[1], tensor.shape[2]), tensor.stride(), aligned(tensor))
 
     def matrix(self, dtype: torch.dtype, batch: int) -> Matrix | None:
         """The transpose of each matrix, as it lies in memory column by column; None where neither axis has stride 1, or columns
@@ -63,10 +67,28 @@ class Layout:
         return None
 
 
+def aligned(tensor: torch.Tensor) -> int:
+    """Bytes that the tensor's address is a multiple of, as far as they matter."""
+    address = tensor.data_ptr()
+    return min(ALIGNMENT, address & -address or ALIGNMENT)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What the library is told of a product's result: where it lies and its type, where what is added to it lies, and what the
+    bias's address is a multiple of, 0 where there is none."""
+
+    d: Layout
+    dtype: torch.dtype
+    c: Layout | None = None
+    bias: int = 0
+
+
 class LtCandidate(MatmulLibrary):
     """Proposal number `rank` of the heuristic at a call's sizes, the last one where there are fewer. Written straight into the
-    result; where there is an epilogue, into scratch memory that its kernel reads. Operands that the library cannot describe
-    (rows that overlap, no axis of stride 1, nothing to add up) are multiplied by ATen, and the first time that is logged.
+    result; where there is an epilogue that the library lacks, into scratch memory that its kernel reads. What the library cannot
+    describe (rows that overlap, no axis of stride 1, nothing to add up, a bias whose address 16 does not divide) ATen and the
+    epilogue's own kernel do, and the first time that is logged.
 
     An algorithm that is refused at a candidate's first run is an error of the candidate, which then takes no part. Later, at
     other sizes, that is logged once, and the next proposal runs, in the end ATen."""
@@ -79,9 +101,11 @@ class LtCandidate(MatmulLibrary):
         super().__init__(kernel, unfused, target)
         self.rank, self.name, self.config = rank, f"cublaslt {rank}", Config.of(proposal=rank)
         self.device = (target.index or 0) if target.type == "cuda" else -1
+        self.finish = finish(kernel)
+        self._at = {tensor.name: place for place, tensor in enumerate(kernel.tensors)}
         self._converts = kernel.stored != (kernel.in_dtype, kernel.in_dtype)
         self._replays: dict[tuple[int, ...], Replay | None] = {}
-        """By the product's integers and the alignments of A, B and the result; None: ATen's."""
+        """By the product's integers and the alignments of what is read and written; None: ATen's."""
         self._refused: set[Algorithm] = set()
         self._has_run = self._told_of_aten = False
 
@@ -92,7 +116,12 @@ class LtCandidate(MatmulLibrary):
 
     @cached_property
     def source_hash(self) -> str:
-        return digest(f"cublaslt {cublaslt.version()} {self.rank} {self.kernel.text}")
+        whole = " whole" if self.finish is not None else ""
+        return digest(f"cublaslt {cublaslt.version()} {self.rank}{whole} {self.kernel.text}")
+
+    @property
+    def second_kernel(self) -> bool:
+        return self.unfused is not None and self.finish is None
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         """Whether the heuristic has as many proposals for aligned operands of these sizes and strides."""
@@ -116,27 +145,48 @@ class LtCandidate(MatmulLibrary):
             )
             for name, rows, columns in (("A", "M", "K"), ("B", "K", "N"))
         }
-        m, n = sizes["M"], sizes["N"]
-        strides = (m * n, n, 1)
-        if self.kernel.epilogue is None:
-            strides = (sizes["c_stride_b"], sizes["c_stride_m"], sizes["c_stride_n"])
-        out = self.kernel.product_dtype if self.kernel.epilogue is None else self.kernel.product_storage
-        return self._described(operands["A"], operands["B"], Layout((m, n), strides), out, sizes["batch"])
+        shape = sizes["M"], sizes["N"]
+        if self.finish is not None:
+            values = {symbol: sizes[symbol.name] for symbol in self.kernel.symbols if symbol.name in sizes}
+            ends = self._finished(shape, values, dict.fromkeys(self._at, ALIGNMENT))
+        elif self.kernel.epilogue is None:
+            strides = tuple(sizes[f"c_stride_{axis}"] for axis in "bmn")
+            ends = Ends(Layout(shape, strides), self.kernel.product_dtype)
+        else:
+            ends = Ends(Layout(shape, (math.prod(shape), shape[1], 1)), self.kernel.product_storage)
+        return self._described(operands["A"], operands["B"], ends, sizes["batch"])
 
-    def _described(self, a: Layout, b: Layout, d: Layout, out: torch.dtype, batch: int) -> Product | None:
+    def _finished(self, shape: tuple[int, int], values: Mapping[sympy.Symbol, int], alignments: Mapping[str, int]) -> Ends:
+        """Of a product that the library finishes. Strides that no value is known for are those of dense tensors."""
+        finish = self.finish
+        assert finish is not None
+
+        def layout(name: str, strides: Strides) -> Layout:
+            known = all(stride.free_symbols <= values.keys() for stride in strides)
+            of_batch, of_row = (evaluate(stride, values) for stride in strides) if known else (math.prod(shape), shape[1])
+            return Layout(shape, (of_batch, of_row, 1), alignments[name])
+
+        added = layout(finish.addend, finish.addend_strides) if finish.addend else None
+        bias = alignments[finish.bias] if finish.bias else 0
+        return Ends(layout(finish.out, finish.out_strides), self.kernel.product_dtype, added, bias)
+
+    def _described(self, a: Layout, b: Layout, ends: Ends, batch: int) -> Product | None:
         """Row by row, C = A · B is, column by column, Cᵀ = Bᵀ · Aᵀ. None where it is no product that the library describes."""
-        dtype = self.kernel.in_dtype
+        dtype, out = self.kernel.in_dtype, ends.dtype
         if dtype not in cublaslt.TYPES or out not in cublaslt.TYPES or 0 in (batch, *a.shape, *b.shape):
             return None
         first, second = b.matrix(dtype, batch), a.matrix(dtype, batch)
-        result = d.matrix(out, batch)
+        result = ends.d.matrix(out, batch)
+        added = ends.c.matrix(out, batch) if ends.c is not None else None
         if first is None or second is None or result is None or result.transposed:
+            return None
+        if (ends.c is not None and (added is None or added.transposed)) or ends.bias not in (0, ALIGNMENT):
             return None
         if not dtype.is_floating_point:
             compute = cublaslt.COMPUTE_32I
         else:
             compute = cublaslt.COMPUTE_TF32 if self.kernel.tf32 else cublaslt.COMPUTE_32F
-        return Product(first, second, result, compute, batch)
+        return Product(first, second, result, compute, batch, added, bool(ends.bias))
 
     def _proposals(self, product: Product | None) -> tuple[Algorithm, ...]:
         if product is None:
@@ -161,9 +211,16 @@ class LtCandidate(MatmulLibrary):
         ints, a, b = args[count : count + len(kernel.leading)], args[0], args[1]
         if self._converts:
             a, b = (view.to(kernel.in_dtype) for view in self._views(args)[:2])
-        out = args[2] if self.unfused is None else torch.empty((batch, m, n), dtype=kernel.product_storage, device=a.device)
+        added = bias = 0
+        if self.finish is not None:
+            ints, out = args[count:], args[self._at[self.finish.out]]
+            added, bias = (args[self._at[name]].data_ptr() if name else 0 for name in (self.finish.addend, self.finish.bias))
+        elif self.unfused is None:
+            out = args[2]
+        else:
+            out = torch.empty((batch, m, n), dtype=kernel.product_storage, device=a.device)
         addresses = b.data_ptr(), a.data_ptr(), out.data_ptr()
-        key = (*ints, *(address % ALIGNMENT for address in addresses))
+        key = (*ints, *(address % ALIGNMENT for address in (*addresses, added, bias)))
         replay = self._replays.get(key)
         if replay is None and key not in self._replays:
             replay = self._remember(key, self._planned(a, b, out, args))
@@ -171,13 +228,13 @@ class LtCandidate(MatmulLibrary):
             workspace = torch.empty(replay.algorithm.workspace, dtype=torch.uint8, device=a.device)
             stream = torch.cuda.current_stream(a.device).cuda_stream if a.device.type == "cuda" else 0
             try:
-                replay(*addresses, workspace.data_ptr(), stream)
+                replay(*addresses, workspace.data_ptr(), stream, added, bias)
             except LaunchFailed as error:
                 self._refuse(replay.algorithm, error)
                 replay = self._remember(key, self._planned(a, b, out, args))
                 continue
             self._has_run = True
-            if self.unfused is not None:
+            if self.unfused is not None and self.finish is None:
                 self.unfused(out, *args[2:count], *args[count + len(ints) :])
             return
         super()._call(*args)
@@ -193,12 +250,19 @@ class LtCandidate(MatmulLibrary):
         """What runs a call with these arguments; None, which is logged once, where it is ATen's."""
         views = self._views(args)
         left, right = (a, b) if self._converts else views[:2]
-        result = views[2] if self.unfused is None else out
-        product = self._described(Layout.of(left), Layout.of(right), Layout.of(result), result.dtype, left.shape[0])
+        if self.finish is None:
+            result = views[2] if self.unfused is None else out
+            ends = Ends(Layout.of(result), result.dtype)
+        else:
+            at = len(self.kernel.tensors) + len(self.kernel.leading)
+            values = dict(zip(self.kernel.symbols, args[at:], strict=False))
+            alignments = {name: aligned(args[place]) for name, place in self._at.items()}
+            ends = self._finished((left.shape[1], right.shape[2]), values, alignments)
+        product = self._described(Layout.of(left), Layout.of(right), ends, left.shape[0])
         algorithm = self._algorithm(product)
         if product is not None and algorithm is not None:
             return Replay(product, algorithm, self.device)
-        if result.numel() and not self._told_of_aten:
+        if out.numel() and not self._told_of_aten:
             self._told_of_aten = True
             given = " · ".join(f"{tuple(operand.shape)} with strides {operand.stride()}" for operand in (left, right))
             log.warning("Candidate %r has no algorithm of cuBLASLt for %s; ATen multiplies such operands.", self.name, given)

@@ -42,6 +42,11 @@ class MatmulLibrary:
 
     source_path = ""
 
+    @property
+    def second_kernel(self) -> bool:
+        """Whether the epilogue is a kernel of its own."""
+        return self.unfused is not None
+
     def valid(self, sizes: Mapping[str, int]) -> bool:
         """Products of 8-bit types have limits of their own: rows by k, columns by k, sizes that 16 divides."""
         if self.kernel.in_dtype.itemsize > 1 or self.target is None:
@@ -70,7 +75,7 @@ class MatmulLibrary:
         along_k = spec.a_layout == "k", spec.b_layout == "k"
         product = library_prior.cost(kind_of(self.kernel), sizes, device, along_k, misaligned)
         again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
-        return product + (device.launch_seconds + again / device.bandwidth if self.unfused else 0.0)
+        return product + (device.launch_seconds + again / device.bandwidth if self.second_kernel else 0.0)
 
     def prepare(self) -> None:
         """The product needs nothing; the first candidate of the epilogue's kernel compiles beside the others."""

@@ -3,7 +3,8 @@
 A candidate runs once on poisoned clones of the caller's arguments; every argument that it writes to must then agree
 with the reference, which runs on the same arguments in float64. Where the two disagree the candidate is held against
 the reference at the arguments' own precision as well: a formula that overflows or cancels in float32 does so in every
-float32 kernel, and a candidate need only be about as good as the straightforward one.
+float32 kernel, and a candidate need only be about as good as the straightforward one. Where comparisons of computed values
+decide, the reference tells which elements rounding may decide either way (undecided.py).
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import Any
 
 import torch
 
+from polytile.ir.leaning import Leaning, leaning
 from polytile.tuning.clones import Clones, Lent, stand_ins, written_positions
-from polytile.tuning.room import COMPARED_AT_ONCE, copy_of
+from polytile.tuning.room import COMPARED_AT_ONCE, copy_of, wide_fits
 from polytile.tuning.serial import one_thread
 from polytile.tuning.tolerance import tolerance
+from polytile.tuning.undecided import Count, comparable, counted, firm_error
 
 log = logging.getLogger("polytile.tuning")
 
@@ -143,11 +146,54 @@ class Gate:
         if self._expected is None:
             return Verdict(True, None, self.unavailable)
         verdict = self._compare(self._expected, clones)
+        if not verdict.ok and self._leaned:
+            return Verdict(True) if self._decided_as_well(clones) else verdict
         if not verdict.ok and self._wide:
             excused = self._compare(own := self._own_precision(), clones)
             if excused.ok or (verdict.max_error or math.inf) <= EXCUSE * self._error_of(own):
                 return Verdict(True, verdict.max_error)
         return verdict
+
+    @cached_property
+    def _leaned(self) -> tuple[list[torch.Tensor], ...]:
+        """What the reference writes where its decisions lean to one side and to the other; nothing where it compares nothing
+        that was computed."""
+        floats = [t.dtype for t in self._args[: len(self._roles)] if isinstance(t, torch.Tensor) and t.dtype.is_floating_point]
+        by = max((tolerance(dtype, self._reduction) for dtype in floats), default=0.0)
+        first = self._leaning(by, 1)
+        other = self._leaning(by, -1) if first is not None else None
+        return (first, other) if first is not None and other is not None else ()
+
+    def _decided_as_well(self, clones: Clones) -> bool:
+        """Whether results differ from the reference only where rounding may decide, elsewhere about as little as its own do at
+        the arguments' precision."""
+        assert self._expected is not None
+        own = self._own_precision() if self._wide else self._expected
+        for place, mine, *rights in zip(self._written, own, self._expected, *self._leaned, strict=True):
+            got, scale, device = clones.args[place], self._scales[place], rights[0].device
+            allowed = tolerance(got.dtype, self._reduction)
+            with one_thread():
+                errors = (firm_error(near, each, allowed, scale) for near, *each in _pieces(mine.to(device), *rights))
+                allowed = max(allowed, EXCUSE * max(errors, default=0.0))
+                counts = (counted(part.to(device), each, allowed, scale) for part, *each in _pieces(got, *rights))
+                if not sum(counts, Count()).right:
+                    return False
+        return True
+
+    def _leaning(self, by: float, side: int) -> list[torch.Tensor] | None:
+        """What the reference writes where its decisions lean to one side, in the arguments' types; None where it has none, or
+        no room: nothing is excused then."""
+        if not self._on_host and not wide_fits(self._args, self._roles):
+            return None
+        args, how = stand_ins(self._args, self._roles, self._wide, self._on_host), Leaning(side, by)
+        try:
+            with leaning(how):
+                written = self._evaluate(args) if args is not None else None
+        except torch.OutOfMemoryError:
+            return None
+        if written is None or not how.used:
+            return None
+        return [right.to(self._args[place].dtype) for place, right in zip(self._written, written, strict=True)]
 
     def _own_precision(self) -> list[torch.Tensor]:
         """What the reference writes at the arguments' own precision; what it wrote in float64 if it cannot."""
@@ -213,7 +259,7 @@ def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | None = Non
         got, expected = torch.view_as_real(got), torch.view_as_real(expected)
     with one_thread():
         if not got.dtype.is_floating_point:
-            same = torch.equal(_comparable(got.to(expected.device)), _comparable(expected.to(got.dtype)))
+            same = torch.equal(comparable(got.to(expected.device)), comparable(expected.to(got.dtype)))
             return (0.0, "") if same else (0.0, "differs from the reference")
         scale = root_mean_square(expected) if scale is None else scale
         worst = 0.0
@@ -263,17 +309,12 @@ def _careful_distance(got: torch.Tensor, expected: torch.Tensor, scale: float) -
 def _bits_equal(now: torch.Tensor, before: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and shape hold the same bits, as far as a quick look tells: NaN differs."""
     with one_thread():
-        return torch.equal(_comparable(now.to(before.device)), _comparable(before))
+        return torch.equal(comparable(now.to(before.device)), comparable(before))
 
 
 def _labels(special: torch.Tensor) -> torch.Tensor:
     """NaN and the two infinities as numbers that compare equal to themselves."""
     return special.double().nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)
-
-
-def _comparable(tensor: torch.Tensor) -> torch.Tensor:
-    """Booleans as the bytes in memory: any but 0 and 1 is wrong."""
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -63,8 +63,8 @@ class Limits:
     """Kernels shorter than this get an untimed call before each burst, so that the one before leaves no trace."""
     rounds: int = 25
     """Bursts of each candidate at most, before the final."""
-    clear: float = 0.02
-    """A contender is dropped before the final when it is surely slower than another by more than so much, relatively."""
+    clear: float = 0.0
+    """A contender is dropped before the final when it is surely slower than another by more than the band and than so much."""
     trial_rounds: int = 5
     """Rounds before clear losers are dropped, and between one look at how the contenders stand and the next."""
     sure_rounds: int = 3
@@ -123,16 +123,25 @@ GPU_LIMITS = Limits(
     final_seconds=0.02,
     open_seconds=0.04,
     gated=False,
-    clear=0.12,
 )
 """A burst is one replay of a graph of up to 50 calls: more would take longer to record than to run. A single call is no measure
 of a short kernel: on a busy host launching it takes longer than it does, and a library's kernel of 8 µs, timed one call at a
 time since the first had taken 200, came out five times as long or more in up to nine of twenty processes.
-Nothing is dropped after one call: the first may carry the driver's own work. Nor is anything that a recording of its own may
-explain, which is up to 10 % slower than another of the same calls (runtime/cuda/timing.py) and is so in every replay: in one of
-seven processes winners of six problems were dropped, 4-15 % slower than in the other six."""
+Nothing is dropped after one call: the first may carry the driver's own work."""
 
-GPU_THOROUGH = replace(GPU_LIMITS, rounds=50, seconds=0.2, final_rounds=40, final_seconds=0.2, open_seconds=0.5, longest=10.0)
+GPU_THOROUGH = replace(
+    GPU_LIMITS,
+    rounds=50,
+    clear=0.12,
+    seconds=0.2,
+    final_rounds=40,
+    final_seconds=0.2,
+    open_seconds=0.5,
+    longest=10.0,
+)
+"""While the order is open nothing is dropped that a recording of its own may explain, which is up to 10 % slower than another of
+the same calls (runtime/cuda/timing.py) in every replay: six times one of seven processes found a candidate near the front 4-15 %
+slower than the other six did."""
 
 
 @dataclass(frozen=True)
@@ -456,10 +465,10 @@ class _Race:
 
     def _drop_losers(self) -> None:
         """Contenders that are clearly slower than another."""
-        racing = self.racing
+        racing, margin = self.racing, max(self.limits.band, self.limits.clear)
         rounds = [lane.rounds for lane in racing]
         for place, lane in enumerate(racing):
-            lane.racing = not standing.behind(lane.rounds, [*rounds[:place], *rounds[place + 1 :]], self.limits.clear)
+            lane.racing = not standing.behind(lane.rounds, [*rounds[:place], *rounds[place + 1 :]], margin)
 
 
 def _involuntary_switches() -> int:

@@ -19,7 +19,7 @@ from polytile.problem import digest
 
 PUBLISHED = Path(os.environ.get("POLYTILE_CONFIG_TABLES", "/work/shared/spec/config_tables.json"))
 DIGESTS = {
-    "cpu": "104dda41dc447886",
+    "cpu": "ace14cfe55d62d7e",
     "cuda": "ec77dcd9ab9cdd60",
     "rocm": "4fb675b114d770d8",
     "xpu": "ad9dbeef95a150bf",

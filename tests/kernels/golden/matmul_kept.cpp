@@ -45,10 +45,11 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   const PB* b = PANELS ? packed : (const PB*)b_of(p, q.item, q.from, n);
   const long b_k = PACK_B ? NR : KEPT ? kept_vector(p) : p.b_k, b_j = KEPT ? b_k : L;
   const long whole = PANELS ? ceil_div(cols, L) : cols / L;
-  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, q.steps, out, stride, !q.first);
+  const long steps = PANELS ? q.steps : least(STEP * q.steps, p.k - q.from);  // in place B is counted by its rows
+  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first);
   else {
-    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, q.steps, out + j * L, stride, !q.first);
-    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, q.steps, out + whole * L, stride, !q.first);
+    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first);
+    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first);
   }
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
 }

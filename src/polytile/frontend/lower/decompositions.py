@@ -171,23 +171,6 @@ def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(itself, wide, mantissa).to(x.dtype), torch.where(itself, 0, exponent).to(torch.int32)
 
 
-def _polygamma(n: int, x: Tensor) -> Tensor:
-    """The derivative of digamma, which gradients ask for: up by 6 and then its asymptotic series, reflected below 1/2."""
-    if n != 1:
-        return torch.digamma(x) if n == 0 else NotImplemented
-    wide = x.to(get_computation_dtype(x.dtype)) if x.is_floating_point() else x.to(torch.get_default_dtype())
-    low = wide < 0.5
-    y = torch.where(low, 1 - wide, wide)
-    total = torch.zeros_like(y)
-    for _ in range(6):
-        total, y = total + 1 / (y * y), y + 1
-    w = 1 / (y * y)
-    total = total + (1 + 0.5 / y + w * (1 / 6 - w * (1 / 30 - w / 42))) / y
-    reflected = (torch.pi / torch.sin(torch.pi * wide)).square() - total
-    result = torch.where(low, reflected, total)
-    return result.to(x.dtype) if x.is_floating_point() else result
-
-
 OWN: dict[str, Callable[..., Any]] = {
     "_unique.default": _unique,
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
@@ -196,7 +179,6 @@ OWN: dict[str, Callable[..., Any]] = {
     "masked_scatter_backward.default": _masked_scatter_backward,
     "addbmm.default": _addbmm,
     "frexp.Tensor": _frexp,
-    "polygamma.default": _polygamma,
     "constant_pad_nd.default": _constant_pad_nd,
     "index_fill.int_Scalar": _index_fill,
     "index_fill.int_Tensor": _index_fill,

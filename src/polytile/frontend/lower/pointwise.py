@@ -5,7 +5,7 @@ Arithmetic on bfloat16 and float16 is done in float32 and rounded where a result
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -97,8 +97,13 @@ def _lower_row(row: Row) -> Callable[..., Tensor]:
     return lowering
 
 
-for _row in TABLE:
-    lowers(*overloads(_row.names))(_lower_row(_row))
+def register(rows: Iterable[Row]) -> None:
+    """Makes `rows` the lowerings of their operators."""
+    for row in rows:
+        lowers(*overloads(row.names))(_lower_row(row))
+
+
+register(TABLE)
 
 
 # arithmetic with a factor ---------------------------------------------------------------------------------------------

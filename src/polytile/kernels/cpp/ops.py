@@ -14,8 +14,9 @@ _CALLS_1 = (
     "erf erfc erfinv sigmoid floor ceil trunc round lgamma digamma i0 i0e i1 i1e sign"
 ).split()
 _CALLS_2 = (
-    "pow fmod remainder floordiv truncdiv atan2 hypot copysign nextafter minimum maximum shift_left shift_right gcd".split()
-)
+    "pow fmod remainder floordiv truncdiv atan2 hypot copysign nextafter minimum maximum shift_left shift_right gcd "
+    "chebyshev_t chebyshev_u chebyshev_v chebyshev_w hermite_h hermite_he laguerre_l legendre_p"
+).split()
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 TEXT: dict[str, str] = {

@@ -23,10 +23,35 @@ def pt_cum{name}(a, ai, b, bi):
     return tl.where(last, b, a), tl.where(last, bi, ai)
 """
 
+POLYNOMIALS = {
+    "chebyshev_t": ("x", "2 * x * q - p"), "chebyshev_u": ("2 * x", "2 * x * q - p"),
+    "chebyshev_v": ("2 * x - 1", "2 * x * q - p"), "chebyshev_w": ("2 * x + 1", "2 * x * q - p"),
+    "hermite_h": ("2 * x", "2 * (x * q - k * p)"), "hermite_he": ("x", "x * q - k * p"),
+    "laguerre_l": ("1 - x", "((2 * k + (1 - x)) * q - k * p) / (k + 1)"),
+    "legendre_p": ("x", "((2 * k + 1) * x * q - k * p) / (k + 1)"),
+}  # fmt: skip
+"""Of degree 1, and of degree k + 1 from those of degrees k (q) and k - 1 (p). A point is done at its own degree, or when it
+is NaN; all go on until the last one is."""
+
+_POLYNOMIAL = """
+def pt_{name}(x, n):
+    x, n = tl.broadcast(x, n)
+    k, p = tl.full([], 1, tl.int64), tl.full(x.shape, 1, x.dtype)
+    q = tl.where(n < 1, p, {first})
+    left = (n > k) & (q == q)
+    while pt_any(left):
+        following = {following}
+        p, q = tl.where(left, q, p), tl.where(left, following, q)
+        k += 1
+        left = (n > k) & (q == q)
+    return q
+"""
+
 _TEXTS = (
     *(f"def {name}(a, b):\n    return {value}" for name, value in _COMBINE.items()),
     *(_ARG.format(name=name, sign=sign) for name, sign in (("argmax", ">"), ("argmin", "<"))),
     *(_EXTREME.format(name=name, sign=sign) for name, sign in (("max", ">"), ("min", "<"))),
+    *(_POLYNOMIAL.format(name=name, first=a, following=b) for name, (a, b) in POLYNOMIALS.items()),
     """
 def pt_like(number: tl.constexpr, x):
     return tl.full([], number, x.dtype)
@@ -127,10 +152,13 @@ def pt_int_remainder(a, b):
     return tl.where((rest != 0) & ((rest < 0) != (d < 0)), rest + d, rest)
 """,
     """
+def pt_any(x):
+    return tl.sum(tl.ravel(x.to(tl.int32) + tl.zeros([1], tl.int32)), 0) > 0
+""",
+    """
 def pt_gcd(a, b):
-    none = tl.zeros([1], a.dtype)
-    a, b = tl.broadcast(tl.abs(a) + none, tl.abs(b) + none)
-    while tl.sum(tl.ravel(a != 0).to(tl.int32), 0) > 0:
+    a, b = tl.broadcast(tl.abs(a), tl.abs(b))
+    while pt_any(a != 0):
         rest = tl.where(a != 0, b % tl.where(a != 0, a, 1), a)
         b = tl.where(a != 0, a, b)
         a = rest
@@ -195,7 +223,7 @@ def pt_accumulate(base, at, value, active, combine: tl.constexpr, T: tl.constexp
     words = (base + tl.where(active, at, 0)).to(tl.pointer_type(BITS), bitcast=True)
     old = tl.load(words, mask=active, other=0)
     waiting = active
-    while tl.sum(tl.ravel(waiting).to(tl.int32), 0) > 0:
+    while pt_any(waiting):
         new = combine(old.to(value.dtype, bitcast=True).to(T), value.to(T)).to(value.dtype).to(BITS, bitcast=True)
         seen = tl.atomic_cas(words, old, tl.where(waiting, new, old), sem="relaxed")
         waiting = waiting & (seen != old)

@@ -9,6 +9,7 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.ir.expr import Op
+from polytile.kernels.triton.helpers import POLYNOMIALS
 from polytile.kernels.triton.text import value_type
 
 _LIBDEVICE_1 = (
@@ -33,6 +34,7 @@ FLOATS: dict[str, str] = {
     "round_bf16": "{0}.to(tl.float32).to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float32).to(tl.float16).to({T})",
     "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float(\"inf\")", "signbit": "pt_signbit({0})",
     "i0": "libdevice.cyl_bessel_i0({0}) + ({0} - {0})", "i1": "libdevice.cyl_bessel_i1({0}) + ({0} - {0})",
+    **{name: f"pt_{name}({{0}}, {{1}})" for name in POLYNOMIALS},
     "i0e": "pt_i0e({0})", "i1e": "pt_i1e({0})", "digamma": "pt_digamma({0})", "neg": "{0} * -1.0",
 }  # fmt: skip
 FAST: dict[str, str] = {

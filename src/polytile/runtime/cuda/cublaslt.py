@@ -1,7 +1,9 @@
 """cuBLASLt's C interface through ctypes: the algorithms that its heuristic proposes for a product, and running one of them.
 
-    product = Product(F32, F32, F32, m, n, k, ...)        # column-major, as BLAS has it: D[m, n] = op(A)[m, k] · op(B)[k, n]
+    product = Product(a, b, d, COMPUTE_32F)               # column-major, as BLAS has it: D[m, n] = op(A)[m, k] · op(B)[k, n]
     for algorithm in algorithms(product, 6, device): Replay(product, algorithm, device)(a, b, d, workspace, stream)
+
+A product may have a matrix and a number for each row of D (a bias) added to it.
 
 The library is the one that torch has loaded for its own products, opened at first use. An algorithm is eight words that the
 same version of the library takes back (`Algorithm.text`, `Algorithm.of`), so that what was measured can be run again. Only
@@ -10,13 +12,13 @@ algorithms that add up in one order and in the type of the sums are asked for: r
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import struct
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +40,12 @@ TYPES = {
 """cudaDataType of what is stored."""
 COMPUTE_32F, COMPUTE_32I, COMPUTE_TF32 = 68, 72, 77
 
-_TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # cublasLtMatmulDescAttributes_t
+_TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS = 3, 4, 7, 8  # cublasLtMatmulDescAttributes_t
 _BATCH, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; of A, B, C and D
+_WITH_BIAS = 4  # of cublasLtEpilogue_t
+_SOME_BIAS = 1 << 20
+"""An address as good as any bias's: the heuristic looks at its alignment alone."""
 _IN_TYPE_OF_SUMS = 2  # of cublasLtReductionScheme_t: parts of a split K are added up in the type of the sums, in order
 _CONFIG = {"id": (0, 4), "tile": (1, 4), "splits": (2, 4), "reduction": (3, 4), "swizzle": (4, 4), "custom": (5, 4),
            "stages": (6, 4), "inner": (7, 2), "cluster": (8, 2)}  # fmt: skip
@@ -80,17 +85,20 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """D = op(A) · op(B). `compute` is one of the COMPUTE_* numbers."""
+    """D = op(A) · op(B) + C + bias, where C and the bias, of D's type and at a multiple of 16 bytes, may be missing. `compute` is
+    one of the COMPUTE_* numbers."""
 
     a: Matrix
     b: Matrix
     d: Matrix
     compute: int
     batch: int = 1
+    c: Matrix | None = None
+    bias: bool = False
 
     @property
-    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
-        return self.a, self.b, self.d
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+        return self.a, self.b, self.c or self.d, self.d
 
 
 @dataclass(frozen=True)
@@ -177,7 +185,7 @@ def _handle(device: int) -> int:
     return handle.value or 0
 
 
-@contextmanager
+@contextlib.contextmanager
 def _on(device: int) -> Iterator[None]:
     """Within the block device `device` is the current one; -1 is none at all."""
     if device < 0 or torch.cuda.current_device() == device:
@@ -198,9 +206,18 @@ class _Prepared:
         self.operation = self._create("MatmulDesc", product.compute, scale)
         for number, matrix in ((_TRANSPOSE_A, product.a), (_TRANSPOSE_B, product.b)):
             self._set("MatmulDesc", self.operation, number, ctypes.c_int(matrix.transposed))
-        self.layouts = [self._layout(matrix, product.batch) for matrix in product.matrices]
+        self.lock = threading.Lock()
+        if product.bias:
+            self._set("MatmulDesc", self.operation, _EPILOGUE, ctypes.c_uint32(_WITH_BIAS))
+            self.set_bias(_SOME_BIAS)
+        a, b, d = (self._layout(matrix, product.batch) for matrix in (product.a, product.b, product.d))
+        self.layouts = a, b, self._layout(product.c, product.batch) if product.c is not None else d, d
         number_type = ctypes.c_int32 if product.compute == COMPUTE_32I else ctypes.c_float
         self.one, self.zero = number_type(1), number_type(0)
+
+    def set_bias(self, address: int) -> None:
+        """The bias of products to come. Who sets it holds `lock` until the product is started."""
+        self._set("MatmulDesc", self.operation, _BIAS, ctypes.c_void_p(address))
 
     def _layout(self, matrix: Matrix, batch: int) -> int:
         made = self._create("MatrixLayout", TYPES[matrix.dtype], matrix.rows, matrix.columns, matrix.stride)
@@ -213,8 +230,7 @@ class _Prepared:
         made = self._create("MatmulPreference")
         self._set("MatmulPreference", made, _WORKSPACE, ctypes.c_uint64(MOST_WORKSPACE))
         self._set("MatmulPreference", made, _REDUCTIONS, ctypes.c_uint32(_IN_TYPE_OF_SUMS))
-        a, b, d = product.matrices
-        for number, matrix in zip(_ALIGNMENTS, (a, b, d, d), strict=True):
+        for number, matrix in zip(_ALIGNMENTS, product.matrices, strict=True):
             self._set("MatmulPreference", made, number, ctypes.c_uint32(matrix.alignment))
         return made
 
@@ -244,10 +260,9 @@ def _prepared(product: Product) -> _Prepared:
 def algorithms(product: Product, most: int, device: int) -> tuple[Algorithm, ...]:
     """What the heuristic proposes for this product, the best first; nothing where the library has no kernel for it."""
     ready, results, count = _prepared(product), (_Result * most)(), ctypes.c_int()
-    a, b, d = ready.layouts
     with _lock, _on(device):
         code = library().cublasLtMatmulAlgoGetHeuristic(
-            _handle(device), ready.operation, a, b, d, d, ready.preference(product), most, results, ctypes.byref(count)
+            _handle(device), ready.operation, *ready.layouts, ready.preference(product), most, results, ctypes.byref(count)
         )
     if code:  # CUBLAS_STATUS_NOT_SUPPORTED, or INVALID_VALUE for strides that it has no kernel for
         return ()
@@ -270,21 +285,25 @@ def _told(words: Any) -> str:
 
 class Replay:
     """A product with one of its algorithms, ready to be started: all that the library is told of it is made once. Called with the
-    addresses of A, B, D and of a workspace of `algorithm.workspace` bytes, and a stream. Raises LaunchFailed where the library
-    refuses."""
+    addresses of A, B, D and of a workspace of `algorithm.workspace` bytes, a stream, and the addresses of C and of the bias,
+    where the product has them. Raises LaunchFailed where the library refuses."""
 
     def __init__(self, product: Product, algorithm: Algorithm, device: int) -> None:
         self.algorithm, self._device, self._ready = algorithm, device, _prepared(product)
         self._multiply, self._handle = library().cublasLtMatmul, _handle(device)
         self._words = (ctypes.c_uint64 * 8)(*algorithm.words)
-        self._one, self._zero = ctypes.byref(self._ready.one), ctypes.byref(self._ready.zero)
+        self._one = ctypes.byref(self._ready.one)
+        self._share = self._one if product.c is not None else ctypes.byref(self._ready.zero)
+        """Of C."""
 
-    def __call__(self, a: int, b: int, d: int, workspace: int, stream: int) -> None:
-        layout_a, layout_b, layout_d = self._ready.layouts
-        with _on(self._device):
+    def __call__(self, a: int, b: int, d: int, workspace: int, stream: int, c: int = 0, bias: int = 0) -> None:
+        with _on(self._device), self._ready.lock if bias else contextlib.nullcontext():
+            if bias:
+                self._ready.set_bias(bias)
+            layout_a, layout_b, layout_c, layout_d = self._ready.layouts
             code = self._multiply(
-                self._handle, self._ready.operation, self._one, a, layout_a, b, layout_b, self._zero, d, layout_d, d, layout_d,
-                self._words, workspace, self.algorithm.workspace, stream,
+                self._handle, self._ready.operation, self._one, a, layout_a, b, layout_b, self._share, c or d, layout_c,
+                d, layout_d, self._words, workspace, self.algorithm.workspace, stream,
             )  # fmt: skip
         if code:
             _check(code, f"multiply with algorithm {self.algorithm.told or self.algorithm.text}")

@@ -30,6 +30,9 @@ COPY_A_CYCLES = {"k": 10.0, "m": 14.0, "any": 40.0}
 FINISH_CYCLES = 2.0  # for one vector of sums: out of the registers, to the epilogue, to memory
 STORE_CYCLES = 1.6  # for one vector of sums loaded, updated and stored again by the stream form (measured at M = 8)
 TILE_CYCLES = 30.0  # to set one register tile up
+SIDE_BY_SIDE_CYCLES = {2: 1.5, 4: 3.0}
+"""To bring rows of a B that is read in place side by side, by k in a lane: for one vector and step, in each tile of rows anew."""
+WIDEN_CYCLES = 1.0  # the same to make one vector of bfloat16 one of float32
 # How much slower B is read a panel at a time from rows far apart, and where all rows fall into the same cache sets.
 SCATTERED, SCATTERED_SAME_SETS = 1.2, 1.6
 WORKSPACE_SECONDS = 5e-8
@@ -47,7 +50,7 @@ FORM_LAYOUTS: dict[str, tuple[str, ...]] = {
     "dot": ("k",),
     "small": ("n", "k", "any"),
 }
-INT8_FORMS = ("tile_packed", "tile_kept", "splitk", "dot")
+INT8_FORMS = ("tile_packed", "tile_direct", "tile_kept", "splitk", "dot")
 """Forms that can bring several k together in one lane."""
 PAIRED_FORMS = INT8_FORMS
 """Of these all can bring pairs of bfloat16 together too."""
@@ -75,7 +78,8 @@ def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The problem in the units the formulas need: vectors of `lanes` columns, `together` k in a lane, balanced rows of a tile."""
+    """The problem in the units the formulas need: vectors of `lanes` columns, `together` k in a lane, balanced rows of a tile.
+    `in_place`: cycles to make one vector of a B that is not copied what is multiplied."""
 
     batch: int
     m: int
@@ -86,13 +90,17 @@ class _Shape:
     vectors: int
     row_tiles: int
     rows: float
+    in_place: float
 
 
 def _shape(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], machine: Machine) -> _Shape:
     lanes = max(machine.vector_bytes // ACCUMULATOR_BYTES[spec.accumulator], 1)
     m, n = sizes["M"], sizes["N"]
-    tiles = max(ceil(m / config.mr), 1)
-    return _Shape(sizes.get("batch", 1), m, n, sizes["K"], lanes, k_per_lane(spec, config), ceil(n / lanes), tiles, m / tiles)
+    tiles, together = max(ceil(m / config.mr), 1), k_per_lane(spec, config)
+    in_place = 0.0
+    if config.form in ("tile_direct", "stream") or (config.form == "small" and spec.b_layout == "n"):
+        in_place = SIDE_BY_SIDE_CYCLES.get(together, WIDEN_CYCLES if spec.dtype == "bfloat16" else 0.0)
+    return _Shape(sizes.get("batch", 1), m, n, sizes["K"], lanes, together, ceil(n / lanes), tiles, m / tiles, in_place)
 
 
 def tile_cycles(rows: float, vectors: int) -> float:
@@ -111,6 +119,7 @@ def _tile_compute(s: _Shape, c: GemmConfig) -> float:
     panels, rest = divmod(s.vectors, c.nv)
     steps = s.k / s.together
     per_step = panels * tile_cycles(s.rows, c.nv) + rest * tile_cycles(s.rows, 1)
+    per_step += s.in_place * s.vectors
     each = TILE_CYCLES * (panels + rest) * max(1, ceil(s.k / c.kc)) + FINISH_CYCLES * s.rows * s.vectors
     return s.batch * s.row_tiles * (per_step * steps + each)
 
@@ -126,7 +135,7 @@ def _dot_compute(s: _Shape, c: GemmConfig) -> float:
 
 def _stream_compute(s: _Shape, c: GemmConfig) -> float:
     depth = stream_depth(ceil(s.rows), c.unroll)
-    per_vector = max(s.rows * depth / 2, (depth + s.rows) / 2, s.rows * STORE_CYCLES)
+    per_vector = max(s.rows * depth / 2, (depth + s.rows) / 2, s.rows * STORE_CYCLES) + s.in_place * depth
     updates = ceil(s.k / depth)
     return (
         s.batch
@@ -173,8 +182,10 @@ def _reading(
     passes = s.row_tiles if c.form == "stream" else max(1, ceil(s.m / c.mc))
     scattered, apart = 1.0, sizes.get("b_stride_k", s.n) * element
     if c.form in ("tile_direct", "small") and spec.b_layout == "n" and s.n > 4 * c.nv * s.lanes:
-        scattered = SCATTERED_SAME_SETS if apart % 4096 == 0 else SCATTERED
+        scattered = SCATTERED_SAME_SETS if apart % 4096 == 0 else SCATTERED if s.together == 1 else 1.0
     again = (passes - 1) * 0.25  # later passes find part of B nearer
+    if c.form == "tile_direct" and s.together > 1:  # each tile of rows reads B, where its rows fall into the same sets from afar
+        again = (s.row_tiles - 1) * (1.0 if scattered == SCATTERED_SAME_SETS else 0.25)
     return s.batch * (b_bytes * scattered * (1 + again) + a_bytes) / bandwidth
 
 

@@ -82,38 +82,3 @@ static inline V start(const S* a, long k) {
   return broadcast(total);
 }
 """
-
-PANEL_ROW = """\
-typedef S BYTES __attribute__((vector_size(4 * L)));
-typedef short WORDS __attribute__((vector_size(4 * L)));
-typedef S BYTESU __attribute__((vector_size(4 * L), aligned(1), may_alias));
-// One step of a whole panel, 4 * L columns at a time: bytes of neighbouring rows side by side, then pairs of them.
-static inline void panel_row(const S* b, long stride, long left, PB* out) {{
-  if (left < 4) {{
-    for (long j = 0; j < NV; ++j) store(out + j * L, to_b(columns(b + j * L, stride, left)));
-    return;
-  }}
-  for (long j = 0; j < NV * L; j += 4 * L, b += 4 * L, out += 4 * L) {{
-    const BYTES r0 = *(const BYTESU*)b, r1 = *(const BYTESU*)(b + stride);
-    const BYTES r2 = *(const BYTESU*)(b + 2 * stride), r3 = *(const BYTESU*)(b + 3 * stride);
-    const WORDS first = (WORDS)SHUFFLE(r0, r1, {bytes_low}), second = (WORDS)SHUFFLE(r2, r3, {bytes_low});
-    const WORDS third = (WORDS)SHUFFLE(r0, r1, {bytes_high}), fourth = (WORDS)SHUFFLE(r2, r3, {bytes_high});
-    store(out, to_b((V)SHUFFLE(first, second, {words_low})));
-    store(out + L, to_b((V)SHUFFLE(first, second, {words_high})));
-    store(out + 2 * L, to_b((V)SHUFFLE(third, fourth, {words_low})));
-    store(out + 3 * L, to_b((V)SHUFFLE(third, fourth, {words_high})));
-  }}
-}}
-"""
-
-
-def panel_row(lanes: int) -> str:
-    """A step of a row-major B brought together in registers: two shuffles for each vector."""
-
-    def interleaved(count: int, start: int) -> str:
-        """The mask that takes element `start` of each of two vectors of `count`, then the next ones."""
-        return ", ".join(f"{i}, {count + i}" for i in range(start, start + count // 2))
-
-    parts = {"bytes": 4 * lanes, "words": 2 * lanes}
-    masks = {f"{n}_{half}": interleaved(c, c // 2 * k) for n, c in parts.items() for k, half in enumerate(("low", "high"))}
-    return PANEL_ROW.format(**masks)

@@ -7,7 +7,7 @@ adds the partial sums at the end, small keeps one panel on the stack.
 
 from __future__ import annotations
 
-from polytile.kernels.cpp.gemm import int8, unroll
+from polytile.kernels.cpp.gemm import int8, side_by_side, unroll
 from polytile.kernels.cpp.gemm.common import MAC, PAIRS, entry, head
 from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec, k_per_lane
 
@@ -143,9 +143,9 @@ static void pack_b(const Problem& p, long item, long n, long cols, long from, lo
 PACK_B_TAIL = """\
 static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
   const S* b = b_of(p, item, from, n + cols / L * L);
-  const long rest = cols % L;
+  const long rest = cols % L, rows = least(STEP * steps, p.k - from);
   if (!rest) return;
-  for (long q = 0; q < steps; ++q, b += p.b_k, out += L)
+  for (long q = 0; q < rows; ++q, b += p.b_k, out += L)
     for (long j = 0; j < L; ++j) out[j] = j < rest ? b[j] : PB{};
 }
 """
@@ -171,10 +171,11 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   const PB* b = PANELS ? packed : (const PB*)b_of(p, q.item, q.from, n);
   const long b_k = PACK_B ? NR : KEPT ? kept_vector(p) : p.b_k, b_j = KEPT ? b_k : L;
   const long whole = PANELS ? ceil_div(cols, L) : cols / L;
-  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, q.steps, out, stride, !q.first);
+  const long steps = PANELS ? q.steps : least(STEP * q.steps, p.k - q.from);  // in place B is counted by its rows
+  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first);
   else {
-    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, q.steps, out + j * L, stride, !q.first);
-    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, q.steps, out + whole * L, stride, !q.first);
+    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first);
+    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first);
   }
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
 }
@@ -225,7 +226,7 @@ static void open(Call& c) {
   c.buffers = p.threads > teams ? 2 : 1;
   c.block = c.depth * (c.width + (p.threads / teams - 1) * NR);
   c.tile_block = PACK_A ? (HEAD + c.depth) * least(MC, p.m) + GROUP + L : 0;
-  const long panels = KEPT ? 0 : padded((PACK_B ? teams * c.buffers * c.block : p.threads * c.depth * L) * sizeof(PB));
+  const long panels = KEPT ? 0 : padded((PACK_B ? teams * c.buffers * c.block : p.threads * c.depth * STEP * L) * sizeof(PB));
   const long partial = depths > 1 ? padded(teams * c.height * c.width * sizeof(T)) : 0;
   c.memory = (char*)malloc(panels + partial + padded(p.threads * c.tile_block * sizeof(PA)) + 64);
   c.panels = (PB*)(((unsigned long)c.memory + 63) / 64 * 64);
@@ -263,7 +264,7 @@ static void part(const Call& c, const Team& team, const Share& s, bool active, l
     PB* block = c.panels;                          // a column's panels lie at one place in every block
     if (KEPT) block = (PB*)p.ptrs[KEPT_AT] + s.n0 / L * kept_vector(p) + q * L;
     else if (PACK_B) block += (team.index * c.buffers + turn % c.buffers) * c.block + s.col * own;
-    else block += thread * c.depth * L;
+    else block += thread * c.depth * STEP * L;
     if (PACK_B && active) pack_share(p, s, item, from, depth, block);
     if (PACK_B && s.row_count > 1) GOMP_barrier();
     if (!active || s.m0 >= s.m1 || s.n0 >= s.n1) continue;
@@ -392,13 +393,15 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     """The translation unit of one of the tile forms, without the prelude."""
     tiled_a, panelled_b, kept = packs_a(spec, config), packs_b(spec, config), config.form == "tile_kept"
     packed = "unsigned" if config.pairs else "T"
-    integers = spec.dtype == "int8"
+    integers, step = spec.dtype == "int8", k_per_lane(spec, config)
+    in_place = step if config.form == "tile_direct" else 1
+    together = spec.b_layout == "n" and side_by_side.whole(step, config.nv) and (panelled_b or in_place > 1)
     group = 1 << (config.mr - 1).bit_length()
     constants = CONSTANTS.format(
         group=group,
         mr=config.mr,
         nv=config.nv,
-        step=k_per_lane(spec, config),
+        step=step,
         head=int(integers),
         kc=config.kc,
         mc=max(config.mc // config.mr, 1) * config.mr,
@@ -413,7 +416,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     access = "cols" if tiled_a else {"k": "rows", "m": "cols", "any": "both"}[spec.a_layout]
     ahead = PREFETCH_STEPS if config.form == "tile_direct" else 0
     transposes = (tiled_a and spec.a_layout == "k" and config.mr <= lanes, panelled_b and spec.b_layout == "k")
-    panel_row = int8.panel_row(lanes) if integers and config.nv % 4 == 0 else PANEL_ROW
+    panel_row = side_by_side.PANEL_ROW if together else PANEL_ROW
     pack_a = PACK_A_NEVER if not tiled_a else PACK_A
     if tiled_a and (transposes[0] or spec.a_layout == "m"):
         pack_a = PACK_A_OF[spec.a_layout]
@@ -424,14 +427,15 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
             int8.MAC if integers else PAIRS if config.pairs else MAC,
             int8.ELEMENT if integers else ELEMENT_PAIRS if config.pairs else ELEMENT,
             int8.CORRECT if integers else CORRECT_NEVER,
-            unroll.SHUFFLE_MACRO if integers or any(transposes) else "",
+            unroll.SHUFFLE_MACRO if together or any(transposes) else "",
             unroll.shuffles(lanes) if any(transposes) else "",
+            side_by_side.function(step, lanes) if together else "",
             panel_row if panelled_b and spec.b_layout == "n" else "",
             unroll.transpose(lanes, group, "transpose_group") if transposes[0] else "",
             unroll.transpose(lanes, lanes, "transpose") if transposes[1] else "",
             pack_a,
             PACK_B_NEVER if kept else PACK_B_OF[spec.b_layout] if panelled_b else PACK_B_TAIL,
-            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead, integers, kept),
+            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead, integers, kept, in_place),
             COMPUTE,
             WORK[config.form],
             entry(name),

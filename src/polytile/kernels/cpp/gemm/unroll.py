@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from polytile.kernels.cpp.gemm.side_by_side import whole
+
 
 def _lines(indent: int, statements: list[str]) -> str:
     return "".join(" " * indent + statement + "\n" for statement in statements)
@@ -16,13 +18,16 @@ def unroll_pragma(unroll: int) -> list[str]:
     return [f"#pragma GCC unroll {unroll}"] if unroll > 1 else []
 
 
-def tile(mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False, kept: bool = False) -> str:
+def tile(
+    mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False, kept: bool = False, in_place: int = 1
+) -> str:
     """A register tile: o[i, j] = (o[i, j] +) sum over k of a[i, k] * b[k, j], i < mr, j < nv * L.
 
     `access` says how A is read: "rows" (k contiguous), "cols" (rows contiguous, or a packed tile whose a_k is mr),
     "both" (neither). `ahead` prefetches B that many steps ahead, for a B read in place whose rows lie too far apart for
     the hardware to guess. With a `head` what the sums of each row begin at lies before the tile of A. Of `kept` panels
-    each vector of columns runs along k by itself, and `b_k` is how far the next one lies.
+    each vector of columns runs along k by itself, and `b_k` is how far the next one lies. `in_place` > 1: a step takes so many
+    rows of a B that is not packed, whose number is then what `steps` counts, and brings them side by side.
     Registers: mr * nv sums, nv of B, one of A. Per k: mr * nv FMAs, nv loads, mr broadcasts.
     """
     element = {"rows": "a{i}[p]", "cols": "a[{i}]", "both": "*a{i}"}[access]
@@ -32,20 +37,26 @@ def tile(mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool 
         "both": [f"const PA* a{i} = a + {i} * a_m;" for i in range(mr)],
     }[access]
     advance = {"rows": "", "cols": "a += a_k;", "both": " ".join(f"a{i} += a_k;" for i in range(mr))}[access]
-    body = [f"const V b{j} = load(b + {j} * {'b_k' if kept else 'L'});" for j in range(nv)]
+    loads = [f"const V b{j} = load(b + {j} * {'b_k' if kept else 'L'});" for j in range(nv)]
+    if in_place > 1 and whole(in_place, nv):
+        loads = [f"V row[{nv}];", "side_by_side(b, b_k, left, row);", *(f"const V b{j} = row[{j}];" for j in range(nv))]
+    elif in_place > 1:
+        loads = [f"const V b{j} = to_b(columns(b + {j} * L, b_k, left));" for j in range(nv)]
+    body = loads
     for i in range(mr):
         macs = " ".join(f"mac(c{i}_{j}, x, b{j});" for j in range(nv))
         body.append(f"{{ const V x = broadcast(value({element.format(i=i)})); {macs} }}")
     if ahead:
         body += [f"__builtin_prefetch(b + {ahead} * b_k + {j} * L);" for j in range(nv)]
-    body.append(f"b += {'L' if kept else 'b_k'}; {advance}".rstrip())
+    body.append(f"b += {'L' if kept else 'b_k' if in_place == 1 else f'{in_place} * b_k'}; {advance}".rstrip())
+    loop = f"for (long left = steps; left > 0; left -= {in_place}) {{" if in_place > 1 else "for (long p = 0; p < steps; ++p) {"
     old = [f"c{i}_{j} += load(o + {i} * o_m + {j} * L);" for i in range(mr) for j in range(nv)]
     new = [f"store(o + {i} * o_m + {j} * L, c{i}_{j});" for i in range(mr) for j in range(nv)]
     return (
         f"static void tile{mr}x{nv}"
         "(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add) {\n"
         + _lines(2, accumulators(mr, nv, "broadcast(a[{i}])" if head else "{{}}") + ([f"a += {mr};"] if head else []))
-        + _lines(2, pointers + unroll_pragma(unroll) + ["for (long p = 0; p < steps; ++p) {"])
+        + _lines(2, pointers + unroll_pragma(unroll) + [loop])
         + _lines(4, body)
         + _lines(2, ["}", "if (add) {"])
         + _lines(4, old)
@@ -54,10 +65,14 @@ def tile(mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool 
     )
 
 
-def tiles(mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False, kept: bool = False) -> str:
+def tiles(
+    mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False, kept: bool = False, in_place: int = 1
+) -> str:
     """Every row tail of an mr x nv tile, in full width and one vector wide, and the tables that choose among them."""
     widths = (nv, 1) if nv > 1 else (nv,)
-    text = "".join(tile(rows, width, access, unroll, ahead, head, kept) for width in widths for rows in range(1, mr + 1))
+    text = "".join(
+        tile(rows, width, access, unroll, ahead, head, kept, in_place) for width in widths for rows in range(1, mr + 1)
+    )
     text += "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool);\n"
     for name, width in (("WIDE", nv), ("NARROW", 1)):
         members = ", ".join(f"tile{rows}x{width}" for rows in range(1, mr + 1))

@@ -1,0 +1,72 @@
+"""Elements that rounding may decide either way: a result beside the reference and beside evaluations of it whose comparisons lean
+to one side or the other (ir/leaning.py).
+
+An element is right where it agrees with one of these, an integer where it lies between them. That alone would let a kernel
+pass that decides at random; but decisions lean by the whole tolerance, of which the rounding of a right kernel is a fraction, so
+few of the elements that may differ do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+SHARE, FEW = 0.5, 4
+"""Of the elements that rounding may decide, how many may differ from the reference, and how many may where there are few."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """Of some elements: how many are wrong, how many differ from the reference, how many rounding may decide."""
+
+    wrong: int = 0
+    differing: int = 0
+    undecided: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.wrong + other.wrong, self.differing + other.differing, self.undecided + other.undecided)
+
+    @property
+    def right(self) -> bool:
+        return not self.wrong and self.differing <= max(FEW, SHARE * self.undecided)
+
+
+def counted(got: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: float) -> Count:
+    """`got` beside `rights`, the first of them the reference itself. `allowed` and `scale` are those of `gate.compare`."""
+    if got.dtype.is_complex:
+        got, rights = torch.view_as_real(got), [torch.view_as_real(right) for right in rights]
+    if got.dtype.is_floating_point:
+        exact, *leaned = rights
+        differs = ~_close(got, exact, allowed, scale)
+        may_differ = torch.stack([~_close(each, exact, allowed, scale) for each in leaned]).any(0)
+        right = torch.stack([_close(got, each, allowed, scale) for each in leaned]).any(0)
+    else:
+        got, every = comparable(got), torch.stack([comparable(right.to(got.dtype)) for right in rights])
+        low, high, differs = every.amin(0), every.amax(0), got != every[0]
+        may_differ, right = low != high, (low <= got) & (got <= high)
+    return Count(int((differs & ~right).sum()), int(differs.sum()), int(may_differ.sum()))
+
+
+def firm_error(mine: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: float) -> float:
+    """The largest error of `mine` where rounding decides nothing, relative as in `gate.compare`; 0 for what is no number."""
+    if not mine.dtype.is_floating_point or not mine.numel():
+        return 0.0
+    exact, *leaned = rights
+    firm = torch.stack([_close(each, exact, allowed, scale) for each in leaned]).all(0)
+    error = (mine.double() - exact).abs() / (exact.double().abs() + scale)
+    return float(torch.where(firm, error, 0).nan_to_num(nan=0.0, posinf=0.0).max())
+
+
+def comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Booleans as the bytes in memory: any but 0 and 1 is wrong."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def _close(got: torch.Tensor, right: torch.Tensor, allowed: float, scale: float) -> torch.Tensor:
+    near = (got.double() - right).abs() <= allowed * (right.double().abs() + scale)
+    return near | (got == right) | (got.isnan() & right.isnan())
+
+
+__all__ = ["Count", "comparable", "counted", "firm_error"]
