@@ -23,6 +23,7 @@ from polytile.kernels.triton.kernel import Launch
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
 from tests.kernels.helpers import (
+    BF16,
     F32,
     F64,
     I32,
@@ -32,6 +33,7 @@ from tests.kernels.helpers import (
     R0,
     S0,
     S1,
+    Case,
     assert_golden,
     kernel_of,
     load,
@@ -64,6 +66,15 @@ def column_norm() -> Loop:
     return loop([store("o", R0 * S0 + P0, op("sub", x, mean))], {P0: S0}, {R0: S1})
 
 
+def half_norm() -> Case:
+    """Rows of bfloat16 less their means, over their standard deviations, with weights."""
+    x, count = load("x", P0 * S1 + R0), op("cast", expr.index_value(S1), dtype=F32)
+    off = op("sub", x, op("div", expr.reduce("sum", F32, x), count))
+    scale = op("rsqrt", op("div", expr.reduce("sum", F32, op("mul", off, off)), count))
+    out = op("add", op("mul", op("mul", off, scale), load("w", R0)), load("b", R0))
+    return Case(loop([store("o", P0 * S1 + R0, out)], {P0: S0}, {R0: S1}), dict.fromkeys("xwbo", BF16))
+
+
 def dropout() -> Loop:
     drawn = op("philox_uniform", load("i", 0, I64), expr.index_value(P0), dtype=F32)
     kept = op("lt", drawn, expr.const(0.9, F32), dtype=torch.bool)
@@ -84,12 +95,16 @@ def config(**values: int | str) -> Config:
 
 
 KNOWN = Facts(frozenset(("n0", "n1")), frozenset(f"a{k}" for k in range(7)))
+ROWS_OF_WEIGHTS = ("layer_norm_rows", "layer_norm_rows_of_64")
+EXACT = Facts(frozenset(("n0",)), KNOWN.aligned, exact=(("n1", 64),))
 GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "softmax_persistent": (softmax, config(variant="persistent", x=1, r=1024), KNOWN),
     "softmax_looped": (softmax, config(variant="looped", x=1, r=2048), KNOWN),
     "softmax_split": (softmax, config(variant="split", r=2048, splits=8), KNOWN),
     "softmax_rows": (softmax, config(variant="persistent", x=8, r=64), Facts(wide=True)),
     "layer_norm_looped": (layer_norm, config(variant="looped", x=1, r=2048), KNOWN),
+    "layer_norm_rows": (layer_norm, config(variant="persistent", x=32, r=64, warps=2), KNOWN),
+    "layer_norm_rows_of_64": (layer_norm, config(variant="persistent", x=32, r=64, warps=2), EXACT),
     "bias_gelu": (bias_gelu, config(variant="plain", x=1024, y=1), KNOWN),
     "column_sum_split": (column_sum, config(variant="split", x=64, r=32, splits=16), KNOWN),
     "column_norm_split": (column_norm, config(variant="split", x=64, r=32, splits=16, stages=3), KNOWN),
@@ -148,6 +163,21 @@ def test_first_choices_compile_for_an_h100_without_spills() -> None:
     found = resources(first_choices(), H100)
     assert not {name: facts.spills for name, facts in found.items() if facts.spills}
     assert all(facts.registers <= 255 and facts.shared <= H100.shared_per_block for facts in found.values())
+
+
+def test_a_multiprocessor_holds_two_programs_of_a_long_row() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
+    (launch,) = generate(half_norm().kernel, config(variant="persistent", x=1, r=16384, warps=16), KNOWN).launches
+    (facts,) = resources([("half_norm", launch)], H100).values()
+    assert 2 * 16 * 32 * facts.registers <= H100.registers_per_sm and not facts.spills
+
+
+def test_what_rows_share_is_not_laid_out_anew_for_whole_blocks() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
+    launches = [(name, *generate(kernel_of(GOLDEN[name][0]()), *GOLDEN[name][1:]).launches) for name in ROWS_OF_WEIGHTS]
+    found = resources(launches, H100)
+    weights, scales = 64 * F32.itemsize, 32 * F32.itemsize  # of a block of 32 rows
+    assert [found[name].shared for name in ROWS_OF_WEIGHTS] == [weights, scales]
 
 
 def test_the_same_sources_compile_for_amd_without_spills() -> None:

@@ -11,7 +11,9 @@ import torch
 from hypothesis import given
 
 from polytile.multikernel import ArgInfo, Scratch, merge_scratch
+from polytile.multikernel.spec import POWER, KernelSpec
 from polytile.runtime import regime
+from polytile.runtime.formula import power_of_two
 from polytile.runtime.launcher import PythonDispatcher
 from tests.multikernel.helpers import SPEC, spec
 
@@ -67,6 +69,31 @@ def test_the_corners_of_a_regime_are_all_combinations_of_its_ends() -> None:
     assert SPEC.corners((7, 64)) == [{"M": 7, "N": 48}, {"M": 7, "N": 64}]
     assert len(SPEC.corners((100, 100))) == 4
     assert spec(size_keys=(0, 2)).corners((100, 100)) == [{"M": 100, "N": 100}]
+
+
+def powers_of_two() -> KernelSpec:
+    m, n = sympy.symbols("M N", integer=True, positive=True)
+    return spec(conditions=((POWER.format("N"), power_of_two(n, {m: 0, n: 1})),))
+
+
+@given(st.integers(0, 5000) | st.integers(0, 24).map(lambda k: 1 << k))
+def test_sizes_that_are_told_to_be_powers_of_two_have_one_value_in_their_regime(size: int) -> None:
+    one, power = powers_of_two(), size > 0 and size & (size - 1) == 0
+    facts = one.facts((100, size))
+    assert facts.values.get("N") == (size if power or size <= regime.EXACT_UP_TO else None)
+    assert ("N" in facts.divisible) == (not power and size > regime.EXACT_UP_TO and size % 16 == 0)
+    if power:
+        assert {corner["N"] for corner in one.corners((100, size))} == {size}
+        assert {end["N"] for end in one.ends(one.words((100, size)))} == {size}
+        assert one.words((100, size)) not in (one.words((100, size - 1)), one.words((100, size - 16)))
+
+
+def test_a_kernel_for_many_sizes_serves_where_one_of_them_is_known() -> None:
+    one = powers_of_two()
+    known, unknown = one.facts((100, 1024)), one.facts((100, 1008))
+    assert known.include(unknown) and not unknown.include(known)
+    assert one.regime(one.words((100, 1024))) == "M=91..128 N=725..1024%16 N=2^k"
+    assert "N=2^k" in one.problem((100, 1024)).layouts and "N=2^k" not in one.problem((100, 1008)).layouts
 
 
 def test_mistakes_in_a_spec_are_told() -> None:

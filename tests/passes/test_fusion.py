@@ -10,8 +10,9 @@ import pytest
 import sympy
 import torch
 
-from polytile.frontend.lower.value import Tensor
+from polytile.frontend.lower.value import Tensor, computed
 from polytile.ir import expr, levels, sizes
+from polytile.ir.expr import Node, Op
 from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Ref, Store, whole
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.horizontal import fuse_horizontally
@@ -19,7 +20,7 @@ from polytile.passes.fusion.inline import inline_cheap
 from polytile.passes.fusion.merge import MAX_BUFFERS, MAX_NODES, Unfit, merge
 from polytile.passes.fusion.vertical import fuse_vertically
 from polytile.passes.pipeline import optimize
-from tests.passes.helpers import BF16, F32, I64, S0, S1, S2, Net, assert_same, kinds, layer_norm, loop_of, softmax
+from tests.passes.helpers import BF16, CPU, F32, I64, S0, S1, S2, Net, assert_same, kinds, layer_norm, loop_of, softmax
 
 EXTENTS = {S0: 3, S1: 5, S2: 4}
 
@@ -283,6 +284,34 @@ def test_loops_that_share_little_stay_apart() -> None:
     x, y, bias = net.input("x", S0, S1), net.input("y", S0, S1), net.input("bias", S1)
     after = fused(net, net.op("add", x, bias), net.op("add", y, bias), rule=fuse_horizontally)
     assert len(after.operations) == 2
+
+
+def drawn(net: Net, seed: Tensor, at: tuple[int, int] = (0, 1)) -> Tensor:
+    """Which numbers, one for each point of S0×S1 counted along the dimensions `at`, are below a half."""
+    shape = (S0, S1)
+
+    def element(point: tuple[sympy.Expr, ...]) -> Node:
+        counter = expr.index_value(point[at[0]] * shape[at[1]] + point[at[1]])
+        number = expr.op("philox_uniform", F32, seed.at((sizes.ZERO,)), counter)
+        return expr.op("lt", torch.bool, number, expr.const(0.5, F32))
+
+    return computed(shape, torch.bool, CPU, element)
+
+
+def test_the_same_random_numbers_are_drawn_once() -> None:
+    net = Net()
+    x, seed = net.input("x", S0, S1), net.input("seed", 1, dtype=I64)
+    kept = net.map(lambda a, keep: expr.op("where", F32, keep, a, expr.const(0.0, F32)), x, drawn(net, seed))
+    after = fused(net, kept, net.builder.realize(drawn(net, seed)), rule=fuse_horizontally)
+    assert kinds(after) == ["Loop"]
+    assert len([n for n in expr.walk(*loop_of(after).roots) if isinstance(n, Op) and n.name == "philox_uniform"]) == 1
+
+
+def test_random_numbers_that_are_counted_otherwise_stay_apart() -> None:
+    net = Net()
+    x, seed = net.input("x", S0, S1), net.input("seed", 1, dtype=I64)
+    made = [net.builder.realize(drawn(net, seed, at)) for at in ((0, 1), (1, 0))]
+    assert len(fused(net, *made, net.op("exp", x), rule=fuse_horizontally).operations) == 3
 
 
 # inlining ----------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import gc
 import linecache
 import os
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from torch.utils._sympy.functions import (
 
 from polytile.ir.program import Assert, Buffer, Extern, Input, Program, Ref, View, whole
 from polytile.passes.pipeline import optimize
-from polytile.wrapper import Wrapped, backend, lines
+from polytile.wrapper import Wrapped, backend, lines, tensors
 from polytile.wrapper.lines import Argument, Line
 from polytile.wrapper.tensors import as_declared
 from tests.passes.helpers import CPU, S0, S1, S2, Net, softmax
@@ -115,22 +117,37 @@ def test_objects_of_one_name_stay_apart() -> None:
     assert python(*calls, lines.Return(("r0", "r1", "r2"))).call([]) == [1, 2, 1]
 
 
-def test_accelerators_are_entered_and_left() -> None:
+def test_an_accelerator_is_made_current_where_it_is_not() -> None:
     device = torch.device("cuda:1")
     buffer = Buffer("buf0", torch.float32, (S0,), (ONE,), device)
-    text = body(
-        lines.Allocate(buffer),
-        lines.EnterDevice(device),
-        lines.CallKernel("kernel", ("buf0",), (S0,)),
-        lines.LeaveDevice(device),
-        lines.Return(("buf0",)),
-    )
+    kernel = lines.CallKernel("kernel", ("buf0",), (S0,))
+    text = body(lines.OnDevice(device), lines.Allocate(buffer), kernel, lines.Return(("buf0",)))
     assert text == [
-        "buf0 = torch.empty_strided((s0,), (1,), dtype=torch.float32, device='cuda:1')",
-        "with torch.cuda.device(1):",
-        "    kernel(buf0, s0)",
+        "if _current_device() != 1:",
+        "    with torch.cuda.device(1):",
+        "        return call(args)",
+        "buf0 = _empty_cuda((s0,), (1,), torch.float32)",
+        "kernel(buf0, s0)",
         "return [buf0]",
     ]
+
+
+def test_the_current_accelerator_decides_how_a_program_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, entered = [0], []
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        entered.append(index)
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(tensors, "current_device", lambda kind: lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    made = python(lines.OnDevice(torch.device("cuda:1")), lines.TakeArguments(("x",)), lines.Return(("x",)))
+    assert made.call([7]) == [7] and entered == [1] and current == [0]
+    current[0] = 1
+    assert made.call([8]) == [8] and entered == [1]
 
 
 def test_programs_of_one_accelerator_run_with_it_current() -> None:
@@ -138,16 +155,15 @@ def test_programs_of_one_accelerator_run_with_it_current() -> None:
     program = net.program(net.op("sin", net.input("x", S0)))
     there = {n: replace(b, device=torch.device("cuda", 0)) for n, b in program.buffers.items()}
     kinds = [type(line) for line in lines_of(replace(program, buffers=there))]
-    assert kinds.count(lines.EnterDevice) == 1
-    assert kinds.index(lines.EnterDevice) < kinds.index(lines.Allocate) < kinds.index(lines.CallKernel)
-    assert kinds[-2:] == [lines.Return, lines.LeaveDevice]
+    assert kinds.count(lines.OnDevice) == 1
+    assert kinds.index(lines.OnDevice) < kinds.index(lines.TakeArguments) < kinds.index(lines.Allocate)
 
 
 def test_programs_of_several_accelerators_name_the_device_of_each_buffer() -> None:
     net = Net()
     program = net.program(net.op("sin", net.op("cos", net.input("x", S0))))
     there = {n: replace(b, device=torch.device("cuda", k)) for k, (n, b) in enumerate(program.buffers.items())}
-    assert lines.EnterDevice not in [type(line) for line in lines_of(replace(program, buffers=there))]
+    assert lines.OnDevice not in [type(line) for line in lines_of(replace(program, buffers=there))]
 
 
 def test_tracebacks_show_the_line_and_its_text_goes_with_the_program() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,10 @@ from polytile.runtime.formula import Formula, evaluate
 
 WIDE = "wide"
 """The condition that some position needs 64 bits (kernels/facts.py)."""
+
+POWER = "{}=2^k"
+"""The condition that a size is a power of two; the last one of its half octave (runtime/regime.py), so a regime where it holds
+has that value alone."""
 
 ROLES = ("in", "out", "inout", "scratch")
 """What a kernel does with a tensor: only reads it; writes all of it and reads nothing of it; both; uses it as it
@@ -139,23 +143,30 @@ class KernelSpec:
     def _holding(self, ints: Sequence[int]) -> list[str]:
         return [name for name, formula in self.conditions if evaluate(formula, ints)]
 
+    def _powers(self, holding: Iterable[str]) -> frozenset[str]:
+        """Names of the bucketed sizes that are known to be powers of two where these conditions hold."""
+        said = frozenset(holding)
+        return frozenset(name for name in self.bucketed() if POWER.format(name) in said)
+
     def facts(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> Facts:
         """What code for the regime of this call may take for granted; tensors count as aligned where no pointers are
         given."""
         given = zip(self.size_names, ints, self.size_keys, strict=True)
+        holding = frozenset(self._holding(ints))
+        powers = self._powers(holding)
         exact = [
             (name, size)
             for name, size, code in given
-            if code == regime.EXACT or (code == regime.BUCKET and size <= regime.EXACT_UP_TO)
+            if code == regime.EXACT or (code == regime.BUCKET and size <= regime.EXACT_UP_TO) or name in powers
         ]
         aligned = [
             name
             for position, (name, code) in enumerate(zip(self.names, self.tensor_keys, strict=False))
             if code == regime.ALIGNED_16 and (not pointers or pointers[position] % 16 == 0)
         ]
-        holding = frozenset(self._holding(ints))
-        divisible = frozenset(self._divisible(ints))
-        return Facts(divisible, frozenset(aligned), WIDE in holding, tuple(exact), holding - {WIDE})
+        divisible = frozenset(self._divisible(ints)) - powers
+        others = holding - {WIDE, *map(POWER.format, self.size_names)}
+        return Facts(divisible, frozenset(aligned), WIDE in holding, tuple(exact), others)
 
     @property
     def device_type(self) -> int:
@@ -227,10 +238,9 @@ class KernelSpec:
     def corners(self, ints: Sequence[int]) -> list[dict[str, int]]:
         """The sizes at the ends of the regime: every bucketed size at its smallest and at its largest, in all
         combinations (with more than three of them: all smallest, all largest). Other integers stay as they are."""
-        ends = [
-            regime.ends(regime.bucket(size)) if code == regime.BUCKET else (size,)
-            for size, code in zip(ints, self.size_keys, strict=True)
-        ]
+        free = self.bucketed() - self._powers(self._holding(ints))
+        given = zip(self.size_names, ints, strict=True)
+        ends = [regime.ends(regime.bucket(size)) if name in free else (size,) for name, size in given]
         if sum(len(end) > 1 for end in ends) > 3:
             return [self.sizes([end[0] for end in ends]), self.sizes([end[-1] for end in ends])]
         return [self.sizes(corner) for corner in itertools.product(*ends)]
@@ -238,7 +248,10 @@ class KernelSpec:
     def ends(self, words: Sequence[int]) -> tuple[dict[str, int], dict[str, int]]:
         """The bucketed sizes of a regime, or of a part of one: all at their smallest, and all at their largest."""
         codes = [(name, code) for name, code in zip(self.size_names, self.size_keys, strict=True) if code]
+        said = words[len(words) - len(self.conditions) :]
+        powers = self._powers(name for (name, _), holds in zip(self.conditions, said, strict=True) if holds)
         bucketed = {n: regime.ends(w) for (n, code), w in zip(codes, words, strict=False) if code == regime.BUCKET}
+        bucketed |= {n: bucketed[n][-1:] for n in powers}
         return {n: end[0] for n, end in bucketed.items()}, {n: end[-1] for n, end in bucketed.items()}
 
     def reduction_length(self, ints: Sequence[int]) -> int:
@@ -252,4 +265,4 @@ def threads() -> int:
     return options.get("threads") or torch.get_num_threads()
 
 
-__all__ = ["ROLES", "WIDE", "ArgInfo", "KernelSpec", "threads"]
+__all__ = ["POWER", "ROLES", "WIDE", "ArgInfo", "KernelSpec", "threads"]

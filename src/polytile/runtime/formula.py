@@ -53,6 +53,15 @@ def any_above(expressions: Sequence[sympy.Expr], limit: int, positions: Mapping[
     return (*code, CONSTANT, limit + 1, FLOOR_DIVIDE, 0, CONSTANT, 1, MINIMUM, 0, END, 0)
 
 
+LARGEST_POWER = 1 << 40
+"""Powers of two up to this are told from other integers."""
+
+
+def power_of_two(e: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:
+    """A formula that is 1 where an expression is a power of two up to LARGEST_POWER, else 0. Raises IRError as `encode` does."""
+    return encode(1 - Min(1, Mod(sympy.Integer(LARGEST_POWER), Max(1, e))), positions)
+
+
 def _emit(e: sympy.Expr, positions: Mapping[sympy.Symbol, int], code: list[int]) -> int:
     """Appends code that leaves the value of `e` on the stack; returns how deep the stack gets."""
     if isinstance(e, sympy.Integer):

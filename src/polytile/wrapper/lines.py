@@ -190,12 +190,9 @@ class PickSize(Line):
 
 
 @dataclass(frozen=True)
-class EnterDevice(Line):
-    device: torch.device
+class OnDevice(Line):
+    """Ahead of the arguments: the whole program runs with this device current."""
 
-
-@dataclass(frozen=True)
-class LeaveDevice(Line):
     device: torch.device
 
 

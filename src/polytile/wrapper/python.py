@@ -20,6 +20,7 @@ from polytile.wrapper.lines import Argument, Line
 
 _printer = PythonPrinter()
 _programs = itertools.count()
+INDENT = "    "
 OPERATIONS = 3  # of a symbolic number from which on it is computed once
 
 # What the text of every wrapper may name.
@@ -55,7 +56,6 @@ class _Writer:
     def __init__(self, name: str) -> None:
         self.name = name
         self.body: list[str] = []
-        self.depth = 1
         self.device: torch.device | None = None
         self.scope: dict[str, Any] = dict(_SCOPE)
         self.callees: dict[int, str] = {}
@@ -65,7 +65,7 @@ class _Writer:
         _WRITE[type(line)](self, line)
 
     def add(self, text: str) -> None:
-        self.body.append("    " * self.depth + text)
+        self.body.append(INDENT + text)
 
     def source(self) -> str:
         return "\n".join([f"# polytile program {self.name}", "", "def call(args):", *self.body, ""])
@@ -134,7 +134,7 @@ class _Writer:
     # lines: the arguments --------------------------------------------------------------------------------------------
 
     def comment(self, line: lines.Comment) -> None:
-        self.body += ["    " * self.depth + "# " + text for text in line.text.splitlines()]
+        self.body += [INDENT + "# " + text for text in line.text.splitlines()]
 
     def define_kernel(self, line: lines.DefineKernel) -> None:
         self.scope[line.name] = line.run
@@ -215,14 +215,11 @@ class _Writer:
         size = "" if line.dim is None else f".size({line.dim})"
         self.add(f"{line.symbol} = {_picked(line.source, line.k)}{size}")
 
-    def enter_device(self, line: lines.EnterDevice) -> None:
-        self.add(f"with torch.{line.device.type}.device({line.device.index or 0}):")
-        self.depth += 1
-        self.device = line.device
-
-    def leave_device(self, line: lines.LeaveDevice) -> None:
-        self.depth -= 1
-        self.device = None
+    def on_device(self, line: lines.OnDevice) -> None:
+        self.device, index = line.device, line.device.index or 0
+        self.add(f"if {self.bound('_current_device', tensors.current_device(line.device.type))}() != {index}:")
+        self.add(f"    with torch.{line.device.type}.device({index}):")
+        self.add("        return call(args)")
 
     def return_(self, line: lines.Return) -> None:
         values = [v if isinstance(v, str) else "None" if v is None else self.number(v) for v in line.values]
@@ -246,8 +243,7 @@ _WRITE: dict[type[Line], Callable[[_Writer, Any], None]] = {
     lines.CallLibrary: _Writer.call_library,
     lines.PickOutput: _Writer.pick_output,
     lines.PickSize: _Writer.pick_size,
-    lines.EnterDevice: _Writer.enter_device,
-    lines.LeaveDevice: _Writer.leave_device,
+    lines.OnDevice: _Writer.on_device,
     lines.Return: _Writer.return_,
 }
 

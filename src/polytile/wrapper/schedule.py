@@ -30,9 +30,9 @@ def schedule(
     that dies where it is born and whose memory it may take; `traced` has the sizes by which memory is weighed."""
     made = _Schedule(program, call_of, inplace or {})
     head, body = argument_lines(program, made.fresh), made.body()
-    planned = _on_its_device(plan(body, program, traced or {}, made.taken), program)
+    planned = plan(body, program, traced or {}, made.taken)
     constants = [lines.Constant(name, value) for name, value in program.constants.items()]
-    return (*constants, *made.defined, *without_unused(head, planned), *planned)
+    return (*constants, *made.defined, *_on_its_device(program), *without_unused(head, planned), *planned)
 
 
 class _Schedule:
@@ -195,14 +195,11 @@ class _Schedule:
         self.out.append(lines.Return(tuple(values)))
 
 
-def _on_its_device(body: tuple[Line, ...], program: Program) -> tuple[Line, ...]:
-    """`body` with the program's accelerator current, where it uses one alone: entered once and not for each kernel, since
-    kernels find their own device. Memory comes from it by the shortest way then."""
+def _on_its_device(program: Program) -> tuple[Line, ...]:
+    """Makes the program's accelerator current, where it uses one alone: once and not for each kernel, since kernels find their
+    own device. Memory comes from it by the shortest way then."""
     used = {buffer.device for buffer in program.buffers.values()} - {torch.device("cpu")}
-    if len(used) != 1:
-        return body
-    device = used.pop()
-    return (lines.EnterDevice(device), *body, lines.LeaveDevice(device))
+    return (lines.OnDevice(used.pop()),) if len(used) == 1 else ()
 
 
 def _symbol_names(program: Program) -> set[str]:

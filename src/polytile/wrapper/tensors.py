@@ -38,7 +38,14 @@ reinterpret = _own_form()
 """(tensor, sizes, strides, offset) → the same memory under other sizes and strides (elements), offset from the
 tensor's first element. torch's own form, where this version has it, takes half the time of as_strided."""
 
+
+def current_device(kind: str) -> Callable[[], int]:
+    """What says which device of a kind ("cuda") is current: torch's own form, where it has one, takes a third of the time."""
+    own = getattr(torch._C, f"_{kind}_getDevice", None)
+    return own or getattr(torch, kind).current_device
+
+
 SAME_BUT_FASTER: dict[Any, Callable[..., Any]] = {torch.ops.aten.bernoulli_.float: mersenne.bernoulli_}
 """What is called in place of an operator, for the same results."""
 
-__all__ = ["SAME_BUT_FASTER", "as_declared", "empty_strided_cpu", "empty_strided_cuda", "reinterpret"]
+__all__ = ["SAME_BUT_FASTER", "as_declared", "current_device", "empty_strided_cpu", "empty_strided_cuda", "reinterpret"]

@@ -23,8 +23,10 @@ from polytile.kernels.nest import is_result
 from polytile.kernels.triton import memory, ops, random, text
 from polytile.kernels.triton.tile import Dim, Tile, sixteenth, with_facts
 
-FETCHED = 48
-"""Registers of a thread that loads ahead of their use may fill."""
+FETCHED, FETCHED_SHARED = 48, 24
+"""Registers of a thread that loads ahead of their use may fill; those in programs of LARGE threads, of which a multiprocessor
+holds two if each thread has 64 registers, after which nothing is loaded ahead that rows share: the L2 cache has it."""
+LARGE = 512
 KEEPS_LITERALS = ("add", "sub", "mul", "div", "minimum", "maximum", "eq", "ne", "lt", "le", "gt", "ge")
 """Operations in which a plain literal beside a typed operand takes its type."""
 
@@ -45,9 +47,9 @@ class Scope:
 class Body:
     """Emits nodes. `made` says how to get those that a schedule makes (scans); results of reductions must stand in the scope.
 
-    `again` are the loads that a later pass makes too, `last` says that this pass reads what one before has read; `error` whether
-    a run-time check was emitted, `sixteenths` the integers of which a sixteenth is used, `carried` the variables of divisions
-    that the current loop carries. `prefix` begins the names of values.
+    `threads` share a block, 0 where it does not matter; `again` are the loads that a later pass makes too, `last` says that
+    this pass reads what one before has read; `error` whether a run-time check was emitted, `sixteenths` the integers of which a
+    sixteenth is used, `carried` the variables of divisions that the current loop carries. `prefix` begins the names of values.
     """
 
     def __init__(self, kernel: LoopKernel, tile: Tile, facts: Facts, prefix: str = "t") -> None:
@@ -55,6 +57,7 @@ class Body:
         self.nest = tile.nest
         self.made: dict[int, Callable[[Scope], str]] = {}
         self.fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
+        self.threads = 0
         self.again: set[int] = set()
         self.last = False
         self.error = False
@@ -85,6 +88,8 @@ class Body:
         if isinstance(node, Accumulator):
             return self.tile.all_dims
         if isinstance(node, Scan) or (isinstance(node, Part) and isinstance(node.node, Scan)):
+            return self.tile.all_dims
+        if isinstance(node, Load) and (line := self.line_of(node)) is not None and self.tile.even(line):
             return self.tile.all_dims
         own = frozenset(s for e in node.indices for s in self.simplified(e).free_symbols)
         return self.tile.varies(own).union(*[self._dims[id(c)] for c in node.children])
@@ -133,7 +138,7 @@ class Body:
 
     # loads -----------------------------------------------------------------------------------------------------------
 
-    def fetch(self, roots: Iterable[Node], threads: int, scope: Scope) -> None:
+    def fetch(self, roots: Iterable[Node], scope: Scope) -> None:
         """Starts what loads `roots` need, as far as registers allow, before any arithmetic waits for one of them: the compiler
         keeps loads in the order of the text."""
         registers = 0.0
@@ -141,14 +146,26 @@ class Body:
             for node in emission_order(root, scope.names, self.made, lambda n: n.children):
                 if not isinstance(node, Load) or id(node) in scope.fetched or not _early(node):
                     continue
-                each = math.prod(d.block for d in self.place_dims(node.index, node.indirect)) / threads
-                registers += max(1.0, each * self.kernel.storage(node.buffer).itemsize / 4)
+                each = math.prod(d.block for d in self.place_dims(node.index, node.indirect)) / self.threads
+                own = max(1.0, each * self.kernel.storage(node.buffer).itemsize / 4)
+                if self.threads >= LARGE and memory.shared(self, node) and registers + own > FETCHED_SHARED:
+                    continue
+                registers += own
                 if registers > FETCHED:
                     return
                 plain = memory.plain(self, node)
                 name = self.name(node) if plain else f"{self.name(node)}_raw"
                 scope.lines.append(f"{name} = {memory.fetch(self, node, scope)}")
                 (scope.names if plain else scope.fetched)[id(node)] = name
+
+    def line_of(self, node: Load) -> Dim | None:
+        """The last dimension of a block of several, along which alone a load varies in a pass that has an element for each
+        thread: the compiler would lay such a load out for itself, and bring whole blocks there and back by shared memory."""
+        last = self.tile.dims[-1] if self.tile.rank > 1 else None
+        if last is None or len(last.axes) > 1 or not 0 < self.threads <= last.block or not self.nest.in_pass(node):
+            return None
+        alone = node.mask is None and not node.indirect and not sizes.has_division(node.index)
+        return last if alone and self.place_dims(node.index, ()) == {last} else None
 
     def full(self, node: Node, dims: frozenset[Dim], scope: Scope) -> str:
         """The value as a block that is full along `dims`, whatever it varies with."""

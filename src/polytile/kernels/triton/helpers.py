@@ -64,12 +64,24 @@ def pt_logaddexp(a, b):
     return tl.where(high == low, high + pt_like(0.6931471805599453, a), apart) + tl.where(high == float("-inf"), high, 0.0)
 """,
     """
+def pt_add_two(a, b, c, d):
+    return a + c, b + d
+""",
+    """
 def pt_welford(parts, axis: tl.constexpr):
     mean, m2, n = parts
-    total = tl.sum(n, axis, keep_dims=True)
-    centre = tl.sum(mean * n, axis, keep_dims=True) / tl.where(total == 0, 1, total)
+    total, weighted = tl.reduce((n, mean * n), axis, pt_add_two, keep_dims=True)
+    centre = weighted / tl.where(total == 0, 1, total)
     off = mean - centre
     return centre, tl.sum(m2 + off * off * n, axis, keep_dims=True), total
+""",
+    """
+def pt_welford_whole(parts):
+    mean, m2, n = parts
+    total, weighted = tl.reduce((tl.ravel(n), tl.ravel(mean * n)), 0, pt_add_two)
+    centre = weighted / tl.where(total == 0, 1, total)
+    off = mean - centre
+    return centre, tl.sum(tl.ravel(m2 + off * off * n), 0), total
 """,
     """
 def pt_welford_two(mean, m2, n, other, other_m2, other_n):
@@ -77,11 +89,6 @@ def pt_welford_two(mean, m2, n, other, other_m2, other_n):
     share = other_n / tl.where(total == 0, 1, total)
     off = other - mean
     return mean + off * share, m2 + other_m2 + off * off * n * share, total
-""",
-    """
-def pt_scalars(parts):
-    a, b, c = parts
-    return tl.sum(tl.ravel(a), 0), tl.sum(tl.ravel(b), 0), tl.sum(tl.ravel(c), 0)
 """,
     """
 def pt_welford_step(mean, m2, x, part):

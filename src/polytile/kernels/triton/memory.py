@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from polytile.errors import LoweringError
+from polytile.ir import sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Store, compute_dtype, element_level
 from polytile.kernels.triton import text
@@ -37,6 +38,9 @@ def load(body: Body, node: Load, scope: Scope) -> str:
 
 def fetch(body: Body, node: Load, scope: Scope) -> str:
     """The load itself: elements as memory holds them."""
+    line = body.line_of(node)
+    if line is not None and not body.tile.even(line):
+        return _along_line(body, node, line, scope)
     conditions = [body.emit(node.mask, scope)] if node.mask is not None else []
     at = body.place(node.index, node.indirect, scope)
     dims = body.place_dims(node.index, node.indirect)
@@ -46,7 +50,23 @@ def fetch(body: Body, node: Load, scope: Scope) -> str:
         at = _spread(body, at, body.place_dims(node.index, node.indirect), dims)
     masks = " & ".join(conditions + body.tile.masks(dims))
     hint = _eviction(body, node, dims)
+    if line is not None:  # as a whole block: what its rows share is loaded once, by the threads that need it
+        at = _spread(body, at, dims, body.tile.all_dims)
     return f"tl.load({node.buffer} + ({at})" + (f", mask={masks}, other=0" if masks else "") + hint + ")"
+
+
+def _along_line(body: Body, node: Load, dim: Dim, scope: Scope) -> str:
+    """A load that varies along one dimension of several as a vector: what is laid out anew for the block is no more than that."""
+    (axis,) = dim.axes
+    line = f"{axis.symbol}_line"
+    count = f"tl.arange(0, {dim.name})" + (".to(tl.int64)" if body.facts.wide else "")
+    first = body.firsts[dim]
+    text = f"{line} = {count if first == '0' else f'{first} + {count}'}"
+    if text not in scope.lines:
+        scope.lines.append(text)
+    at = body.index(sizes.substitute(node.index, {axis.symbol: sizes.axis(line)}))
+    mask = f"mask={line} < {body.index(dim.size)}, other=0"
+    return f"tl.load({node.buffer} + ({at}), {mask}{_eviction(body, node, frozenset({dim}))}){body.tile.along(dim)}"
 
 
 def plain(body: Body, node: Load) -> bool:
@@ -66,11 +86,15 @@ def _computed(body: Body, node: Load, loaded: str) -> str:
 def _eviction(body: Body, node: Load, dims: frozenset[Dim]) -> str:
     """What is read again by a later pass or by other programs stays in the cache; the last read of what a pass before has
     brought in lets it go."""
-    loop = body.kernel.loop
-    shared = not {a.symbol for a in loop.axes + loop.reduced} <= node.index.free_symbols
-    if id(node) in body.again or (shared and dims and not node.indirect):
+    if id(node) in body.again or (shared(body, node) and dims and not node.indirect):
         return ', eviction_policy="evict_last"'
-    return ', eviction_policy="evict_first"' if body.last and not shared else ""
+    return ', eviction_policy="evict_first"' if body.last and not shared(body, node) else ""
+
+
+def shared(body: Body, node: Load) -> bool:
+    """Whether points of the loop share what a load brings."""
+    loop = body.kernel.loop
+    return not {a.symbol for a in loop.axes + loop.reduced} <= node.index.free_symbols
 
 
 def _spread(body: Body, at: str, have: frozenset[Dim], want: frozenset[Dim]) -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 MEMORY_LATENCY = 0.65e-6  # s of a load from memory on a busy device
 CACHE_LATENCY = 0.35e-6  # s of a load that the L2 cache has
 REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of it, agree on one value
+STAGED = 0.4e-6  # s for each block that comes by way of shared memory and need not have been waited for
 START = 0.05e-6  # s until a program's first load is under way, beside the launch itself
 DISPATCH = 0.25e-9  # s for each program of the first wave until it runs
 ISSUE = 4  # cycles between two instructions of a thread
@@ -172,8 +173,7 @@ class Estimate:
             again *= max(0.0, 1.0 - KEPT * self.device.l2_bytes / max(1.0, again * together))
         active = min(self.running, self.device.sms) / self.device.sms
         drawn = self.device.bandwidth * min(1.0, SM_SHARE * active)
-        in_cache = self.unique < KEPT * self.device.l2_bytes
-        return (self.unique * (0.7 if in_cache else 1.0) + again) / drawn
+        return (self.unique * (0.7 if self._in_cache else 1.0) + again) / drawn
 
     @functools.cached_property
     def cache(self) -> float:
@@ -285,8 +285,19 @@ class Estimate:
         return 1 + (-(-self.steps // self.splits) - 1) / self.stages
 
     @property
+    def _in_cache(self) -> bool:
+        return self.unique < KEPT * self.device.l2_bytes
+
+    @property
+    def _staged(self) -> float:
+        """What a program spends on bringing blocks ahead that the cache has: those of later passes."""
+        if self.stages == 1 or self.variant in WHOLE or not self._in_cache:
+            return 0.0
+        return STAGED * (self.work.passes - 1) * -(-self.steps // self.splits)
+
+    @property
     def latency(self) -> float:
-        wait = CACHE_LATENCY if self.unique < KEPT * self.device.l2_bytes else MEMORY_LATENCY
+        wait = CACHE_LATENCY if self._in_cache else MEMORY_LATENCY
         rounds = self.work.passes * self._waits if self.tile.reduced else 1
         at_once = self.device.sms * self.places
         turns = self.programs / (min(self.running, at_once) if self.work.sums else at_once)
@@ -294,7 +305,7 @@ class Estimate:
             rounds = (1 + (max(1.0, turns) - 1) / self.stages) / max(1.0, turns)
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
         meeting = self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp)
-        one = rounds * wait + meeting + spilled + self._own + self._gathering
+        one = rounds * wait + self._staged + meeting + spilled + self._own + self._gathering
         return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
 
 

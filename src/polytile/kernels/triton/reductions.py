@@ -194,10 +194,12 @@ class Reduction:
         if not at:
             return value if len(running) == 1 else ", ".join(running)
         whole = not self.body.tile.parallel_dims
+        if self.kind == "welford" and whole:
+            return f"pt_welford_whole({value})"
         if self.kind == "welford":
             for axis in reversed(at):
                 value = f"pt_welford({value}, {axis})"
-            return f"pt_scalars({value})" if whole else value
+            return value
         own = FORMS[self.kind].own if self.carried not in (torch.int8, torch.int16, torch.uint8, torch.uint16) else ""
         for axis in reversed(at):
             keep = "" if whole else ", keep_dims=True"

@@ -47,6 +47,7 @@ class Unit:
         self.kernel, self.nest, self.config, self.facts, self.overlaps = kernel, nest, config, facts, overlaps
         self.tile: Tile = tile_of(nest, config, facts)
         self.body = Body(kernel, self.tile, facts)
+        self.body.threads = 32 * int(config["warps"])
         self.out, self.scope = Writer("    "), Scope()
         self.constants: dict[str, int] = {d.name: d.block for d in self.tile.dims}
         self.scratch_types: dict[int, torch.dtype] = {}
@@ -184,7 +185,7 @@ class Unit:
 
     def fetch(self, roots: Iterable[Node], scope: Scope) -> None:
         """Adds the loads that `roots` need ahead of all that is computed from them."""
-        self.body.fetch(roots, 32 * int(self.config["warps"]), scope)
+        self.body.fetch(roots, scope)
 
     def flush(self, scope: Scope) -> None:
         """Writes the lines that `scope` has collected."""

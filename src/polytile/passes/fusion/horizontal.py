@@ -2,17 +2,25 @@
 
 loop a for p0 over r0      loop b for p0 over r0         loop b for p0 over r0
   m[p0] = sum x[p0, r0]      n[p0] = max x[p0, r0]   →     t = x[p0, r0];  m[p0] = sum t;  n[p0] = max t
+
+So do loops that compute the same dear values, however little they read together: the random numbers of a dropout decide what it
+gives and what its gradient keeps.
 """
 
 from __future__ import annotations
 
-from polytile.ir.program import Program
+from polytile.ir import expr, ops
+from polytile.ir.expr import Op
+from polytile.ir.program import Loop, Program
+from polytile.passes.fusion import cost
 from polytile.passes.fusion.greedy import Fuser, Proposal
 from polytile.passes.fusion.merge import Merged
 
 # Siblings fuse if that saves at least this share of what the smaller one moves; below it the gain is lost in the
 # longer body, and buffers live longer. Known wrong: at sizes so small that calls dominate, any fusion gains.
 WORTHWHILE = 1 / 4
+DEAR = 32.0
+"""Multiply-adds of an operation, or of what two loops compute alike, from which on doing it once is worth a fusion."""
 
 
 def fuse_horizontally(program: Program) -> Program:
@@ -25,12 +33,23 @@ def _propose(fuser: Fuser, first: int, second: int) -> Proposal | None:
     if a.scatter or b.scatter or any(name in b.reads for name in a.writes):
         return None
     saved = sum(min(a.reads[n], b.reads[n]) for n in a.reads if n in b.reads)
-    if saved < WORTHWHILE * min(a.bytes, b.bytes):
+    if saved < WORTHWHILE * min(a.bytes, b.bytes) and not _dear(a.loop) & _dear(b.loop):
         return None
     return Proposal(first, second, saved, frozenset())
 
 
 def _accept(fuser: Fuser, proposal: Proposal, merged: Merged) -> bool:
-    """Only what both read at the same element is truly read once."""
+    """Only what both read at the same element is truly read once, and only what is the same value computed once."""
     a, b = fuser.facts[proposal.first], fuser.facts[proposal.second]
-    return sum(min(a.reads[n], b.reads[n]) for n in merged.common) >= WORTHWHILE * min(a.bytes, b.bytes)
+    saved = sum(min(a.reads[n], b.reads[n]) for n in merged.common)
+    alike = cost.compute(*a.loop.roots) + cost.compute(*b.loop.roots) - cost.compute(*merged.loop.roots)
+    return saved >= WORTHWHILE * min(a.bytes, b.bytes) or alike >= DEAR
+
+
+def _dear(loop: Loop) -> frozenset[tuple[str, frozenset[str]]]:
+    """The dear operations of a loop, each with the buffers that it is computed from."""
+    return frozenset(
+        (node.name, frozenset(load.buffer for load in expr.loads(node)))
+        for node in expr.walk(*loop.roots)
+        if isinstance(node, Op) and ops.definition(node.name).cost >= DEAR
+    )

@@ -11,6 +11,7 @@ element that the same point stores. What each kind of pair needs of the common d
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ import sympy
 import torch
 
 from polytile.ir import expr, levels, sizes
-from polytile.ir.expr import Load, Node, Reduce, Scan
+from polytile.ir.expr import Index, Load, Node, Op, Reduce, Scan
 from polytile.ir.program import Axis, Buffer, Loop, Store, compute_dtype, element_level
 from polytile.passes.fusion.axes import Pair, Shared, Unified, unify
 from polytile.passes.loops import Mapped, merged_origins, reindexed
@@ -26,6 +27,7 @@ from polytile.passes.loops import Mapped, merged_origins, reindexed
 # A loop over more buffers spills pointer registers on every machine, and one of more nodes spills values.
 MAX_BUFFERS = 16
 MAX_NODES = 250
+RANDOM = ("philox_uniform", "philox_normal", "philox_int")
 MAX_PAIRS = 16  # pairs of loads of one shared buffer that are tried for the unification
 
 
@@ -100,13 +102,20 @@ def passed_buffers(first: Loop, second: Loop) -> set[str]:
 
 
 def pairs_of(first: Loop, second: Loop, passed: set[str]) -> tuple[Pair, ...]:
-    """Indices of both loops into the same buffer: those of passed buffers, then those of shared reads."""
+    """Indices of both loops into the same buffer: those of passed buffers, then those of shared reads; then those that random
+    numbers are counted by."""
     loads = _loads_by_buffer(second)
     found = [(s.index, load.index) for s in first.stores if s.buffer in passed for load in loads[s.buffer]]
     for name, mine in _loads_by_buffer(first).items():
         if name not in passed:
             found += [(a.index, b.index) for a in mine for b in loads.get(name, ())][:MAX_PAIRS]
+    found += itertools.product(_counters(first), _counters(second))
     return tuple(dict.fromkeys(found))
+
+
+def _counters(loop: Loop) -> list[sympy.Expr]:
+    random = [node for node in expr.walk(*loop.roots) if isinstance(node, Op) and node.name in RANDOM]
+    return [below.expr for node in random for below in node.args if isinstance(below, Index)]
 
 
 def _loads_by_buffer(loop: Loop) -> dict[str, list[Load]]:
