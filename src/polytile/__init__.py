@@ -36,11 +36,11 @@ def compile(
 ) -> Any:
     """`torch.compile` with polytile as the backend and sizes symbolic from the start; also usable as a decorator.
 
-    `hints`: sizes for which kernels are chosen and compiled before the first call needs them: a list that every dynamic
-    size takes in turn, or a mapping from "s0", "s1", ... (dynamic sizes in argument order) to lists. `compile_ahead`:
-    sizes, in the same forms, whose kernels start compiling in the background at once; which of them run is decided by the
-    first call, which finds them made. `options`: rows of `polytile.options`, which hold for this function alone, at
-    compile time and later. Raises OptionError for an unknown option or a bad value, HintError for hints that are no
+    `hints`: sizes for which kernels are chosen and compiled before the first call needs them: a list that every dynamic size
+    takes in turn, or a mapping from "s0", "s1", ... (dynamic sizes in argument order) to lists; 0 and 1 are never dynamic and
+    passed over. `compile_ahead`: sizes, in the same forms, whose kernels start compiling in the background at once; which of them
+    run is decided by the first call, which finds them made. `options`: rows of `polytile.options`, which hold for this function
+    alone, at compile time and later. Raises OptionError for an unknown option or a bad value, HintError for hints that are no
     sizes, and, at the first call, for one that names no size.
     """
     from polytile.frontend import backend

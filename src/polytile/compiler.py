@@ -22,8 +22,9 @@ from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.ir import sizes
 from polytile.ir.program import Extern, Loop, Program, Template
 from polytile.kernels import kept
-from polytile.multikernel import MultiKernel
+from polytile.multikernel import MultiKernel, alive
 from polytile.multikernel.define import define_loop, define_template
+from polytile.multikernel.links import forced
 from polytile.passes.pipeline import optimize
 from polytile.runtime.neutral import neutral
 from polytile.tuning.budget import Budget
@@ -113,6 +114,7 @@ def compile_program(
         wrapped = write(program.name, schedule(program, call_of, inplace, traced))
         for multikernel, _ in calls:
             multikernel.budget = budget
+        forced.warn_of_idle([(kernel.spec.name, kernel.names) for kernel in alive()])
         for values in (traced, *ahead):
             _prepare(calls, values)
         _warm(calls, hints)

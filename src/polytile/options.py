@@ -86,8 +86,8 @@ TABLE: tuple[Option, ...] = (
         "stall",
         str,
         "wait",
-        "wait: the first call of a regime waits for its kernels to be compiled; never: the best kernel at hand serves until they "
-        "are, and a later call measures them.",
+        "wait: the first call of a regime waits until its kernels are compiled and measured; never: the best kernel at hand "
+        "serves until they are compiled, and later calls measure them a little at a time.",
         choices=("wait", "never"),
     ),
     Option(

@@ -159,6 +159,18 @@ def test_forcing_a_candidate_that_the_named_kernel_lacks_names_those_it_has() ->
         compiled(softmax, force=f"{name}=persistant t1")(x)
 
 
+@pytest.mark.parametrize("entry", ["persistant t1", "some_kernel=persistent t1", "*=persistant*", "split*, tile_packed"])
+def test_a_misspelt_name_that_forces_nothing_is_told(entry: str, caplog: pytest.LogCaptureFixture) -> None:
+    check(softmax, compiled(softmax, force=entry, tune="off"), *sized((9, 600)))
+    (told,) = (record.getMessage() for record in caplog.records if "force" in record.getMessage())
+    assert repr(entry.split(", ")[-1]) in told and ("did you mean 'persistent" in told) == ("persistant" in entry)
+
+
+def test_names_that_force_something_are_told_nothing_of(caplog: pytest.LogCaptureFixture) -> None:
+    check(softmax, compiled(softmax, force="looped*, softmax=none*, persistent t1"), *sized((9, 600)))
+    assert "looped" not in caplog.text and "persistent" not in caplog.text
+
+
 def test_a_forced_kernel_that_cannot_run_at_a_size_is_passed_over_there() -> None:
     run = compiled(softmax, force="split*")
     check(softmax, run, *sized((2, 1 << 16)))

@@ -327,3 +327,52 @@ def test_a_changed_input_under_autograd() -> None:
         torch.testing.assert_close(mine, theirs)
         torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), y))
     assert polytile.counters["graphs_compiled"] == 2
+
+
+IN_PLACE = {
+    "written": lambda x: x.copy_(x.flip(0)),
+    "a part": lambda x: x[1:].copy_(x[:-1].clone()),
+    "zeroed": lambda x: x.zero_(),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_arguments_of_any_type_are_changed_in_place(dtype: torch.dtype, name: str) -> None:
+    function = IN_PLACE[name]
+    run = compiled(function)
+    for n in (3, 6):
+        x = torch.randn(n, 2, dtype=dtype) if dtype.is_complex else torch.randint(1, 9, (n, 2)).to(dtype)
+        want, got = x.clone(), x.clone()
+        function(want), run(got)
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.imag.add_(1), lambda x: x.real.mul_(2), lambda x: x.conj().imag.add_(1), lambda x: x.mul_(2j)],
+    ids=["imaginary part", "real part", "conjugate", "all"],
+)
+@pytest.mark.parametrize("conjugated", [False, True])
+def test_parts_of_complex_arguments_are_changed_in_place(function: Callable[[Tensor], Tensor], conjugated: bool) -> None:
+    run = compiled(function)
+    for n in (3, 6):
+        x = torch.randn(n, dtype=torch.complex64)
+        want, got = copied((x, x))
+        torch.testing.assert_close(run(got.conj() if conjugated else got), function(want.conj() if conjugated else want))
+        torch.testing.assert_close(got, want)
+
+
+def test_arguments_that_memory_holds_with_the_other_sign() -> None:
+    """`x.conj().imag` marks a look at x's memory as negated, and computes nothing."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.relu(), x.add_(1)
+
+    run = compiled(function)
+    for n in (3, 6):
+        want, got = copied([torch.randn(n, dtype=torch.complex64)] * 2)
+        torch.testing.assert_close(run(got.conj().imag), function(want.conj().imag))
+        torch.testing.assert_close(got, want)
+        x = torch.randn(n)
+        torch.testing.assert_close(run(x.clone()), function(x.clone()))

@@ -68,6 +68,18 @@ def test_names_are_positions_or_the_tracers_own_and_others_keep_what_was_traced(
         assert found == [{first: n, second: 6, third: 8} for n in (16, 32)]
 
 
+def test_sizes_that_are_never_dynamic_are_passed_over() -> None:
+    traced = hints.sizes_of(graph_of(product, torch.ones(5, 6), torch.ones(6, 7)))
+    first, second, third = traced
+    assert [list(values.values()) for values in hints.combinations(hints.checked([0, 1, 64]), traced)] == [[64] * 3]
+    given = {"s0": [1], "s1": [0, 16], "s2": [8]}
+    assert hints.combinations(hints.checked(given), traced) == [{first: 5, second: 16, third: 8}]
+    assert hints.combinations(hints.checked({"s0": [1]}), traced) == []
+    run = polytile.compile(lambda x: torch.softmax(x, -1), hints=[0, 1, 16])
+    for x in (torch.randn(4, 9), torch.randn(1, 9), torch.randn(0, 9)):
+        torch.testing.assert_close(run(x), torch.softmax(x, -1))
+
+
 def test_a_graph_without_dynamic_sizes_takes_a_list_and_no_names() -> None:
     assert hints.combinations(hints.checked([64]), {}) == []
     with pytest.raises(HintError, match="none, every size is static"):

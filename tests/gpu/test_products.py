@@ -160,6 +160,15 @@ def test_operands_are_padded_where_that_is_asked_for(shape: tuple[int, int, int]
     assert [d.candidate for d in polytile.compiler.compiled_programs()[-1].multikernels[0].decisions] == ["aten padded"]
 
 
+@pytest.mark.parametrize("function", [with_residual, lambda x, w, b, r: F.linear(x, w, b), lambda x, w, b, r: F.linear(x, w) + r])
+def test_what_is_not_finite_passes_through_epilogues_of_the_library(function: Callable[..., Tensor]) -> None:
+    args = half(64, 128), half(96, 128), half(96), half(64, 96)
+    for tensor, row in zip(args, (3, 5, 7, 9), strict=True):
+        tensor[row], tensor[row + 20], tensor[row + 40] = float("nan"), float("inf"), float("-inf")
+    call = compiled(function, force="cublaslt 0", persist=False)
+    torch.testing.assert_close(call(*args), function(*args), rtol=2e-2, atol=2e-1, equal_nan=True)
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_proposal_of_cublaslt_is_recorded_in_a_graph(rank: int) -> None:
     args = half(256, 512), half(512, 384)

@@ -76,6 +76,19 @@ def test_running_extremes_and_where_they_stand(kind: str, dtype: torch.dtype, la
         case.check({"x": x_values, "v": random(n, dtype), "i": random(n, I64)}, {S0: rows, S1: length}, None)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["sum", "max"])
+def test_a_scan_beside_what_it_scans(kind: str, layout: str) -> None:
+    """The value is loaded once, whether the scan or what uses both comes to it first."""
+    index, x = LAYOUTS[layout], load("x", LAYOUTS[layout])
+    scanned = cumulative("sum", x) if kind == "sum" else expr.part(expr.scan("max", F32, x, expr.index_value(R0)), 0, F32)
+    stores = [store("a", index, op("mul", scanned, x)), store("b", index, op("sub", x, scanned))]
+    case = Case(loop(stores, {P0: S0}, {R0: S1}), {"x": F32, "a": F32, "b": F32})
+    for rows, length in SHAPES[2:7]:
+        n = rows * length
+        case.check({"x": random(n), "a": random(n), "b": random(n)}, {S0: rows, S1: length}, relative=TOLERANCE, absolute=1e-3)
+
+
 def test_infinities_in_logsumexp() -> None:
     x = load("x", ROW)
     case = Case(loop([store("o", ROW, cumulative("logsumexp", x))], {P0: S0}, {R0: S1}), {"x": F32, "o": F32})

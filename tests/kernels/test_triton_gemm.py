@@ -11,10 +11,10 @@ import torch
 from polytile.errors import LoweringError
 from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
-from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
+from polytile.kernels.triton.gemm.schedules import generate
 from polytile.kernels.triton.gemm.unit import Chip
 from polytile.problem import Config
-from tests.kernels.triton_gemm import CHIP, facts_of, integers, interpreted, operands, product, small
+from tests.kernels.triton_gemm import CHIP, VARIANTS, facts_of, integers, interpreted, operands, product, small
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -38,7 +38,7 @@ def check(
     torch.testing.assert_close(c.double(), exact, rtol=TOLERANCE[c.dtype], atol=TOLERANCE[c.dtype] * max(1, k) ** 0.5)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("a", "b"), LAYOUTS)
 def test_every_schedule_and_layout(variant: str, a: str, b: str) -> None:
     kernel = product(torch.float32, a, b)
@@ -46,7 +46,7 @@ def test_every_schedule_and_layout(variant: str, a: str, b: str) -> None:
         check(kernel, small(variant), 1, m, n, k)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_types_of_16_bits(variant: str, dtype: torch.dtype) -> None:
     kernel = product(dtype, "k", "k")
@@ -54,14 +54,14 @@ def test_types_of_16_bits(variant: str, dtype: torch.dtype) -> None:
         check(kernel, small(variant), 1, m, n, k)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_batches(variant: str) -> None:
     kernel = product(torch.float32, "k", "n", batched=True)
     for batch, m, n, k in ((1, 3, 17, 16), (3, 4, 33, 40), (2, 2, 64, 64)):
         check(kernel, small(variant), batch, m, n, k)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_batch_may_share_an_operand(variant: str) -> None:
     kernel = product(torch.float32, "k", "n", batched=True)
     a, b, c = operands(kernel, 3, 4, 33, 40)
@@ -70,7 +70,7 @@ def test_a_batch_may_share_an_operand(variant: str) -> None:
     torch.testing.assert_close(c, a @ b, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_nothing_to_add_up_gives_zeros_and_no_rows_give_nothing(variant: str) -> None:
     kernel = product(torch.float32)
     check(kernel, small(variant), 1, 3, 5, 0)
@@ -79,19 +79,19 @@ def test_nothing_to_add_up_gives_zeros_and_no_rows_give_nothing(variant: str) ->
     check(kernel, small(variant), 1, 3, 0, 4)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_positions_of_64_bits(variant: str) -> None:
     kernel = product(torch.float32, "m", "k", batched=True)
     facts = Facts(wide=True, exact=(("M", 4),) if variant == "rows" else ())
     check(kernel, small(variant), 2, 4, 40, 33, facts)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_rows_that_are_apart_and_columns_of_the_result(variant: str) -> None:
     check(product(torch.float32, "k", "n", c="m"), small(variant), 1, 4, 40, 48, pad=5)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_int8_products_are_kept_in_int32(variant: str) -> None:
     kernel = product(torch.int8, "k", "k", out=torch.int32)
     config = small(variant, k=32)
@@ -99,7 +99,7 @@ def test_int8_products_are_kept_in_int32(variant: str) -> None:
         check(kernel, config, 1, m, n, k)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_an_operand_is_widened_on_its_way(variant: str) -> None:
     kernel = product(torch.float16, "k", "k", stored=(torch.float16, torch.int8))
     check(kernel, small(variant), 1, 4, 33, 64)
@@ -163,7 +163,7 @@ def test_few_rows_need_a_regime_that_knows_how_many() -> None:
         generate(product(torch.float32), small("rows"), Facts(), CHIP)
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_launch_that_overlaps_waits_first_of_all(variant: str) -> None:
     kernel, facts = product(torch.bfloat16), Facts(exact=(("M", 2),))
     for launch in generate(kernel, small(variant), facts, Chip(5, overlaps=True)).launches:

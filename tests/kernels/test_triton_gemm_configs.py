@@ -143,5 +143,29 @@ def test_the_kind_says_what_tensor_cores_take() -> None:
 
 def test_every_config_is_a_candidate_of_its_own() -> None:
     made = gemm_candidates(product(torch.bfloat16), "product", torch.device("cpu"))
-    assert len({c.name for c in made}) == len(made) == len(space(BF16, H100).configs)
+    assert len({c.name for c in made}) == len(made) == sum(not c.get("swapped") for c in space(BF16, H100).configs)
     assert len({c.source_hash for c in made[:5]}) == 5 and not made[0].hard_limits
+
+
+def test_blocks_of_few_rows_are_swapped_where_tensor_cores_take_64_rows_from_shared_memory() -> None:
+    def swapped(kind: Kind, on: device.DeviceFacts = H100) -> set[object]:
+        return {c["variant"] for c in space(kind, on).configs if c.get("swapped")}
+
+    assert swapped(BF16) == {"tile", "split", "stream"}
+    assert not (swapped(BF16, A100) or swapped(FP32) or swapped(Kind(1, int8=True)) or swapped(Kind(2, int8=True, mixed=True)))
+    kernel = product(torch.bfloat16, "k", "k")
+    for other in (kernel, product(torch.bfloat16, "k", "n")):
+        made = gemm_candidates(other, "product", torch.device("cpu"))
+        assert any("swapped" in c.name for c in made) == (other is kernel), "B lies along k"
+    dense = {n: (prior.Access(along_k=True), prior.Access(along_k=True)) for n in (4096, 14336)}
+    for m, n, k, first in ((4, 14336, 4096, "tile swapped"), (16, 4096, 14336, "split swapped"), (1, 4096, 4096, "rows")):
+        at = {**kernel.dense_strides(sizes(m, n, k)), **sizes(m, n, k)}
+        assert label(min(able(BF16, m, n, k), key=lambda c: prior.cost(BF16, c, at, H100, dense[n]))).startswith(first)
+
+
+def test_lanes_along_k_take_part_where_a_thread_has_registers_for_their_sums() -> None:
+    def wide(m: int) -> bool:
+        return "rows 1x16x512 s3 w4" in {label(c) for c in able(BF16, m, 4096, 4096)}
+
+    assert wide(1) and wide(2) and not wide(3)
+    assert all("swapped" not in label(c) for c in able(BF16, 17, 4096, 4096))

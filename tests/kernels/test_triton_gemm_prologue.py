@@ -18,13 +18,12 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
 from polytile.kernels.triton.gemm.candidates import kind_of
 from polytile.kernels.triton.gemm.configs import space
-from polytile.kernels.triton.gemm.schedules import SCHEDULES
 from polytile.multikernel.define import define_template
 from polytile.passes.pipeline import optimize
 from polytile.runtime.cuda import device
 from tests.frontend.lowering import lower
 from tests.kernels.helpers import assert_golden
-from tests.kernels.triton_gemm import CHIP, facts_of, interpreted, small
+from tests.kernels.triton_gemm import CHIP, VARIANTS, facts_of, interpreted, small
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -125,7 +124,7 @@ def exact(function: Callable[..., Any], args: tuple[Any, ...]) -> torch.Tensor:
     return function(*[a.double() if a.is_floating_point() else a for a in args])
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_schedule_computes_operands_on_their_way(name: str, variant: str) -> None:
     function, make = CASES[name]
@@ -220,7 +219,7 @@ def in_groups(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor
     return x @ (numbers * s[:, :, None]).reshape(w.shape[0], -1).t()
 
 
-@pytest.mark.parametrize("variant", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_scales_of_groups_along_k_are_read_once_for_both_numbers_of_a_byte(variant: str) -> None:
     args = (torch.randn(3, 96), packed(20, 48), torch.rand(20, 3))
     program, template = lowered(in_groups, args, symbolic=False)

@@ -12,11 +12,12 @@ from polytile.kernels.cpp.gemm import GemmSpec
 from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
 from polytile.kernels.triton import interpret
-from polytile.kernels.triton.gemm.schedules import generate
+from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
 from polytile.kernels.triton.gemm.unit import Chip
 from polytile.multikernel.define_gpu import template_spec
 from polytile.problem import Config
 
+VARIANTS = (*SCHEDULES, "tile swapped", "split swapped", "stream swapped")
 CHIP = Chip(5)
 """What persistent programs are generated for: fewer multiprocessors than there are blocks."""
 
@@ -84,5 +85,7 @@ def interpreted(kernel: GemmKernel, config: Config, args: Sequence[Any], facts: 
 def small(variant: str, **more: int) -> Config:
     """Blocks so small that every loop turns more than once at the tests' sizes."""
     numbers = {"m": 16, "n": 32, "k": 16, "stages": 2, "warps": 2, "group": 2}
+    variant, *swapped = variant.split()
     numbers |= {"split": {"splits": 3}, "rows": {"m": 1, "n": 16, "k": 32}}.get(variant, {})
+    numbers |= dict.fromkeys(swapped, 1)
     return Config.of(variant=variant, **(numbers | more))

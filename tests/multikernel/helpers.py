@@ -40,7 +40,7 @@ class Fake:
     steady: bool = True
     calls: list[tuple[int, ...]] = field(default_factory=list)
     prepared: int = 0
-    made: int = 0
+    entries: int = 0
 
     def __post_init__(self) -> None:
         self.source_hash = self.source_hash or digest(self.name)
@@ -57,7 +57,7 @@ class Fake:
     def entry(self) -> Entry:
         if self.failure is not None:
             raise self.failure
-        self.made += 1
+        self.entries += 1
         return PythonEntry(Call(self))
 
     def seconds(self, ints: Sequence[int]) -> float:

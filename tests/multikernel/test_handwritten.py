@@ -96,6 +96,11 @@ def test_a_signature_that_cannot_be_read_says_where(text: str, said: str) -> Non
         polytile.kernel(text)(normed)  # type: ignore[arg-type]
 
 
+def test_a_reduction_over_what_is_no_size_is_refused() -> None:
+    with pytest.raises(SignatureError, match=r"reduction= names 'K', .* it has M, N"):
+        polytile.kernel("x[M, N] -> y[M]", reduction=["N", "K"])(normed)  # type: ignore[arg-type]
+
+
 def test_a_signature_has_roles_numbers_and_scalars() -> None:
     read = signature.parsed("x[M, 4], s[], y[M] -> y[M]")
     assert read.tensors == (("x", ("M", "4"), "in"), ("s", (), "in"), ("y", ("M",), "inout"))

@@ -76,7 +76,7 @@ def test_only_the_shortlist_is_compiled() -> None:
     candidates = [Fake(f"c{i}", predicted=1 + 0.01 * i) for i in range(10)]
     with options.override(shortlist=3):
         MultiKernel(SPEC, candidates)(*arguments(32))
-    assert [candidate.name for candidate in candidates if candidate.prepared or candidate.made] == ["c0", "c1", "c2"]
+    assert [candidate.name for candidate in candidates if candidate.prepared or candidate.entries] == ["c0", "c1", "c2"]
 
 
 def test_the_library_kernel_is_always_on_the_shortlist() -> None:
@@ -85,7 +85,7 @@ def test_the_library_kernel_is_always_on_the_shortlist() -> None:
         kernel = MultiKernel(SPEC, candidates)
         kernel(*arguments(32))
     assert kernel.decisions[0].candidate == "aten"
-    assert [candidate.name for candidate in candidates if candidate.made] == ["c0", "aten"]
+    assert [candidate.name for candidate in candidates if candidate.entries] == ["c0", "aten"]
 
 
 def test_near_ties_go_to_the_first_in_canonical_order() -> None:

@@ -20,6 +20,7 @@ from polytile.frontend import lower
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
+from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.placement import advised, bases, fits, laid_out, place
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Assert, Buffer, Extern, Input, Loop, Program, Template, View, whole
@@ -53,7 +54,7 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
 
 def unsupported(graph: torch.fx.GraphModule) -> str:
     """Why no program can be made of the graph at all, "" if one can: tensors on a device without a code generator,
-    tensors without strides, arguments that are neither tensors nor numbers."""
+    tensors without strides, arguments that memory holds with the other sign, or that are neither tensors nor numbers."""
     for node in graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
@@ -62,6 +63,8 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
                 if value.layout is not torch.strided or value.is_quantized:
                     kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
                     return f"polytile generates no kernels for {kind} tensors"
+                if node.op == "placeholder" and value.is_neg():
+                    return f"polytile's kernels read what is in memory, and argument {node.name} is marked as negated (is_neg)"
             elif node.op == "placeholder" and not isinstance(value, _NUMBERS | str | None):
                 return f"polytile takes tensors and numbers, and argument {node.name} is a {type(value).__name__}"
     return ""
@@ -266,6 +269,12 @@ class _Driver:
         target, source = self._argument(node.args[0]), self._argument(node.args[1])
         if not isinstance(target, Tensor) or target.view is None:
             raise LoweringFailed(f"{node.format_node()} writes to a value that is stored nowhere.")
+        self.env[node] = target
+        try:
+            require_loop_dtype(target.dtype)
+        except LoweringError as error:
+            self._library(node, (target, source), {}, str(error))
+            return
         self._store_readers(target.view.buffer, node)
         source = self._argument(node.args[1])
         self.builder.store(target.view, _converted(source, target))
@@ -275,7 +284,6 @@ class _Driver:
             source = self.builder.realize(source, sizes.contiguous_strides(source.sizes))
             self.builder.store(target.view, _converted(source, target))
         self.reports.append(OperatorReport(_name(node.target), "generated", "writes an input in place"))
-        self.env[node] = target
 
     def _store_readers(self, buffer: str, writer: torch.fx.Node) -> None:
         """Before `writer` writes to `buffer`, values that read it and are still needed afterwards are stored."""
@@ -352,13 +360,15 @@ class _Flat:
 
 
 class _Copied:
-    """An operator that returns views of its arguments, returning copies instead."""
+    """An operator that returns views of its arguments, returning copies instead, conjugated by the same mark."""
 
     def __init__(self, target: Any) -> None:
         self.target, self.__name__ = target, _name(target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return tree_map(lambda value: value.clone(), self.target(*args, **kwargs))
+        return tree_map(
+            lambda view: view.conj().clone().conj() if view.is_conj() else view.clone(), self.target(*args, **kwargs)
+        )
 
     def __str__(self) -> str:
         return self.__name__

@@ -19,6 +19,9 @@ Hints = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...]
 
 Values = dict[sympy.Symbol, int]
 
+LEAST = 2
+"""The smallest size that can be dynamic: of 0 and 1 torch.compile makes graphs of their own, in which they are constants."""
+
 
 def checked(hints: Sequence[int] | Mapping[str, Sequence[int]] | None, word: str = "hints") -> Hints:
     """`hints` in hashable form; raises HintError, naming the parameter `word`, for what is no size."""
@@ -85,22 +88,23 @@ def combinations(hints: Hints, traced: Values, strict: bool = True, word: str = 
     value.
 
     Names are "s0", "s1", ... for the first, second, ... dynamic size in argument order, or the tracer's own, such as
-    "s77". A name that fits no size is passed over, or, if `strict`, refused with HintError.
+    "s77". A name that fits no size is passed over, or, if `strict`, refused with HintError. Hints below LEAST are passed over.
     """
     if not hints:
         return []
     if not isinstance(hints[0], tuple):
-        return [dict.fromkeys(traced, int(size)) for size in hints] if traced else []
+        return [dict.fromkeys(traced, int(size)) for size in hints if size >= LEAST] if traced else []
     order = list(traced)
     known = {s.name: s for s in order} | {f"s{k}": s for k, s in enumerate(order)}
     chosen: dict[sympy.Symbol, tuple[int, ...]] = {}
     for name, values in hints:
         if name in known:
-            chosen[known[name]] = values
+            chosen[known[name]] = tuple(size for size in values if size >= LEAST)
             continue
         names = ", ".join(f"s{k}" for k in range(len(order))) or "none, every size is static"
         text = f"{word}= names {name!r}, which is no dynamic size of this graph; its dynamic sizes: {names}."
         if strict:
             raise HintError(text)
         log.info("%s", text)
+    chosen = {symbol: values for symbol, values in chosen.items() if values}
     return [{**traced, **dict(zip(chosen, c, strict=True))} for c in itertools.product(*chosen.values()) if chosen]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from polytile.ir.expr import Node
 
 
 def emission_order(
     root: Node, known: Container[int], made: Container[int], children: Callable[[Node], Sequence[Node]]
-) -> list[Node]:
-    """The nodes to write so that `root` has a value, children first. Those whose id is in `known` have theirs; those in
-    `made` are made elsewhere, so that nothing below them is needed."""
-    order: list[Node] = []
+) -> Iterator[Node]:
+    """The nodes to write so that `root` has a value, children first. Those whose id is in `known` have theirs, also those that
+    get there on the way: what is made elsewhere, whose ids are in `made`, may write what it needs itself."""
     stack, seen = [(root, False)], set()
     while stack:
         node, done = stack.pop()
         if done:
-            order.append(node)
+            yield node
             continue
         if id(node) in seen or id(node) in known:
             continue
@@ -25,7 +24,6 @@ def emission_order(
         stack.append((node, True))
         if id(node) not in made:
             stack.extend((child, False) for child in reversed(children(node)))
-    return order
 
 
 __all__ = ["emission_order"]

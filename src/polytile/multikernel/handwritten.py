@@ -20,8 +20,9 @@ from polytile import options as settings
 from polytile.errors import InvalidInput
 from polytile.kernels.candidate import PythonEntry, PythonHandle, handle_of_function
 from polytile.multikernel.decision import Decision
+from polytile.multikernel.links import forced
 from polytile.multikernel.multikernel import MultiKernel
-from polytile.multikernel.registry import define
+from polytile.multikernel.registry import alive, define
 from polytile.multikernel.signature import Signature
 from polytile.multikernel.spec import ArgInfo, KernelSpec
 from polytile.problem import Config, digest
@@ -96,7 +97,7 @@ class Kernel:
     ) -> None:
         self.signature, self.reference = signature, reference
         self.name = reference.__name__
-        self._reduction = tuple(reduction)
+        self._reduction = signature.reduction(reduction)
         self._options = settings.check(options, f"options of kernel {self.name!r}")
         self._implementations: list[Implementation] = []
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
@@ -157,6 +158,8 @@ class Kernel:
             most = len(self._implementations)
             given = {"shortlist": max(1, most), "gpu_shortlist": max(1, most), **self._options}
             made = define(self._spec(kinds, devices.pop()), (*self._implementations, last), given, id(self))
+            with settings.override(**self._options):
+                forced.warn_of_idle([(kernel.spec.name, kernel.names) for kernel in alive()])
             return self._made.setdefault(kinds, made)
 
     def _spec(self, kinds: Sequence[tuple[torch.dtype, torch.device, bool]], device: torch.device) -> KernelSpec:

@@ -35,7 +35,7 @@ from polytile.multikernel.splitting import Regimes, Words
 from polytile.problem import Measurement, Outcome
 from polytile.runtime import regime
 from polytile.runtime.launcher import Dispatcher
-from polytile.tuning.budget import Budget
+from polytile.tuning import budget
 from polytile.tuning.environment import environment
 from polytile.tuning.room import MOST_POSTPONED, copy_of
 from polytile.tuning.tune import run, run_once
@@ -69,7 +69,7 @@ class MultiKernel:
         if not self.candidates or len(self._by_name) != len(self.candidates):
             names = ", ".join(repr(candidate.name) for candidate in self.candidates) or "none"
             raise ValueError(f"kernel {spec.name!r} needs candidates with different names; it was given {names}.")
-        self.budget: Budget | None = None
+        self.budget: budget.Budget | None = None
         """What the program that the kernel is part of may spend on measuring, all its kernels together."""
         self._lock = threading.RLock()
         self._choosing: set[int] = set()
@@ -79,7 +79,7 @@ class MultiKernel:
         self._rejected_at: dict[int, dict[str, str]] = {}
         """Candidates that cannot run in one regime, and why."""
         self._postponed: dict[int, int] = {}
-        """How often a regime's measuring was put off to a later call, for want of memory."""
+        """How often a regime's measuring was put off to a later call, for want of memory or time."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
             spec.name,
             spec.size_keys,
@@ -96,6 +96,11 @@ class MultiKernel:
     def __call__(self, *args: Any) -> None:
         """Runs the kernel: tensors, then ints. Raises NoCandidate where nothing can run at these sizes."""
         self.dispatch(*args)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its candidates."""
+        return tuple(self._by_name)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -141,7 +146,7 @@ class MultiKernel:
         with self._lock, settings.override(**self.options):
             thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
             tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
-        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune}
+        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune, "stall": "wait"}
         with self._lock, settings.override(**{**self.options, **patient}):
             for args in calls:
                 key = self._key_of(args)
@@ -174,10 +179,22 @@ class MultiKernel:
     def _on_miss(self, key: int, args: tuple[Any, ...]) -> Entry:
         return self._chosen(args)
 
-    def _chosen(self, args: tuple[Any, ...]) -> Entry:
-        """The entry for the regime of this call, decided now."""
+    def _chosen(self, args: tuple[Any, ...], met: bool = False) -> Entry:
+        """The entry for the regime of this call, decided now, or, where the regime has not been `met` and the call is not to
+        stall, what serves until it is."""
         with self._lock, settings.override(**self.options):
-            return self._select(self._key_of(args), args)
+            return self._select(self._key_of(args), args, met)
+
+    def _anew(self, standing: _ForNow, args: tuple[Any, ...]) -> Entry | None:
+        """What runs calls like this one in place of `standing`, decided now; None while another thread is choosing."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            stands: Any = self.dispatcher.get(self.dispatcher.key_of(*args))
+            replaced = stands is not None and not (isinstance(stands, PythonEntry) and stands.call is standing)
+            return stands if replaced else self._replace(args, self._chosen(args, met=True))
+        finally:
+            self._lock.release()
 
     def _key_of(self, args: Sequence[Any]) -> int:
         """The key of a call, or of ints alone; that of a part where a plan in force splits the regime."""
@@ -190,19 +207,19 @@ class MultiKernel:
     def _decided(self, key: int) -> Decision | None:
         return self._regimes.decisions.get(self.spec.words_in(key))
 
-    def _select(self, key: int, args: tuple[Any, ...]) -> Entry:
+    def _select(self, key: int, args: tuple[Any, ...], met: bool = False) -> Entry:
         """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
         reentrant = key in self._choosing  # a candidate on trial called its own MultiKernel: do not try it again
         untimed = reentrant or (trials.within() and self.spec.family == "loop")
         self._choosing.add(key)
         try:
-            if settings.get("stall") == "never" and not reentrant:
-                standin = self._standin(key, args)
+            if settings.get("stall") == "never" and not met and not reentrant:
+                standin = self._standin(key, args, may_measure=not untimed)
                 if standin is not None:
                     return standin
             while True:
                 request = self._request(key, self.spec.split(args)[1], None if untimed else args)
-                forced.check(self.spec.name, tuple(self._by_name))
+                forced.check(self.spec.name, self.names)
                 decision = selector.choose(request) if request.candidates else None
                 self._learn(key, request)
                 if decision is None:
@@ -219,7 +236,7 @@ class MultiKernel:
                         entry = PythonEntry(_FirstRun(self, decision, entry))
                     if decision.postponed and not request.last_chance:
                         times = self._postponed[key] = self._postponed.get(key, 0) + 1
-                        entry = PythonEntry(_Postponed(self, entry, 2 ** (times - 1)))
+                        entry = PythonEntry(_ForNow(self, entry, calls=2 ** (times - 1)))
                     return entry
         finally:
             if not reentrant:
@@ -241,18 +258,18 @@ class MultiKernel:
             if before in self._rejected_at:
                 self._rejected_at[after] = self._rejected_at.pop(before)
 
-    def _standin(self, key: int, args: tuple[Any, ...]) -> PythonEntry | None:
-        """With the option stall "never": what serves this regime while its own kernels compile; None if they have, or
-        where nothing else can serve.
+    def _standin(self, key: int, args: tuple[Any, ...], may_measure: bool) -> PythonEntry | None:
+        """With the option stall "never": what serves this regime until its own kernels are compiled and may be measured; None
+        where a decision takes neither, or where nothing else can serve.
 
         The best that is at hand: a kernel made for a regime with fewer facts is right here too, if slower; where there
         is none, torch operators do the work.
         """
-        request = self._request(key, self.spec.split(args)[1], args)
+        request = self._request(key, self.spec.split(args)[1], args if may_measure else None)
         if not request.candidates:
             return None
-        wanted = self._prepare(dataclasses.replace(request, args=None))
-        if all(ready(candidate) or failed(candidate) for candidate in wanted):
+        wanted, measured = self._prepare(request)
+        if all(ready(candidate) or failed(candidate) for candidate in wanted) and not (measured and may_measure):
             return None
         facts = self.spec.facts(request.ints, self._pointers(args))
         able = [made for c in self.candidates for made in self._forms(c, facts) if made.name in request.names]
@@ -260,7 +277,7 @@ class MultiKernel:
         if not at_hand:
             return None
         best = min(at_hand, key=lambda candidate: candidate.cost(request.sizes))
-        return PythonEntry(_Standin(self, tuple(wanted), best.entry()))
+        return PythonEntry(_ForNow(self, best.entry(), wanted, calls=1))
 
     def _forms(self, candidate: Candidate, facts: Facts) -> list[Candidate]:
         """The compiled forms of a candidate that are right where `facts` hold."""
@@ -300,17 +317,15 @@ class MultiKernel:
         hard = getattr(candidate, "hard_limits", False)
         return not hard or all(candidate.valid(corner) for corner in self.spec.corners(ints))
 
-    def _prepare(self, request: Request) -> Sequence[Candidate]:
+    def _prepare(self, request: Request) -> tuple[Sequence[Candidate], bool]:
         """Starts compiling what a decision at these sizes is going to need, and returns it: the one candidate that is
-        already known to win, or those that will be measured."""
+        already known to win, or a shortlist that will be measured; and whether it will."""
         known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
-        if known is not None and known.link in ("only", "forced", "plan", "exact", "nearby"):
-            wanted: Sequence[Candidate] = [request.named(known.candidate)]
-        else:
-            wanted = prior.shortlist(request)
+        settled = known is not None and (known.link not in ("prior", "default") or not selector.measuring())
+        wanted = [request.named(known.candidate)] if known is not None and settled else prior.shortlist(request)
         for candidate in wanted:
             _prepared(candidate)
-        return wanted
+        return wanted, not settled
 
     def _made(self, key: int, candidate: Candidate, request: Request) -> Entry | None:
         """The candidate's entry; None, with the failure recorded, if it cannot be made."""
@@ -398,37 +413,30 @@ def _prepared(candidate: Candidate) -> None:
         candidate.prepare()
 
 
-class _Standin:
-    """Runs another kernel until a regime's own candidates are compiled; the call that finds them ready chooses."""
+class _ForNow:
+    """Runs what is at hand until a regime's own candidates, `wanted`, are compiled, `calls` calls have passed and measuring may
+    go on; the call after that chooses anew."""
 
-    def __init__(self, owner: MultiKernel, wanted: Sequence[Candidate], entry: Entry) -> None:
-        self.owner, self.wanted, self.entry = owner, wanted, entry
-
-    def __call__(self, *args: Any) -> None:
-        owner = self.owner
-        if all(ready(candidate) or failed(candidate) for candidate in self.wanted):
-            run_once(owner._replace(args, owner._chosen(args)), args)
-        else:
-            run(self.entry, args)
-
-
-class _Postponed:
-    """Runs what was predicted for so many calls, for want of memory to measure; the call after those chooses anew."""
-
-    def __init__(self, owner: MultiKernel, entry: Entry, calls: int) -> None:
-        self.owner, self.entry, self.calls = owner, entry, calls
+    def __init__(self, owner: MultiKernel, entry: Entry, wanted: Sequence[Candidate] = (), *, calls: int) -> None:
+        self.owner, self.entry, self.wanted, self.calls = owner, entry, wanted, calls
 
     def __call__(self, *args: Any) -> None:
         owner = self.owner
-        if self.calls == 0:
-            run(owner._replace(args, owner._chosen(args)), args)
+        if self._due() and (entry := owner._anew(self, args)) is not None:
+            run(entry, args)
             return
-        run(self.entry, args)
+        entry = self.entry
+        run(entry, args)
         self.calls -= 1
-        stands: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))
-        if stands is not None and not (isinstance(stands, PythonEntry) and stands.call is self):
-            self.entry = stands  # a first run puts there what it has found to run
-            owner._replace(args, PythonEntry(self))
+        if isinstance(entry, PythonEntry) and isinstance(entry.call, _FirstRun):
+            stands: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))  # where it has put what it found to run
+            if stands is not None and not (isinstance(stands, PythonEntry) and isinstance(stands.call, _ForNow)):
+                self.entry = stands
+                owner._replace(args, PythonEntry(self))
+
+    def _due(self) -> bool:
+        made = all(ready(candidate) or failed(candidate) for candidate in self.wanted)
+        return made and self.calls <= 0 and budget.pace.rested()
 
 
 class _Undecided:

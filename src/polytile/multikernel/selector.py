@@ -104,7 +104,7 @@ class Answer:
     """What a link says: the candidate (None: it abstains), on what grounds, and the scores it went by, if any, one for
     each of the request's candidates, taken at the sizes `measured_at` (None: at the request's). `from_store`: it rests on
     measurements taken earlier; `tried`: the candidate has just run on the request's arguments; `postponed`: a later
-    call may have the memory for measuring."""
+    call may have the memory or the time for measuring what has not been."""
 
     candidate: Candidate | None
     provenance: str
@@ -145,10 +145,14 @@ def chain() -> tuple[tuple[str, Link], ...]:
     return tuple(link for link in links if link[0] not in silent)
 
 
+def measuring() -> bool:
+    """Whether the options and torch's settings let candidates be timed at all."""
+    return options.get("tune") != "off" and not torch.are_deterministic_algorithms_enabled()
+
+
 def may_measure(request: Request) -> bool:
     """Whether candidates may be timed to answer `request`."""
-    allowed = options.get("tune") != "off" and not torch.are_deterministic_algorithms_enabled()
-    return allowed and request.args is not None and not _recording(request)
+    return measuring() and request.args is not None and not _recording(request)
 
 
 def _recording(request: Request) -> bool:
@@ -203,4 +207,4 @@ def _standing(request: Request, candidate: Candidate, score: Score | None) -> St
     return Standing(candidate.name, score.seconds, reason or ("" if score.ok else score.outcome.value))
 
 
-__all__ = ["Answer", "Link", "Request", "chain", "choose", "may_measure", "must_measure"]
+__all__ = ["Answer", "Link", "Request", "chain", "choose", "may_measure", "measuring", "must_measure"]

@@ -36,6 +36,16 @@ class Signature:
         """The names of sizes, in the order in which they are first met."""
         return tuple(dict.fromkeys(size for _, sizes, _ in self.tensors for size in sizes if not size.isdigit()))
 
+    def reduction(self, names: Sequence[str]) -> tuple[str, ...]:
+        """`names`, each of which has to be one of `size_names`. Raises SignatureError for one that is not."""
+        for name in names:
+            if name not in self.size_names:
+                raise SignatureError(
+                    f"reduction= names {name!r}, which is no size of the signature {self.text!r}; "
+                    f"it has {', '.join(self.size_names) or 'none'}."
+                )
+        return tuple(names)
+
     def sizes(self, kernel: str, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """What `size_names` are in a call. Raises InvalidInput, naming `kernel` and the argument, for tensors that do not
         fit."""

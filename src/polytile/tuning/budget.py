@@ -16,6 +16,12 @@ from collections.abc import Iterator
 
 clock = time.monotonic
 
+SLICE_SECONDS = 0.02
+"""What measuring takes of one call with the option `stall` at "never", about: no candidate but the first is begun later."""
+
+REST = 9.0
+"""How many times as long as measuring took nothing is measured after it then: a tenth of the time goes into it at most."""
+
 
 class Budget:
     """Seconds that measuring may take, on behalf of `whose`; 0 stands for no limit. Any number of threads may charge."""
@@ -61,10 +67,29 @@ def campaign(seconds: float) -> Iterator[Campaign]:
         _campaign.reset(token)
 
 
+class Pace:
+    """Spreads the measuring of all kernels over many calls. Any number of threads may use it."""
+
+    def __init__(self) -> None:
+        self._until = -math.inf
+
+    def rest(self, seconds: float) -> None:
+        """Measuring has just taken so many seconds."""
+        self._until = max(self._until, clock() + REST * seconds)
+
+    def rested(self) -> bool:
+        """Whether measuring may go on."""
+        return clock() >= self._until
+
+
+pace = Pace()
+"""This process's, for what is measured with the option `stall` at "never"."""
+
+
 def tightest(*budgets: Budget | None) -> Budget | None:
     """The one of them, or of the campaign in force, that has least left; None where there is no limit."""
     limited = [budget for budget in (*budgets, _campaign.get()) if budget is not None and budget.left() < math.inf]
     return min(limited, key=Budget.left, default=None)
 
 
-__all__ = ["Budget", "Campaign", "campaign", "clock", "tightest"]
+__all__ = ["REST", "SLICE_SECONDS", "Budget", "Campaign", "Pace", "campaign", "clock", "pace", "tightest"]

@@ -19,7 +19,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.checks import checked_sizes
 from polytile.kernels.emission import emission_order
 from polytile.kernels.facts import Facts, index_limit
-from polytile.kernels.nest import is_result
+from polytile.kernels.nest import Form, is_result
 from polytile.kernels.triton import memory, ops, random, text
 from polytile.kernels.triton.tile import Dim, Tile, sixteenth, with_facts
 
@@ -159,9 +159,9 @@ class Body:
                 (scope.names if plain else scope.fetched)[id(node)] = name
 
     def line_of(self, node: Load) -> Dim | None:
-        """The last dimension of a block of several, along which alone a load varies in a pass that has an element for each
+        """The dimension along rows in a block of several, if a load in a pass varies along it alone and has an element for each
         thread: the compiler would lay such a load out for itself, and bring whole blocks there and back by shared memory."""
-        last = self.tile.dims[-1] if self.tile.rank > 1 else None
+        last = self.tile.dims[-1] if self.tile.rank > 1 and self.nest.form is Form.ROW else None
         if last is None or len(last.axes) > 1 or not 0 < self.threads <= last.block or not self.nest.in_pass(node):
             return None
         alone = node.mask is None and not node.indirect and not sizes.has_division(node.index)

@@ -7,14 +7,18 @@ candidates that fit it, the first in canonical order.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 
 from polytile import options
 from polytile.errors import OptionError
 from polytile.multikernel.links import measured
 from polytile.multikernel.selector import Answer, Request
 from polytile.tuning import measure
+
+log = logging.getLogger("polytile.multikernel")
 
 
 def choose(request: Request) -> Answer | None:
@@ -56,4 +60,16 @@ def check(kernel: str, candidates: tuple[str, ...]) -> None:
             )
 
 
-__all__ = ["check", "choose", "patterns"]
+def warn_of_idle(kernels: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Tells of entries of the option that fit no candidate of any of these kernels (name, names of its candidates): misspelt, or
+    meant for a kernel still to come."""
+    for kernel, pattern in patterns(options.get("force")):
+        known = dict.fromkeys(c for name, names in kernels if fnmatch.fnmatchcase(name, kernel or "*") for c in names)
+        if not any(fnmatch.fnmatchcase(candidate, pattern) for candidate in known):
+            entry = f"{kernel}={pattern}" if kernel else pattern
+            nearest = difflib.get_close_matches(pattern, known, n=1)
+            advice = f"did you mean {nearest[0]!r}?" if nearest else "polytile.explain lists kernels and what runs them."
+            log.warning("Option 'force' is %r, but no kernel made so far has such a candidate; %s", entry, advice)
+
+
+__all__ = ["check", "choose", "patterns", "warn_of_idle"]

@@ -10,13 +10,14 @@ import torch
 
 from polytile import options
 from polytile.counters import counters
-from polytile.kernels.candidate import Candidate
+from polytile.kernels.candidate import Candidate, failed, ready
 from polytile.multikernel import trials
 from polytile.multikernel.links import exact
 from polytile.multikernel.links.nearby import champions
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
+from polytile.store import identity
 from polytile.store.records import region_excess
 from polytile.tuning import budget, measure, tune
 from polytile.tuning.circumstances import completed, state
@@ -41,12 +42,25 @@ def choose(request: Request) -> Answer | None:
         return _best_known(request, f"the time of {tightest.whose} for measuring ({tightest.seconds:.4g} s) is spent")
     names = champions(request).union(candidate.name for candidate in shortlist(request))
     worth_it = [candidate for candidate in request.alive if candidate.name in names]
+    if _in_slices():
+        worth_it = _unmeasured(request, worth_it) or worth_it
     try:
         return _first_that_runs(request, worth_it)
     except (torch.OutOfMemoryError, NoRoom) as error:
         why = str(error) if isinstance(error, NoRoom) else "there was no memory for it"
         answer = _best_known(request, f"not measured yet: {why}")
         return None if answer is None else dataclasses.replace(answer, postponed=True)
+
+
+def _in_slices() -> bool:
+    """Whether measuring may take only so much of one call, and goes on in later ones."""
+    return options.get("stall") == "never"
+
+
+def _unmeasured(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those of which nothing is on record and that no compiler is to be waited for."""
+    known = combine(request.store.exact(request.problem, request.environment))
+    return [c for c in candidates if (ready(c) or failed(c)) and identity(c) not in known]
 
 
 def _first_that_runs(request: Request, worth_it: Sequence[Candidate]) -> Answer:
@@ -73,7 +87,9 @@ def _best_known(request: Request, why: str) -> Answer | None:
 def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> Answer:
     """The fastest of `candidates`; those that fail are rejected. With `remember` the store gets the measurements, also those
     taken before Ctrl-C."""
-    tightest = budget.tightest(budget.Budget(options.get("problem_seconds"), "the problem"), request.budget)
+    own = budget.Budget(options.get("problem_seconds"), "the problem")
+    a_call = budget.Budget(budget.SLICE_SECONDS, "the call") if _in_slices() else None
+    tightest = budget.tightest(own, a_call, request.budget)
     task = _task(request, candidates, tightest)
     begun = budget.clock()
     try:
@@ -85,6 +101,8 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     finally:
         if request.budget is not None:
             request.budget.charge(budget.clock() - begun)
+        if _in_slices():
+            budget.pace.rest(budget.clock() - begun)
     _keep(request, attempts, remember)
     scores: dict[str, Score] = {}
     for attempt in attempts:
@@ -101,7 +119,7 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         return Answer(None, "no candidate of the shortlist could be used", in_order)
     left_out = sum(attempt.untried for attempt in attempts)
     grounds = f"measured now, {left_out} of {len(attempts)} left out for want of time" if left_out else "measured now"
-    return Answer(best, grounds, in_order, tried=True)
+    return Answer(best, grounds, in_order, tried=True, postponed=bool(left_out) and _in_slices())
 
 
 def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Budget | None) -> tune.Task:
@@ -151,7 +169,7 @@ def _limits(target: torch.device) -> measure.Limits:
         limits = measure.GPU_THOROUGH if thorough else measure.GPU_LIMITS
     else:
         limits = measure.THOROUGH if thorough else measure.LIMITS
-    return dataclasses.replace(limits, band=noise_band(target.type))
+    return dataclasses.replace(limits, band=noise_band(target.type), races=1 if _in_slices() else limits.races)
 
 
 def _with_earlier(request: Request, scores: tuple[Score | None, ...]) -> tuple[Score | None, ...]:

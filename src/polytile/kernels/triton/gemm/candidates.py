@@ -67,7 +67,8 @@ class Arguments:
 
 def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
     """What the prior's errors go with: how blocks are gone through, and how wide they are."""
-    return ("variant", config["variant"]), ("n", config["n"])
+    swapped = " swapped" if config.get("swapped") else ""
+    return ("variant", f"{config['variant']}{swapped}"), ("n", config["n"])
 
 
 def kind_of(kernel: GemmKernel) -> Kind:
@@ -141,6 +142,8 @@ def _does(kernel: GemmKernel, config: Config) -> bool:
     in steps along k within what shares one; where points of a row wait for what it comes to, blocks have whole rows."""
     if kernel.second is not None and config["variant"] != "tile":
         return False
+    if config.get("swapped") and kernel.spec.b_layout != "k":
+        return False
     if kernel.scales is not None and (config["variant"] == "rows" or int(config["k"]) > SCALED_ALONG_K):
         return False
     epilogue = kernel.epilogue
@@ -151,6 +154,8 @@ def _does(kernel: GemmKernel, config: Config) -> bool:
 def label(config: Config) -> str:
     """A config as a candidate's name: "tile 128x64x32 s3 w4", "split 64x64x64 s4 w4 8 parts"."""
     text = f"{config['variant']} {config['m']}x{config['n']}x{config['k']} s{config['stages']} w{config['warps']}"
+    if config.get("swapped"):
+        text = f"{config['variant']} swapped{text.removeprefix(str(config['variant']))}"
     if config.get("group", 8) not in (None, 8):
         text += f" g{config['group']}"
     return text + (f" {config['splits']} parts" if config.get("splits") else "")

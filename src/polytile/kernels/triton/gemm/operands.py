@@ -105,11 +105,15 @@ def pointer_lines(operand: Operand, start: str) -> list[str]:
     return [f"ptr_{operand.name} = {base} + ({rows} + {columns})"]
 
 
-def load(operand: Operand, even: bool, left: str) -> str:
-    """The text of one load; `left` is how much of K is still to come."""
-    if even:
+def load(operand: Operand, even: bool, left: str, inside: str = "") -> str:
+    """The text of one load; `left` is how much of K is still to come, `inside` the name of what says which rows there are, where
+    those beyond are not to be read."""
+    masks = [] if even else [f"{operand.across('ks', 'k')} < {left}"]
+    masks += [operand.across(inside, operand.rows)] if inside else []
+    if not masks:
         return f"tl.load(ptr_{operand.name})"
-    return f"tl.load(ptr_{operand.name}, mask={operand.across('ks', 'k')} < {left}, other={operand.zero})"
+    mask = " & ".join(f"({each})" for each in masks) if len(masks) > 1 else masks[0]
+    return f"tl.load(ptr_{operand.name}, mask={mask}, other={operand.zero})"
 
 
 def advance(operand: Operand) -> str:

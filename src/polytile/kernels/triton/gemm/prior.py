@@ -84,6 +84,8 @@ class Constants:
     """of the tensor cores' rate that endless blocks would reach with warp groups"""
     warps: float = 0.36
     """the same without them"""
+    swapped: float = 0.5
+    """the same with B from the left"""
     fed: float = 28.0
     """of a block of side b, 2 · fed / b is what feeding it takes beside multiplying"""
     alone: float = 0.135e-9
@@ -112,6 +114,8 @@ class Constants:
     """s a step of the variant `rows`, two under way"""
     row_work: float = 2.3
     """what a multiply-add of that variant costs over one at the rate without tensor cores"""
+    row_along_k: float = 0.55
+    """what of that is left where B's rows in memory run along k"""
     row_load: float = 2.7
     """multiply-adds that loading and converting an element of B is worth there"""
     joined: float = 1.6
@@ -219,6 +223,7 @@ class _Product:
         if self.plain:
             return constants.plain * self.sums / (self.sums + constants.plain_half)
         reached = constants.groups if block_m >= GROUP_ROWS and warps >= GROUP_WARPS else constants.warps
+        reached = constants.swapped if self.config.get("swapped") else reached
         return reached / (1.0 + constants.fed * (1.0 / block_m + 1.0 / block_n))
 
     def loop(self, splits: int) -> float:
@@ -307,6 +312,7 @@ def _rows(found: _Product) -> float:
     places = max(1, min(8, device.threads_per_sm // found.threads))
     rounds = math.ceil(programs / (device.sms * places))
     work = constants.row_work * 4.0 * (constants.row_load + found.m) * block_n * block_k / (PLAIN_FLOPS * device.clock)
+    work *= constants.row_along_k if found.accesses[1].along_k else 1.0
     units = busiest * steps * (work + found.computed + constants.alone * block_n * block_k * found.accesses[1].alone)
     memory = found.memory() / min(1.0, DRAWN * programs / device.sms)
     latency = rounds * steps * constants.row_latency / 2

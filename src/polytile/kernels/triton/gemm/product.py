@@ -42,10 +42,13 @@ def program(unit: Unit) -> str:
 def product(unit: Unit, start: str = "0", end: str = "") -> None:
     """Lines that leave in `acc` the sums over k from `start` up to `end` of the block at (at_m, at_n), and those of a second
     product, which is never taken in parts."""
+    shape = "[BLOCK_N, BLOCK_M]" if unit.swapped else "[BLOCK_M, BLOCK_N]"
     unit.out.line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if unit.facts.wide else ""))
-    _terms(unit, unit.operands, start, end or unit.number("K"), f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
+    _terms(unit, unit.operands, start, end or unit.number("K"), f"acc = tl.zeros({shape}, {unit.sums})")
     if unit.second:
         _terms(unit, unit.second, "0", unit.number("L"))
+    if unit.swapped:
+        unit.out.line("acc = acc.T")
 
 
 def _terms(unit: Unit, pair: Sequence[Operand], start: str, end: str, begin: str = "") -> None:
@@ -89,7 +92,8 @@ def dot(unit: Unit, a: str, b: str) -> list[str]:
     if accumulator(unit.kernel.in_dtype).itemsize == 4 and not unit.kernel.in_dtype.is_floating_point:
         options = ", out_dtype=tl.int32"
     if unit.kernel.scales is None:
-        return [f"acc = tl.dot({a}, {b}, acc{options})"]
+        left, right = (f"{b}.T", f"{a}.T") if unit.swapped else (a, b)
+        return [f"acc = tl.dot({left}, {right}, acc{options})"]
     along = {name: f"k // {SCALED_ALONG_K} * {unit.number(f's{name}_stride_k')}" for name in "ab"}
     factors = [f"scale_{name} = tl.load(scales_{name} + {place})" for name, place in along.items()]
     return [*factors, f"acc += tl.dot({a}, {b}) * (scale_a[:, None] * scale_b[None, :])"]

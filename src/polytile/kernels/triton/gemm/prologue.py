@@ -40,7 +40,8 @@ class Loaded:
 
     def before(self) -> Iterable[str]:
         if not self.single:
-            return [*rows_line(self.operand, self.unit.facts, self.unit.facts.wide), *pointer_lines(self.operand, self.start)]
+            lines = [*rows_line(self.operand, self.unit.facts, self.unit.facts.wide), *pointer_lines(self.operand, self.start)]
+            return [*lines, self._inside_line()] if self._few else lines
         base = f"A + {self.operand.along('b', 'item')}" if self.operand.batched else "A"
         return [f"ptr_A = {base} + {self.operand.along('k', 'ks')}"]
 
@@ -49,13 +50,25 @@ class Loaded:
         even = even_k(unit.constants["BLOCK_K"], unit.facts, operand.depth)
         left = f"{unit.number(operand.depth)} - k"
         if not self.single:
-            return [f"{name} = {widened(unit.kernel, operand, load(operand, even, left))}"]
+            inside = f"inside_{operand.name}" if self._few else ""
+            return [f"{name} = {widened(unit.kernel, operand, load(operand, even, left, inside))}"]
         at = f"ptr_A + {operand.along('m', number)}" if number != "0" else "ptr_A"
         mask = "" if even else f", mask=ks < {left}, other={operand.zero}"
         return [f"{name} = {widened(unit.kernel, operand, f'tl.load({at}{mask})')}"]
 
     def after(self) -> Iterable[str]:
         return [advance(self.operand)]
+
+    @property
+    def _few(self) -> bool:
+        """Whether there may be far fewer rows than a block has. All programs would read them again and again at once, and wait
+        for the few places of the L2 cache that have them: 1×4096×4096 took 11.6 µs in place of 8.5 on an H100."""
+        return self.unit.swapped and self.operand.size == "M"
+
+    def _inside_line(self) -> str:
+        """What says which rows of A there are."""
+        block, size = self.operand.block, self.unit.number(self.operand.size)
+        return f"inside_{self.operand.name} = at_m * {block} + tl.arange(0, {block}) < {size}"
 
 
 @dataclass(frozen=True)

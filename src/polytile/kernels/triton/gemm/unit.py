@@ -72,6 +72,11 @@ class Unit:
         return self.a, self.b
 
     @property
+    def swapped(self) -> bool:
+        """Whether the tensor cores get B from the left: (Bᵀ · Aᵀ)ᵀ, whose rows they take 64 at a time, whose columns by 8."""
+        return bool(self.config.get("swapped"))
+
+    @property
     def sums(self) -> str:
         """Triton's type of the sums."""
         return text.value_type(accumulator(self.kernel.in_dtype))
