@@ -49,7 +49,7 @@ def device_section(results: Mapping[str, Any]) -> Iterator[str]:
     right = counts["right"] + counts["stale"]
     run = counts["entries"] - counts["absent"]
     absent = (
-        f" {counts['absent']} more are not run, as eager has no such operator on the device."
+        f" {counts['absent']} more {'is' if counts['absent'] == 1 else 'are'} not run, as eager has no such operator on the device."
         if counts["absent"]
         else ""
     )

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import polytile
 from polytile.compiler import compiled_programs
-from polytile.ir.program import Extern, View
+from polytile.ir import expr
+from polytile.ir.program import Extern, Loop, View
 from polytile.runtime import weights
 from tests.behaviour.helpers import compiled, graphs, steps, tensors
 
@@ -192,6 +193,23 @@ def test_whatever_follows_convolutions_sees_what_it_would_see_in_eager(names: li
                     torch.stack([r.double().square().sum() for r in results if r.requires_grad]).sum().backward()
             outcomes.append([*results, *([x.grad] if x.grad is not None else [])])
         assert_alike(outcomes[1], outcomes[0])
+
+
+def test_a_pool_that_a_convolution_and_an_addition_read_is_computed_once() -> None:
+    conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def pooled(x: Tensor) -> Tensor:
+        y = F.max_pool2d(conv(x).relu(), 3, 2, 1)
+        return conv(y) + y
+
+    x = images(2, 8, 20, 24)
+    with torch.no_grad():
+        assert_alike(compiled(pooled)(x), pooled(x))
+    program = compiled_programs()[-1].program
+    assert program is not None
+    loops = [operation for operation in program.operations if isinstance(operation, Loop)]
+    windows = [sum(load.mask is not None for load in expr.loads(*loop.roots)) for loop in loops]
+    assert sorted(windows)[-2:] == [0, 8], "a window of 3×3 has eight elements that may lie outside"
 
 
 def test_views_of_results_share_their_memory() -> None:

@@ -138,19 +138,19 @@ class _Driver:
     def call_function(self, node: torch.fx.Node) -> None:
         value, target = node.meta.get("val"), node.target
         if target is operator.getitem:
-            self.env[node] = self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+            self.env[node] = self._placed(node, self.env[node.args[0]][node.args[1]])  # type: ignore[index]
         elif target in _HANDLERS:
             _HANDLERS[target](self, node)
         elif isinstance(value, _NUMBERS) and self._known(_number(value)):
             self.env[node] = _number(value)
         else:
-            result = self._lowered(node)
-            if isinstance(result, Tensor):
-                result = place(self.builder, node, result, needed=node in self.bases)
-            self.env[node] = advised(result, value)
+            self.env[node] = advised(self._placed(node, self._lowered(node)), value)
 
     def output(self, node: torch.fx.Node) -> None:
         self.outputs = tuple(self._output(item) for item in tree_leaves(node.args[0]))
+
+    def _placed(self, node: torch.fx.Node, result: Any) -> Any:
+        return place(self.builder, node, result, needed=node in self.bases) if isinstance(result, Tensor) else result
 
     # one operator ----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,8 +54,10 @@ class Builder:
 
     @property
     def origin(self) -> str:
-        target = self.node.target if self.node is not None else None
-        return str(target) if target is not None else "?"
+        node = self.node
+        while node is not None and node.target is operator.getitem:  # of several results: the operator's that gave them
+            node = node.args[0]  # type: ignore[assignment]
+        return str(node.target) if node is not None else "?"
 
     def new_buffer(
         self,
