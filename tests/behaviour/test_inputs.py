@@ -94,6 +94,16 @@ def test_floats_and_booleans() -> None:
             check(function, run, x, scale, negate)
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 8), (3, 0, 8), (2, 3, 0)])
+def test_empty_tensors_that_repeat_along_a_dimension_are_not_read(shape: tuple[int, ...]) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.to(torch.int32), x * 2
+
+    x = torch.empty(1, *shape[1:], dtype=torch.float64)[: shape[0]].expand(shape)
+    for given in (x, torch.empty(0, *shape[1:], dtype=torch.float64).as_strided(shape, (0, 8, 1))):
+        check(function, compiled(function, tune="off"), given)
+
+
 def test_a_size_is_returned_with_tensors() -> None:
     def function(x: Tensor) -> tuple[int, Tensor, int]:
         return x.shape[0] * 2, x * 2, x.numel()

@@ -123,8 +123,8 @@ def _apart_but_repeated(fake: torch.Tensor) -> bool:
 
 
 def _repeated(extents: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> list[int]:
-    """Dimensions along which all elements are one."""
-    return [d for d, s in enumerate(strides) if s == 0 and extents[d] != 1]
+    """Dimensions along which all elements are one; not those without elements, which have no first to stand for all."""
+    return [d for d, s in enumerate(strides) if s == 0 and extents[d] not in (0, 1)]
 
 
 def _same_strides(value: Tensor, strides: Sequence[sympy.Expr]) -> bool:
