@@ -40,6 +40,10 @@ class Net:
         self.inputs.append(name)
         return stored(whole(buffer), CPU)
 
+    def buffer(self, *shape: Size, dtype: torch.dtype = F32) -> Tensor:
+        """Memory that nothing has written to yet."""
+        return stored(whole(self.builder.new_buffer([sympy.sympify(n) for n in shape], dtype, CPU)), CPU)
+
     def map(self, element: Callable[..., Node], *args: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """`element` of the broadcast arguments, stored."""
         shape = _broadcast(args)
@@ -99,6 +103,11 @@ class Net:
         assert x.view is not None
         offset = x.view.offset + start * x.view.strides[-1]
         return stored(replace(x.view, sizes=(*x.view.sizes[:-1], sympy.sympify(length)), offset=offset), CPU)
+
+    def item(self, x: Tensor, k: int) -> Tensor:
+        """Element k of the last dimension, the first of all others, without dimensions."""
+        assert x.view is not None
+        return stored(replace(x.view, sizes=(), strides=(), offset=x.view.offset + k * x.view.strides[-1]), CPU)
 
     def write(self, target: Tensor, value: Tensor, mode: str = "set") -> None:
         assert target.view is not None

@@ -1,8 +1,10 @@
 """Random programs mean the same after all passes: pointwise work, reductions, scans, reshapes, transposes, slices,
-products, broadcasts and writes to inputs, in any order."""
+products, broadcasts, writes to inputs, and buffers that several loops write (joins, slices written in place, writes by an index),
+in any order."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import hypothesis
@@ -10,10 +12,11 @@ import hypothesis.strategies as st
 
 from polytile import options
 from polytile.frontend.lower.value import Tensor
-from polytile.ir.program import Program
+from polytile.ir import expr, sizes
+from polytile.ir.program import Program, Store
 from polytile.passes import inplace
 from polytile.passes.pipeline import optimize
-from tests.passes.helpers import S0, S1, Net, assert_same
+from tests.passes.helpers import I64, S0, S1, Net, assert_same
 
 Draw = Callable[..., int]
 
@@ -88,9 +91,62 @@ def _write(net: Net, pool: list[Tensor], draw: Draw) -> None:
         net.write(target, net.op("add", target, source))
 
 
+def _copy(net: Net, x: Tensor) -> Tensor:
+    return net.map(lambda value: value, x)
+
+
+def _join(net: Net, pool: list[Tensor], draw: Draw) -> Tensor | None:
+    """Pieces side by side in one buffer, a loop each, in any order of the loops."""
+    x = pool[draw(len(pool))]
+    able = [t for t in pool if t.sizes[:-1] == x.sizes[:-1]]
+    pieces = [able[draw(len(able))] for _ in range(2 + draw(3))]
+    ends = list(itertools.accumulate(t.sizes[-1] for t in pieces))
+    whole = net.buffer(*x.sizes[:-1], ends[-1])
+    for k in range(len(pieces)) if draw(2) else reversed(range(len(pieces))):
+        net.write(net.slice(whole, ends[k] - pieces[k].sizes[-1], pieces[k].sizes[-1]), pieces[k])
+    return whole
+
+
+def _stack(net: Net, pool: list[Tensor], draw: Draw) -> Tensor:
+    """The same of single numbers, which no index tells apart."""
+    numbers = [net.item(pool[draw(len(pool))], 0) for _ in range(2 + draw(3))]
+    whole = net.buffer(len(numbers))
+    for k, number in enumerate(numbers):
+        net.write(net.item(whole, k), net.op("neg", number))
+    return net.op("abs", net.view(whole, 1, len(numbers)))
+
+
+def _write_slice(net: Net, pool: list[Tensor], draw: Draw) -> Tensor | None:
+    """A copy of which some columns are overwritten, or added to, once or twice; what it was between is read too."""
+    x = pool[draw(len(pool))]
+    values = [t for t in pool if t.sizes == (*x.sizes[:-1], 2)]
+    if x.sizes[-1] != 4 or not values:
+        return None
+    copy = _copy(net, x)
+    for _ in range(1 + draw(2)):
+        if draw(2):
+            pool.append(net.op("neg", copy))
+        net.write(net.slice(copy, draw(3), 2), values[draw(len(values))], ("set", "add")[draw(2)])
+    return copy
+
+
+def _put(net: Net, pool: list[Tensor], draw: Draw) -> Tensor | None:
+    """A copy of which each row gets a value in the column that an index names; or all rows add theirs up in the first one."""
+    able = [t for t in pool if t.sizes == (S0, S1, 4)]
+    copy, values = _copy(net, able[draw(len(able))]), able[draw(len(able))]
+    assert copy.view is not None
+    i, row = sizes.axis("p0"), sizes.axis("p1")
+    mode, to = (("set", row), ("add", row), ("add", sizes.ZERO))[draw(3)]
+    column = expr.load(I64, "i", row)
+    index = copy.view.index((i, to, expr.indirect_symbol(0)))
+    store = Store(copy.view.buffer, index, values.at((i, row, sizes.ONE)), mode, (column,))
+    net.builder.loop(net.builder.axes((S0, S1)), (), (store,))
+    return copy
+
+
 STEPS = (
     *(_unary, _unary, _binary, _binary, _binary, _reduce, _reduce),
-    *(_scan, _reshape, _back, _permute, _slice, _product, _write),
+    *(_scan, _reshape, _back, _permute, _slice, _product, _write, _join, _stack, _write_slice, _put),
 )
 
 
@@ -98,6 +154,7 @@ STEPS = (
 def programs(draw: st.DrawFn) -> Program:
     net = Net()
     pool = [net.input("x", S0, S1, 4), net.input("y", S0, S1, 4), net.input("w", 1, S1, 4)]
+    net.input("i", S1, dtype=I64)
 
     def number(below: int) -> int:
         return draw(st.integers(0, below - 1))

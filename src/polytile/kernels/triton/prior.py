@@ -9,7 +9,8 @@
     units     instructions: loads and stores by their vectors, arithmetic by the operations' costs, masked lanes included
     latency   programs, or the blocks of programs that go over several, one after another on each of the places that registers and
               threads leave them; a program waits for memory once an iteration and for its warps once a reduction, and each
-              thread for its own instructions; of a split row it then waits for what the others have left
+              thread for its own instructions; what is brought ahead though the cache has it costs time of its own; of a split
+              row a program then waits for what the others have left
     finish    of a split row, of sums across rows and of stripes: another launch or two, or the last program's turn
     together  1 + TOGETHER · log2(warps) where rows do not begin at whole vectors
 
