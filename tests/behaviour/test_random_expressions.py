@@ -44,7 +44,7 @@ def is_eagers(example: Example, dynamic: bool) -> None:
     judge(slopes, gradients, lambda: run(example.in_float64, example, True)[1], "gradient", strides=False)
 
 
-@settings(max_examples=20, suppress_health_check=CHECKS)
+@settings(max_examples=settings().max_examples * 2 // 3, suppress_health_check=CHECKS)
 @given(examples(), st.booleans())
 def test_a_random_expression_is_eagers(example: Example, dynamic: bool) -> None:
     is_eagers(example, dynamic)
