@@ -48,11 +48,8 @@ def device_section(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     right = counts["right"] + counts["stale"]
     run = counts["entries"] - counts["absent"]
-    absent = (
-        f" {counts['absent']} more {'is' if counts['absent'] == 1 else 'are'} not run, as eager has no such operator on the device."
-        if counts["absent"]
-        else ""
-    )
+    more = f" {counts['absent']} more {'is' if counts['absent'] == 1 else 'are'} not run, as eager has no such operator there."
+    absent = more if counts["absent"] else ""
     left = f" {counts['left']} are not checked yet." if counts.get("left") else ""
     kept = sum("sources" in row for row in entries.values())
     left += f" {kept} were checked with earlier sources, as the results say of each." if kept else ""

@@ -23,7 +23,7 @@ from polytile.kernels.writer import Writer
 
 ROWS = 64  # points of the other axis in a block: some cache lines of each turned row
 BAND = 4  # of them are gone through together
-TILES = 32 << 10  # bytes of all tiles of a block: the first-level cache holds most of them
+TILES = 16 << 10  # bytes of all tiles of a block: half of a first-level cache, or a third
 PIECE = 1024  # elements of the vector axis that a thread takes at a time
 
 
