@@ -351,7 +351,7 @@ def test_warnings_of_this_room_are_none(caplog: pytest.LogCaptureFixture) -> Non
     """No candidate of the functions above gives a wrong result, fails to compile or raises."""
     with caplog.at_level(logging.WARNING, logger="polytile"):
         for function, shapes in ((softmax, ((33, 700),)), (scratch, ((33, 700),)), (matmul, ((33, 70), (70, 50)))):
-            check(function, compiled(function, force="none of that name"), *copied(tuple(sized(*shapes))))  # type: ignore[arg-type]
+            check(function, compiled(function), *copied(tuple(sized(*shapes))))  # type: ignore[arg-type]
     assert not caplog.records
     for decision in decisions():
         assert not [standing for standing in decision.standings if standing.note], str(decision)

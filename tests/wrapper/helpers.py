@@ -21,8 +21,9 @@ aten = torch.ops.aten
 
 
 def kernel_call(operation: Loop | Template, program: Program) -> KernelCall:
-    """A call of `operation` as the interpreter runs it. Memory that it writes and does not read is filled with NaN
+    """A call of `operation` as the interpreter runs it. Memory that it alone writes, and does not read, is filled with NaN
     first: if another live buffer were in that memory, its values would be gone."""
+    alone = {n for n in operation.writes() if sum(n in other.writes() for other in program.operations) == 1}
     names = tuple(sorted(operation.reads() | operation.writes()))
     symbols = tuple(sorted(_symbols(operation, program), key=str))
 
@@ -30,7 +31,7 @@ def kernel_call(operation: Loop | Template, program: Program) -> KernelCall:
         tensors = dict(zip(names, args[: len(names)], strict=True))
         values = dict(zip(symbols, args[len(names) :], strict=True))
         read = {tensors[name].data_ptr() for name in operation.reads()}
-        for name in operation.writes() - operation.reads():
+        for name in alone - operation.reads():
             if tensors[name].data_ptr() not in read and tensors[name].is_floating_point() and not _partial(operation):
                 tensors[name].fill_(float("nan"))
         if isinstance(operation, Loop):

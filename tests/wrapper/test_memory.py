@@ -202,6 +202,7 @@ def _indices(net: Net, x: Tensor) -> Tensor:
 def programs(draw: st.DrawFn) -> Program:
     net = LibraryNet()
     pool = [net.input("x", S0, S1, 4), net.input("y", S0, S1, 4), net.input("w", 1, S1, 4)]
+    net.input("i", S1, dtype=torch.int64)
 
     def number(below: int) -> int:
         return draw(st.integers(0, below - 1))
