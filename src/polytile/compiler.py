@@ -114,7 +114,7 @@ def compile_program(
         wrapped = write(program.name, schedule(program, call_of, inplace, traced))
         for multikernel, _ in calls:
             multikernel.budget = budget
-        forced.warn_of_idle([(kernel.spec.name, kernel.names) for kernel in alive()])
+        forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
         for values in (traced, *ahead):
             _prepare(calls, values)
         _warm(calls, hints)

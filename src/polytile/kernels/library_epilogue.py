@@ -5,7 +5,7 @@
     residual + F.linear(x, w, bias)             both
 
 The sums stay in float32 until the end, where eager rounds what each of its kernels stores. The library's activations take no
-part: its ReLU makes 0 of a NaN, which eager keeps.
+part: its ReLU is reported to make 0 of a NaN, which eager keeps.
 """
 
 from __future__ import annotations

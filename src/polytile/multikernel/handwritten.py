@@ -159,7 +159,7 @@ class Kernel:
             given = {"shortlist": max(1, most), "gpu_shortlist": max(1, most), **self._options}
             made = define(self._spec(kinds, devices.pop()), (*self._implementations, last), given, id(self))
             with settings.override(**self._options):
-                forced.warn_of_idle([(kernel.spec.name, kernel.names) for kernel in alive()])
+                forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
             return self._made.setdefault(kinds, made)
 
     def _spec(self, kinds: Sequence[tuple[torch.dtype, torch.device, bool]], device: torch.device) -> KernelSpec:

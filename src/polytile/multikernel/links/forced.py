@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from polytile import options
 from polytile.errors import OptionError
@@ -60,10 +60,12 @@ def check(kernel: str, candidates: tuple[str, ...]) -> None:
             )
 
 
-def warn_of_idle(kernels: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Tells of entries of the option that fit no candidate of any of these kernels (name, names of its candidates): misspelt, or
-    meant for a kernel still to come."""
-    for kernel, pattern in patterns(options.get("force")):
+def warn_of_idle(made: Callable[[], Iterable[tuple[str, Sequence[str]]]]) -> None:
+    """Tells of entries of the option that fit no candidate of any of the kernels `made` so far (name, names of its candidates):
+    misspelt, or meant for a kernel still to come."""
+    forced = tuple(patterns(options.get("force")))
+    kernels = tuple(made()) if forced else ()
+    for kernel, pattern in forced:
         known = dict.fromkeys(c for name, names in kernels if fnmatch.fnmatchcase(name, kernel or "*") for c in names)
         if not any(fnmatch.fnmatchcase(candidate, pattern) for candidate in known):
             entry = f"{kernel}={pattern}" if kernel else pattern
