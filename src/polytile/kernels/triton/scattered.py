@@ -150,7 +150,7 @@ class Collecting:
         masks = unit.tile.masks(unit.tile.all_dims)
         unit.out.line(f"tl.store({table.store.buffer} + ({place}), {value}{', mask=' + masks[0] if masks else ''})")
         body.error |= self.ahead.error
-        body.sixteenths |= self.ahead.sixteenths
+        body.quotients |= self.ahead.quotients
         blocks = FloorDiv(table.along.size + self.columns.block - 1, sympy.Integer(self.columns.block))
         planes = FloorDiv(table.rows + ROWS - 1, sympy.Integer(ROWS))
         return unit.launch(grid=(blocks, sympy.Min(table.rows, sympy.Integer(ROWS)), planes))
