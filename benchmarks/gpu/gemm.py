@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from benchmarks import record
+from benchmarks.compilers import copied
 from benchmarks.gpu import hints, products, tuning
 from benchmarks.gpu.candidates import Trials, every_candidate
 from benchmarks.gpu.gemm_report import report
@@ -148,8 +149,11 @@ class _Job:
     def __init__(self, case: Case, dtype: str, cells: Cells, given: argparse.Namespace) -> None:
         self.case, self.dtype, self.cells, self.given = case, dtype, cells, given
         self.key = f"{case.part}: {case.name}"
-        self.compiled = Compiled(case, dtype, OPTIONS)
+        self.compiled = Compiled(copied(case.run, "ours"), self._made, case.traced, OPTIONS)
         self.known: set[str] = set()
+
+    def _made(self, m: int, n: int, k: int) -> tuple[Any, ...]:
+        return self.case.make(m, n, k, DTYPES[self.dtype])
 
     @property
     def wanted(self) -> list[Shape]:
