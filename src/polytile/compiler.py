@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 
 import sympy
 
-from polytile import options, runtime
+from polytile import locks, options, runtime
 from polytile.counters import counters
 from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.ir import sizes
@@ -55,7 +54,7 @@ class CompiledProgram:
 
 _compiled: list[weakref.ref[CompiledProgram]] = []
 _names = itertools.count()
-_lock = threading.Lock()
+_lock = locks.lock()
 
 
 def compiled_programs() -> tuple[CompiledProgram, ...]:
