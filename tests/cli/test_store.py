@@ -83,6 +83,20 @@ def test_export_and_import_carry_a_store_elsewhere(store: Path, tmp_path: Path) 
     assert "0 measurements added" in run("store", "import", tmp_path / "lines").output
 
 
+def test_an_import_makes_the_cache_directory_with_the_store_in_it(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("store", "export", tmp_path / "lines")
+    monkeypatch.setenv("POLYTILE_CACHE_DIR", str(tmp_path / "new"))
+    assert f"4 measurements added to {tmp_path / 'new' / 'store.sqlite3'}" in run("store", "import", tmp_path / "lines").output
+    assert records(tmp_path / "new" / "store.sqlite3") == records(store)
+
+
+def test_an_export_to_what_is_no_file_is_refused(store: Path) -> None:
+    result = run("store", "export", "/dev/null")
+    assert result.exit_code == 2 and "/dev/null is no file; name one." in result.output
+
+
 def test_t4_results_carry_a_store_elsewhere_too(store: Path, tmp_path: Path) -> None:
     assert "4 measurements written" in run("store", "export", tmp_path / "t4.json", "--format", "t4").output
     result = run("store", "import", tmp_path / "t4.json", "--store", tmp_path / "other")

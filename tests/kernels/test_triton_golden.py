@@ -113,7 +113,7 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "cumsum_split": (cumsum, config(variant="split", r=1024, splits=8), KNOWN),
     "transpose_add": (transpose_add, config(variant="plain", x=64, y=64), KNOWN),
     "embedding_backward": (embedding_backward, config(variant="plain", x=256, y=1), KNOWN),
-    "rows_collected": (rows_by_index, config(variant="collect", x=1024, many=32), KNOWN),
+    "rows_by_leaders": (rows_by_index, config(variant="leaders", x=1024, many=128), KNOWN),
     "rows_scattered": (rows_by_index, config(variant="scatter", x=1024, y=1), KNOWN),
     "scatter_product": (scatter_product, config(variant="plain", x=256, y=1), KNOWN),
     "dropout": (dropout, config(variant="plain", x=1024), KNOWN),

@@ -135,7 +135,7 @@ class Plan:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan atomically. Raises PlanError where the file cannot be written."""
         target = Path(path).expanduser()
-        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        temporary = Path(f"{target}.{os.getpid()}.tmp")
         try:
             temporary.write_text(self.text())
             os.replace(temporary, target)

@@ -48,9 +48,12 @@ def export_lines(source: Place, target: Path) -> Transfer:
     """Appends the measurements of the store `source` that are not in the file `target` yet, as JSON lines.
 
     What stands in the file stays as it is, except for a last line without an end, which a writer that was killed left
-    behind: that is cut off and told of. One exporter at a time: others wait.
+    behind: that is cut off and told of. One exporter at a time: others wait. Raises StoreError where the source cannot be
+    read, or the target is something else than such a file or cannot be written.
     """
     found = records(source)
+    if target.exists() and not target.is_file():  # a device may have no end
+        raise StoreError(f"the measurements are added to what a file holds, and {target} is no file; name one.")
     try:
         with open(target, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -444,10 +444,9 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
 
 
 def summed_by_kernel(source: Tensor) -> bool:
-    """Whether one kernel adds up rows of `source` by an index, zeros and rounding included: on a GPU, in 16-bit types, whose sums
-    need memory of another type."""
-    on_gpu = source.device.type == "cuda" or bool(options.get("interpret"))
-    return on_gpu and source.dtype.is_floating_point and source.dtype.itemsize == 2
+    """Whether one kernel adds up rows of `source` by an index, zeros and rounding included: on a GPU, where it may do without
+    atomics."""
+    return (source.device.type == "cuda" or bool(options.get("interpret"))) and source.dtype.is_floating_point
 
 
 @lowers(aten.embedding_dense_backward.default)
