@@ -129,7 +129,7 @@ def test_generated_text(name: str) -> None:
     make, config, facts = GOLDEN[name]
     launches = generate(kernel_of(make()), config, facts).launches
     bodies = [one.source[one.source.index("@triton.jit") :] for one in launches]
-    heads = [f"# grid {one.grid}, divisible {one.divisible}\n" for one in launches]
+    heads = [f"# grid {one.grid}, divisible {dict(one.divisible)}\n" for one in launches]
     assert_golden(f"{name}.triton", "\n".join(map("".join, zip(heads, bodies, strict=True))))
 
 

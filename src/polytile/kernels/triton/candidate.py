@@ -308,7 +308,7 @@ def job_of(one: Launch, target: int | str) -> dict[str, Any]:
         "source": one.source,
         "arguments": [[a.kind.value, a.name, a.type, a.index] for a in one.arguments],
         "constants": [list(constant) for constant in one.constants],
-        "divisible": list(one.divisible),
+        "divisible": [list(known) for known in one.divisible],
         "num_warps": one.num_warps,
         "num_stages": one.num_stages,
         "arch": target,

@@ -34,9 +34,11 @@ from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, Nest
+from polytile.kernels.triton import vectors
 from polytile.kernels.triton.generate import nest_for
 from polytile.kernels.triton.split import GATHERING
 from polytile.kernels.triton.tile import Dim, Tile, divides, tile_of
+from polytile.kernels.triton.vectors import VECTOR
 from polytile.problem import Config
 
 if TYPE_CHECKING:
@@ -54,7 +56,6 @@ LEFT = 8e-9  # s for each value of that a thread reads
 TOGETHER = 0.09  # for each doubling of the warps of a program whose rows are uneven
 SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
 SECTOR = 32  # bytes
-VECTOR = 16  # bytes of the widest load
 KEPT = 0.6  # of the L2 cache that re-read data finds place in
 BASE_REGISTERS, MOST_REGISTERS = 24, 255
 PARTS = {"argmax": 2.0, "argmin": 2.0, "welford": 3.0, "online_softmax": 2.0}  # running values of a reduction
@@ -77,12 +78,12 @@ class Access:
 
 @dataclass(frozen=True)
 class Work:
-    """A loop at concrete sizes: its axes, the integers that 16 divides, accesses, arithmetic (multiply-adds a point), passes,
-    reductions, how many 32-bit values a point has in registers where rows are held whole and where they are gone
-    through, of them the running values of reductions, and the bytes of its sums across rows."""
+    """A loop at concrete sizes: its axes, what generated code knows of its integers, accesses, arithmetic (multiply-adds a
+    point), passes, reductions, how many 32-bit values a point has in registers where rows are held whole and where they are
+    gone through, of them the running values of reductions, and the bytes of its sums across rows."""
 
     extents: Mapping[sympy.Symbol, int]
-    divisible: frozenset[str]
+    known: Facts
     accesses: tuple[Access, ...]
     arithmetic: float
     passes: int
@@ -212,12 +213,17 @@ class Estimate:
         return 1
 
     def _even(self, access: Access) -> bool:
-        """Whether a thread's neighbouring elements are moved in one instruction: neither a mask nor a row's beginning parts
-        them. Where they are not, the lanes of a warp still lie a vector apart, and each instruction moves as many sectors."""
-        each = VECTOR // access.itemsize
-        others = all(stride % each == 0 for stride in access.strides.values() if stride != 1)
+        """Whether rows begin and end at whole vectors."""
+        return self._together_in(access) * access.itemsize >= VECTOR
+
+    def _together_in(self, access: Access) -> int:
+        """How many of a thread's neighbouring elements are moved in one instruction: neither a mask nor a row's beginning parts
+        them. The lanes of a warp lie a vector apart all the same, and each instruction moves as many sectors."""
+        common = math.gcd(VECTOR // access.itemsize, *[stride for stride in access.strides.values() if stride != 1])
         near = [self.dims[symbol] for symbol, stride in access.strides.items() if stride == 1]
-        return others and all(_divisible(dim.size, each, self.work.divisible) for dim in near)
+        while common > 1 and not all(_divisible(dim.size, common, self.work.known) for dim in near):
+            common //= 2
+        return common
 
     # time on the multiprocessors -------------------------------------------------------------------------------------
 
@@ -231,7 +237,7 @@ class Estimate:
         for access in self.work.accesses:
             each = max(1, self.block // self.threads)
             vector = max(1, min(VECTOR // access.itemsize, each, self._run(access)))
-            together = vector if self._even(access) else 1
+            together = min(vector, self._together_in(access))
             moving += self._points(access) / together / 32 * max(1.0, vector * access.itemsize / 4)
         return (arithmetic + moving) / (min(self.running, self.device.sms) * self.device.clock)
 
@@ -386,7 +392,10 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     running = sum(PARTS.get(r.kind, 1.0) for r in nest.reduces)
     return Work(
         extents,
-        frozenset(s.name for s, n in values.items() if n % 16 == 0),
+        Facts(
+            frozenset(s.name for s, n in values.items() if n % 16 == 0),
+            powers=vectors.divisors(kernel, {s.name: n for s, n in values.items()}),
+        ),
         tuple(accesses),
         arithmetic,
         max(1, nest.passes),
@@ -399,9 +408,9 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
 
 
 @functools.lru_cache(maxsize=10_000)
-def _divisible(size: sympy.Expr, by: int, divisible: frozenset[str]) -> bool:
+def _divisible(size: sympy.Expr, by: int, known: Facts) -> bool:
     """Whether generated code knows that `by` divides `size`."""
-    return divides(by, size, Facts(divisible))
+    return divides(by, size, known)
 
 
 def _access(

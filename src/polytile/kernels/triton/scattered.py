@@ -166,7 +166,7 @@ class Leading:
         with out.indented("if leads:"):
             self._stored(row)
         unit.body.error |= self.ahead.error
-        unit.body.sixteenths |= self.ahead.sixteenths
+        unit.body.quotients |= self.ahead.quotients
         blocks = FloorDiv(table.along.size + self.columns.block - 1, sympy.Integer(self.columns.block))
         planes = FloorDiv(table.points.size + ROWS - 1, sympy.Integer(ROWS))
         return unit.launch(grid=(blocks, sympy.Min(table.points.size, sympy.Integer(ROWS)), planes))

@@ -22,7 +22,7 @@ from polytile.kernels.triton.gemm import row_epilogue
 from polytile.kernels.triton.gemm.operands import Operand, operands, second_operands
 from polytile.kernels.triton.helpers import needed
 from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch
-from polytile.kernels.triton.tile import Dim, Tile
+from polytile.kernels.triton.tile import Dim, Tile, quotient
 from polytile.kernels.triton.unit import HEADER, ORDER
 from polytile.kernels.writer import Writer
 from polytile.problem import Config
@@ -61,7 +61,7 @@ class Unit:
         self.scratch_types: dict[int, torch.dtype] = {}
         self.finish = epilogue_kernel(kernel)
         self.error = False
-        self.sixteenths: set[sympy.Symbol] = set()
+        self.quotients: set[sympy.Symbol] = set()
 
     def number(self, name: str) -> str:
         """An integer argument as text: its value where the facts know it."""
@@ -139,7 +139,7 @@ class Unit:
     def finished(self, body: Body, scope: Scope) -> None:
         """Writes the lines that an epilogue has collected."""
         self.out.extend(scope.lines)
-        self.sixteenths |= body.sixteenths
+        self.quotients |= body.quotients
         self.error |= body.error
 
     @property
@@ -167,7 +167,8 @@ class Unit:
         """The finished launch over `grid` programs."""
         own = [s for made in self.kernel.prologues if made is not None for s in made.symbols]
         body = ["    gdc_wait()", "    gdc_launch_dependents()"] if self.chip.overlaps else []
-        body += [f"    {s}_16 = {s} // 16" for s in (*self.finish.symbols, *own) if s in self.sixteenths]
+        quotients = [s for s in (*self.finish.symbols, *own) if s in self.quotients]
+        body += [f"    {quotient(s, self.facts)} = {s} // {self.facts.divisor(s.name)}" for s in quotients]
         body += ["    " + line for line in self.out.lines]
         words = set(re.findall(r"\w+", "\n".join(body)))
         arguments = self._arguments(words)
@@ -180,7 +181,7 @@ class Unit:
             source,
             arguments,
             constants,
-            tuple(a.name for a in arguments if self._divisible(a)),
+            tuple((a.name, 16) for a in arguments if self._divisible(a)),
             int(self.config["warps"]),
             stages if stages is not None else int(self.config["stages"]),
             (grid, sizes.ONE, sizes.ONE),
