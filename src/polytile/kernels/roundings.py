@@ -13,12 +13,12 @@ import torch
 
 from polytile.ir import expr
 from polytile.ir.expr import Node, Op, Reduce
-from polytile.ir.program import Axis, Loop
+from polytile.ir.program import ROUNDING, Axis, Loop
 
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
 
-OPERATIONS = {"round_bf16": torch.bfloat16, "round_f16": torch.float16}
+OPERATIONS = {name: dtype for dtype, name in ROUNDING.items()}
 SPREAD = frozenset({"sum", "welford"})
 """Reductions in which one jump is one of many terms; of an extreme it is all there is."""
 
