@@ -227,9 +227,9 @@ def neutral(mode: str, dtype: torch.dtype) -> int | float:
 
 
 def accumulator(source: Tensor, mode: str) -> Tensor:
-    """`source` as stores of `mode` change it: where they accumulate, elements of less than 32 bits wait in 32, so that sums
-    round once (`narrowed`), not at every step, and since that is what GPUs combine with memory. Of truth values it counts
-    those that hold."""
+    """`source` as stores of `mode` change it: where they accumulate, elements of less than 32 bits wait in 32, so that a sum of
+    many rounds once (`narrowed`), not at every step, and since that is what GPUs combine with memory. Of truth values it
+    counts those that hold."""
     if mode == "set" or source.dtype.itemsize >= 4:
         return source
     wide = torch.float32 if source.dtype.is_floating_point else torch.int32
