@@ -17,7 +17,7 @@ from polytile.errors import IRError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Loop, Template, View
 from polytile.kernels import apart, kept, loops, templates, variants
-from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
+from polytile.kernels.canonical import LoopKernel, TensorArg, canonicalize, precision_of, roundings
 from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.prologue import Stored
 from polytile.multikernel.multikernel import MultiKernel
@@ -66,7 +66,7 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
         name=loops.kernel_name(kernel, origins),
         family="loop",
         kernel=kernel.digest,
-        args=tuple(ArgInfo(t.name, t.dtype, t.role) for t in kernel.tensors),
+        args=_arguments(kernel.tensors, kernel.loop),
         size_names=names,
         size_keys=tuple(regime.BUCKET if s in domain else regime.IGNORE for s in kernel.symbols),
         reduction=reduction_terms(kernel),
@@ -76,6 +76,12 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
         reference=_reference(kernel),
         make_args=lambda size: make_args(kernel, size),
     )
+
+
+def _arguments(tensors: Sequence[TensorArg], loop: Loop | None) -> tuple[ArgInfo, ...]:
+    """The tensor arguments of a kernel that `loop` writes, or a product's own where there is none."""
+    through = roundings(loop) if loop is not None else {}
+    return tuple(ArgInfo(t.name, t.dtype, t.role, through.get(t.name)) for t in tensors)
 
 
 def reduction_terms(kernel: LoopKernel) -> tuple[str | int, ...]:
@@ -183,7 +189,7 @@ def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, .
         name=name,
         family=kernel.family,
         kernel=kernel.digest,
-        args=tuple(ArgInfo(t.name, t.dtype, t.role) for t in kernel.tensors),
+        args=_arguments(kernel.tensors, kernel.epilogue),
         size_names=kernel.size_names,
         size_keys=tuple(templates.DECIDING.get(name, regime.IGNORE) for name in kernel.size_names),
         layouts=kernel.layouts,

@@ -36,11 +36,13 @@ likes."""
 
 @dataclass(frozen=True)
 class ArgInfo:
-    """One tensor argument: its name in messages, its element type, and its role, one of ROLES."""
+    """One tensor argument: its name in messages, its element type, and its role, one of ROLES. `through` is a narrower type
+    that values written to it were rounded to on their way, where one was; none is more exact than that."""
 
     name: str
     dtype: torch.dtype
     role: str = "in"
+    through: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -103,6 +105,10 @@ class KernelSpec:
     @property
     def roles(self) -> tuple[str, ...]:
         return tuple(arg.role for arg in self.args)
+
+    @property
+    def through(self) -> tuple[torch.dtype | None, ...]:
+        return tuple(arg.through for arg in self.args)
 
     def split(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """(tensors, ints) of flat arguments."""

@@ -227,8 +227,8 @@ def neutral(mode: str, dtype: torch.dtype) -> int | float:
 
 
 def accumulator(source: Tensor, mode: str) -> Tensor:
-    """`source` as stores of `mode` change it: where they accumulate, elements of less than 32 bits wait in 32, so that a sum
-    of many rounds once (`narrowed`), not at every step, and since that is what GPUs combine with memory. Of truth values it
+    """`source` as stores of `mode` change it: where they accumulate, elements of less than 32 bits wait in 32, so that a sum of
+    many rounds once (`narrowed`), not at every step, and since that is what GPUs combine with memory. Of truth values it
     counts those that hold."""
     if mode == "set" or source.dtype.itemsize >= 4:
         return source
