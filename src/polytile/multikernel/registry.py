@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polytile import locks
 from polytile import options as settings
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.spec import KernelSpec
 from polytile.store.records import config_text
 
-_lock = threading.Lock()
+_lock = locks.lock()
 _defined: weakref.WeakValueDictionary[Any, MultiKernel] = weakref.WeakValueDictionary()
 
 

@@ -14,10 +14,12 @@ import torch
 from polytile import options
 from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.kernels.facts import Facts
+from polytile.kernels.roundings import Rounded
 from polytile.problem import Problem
 from polytile.runtime import device, regime
 from polytile.runtime.arguments import CPU, CUDA
 from polytile.runtime.formula import Formula, evaluate
+from polytile.tuning.tolerance import coarseness
 
 WIDE = "wide"
 """The condition that some position needs 64 bits (kernels/facts.py)."""
@@ -36,11 +38,13 @@ likes."""
 
 @dataclass(frozen=True)
 class ArgInfo:
-    """One tensor argument: its name in messages, its element type, and its role, one of ROLES."""
+    """One tensor argument: its name in messages, its element type, and its role, one of ROLES; what a kernel rounds on its way
+    there."""
 
     name: str
     dtype: torch.dtype
     role: str = "in"
+    rounded: Rounded | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -281,8 +285,16 @@ class KernelSpec:
 
     def reduction_length(self, ints: Sequence[int]) -> int:
         """Number of terms that one output element sums."""
+        return self._product(self.reduction, ints)
+
+    def coarse(self, ints: Sequence[int]) -> tuple[float, ...]:
+        """How far each tensor may be off for what is rounded on its way, relative as in `tuning.tolerance`."""
+        ways = [arg.rounded for arg in self.args]
+        return tuple(coarseness(way.dtype, self._product(way.terms, ints)) if way is not None else 0.0 for way in ways)
+
+    def _product(self, terms: Sequence[str | int], ints: Sequence[int]) -> int:
         sizes = self.sizes(ints)
-        return math.prod(sizes[part] if isinstance(part, str) else part for part in self.reduction)
+        return math.prod(sizes[part] if isinstance(part, str) else part for part in terms)
 
 
 def threads() -> int:

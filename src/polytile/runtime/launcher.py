@@ -28,6 +28,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from polytile import locks
 from polytile.counters import counters
 from polytile.runtime import native, regime
 from polytile.runtime.arguments import CPU, CUDA, bad_count, integer, slow_pointer
@@ -128,12 +129,12 @@ class _OncePerKey:
 
     def __init__(self, on_miss: OnMiss) -> None:
         self.on_miss = on_miss
-        self.lock = threading.Lock()
+        self.lock = locks.lock()
         self.pending: dict[int, threading.RLock] = {}
 
     def __call__(self, dispatcher: Dispatcher, key: int, arguments: tuple[Any, ...]) -> Entry:
         with self.lock:
-            pending = self.pending.setdefault(key, threading.RLock())
+            pending = self.pending.setdefault(key, locks.rlock())
         with pending:
             try:
                 now = dispatcher.key_of(*arguments)  # the regime may have been split while this thread waited

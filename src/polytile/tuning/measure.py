@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import resource
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile import options
+from polytile import locks, options
 from polytile.errors import DeviceLost
 from polytile.kernels.candidate import Entry, PythonEntry
 from polytile.runtime import cpu
@@ -218,7 +217,7 @@ clock, pause = time.perf_counter, time.sleep
 MOVED = 1.3
 """A parallel region that costs so many times as much as before, or so much less, is one of other cores."""
 
-_one_race_at_a_time = threading.RLock()
+_one_race_at_a_time = locks.rlock()
 
 
 class _Crowded:
