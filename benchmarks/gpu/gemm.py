@@ -58,6 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["square", "thin", "epilogue", "matrix", "pairs"])
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--functions", nargs="+", help="only functions of these names, of parts that have several")
     parser.add_argument("--step", type=int, default=256, help="between sizes of squares, and rows of the llm part")
     parser.add_argument("--shapes", type=int, default=300, help="of the part candidates")
     parser.add_argument("--ahead", action="store_true", help="compile for later cells meanwhile, and time no first call")
@@ -126,7 +127,8 @@ def _of_part(part: str, cells: Cells, given: argparse.Namespace) -> list[Work]:
         case "tuning":
             return [_Apart("bf16", (), tuning.measure, cells)]
     cases = [(case, dtype) for case in products.cases(given.step) if case.part == part for dtype in case.dtypes]
-    return [_Job(case, dtype, cells, given) for case, dtype in cases if dtype in given.dtypes]
+    asked = [(case, dtype) for case, dtype in cases if not given.functions or case.name in given.functions]
+    return [_Job(case, dtype, cells, given) for case, dtype in asked if dtype in given.dtypes]
 
 
 class _Apart:

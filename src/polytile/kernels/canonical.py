@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexin
 
 from polytile.ir import expr, sizes
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import ROUNDING, SUM, Axis, Buffer, Loop, Store
+from polytile.ir.program import SUM, Axis, Buffer, Loop, Store
 from polytile.problem import digest
 
 
@@ -183,18 +183,6 @@ def rename_tensors(loop: Loop, names: Mapping[str, str]) -> Loop:
 
     renamed = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
     return replace(renamed, stores=tuple(replace(s, buffer=names[s.buffer]) for s in renamed.stores))
-
-
-def roundings(loop: Loop) -> dict[str, torch.dtype]:
-    """The tensors whose values a store of `loop` makes from values that were rounded, and the coarsest type that those were
-    rounded to."""
-    found: dict[str, torch.dtype] = {}
-    for store in loop.stores:
-        names = {node.name for node in expr.walk(store.value) if isinstance(node, expr.Op)}
-        through = next((dtype for dtype, name in ROUNDING.items() if name in names), None)
-        if through is not None:
-            found[store.buffer] = through
-    return found
 
 
 def precision_of(tensors: Sequence[TensorArg], args: Sequence[Any]) -> torch.dtype | None:

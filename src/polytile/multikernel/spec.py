@@ -14,10 +14,12 @@ import torch
 from polytile import options
 from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.kernels.facts import Facts
+from polytile.kernels.roundings import Rounded
 from polytile.problem import Problem
 from polytile.runtime import device, regime
 from polytile.runtime.arguments import CPU, CUDA
 from polytile.runtime.formula import Formula, evaluate
+from polytile.tuning.tolerance import coarseness
 
 WIDE = "wide"
 """The condition that some position needs 64 bits (kernels/facts.py)."""
@@ -36,13 +38,13 @@ likes."""
 
 @dataclass(frozen=True)
 class ArgInfo:
-    """One tensor argument: its name in messages, its element type, and its role, one of ROLES. `through` is a narrower type
-    that values written to it were rounded to on their way, where one was; none is more exact than that."""
+    """One tensor argument: its name in messages, its element type, and its role, one of ROLES; what a kernel rounds on its way
+    there."""
 
     name: str
     dtype: torch.dtype
     role: str = "in"
-    through: torch.dtype | None = None
+    rounded: Rounded | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -105,10 +107,6 @@ class KernelSpec:
     @property
     def roles(self) -> tuple[str, ...]:
         return tuple(arg.role for arg in self.args)
-
-    @property
-    def through(self) -> tuple[torch.dtype | None, ...]:
-        return tuple(arg.through for arg in self.args)
 
     def split(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """(tensors, ints) of flat arguments."""
@@ -287,8 +285,16 @@ class KernelSpec:
 
     def reduction_length(self, ints: Sequence[int]) -> int:
         """Number of terms that one output element sums."""
+        return self._product(self.reduction, ints)
+
+    def coarse(self, ints: Sequence[int]) -> tuple[float, ...]:
+        """How far each tensor may be off for what is rounded on its way, relative as in `tuning.tolerance`."""
+        ways = [arg.rounded for arg in self.args]
+        return tuple(coarseness(way.dtype, self._product(way.terms, ints)) if way is not None else 0.0 for way in ways)
+
+    def _product(self, terms: Sequence[str | int], ints: Sequence[int]) -> int:
         sizes = self.sizes(ints)
-        return math.prod(sizes[part] if isinstance(part, str) else part for part in self.reduction)
+        return math.prod(sizes[part] if isinstance(part, str) else part for part in terms)
 
 
 def threads() -> int:

@@ -25,12 +25,14 @@ from polytile.problem import Config
 @dataclass(frozen=True)
 class Dim:
     """Axes (flattened, where there are several) that blocks of `block` points divide. `name` is the constexpr of the block;
-    its lower case names variables."""
+    its lower case names variables. Where blocks are parts of larger ones, `whole` is the points of those, which may overhang
+    where parts divide the axes."""
 
     name: str
     axes: tuple[Axis, ...]
     block: int
     reduced: bool = False
+    whole: int = 0
 
     @property
     def size(self) -> sympy.Expr:
@@ -100,7 +102,7 @@ class Tile:
 
     def even(self, dim: Dim) -> bool:
         """Whether the facts prove that blocks divide the dimension, so that nothing overhangs."""
-        return dim.block == 1 or divides(dim.block, dim.size, self.facts)
+        return dim.block == 1 or divides(dim.whole or dim.block, dim.size, self.facts)
 
     def masks(self, dims: frozenset[Dim]) -> list[str]:
         """Conditions that keep a block inside the loop along `dims`."""
