@@ -199,8 +199,8 @@ def cost(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], threads: 
     work = COMPUTE.get(config.form, _tile_compute)(s, config) * cycle / used * _imbalance(_units(s, config), used)
     reading = _reading(spec, s, config, sizes, machine, used)
     copying = _copies(spec, s, config) * cycle / used
-    # What is read in place is brought side by side and then multiplied: with up to four rows 1.7-4 times as long as kept panels.
-    in_turn = s.in_place > 0 and s.together > 1
+    # What is read in place is widened or brought side by side, then multiplied: up to four rows take 1.7-4 times as long as kept.
+    in_turn = s.in_place > 0
     seconds = (work + reading if in_turn else max(work, reading)) + copying
     seconds += 0.0 if config.form in ("small", "stream") else WORKSPACE_SECONDS
     if used > 1:
