@@ -98,24 +98,22 @@ class Trials:
         return {attempt.candidate.name: attempt.seconds * 1e6 for attempt in tune(task) if attempt.ok}
 
 
-def every_candidate(dtypes: Sequence[str], cells: Cells, deadline: float, count: int = 300) -> None:
+def every_candidate(dtype: str, deadline: float, cells: Cells, count: int = 300) -> None:
     """A cell a shape until time is over: each candidate's µs, what the prior predicted, and what its first would be."""
-    for number, dtype in enumerate(dtypes):
-        until = time.monotonic() + (deadline - time.monotonic()) / (len(dtypes) - number)
-        wanted = [shape for shape in shapes(count) if not cells.has(FUNCTION, dtype, shape)]
-        trials = Trials(dtype) if wanted else None
-        for shape in wanted:
-            if trials is None or time.monotonic() > until:
-                break
-            request = trials.request(shape)
-            timed = trials.us(request, request.candidates)
-            predicted = {c.name: c.cost(request.sizes) * 1e6 for c in request.candidates if c.name in timed}
-            row = {
-                "function": FUNCTION, "part": "candidates", "dtype": dtype, "shape": list(shape), "us": timed,
-                "predicted_us": predicted, "shortlist": [c.name for c in shortlist(request)],
-            }  # fmt: skip
-            cells.add(row)
-            print(f"{dtype} {shape}: {verdict([row])}", flush=True)
+    wanted = [shape for shape in shapes(count) if not cells.has(FUNCTION, dtype, shape)]
+    trials = Trials(dtype) if wanted and time.monotonic() < deadline else None
+    for shape in wanted:
+        if trials is None or time.monotonic() > deadline:
+            break
+        request = trials.request(shape)
+        timed = trials.us(request, request.candidates)
+        predicted = {c.name: c.cost(request.sizes) * 1e6 for c in request.candidates if c.name in timed}
+        row = {
+            "function": FUNCTION, "part": "candidates", "dtype": dtype, "shape": list(shape), "us": timed,
+            "predicted_us": predicted, "shortlist": [c.name for c in shortlist(request)],
+        }  # fmt: skip
+        cells.add(row)
+        print(f"{dtype} {shape}: {verdict([row])}", flush=True)
 
 
 def regrets(row: dict[str, Any]) -> list[float]:
@@ -142,9 +140,12 @@ def generated(us: dict[str, float]) -> list[float]:
 
 
 def spread(ratios: Sequence[float]) -> str:
-    ordered = sorted(ratios)
-    p95 = ordered[max(0, math.ceil(0.95 * len(ordered)) - 1)]
-    return f"geomean {geomean(ordered):.3f}, p95 {p95:.2f}, worst {ordered[-1]:.2f}"
+    return f"geomean {geomean(ratios):.3f}, p95 {percentile(ratios, 0.95):.2f}, worst {max(ratios):.2f}"
 
 
-__all__ = ["Trials", "every_candidate", "generated", "regrets", "shapes", "verdict"]
+def percentile(ratios: Sequence[float], share: float) -> float:
+    """The least of the ratios that so large a share of them does not exceed."""
+    return sorted(ratios)[max(0, math.ceil(share * len(ratios)) - 1)]
+
+
+__all__ = ["Trials", "every_candidate", "generated", "percentile", "regrets", "shapes", "verdict"]

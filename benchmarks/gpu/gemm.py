@@ -1,52 +1,64 @@
 """`python -m benchmarks.gpu.gemm [--parts square thin ...] [--seconds 500]`: products on a GPU against cuBLAS and the peer.
 
-Parts are measured in the order in which they are named, until time is over; with `--ahead` what later cells will try is compiled
-while earlier ones are measured. Cells go to OUT/gpu_gemm_cells.jsonl as they are measured and are not measured twice; a run goes
-on from those of earlier ones that `--resume` names (a file of cells, or a gpu_gemm.json), so that the whole may be spread over
-short sessions. The tables at the end and OUT/gpu_gemm.json are of everything there is. Parts `matrix` and `pairs` compile for one
-hint and call at other sizes (SPEC H5); part `candidates` times every candidate at some sizes, on which the prior is fitted.
+Every function, type and part of its own gets an equal share of the time in the order in which parts are named, its shapes dealt
+out so that the first few are of all kinds; what time is left goes to what is missing, in that order. With `--ahead` what is to be
+tried next is compiled by the machine's cores meanwhile. Cells go to OUT/gpu_gemm_cells.jsonl as they are measured and are not
+measured twice; a run goes on from those of earlier ones that `--resume` names (a file of cells, or a gpu_gemm.json), so that the
+whole may be spread over short sessions, and measures those of the revisions that `--again` names once more. The tables at the end
+and OUT/gpu_gemm.json are of everything there is. Parts `matrix` and `pairs` compile for one hint and call at other sizes (SPEC
+H5); part `tuning` is what first calls take, in a process of its own (tuning.py); part `candidates` times every candidate at some
+sizes, on which the prior is fitted.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-import polytile
 from benchmarks import record
 from benchmarks.compilers import copied
-from benchmarks.gpu import hints, products
-from benchmarks.gpu.candidates import Trials, every_candidate, verdict
+from benchmarks.gpu import hints, products, tuning
+from benchmarks.gpu.candidates import Trials, every_candidate
+from benchmarks.gpu.gemm_report import report
 from benchmarks.gpu.grid import Cells, new_decisions
+from benchmarks.gpu.product_cell import COUNTED, cell, switch
 from benchmarks.gpu.products import DTYPES, Case, Shape
 from benchmarks.gpu.products_ahead import Compiled
-from benchmarks.gpu.replay import copy_bandwidth, kernel_times
-from benchmarks.timing import geomean
-from polytile.report import Table, show
+from benchmarks.gpu.replay import copy_bandwidth
 
-APART = ("matrix", "pairs", "candidates")
+APART = ("matrix", "pairs", "tuning", "candidates")
 """Parts that are no cells of polytile against the library."""
 PARTS = (*products.PARTS, *APART)
-WITHIN = 1.02
-COUNTED = ("compiler_runs", "candidates_benchmarked")
 TUNING = ("first_call_s", "peer_first_call_s", *COUNTED)
 """What tuning at a new shape takes: seconds, and what they are spent on."""
 OPTIONS: dict[str, Any] = {"persist": False}
+ASKED_AHEAD = 3
+"""How many functions before its turn what a function will try is compiled."""
+
+
+class Work(Protocol):
+    """Cells of one kind that may be missing."""
+
+    def ask(self) -> None:
+        """Has compiled in the background what the cells are going to try."""
+
+    def measure(self, deadline: float) -> None:
+        """Measures what is missing, until the clock `time.monotonic` says so."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["square", "thin", "epilogue", *APART])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["square", "thin", "epilogue", "matrix", "pairs"])
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--functions", nargs="+", help="only functions of these names, of parts that have several")
     parser.add_argument("--step", type=int, default=256, help="between sizes of squares, and rows of the llm part")
     parser.add_argument("--shapes", type=int, default=300, help="of the part candidates")
     parser.add_argument("--ahead", action="store_true", help="compile for later cells meanwhile, and time no first call")
@@ -54,6 +66,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=500, help="when no new cell is begun")
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--resume", type=Path, nargs="*", default=[], help="cells of earlier runs to go on from")
+    parser.add_argument("--again", nargs="*", default=[], help="revisions whose cells are measured once more")
     parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
     given = parser.parse_args()
     if given.show is not None:
@@ -62,13 +75,14 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu.gemm needs an NVIDIA GPU; this process sees none.")
     torch._dynamo.config.recompile_limit = 256
-    out = Path(given.out)
-    cells = Cells(out / "gpu_gemm_cells.jsonl")
+    signal.signal(signal.SIGTERM, _ended)
+    deadline, out = time.monotonic() + given.seconds, Path(given.out)
+    cells = Cells(out / "gpu_gemm_cells.jsonl", given.again)
     for file in given.resume:
         cells.take(file)
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy_bytes_per_second": copy_bandwidth()}
     try:
-        _run(given, cells, time.monotonic() + given.seconds)
+        run([work for part in given.parts for work in _of_part(part, cells, given)], deadline, given.ahead)
     finally:
         results["cells"] = cells.rows
         path = record.write("gpu_gemm", results, out)
@@ -76,29 +90,59 @@ def main() -> None:
         print(path)
 
 
-def _run(given: argparse.Namespace, cells: Cells, deadline: float) -> None:
-    """Every part that was asked for, in that order."""
-    jobs = [_Job(case, dtype, cells, given) for part in given.parts for case, dtype in _of_part(part, given)]
+def _ended(number: int, frame: Any) -> None:
+    raise SystemExit(f"ended by signal {number}")
+
+
+def run(work: Sequence[Work], deadline: float, ahead: bool) -> None:
+    """All of it twice: first each for its share of the time, then what is left, in order. What fails costs no other its turn."""
+    for each in work[: ASKED_AHEAD if ahead else 0]:
+        _told(each.ask)
+    for place, each in enumerate(work):
+        if ahead and place + ASKED_AHEAD < len(work):
+            _told(work[place + ASKED_AHEAD].ask)
+        _told(each.measure, time.monotonic() + (deadline - time.monotonic()) / (len(work) - place))
+    for each in work:
+        _told(each.measure, deadline)
+
+
+def _told(step: Callable[..., None], *args: Any) -> None:
+    """Takes a step; prints the error that it may end with."""
+    try:
+        step(*args)
+    except Exception as error:
+        torch.cuda.synchronize()
+        print(f"{step.__qualname__}: {type(error).__name__}: {str(error)[:400]}", flush=True)
+
+
+def _of_part(part: str, cells: Cells, given: argparse.Namespace) -> list[Work]:
     both = [dtype for dtype in ("bf16", "fp32") if dtype in given.dtypes]
-    if given.ahead:
-        for dtype in both if {"matrix", "pairs"} & set(given.parts) else []:
-            Trials(dtype).ask(hints.SIZES if "pairs" in given.parts else hints.RUN_AT)
-        for job in jobs:
-            job.ask()
-    for part in given.parts:
-        if part == "matrix":
-            hints.matrix(both, cells, deadline, given.peer)
-        elif part == "pairs":
-            hints.pairs(both, cells, deadline)
-        elif part == "candidates":
-            every_candidate(both, cells, deadline, given.shapes)
-        for job in jobs:
-            if job.case.part == part:
-                job.measure(deadline)
+    match part:
+        case "matrix":
+            return [_Apart(dtype, hints.RUN_AT, hints.matrix, cells, given.peer) for dtype in both]
+        case "pairs":
+            return [_Apart(dtype, hints.SIZES, hints.pairs, cells) for dtype in both]
+        case "candidates":
+            return [_Apart(dtype, (), every_candidate, cells, given.shapes) for dtype in both]
+        case "tuning":
+            return [_Apart("bf16", (), tuning.measure, cells)]
+    cases = [(case, dtype) for case in products.cases(given.step) if case.part == part for dtype in case.dtypes]
+    asked = [(case, dtype) for case, dtype in cases if not given.functions or case.name in given.functions]
+    return [_Job(case, dtype, cells, given) for case, dtype in asked if dtype in given.dtypes]
 
 
-def _of_part(part: str, given: argparse.Namespace) -> list[tuple[Case, str]]:
-    return [(c, d) for c in products.cases(given.step) if c.part == part for d in c.dtypes if d in given.dtypes]
+class _Apart:
+    """A part that `run(dtype, deadline, ...)` measures; what it tries at squares of these sizes may be compiled ahead."""
+
+    def __init__(self, dtype: str, squares: Sequence[int], run: Callable[..., None], *more: Any) -> None:
+        self.dtype, self.squares, self.run, self.more = dtype, squares, run, more
+
+    def ask(self) -> None:
+        if self.squares:
+            Trials(self.dtype).ask(self.squares)
+
+    def measure(self, deadline: float) -> None:
+        self.run(self.dtype, deadline, *self.more)
 
 
 class _Job:
@@ -107,28 +151,29 @@ class _Job:
     def __init__(self, case: Case, dtype: str, cells: Cells, given: argparse.Namespace) -> None:
         self.case, self.dtype, self.cells, self.given = case, dtype, cells, given
         self.key = f"{case.part}: {case.name}"
-        self.wanted = [shape for shape in case.shapes if not cells.has(self.key, dtype, shape)]
-        self.compiled = Compiled(case, dtype, OPTIONS)
+        self.compiled = Compiled(copied(case.run, "ours"), self._made, case.traced, OPTIONS)
+        self.known: set[str] = set()
+
+    def _made(self, m: int, n: int, k: int) -> tuple[Any, ...]:
+        return self.case.make(m, n, k, DTYPES[self.dtype])
+
+    @property
+    def wanted(self) -> list[Shape]:
+        return spread([shape for shape in self.case.shapes if not self.cells.has(self.key, self.dtype, shape)])
 
     def ask(self) -> None:
-        """Has compiled in the background what the cells are going to try."""
-        _switch(self.dtype)
-        try:
-            self.compiled.ask(self.wanted)
-        except Exception as error:
-            torch.cuda.synchronize()
-            print(f"{self.key} {self.dtype}, ahead: {type(error).__name__}: {str(error)[:400]}", flush=True)
+        switch(self.dtype)
+        self.compiled.ask(self.wanted)
 
     def measure(self, deadline: float) -> None:
-        _switch(self.dtype)
-        known: set[str] = set()
-        new_decisions(known)
+        switch(self.dtype)
+        new_decisions(self.known)
         for shape in self.wanted:
             if time.monotonic() > deadline:
                 return
             row: dict[str, Any] = {"function": self.key, "part": self.case.part, "dtype": self.dtype, "shape": list(shape)}
             try:
-                row.update(_cell(self.case, self.compiled.call, shape, self.dtype, self.given.peer), chosen=_chosen(known))
+                row.update(cell(self.case, self.compiled.call, shape, self.dtype, self.given.peer), chosen=_chosen(self.known))
             except Exception as error:
                 torch.cuda.synchronize()
                 row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
@@ -138,48 +183,13 @@ class _Job:
             print(_line(row), flush=True)
 
 
-def _switch(dtype: str) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-
-
-def _cell(case: Case, ours: Any, shape: Shape, dtype: str, peer: bool) -> dict[str, Any]:
-    torch.manual_seed(0)
-    args = case.make(*shape, DTYPES[dtype])
-    before = {name: polytile.counters[name] for name in COUNTED}
-    got, first = _first(ours, args)
-    counts = {name: polytile.counters[name] - before[name] for name in COUNTED}
-    calls, took = {"library": case.run, "polytile": ours}, {}
-    if peer:
-        torch._dynamo.reset_code(case.run.__code__)
-        calls["peer"] = torch.compile(
-            copied(case.run, f"theirs{shape[0]}"), dynamic=False, mode="max-autotune-no-cudagraphs"
-        )
-        took["peer_first_call_s"] = _first(calls["peer"], args)[1]
-    times = kernel_times({name: functools.partial(call, *args) for name, call in calls.items()})
-    results, eager = tree_leaves(got), tree_leaves(case.run(*args))
-    moved = sum(tensor.nbytes for tensor in (*args, *results))
-    wrong = next(filter(None, (_wrong(own, right, shape[2]) for own, right in zip(results, eager, strict=True))), "")
-    return {"us": times, "first_call_s": first, **took, **counts, "bytes": moved, "wrong": wrong}
-
-
-def _first(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, float]:
-    """What a first call gives, and how many seconds it takes."""
-    began = time.perf_counter()
-    got = call(*args)
-    torch.cuda.synchronize()
-    return got, round(time.perf_counter() - began, 3)
+def spread(shapes: Sequence[Shape]) -> list[Shape]:
+    """The shapes dealt out: however many of the first are taken, they stand far apart in the order given."""
+    return [shapes[place] for place in sorted(range(len(shapes)), key=lambda place: f"{place:016b}"[::-1])]
 
 
 def _chosen(known: set[str]) -> str:
     return "; ".join(new_decisions(known)) or "as in a regime met before"
-
-
-def _wrong(got: torch.Tensor, eager: torch.Tensor, k: int) -> str:
-    """What is wrong with the result beside the library's, whose own rounding is that of its type and of TF32."""
-    scale = eager.float().abs().mean().clamp_min(1e-30)
-    error = float((got.float() - eager.float()).abs().max() / scale)
-    least = max(torch.finfo(eager.dtype).eps, 2.0**-10 if torch.backends.cuda.matmul.allow_tf32 else 2.0**-20 * k**0.5)
-    return "" if error <= 16 * least else f"off by {error:.2g} of the mean"
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -188,49 +198,6 @@ def _line(row: dict[str, Any]) -> str:
         return f"{label}: {row['error']}"
     times = ", ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
     return f"{label}: {times} µs; {row['chosen']}{' WRONG ' + row['wrong'] if row['wrong'] else ''}"
-
-
-def report(results: dict[str, Any]) -> None:
-    """For each function and type how polytile stands to the best of the others; the tables of the other parts."""
-    of_part = {part: [row for row in results["cells"] if row["part"] == part] for part in APART}
-    others = [row for row in results["cells"] if row["part"] not in APART]
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in others:
-        if "us" in row and "polytile" in row["us"]:
-            groups.setdefault((row["function"], row["dtype"]), []).append(row)
-    body = []
-    for (function, dtype), rows in groups.items():
-        over = [row["us"]["polytile"] / min(us for name, us in row["us"].items() if name != "polytile") for row in rows]
-        near = sum(ratio <= WITHIN for ratio in over)
-        worst = rows[max(range(len(over)), key=over.__getitem__)]
-        share = max(row["bytes"] / row["us"]["polytile"] * 1e6 / results["copy_bytes_per_second"] for row in rows)
-        where = "×".join(map(str, worst["shape"]))
-        body.append((function, dtype, len(rows), f"{geomean(over):.3f}", f"{max(over):.2f} at {where}",
-                     f"{near / len(over):.0%}", f"{share:.0%}"))  # fmt: skip
-    columns = ["function", "type", "shapes", "geomean", "worst", "within 2 %", "most of copy"]
-    show(Table.of("polytile's kernel time over the best of the others", columns, body))
-    costs = []
-    for (function, dtype), rows in groups.items():
-        told = [row for row in rows if "first_call_s" in row]
-        counts = [str(sum(row[name] for row in told if name in row)) for name in COUNTED]
-        spent = [f"{sum(row.get(name, 0.0) for row in told):.1f}" for name in ("first_call_s", "peer_first_call_s")]
-        if told:
-            costs.append((function, dtype, len(told), *counts, *spent))
-    columns = ["function", "type", "shapes", "compiled", "candidates timed", "s of first calls", "s of the peer's"]
-    show(Table.of("what tuning took", columns, costs, folded=True))
-    if of_part["matrix"]:
-        hints.show_matrix(of_part["matrix"])
-    if of_part["pairs"]:
-        hints.show_pairs(of_part["pairs"])
-    for dtype in dict.fromkeys(row["dtype"] for row in of_part["candidates"]):
-        own = [row for row in of_part["candidates"] if row["dtype"] == dtype]
-        print(f"the prior as it was then, {dtype}, against the best of the candidates timed: {verdict(own)}")
-    for row in others:
-        if row.get("error") or row.get("wrong"):
-            print(f"{row['function']} {row['dtype']} {row['shape']}: {row.get('error') or row['wrong']}")
-    ratios = [row["us"]["polytile"] / row["us"]["library"] for rows in groups.values() for row in rows if "library" in row["us"]]
-    if ratios:
-        print(f"all: {len(ratios)} cells, geomean {geomean(ratios):.3f} of the library")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,24 +31,31 @@ PEER = {"autotune_local_cache": False}
 
 
 class Cells:
-    """The cells measured so far, in a file."""
+    """The cells measured so far, in a file to which each is written as it is measured; the last of a function, type and shape
+    counts. Those of the revisions that begin with one of `again` are kept, but are to be measured once more."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, again: Sequence[str] = ()) -> None:
+        self.path, self.again = path, tuple(again)
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text().splitlines() if path.exists() else []
-        self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
+        self._rows = {_key(row): row for row in map(json.loads, filter(str.strip, lines))}
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return list(self._rows.values())
 
     def has(self, function: str, dtype: str, shape: tuple[int, ...]) -> bool:
-        key = (function, dtype, list(shape))
-        return any((row["function"], row["dtype"], row["shape"]) == key for row in self.rows)
+        """Whether there is a cell that need not be measured again."""
+        row = self._rows.get((function, dtype, shape))
+        return row is not None and not (self.again and row.get("revision", "").startswith(self.again))
 
     def take(self, path: Path) -> None:
-        """Adds the cells of another file that are missing here: a line each, or those of a result file."""
+        """Adds the cells of another file that are missing here, but for those that ended with an error: a line each, or those of
+        a result file."""
         text = path.read_text()
         whole = path.suffix == ".json"
         for row in json.loads(text)["results"]["cells"] if whole else map(json.loads, filter(str.strip, text.splitlines())):
-            if not self.has(row["function"], row["dtype"], tuple(row["shape"])):
+            if "error" not in row and not self.has(*_key(row)):
                 self._append(row)
 
     def add(self, row: dict[str, Any]) -> None:
@@ -60,9 +67,13 @@ class Cells:
         return revision()
 
     def _append(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
+        self._rows[_key(row)] = row
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str, tuple[int, ...]]:
+    return row["function"], row["dtype"], tuple(row["shape"])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ every size, beside the one that a dynamic compile of polytile sends that size to
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import tempfile
@@ -26,6 +27,7 @@ from benchmarks.compilers import copied
 from benchmarks.gpu import products
 from benchmarks.gpu.candidates import Trials, generated
 from benchmarks.gpu.grid import Cells, new_decisions
+from benchmarks.gpu.product_cell import switch
 from benchmarks.gpu.products import DTYPES
 from benchmarks.gpu.replay import kernel_times
 from benchmarks.timing import geomean
@@ -45,10 +47,6 @@ Call = Callable[..., torch.Tensor]
 
 def square(n: int, dtype: str) -> tuple[Any, ...]:
     return products.cases(STEP)[0].make(n, n, n, DTYPES[dtype])
-
-
-def _switch(dtype: str) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
 
 
 # the matrix --------------------------------------------------------------------------------------------------------------
@@ -82,61 +80,80 @@ def contestants(peer: bool) -> dict[str, Callable[[str], Any]]:
     return rows
 
 
-def matrix(dtypes: Sequence[str], cells: Cells, deadline: float, peer: bool) -> None:
-    """The cells that are missing, row by row: kernel µs beside eager's, taken in turns."""
-    for dtype in dtypes:
-        _switch(dtype)
-        for name, made in contestants(peer).items():
-            wanted = [n for n in RUN_AT if not cells.has(MATRIX + name, dtype, (n, n, n))]
-            if not wanted or time.monotonic() > deadline:
+def matrix(dtype: str, deadline: float, cells: Cells, peer: bool) -> None:
+    """The rows of one type that are missing. All of them are called at every size first; then they are timed size by size, in
+    turns with eager: the device's own pace, which changes from second to second, meets all alike."""
+    switch(dtype)
+    known: set[str] = set()
+    chosen: dict[tuple[str, int], str] = {}
+    with contextlib.ExitStack() as made:
+        calls: dict[str, Call] = {}
+        for name, make in contestants(peer).items():
+            if all(cells.has(MATRIX + name, dtype, (n, n, n)) for n in RUN_AT) or time.monotonic() > deadline:
                 continue
-            with made(dtype) as call:
-                known: set[str] = set()
-                for n in wanted:
-                    args = square(n, dtype)
-                    call(*args)
-                    us = kernel_times({"eager": functools.partial(torch.mm, *args), name: functools.partial(call, *args)})
-                    row = {"function": MATRIX + name, "part": "matrix", "dtype": dtype, "shape": [n, n, n], "us": us}
-                    cells.add({**row, "chosen": "; ".join(new_decisions(known))})
-                    print(f"{name}, {dtype} at {n}: " + ", ".join(f"{who} {t:.1f}" for who, t in us.items()), flush=True)
+            calls[name] = made.enter_context(make(dtype))
+            for n in RUN_AT:
+                calls[name](*square(n, dtype))
+                chosen[name, n] = "; ".join(new_decisions(known))
+        for n in RUN_AT if calls else ():
+            args = square(n, dtype)
+            timed: dict[str, Call] = {"eager": torch.mm, **calls}
+            us = kernel_times({name: functools.partial(call, *args) for name, call in timed.items()})
+            print(f"matrix, {dtype} at {n}: " + ", ".join(f"{who} {t:.1f}" for who, t in us.items()), flush=True)
+            for name in (name for name in calls if name in us):
+                own = {"eager": us["eager"], name: us[name]}
+                row = {"function": MATRIX + name, "part": "matrix", "dtype": dtype, "shape": [n, n, n], "us": own}
+                cells.add({**row, "chosen": chosen[name, n]})
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, dict[int, float]]:
+    """µs by row of the matrix and size, of one type; of what was timed several times the least."""
+    at: dict[str, dict[int, float]] = {}
+    for row in rows:
+        n = row["shape"][0]
+        for name, us in row["us"].items():
+            at.setdefault(name, {})[n] = min(us, at.get(name, {}).get(n, math.inf))
+    return at
+
+
+def worst_of_columns(rows: Sequence[dict[str, Any]]) -> dict[str, dict[int, float]]:
+    """By type and size, polytile's worst row over the best of all that was measured there."""
+    found: dict[str, dict[int, float]] = {}
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        at = _columns([row for row in rows if row["dtype"] == dtype])
+        for n in RUN_AT:
+            ours = [us[n] for name, us in at.items() if name.startswith("polytile") and n in us]
+            if ours:
+                found.setdefault(dtype, {})[n] = max(ours) / min(us[n] for us in at.values() if n in us)
+    return found
 
 
 def show_matrix(rows: Sequence[dict[str, Any]]) -> None:
     """A table a type: µs of every row at every size, and how far polytile's worst row is from the best of each column."""
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        at: dict[str, dict[int, float]] = {}
-        for row in (row for row in rows if row["dtype"] == dtype):
-            for name, us in row["us"].items():
-                own = at.setdefault(name, {})
-                own[row["shape"][0]] = min(us, own.get(row["shape"][0], math.inf))
+    for dtype, over in worst_of_columns(rows).items():
+        at = _columns([row for row in rows if row["dtype"] == dtype])
         body = [(name, *[f"{found[n]:.1f}" if n in found else "" for n in RUN_AT]) for name, found in at.items()]
-        over = []
-        for n in RUN_AT:
-            column = {name: found[n] for name, found in at.items() if n in found}
-            ours = [us for name, us in column.items() if name.startswith("polytile")]
-            over.append(f"{max(ours) / min(column.values()):.3f}" if ours else "")
-        body.append(("polytile's worst over the best", *over))
+        body.append(("polytile's worst over the best", *[f"{over[n]:.3f}" if n in over else "" for n in RUN_AT]))
         show(Table.of(f"hint × size at run time, {dtype}, µs of kernel time", ["compiled for", *map(str, RUN_AT)], body))
 
 
 # all pairs ---------------------------------------------------------------------------------------------------------------
 
 
-def pairs(dtypes: Sequence[str], cells: Cells, deadline: float) -> None:
-    """First what wins at each hint, then those winners at each size; one type after the other."""
-    for dtype in dtypes:
-        if all(cells.has(PAIRS, dtype, (n, n, n)) for n in SIZES):
-            continue
-        trials = Trials(dtype)
-        for n in SIZES:
-            if not cells.has(AT_HINT, dtype, (n, n, n)) and time.monotonic() < deadline:
-                request = trials.request((n, n, n))
-                us = trials.us(request, shortlist(request))
-                cells.add({"function": AT_HINT, "part": "pairs", "dtype": dtype, "shape": [n, n, n], "us": us})
-                print(f"{AT_HINT} {n}, {dtype}: {min(us, key=lambda name: us[name])}", flush=True)
-        hinted = [row for row in cells.rows if row["function"] == AT_HINT and row["dtype"] == dtype]
-        if len(hinted) == len(SIZES):
-            _at_every_size(trials, dtype, winners(hinted), cells, deadline)
+def pairs(dtype: str, deadline: float, cells: Cells) -> None:
+    """First what wins at each hint, then those winners at each size."""
+    if all(cells.has(PAIRS, dtype, (n, n, n)) for n in SIZES) or time.monotonic() > deadline:
+        return
+    trials = Trials(dtype)
+    for n in SIZES:
+        if not cells.has(AT_HINT, dtype, (n, n, n)) and time.monotonic() < deadline:
+            request = trials.request((n, n, n))
+            us = trials.us(request, shortlist(request))
+            cells.add({"function": AT_HINT, "part": "pairs", "dtype": dtype, "shape": [n, n, n], "us": us})
+            print(f"{AT_HINT} {n}, {dtype}: {min(us, key=lambda name: us[name])}", flush=True)
+    hinted = [row for row in cells.rows if row["function"] == AT_HINT and row["dtype"] == dtype]
+    if len(hinted) == len(SIZES):
+        _at_every_size(trials, dtype, winners(hinted), cells, deadline)
 
 
 def winners(hinted: Sequence[dict[str, Any]], own: bool = False) -> dict[int, str]:
@@ -196,4 +213,4 @@ def show_pairs(rows: Sequence[dict[str, Any]]) -> None:
     show(Table.of(f"what a single hint loses to one dynamic compile (published: {ASKED:.2%})", columns, body))
 
 
-__all__ = ["matrix", "pairs", "show_matrix", "show_pairs", "speedups", "winners"]
+__all__ = ["matrix", "pairs", "show_matrix", "show_pairs", "speedups", "winners", "worst_of_columns"]

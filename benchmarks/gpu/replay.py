@@ -11,8 +11,8 @@ import torch
 CALLS = 10
 LEAST, ENOUGH = 5, 30e3
 """Replays of a graph at least, and the µs of them after which no more are made."""
-SLEEP_CYCLES = 60_000
-"""About 30 µs of waiting on the device before the first event, in which the host launches the graph."""
+SLEEP_CYCLES = 400_000
+"""About 200 µs of waiting on the device before the first event, in which even a busy host has launched the graph."""
 
 Call = Callable[[], Any]
 

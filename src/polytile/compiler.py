@@ -7,8 +7,6 @@ is what `explain()` reports.
 from __future__ import annotations
 
 import itertools
-import logging
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from polytile import options, runtime
+from polytile import debug, locks, options, runtime
 from polytile.counters import counters
 from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.ir import sizes
@@ -29,8 +27,6 @@ from polytile.passes.pipeline import optimize
 from polytile.runtime.neutral import neutral
 from polytile.tuning.budget import Budget
 from polytile.wrapper import KernelCall, backend, schedule
-
-log = logging.getLogger("polytile")
 
 Values = Mapping[sympy.Symbol, int]
 
@@ -55,7 +51,7 @@ class CompiledProgram:
 
 _compiled: list[weakref.ref[CompiledProgram]] = []
 _names = itertools.count()
-_lock = threading.Lock()
+_lock = locks.lock()
 
 
 def compiled_programs() -> tuple[CompiledProgram, ...]:
@@ -121,8 +117,7 @@ def compile_program(
     for operation in program.operations:
         if isinstance(operation, Extern):
             counters.add_library_call(str(operation.target))
-    if options.get("debug") >= 2:
-        log.info("%s", wrapped.source)
+    debug.show(2, lambda: wrapped.source)
     return record(program.name, lowered.operators, wrapped.source, wrapped.call, program, calls, given)
 
 

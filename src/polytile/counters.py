@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from polytile import locks
 
 NAMES = (
     "graphs_compiled",
@@ -23,7 +24,7 @@ class Counters(Mapping[str, Any]):
     """Thread-safe counts by name; `library_calls` is itself a mapping from operator to count of call sites."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
         self.reset()
 
     def reset(self) -> None:

@@ -38,7 +38,7 @@ class Option:
 
 
 TABLE: tuple[Option, ...] = (
-    Option("cache_dir", str, "~/.cache/polytile", "Directory of everything polytile keeps on disk."),
+    Option("cache_dir", str, "~/.cache/polytile", "Directory of everything polytile keeps on disk; empty: the default."),
     Option(
         "debug",
         int,
@@ -242,7 +242,7 @@ def get(name: str) -> Any:
 def cache_dir() -> Path:
     """The directory that the option `cache_dir` names, as an absolute path; a relative one begins where the process was when
     it first asked. It begins with ~ where the user has no home directory."""
-    return _absolute(get("cache_dir"))
+    return _absolute(get("cache_dir") or BY_NAME["cache_dir"].default)
 
 
 @functools.cache

@@ -39,8 +39,8 @@ def save_plan(path: str | os.PathLike[str]) -> int:
             decided[pinned.key] = pinned
     if not decided:
         raise PlanError(
-            f"there is nothing to write to {os.fspath(path)}: no compiled program has run yet. "
-            "Call it once at each size that matters, then save the plan."
+            f"there is nothing to write to {os.fspath(path)}: no compiled program has chosen a kernel yet. "
+            "Call one that has generated kernels once at each size that matters, then save the plan."
         )
     Plan(tuple(decided.values()), here()).write(path)
     return len(decided)

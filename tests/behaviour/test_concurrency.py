@@ -88,10 +88,50 @@ torch.testing.assert_close(run(x, torch.zeros(500)), program(x, torch.zeros(500)
 """
 
 
-def test_a_forked_child_goes_on_with_what_its_parent_compiled(empty_cache: Path) -> None:
+FORK_MEANWHILE = """
+import faulthandler, os, sys, threading
+import torch, polytile
+from polytile.tuning import measure
+from tests.behaviour.test_concurrency import program
+
+torch.set_num_threads(1)
+run = polytile.compile(program, options={"tune": "all"})
+choosing, forked = threading.Event(), threading.Event()
+race = measure.race
+
+def slow(*args, **keywords):
+    choosing.set()
+    forked.wait()
+    return race(*args, **keywords)
+
+measure.race = slow
+x = torch.randn(300, 500)
+thread = threading.Thread(target=run, args=(x, torch.zeros(500)))
+thread.start()
+choosing.wait()
+child = os.fork()
+forked.set()
+if child == 0:
+    faulthandler.dump_traceback_later(float(sys.argv[1]), exit=True)
+    try:
+        measure.race = race
+        for rows in (300, 3):  # what the thread is choosing for, and a new regime
+            x = torch.randn(rows, 500)
+            torch.testing.assert_close(run(x, torch.zeros(500)), program(x, torch.zeros(500)))
+        os._exit(0)
+    finally:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("script", [FORK, FORK_MEANWHILE], ids=["after a call", "while another thread chooses"])
+def test_a_forked_child_goes_on_with_what_its_parent_compiled(script: str, empty_cache: Path) -> None:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
-    command = [sys.executable, "-c", FORK, str(PATIENCE)]
+    command = [sys.executable, "-c", script, str(PATIENCE)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert done.returncode == 0, done.stderr
 

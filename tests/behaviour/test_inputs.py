@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._dynamo.decorators import mark_unbacked
 from torch.func import vmap
 
+from polytile import options
 from polytile.errors import InvalidInput
 from tests.behaviour.helpers import check, compiled, copied, graphs, multikernels, sized
 
@@ -35,6 +36,20 @@ def test_a_bad_value_in_an_input_names_argument_and_kernel(bad: float) -> None:
     told = str(error.value)
     assert repr(kernel) in told and any(repr(name) in told for name in arguments)
     assert ("1 NaN and 0 infinite" if bad != bad else "0 NaN and 1 infinite") in told
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_whether_inputs_are_checked_is_settled_when_a_function_is_compiled(first: bool) -> None:
+    """Though another program has the same kernel."""
+    runs = {first: compiled(lambda x: torch.softmax(x * 3, -1)), not first: compiled(lambda x: torch.softmax(x * 3, -1))}
+    (x,) = sized((8, 40))
+    for checked in runs:
+        with options.override(check_inputs=checked):
+            runs[checked](x)
+    x[2, 2] = float("nan")
+    runs[False](x)
+    with pytest.raises(InvalidInput):
+        runs[True](x)
 
 
 def test_each_argument_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import candidates, gemm, hints
+from benchmarks.gpu import candidates, gemm, gemm_report, hints, products
 from benchmarks.gpu.grid import Cells, Earlier
 
 
@@ -61,6 +61,68 @@ def test_a_run_goes_on_from_the_cells_of_earlier_ones(tmp_path: Path) -> None:
         cells.take(file)
     assert [row["function"] for row in cells.rows] == [hints.AT_HINT, hints.AT_HINT, "matrix: eager"]
     assert Cells(tmp_path / "own.jsonl").rows == cells.rows
+
+
+def test_cells_of_a_revision_may_be_measured_once_more_and_count_until_they_are(tmp_path: Path) -> None:
+    old, failed = tmp_path / "old.jsonl", cell("thin", 8, {}, revision="abc+", error="none")
+    old.write_text("".join(json.dumps({**row, "revision": "abc+"}) + "\n" for row in [*AT_HINTS, failed]))
+    cells = Cells(tmp_path / "own.jsonl", ["abc"])
+    cells.take(old)
+    assert len(cells.rows) == 2 and not cells.has(hints.AT_HINT, "bf16", (64, 64, 64))
+    cells.add(cell(hints.AT_HINT, 64, {"tile a": 0.5}))
+    cells.take(old)
+    assert cells.has(hints.AT_HINT, "bf16", (64, 64, 64)) and not cells.has(hints.AT_HINT, "bf16", (128, 128, 128))
+    again = Cells(tmp_path / "own.jsonl").rows
+    assert [row["us"] for row in again] == [{"tile a": 0.5}, AT_HINTS[1]["us"]]
+
+
+def test_what_was_asked_for_stands_before_all_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    times = {"library": 11.0, "polytile": 10.0, "peer": 9.0}
+    thin = {"function": "thin: linear", "part": "thin", "dtype": "bf16", "shape": [1, 2, 3], "us": times, "bytes": 80e6}
+    matrix = {**cell("matrix: polytile, hint 64", 64, {"eager": 10.0, "polytile, hint 64": 10.3}), "part": "matrix"}
+    gemm_report.report({"copy_bytes_per_second": 1e13, "cells": [thin, matrix]})
+    lines = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    found = {(line[0].strip(), line[3].strip(), line[5].strip()) for line in lines if len(line) == 6}
+    assert ("thin: times the library's speed", "1.100", "") in found
+    assert ("thin: least of a copy's bandwidth", "80%", "") in found
+    assert ("hint × size: worst cell over its column's best", "1.030", "missed") in found
+    assert ("within 2 % of the library and the peer for that shape", "0%, worst 1.11", "missed") in found
+
+
+class Recorded:
+    """Work that takes `seconds` of a clock for each of its cells."""
+
+    def __init__(self, name: str, count: int, seconds: float, clock: list[float], log: list[str]) -> None:
+        self.name, self.left, self.seconds, self.clock, self.log = name, count, seconds, clock, log
+
+    def ask(self) -> None:
+        self.log.append(f"ask {self.name}")
+
+    def measure(self, deadline: float) -> None:
+        while self.left and self.clock[0] < deadline:
+            self.left -= 1
+            self.clock[0] += self.seconds
+            self.log.append(self.name)
+        if self.name == "fails":
+            raise RuntimeError("no such kernel")
+
+
+def test_each_part_gets_a_share_of_the_time_and_the_first_ones_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, log = [0.0], list[str]()
+    monkeypatch.setattr(gemm.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(gemm.torch.cuda, "synchronize", lambda: None)
+    work = [Recorded("a", 9, 1.0, clock, log), Recorded("fails", 1, 1.0, clock, log), Recorded("c", 2, 1.0, clock, log)]
+    gemm.run(work, 9.0, ahead=False)
+    assert log == ["a", "a", "a", "fails", "c", "c", "a", "a", "a"]
+    log.clear()
+    gemm.run([Recorded(name, 0, 1.0, clock, log) for name in "abcde"], 99.0, ahead=True)
+    assert log == [f"ask {name}" for name in "abcde"]
+
+
+def test_the_first_shapes_are_of_all_kinds() -> None:
+    shapes = products.at_weights((1, 2, 3, 4))
+    found = gemm.spread(shapes)
+    assert sorted(found) == sorted(shapes) and {shape[1:] for shape in found[:4]} == set(products.WEIGHTS)
 
 
 def test_the_committed_results_make_all_tables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.compilers import copied
 from benchmarks.gpu import products
-from benchmarks.gpu.products import Case, Shape
+from benchmarks.gpu.products import Shape
 from benchmarks.gpu.products_ahead import Compiled
 from polytile import options
 from polytile.multikernel import MultiKernel
+
+TRACED = (96, 160, 224)
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -25,13 +28,12 @@ def on_gpu() -> Iterator[None]:
         yield
 
 
-def linear(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    return torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
+def linear(m: int, n: int, k: int) -> tuple[Any, ...]:
+    return torch.randn(m, k), torch.randn(n, k), torch.randn(n)
 
 
-def packed(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    numbers = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-    return torch.randn(m, k).to(dtype), numbers, torch.rand(n, 1).to(dtype)
+def packed(m: int, n: int, k: int) -> tuple[Any, ...]:
+    return torch.randn(m, k), torch.randint(0, 256, (n, k // 2), dtype=torch.uint8), torch.rand(n, 1)
 
 
 @pytest.mark.parametrize(("run", "make"), [(products.linear_gelu, linear), (products.weights_int4, packed)])
@@ -41,10 +43,10 @@ def test_what_is_asked_for_is_what_is_called(
     asked: list[tuple[MultiKernel, Sequence[int]]] = []
     monkeypatch.setattr(MultiKernel, "prepare", lambda kernel, ints: asked.append((kernel, ints)))
     shapes: tuple[Shape, ...] = ((3, 20, 40), (1, 20, 40), (2, 40, 40))
-    compiled = Compiled(Case("part", "name", run, make, ("fp32",), shapes), "fp32", {"persist": False})
+    compiled = Compiled(copied(run, "ours"), make, TRACED, {"persist": False})
     compiled.ask(shapes)
     for m, n, k in shapes:
-        args = make(m, n, k, torch.float32)
+        args = make(m, n, k)
         with options.override(force="aten*,stored first"):
             torch.testing.assert_close(compiled.call(*args), run(*args), rtol=1e-4, atol=1e-4)
         (sizes,) = [

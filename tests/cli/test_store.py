@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -81,6 +82,23 @@ def test_export_and_import_carry_a_store_elsewhere(store: Path, tmp_path: Path) 
     assert result.exit_code == 0 and "4 measurements added" in result.output
     assert records(tmp_path / "other") == records(store)
     assert "0 measurements added" in run("store", "import", tmp_path / "lines").output
+
+
+def test_an_import_makes_the_cache_directory_with_the_store_in_it(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("store", "export", tmp_path / "lines")
+    monkeypatch.setenv("POLYTILE_CACHE_DIR", str(tmp_path / "new"))
+    assert f"4 measurements added to {tmp_path / 'new' / 'store.sqlite3'}" in run("store", "import", tmp_path / "lines").output
+    assert records(tmp_path / "new" / "store.sqlite3") == records(store)
+
+
+def test_an_export_to_what_is_no_file_is_refused(store: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for format in ("jsonl", "t4"):
+        result = run("store", "export", tmp_path / "pipe", "--format", format)
+        assert result.exit_code == 2 and f"written to {tmp_path / 'pipe'}: it is there, and no file." in result.output
+        assert (tmp_path / "pipe").is_fifo()
 
 
 def test_t4_results_carry_a_store_elsewhere_too(store: Path, tmp_path: Path) -> None:

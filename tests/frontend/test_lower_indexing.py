@@ -100,6 +100,27 @@ def test_reads_of_any_type(dtype: torch.dtype) -> None:
     check(lambda x, i: (x[i], x.gather(1, i.abs().unsqueeze(0)), x.t()[i]), x, i)
 
 
+TRUTH_VALUES = {
+    "scatter_add": lambda x, y, i: x.scatter_add(1, i, y),
+    **{
+        f"{reduce}, {kind}": lambda x, y, i, reduce=reduce, kept=kept: x.scatter_reduce(1, i, y, reduce, include_self=kept)
+        for reduce in ("sum", "prod", "amax", "amin")
+        for kind, kept in (("kept", True), ("replaced", False))
+    },
+    "multiply": lambda x, y, i: x.scatter(1, i, y, reduce="multiply"),
+    "index_put": lambda x, y, i: x.index_put([i[0]], y[:4], accumulate=True),
+    "put": lambda x, y, i: x.put(i, y[:, :4], accumulate=True),
+    "mask": lambda x, y, i: x.index_put([y], y[0, 0], accumulate=True),
+}
+
+
+@pytest.mark.parametrize("name", TRUTH_VALUES)
+def test_truth_values_accumulate(name: str) -> None:
+    """A sum of them holds where any does, a product where all do."""
+    x, y = torch.rand(6, 6) > 0.5, torch.rand(6, 6) > 0.5
+    check(TRUTH_VALUES[name], x, y, torch.randint(0, 6, (6, 4)))
+
+
 def test_complex_values_are_the_library_s() -> None:
     program = check(lambda x, i: x[i], torch.randn(4, dtype=torch.complex64), torch.tensor([1, 2]), library=True)
     assert library_calls(program) == ["aten.index.Tensor"]
@@ -338,7 +359,6 @@ def test_accumulates_in_any_type_of_number(dtype: torch.dtype) -> None:
     ("fn", "operator"),
     [
         (lambda x, i: x[x > 0], "aten.index.Tensor"),
-        (lambda x, i: (x > 0).index_put([i], x[:3] > 1, accumulate=True), "aten.index_put.default"),
         (lambda x, i: x.nonzero(), "aten.nonzero.default"),
     ],
 )

@@ -25,6 +25,14 @@ def loops(program: Program) -> list[Loop]:
     return [op for op in program.operations if isinstance(op, Loop)]
 
 
+def test_a_product_in_16_bits_is_not_stored_again_in_32() -> None:
+    def swish(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.silu(x @ y) * (x @ y.sin())
+
+    program = lower(swish, torch.randn(5, 8).bfloat16(), torch.randn(8, 6).bfloat16())
+    assert not [b.name for b in program.buffers.values() if b.dtype == torch.float32]
+
+
 PRODUCTS: dict[str, Function] = {
     "mm": lambda x, y, b: x @ y,
     "mm, left transposed": lambda x, y, b: x.t().contiguous().t() @ y,

@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 
 import polytile
+from polytile.kernels.candidate import PythonEntry
 from polytile.runtime import native
 from polytile.runtime.cuda import device, driver
+from polytile.runtime.cuda.timing import REPLAYS, Timer
 from tests.gpu.comparing import agree, compiled, data
 
 pytestmark = pytest.mark.gpu
@@ -122,6 +124,24 @@ def test_without_memory_for_measuring_the_call_succeeds() -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     agree(out, torch.softmax(x, -1))
+
+
+def test_what_is_timed_leaves_no_memory_reserved() -> None:
+    x = data(1024, 8192)
+    entry = PythonEntry(lambda a: torch.softmax(a * 2, -1).cos(), recordable=True)
+    first, timer = (Timer(torch.device("cuda", 0), slow_start=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    first(entry, (x,), 5)
+    first.release()  # what torch keeps for recording at all, 2 MiB, stays
+    before, taken = torch.cuda.memory_reserved(), []
+    for _ in range(4):
+        for _ in range(REPLAYS):
+            assert timer(entry, (x,), 5) > 0
+        taken.append(torch.cuda.memory_reserved() - before)
+    assert taken[0] >= 2 * x.nbytes and taken == taken[:1] * 4
+    timer.release()
+    assert torch.cuda.memory_reserved() == before
 
 
 def test_a_warm_process_benchmarks_and_compiles_nothing(empty_cache: Path) -> None:

@@ -11,7 +11,7 @@ from polytile.ir.program import Axis
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import INT32_REACH, Facts, reaches
 from polytile.kernels.nest import Form, Nest, nest_of
-from polytile.kernels.triton import interpret
+from polytile.kernels.triton import interpret, vectors
 from polytile.kernels.triton.generate import generate, nest_for
 from polytile.kernels.triton.split import splittable
 from polytile.kernels.triton.tile import tiled_axes
@@ -37,7 +37,8 @@ def facts_of(kernel: LoopKernel, values: Mapping[str, int]) -> Facts:
     divisible = frozenset(name for name, n in values.items() if n % 16 == 0 and n > 8)
     given = {s: values[s.name] for s in kernel.symbols}
     wide = any(sizes.evaluate(reach, given) > INT32_REACH for reach in reaches(kernel))
-    return Facts(divisible, frozenset(t.name for t in kernel.tensors), wide, exact)
+    powers = vectors.divisors(kernel, values)
+    return Facts(divisible, frozenset(t.name for t in kernel.tensors), wide, exact, powers=powers)
 
 
 def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[Config]:

@@ -50,7 +50,10 @@ ON_BOOL = (
 POLYNOMIALS = {
     "chebyshev_t", "chebyshev_u", "chebyshev_v", "chebyshev_w", "hermite_h", "hermite_he", "laguerre_l", "legendre_p",
 }  # fmt: skip
-SEPARATE = {"where", "cast", "bitcast", "check_index", "philox_uniform", "philox_normal", "philox_int", *POLYNOMIALS}
+INCOMPLETE_GAMMA = {"gamma_series", "gamma_fraction"}
+SEPARATE = {
+    "where", "cast", "bitcast", "check_index", "philox_uniform", "philox_normal", "philox_int", *POLYNOMIALS, *INCOMPLETE_GAMMA,
+}  # fmt: skip
 OWN_TYPE = {
     "nextafter",
     "floordiv",
@@ -193,6 +196,16 @@ def test_polynomials(dtype: torch.dtype) -> None:
         used = {"x": x, "y": degrees, **found}
         tolerance = {**RELATIVE, F32: 2e-5, F64: 1e-10}
         case.check({k: v for k, v in used.items() if k in case.site.buffers}, {S0: len(x)}, None, tolerance, absolute=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_series_and_fraction_of_the_incomplete_gamma_functions(dtype: torch.dtype) -> None:
+    """Points that are settled at once beside some that take a hundred terms."""
+    a = torch.tensor([1e-3, 0.5, 1, 7, 60, 199, NAN, 3], dtype=dtype)
+    for name, share in (("gamma_series", [0.0, 1e-3, 0.5, 1]), ("gamma_fraction", [1.0, 1.2, 3, 1e8])):
+        x = (a.clamp(min=2)[:, None] * torch.tensor(share, dtype=dtype)).flatten()
+        used = {"x": a.repeat_interleave(len(share)), "y": x, f"o_{name}": torch.zeros(len(x), dtype=dtype)}
+        case_of([name], dtype).check(used, {S0: len(x)}, None, {**RELATIVE, F32: 2e-5, F64: 1e-13})
 
 
 def test_nan_and_negative_zero_become_bool() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from polytile import options
+from polytile.kernels import templates
 from polytile.kernels.configs import Request, heuristic, override
 from polytile.kernels.configs.records import Gemm, tile_config
+from polytile.kernels.templates import GemmKernel
 from polytile.kernels.triton.gemm import library_prior, prior
 from polytile.kernels.triton.gemm.candidates import gemm_candidates, kind_of, label
 from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.problem import Config
 from polytile.runtime.cuda import device
+from tests.kernels.test_triton_gemm_prologue import lowered
 from tests.kernels.triton_gemm import product
 
 H100, A100 = device.named("H100"), device.named("A100")
@@ -169,3 +175,26 @@ def test_lanes_along_k_take_part_where_a_thread_has_registers_for_their_sums() -
 
     assert wide(1) and wide(2) and not wide(3)
     assert all("swapped" not in label(c) for c in able(BF16, 17, 4096, 4096))
+
+
+def test_blocks_are_stored_in_parts_where_programs_have_several_and_loops_made_one_where_the_epilogue_is_light() -> None:
+    flat = "persistent 128x256x64 s4 w8 4 stores flat"
+    assert flat in {label(c) for c in able(BF16, 4096, 4096, 4096)}
+    assert flat not in {label(c) for c in able(BF16, 1024, 4096, 4096)}, "128 blocks are one round"
+    assert not any(c.get("stores") for kind in (FP32, Kind(1, float8=True)) for c in space(kind, H100).configs)
+    at = sizes(4096, 4096, 4096)
+    assert prior.cost(BF16, named(flat), at, H100) < prior.cost(BF16, named("persistent 128x256x64 s3 w8"), at, H100)
+    for function, light in ((torch.relu, True), (torch.nn.functional.gelu, False)):
+        made = {c.name for c in gemm_candidates(with_epilogue(function), "product", torch.device("cpu"))}
+        assert (flat in made) == light and ("persistent 128x256x64 s3 w8 2 stores" in made) != light
+
+
+def named(name: str) -> Config:
+    return next(c for c in space(BF16, H100).configs if label(c) == name)
+
+
+def with_epilogue(function: Callable[[torch.Tensor], torch.Tensor]) -> GemmKernel:
+    x, w = torch.zeros(5, 24, dtype=torch.bfloat16), torch.zeros(24, 9, dtype=torch.bfloat16)
+    with options.override(interpret=True):
+        program, template = lowered(lambda x, w: function(x @ w), (x, w))
+    return templates.canonicalize(template, program.buffers)[0]

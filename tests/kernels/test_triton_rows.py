@@ -16,7 +16,7 @@ from tests.kernels.test_loops_golden import layer_norm
 ALIGNED = frozenset(f"a{k}" for k in range(5))
 FACTS = {
     "any": lambda m, n: Facts(wide=True),
-    "divisible": lambda m, n: Facts(frozenset({"n1"} if n % 16 == 0 else ()), ALIGNED),
+    "divisible": lambda m, n: Facts(frozenset({"n1"} if n % 16 == 0 else ()), ALIGNED, powers=(("n1", 2),)),
     "exact": lambda m, n: Facts(frozenset(), ALIGNED, exact=(("n1", n),)),
 }
 

@@ -1,5 +1,5 @@
-"""Rows added up by an index into a table of 16-bit numbers: by atomics in between, by programs that collect their own row, and
-by definition."""
+"""Rows added up by an index into a table: by atomics in between, by the first point of each row, and by
+definition."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from polytile.kernels.triton.generate import generate
 from polytile.kernels.triton.scattered import size_of, table_of
 from polytile.problem import Config
 from polytile.runtime.cuda import device
-from tests.kernels.helpers import BF16, I64, P0, P1, P2, S0, S1, S2, checked, load, loop, op, store
+from tests.kernels.helpers import BF16, F32, I64, P0, P1, P2, S0, S1, S2, checked, load, loop, op, store
 from tests.kernels.interpreted import facts_of
 
 PADDING = 3
-SHAPES = ((1, 40, 5), (70, 33, 7), (48, 64, 16), (0, 20, 4), (300, 16, 9))
+SHAPES = ((1, 40, 5), (70, 33, 7), (48, 64, 16), (0, 20, 4), (100, 16, 9))
 """(indices, columns, rows of the table)"""
 
 
-def by_index(padding: bool = False, rows: sympy.Expr | int = S2) -> Loop:
+def by_index(padding: bool = False, rows: sympy.Expr | int = S2, dtype: torch.dtype = BF16) -> Loop:
     row = checked("i", P0, rows)
     other = op("ne", load("i", P0, I64), expr.const(PADDING, I64), dtype=torch.bool) if padding else None
     place = expr.indirect_symbol(0) * S1 + P1
-    return loop([store("o", place, load("g", P0 * S1 + P1, BF16), mode="sum", indirect=(row,), mask=other)], {P0: S0, P1: S1})
+    return loop([store("o", place, load("g", P0 * S1 + P1, dtype), mode="sum", indirect=(row,), mask=other)], {P0: S0, P1: S1})
 
 
 def by_strided_index() -> Loop:
@@ -42,8 +42,8 @@ def by_strided_index() -> Loop:
     return loop([store("o", expr.indirect_symbol(0) * S2 + P2, value, mode="sum", indirect=(row,))], {P0: S0, P1: S1, P2: S2})
 
 
-def kernel_of(body: Loop) -> LoopKernel:
-    types = {"g": BF16, "i": I64, "o": BF16}
+def kernel_of(body: Loop, dtype: torch.dtype = BF16) -> LoopKernel:
+    types = {"g": dtype, "i": I64, "o": dtype}
     return canonicalize(body, {name: Buffer(name, dtype, (), ()) for name, dtype in types.items()})[0]
 
 
@@ -54,7 +54,7 @@ def tensors(kernel: LoopKernel, points: int, columns: int, rows: int) -> dict[st
             found[tensor.name] = torch.randint(0, rows, (points,))
         else:
             count = rows * columns if tensor.role == "out" else points * columns
-            found[tensor.name] = torch.randn(count).to(BF16)
+            found[tensor.name] = torch.randn(count).to(tensor.dtype)
     return found
 
 
@@ -70,14 +70,15 @@ def sizes_of(kernel: LoopKernel, *numbers: int) -> dict[str, int]:
 
 CONFIGS = (
     Config.of(variant="scatter", x=16, y=4, warps=4), Config.of(variant="scatter", x=64, y=1, warps=4),
-    Config.of(variant="collect", x=32, many=16, warps=4), Config.of(variant="collect", x=64, many=64, warps=4),
+    Config.of(variant="leaders", x=32, many=16, warps=4), Config.of(variant="leaders", x=64, many=64, warps=4),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("padding", [False, True])
-def test_rows_are_added_up_and_the_rest_is_zero(config: Config, padding: bool) -> None:
-    kernel = kernel_of(by_index(padding))
+def test_rows_are_added_up_and_the_rest_is_zero(config: Config, dtype: torch.dtype, padding: bool) -> None:
+    kernel = kernel_of(by_index(padding, dtype=dtype), dtype)
     for (points, columns, rows), bare in itertools.product(SHAPES, (False, True)):
         sizes = sizes_of(kernel, points, columns, rows)
         given = tensors(kernel, points, columns, rows)
@@ -100,6 +101,20 @@ def test_indices_along_several_axes_are_added_by_atomics() -> None:
     assert {c["variant"] for c in variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))} == {"scatter"}
 
 
+def test_one_row_is_stored_without_atomics() -> None:
+    one = loop([store("o", expr.indirect_symbol(0) * S1 + P0, load("g", P0, BF16), mode="sum", indirect=(checked("i", 0, S2),))],
+               {P0: S1})  # fmt: skip
+    kernel = kernel_of(one)
+    sizes = sizes_of(kernel, 40, 5)
+    given = tensors(kernel, 1, 40, 5)
+    want = expected(kernel, given, sizes)
+    made = generate(kernel, CONFIGS[0], facts_of(kernel, sizes))
+    assert len(made.launches) == 2 and not made.scratch and not any("atomic" in launch.source for launch in made.launches)
+    assert not interpret.run(made, given, sizes)
+    for name, tensor in given.items():
+        torch.testing.assert_close(tensor.double(), want[name].double(), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_an_index_out_of_range_is_told_of(config: Config) -> None:
     kernel = kernel_of(by_index())
@@ -116,7 +131,7 @@ def test_the_table_is_written_whole() -> None:
     assert {s.name for s in size_of(kernel.loop).free_symbols} < names
 
 
-def test_few_points_are_collected_and_many_are_added_by_atomics() -> None:
+def test_few_points_are_added_up_by_the_first_of_a_row_and_many_by_atomics() -> None:
     h100, kernel = device.named("H100"), kernel_of(by_index())
     nest = nest_of(kernel.loop)
     configs = variants.configs(kernel, nest, h100)
@@ -124,5 +139,5 @@ def test_few_points_are_collected_and_many_are_added_by_atomics() -> None:
     def best(*numbers: int) -> Config:
         return min(configs, key=lambda c: variants.cost(kernel, nest, c, sizes_of(kernel, *numbers), h100))
 
-    assert best(4, 1 << 20, 1024)["variant"] == "collect"
+    assert best(4, 1 << 20, 1024)["variant"] == "leaders"
     assert best(131072, 64, 1024)["variant"] == "scatter"

@@ -17,7 +17,7 @@ from polytile.kernels.triton.gemm.unit import Chip
 from polytile.multikernel.define_gpu import template_spec
 from polytile.problem import Config
 
-VARIANTS = (*SCHEDULES, "tile swapped", "split swapped", "stream swapped")
+VARIANTS = (*SCHEDULES, "persistent stores", "persistent stores flat", "tile swapped", "split swapped", "stream swapped")
 CHIP = Chip(5)
 """What persistent programs are generated for: fewer multiprocessors than there are blocks."""
 
@@ -85,7 +85,7 @@ def interpreted(kernel: GemmKernel, config: Config, args: Sequence[Any], facts: 
 def small(variant: str, **more: int) -> Config:
     """Blocks so small that every loop turns more than once at the tests' sizes."""
     numbers = {"m": 16, "n": 32, "k": 16, "stages": 2, "warps": 2, "group": 2}
-    variant, *swapped = variant.split()
+    variant, *words = variant.split()
     numbers |= {"split": {"splits": 3}, "rows": {"m": 1, "n": 16, "k": 32}}.get(variant, {})
-    numbers |= dict.fromkeys(swapped, 1)
+    numbers |= {word: 4 if word == "stores" else 1 for word in words}
     return Config.of(variant=variant, **(numbers | more))

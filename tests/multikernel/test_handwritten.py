@@ -96,6 +96,11 @@ def test_a_signature_that_cannot_be_read_says_where(text: str, said: str) -> Non
         polytile.kernel(text)(normed)  # type: ignore[arg-type]
 
 
+def test_the_decorator_without_a_signature_says_what_it_takes() -> None:
+    with pytest.raises(SignatureError, match=r"takes a signature, as 'x\[M, N\].*; it was given <function normed"):
+        polytile.kernel(normed)  # type: ignore[arg-type]
+
+
 def test_a_reduction_over_what_is_no_size_is_refused() -> None:
     with pytest.raises(SignatureError, match=r"reduction= names 'K', .* it has M, N"):
         polytile.kernel("x[M, N] -> y[M]", reduction=["N", "K"])(normed)  # type: ignore[arg-type]

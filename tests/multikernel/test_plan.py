@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,11 @@ def test_a_plan_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: 
     with pytest.raises(PlanError, match=r"cannot be written to .*missing/p: No such file"):
         Plan((), {}).write(tmp_path / "missing" / "p")
     assert not list(tmp_path.rglob("*p*.tmp"))
+    with pytest.raises(PlanError, match="cannot be written to"):
+        Plan((), {}).write("")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PlanError, match="pipe: it is there, and no file"):
+        Plan((), {}).write(tmp_path / "pipe")
 
 
 def test_two_plans_differ_in_what_runs_not_in_what_is_there_for_readers() -> None:
@@ -193,7 +199,7 @@ def test_a_plan_changed_on_disk_is_read_again(tmp_path: Path, path: str) -> None
 
 def test_saving_before_anything_ran_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polytile.plans._oldest_first", list)
-    with pytest.raises(PlanError, match="no compiled program has run yet"):
+    with pytest.raises(PlanError, match="no compiled program has chosen a kernel yet"):
         save_plan(tmp_path / "p")
     assert not (tmp_path / "p").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import hypothesis.strategies as st
 import pytest
@@ -11,9 +12,9 @@ import torch
 from hypothesis import given
 
 from polytile.multikernel import ArgInfo, Scratch, merge_scratch
-from polytile.multikernel.spec import POWER, KernelSpec
+from polytile.multikernel.spec import DIVISOR, POWER, KernelSpec
 from polytile.runtime import regime
-from polytile.runtime.formula import power_of_two
+from polytile.runtime.formula import power_below_16, power_of_two
 from polytile.runtime.launcher import PythonDispatcher
 from tests.multikernel.helpers import SPEC, spec
 
@@ -86,6 +87,18 @@ def test_sizes_that_are_told_to_be_powers_of_two_have_one_value_in_their_regime(
         assert {corner["N"] for corner in one.corners((100, size))} == {size}
         assert {end["N"] for end in one.ends(one.words((100, size)))} == {size}
         assert one.words((100, size)) not in (one.words((100, size - 1)), one.words((100, size - 16)))
+
+
+@pytest.mark.parametrize("most", [2, 4, 8])
+@given(st.integers(0, 5000))
+def test_the_ends_of_a_regime_are_divided_by_what_divides_its_sizes(most: int, size: int) -> None:
+    one = spec(conditions=((DIVISOR.format("N"), power_below_16(1, most)),))
+    power = math.gcd(size, 16)
+    known = 1 if size <= regime.EXACT_UP_TO else power if power == 16 else min(power, most)
+    assert one.facts((100, size)).values.get("N") == (size if size <= regime.EXACT_UP_TO else None)
+    assert known == 1 or one.facts((100, size)).divisor("N") == known
+    for end in (*one.corners((100, size)), *one.ends(one.words((100, size)))):
+        assert one.words((100, end["N"])) == one.words((100, size))
 
 
 def test_a_kernel_for_many_sizes_serves_where_one_of_them_is_known() -> None:

@@ -159,6 +159,13 @@ def test_a_relative_directory_stays_where_the_process_was(tmp_path: Path, monkey
     assert path == tmp_path / "kept-here" / "a"
 
 
+def test_an_empty_name_is_the_users_own_directory_and_not_the_one_that_the_process_is_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POLYTILE_CACHE_DIR", "")
+    assert options.cache_dir() == Path.home() / ".cache" / "polytile"
+
+
 def test_a_user_without_a_home_directory_gets_a_private_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

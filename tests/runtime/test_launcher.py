@@ -17,7 +17,8 @@ import torch
 from polytile import counters, options
 from polytile.errors import InvalidInput
 from polytile.kernels.candidate import NativeEntry, PythonEntry
-from polytile.runtime import Dispatcher, PythonDispatcher, empty_strided_cpu, native, time_burst
+from polytile.runtime import Dispatcher, PythonDispatcher, empty_strided_cpu, native, regime, time_burst
+from polytile.runtime.formula import power_below_16
 from tests.runtime.helpers import entry
 from tests.waiting import PATIENCE
 
@@ -307,6 +308,17 @@ def test_alignment_of_tensors_can_be_part_of_the_key(make: Make) -> None:
     assert dispatch.key_of(5) == dispatch.key_of(at[1], at[0], at[16], 5) == asked.calls[0][0]
     with pytest.raises(TypeError, match="takes 3 tensors"):
         dispatch(at[0], 5)
+
+
+def test_the_power_of_two_in_an_address_and_in_an_integer_can_be_part_of_the_key(make: Make) -> None:
+    memory = torch.zeros(1024, dtype=torch.uint8)
+    start = -memory.data_ptr() % 64
+    asked = Asked(PythonEntry(lambda *_: None))
+    dispatch = make("k", [0], asked, tensor_key=[3], formulas=[power_below_16(0, 4)])
+    for offset, integer in ((0, 3), (48, -5), (4, 3), (12, 3), (0, 6), (0, -10), (0, 4), (0, 8), (0, -24), (0, 0), (0, 32)):
+        dispatch(memory[start + offset :], integer)
+    words = [regime.unpack(key, 2) for key, _ in asked.calls]
+    assert words == [(16, 0), (4, 0), (16, 2), (16, 4)]
 
 
 def test_many_threads_miss_one_key_and_on_miss_is_asked_once(make: Make) -> None:

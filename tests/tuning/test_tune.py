@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polytile.errors import CompileFailed, CompilerMissing, ResourcesExceeded
 from polytile.kernels.candidate import Entry, PythonEntry
@@ -94,6 +95,23 @@ def test_candidates_that_change_what_they_read_are_timed_on_the_same_values() ->
     limit = 5.0 + 2000 * float(asked.args[0][0])
     assert 5.0 in seen and all(abs(value) <= abs(limit) + 10 for value in seen)
     assert bool((asked.args[1] == 5.0).all())
+
+
+def test_dispatch_modes_see_nothing_of_it() -> None:
+    """AOTAutograd has one around the first call of a program: operators of a library's candidate would be timed with it."""
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    asked = task(Fake("a", double), Fake("b", double))
+    with Watching():
+        attempts = tune(asked)
+        assert not seen and all(attempt.ok for attempt in attempts)
+        torch.ones(1)
+    assert len(seen) == 1
 
 
 def test_the_random_state_is_as_before() -> None:

@@ -41,9 +41,9 @@ class PlainErrors(TyperGroup):
 
 def store_at(named: str | None) -> Place:
     """The store that a command works on; it may not exist. Raises StoreError where the name is none of a store."""
-    from polytile.store.place import place_of
+    from polytile.store.place import FILE_NAME, place_of
 
-    return place_of(named or options.get("store") or options.cache_dir())
+    return place_of(named or options.get("store") or options.cache_dir() / FILE_NAME)
 
 
 def date(seconds: float | None) -> str:

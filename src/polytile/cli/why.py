@@ -24,6 +24,8 @@ from polytile.tuning.decide import Entrant, Score, combine, noise_band, pick, th
 
 WORD = re.compile(r"(?P<name>\w+)=(?P<low>-?\d+)(?:\.\.(?P<high>\d+)(?P<divides>%16)?)?")
 """One size of a regime's text, as KernelSpec.regime writes it."""
+DIVISOR = re.compile(r"(?P<name>\w+)%(?P<by>\d+)")
+"""What the text says of an integer besides."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,9 @@ def why(kernel: Kernel, sizes: Mapping[str, int], here: Here, plan: tuple[str, P
 def covers(pinned: Pinned, sizes: Mapping[str, int]) -> bool:
     """Whether the regime of a plan's decision has these sizes in it."""
     for word in pinned.regime.split():
+        divisor = DIVISOR.fullmatch(word)
+        if divisor is not None and sizes.get(divisor["name"], 0) % int(divisor["by"]):
+            return False
         match = WORD.fullmatch(word)
         if match is None:
             continue  # an alignment, which sizes do not tell

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from polytile import compiler, runtime
+from polytile import compiler, debug, runtime
 from polytile import options as settings
 from polytile.errors import CompilerMissing, HintError, NotInPlan, OptionError, PlanError
 from polytile.frontend import hints as hinted
@@ -29,8 +28,6 @@ from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.weights import weights_of
-
-log = logging.getLogger("polytile")
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -186,8 +183,7 @@ class _Compiler:
     def _compile(self, graph: torch.fx.GraphModule) -> Boxed:
         with settings.override(**self.options):
             name = compiler.program_name(self.kind)
-            if settings.get("debug") >= 3:
-                log.info("%s", graph.print_readable(print_output=False))
+            debug.show(3, lambda: graph.print_readable(print_output=False))
             why = unsupported(graph)
             if not why:
                 if self.kind == "inference":

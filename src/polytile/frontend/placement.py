@@ -49,6 +49,8 @@ def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool) ->
 
 
 def _worth_keeping(builder: Builder, node: torch.fx.Node, value: Tensor, nodes: Sequence[expr.Node]) -> bool:
+    if isinstance(value.node, expr.Load) and all(user.op != "output" for user in node.users):
+        return False  # what is stored already, perhaps in a narrower type
     cost = sum(ops.definition(n.name).cost for n in nodes if isinstance(n, expr.Op))
     axes = {axis for axis, n in zip(value.axes, value.sizes, strict=True) if n != 1}
     loads = [n for n in nodes if isinstance(n, expr.Load) and (n.indirect or axes <= n.index.free_symbols)]

@@ -22,6 +22,10 @@ def compute_dtype(storage: torch.dtype) -> torch.dtype:
     return COMPUTE_DTYPE.get(storage, storage)
 
 
+ROUNDING = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
+"""The operation that rounds a value to a type of tensors narrower than the one in which it is computed, the coarsest first."""
+
+
 @dataclass(frozen=True)
 class Buffer:
     """A strided block of memory. `sizes` and `strides` (elements) are sympy expressions; `role` is "input", "temp" or

@@ -3,6 +3,7 @@ for each call by its regime key, never assumed when a graph is compiled."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,13 +22,15 @@ INT32_REACH = (1 << 31) - (1 << 20)
 class Facts:
     """`divisible`: integer arguments that 16 divides; `aligned`: tensor arguments whose data starts at a multiple of 16 bytes;
     `wide`: some position in a tensor or in the grid needs int64; `exact`: integer arguments that have one value all over
-    the regime, by name in order; `holding`: the other conditions of the regime that hold, by name."""
+    the regime, by name in order; `holding`: the other conditions of the regime that hold, by name; `powers`: powers of two
+    below 16 that divide other integer arguments, or the addresses of other tensors' data, by name."""
 
     divisible: frozenset[str] = frozenset()
     aligned: frozenset[str] = frozenset()
     wide: bool = False
     exact: tuple[tuple[str, int], ...] = ()
     holding: frozenset[str] = frozenset()
+    powers: tuple[tuple[str, int], ...] = ()
 
     @property
     def values(self) -> dict[str, int]:
@@ -38,12 +41,18 @@ class Facts:
         """Whether all that `other` takes for granted is so here."""
         kept = set(other.exact) <= set(self.exact) and other.wide >= self.wide
         kept = kept and other.aligned <= self.aligned and other.holding <= self.holding
-        return kept and all(map(self.divides, other.divisible))
+        return kept and all(self.divisor(name) % by == 0 for name, by in (*other.powers, *[(n, 16) for n in other.divisible]))
 
     def divides(self, name: str) -> bool:
         """Whether 16 divides the integer `name`."""
+        return self.divisor(name) == 16
+
+    def divisor(self, name: str) -> int:
+        """The power of two up to 16 that is known to divide the integer `name`, or the address of that tensor's data."""
         value = self.values.get(name)
-        return name in self.divisible if value is None else value % 16 == 0
+        if value is not None:
+            return math.gcd(value, 16)
+        return 16 if name in self.divisible | self.aligned else dict(self.powers).get(name, 1)
 
 
 def reaches(kernel: LoopKernel) -> tuple[sympy.Expr, ...]:

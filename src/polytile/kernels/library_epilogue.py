@@ -17,12 +17,12 @@ import sympy
 
 from polytile.ir import sizes
 from polytile.ir.expr import Accumulator, Load, Node, Op
-from polytile.ir.program import Axis
+from polytile.ir.program import ROUNDING, Axis
 
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
 
-ROUNDINGS = ("round_bf16", "round_f16")
+ROUNDINGS = frozenset(ROUNDING.values())
 
 Strides = tuple[sympy.Expr, sympy.Expr]
 """From one matrix of a batch to the next, and from one row to the next."""

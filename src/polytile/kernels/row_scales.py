@@ -14,12 +14,13 @@ import torch
 
 from polytile.ir import sizes
 from polytile.ir.expr import Accumulator, Load, Node, Op
+from polytile.ir.program import ROUNDING
 from polytile.kernels.library import MatmulLibrary
 
 if TYPE_CHECKING:
     from polytile.kernels.templates import GemmKernel
 
-ROUNDINGS = ("round_bf16", "round_f16")
+ROUNDINGS = frozenset(ROUNDING.values())
 
 
 @dataclass(frozen=True)

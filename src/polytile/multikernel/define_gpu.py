@@ -12,29 +12,35 @@ from polytile.kernels import templates
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import INT32_REACH, reaches
 from polytile.kernels.nest import Form, nest_of
+from polytile.kernels.triton import vectors
 from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K, EVEN_L
 from polytile.kernels.triton.gemm.unit import symbol
 from polytile.kernels.triton.loops import loop_candidates as loops
 from polytile.multikernel import define
-from polytile.multikernel.spec import POWER, WIDE, KernelSpec
+from polytile.multikernel.spec import DIVISOR, POWER, WIDE, KernelSpec
 from polytile.runtime import regime
 from polytile.runtime.cuda.device import fingerprint
-from polytile.runtime.formula import any_above, encode, power_of_two
+from polytile.runtime.formula import any_above, encode, power_below_16, power_of_two
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
-    """As define.loop_spec; besides the sizes it matters of every other integer whether 16 divides it, of every tensor
-    whether it is aligned, of the lengths of rows whether they are powers of two, and whether positions fit 32 bits."""
+    """As define.loop_spec; besides the sizes it matters of every other integer whether 16 divides it, of every tensor how it
+    is aligned, of the lengths of rows whether they are powers of two and which smaller power divides them, and whether
+    positions fit 32 bits."""
     spec = define.loop_spec(kernel, origins)
     positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
     powers = tuple(
         (POWER.format(s.name), power_of_two(s, positions)) for s in rows_of(kernel) if s.name in spec.bucketed()
     )
+    widths = vectors.most(kernel)
+    divisors = tuple(
+        (DIVISOR.format(s.name), power_below_16(positions[s], widths)) for s in vectors.deciding(kernel) if widths > 1
+    )
     return replace(
         spec,
         size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
-        tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
-        conditions=((WIDE, any_above(reaches(kernel), INT32_REACH, positions)), *powers),
+        tensor_keys=(regime.ALIGNMENT,) * len(spec.args),
+        conditions=((WIDE, any_above(reaches(kernel), INT32_REACH, positions)), *powers, *divisors),
         make_args=lambda size: define.make_args(kernel, size, target),
         target=target,
         device=fingerprint(target.index or 0) if target.type == "cuda" else "",

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from polytile import locks
 from polytile import options as settings
 from polytile.errors import InvalidInput
 from polytile.kernels.candidate import PythonEntry, PythonHandle, handle_of_function
@@ -101,7 +101,7 @@ class Kernel:
         self._options = settings.check(options, f"options of kernel {self.name!r}")
         self._implementations: list[Implementation] = []
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
         functools.update_wrapper(self, reference)
 
     def implementation(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from polytile import locks, store
 from polytile import options as settings
-from polytile import store
 from polytile.counters import counters
 from polytile.errors import (
     CompilerMissing,
@@ -71,7 +70,7 @@ class MultiKernel:
             raise ValueError(f"kernel {spec.name!r} needs candidates with different names; it was given {names}.")
         self.budget: budget.Budget | None = None
         """What the program that the kernel is part of may spend on measuring, all its kernels together."""
-        self._lock = threading.RLock()
+        self._lock = locks.rlock()
         self._choosing: set[int] = set()
         self._regimes = Regimes(spec)
         self._rejected: dict[str, str] = {}

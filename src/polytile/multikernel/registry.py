@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polytile import locks
+from polytile import options as settings
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.spec import KernelSpec
 from polytile.store.records import config_text
 
-_lock = threading.Lock()
+_lock = locks.lock()
 _defined: weakref.WeakValueDictionary[Any, MultiKernel] = weakref.WeakValueDictionary()
 
 
@@ -21,11 +22,13 @@ def define(
     spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[str, Any] | None = None, owner: int = 0
 ) -> MultiKernel:
     """The MultiKernel of these sub-kernels: an existing one if it has the same tuple of them, the same arguments, the same
-    options and the same owner, whatever its name and the operators it came from; else a new one.
+    options and the same owner, whatever its name and the operators it came from; else a new one. Whether it checks its inputs
+    is settled here and now, so that counts among the options wherever it was said.
     """
     same_work = dataclasses.replace(spec, name="", source_ops=())
     alike = tuple(_made_alike(candidate) for candidate in candidates)
-    key = (same_work, alike, tuple(sorted((options or {}).items())), owner)
+    options = {"check_inputs": settings.get("check_inputs"), **(options or {})}
+    key = (same_work, alike, tuple(sorted(options.items())), owner)
     with _lock:
         known = _defined.get(key)
         if known is None:

@@ -75,6 +75,8 @@ class Signature:
 
 def parsed(text: str) -> Signature:
     """The signature that `text` says. Raises SignatureError, with an example, for what is none."""
+    if not isinstance(text, str):
+        raise SignatureError(f"polytile.kernel takes a signature, as {EXAMPLE!r}; it was given {text!r}.")
     left, arrow, right = text.partition("->")
     read, written = _side(text, left), _side(text, right)
     if not arrow or not written:

@@ -14,10 +14,12 @@ import torch
 from polytile import options
 from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.kernels.facts import Facts
+from polytile.kernels.roundings import Rounded
 from polytile.problem import Problem
 from polytile.runtime import device, regime
 from polytile.runtime.arguments import CPU, CUDA
 from polytile.runtime.formula import Formula, evaluate
+from polytile.tuning.tolerance import coarseness
 
 WIDE = "wide"
 """The condition that some position needs 64 bits (kernels/facts.py)."""
@@ -26,6 +28,9 @@ POWER = "{}=2^k"
 """The condition that a size is a power of two; the last one of its half octave (runtime/regime.py), so a regime where it holds
 has that value alone."""
 
+DIVISOR = "{}%{{}}"
+"""The condition that a power of two below 16, which is its value, divides an integer."""
+
 ROLES = ("in", "out", "inout", "scratch")
 """What a kernel does with a tensor: only reads it; writes all of it and reads nothing of it; both; uses it as it
 likes."""
@@ -33,11 +38,13 @@ likes."""
 
 @dataclass(frozen=True)
 class ArgInfo:
-    """One tensor argument: its name in messages, its element type, and its role, one of ROLES."""
+    """One tensor argument: its name in messages, its element type, and its role, one of ROLES; what a kernel rounds on its way
+    there."""
 
     name: str
     dtype: torch.dtype
     role: str = "in"
+    rounded: Rounded | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -58,8 +65,9 @@ class KernelSpec:
     the number of terms that an output element sums; `reduction_hint` says how the reduction runs through memory
     ("inner", "outer", ""). `make_args(sizes)` makes the flat arguments for given sizes by name, some of which may be
     missing where others imply them; without it nothing can be tuned ahead of a call. `checks` are the sentences for
-    run-time checks 1, 2, ... `conditions` are named formulas of the integers, 1 where the condition holds and else 0:
-    part of the regime and of the problem. `target` is where the tensors are and the kernel runs.
+    run-time checks 1, 2, ... `conditions` are named formulas of the integers, 0 where the condition does not hold: part of
+    the regime and of the problem; a name with `{}` is said with the formula's value. `target` is where the tensors are and the
+    kernel runs.
     """
 
     name: str
@@ -124,12 +132,15 @@ class KernelSpec:
         aligned to 64 bytes (those that `tensor_keys` asks about; all of them where no pointers are given), and the names
         of the conditions that hold."""
         divisible = [f"{name}%16" for name in self._divisible(ints)]
-        aligned = []
-        for position, (name, code) in enumerate(zip(self.names, self.tensor_keys, strict=False)):
-            alignment = regime.ALIGNMENTS.get(code)
-            if alignment and (not pointers or pointers[position] % alignment == 0):
-                aligned.append(f"{name}@{alignment}")
-        return (*divisible, *aligned, *self._holding(ints))
+        aligned = [f"{name}@{alignment}" for name, alignment in self._alignments(pointers).items()]
+        return (*divisible, *aligned, *self._holding(self._said(ints)))
+
+    def _alignments(self, pointers: Sequence[int]) -> dict[str, int]:
+        """Of how many bytes the address of a tensor's data is a multiple, of those for which it matters and is more than one."""
+        given = pointers or (0,) * len(self.tensor_keys)
+        asked = [(n, code, p) for n, code, p in zip(self.names, self.tensor_keys, given, strict=False) if code != regime.ANY]
+        found = {name: regime.alignment(code, regime.tensor_word(code, pointer)) for name, code, pointer in asked}
+        return {name: alignment for name, alignment in found.items() if alignment > 1}
 
     def _divisible(self, ints: Sequence[int]) -> list[str]:
         """Names of the integers that 16 divides all over the regime, those with one value there left out."""
@@ -140,33 +151,52 @@ class KernelSpec:
             if size % 16 == 0 and (code == regime.DIVISIBLE or (code == regime.BUCKET and size > regime.EXACT_UP_TO))
         ]
 
-    def _holding(self, ints: Sequence[int]) -> list[str]:
-        return [name for name, formula in self.conditions if evaluate(formula, ints)]
+    def _said(self, ints: Sequence[int]) -> list[int]:
+        """The values of the conditions."""
+        return [evaluate(formula, ints) for _, formula in self.conditions]
+
+    def _holding(self, said: Sequence[int]) -> list[str]:
+        """The names of the conditions that hold, by their values."""
+        return [name.format(value) for (name, _), value in zip(self.conditions, said, strict=True) if value]
 
     def _powers(self, holding: Iterable[str]) -> frozenset[str]:
         """Names of the bucketed sizes that are known to be powers of two where these conditions hold."""
-        said = frozenset(holding)
-        return frozenset(name for name in self.bucketed() if POWER.format(name) in said)
+        return frozenset(name for name in self.bucketed() if POWER.format(name) in holding)
+
+    def _ends(self, name: str, word: int, said: Sequence[int]) -> tuple[int, ...]:
+        """Smallest and largest value of the bucketed size `name` that has this word where the conditions' values are `said`."""
+        divisors = [
+            (formula, value)
+            for (condition, formula), value in zip(self.conditions, said, strict=True)
+            if condition == DIVISOR.format(name)
+        ]
+
+        def alike(size: int) -> bool:
+            return all(evaluate(formula, [size] * len(self.size_names)) == value for formula, value in divisors)
+
+        ends = regime.ends(word, alike)
+        return ends[-1:] if name in self._powers(self._holding(said)) else ends
 
     def facts(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> Facts:
         """What code for the regime of this call may take for granted; tensors count as aligned where no pointers are
         given."""
         given = zip(self.size_names, ints, self.size_keys, strict=True)
-        holding = frozenset(self._holding(ints))
+        holding = frozenset(self._holding(self._said(ints)))
         powers = self._powers(holding)
         exact = [
             (name, size)
             for name, size, code in given
             if code == regime.EXACT or (code == regime.BUCKET and size <= regime.EXACT_UP_TO) or name in powers
         ]
-        aligned = [
-            name
-            for position, (name, code) in enumerate(zip(self.names, self.tensor_keys, strict=False))
-            if code == regime.ALIGNED_16 and (not pointers or pointers[position] % 16 == 0)
-        ]
+        alignments = self._alignments(pointers)
+        aligned = frozenset(name for name, alignment in alignments.items() if alignment >= 16)
+        divisors = {DIVISOR.format(name).format(by): (name, by) for name in self.size_names for by in (2, 4, 8)}
+        known = {name for name, _ in exact}
+        below_16 = [divisors[said] for said in sorted(holding & divisors.keys()) if divisors[said][0] not in known]
+        below_16 += [(name, alignment) for name, alignment in alignments.items() if alignment < 16]
+        others = holding - {WIDE, *map(POWER.format, self.size_names), *divisors}
         divisible = frozenset(self._divisible(ints)) - powers
-        others = holding - {WIDE, *map(POWER.format, self.size_names)}
-        return Facts(divisible, frozenset(aligned), WIDE in holding, tuple(exact), others)
+        return Facts(divisible, aligned, WIDE in holding, tuple(exact), others, tuple(below_16))
 
     @property
     def device_type(self) -> int:
@@ -231,16 +261,16 @@ class KernelSpec:
             elif code == regime.DIVISIBLE and word:
                 said.append(f"{name}%16")
         for name, code in zip(self.names, self.tensor_keys, strict=False):
-            if code != regime.ANY and next(left):
-                said.append(f"{name}@{regime.ALIGNMENTS[code]}")
-        return " ".join([*said, *(name for name, _ in self.conditions if next(left))])
+            if code != regime.ANY and (alignment := regime.alignment(code, next(left))) > 1:
+                said.append(f"{name}@{alignment}")
+        return " ".join([*said, *self._holding(tuple(left))])
 
     def corners(self, ints: Sequence[int]) -> list[dict[str, int]]:
         """The sizes at the ends of the regime: every bucketed size at its smallest and at its largest, in all
         combinations (with more than three of them: all smallest, all largest). Other integers stay as they are."""
-        free = self.bucketed() - self._powers(self._holding(ints))
+        free, said = self.bucketed(), self._said(ints)
         given = zip(self.size_names, ints, strict=True)
-        ends = [regime.ends(regime.bucket(size)) if name in free else (size,) for name, size in given]
+        ends = [self._ends(name, regime.bucket(size), said) if name in free else (size,) for name, size in given]
         if sum(len(end) > 1 for end in ends) > 3:
             return [self.sizes([end[0] for end in ends]), self.sizes([end[-1] for end in ends])]
         return [self.sizes(corner) for corner in itertools.product(*ends)]
@@ -249,15 +279,22 @@ class KernelSpec:
         """The bucketed sizes of a regime, or of a part of one: all at their smallest, and all at their largest."""
         codes = [(name, code) for name, code in zip(self.size_names, self.size_keys, strict=True) if code]
         said = words[len(words) - len(self.conditions) :]
-        powers = self._powers(name for (name, _), holds in zip(self.conditions, said, strict=True) if holds)
-        bucketed = {n: regime.ends(w) for (n, code), w in zip(codes, words, strict=False) if code == regime.BUCKET}
-        bucketed |= {n: bucketed[n][-1:] for n in powers}
+        given = zip(codes, words, strict=False)
+        bucketed = {n: self._ends(n, word, said) for (n, code), word in given if code == regime.BUCKET}
         return {n: end[0] for n, end in bucketed.items()}, {n: end[-1] for n, end in bucketed.items()}
 
     def reduction_length(self, ints: Sequence[int]) -> int:
         """Number of terms that one output element sums."""
+        return self._product(self.reduction, ints)
+
+    def coarse(self, ints: Sequence[int]) -> tuple[float, ...]:
+        """How far each tensor may be off for what is rounded on its way, relative as in `tuning.tolerance`."""
+        ways = [arg.rounded for arg in self.args]
+        return tuple(coarseness(way.dtype, self._product(way.terms, ints)) if way is not None else 0.0 for way in ways)
+
+    def _product(self, terms: Sequence[str | int], ints: Sequence[int]) -> int:
         sizes = self.sizes(ints)
-        return math.prod(sizes[part] if isinstance(part, str) else part for part in self.reduction)
+        return math.prod(sizes[part] if isinstance(part, str) else part for part in terms)
 
 
 def threads() -> int:
@@ -265,4 +302,4 @@ def threads() -> int:
     return options.get("threads") or torch.get_num_threads()
 
 
-__all__ = ["POWER", "ROLES", "WIDE", "ArgInfo", "KernelSpec", "threads"]
+__all__ = ["DIVISOR", "POWER", "ROLES", "WIDE", "ArgInfo", "KernelSpec", "threads"]

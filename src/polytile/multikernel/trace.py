@@ -8,10 +8,9 @@ import io
 import logging
 import math
 import os
-import sys
 from collections.abc import Sequence
 
-from polytile import options
+from polytile import debug, options
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.spec import KernelSpec
@@ -29,8 +28,7 @@ part of `latencies_us` is empty where the sub-kernel was not timed."""
 
 def announce(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decision) -> None:
     """Tells of a decision as the options `debug` and `metrics` ask."""
-    if options.get("debug") >= 1:
-        print(f"polytile: {decision}", file=sys.stderr)
+    debug.show(1, lambda: f"polytile: {decision}")
     path = options.get("metrics")
     if path:
         try:

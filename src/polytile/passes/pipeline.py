@@ -1,18 +1,17 @@
 """The passes in order, and the instruments around them.
 
-Option `fuse` leaves out the fusions, `verify_ir` runs the verifier after each pass, `debug` 3 logs the IR wherever a
-pass changed it.
+Option `fuse` leaves out the fusions, `verify_ir` runs the verifier after each pass, `debug` 3 prints the IR
+wherever a pass changed it.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from polytile import options
+from polytile import debug, options
 from polytile.ir import printer
 from polytile.ir.program import Program
 from polytile.ir.verify import verify
@@ -32,8 +31,6 @@ from polytile.passes.merge_axes import merge_axes
 from polytile.passes.simplify import simplify
 from polytile.passes.split_axes import split_axes
 from polytile.passes.strides import plain_strides
-
-log = logging.getLogger("polytile")
 
 
 @dataclass(frozen=True)
@@ -85,9 +82,12 @@ def optimize(program: Program) -> Optimized:
 
 
 def _inspect(program: Program, after: str, seconds: float, changed: bool) -> None:
-    """The instruments: verifier and log."""
+    """The instruments: verifier and what the option `debug` shows."""
     if options.get("verify_ir"):
         verify(program, after)
-    if options.get("debug") >= 3:
-        text = "\n" + printer.program_text(program) if changed else " (nothing changed)"
-        log.info("after %s, %.1f ms, %d operations:%s", after, 1e3 * seconds, len(program.operations), text)
+
+    def text() -> str:
+        found = "\n" + printer.program_text(program) if changed else " (nothing changed)"
+        return f"after {after}, {1e3 * seconds:.1f} ms, {len(program.operations)} operations:{found}"
+
+    debug.show(3, text)

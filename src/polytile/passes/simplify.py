@@ -16,9 +16,8 @@ import torch
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Load, Node, Op, Part, Reduce
-from polytile.ir.program import Axis, Buffer, Loop, Program
+from polytile.ir.program import ROUNDING, Axis, Buffer, Loop, Program
 from polytile.passes import rules
-from polytile.passes.fusion.merge import ROUNDING
 from polytile.passes.loops import map_loops
 
 

@@ -21,14 +21,13 @@ import re
 import shutil
 import stat
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from polytile import options
+from polytile import locks, options
 from polytile.errors import CacheError
 
 log = logging.getLogger("polytile")
@@ -209,7 +208,7 @@ class Cache:
         return self._made("tmp") / f"{os.getpid()}-{os.urandom(6).hex()}"
 
 
-_lock = threading.Lock()
+_lock = locks.lock()
 _replacements: dict[Path, Cache] = {}
 
 

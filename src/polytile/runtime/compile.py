@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from polytile import options
+from polytile import locks, options
 from polytile.counters import counters
 from polytile.errors import CompileFailed, CompilerMissing
 from polytile.problem import digest
@@ -132,7 +132,7 @@ class Compilation(Future[Library]):
     def __init__(self, work: Callable[[], Library]) -> None:
         super().__init__()
         self._work = work
-        self._claim = threading.Lock()
+        self._claim = locks.lock()  # so a forked child does what its parent had begun
 
     def run(self) -> None:
         """Does the work unless some thread already does or did. The Future carries what goes wrong with it; Ctrl-C says

@@ -2,7 +2,7 @@
 
 #include <stdint.h>
 
-enum { END, CONSTANT, ARGUMENT, ADD, MULTIPLY, FLOOR_DIVIDE, MODULUS, MINIMUM, MAXIMUM };
+enum { END, CONSTANT, ARGUMENT, ADD, MULTIPLY, FLOOR_DIVIDE, MODULUS, MINIMUM, MAXIMUM, COMMON };
 
 static inline int64_t floor_divide(int64_t a, int64_t b)
 {
@@ -19,6 +19,7 @@ static inline int64_t combined(int64_t operation, int64_t a, int64_t b)
     case FLOOR_DIVIDE: return floor_divide(a, b);
     case MODULUS: return b == 0 ? 0 : a - floor_divide(a, b) * b;
     case MINIMUM: return a < b ? a : b;
+    case COMMON: return (int64_t)((uint64_t)(a | b) & -(uint64_t)(a | b));
     default: return a > b ? a : b;
     }
 }

@@ -13,7 +13,8 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexin
 
 from polytile.errors import IRError
 
-END, CONSTANT, ARGUMENT, ADD, MULTIPLY, FLOOR_DIVIDE, MODULUS, MINIMUM, MAXIMUM = range(9)
+END, CONSTANT, ARGUMENT, ADD, MULTIPLY, FLOOR_DIVIDE, MODULUS, MINIMUM, MAXIMUM, COMMON = range(10)
+"""COMMON: the greatest power of two that divides both of two integers."""
 DEPTH = 32
 """Values that may wait on the stack at once."""
 
@@ -60,6 +61,13 @@ LARGEST_POWER = 1 << 40
 def power_of_two(e: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:
     """A formula that is 1 where an expression is a power of two up to LARGEST_POWER, else 0. Raises IRError as `encode` does."""
     return encode(1 - Min(1, Mod(sympy.Integer(LARGEST_POWER), Max(1, e))), positions)
+
+
+def power_below_16(position: int, most: int) -> Formula:
+    """A formula that is the greatest power of two up to `most` that divides the integer argument at `position`; 0 where that
+    is 1, and where 16 divides it."""
+    power = (ARGUMENT, position, CONSTANT, 16, COMMON, 0, CONSTANT, 16, MODULUS, 0, CONSTANT, most, MINIMUM, 0)
+    return (*power, CONSTANT, 2, FLOOR_DIVIDE, 0, CONSTANT, 2, MULTIPLY, 0, END, 0)
 
 
 def _emit(e: sympy.Expr, positions: Mapping[sympy.Symbol, int], code: list[int]) -> int:
@@ -114,7 +122,9 @@ def evaluate(formula: Formula, integers: Sequence[int]) -> int:
 def _apply(operation: int, a: int, b: int) -> int:
     if operation in (FLOOR_DIVIDE, MODULUS):
         return 0 if b == 0 else a // b if operation == FLOOR_DIVIDE else a % b
+    if operation == COMMON:
+        return (a | b) & -(a | b)
     return {ADD: a + b, MULTIPLY: a * b, MINIMUM: min(a, b), MAXIMUM: max(a, b)}[operation]
 
 
-__all__ = ["DEPTH", "Formula", "any_above", "encode", "evaluate"]
+__all__ = ["DEPTH", "Formula", "any_above", "encode", "evaluate", "power_below_16", "power_of_two"]

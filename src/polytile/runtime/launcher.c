@@ -156,11 +156,18 @@ static inline int accepts(Dispatcher *self, Py_ssize_t tensors)
     return tensors >= 0 && tensors + self->integers <= MAX_ARGUMENTS;
 }
 
+static inline int64_t tensor_word(unsigned char code, uintptr_t address)
+{
+    if (code == ALIGNMENT)
+        return (int64_t)((address | 16) & -(address | 16));
+    return address % (code == ALIGNED_64 ? 64 : 16) == 0;
+}
+
 static inline int64_t *append_tensor_words(Dispatcher *self, void *const *pointers, int64_t *words)
 {
     for (Py_ssize_t i = 0; self->tensor_codes != NULL && i < self->tensors; i++)
         if (self->tensor_codes[i] != ANY)
-            *words++ = (uintptr_t)pointers[i] % (self->tensor_codes[i] == ALIGNED_64 ? 64 : 16) == 0;
+            *words++ = tensor_word(self->tensor_codes[i], (uintptr_t)pointers[i]);
     return words;
 }
 
@@ -370,7 +377,7 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObjec
     self->tensors = tensors > 0 ? tensors : -1;
     self->codes = codes_of(key, DIVISIBLE, &self->word_count);
     if (self->codes != NULL && tensors > 0)
-        self->tensor_codes = codes_of(tensor_key, ALIGNED_16, &self->word_count);
+        self->tensor_codes = codes_of(tensor_key, ALIGNMENT, &self->word_count);
     if (PyErr_Occurred() || allocate(self, 8) < 0) {
         Py_DECREF(self);
         return NULL;

@@ -5,7 +5,8 @@
 
 Each integer has a code in `key`: 0 it does not matter, 1 its regime bucket matters, 2 its value, 3 whether 16 divides it
 (regime.py). `formulas` of the integers (formula.py) add their values to the key.
-Each tensor may have one in `tensor_key`: 0 nothing matters, 1 whether its data is aligned to 64 bytes, 2 to 16 bytes.
+Each tensor may have one in `tensor_key`: 0 nothing matters, 1 whether its data is aligned to 64 bytes, 2 to 16 bytes, 3 to
+which power of two up to 16.
 The regime key found leads to an entry: a native kernel, called without the GIL, or a Python callable. A key with no
 entry asks `on_miss(key, arguments)` once, whatever the number of threads, and keeps the entry it returns.
 
@@ -27,6 +28,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from polytile import locks
 from polytile.counters import counters
 from polytile.runtime import native, regime
 from polytile.runtime.arguments import CPU, CUDA, bad_count, integer, slow_pointer
@@ -127,12 +129,12 @@ class _OncePerKey:
 
     def __init__(self, on_miss: OnMiss) -> None:
         self.on_miss = on_miss
-        self.lock = threading.Lock()
+        self.lock = locks.lock()
         self.pending: dict[int, threading.RLock] = {}
 
     def __call__(self, dispatcher: Dispatcher, key: int, arguments: tuple[Any, ...]) -> Entry:
         with self.lock:
-            pending = self.pending.setdefault(key, threading.RLock())
+            pending = self.pending.setdefault(key, locks.rlock())
         with pending:
             try:
                 now = dispatcher.key_of(*arguments)  # the regime may have been split while this thread waited
@@ -191,7 +193,7 @@ class PythonDispatcher(Dispatcher):
     ) -> None:
         self.name, self.key, self.tensor_key = name, tuple(key), tuple(tensor_key)
         self._formulas, self._device = tuple(formulas), device
-        for codes, most in ((self.key, regime.DIVISIBLE), (self.tensor_key, regime.ALIGNED_16)):
+        for codes, most in ((self.key, regime.DIVISIBLE), (self.tensor_key, regime.ALIGNMENT)):
             for position, code in enumerate(codes):
                 if code not in range(most + 1):
                     raise ValueError(f"key code {code} at position {position} is not in 0..{most}")

@@ -11,12 +11,12 @@ import ctypes
 import functools
 import logging
 import math
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from polytile import locks
 from polytile.errors import CacheError, CompileFailed, CompilerMissing
 from polytile.runtime import compile as compiler
 from polytile.runtime import toolchain
@@ -36,7 +36,7 @@ Draw = Callable[[int, int, int, int], None]
 """(address of the state, address of the booleans, how many, the bound of 53 bits)"""
 
 _SIGNATURE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_ulonglong)
-_LOCK = threading.Lock()
+_LOCK = locks.lock()
 
 
 def prepare() -> None:

@@ -15,7 +15,6 @@ import logging
 import struct
 import sys
 import sysconfig
-import threading
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from polytile import locks
 from polytile.errors import CacheError, CompileFailed, CompilerMissing
 from polytile.runtime import compile as compiler
 from polytile.runtime.arguments import bad_count, bad_integer, slow_pointer
@@ -36,7 +36,7 @@ SOURCES = tuple(
 )
 """Read in this order, one translation unit."""
 
-_lock = threading.Lock()
+_lock = locks.lock()
 
 
 def prepare() -> compiler.Compilation:

@@ -11,15 +11,16 @@ finer words of `part` in place of those of `bucket`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from polytile.runtime.formula import Formula, evaluate
 
 IGNORE, BUCKET, EXACT, DIVISIBLE = 0, 1, 2, 3
 """Codes of an integer argument: it does not matter; its regime bucket matters; its value; whether 16 divides it."""
 
-ANY, ALIGNED_64, ALIGNED_16 = 0, 1, 2
-"""Codes of a tensor argument: nothing about it matters; whether its data starts at a multiple of 64, of 16 bytes."""
+ANY, ALIGNED_64, ALIGNED_16, ALIGNMENT = 0, 1, 2, 3
+"""Codes of a tensor argument: nothing about it matters; whether its data starts at a multiple of 64, of 16 bytes; the power
+of two up to 16 of which its address is a multiple."""
 
 ALIGNMENTS = {ALIGNED_64: 64, ALIGNED_16: 16}
 
@@ -83,13 +84,14 @@ def bounds(word: int) -> tuple[int, int]:
     return low, high
 
 
-def ends(word: int) -> tuple[int, ...]:
-    """Smallest and largest size whose word, by `bucket` or by `part`, is `word`; one number if they agree."""
+def ends(word: int, alike: Callable[[int], bool] = lambda size: True) -> tuple[int, ...]:
+    """Smallest and largest size whose word, by `bucket` or by `part`, is `word`, of those that are `alike`; one number if they
+    agree. Whether sizes are alike must not depend on more than their remainder by 16."""
     low, high = bounds(word)
-    if word > EXACT_UP_TO and divisible(word):
-        low, high = -(-low // 16) * 16, high // 16 * 16
-    elif low < high:
-        low, high = low + (low % 16 == 0), high - (high % 16 == 0)
+    if word > EXACT_UP_TO:
+        near = (*range(low, min(low + 15, high) + 1), *range(max(low, high - 15), high + 1))
+        own = [n for n in near if (n % 16 == 0) == divisible(word) and alike(n)]
+        low, high = min(own), max(own)
     return (low,) if low == high else (low, high)
 
 
@@ -111,7 +113,7 @@ def words_of(
 ) -> tuple[int, ...]:
     """The words of one call: `key` and `tensor_key` hold the codes, `pointers` the addresses of the tensors' data."""
     words = [word_of(code, n) for code, n in zip(key, integers, strict=True) if code != IGNORE]
-    words += [int(p % ALIGNMENTS[code] == 0) for code, p in zip(tensor_key, pointers, strict=False) if code != ANY]
+    words += [tensor_word(code, p) for code, p in zip(tensor_key, pointers, strict=False) if code != ANY]
     return (*words, *[evaluate(formula, integers) for formula in formulas])
 
 
@@ -120,6 +122,16 @@ def word_of(code: int, integer: int) -> int:
     if code == DIVISIBLE:
         return int(integer % 16 == 0)
     return bucket(integer) if code == BUCKET else integer
+
+
+def tensor_word(code: int, pointer: int) -> int:
+    """The word of a tensor argument with a code other than ANY, whose data is at `pointer`."""
+    return math.gcd(pointer, 16) if code == ALIGNMENT else int(pointer % ALIGNMENTS[code] == 0)
+
+
+def alignment(code: int, word: int) -> int:
+    """Of how many bytes the address is known to be a multiple, by the word of its code."""
+    return word if code == ALIGNMENT else ALIGNMENTS[code] if word else 1
 
 
 def count(key: Sequence[int], tensor_key: Sequence[int] = (), formulas: Sequence[Formula] = ()) -> int:
@@ -141,6 +153,6 @@ def unpack(key: int, length: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8))
 
 
-__all__ = ["ALIGNED_16", "ALIGNED_64", "ANY", "BUCKET", "DIVISIBLE", "EXACT", "IGNORE", "bounds", "bucket", "count",
-           "divisible", "ends", "in_parts", "is_part", "pack", "part", "unpack", "whole", "word_of",
-           "words_of"]  # fmt: skip
+__all__ = ["ALIGNED_16", "ALIGNED_64", "ALIGNMENT", "ANY", "BUCKET", "DIVISIBLE", "EXACT", "IGNORE", "alignment", "bounds",
+           "bucket", "count", "divisible", "ends", "in_parts", "is_part", "pack", "part", "tensor_word", "unpack", "whole",
+           "word_of", "words_of"]  # fmt: skip

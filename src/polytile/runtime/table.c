@@ -11,7 +11,7 @@
 typedef long (*Kernel)(void *const *pointers, const long *integers, long threads);
 
 enum { IGNORE = 0, BUCKET = 1, EXACT = 2, DIVISIBLE = 3 };
-enum { ANY = 0, ALIGNED_64 = 1, ALIGNED_16 = 2 };
+enum { ANY = 0, ALIGNED_64 = 1, ALIGNED_16 = 2, ALIGNMENT = 3 };
 
 /* ---- regime keys, as in regime.py ---- */
 

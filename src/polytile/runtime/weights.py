@@ -16,8 +16,6 @@ NumPy or a file, or under several tensors; nor of inference tensors, which count
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from polytile import locks
 from polytile.counters import counters
 from polytile.runtime import native
 
@@ -189,7 +188,7 @@ class Site:
 
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
-_lock = threading.RLock()
+_lock = locks.rlock()
 _storages: dict[int, Storage] = {}
 """By address of the storage, which nothing else gets as long as its entry holds a weak reference to it."""
 _hook: list[Any] = []
@@ -282,12 +281,5 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
                     if record.copy is not None:
                         record.lapse()
 
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 __all__ = ["Recipe", "Site", "available", "forget", "kept_bytes"]

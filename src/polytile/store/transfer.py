@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from polytile import files
 from polytile.errors import StoreError
 from polytile.store import jsonl, kernel_tuner, schema
 from polytile.store.place import Place
@@ -48,10 +49,12 @@ def export_lines(source: Place, target: Path) -> Transfer:
     """Appends the measurements of the store `source` that are not in the file `target` yet, as JSON lines.
 
     What stands in the file stays as it is, except for a last line without an end, which a writer that was killed left
-    behind: that is cut off and told of. One exporter at a time: others wait.
+    behind: that is cut off and told of. One exporter at a time: others wait. Raises StoreError where the source cannot be
+    read, or the target is something else than such a file or cannot be written.
     """
     found = records(source)
     try:
+        files.check(target)  # a device may have no end
         with open(target, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import math
-import threading
 import time
 from collections.abc import Iterator
+
+from polytile import locks
 
 clock = time.monotonic
 
@@ -30,7 +31,7 @@ class Budget:
         self.seconds = seconds if seconds > 0 else math.inf
         self.whose = whose
         self._spent = 0.0
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
 
     def left(self) -> float:
         """Seconds; 0 or less once all are spent."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 import resource
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile import options
+from polytile import locks, options
 from polytile.errors import DeviceLost
 from polytile.kernels.candidate import Entry, PythonEntry
 from polytile.runtime import cpu
@@ -26,6 +25,9 @@ from polytile.tuning import standing
 from polytile.tuning.decide import UNKNOWN, Entrant
 from polytile.tuning.region import UNKNOWN as UNKNOWN_REGION
 from polytile.tuning.region import Region, time_region
+
+if TYPE_CHECKING:
+    from polytile.runtime.cuda.timing import Timer
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Contender:
     entry: Entry
     args: tuple[Any, ...]
     restore: Callable[[], None] | None = None
-    timer: Callable[[Entry, tuple[Any, ...], int], float] | None = None
+    timer: Timer | None = None
     entrant: Entrant = UNKNOWN
 
 
@@ -185,7 +187,7 @@ def time_burst(contender: Contender, repeats: int) -> float:
     return launcher.time_burst(contender.entry, contender.args, repeats)
 
 
-def timer_for(target: torch.device, entry: Entry) -> Callable[[Entry, tuple[Any, ...], int], float] | None:
+def timer_for(target: torch.device, entry: Entry) -> Timer | None:
     """A contender's own timer on the device `target`; None on a CPU, where bursts are timed by the clock. Library calls are
     timed as kernels are, without what Python takes to call them: a program of many kernels has the host ahead."""
     if target.type != "cuda":
@@ -198,8 +200,11 @@ def timer_for(target: torch.device, entry: Entry) -> Callable[[Entry, tuple[Any,
 
 
 def _tidy(contenders: Sequence[Contender]) -> None:
-    """After a race on a GPU: gives back the memory that libraries took for being timed."""
-    if any(contender.timer is not None and isinstance(contender.entry, PythonEntry) for contender in contenders):
+    """After a race on a GPU: gives back the memory that recordings have taken, and libraries for being timed."""
+    timers = [(contender.timer, contender.entry) for contender in contenders if contender.timer is not None]
+    for timer, _ in timers:
+        timer.release()
+    if any(isinstance(entry, PythonEntry) for _, entry in timers):
         from polytile.runtime.cuda.timing import release_workspaces
 
         release_workspaces()
@@ -212,7 +217,7 @@ clock, pause = time.perf_counter, time.sleep
 MOVED = 1.3
 """A parallel region that costs so many times as much as before, or so much less, is one of other cores."""
 
-_one_race_at_a_time = threading.RLock()
+_one_race_at_a_time = locks.rlock()
 
 
 class _Crowded:

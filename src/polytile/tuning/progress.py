@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from polytile import locks
 
 log = logging.getLogger("polytile.tuning")
 
@@ -48,7 +49,7 @@ class Step:
 
 Watcher = Callable[[Step], None]
 _watchers: list[Watcher] = []
-_lock = threading.Lock()
+_lock = locks.lock()
 
 
 def watch(watcher: Watcher) -> None:

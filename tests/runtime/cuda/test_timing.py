@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from polytile.kernels.candidate import NativeEntry, PythonEntry
 from polytile.runtime.cuda import timing
 from polytile.runtime.cuda.timing import Timer
-from polytile.tuning.measure import timer_for
+from polytile.tuning import measure
+from polytile.tuning.measure import Contender, timer_for
 
 GPU = torch.device("cuda", 0)
 
@@ -18,8 +20,12 @@ GPU = torch.device("cuda", 0)
 class Graph:
     """Stands for a recorded graph."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.replay = work
+    def __init__(self, work: Callable[[], None], pool: Pool) -> None:
+        self.replay, self.pool = work, pool
+
+
+class Pool:
+    """Stands for memory of its own."""
 
 
 @pytest.fixture
@@ -27,11 +33,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     """The graphs recorded so far."""
     found: list[Graph] = []
 
-    def recorded(work: Callable[[], None]) -> Graph:
-        found.append(Graph(work))
+    def recorded(work: Callable[[], None], pool: Pool) -> Graph:
+        found.append(Graph(work, pool))
         return found[-1]
 
     monkeypatch.setattr(timing, "recorded", recorded)
+    monkeypatch.setattr(torch.cuda, "MemPool", Pool)
     return found
 
 
@@ -53,6 +60,17 @@ def test_bursts_are_recorded_anew_now_and_then_as_a_graph_keeps_its_own_time(gra
     assert made == [1 + replay // timing.REPLAYS for replay in range(3 * timing.REPLAYS)]
 
 
+def test_recordings_of_one_candidate_share_memory_and_a_race_gives_it_back(graphs: list[Graph]) -> None:
+    first, second = Timer(GPU), Timer(GPU)
+    for timer, count in ((first, 20), (first, 5), (second, 20)):
+        timer._work(calls, count)
+    assert graphs[0].pool is graphs[1].pool is not graphs[2].pool
+    kept = [weakref.ref(graph.pool) for graph in graphs]
+    graphs.clear()
+    measure._tidy([Contender("first", NativeEntry(0), (), timer=first), Contender("second", NativeEntry(0), (), timer=second)])
+    assert [pool() for pool in kept] == [None] * 3
+
+
 def test_single_calls_through_python_are_replayed_too(graphs: list[Graph]) -> None:
     timer = timer_for(GPU, PythonEntry(lambda *args: None, recordable=True))
     assert isinstance(timer, Timer)
@@ -62,7 +80,7 @@ def test_single_calls_through_python_are_replayed_too(graphs: list[Graph]) -> No
 
 
 def test_what_cannot_be_recorded_is_timed_as_it_is(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(work: Callable[[], None]) -> Graph:
+    def refuses(work: Callable[[], None], pool: Pool) -> Graph:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(timing, "recorded", refuses)

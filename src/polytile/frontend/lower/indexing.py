@@ -19,6 +19,7 @@ from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.layouts import is_dense, traced_strides
+from polytile.frontend.lower.pointwise_table import node
 from polytile.frontend.lower.positions import Place, computable, extent, place_at, position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.reshapes import reshape_point
@@ -216,24 +217,19 @@ def duplicate(builder: Builder, source: Tensor) -> View:
     return copy.view
 
 
-def require_mode(dtype: torch.dtype, mode: str) -> None:
-    require_loop_dtype(dtype)
-    if mode != "set" and dtype == torch.bool:
-        raise LoweringError("accumulating truth values is left to the library.")
-
-
 def neutral(mode: str, dtype: torch.dtype) -> int | float:
     """The value that accumulating with `mode` leaves as it is."""
-    if mode in ("add", "mul"):
-        return 0 if mode == "add" else 1
+    if mode in ("add", "mul") or dtype == torch.bool:
+        return 0 if mode in ("add", "max") else 1
     if dtype.is_floating_point:
         return -math.inf if mode == "max" else math.inf
     return torch.iinfo(dtype).min if mode == "max" else torch.iinfo(dtype).max
 
 
 def accumulator(source: Tensor, mode: str) -> Tensor:
-    """`source` as stores of `mode` change it: where they accumulate, elements of less than 32 bits wait in 32, so that a sum
-    of many rounds once (`narrowed`), not at every step, and since that is what GPUs combine with memory."""
+    """`source` as stores of `mode` change it: where they accumulate, elements of less than 32 bits wait in 32, so that a sum of
+    many rounds once (`narrowed`), not at every step, and since that is what GPUs combine with memory. Of truth values it
+    counts those that hold."""
     if mode == "set" or source.dtype.itemsize >= 4:
         return source
     wide = torch.float32 if source.dtype.is_floating_point else torch.int32
@@ -264,7 +260,7 @@ def _scattered(
     """A copy of `source` in which element `point` with coordinate `dim` replaced by `index[point]` is written for every
     point of `index`: the modes are those of stores, of `value[point]`, and "clear", which sets what the next mode starts
     from."""
-    require_mode(source.dtype, modes[-1])
+    require_loop_dtype(source.dtype)
     require_index(index)
     d = wrap_dim(dim, source.rank)
     stand_in = builder.realize(index) if index.view is None and len(modes) > 1 else index
@@ -276,8 +272,8 @@ def _scattered(
         if mode == "clear":
             return place.store(target, expr.const(neutral(modes[-1], source.dtype), compute_dtype(target.dtype)))
         at = (*point, ZERO)[: value.rank] if isinstance(value, Tensor) else ()
-        node = value.at(at) if isinstance(value, Tensor) else builder.element(value, (), ())
-        return place.store(target, convert(convert(node, source.dtype), target.dtype), mode)
+        new = value.at(at) if isinstance(value, Tensor) else builder.element(value, (), ())
+        return place.store(target, convert(convert(new, source.dtype), target.dtype), mode)
 
     for mode in modes:
         _write(builder, index.sizes, functools.partial(store, mode=mode))
@@ -314,6 +310,8 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Tensor:
+    if reduce == "mean" and source.dtype == torch.bool:
+        raise LoweringError("the mean of truth values is left to the library.")
     mode = STORE_MODES[reduce]
     total = _scattered(builder, source, dim, index, src, [mode] if include_self else ["clear", mode])
     if reduce != "mean":
@@ -378,7 +376,7 @@ def _put(
     mask: Tensor | None = None,
 ) -> Tensor:
     mode = "add" if accumulate else "set"
-    require_mode(source.dtype, mode)
+    require_loop_dtype(source.dtype)
     if [index.dtype for index in indices if index is not None] == [torch.bool]:
         return _put_where(source, indices, values, accumulate)
     pattern = pattern_of(source, indices)
@@ -411,7 +409,7 @@ def _put_where(source: Tensor, indices: Sequence[Tensor | None], values: Tensor,
         there = (*point[:dim], ZERO, *point[dim + mask.rank :])
         new = convert(values.at(broadcast_point(values.sizes, around, there)), source.dtype)
         if accumulate:
-            new = convert(expr.op("add", old.dtype, old, new), source.dtype)
+            new = convert(node("add", old, new), source.dtype)
         return expr.op("where", old.dtype, here, new, old)
 
     return computed(source.sizes, source.dtype, source.device, at)
@@ -427,7 +425,7 @@ def unsafe_masked_index_put_accumulate(
 @lowers(aten.put.default)
 def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumulate: bool = False) -> Tensor:
     mode = "add" if accumulate else "set"
-    require_mode(source.dtype, mode)
+    require_loop_dtype(source.dtype)
     require_index(index)
     copy = builder.realize(accumulator(source, mode), sizes.contiguous_strides(source.sizes))
     flat = flattened(copy).view
@@ -444,10 +442,9 @@ def put(builder: Builder, source: Tensor, index: Tensor, values: Tensor, accumul
 
 
 def summed_by_kernel(source: Tensor) -> bool:
-    """Whether one kernel adds up rows of `source` by an index, zeros and rounding included: on a GPU, in 16-bit types, whose sums
-    need memory of another type."""
-    on_gpu = source.device.type == "cuda" or bool(options.get("interpret"))
-    return on_gpu and source.dtype.is_floating_point and source.dtype.itemsize == 2
+    """Whether one kernel adds up rows of `source` by an index, zeros and rounding included: on a GPU, where it may do without
+    atomics."""
+    return (source.device.type == "cuda" or bool(options.get("interpret"))) and source.dtype.is_floating_point
 
 
 @lowers(aten.embedding_dense_backward.default)
@@ -460,7 +457,7 @@ def embedding_dense_backward(
     scale_grad_by_freq: bool,
 ) -> Tensor:
     """Rows of `grad` added up by index; the row of `padding_idx` (−1: none) stays zero."""
-    require_mode(grad.dtype, "add")
+    require_loop_dtype(grad.dtype)
     require_index(indices)
     if scale_grad_by_freq:
         raise LoweringError("gradients scaled by the frequency of their index are left to the library.")

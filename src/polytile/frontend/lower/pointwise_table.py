@@ -161,11 +161,15 @@ def truncated_quotient(a: Node, b: Node) -> Node:
 
 
 def lcm(a: Node, b: Node) -> Node:
-    """|a / gcd·b|; 0 where either is."""
+    """|a / gcd·b|; 0 where either is. Of 8 and 16 bits the product and its sign are those of an int, as in eager's C++."""
+    dtype = a.dtype
+    if dtype.itemsize < 4:
+        a, b = (expr.op("cast", torch.int32, value) for value in (a, b))
     divisor = node("gcd", a, b)
     none = node("eq", divisor, like(0, a))
     product = node("mul", node("truncdiv", a, selected(none, like(1, a), divisor)), b)
-    return selected(none, like(0, a), only_signed("abs")(product))
+    value = selected(none, like(0, a), only_signed("abs")(product))
+    return value if value.dtype == dtype else expr.op("cast", dtype, value)
 
 
 def where(condition: Node, a: Node, b: Node) -> Node:

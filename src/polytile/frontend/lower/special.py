@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from polytile.errors import LoweringError
 from polytile.frontend.lower import special_tables as tables
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.overloads import overloads
@@ -274,8 +273,3 @@ register(
 @lowers(*overloads("polygamma"))
 def lower_polygamma(builder: Builder, n: int, x: Tensor) -> Tensor:
     return elementwise(builder, formula(polygamma(n)), TO_FLOAT, x)
-
-
-@lowers(*overloads("igamma igammac"))
-def lower_igamma(builder: Builder, a: Tensor, x: Tensor) -> Tensor:
-    raise LoweringError("its series and its continued fraction take as many terms as the values ask for (up to 2000).")

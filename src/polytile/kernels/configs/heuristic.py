@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from threading import Lock
 
+from polytile import locks
 from polytile.errors import ConfigTableError
 from polytile.kernels.configs import spaces
 from polytile.kernels.configs.files import Tables
@@ -79,7 +79,7 @@ class Heuristic:
     def __init__(self, family: str, tables: Tables) -> None:
         self.family = family
         self._tables: Tables = dict(tables)
-        self._lock = Lock()
+        self._lock = locks.lock()
 
     @property
     def tables(self) -> Tables:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from threading import RLock
 
+from polytile import locks
 from polytile.errors import ConfigTableError
 from polytile.kernels.configs import families as own
 from polytile.kernels.configs.heuristic import Heuristic
 from polytile.kernels.configs.records import Record
 
-_lock = RLock()
+_lock = locks.rlock()
 _makers: dict[str, Callable[[], Heuristic]] = {"cpu": own.cpu, "cuda": own.cuda, "rocm": own.rocm, "xpu": own.xpu}
 _built: dict[str, Heuristic] = {}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
+from polytile import locks
 from polytile.errors import PolytileError
 from polytile.kernels.candidate import NativeEntry, NativeHandle
 from polytile.problem import Config, digest
@@ -34,7 +34,7 @@ class CppCandidate:
         self.recipe = recipe
         self._name, self._config, self._kernel_name = name, config, kernel_name
         self._make_source, self._valid, self._cost = make_source, valid, cost
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
         self._compilation: compiler.Compilation | None = None
 
     def __repr__(self) -> str:

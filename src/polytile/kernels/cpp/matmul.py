@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from polytile import locks
 from polytile.kernels.candidate import NativeEntry, NativeHandle
 from polytile.kernels.cpp import epilogue, gemm
 from polytile.kernels.cpp.candidate import ENTRY
@@ -89,7 +89,7 @@ class MatmulCandidate:
         self.name, self.config, self.slot = name, config, slot
         self._kernel_name, self._make_sources = kernel_name, sources
         self.valid, self.cost = valid, cost
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
         self._compilations: tuple[compiler.Compilation, ...] = ()
 
     @cached_property

@@ -15,7 +15,7 @@ _CALLS_1 = (
 ).split()
 _CALLS_2 = (
     "pow fmod remainder floordiv truncdiv atan2 hypot copysign nextafter minimum maximum shift_left shift_right gcd "
-    "chebyshev_t chebyshev_u chebyshev_v chebyshev_w hermite_h hermite_he laguerre_l legendre_p"
+    "chebyshev_t chebyshev_u chebyshev_v chebyshev_w hermite_h hermite_he laguerre_l legendre_p gamma_series gamma_fraction"
 ).split()
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 

@@ -21,7 +21,7 @@ from polytile.kernels.emission import emission_order
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, is_result
 from polytile.kernels.triton import memory, ops, random, text
-from polytile.kernels.triton.tile import Dim, Tile, sixteenth, with_facts
+from polytile.kernels.triton.tile import Dim, Tile, quotient, with_facts
 
 FETCHED, FETCHED_SHARED = 48, 24
 """Registers of a thread that loads ahead of their use may fill; those in programs of LARGE threads, of which a multiprocessor
@@ -48,8 +48,8 @@ class Body:
     """Emits nodes. `made` says how to get those that a schedule makes (scans); results of reductions must stand in the scope.
 
     `threads` share a block, 0 where it does not matter; `again` are the loads that a later pass makes too, `last` says that
-    this pass reads what one before has read; `error` whether a run-time check was emitted, `sixteenths` the integers of which a
-    sixteenth is used, `carried` the variables of divisions that the current loop carries. `prefix` begins the names of values.
+    this pass reads what one before has read; `error` whether a run-time check was emitted, `quotients` the integers of which
+    a quotient is used, `carried` the variables of divisions that the current loop carries. `prefix` begins the names of values.
     """
 
     def __init__(self, kernel: LoopKernel, tile: Tile, facts: Facts, prefix: str = "t") -> None:
@@ -63,7 +63,7 @@ class Body:
         self.error = False
         self.carried: dict[sympy.Expr, sympy.Expr] = {}
         self.firsts: dict[Dim, str] = {}
-        self.sixteenths: set[sympy.Symbol] = set()
+        self.quotients: set[sympy.Symbol] = set()
         self._names = _names(self.nest.nodes, prefix)
         self._checks = {id(size): k for k, size in enumerate(checked_sizes(self.nest.loop), 1)}
         self._dims: dict[int, frozenset[Dim]] = {}
@@ -204,12 +204,12 @@ class Body:
 
     def simplified(self, e: sympy.Expr) -> sympy.Expr:
         """An index expression with exact integers in place, and without the divisions that the facts can do."""
-        if sizes.has_division(e) and self.facts.divisible:
+        if sizes.has_division(e) and (self.facts.divisible or self.facts.powers):
             known = with_facts(e, self.facts)
             if not sizes.has_division(known) or known.count_ops() < e.count_ops():
                 e = known
-                own = {sixteenth(s): s for s in self.kernel.symbols}
-                self.sixteenths |= {own[s] for s in e.free_symbols if s in own}
+                own = {quotient(s, self.facts): s for s in self.kernel.symbols}
+                self.quotients |= {own[s] for s in e.free_symbols if s in own}
         values = {
             s: sympy.Integer(self.facts.values[s.name]) for s in self.kernel.symbols if s.name in self.facts.values
         }
@@ -218,7 +218,7 @@ class Body:
     @property
     def known_symbols(self) -> tuple[sympy.Symbol, ...]:
         """The integers that are the same all over the kernel."""
-        return (*self.kernel.symbols, *[sixteenth(s) for s in self.kernel.symbols])
+        return (*self.kernel.symbols, *[quotient(s, self.facts) for s in self.kernel.symbols])
 
     def place(self, index: sympy.Expr, indirect: tuple[Node, ...], scope: Scope) -> str:
         """The text of a load's or store's index, its stand-in symbols bound to variables."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import sympy
 import torch
 
+from polytile import locks
 from polytile.errors import ResourcesExceeded
 from polytile.kernels.candidate import DeviceHandle, DeviceLaunch, NativeEntry, PythonEntry
 from polytile.kernels.canonical import TensorArg
@@ -74,7 +74,7 @@ class TritonCandidate:
         self.name, self.config, self.work = name, config, work
         self._valid = valid
         self._cost = functools.lru_cache(REMEMBERED)(lambda sizes: float(cost(dict(sizes))))
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
         self._specialised: dict[Facts, Specialised] = {}
 
     @property
@@ -125,7 +125,7 @@ class Specialised:
     def __init__(self, base: TritonCandidate, facts: Facts) -> None:
         self.base, self.facts = base, facts
         self.name, self.config = base.name, base.config
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
         self._promises: tuple[cubins.Promise, ...] | None = None
         self._entry: NativeEntry | PythonEntry | None = None
 
@@ -308,7 +308,7 @@ def job_of(one: Launch, target: int | str) -> dict[str, Any]:
         "source": one.source,
         "arguments": [[a.kind.value, a.name, a.type, a.index] for a in one.arguments],
         "constants": [list(constant) for constant in one.constants],
-        "divisible": list(one.divisible),
+        "divisible": [list(known) for known in one.divisible],
         "num_warps": one.num_warps,
         "num_stages": one.num_stages,
         "arch": target,

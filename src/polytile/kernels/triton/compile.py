@@ -14,8 +14,6 @@ from polytile.kernels.triton.elf import resources
 from polytile.kernels.triton.kernel import KERNEL, Kind, Launch
 from polytile.kernels.triton.module import load
 
-POINTER_ALIGNMENT = 16
-
 
 @dataclass(frozen=True)
 class Cubin:
@@ -51,7 +49,7 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
         fn=load(launch.source)[KERNEL],
         signature=launch.signature,
         constexprs={(position[name],): value for name, value in launch.constants},
-        attrs={(position[name],): [["tt.divisibility", POINTER_ALIGNMENT]] for name in launch.divisible},
+        attrs={(position[name],): [["tt.divisibility", by]] for name, by in launch.divisible},
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     amd = str(arch).startswith("gfx")

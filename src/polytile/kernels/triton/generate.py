@@ -10,7 +10,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Nest, nest_of
 from polytile.kernels.rewrite import one_sweep, plain_reductions
 from polytile.kernels.triton.kernel import TritonKernel
-from polytile.kernels.triton.scattered import collect, scatter
+from polytile.kernels.triton.scattered import leaders, scatter
 from polytile.kernels.triton.schedules import SCHEDULES
 from polytile.kernels.triton.split import split
 from polytile.kernels.triton.stripes import stripes
@@ -19,7 +19,7 @@ from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
 MANY: dict[str, Callable[[LoopKernel, Nest, Config, Facts, bool], TritonKernel]] = {
-    "split": split, "sums": sums, "stripes": stripes, "scatter": scatter, "collect": collect
+    "split": split, "sums": sums, "stripes": stripes, "scatter": scatter, "leaders": leaders
 }  # fmt: skip
 """Variants of several launches."""
 

@@ -172,6 +172,33 @@ def pt_gcd(a, b):
     return b
 """,
     """
+def pt_gamma_series(a, x):
+    a, x = tl.broadcast(a, x)
+    least = pt_like(2.0**-55 if x.dtype == tl.float64 else 2.0**-26, x)
+    n, term = tl.full([], 0, tl.int64), tl.full(x.shape, 1, x.dtype)
+    total = term
+    while pt_any(term > least * total):
+        n += 1
+        term = term * x / (a + n)
+        total += term
+    return total
+""",
+    """
+def pt_gamma_fraction(a, x):
+    a, x = tl.broadcast(a, x)
+    least = pt_like(2.0**-49 if x.dtype == tl.float64 else 2.0**-20, x)
+    n, under = tl.full([], 0, tl.int64), x + 1 - a
+    c, d = tl.full(x.shape, float("inf"), x.dtype), 1 / under
+    total, left = d, under == under
+    while pt_any(left) & (n < 500):
+        n += 1
+        over, under = n * (a - n), under + 2
+        d, c = 1 / (over * d + under), over / c + under
+        total = tl.where(left, total * (c * d), total)
+        left = left & (tl.abs(c * d - 1) > least)
+    return total
+""",
+    """
 def pt_int_pow(a, b):
     one = (a == a).to(a.dtype)
     result = tl.where(b < 0, (a == 1).to(a.dtype) + (a + 1 == 0).to(a.dtype) * (one - 2 * (b & 1)), one)

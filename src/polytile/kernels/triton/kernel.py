@@ -55,14 +55,14 @@ class Scratch:
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch. `source` imports triton and tl alone; `arguments` are what is passed, in order; `constants` are the
-    constexpr parameters that follow them; `divisible` names the arguments that 16 divides (integers: their value;
-    pointers: their address). A grid with a dimension of 0 launches nothing. `overlaps`: the kernel itself waits for the one
-    before it on the stream ahead of its first access to memory, and may be started before that one has ended."""
+    constexpr parameters that follow them; `divisible` has the powers of two up to 16 that divide arguments, by name (integers:
+    their value; pointers: their address). A grid with a dimension of 0 launches nothing. `overlaps`: the kernel itself waits
+    for the one before it on the stream ahead of its first access to memory, and may be started before that one has ended."""
 
     source: str
     arguments: tuple[Argument, ...]
     constants: tuple[tuple[str, int], ...]
-    divisible: tuple[str, ...]
+    divisible: tuple[tuple[str, int], ...]
     num_warps: int
     num_stages: int
     grid: tuple[sympy.Expr, sympy.Expr, sympy.Expr]

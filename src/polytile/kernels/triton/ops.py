@@ -35,6 +35,7 @@ FLOATS: dict[str, str] = {
     "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float(\"inf\")", "signbit": "pt_signbit({0})",
     "i0": "libdevice.cyl_bessel_i0({0}) + ({0} - {0})", "i1": "libdevice.cyl_bessel_i1({0}) + ({0} - {0})",
     **{name: f"pt_{name}({{0}}, {{1}})" for name in POLYNOMIALS},
+    "gamma_series": "pt_gamma_series({0}, {1})", "gamma_fraction": "pt_gamma_fraction({0}, {1})",
     "i0e": "pt_i0e({0})", "i1e": "pt_i1e({0})", "digamma": "pt_digamma({0})", "neg": "{0} * -1.0",
 }  # fmt: skip
 FAST: dict[str, str] = {

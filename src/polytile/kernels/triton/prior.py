@@ -3,8 +3,9 @@
     t = launch + finish + together · |latency, memory, cache, units|₃    the 3-norm: what takes longest, a little more where
                                                                          others are near
 
-    memory    the bytes that must come from and go to memory once, and again in later passes what of them does not stay in the
-              L2 cache, of which programs at work have their shares, by the bandwidth that this many programs can draw
+    memory    the bytes that must come from and go to memory once, but for those that the L2 cache has kept since the call before,
+              and again in later passes what of them does not stay there, where programs at work have their shares, by the
+              bandwidth that this many programs can draw
     cache     all bytes that programs ask for, in whole sectors of 32 bytes, by the bandwidth of the L2 cache
     units     instructions: loads and stores by their vectors, arithmetic by the operations' costs, masked lanes included
     latency   programs, or the blocks of programs that go over several, one after another on each of the places that registers and
@@ -34,9 +35,11 @@ from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, Nest
+from polytile.kernels.triton import vectors
 from polytile.kernels.triton.generate import nest_for
 from polytile.kernels.triton.split import GATHERING
 from polytile.kernels.triton.tile import Dim, Tile, divides, tile_of
+from polytile.kernels.triton.vectors import VECTOR
 from polytile.problem import Config
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ MEMORY_LATENCY = 0.65e-6  # s of a load from memory on a busy device
 CACHE_LATENCY = 0.35e-6  # s of a load that the L2 cache has
 REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of it, agree on one value
 STAGED = 0.4e-6  # s for each block that comes by way of shared memory and need not have been waited for
+STAGED_FIRST = 0.15  # share of that in the first pass, whose loads take longer than those of what was read just now
 START = 0.05e-6  # s until a program's first load is under way, beside the launch itself
 DISPATCH = 0.25e-9  # s for each program of the first wave until it runs
 ISSUE = 4  # cycles between two instructions of a thread
@@ -54,8 +58,8 @@ LEFT = 8e-9  # s for each value of that a thread reads
 TOGETHER = 0.09  # for each doubling of the warps of a program whose rows are uneven
 SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
 SECTOR = 32  # bytes
-VECTOR = 16  # bytes of the widest load
 KEPT = 0.6  # of the L2 cache that re-read data finds place in
+RESIDENT = 0.8  # of the L2 cache that may be full of a call's data for the next one to find all of it
 BASE_REGISTERS, MOST_REGISTERS = 24, 255
 PARTS = {"argmax": 2.0, "argmin": 2.0, "welford": 3.0, "online_softmax": 2.0}  # running values of a reduction
 WHOLE = ("persistent", "sums")  # variants that hold rows whole
@@ -77,12 +81,12 @@ class Access:
 
 @dataclass(frozen=True)
 class Work:
-    """A loop at concrete sizes: its axes, the integers that 16 divides, accesses, arithmetic (multiply-adds a point), passes,
-    reductions, how many 32-bit values a point has in registers where rows are held whole and where they are gone
-    through, of them the running values of reductions, and the bytes of its sums across rows."""
+    """A loop at concrete sizes: its axes, what generated code knows of its integers, accesses, arithmetic (multiply-adds a
+    point), passes, reductions, how many 32-bit values a point has in registers where rows are held whole and where they are
+    gone through, of them the running values of reductions, and the bytes of its sums across rows."""
 
     extents: Mapping[sympy.Symbol, int]
-    divisible: frozenset[str]
+    known: Facts
     accesses: tuple[Access, ...]
     arithmetic: float
     passes: int
@@ -174,7 +178,7 @@ class Estimate:
             again *= max(0.0, 1.0 - KEPT * self.device.l2_bytes / max(1.0, again * together))
         active = min(self.running, self.device.sms) / self.device.sms
         drawn = self.device.bandwidth * min(1.0, SM_SHARE * active)
-        return (self.unique * (0.7 if self._in_cache else 1.0) + again) / drawn
+        return (self.unique * self._missing + again) / drawn
 
     @functools.cached_property
     def cache(self) -> float:
@@ -212,12 +216,17 @@ class Estimate:
         return 1
 
     def _even(self, access: Access) -> bool:
-        """Whether a thread's neighbouring elements are moved in one instruction: neither a mask nor a row's beginning parts
-        them. Where they are not, the lanes of a warp still lie a vector apart, and each instruction moves as many sectors."""
-        each = VECTOR // access.itemsize
-        others = all(stride % each == 0 for stride in access.strides.values() if stride != 1)
+        """Whether rows begin and end at whole vectors."""
+        return self._together_in(access) * access.itemsize >= VECTOR
+
+    def _together_in(self, access: Access) -> int:
+        """How many of a thread's neighbouring elements are moved in one instruction: neither a mask nor a row's beginning parts
+        them. The lanes of a warp lie a vector apart all the same, and each instruction moves as many sectors."""
+        common = math.gcd(VECTOR // access.itemsize, *[stride for stride in access.strides.values() if stride != 1])
         near = [self.dims[symbol] for symbol, stride in access.strides.items() if stride == 1]
-        return others and all(_divisible(dim.size, each, self.work.divisible) for dim in near)
+        while common > 1 and not all(_divisible(dim.size, common, self.work.known) for dim in near):
+            common //= 2
+        return common
 
     # time on the multiprocessors -------------------------------------------------------------------------------------
 
@@ -231,7 +240,7 @@ class Estimate:
         for access in self.work.accesses:
             each = max(1, self.block // self.threads)
             vector = max(1, min(VECTOR // access.itemsize, each, self._run(access)))
-            together = vector if self._even(access) else 1
+            together = min(vector, self._together_in(access))
             moving += self._points(access) / together / 32 * max(1.0, vector * access.itemsize / 4)
         return (arithmetic + moving) / (min(self.running, self.device.sms) * self.device.clock)
 
@@ -285,20 +294,22 @@ class Estimate:
         """How often a program waits for memory in one pass; blocks that are under way at once are waited for together."""
         return 1 + (-(-self.steps // self.splits) - 1) / self.stages
 
-    @property
-    def _in_cache(self) -> bool:
-        return self.unique < KEPT * self.device.l2_bytes
+    @functools.cached_property
+    def _missing(self) -> float:
+        """Share of all data that the L2 cache has not kept since the call before: none up to RESIDENT of it, then soon all."""
+        return min(1.0, max(0.0, (self.unique / self.device.l2_bytes - RESIDENT) / (1.0 - RESIDENT)))
 
     @property
     def _staged(self) -> float:
-        """What a program spends on bringing blocks ahead that the cache has: those of later passes."""
-        if self.stages == 1 or self.variant in WHOLE or not self._in_cache:
+        """What a program spends on bringing blocks ahead that the cache has."""
+        if self.stages == 1 or self.variant in WHOLE:
             return 0.0
-        return STAGED * (self.work.passes - 1) * -(-self.steps // self.splits)
+        passes = self.work.passes - 1 + STAGED_FIRST
+        return (1.0 - self._missing) * STAGED * passes * -(-self.steps // self.splits)
 
     @property
     def latency(self) -> float:
-        wait = CACHE_LATENCY if self._in_cache else MEMORY_LATENCY
+        wait = CACHE_LATENCY + self._missing * (MEMORY_LATENCY - CACHE_LATENCY)
         rounds = self.work.passes * self._waits if self.tile.reduced else 1
         at_once = self.device.sms * self.places
         turns = self.programs / (min(self.running, at_once) if self.work.sums else at_once)
@@ -386,7 +397,10 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     running = sum(PARTS.get(r.kind, 1.0) for r in nest.reduces)
     return Work(
         extents,
-        frozenset(s.name for s, n in values.items() if n % 16 == 0),
+        Facts(
+            frozenset(s.name for s, n in values.items() if n % 16 == 0),
+            powers=vectors.divisors(kernel, {s.name: n for s, n in values.items()}),
+        ),
         tuple(accesses),
         arithmetic,
         max(1, nest.passes),
@@ -399,9 +413,9 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
 
 
 @functools.lru_cache(maxsize=10_000)
-def _divisible(size: sympy.Expr, by: int, divisible: frozenset[str]) -> bool:
+def _divisible(size: sympy.Expr, by: int, known: Facts) -> bool:
     """Whether generated code knows that `by` divides `size`."""
-    return divides(by, size, Facts(divisible))
+    return divides(by, size, known)
 
 
 def _access(

@@ -1,10 +1,12 @@
 """The schedules of loops that add up rows by an index: stores of mode SUM whose places values decide. What nothing falls on is
 zero. Sums are in the type of their terms, and rounded once.
 
-scatter   launch 0 sets scratch memory to zero, launch 1 adds every point to it by atomics, launch 2 stores what it holds
-collect   one launch, for few points: a program has a row of the table, goes through all indices and adds up what is its own
+scatter   launch 0 sets the table to zero, launch 1 adds every point to it by atomics; where its type is narrower than that of
+          the sums both do so with scratch memory, and launch 2 stores what that holds; one point is simply stored
+leaders   launch 0 sets the table to zero; in launch 1 a program has a point: the first point of a row adds up all of the row,
+          in their order, and stores the sum
 
-`collect` looks at `many` indices at once, and at one after another where its row is among them.
+A program of `leaders` looks at `many` indices at once for points of its row. One before its own ends it.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ from polytile.kernels.triton.tile import Dim, Tile
 from polytile.kernels.triton.unit import ROWS, Unit
 from polytile.problem import Config
 
-WHOLE = Config.of(variant="plain", x=1024, warps=4)
-"""What goes over the whole table."""
+WHOLE = Config.of(variant="plain", x=4096, warps=8)
+"""What goes over the whole table: with programs of 1024 a table of 2 GB in 16 bits takes as long as one of 4 GB in 32."""
 TOTAL = "scratch0"
-TABLE = sizes.axis("table")
+POINT, ROW = "point", "row"
 
 
 @dataclass(frozen=True)
@@ -83,34 +85,66 @@ def table_of(loop: Loop) -> Table | None:
 def scatter(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """Zeros, atomics, and the table in its own type."""
     (store,) = kernel.loop.stores
-    dtype, everywhere = store.value.dtype, Axis(sizes.axis("p0"), size_of(kernel.loop))
-    total, out = TensorArg(TOTAL, dtype, "inout"), next(t for t in kernel.tensors if t.name == store.buffer)
+    dtype, everywhere, out = store.value.dtype, _everywhere(kernel), _table(kernel)
+    total = TensorArg(TOTAL, dtype, "inout") if needs_scratch(kernel) else out
+    mode = "set" if _apart(kernel.loop) else "add"
+    adding = replace(kernel.loop, stores=(replace(store, buffer=total.name, mode=mode),))
+    read = [tensor for tensor in kernel.tensors if tensor is not out]
+    plain = Config(tuple(("variant", "plain") if name == "variant" else (name, value) for name, value in config.values))
+    zeros = Store(total.name, everywhere.symbol, expr.const(0.0, dtype))
+    rounded = Store(out.name, everywhere.symbol, expr.load(dtype, total.name, everywhere.symbol))
 
     def launch(loop: Loop, tensors: Sequence[TensorArg], how: Config) -> Launch:
         return on_scratch(LoopKernel(loop, tuple(tensors), kernel.symbols), how, facts, overlaps, {TOTAL: 0})
 
-    def over(one: Store) -> Loop:
-        return Loop(kernel.loop.name, (everywhere,), (), (one,), kernel.loop.origins)
-
-    adding = replace(kernel.loop, stores=(replace(store, buffer=TOTAL, mode="add"),))
-    read = [tensor for tensor in kernel.tensors if tensor is not out]
-    plain = Config(tuple(("variant", "plain") if name == "variant" else (name, value) for name, value in config.values))
-    launches = (
-        launch(over(Store(TOTAL, everywhere.symbol, expr.const(0.0, dtype))), [total], WHOLE),
-        launch(adding, [*read, total], plain),
-        launch(over(Store(out.name, everywhere.symbol, expr.load(dtype, TOTAL, everywhere.symbol))), [total, out], WHOLE),
-    )
-    return TritonKernel(launches, (Scratch(dtype, everywhere.size),))
+    launches = [launch(_over(kernel, zeros), [total], WHOLE), launch(adding, [*read, total], plain)]
+    if total is out:
+        return TritonKernel(tuple(launches))
+    launches.append(launch(_over(kernel, rounded), [total, out], WHOLE))
+    return TritonKernel(tuple(launches), (Scratch(dtype, everywhere.size),))
 
 
-def collect(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
-    """One launch, a program for each row of the table and block of columns."""
+def needs_scratch(kernel: LoopKernel) -> bool:
+    """Whether the table's own type is too narrow for sums under way."""
+    (store,) = kernel.loop.stores
+    return not _apart(kernel.loop) and _table(kernel).dtype != store.value.dtype
+
+
+def _apart(loop: Loop) -> bool:
+    """Whether no two points fall on one element: indices are the same for all of them."""
+    (store,) = loop.stores
+    axes = {axis.symbol for axis in loop.axes}
+    return axes <= store.index.free_symbols and not axes & expr.free_symbols(*store.indirect)
+
+
+def leaders(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+    """Zeros, and the sums in their places."""
     table = table_of(kernel.loop)
     assert table is not None
-    return TritonKernel((Collecting(kernel, nest, config, facts, overlaps, table).made(),))
+    zeros = Store(table.store.buffer, _everywhere(kernel).symbol, expr.const(0.0, table.store.value.dtype))
+    alone = LoopKernel(_over(kernel, zeros), (_table(kernel),), kernel.symbols)
+    return TritonKernel((
+        on_scratch(alone, WHOLE, facts, overlaps, {}),
+        Leading(kernel, nest, config, facts, overlaps, table).made(),
+    ))  # fmt: skip
 
 
-class Collecting:
+def _table(kernel: LoopKernel) -> TensorArg:
+    (store,) = kernel.loop.stores
+    return next(tensor for tensor in kernel.tensors if tensor.name == store.buffer)
+
+
+def _everywhere(kernel: LoopKernel) -> Axis:
+    """All elements of the table."""
+    return Axis(sizes.axis("p0"), size_of(kernel.loop))
+
+
+def _over(kernel: LoopKernel, store: Store) -> Loop:
+    """A loop over the whole table."""
+    return Loop(kernel.loop.name, (_everywhere(kernel),), (), (store,), kernel.loop.origins)
+
+
+class Leading:
     """The launch in the making: `unit` has blocks of columns and one point at a time, `ahead` many points."""
 
     def __init__(
@@ -120,69 +154,77 @@ class Collecting:
         (self.columns,) = (dim for dim in self.unit.tile.parallel if table.along in dim.axes)
         self.unit.constants["MANY"] = int(config["many"])
         self.points = self.unit.body.index(table.points.size)
+        self.own = tuple(root for root in table.store.roots if root is not table.store.value)
         many = Axis(sizes.axis("many"), table.points.size)
-        asked = tuple(root for root in table.store.roots if root is not table.store.value)
-        moved = expr.substitute(asked, {table.points.symbol: many.symbol})
-        stores = tuple(Store("asked", many.symbol, root) for root in moved)
-        own = nest_of(Loop("asked", (many,), (), stores, kernel.loop.origins))
+        self.asked = expr.substitute(self.own, {table.points.symbol: many.symbol})
+        stores = tuple(Store("asked", many.symbol, root) for root in self.asked)
+        over = nest_of(Loop("asked", (many,), (), stores, kernel.loop.origins))
         self.many = Dim("MANY", (many,), int(config["many"]))
-        self.asked = moved
-        self.ahead = Body(kernel, Tile(replace(own, cutting=False), facts, (self.many,), ()), facts, prefix="m")
+        self.ahead = Body(kernel, Tile(replace(over, cutting=False), facts, (self.many,), ()), facts, prefix="m")
 
     def made(self) -> Launch:
-        unit, table, body = self.unit, self.table, self.unit.body
-        rows = body.index(table.rows)
+        unit, table, out = self.unit, self.table, self.unit.out
         wide = ".to(tl.int64)" if self.facts.wide else ""
-        unit.out.line(f"{TABLE} = (tl.program_id(1) + tl.program_id(2) * {ROWS}){wide}")
-        with unit.out.indented(f"if {TABLE} >= {rows}:"):
-            unit.out.line("return")
-        unit.out.line(f"{self.columns.name.lower()}_at = tl.program_id(0){wide}")
+        out.line(f"{POINT} = (tl.program_id(1) + tl.program_id(2) * {ROWS}){wide}")
+        with out.indented(f"if {POINT} >= {self.points}:"):
+            out.line("return")
+        out.line(f"{self.columns.name.lower()}_at = tl.program_id(0){wide}")
         unit.parallel(self.columns)
         unit.wait()
-        dtype, shape = text.value_type(table.store.value.dtype), unit.tile.shape(unit.tile.all_dims)
-        unit.out.line(f"total = tl.full({shape}, 0.0, {dtype})")
-        with unit.out.indented(f"for first in range(0, {self.points}, MANY):"):
-            self._any()
-            with unit.out.indented("if found > 0:"):
-                self._each()
-        value = convert("total", table.store.value.dtype, unit.kernel.storage(table.store.buffer))
-        place = body.index(table.store.index.xreplace({expr.indirect_symbol(0): TABLE}))
-        masks = unit.tile.masks(unit.tile.all_dims)
-        unit.out.line(f"tl.store({table.store.buffer} + ({place}), {value}{', mask=' + masks[0] if masks else ''})")
-        body.error |= self.ahead.error
-        body.sixteenths |= self.ahead.sixteenths
+        row = self._row()
+        out.line(f"total = tl.full({unit.tile.shape(unit.tile.all_dims)}, 0.0, {text.value_type(table.store.value.dtype)})")
+        out.extend([f"leads = {POINT} >= 0", "first = 0"])
+        with out.indented(f"while leads & (first < {self.points}):"):
+            self._block(row)
+            out.line("first += MANY")
+        with out.indented("if leads:"):
+            self._stored(row)
+        unit.body.error |= self.ahead.error
+        unit.body.quotients |= self.ahead.quotients
         blocks = FloorDiv(table.along.size + self.columns.block - 1, sympy.Integer(self.columns.block))
-        planes = FloorDiv(table.rows + ROWS - 1, sympy.Integer(ROWS))
-        return unit.launch(grid=(blocks, sympy.Min(table.rows, sympy.Integer(ROWS)), planes))
+        planes = FloorDiv(table.points.size + ROWS - 1, sympy.Integer(ROWS))
+        return unit.launch(grid=(blocks, sympy.Min(table.points.size, sympy.Integer(ROWS)), planes))
 
-    def _any(self) -> None:
-        """How many of the next indices are those of the program's row."""
-        unit, scope = self.unit, self.unit.scope.inner()
+    def _row(self) -> str:
+        """The name of the row on which the program's point falls; one that falls on none ends here."""
+        unit, scope = self.unit, Scope()
+        scope.lines.append(f"{self.table.points.symbol} = {POINT}")
+        row, *conditions = self._fallen(unit.body, self.own, scope)
+        scope.lines.append(f"{ROW} = {row}")
+        unit.flush(scope)
+        if conditions:
+            with unit.out.indented(f"if ({' & '.join(conditions)}) == 0:"):
+                unit.out.line("return")
+        return ROW
+
+    def _block(self, row: str) -> None:
+        """Adds those of the next points that fall on the row, each found as the nearest after the one before."""
+        unit, scope, nearest = self.unit, Scope(), f"tl.min(tl.where({{}}, many, {self.points}), 0)"
         scope.lines.append(f"many = first + tl.arange(0, MANY){'.to(tl.int64)' if self.facts.wide else ''}")
         scope.lines.append(f"{self.many.mask} = many < {self.points}")
-        conditions = [*self._own(self.ahead, self.asked, scope), self.many.mask]
-        scope.lines.append(f"found = tl.sum(({' & '.join(conditions)}).to(tl.int32), 0)")
+        found, *conditions = self._fallen(self.ahead, self.asked, scope)
+        scope.lines.append(f"same = {' & '.join([f'({found} == {row})', *conditions, self.many.mask])}")
+        scope.lines.append(f"at = {nearest.format('same')}")
+        scope.lines.append(f"leads = at >= {POINT}")
         unit.flush(scope)
+        with unit.out.indented(f"while leads & (at < {self.points}):"):
+            inner = unit.scope.inner()
+            inner.lines.append(f"{self.table.points.symbol} = at")
+            inner.lines.append(f"total += {unit.body.full(self.table.store.value, unit.tile.all_dims, inner)}")
+            inner.lines.append(f"at = {nearest.format('same & (many > at)')}")
+            unit.flush(inner)
 
-    def _each(self) -> None:
-        """One point after another, those of the row added up."""
+    def _stored(self, row: str) -> None:
         unit, store = self.unit, self.table.store
-        with unit.out.indented(f"for point in range(first, tl.minimum(first + MANY, {self.points})):"):
-            scope = unit.scope.inner()
-            at = "tl.cast(point, tl.int64)" if self.facts.wide else "point"
-            scope.lines.append(f"{self.table.points.symbol} = {at}")
-            asked = tuple(root for root in store.roots if root is not store.value)
-            conditions = self._own(unit.body, asked, scope)
-            unit.flush(scope)
-            with unit.out.indented(f"if {' & '.join(conditions)}:"):
-                inner = scope.inner()
-                inner.lines.append(f"total += {unit.body.full(store.value, unit.tile.all_dims, inner)}")
-                unit.flush(inner)
+        value = convert("total", store.value.dtype, unit.kernel.storage(store.buffer))
+        place = unit.body.index(store.index.xreplace({expr.indirect_symbol(0): sizes.axis(row)}))
+        masks = unit.tile.masks(unit.tile.all_dims)
+        unit.out.line(f"tl.store({store.buffer} + ({place}), {value}{', mask=' + masks[0] if masks else ''})")
 
-    def _own(self, body: Body, asked: Sequence[Node], scope: Scope) -> list[str]:
-        """Under which conditions a point falls on the program's row, `asked` being its index and mask."""
-        names = [body.emit(node, scope) for node in asked]
-        return [f"({names[0]} == {TABLE})", *names[1:], *body.guards(asked[:1])]
+    def _fallen(self, body: Body, roots: Sequence[Node], scope: Scope) -> list[str]:
+        """The row on which a point falls, and the conditions under which it does; `roots`: its index and mask."""
+        names = [body.emit(node, scope) for node in roots]
+        return [*names, *body.guards(roots[:1])]
 
 
-__all__ = ["collect", "is_scattered", "scatter", "table_of"]
+__all__ = ["is_scattered", "leaders", "needs_scratch", "scatter", "size_of", "table_of"]

@@ -1,9 +1,10 @@
 """The prior of sums by an index (scattered.py), in the terms of prior.py.
 
-    scatter   the atomics as a loop of their own, and the whole table set to zero, read and stored by two more launches
-    collect   the table stored once; a program looks at all indices, `many` at a time, and goes through those with its row
+    scatter   the atomics as a loop of their own, and the whole table set to zero, read and stored by one more launch or two
+    leaders   the table set to zero; every point looks at all indices up to the first of its row, which goes on to the end and
+              reads what the others of the row have
 
-What is said of `collect` is not fitted to times: it is meant to err on the side of `scatter`.
+What is said of `leaders` is not fitted to times.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from typing import TYPE_CHECKING
 from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.triton import prior
-from polytile.kernels.triton.scattered import Table, size_of, table_of
+from polytile.kernels.triton.scattered import Table, needs_scratch, size_of, table_of
 from polytile.problem import Config
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
-LOOK = 0.2e-6  # s in which a program looks at the next indices, which the nearest cache has
-POINT = 25e-9  # s for each of them that it goes through
+LOOK = 0.3e-6  # s in which a program looks at the next indices, which the nearest cache has, and finds the first of its row
 REGISTERS = 48
 
 
@@ -33,21 +33,22 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     (store,) = kernel.loop.stores
     own, wide = kernel.storage(store.buffer).itemsize, store.value.dtype.itemsize
     if config["variant"] == "scatter":
-        again = written * (2 * wide + own) / _rate(device, written * wide)
-        return prior.cost(kernel, config, size, device) + again + 2 * prior.FINISH
+        passes = (wide, wide, own) if needs_scratch(kernel) else (own,)
+        again = written * sum(passes) / _rate(device, written * wide)
+        return prior.cost(kernel, config, size, device) + again + (len(passes) + 1) // 2 * prior.FINISH
     table = _table(kernel)
     assert table is not None
     rows, points, columns = (sizes.evaluate(e, values) for e in (table.rows, table.points.size, table.along.size))
     if not rows or not columns:
         return device.launch_seconds
-    memory = (written * own + points * columns * own) / _rate(device, written * own)
+    zeros, reached = written * own / _rate(device, written * own), min(rows, points)
+    memory = (points + reached) * columns * own / _rate(device, written * own)
     threads, many = device.warp * int(config["warps"]), int(config["many"])
-    programs, hits = rows * -(-columns // int(config["x"])), points / rows
+    programs, shared = points * -(-columns // int(config["x"])), max(1.0, points / rows)
     places = max(1, min(device.registers_per_sm // (REGISTERS * threads), device.blocks_per_sm))
-    looks = -(-points // many)
-    one = looks * LOOK + min(looks, hits) * many * POINT + hits * prior.MEMORY_LATENCY + prior.CACHE_LATENCY
-    latency = one * max(1.0, programs / (device.sms * places))
-    return device.launch_seconds + prior.START + (memory**3 + latency**3) ** (1 / 3)
+    leader = -(-points // many) * LOOK + shared * (prior.MEMORY_LATENCY + LOOK) + prior.CACHE_LATENCY
+    latency = leader * max(1.0, programs / (device.sms * places))
+    return device.launch_seconds + prior.START + prior.FINISH + zeros + (memory**3 + latency**3) ** (1 / 3)
 
 
 def _rate(device: DeviceFacts, held: float) -> float:

@@ -25,12 +25,14 @@ from polytile.problem import Config
 @dataclass(frozen=True)
 class Dim:
     """Axes (flattened, where there are several) that blocks of `block` points divide. `name` is the constexpr of the block;
-    its lower case names variables."""
+    its lower case names variables. Where blocks are parts of larger ones, `whole` is the points of those, which may overhang
+    where parts divide the axes."""
 
     name: str
     axes: tuple[Axis, ...]
     block: int
     reduced: bool = False
+    whole: int = 0
 
     @property
     def size(self) -> sympy.Expr:
@@ -100,7 +102,7 @@ class Tile:
 
     def even(self, dim: Dim) -> bool:
         """Whether the facts prove that blocks divide the dimension, so that nothing overhangs."""
-        return dim.block == 1 or divides(dim.block, dim.size, self.facts)
+        return dim.block == 1 or divides(dim.whole or dim.block, dim.size, self.facts)
 
     def masks(self, dims: frozenset[Dim]) -> list[str]:
         """Conditions that keep a block inside the loop along `dims`."""
@@ -121,7 +123,7 @@ def blocks(size: sympy.Expr, block: int) -> sympy.Expr:
 
 def divides(block: int, size: sympy.Expr, facts: Facts) -> bool:
     """Whether the power of two `block` divides `size`, which is not 0, wherever the facts hold: its polynomial in the
-    sixteenths of the divisible integers has coefficients that all divide."""
+    quotients of the divisible integers has coefficients that all divide."""
     known = with_facts(size, facts)
     if known.is_Integer:
         return bool(known % block == 0) and known > 0
@@ -130,18 +132,19 @@ def divides(block: int, size: sympy.Expr, facts: Facts) -> bool:
     return all(term.as_coeff_Mul()[0] % block == 0 for term in sympy.Add.make_args(sympy.expand(known)))
 
 
-def sixteenth(symbol: sympy.Symbol) -> sympy.Symbol:
-    return sympy.Symbol(f"{symbol.name}_16", integer=True, positive=True)
+def quotient(symbol: sympy.Symbol, facts: Facts) -> sympy.Symbol:
+    """What `symbol` is by the power of two that is known to divide it: n0_16 is n0 // 16."""
+    return sympy.Symbol(f"{symbol.name}_{facts.divisor(symbol.name)}", integer=True, positive=True)
 
 
 def with_facts(e: sympy.Expr, facts: Facts) -> sympy.Expr:
-    """`e` with exact integers as numbers and divisible ones as 16 times a sixteenth."""
+    """`e` with exact integers as numbers and divisible ones as the divisor times the quotient."""
     mapping: dict[sympy.Symbol, sympy.Expr] = {}
     for s in e.free_symbols:
         if s.name in facts.values:
             mapping[s] = sympy.Integer(facts.values[s.name])
-        elif s.name in facts.divisible:
-            mapping[s] = 16 * sixteenth(s)
+        elif (by := facts.divisor(s.name)) > 1:
+            mapping[s] = by * quotient(s, facts)
     return sizes.simplify(sizes.substitute(e, mapping), {}) if mapping else e
 
 

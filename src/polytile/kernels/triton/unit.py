@@ -19,7 +19,7 @@ from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.helpers import needed
 from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch
-from polytile.kernels.triton.tile import Dim, Tile, sixteenth, tile_of
+from polytile.kernels.triton.tile import Dim, Tile, quotient, tile_of
 from polytile.kernels.writer import Writer
 from polytile.problem import Config
 
@@ -203,7 +203,8 @@ class Unit:
         constants = tuple(self.constants.items())
         head = [*names, *[f"{name}: tl.constexpr" for name, _ in constants]]
         lines = [*_comment(self.kernel), "@triton.jit", f"def {KERNEL}({', '.join(head)}):"]
-        work = [f"    {sixteenth(s)} = {s} // 16" for s in self.kernel.symbols if s in self.body.sixteenths]
+        quotients = [s for s in self.kernel.symbols if s in self.body.quotients]
+        work = [f"    {quotient(s, self.facts)} = {s} // {self.facts.divisor(s.name)}" for s in quotients]
         work += ["    " + line for line in self.out.lines]
         body = "\n".join(work or ["    pass"])
         helpers = needed(body)
@@ -234,12 +235,11 @@ class Unit:
             found.append(Argument(Kind.ERROR, "error", "*i32"))
         return tuple(found)
 
-    def _divisible(self) -> tuple[str, ...]:
-        names = [t.name for t in self.kernel.tensors if t.name in self.facts.aligned]
-        names += [
-            s.name for s in self.kernel.symbols if s.name in self.facts.divisible and s.name not in self.facts.values
-        ]
-        return (*names, *[f"scratch{k}" for k in sorted(self.scratch_types)])
+    def _divisible(self) -> tuple[tuple[str, int], ...]:
+        passed = [t.name for t in self.kernel.tensors]
+        passed += [s.name for s in self.kernel.symbols if s.name not in self.facts.values]
+        known = [(name, self.facts.divisor(name)) for name in passed]
+        return (*[(name, by) for name, by in known if by > 1], *[(f"scratch{k}", 16) for k in sorted(self.scratch_types)])
 
 
 def program(axis: int, back: bool) -> str:

@@ -7,7 +7,7 @@ split        `splits` programs a row, block after block; put together by the las
 sums         of loops that add up columns too: whole rows, `programs` programs for all of them
 stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
 scatter      sums by an index: blocks as in plain, whose points are added up by atomics
-collect      such sums of few points: x columns of a row of the table a program, which looks at `many` indices at once
+leaders      such sums of points that seldom share a row: x columns of a point a program, which looks at `many` indices at once
 
 Blocks are powers of two; `warps` of 32 threads work on one; `stages` blocks of a loop are under way at once, one where none is
 given. A row is what one point of the parallel axes reduces or scans.
@@ -80,8 +80,8 @@ GATHERED_SPLITS, GATHERS = (64, 128, 256, 512), 8
 GATHERED_COLUMNS = ((32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 16, 4))
 """(x, r, warps) of columns that a launch of their own puts together, GATHERS columns a program. With the last program of 256
 doing it, batch norms of 131072×64 take 224 registers a thread, which leaves a multiprocessor two programs; without it 72."""
-COLLECTED, MANY = ((512, 2), (1024, 4)), (32, 128)
-"""(x, warps), a vector of 16 bytes a thread, and how many indices at once."""
+LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
+"""(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
 FINISHED = 64
 """Values a thread may hold of what the programs of a row have left."""
 
@@ -89,7 +89,7 @@ FINISHED = 64
 def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config, ...]:
     """All configs of `kernel`, whose layout is `nest`, that fit on the device."""
     if is_scattered(kernel.loop):
-        found = _scattered(collecting=table_of(kernel.loop) is not None)
+        found = _scattered(rows=table_of(kernel.loop) is not None)
     elif has_sums(kernel.loop):
         found = _sums(device, nest_for(kernel, "stripes")[1]) if nest.form is Form.ROW and not nest.inner else iter(())
     else:
@@ -108,10 +108,10 @@ def _plain(nest: Nest) -> Iterator[Config]:
         yield from (Config.of(variant="plain", x=x, y=y, z=z, warps=w) for x, y, z, w in PLAIN_3)
 
 
-def _scattered(collecting: bool) -> Iterator[Config]:
+def _scattered(rows: bool) -> Iterator[Config]:
     yield from (Config.of(variant="scatter", x=x, y=y, warps=w) for x, y, w in PLAIN_2)
-    for (x, warps), many in itertools.product(COLLECTED if collecting else (), MANY):
-        yield Config.of(variant="collect", x=x, warps=warps, many=many)
+    for (x, warps), many in itertools.product(LEADERS if rows else (), MANY):
+        yield Config.of(variant="leaders", x=x, warps=warps, many=many)
 
 
 def _rows(nest: Nest) -> Iterator[Config]:
@@ -208,7 +208,7 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
 
 def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
     """Predicted seconds of one call."""
-    if config["variant"] in ("scatter", "collect"):
+    if config["variant"] in ("scatter", "leaders"):
         return scattered_prior.cost(kernel, config, size, device)
     return prior.cost(kernel, config, size, device)
 

@@ -17,7 +17,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         job["source"],
         arguments,
         tuple((name, value) for name, value in job["constants"]),
-        tuple(job["divisible"]),
+        tuple((name, by) for name, by in job["divisible"]),
         job["num_warps"],
         job["num_stages"],
         (sizes.ONE, sizes.ONE, sizes.ONE),  # no part of what is compiled

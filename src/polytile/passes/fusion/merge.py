@@ -20,7 +20,7 @@ import torch
 
 from polytile.ir import expr, levels, sizes
 from polytile.ir.expr import Index, Load, Node, Op, Reduce, Scan
-from polytile.ir.program import Axis, Buffer, Loop, Store, compute_dtype, element_level
+from polytile.ir.program import ROUNDING, Axis, Buffer, Loop, Store, compute_dtype, element_level
 from polytile.passes.fusion.axes import Pair, Shared, Unified, unify
 from polytile.passes.loops import Mapped, merged_origins, reindexed
 
@@ -140,9 +140,6 @@ def stored_value(value: Node, buffer: Buffer) -> Node:
     if rounding is None or (isinstance(value, expr.Op) and value.name == rounding):
         return value
     return expr.op(rounding, dtype, value)
-
-
-ROUNDING = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
 
 
 def _with_values(loop: Loop, stores: Mapping[str, Store], buffers: Mapping[str, Buffer]) -> Loop:

@@ -20,12 +20,9 @@ import torch
 from polytile import options
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Load, Node, Op
-from polytile.ir.program import Loop, Operation, Program, Template, View
+from polytile.ir.program import ROUNDING, Loop, Operation, Program, Template, View
 from polytile.passes.fusion.epilogue import plain_epilogue
 from polytile.passes.loops import merged_origins, touching
-
-ROUNDINGS = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
-"""What rounds a product to its own type before it is a term, and a sum before it is stored; other roundings stay."""
 
 
 def fuse_sums(program: Program) -> Program:
@@ -147,7 +144,7 @@ def _bare(node: Node, dtype: torch.dtype) -> Node:
 
 
 def _rounds(node: Node, dtype: torch.dtype) -> bool:
-    return isinstance(node, Op) and node.name == ROUNDINGS.get(dtype)
+    return isinstance(node, Op) and node.name == ROUNDING.get(dtype)
 
 
 __all__ = ["fuse_sums"]

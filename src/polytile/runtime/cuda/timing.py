@@ -31,11 +31,16 @@ from eight."""
 
 class Timer:
     """Times one native entry or Python callable on one device; keeps the graph that it recorded last, for some replays.
-    `slow_start`: what the host takes to start a call may be longer than the head start, so that single calls are replayed too."""
+    `slow_start`: what the host takes to start a call may be longer than the head start, so that single calls are replayed too.
+
+    All its recordings take memory, for scratch and what a library's call returns, from one pool: nothing of it is used once a
+    replay has ended, and replays follow each other. Each had a pool of its own otherwise, whose memory stays reserved when the
+    graph has gone. `release` gives it back to the device."""
 
     def __init__(self, target: torch.device, cold: bool = False, graphs: bool = True, slow_start: bool = False) -> None:
         self.target, self.cold, self.graphs, self.slow_start = target, cold, graphs, slow_start
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._pool: torch.cuda.MemPool | None = None
         self._calls = self._replays = 0
 
     def __call__(self, entry: Any, args: Sequence[Any], repeats: int) -> float:
@@ -46,6 +51,11 @@ class Timer:
             launcher.time_burst(entry, args, count)
 
         return self.seconds(calls, repeats)
+
+    def release(self) -> None:
+        """Forgets the graph, and then the memory that it was the last to use."""
+        self._graph = None
+        self._pool = None
 
     def seconds(self, calls: Callable[[int], Any], repeats: int) -> float:
         """Seconds for `calls(repeats)`, which does something on the current stream that many times."""
@@ -61,7 +71,8 @@ class Timer:
         self._replays += 1
         if self._graph is None or self._calls != count or self._replays > REPLAYS:
             try:
-                self._graph, self._calls, self._replays = recorded(lambda: calls(count)), count, 1
+                self._pool = self._pool or torch.cuda.MemPool()
+                self._graph, self._calls, self._replays = recorded(lambda: calls(count), self._pool), count, 1
             except RuntimeError as error:
                 log.info("A candidate is timed without a graph, which could not record it: %s", error)
                 self.graphs = False
@@ -81,12 +92,13 @@ class Timer:
         return begin.elapsed_time(end) * 1e-3
 
 
-def recorded(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """A graph of what `work` does on the current stream, ready to be replayed. Other threads may go on using the GPU."""
+def recorded(work: Callable[[], Any], pool: torch.cuda.MemPool) -> torch.cuda.CUDAGraph:
+    """A graph of what `work` does on the current stream with memory of `pool`, ready to be replayed, but not at the same time as
+    others of that pool. Other threads may go on using the GPU."""
     graph, stream = torch.cuda.CUDAGraph(), _side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")  # type: ignore[arg-type]  # a handle's type is private
         try:
             work()
         finally:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from polytile.kernels.configs import heuristic
 from polytile.kernels.configs.families import Cpu
 from polytile.kernels.configs.records import RegisterTile
+from polytile.kernels.configs.registry import heuristic
 from polytile.kernels.cpp.gemm.common import ACCUMULATOR_BYTES
 from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec
 

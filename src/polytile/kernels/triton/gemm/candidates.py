@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from polytile.ir import expr, levels, ops
-from polytile.ir.program import SCALED_ALONG_K
+from polytile.ir.program import SCALED_ALONG_K, Loop
 from polytile.kernels.canonical import LoopKernel, TensorArg
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.candidate import TritonCandidate, Work
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 PASSED = 6.0
 """Multiply-adds that it takes to bring an element from memory through registers to the tensor cores: int8 and int4 weights at 128
 and 1024 rows on an H100."""
+LIGHT = 8.0
+"""Multiply-adds of an epilogue for each element up to which both loops of persistent programs are made one: of 4 (a ReLU, a
+residual) that takes 2 to 7 % off, of 30 (GELU) it adds 10 % (configs.IN_PARTS has the times)."""
 INTERPRETED_AS = "H100"
 """The device whose configs the interpreter runs."""
 
@@ -67,8 +70,8 @@ class Arguments:
 
 def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
     """What the prior's errors go with: how blocks are gone through, and how wide they are."""
-    swapped = " swapped" if config.get("swapped") else ""
-    return ("variant", f"{config['variant']}{swapped}"), ("n", config["n"])
+    words = [str(config["variant"]), *(word for word in ("swapped", "flat") if config.get(word))]
+    return ("variant", " ".join(words)), ("n", config["n"])
 
 
 def kind_of(kernel: GemmKernel) -> Kind:
@@ -102,8 +105,12 @@ def work_of(made: LoopKernel | None) -> float:
     where there is none."""
     if made is None:
         return 0.0
-    costs = (ops.definition(node.name).cost for node in expr.walk(*made.loop.roots) if isinstance(node, expr.Op))
-    return PASSED + sum(costs) / len(made.loop.stores)
+    return PASSED + computed(made.loop) / len(made.loop.stores)
+
+
+def computed(loop: Loop) -> float:
+    """Multiply-adds that a loop's operations take for each of its points."""
+    return float(sum(ops.definition(node.name).cost for node in expr.walk(*loop.roots) if isinstance(node, expr.Op)))
 
 
 def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[TritonCandidate, ...]:
@@ -138,8 +145,10 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
 
 def _does(kernel: GemmKernel, config: Config) -> bool:
-    """Whether a config can do all that the kernel asks for. Second products are whole blocks' work; scales by blocks are for dots
-    in steps along k within what shares one; where points of a row wait for what it comes to, blocks have whole rows."""
+    """Whether a config can do all that the kernel asks for, and is meant for it. Second products are whole blocks' work; scales
+    by blocks are for dots in steps along k within what shares one; where points of a row wait for what it comes to, blocks have
+    whole rows. What is stored in parts has no reductions of rows; loops are made one where the epilogue is light, and only
+    there."""
     if kernel.second is not None and config["variant"] != "tile":
         return False
     if config.get("swapped") and kernel.spec.b_layout != "k":
@@ -147,6 +156,8 @@ def _does(kernel: GemmKernel, config: Config) -> bool:
     if kernel.scales is not None and (config["variant"] == "rows" or int(config["k"]) > SCALED_ALONG_K):
         return False
     epilogue = kernel.epilogue
+    if config.get("stores") and epilogue is not None:
+        return not epilogue.reduced and bool(config["flat"]) == (computed(epilogue) <= LIGHT)
     return epilogue is None or not epilogue.reduced or not levels.waits(epilogue) or holds_rows(epilogue, config)
 
 
@@ -158,6 +169,8 @@ def label(config: Config) -> str:
         text = f"{config['variant']} swapped{text.removeprefix(str(config['variant']))}"
     if config.get("group", 8) not in (None, 8):
         text += f" g{config['group']}"
+    if config.get("stores"):
+        text += f" {config['stores']} stores" + (" flat" if config.get("flat") else "")
     return text + (f" {config['splits']} parts" if config.get("splits") else "")
 
 

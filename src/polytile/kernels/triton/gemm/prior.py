@@ -12,7 +12,8 @@
              where threads load one by one
     cache    what all programs ask for, by the bandwidth of the L2 cache; a run of it in memory costs so many bytes more
     memory   operands and result once, as far as they find no place in the L2 cache, and B again for each group of rows of blocks
-    finish   the result written; of parts that meet in memory a second launch, their traffic, a block's parts one after another
+    finish   the result written, where both loops of persistent programs are one (`flat`) that of the last round; of parts that
+             meet in memory a second launch, their traffic, a block's parts one after another
 
 An operand is loaded one by one where its rows are not known to be a multiple of 16 elements apart (`alone`). A config that would
 then need more registers than there are is expected to be refused.
@@ -77,7 +78,7 @@ class Constants:
     start: float = 0.145e-6
     """s until the first block is there, beside the launch"""
     overhead: float = 0.25e-6
-    """s between the loops over k of two blocks on one place"""
+    """s between the loops over k of two blocks on one place, where blocks are not stored in parts"""
     step_latency: float = 0.25e-6
     """s from asking for a block along k until it is there"""
     groups: float = 1.8
@@ -231,8 +232,9 @@ class _Product:
         steps = math.ceil(math.ceil(self.k / self.block[2]) / splits)
         programs, places, sms = self.blocks * splits, self.places(), self.device.sms
         rounds, left = divmod(programs, sms * places)
-        seconds = rounds * (steps * self.step(places) + self.constants.overhead)
-        return seconds + (steps * self.step(math.ceil(left / sms)) + self.constants.overhead if left else 0.0)
+        overhead = 0.0 if self.config.get("stores") else self.constants.overhead
+        seconds = rounds * (steps * self.step(places) + overhead)
+        return seconds + (steps * self.step(math.ceil(left / sms)) + overhead if left else 0.0)
 
     def cached(self, programs: int, asked: float) -> float:
         """Seconds for `asked` bytes of the L2 cache by so many programs."""
@@ -276,13 +278,17 @@ def refused(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceF
 
 
 def _tile(found: _Product) -> float:
-    written = found.batch * found.m * found.n * max(2, found.kind.itemsize) / found.device.l2_bandwidth
-    return _body(found, 1) + written
+    return _body(found, 1) + _written(found)
+
+
+def _written(found: _Product) -> float:
+    return found.batch * found.m * found.n * max(2, found.kind.itemsize) / found.device.l2_bandwidth
 
 
 def _persistent(found: _Product) -> float:
     described = 0.0 if found.alone else found.constants.descriptors
-    return _tile(found) + described
+    rounds = math.ceil(found.blocks / found.device.sms) if found.config.get("flat") else 1
+    return _body(found, 1) + _written(found) / rounds + described
 
 
 def _split(found: _Product) -> float:

@@ -116,7 +116,7 @@ class Computed:
             yield f"{k.mask} = {k.variable} < {unit.number('K')}" + (f" // {self.pieces}" if self.pieces > 1 else "")
         blocks = [self.body.full(store.value, self.tile.all_dims, scope) for store in self.made.loop.stores]
         yield from scope.lines
-        unit.sixteenths |= self.body.sixteenths
+        unit.quotients |= self.body.quotients
         dtype = text.value_type(self.made.tensors[-1].dtype)
         parts = [block if even else f"tl.where({k.mask}, {block}, 0.0)" for block in blocks]
         yield f"{name} = {self._joined([f'({part}).to({dtype})' for part in parts])}"

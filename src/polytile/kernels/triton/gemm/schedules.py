@@ -89,7 +89,8 @@ def _added_up(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> L
 def persistent(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
     """Descriptors need 16-byte aligned operands whose rows are a multiple of 16 bytes apart, and positions of 32 bits; where
     the facts do not say so, there is a batch or an operand is computed, the same walk loads through pointers. Hardware fills
-    what lies outside with zeros."""
+    what lies outside with zeros. With `flat` both loops are one, and the first loads for a block are under way while the one
+    before it is stored."""
     unit = unit_of(kernel, config, facts, chip)
     unit.constants["PROGRAMS"] = chip.sms
     line = unit.out.line
@@ -99,13 +100,14 @@ def persistent(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> 
         line(_descriptor(unit, operand))
     total = f"tl.cdiv({unit.number('M')}, BLOCK_M) * tl.cdiv({unit.number('N')}, BLOCK_N)"
     total += f" * {unit.number('batch')}" if kernel.spec.batched else ""
-    with unit.out.indented(f"for turn in range(tl.program_id(0), {total}, PROGRAMS):"):
+    turns = f"tl.program_id(0), {total}, PROGRAMS"
+    with unit.out.indented(f"for turn in {f'tl.range({turns}, flatten=True)' if config.get('flat') else f'range({turns})'}:"):
         unit.place("turn + tl.full([], 0, tl.int64)" if facts.wide else "turn", int(config["group"]))
         if described:
             _described_product(unit)
         else:
             product(unit)
-        unit.epilogue("acc")
+        unit.epilogue_in_parts("acc", int(config.get("stores") or 1))
     return TritonKernel((unit.launch(Min(blocks(unit), sympy.Integer(chip.sms))),))
 
 

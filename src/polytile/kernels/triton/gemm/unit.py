@@ -22,7 +22,7 @@ from polytile.kernels.triton.gemm import row_epilogue
 from polytile.kernels.triton.gemm.operands import Operand, operands, second_operands
 from polytile.kernels.triton.helpers import needed
 from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch
-from polytile.kernels.triton.tile import Dim, Tile
+from polytile.kernels.triton.tile import Dim, Tile, quotient
 from polytile.kernels.triton.unit import HEADER, ORDER
 from polytile.kernels.writer import Writer
 from polytile.problem import Config
@@ -61,7 +61,7 @@ class Unit:
         self.scratch_types: dict[int, torch.dtype] = {}
         self.finish = epilogue_kernel(kernel)
         self.error = False
-        self.sixteenths: set[sympy.Symbol] = set()
+        self.quotients: set[sympy.Symbol] = set()
 
     def number(self, name: str) -> str:
         """An integer argument as text: its value where the facts know it."""
@@ -101,14 +101,21 @@ class Unit:
 
     # the epilogue ------------------------------------------------------------------------------------------------------
 
-    def epilogue(self, sums: str, rows: str = "at_m * BLOCK_M + tl.arange(0, BLOCK_M)", block_m: str = "BLOCK_M") -> None:
+    def epilogue(
+        self,
+        sums: str,
+        rows: str = "at_m * BLOCK_M + tl.arange(0, BLOCK_M)",
+        block_m: str = "BLOCK_M",
+        columns: str = "at_n * BLOCK_N + tl.arange(0, BLOCK_N)",
+        block_n: str = "BLOCK_N",
+    ) -> None:
         """Lines that do the epilogue on a block of sums and store it. With a `block_m` of "" the block is one row, number
         `rows`."""
         loop, reduces = self.finish.loop, bool(self.finish.loop.reduced)
         b, m, n = loop.axes + loop.reduced
         height = self.constants[block_m] if block_m else 1
         item, down = Dim("P0", (b,), 1), Dim(block_m or "P1", (m,), height)
-        across = Dim("BLOCK_N", (n,), self.constants["BLOCK_N"], reduces)
+        across = Dim(block_n, (n,), self.constants[block_n], reduces, self.constants["BLOCK_N"])
         nest = row_epilogue.layout(loop) if reduces else Nest(loop, Form.POINTWISE, n, (b, m), ())
         tile = Tile(nest, self.facts, (item, down), (across,)) if reduces else Tile(nest, self.facts, (item, down, across), ())
         body = Body(self.finish, tile, self.facts)
@@ -117,7 +124,7 @@ class Unit:
                 body.made[id(node)] = lambda scope: sums
         self.positions(body, rows, down)
         cast = ".to(tl.int64)" if self.facts.wide else ""
-        self.out.line(f"{n.symbol} = (at_n * BLOCK_N + tl.arange(0, BLOCK_N)){tile.along(across)}{cast}")
+        self.out.line(f"{n.symbol} = ({columns}){tile.along(across)}{cast}")
         if not tile.even(across):
             self.out.line(f"{across.mask} = {across.variable} < {body.index(across.size)}")
         scope = Scope()
@@ -126,6 +133,24 @@ class Unit:
         else:
             body.stores(loop.stores, scope)
         self.finished(body, scope)
+
+    def epilogue_in_parts(self, sums: str, stores: int) -> None:
+        """The epilogue on one part of the block's columns after the other, `stores` in all, a power of two. On its way to memory
+        a part passes through shared memory: what a smaller one leaves is room for another stage of the loop over k."""
+        if stores == 1:
+            self.epilogue(sums)
+            return
+        self.constants["STORE_N"] = self.constants["BLOCK_N"] // stores
+        names = [sums]
+        while len(names) < stores:
+            width = f"BLOCK_N // {2 * len(names)}"
+            for name in names:
+                halves = f"tl.permute(tl.reshape({name}, [BLOCK_M, 2, {width}]), [0, 2, 1])"
+                self.out.line(f"{name}_0, {name}_1 = tl.split({halves})")
+            names = [f"{name}_{half}" for name in names for half in range(2)]
+        for part, name in enumerate(names):
+            columns = f"at_n * BLOCK_N + {part} * STORE_N + tl.arange(0, STORE_N)"
+            self.epilogue(name, columns=columns, block_n="STORE_N")
 
     def positions(self, body: Body, rows: str, dim: Dim) -> None:
         """Lines that define the block's place in the batch and its `rows`, which lie along `dim`."""
@@ -139,7 +164,7 @@ class Unit:
     def finished(self, body: Body, scope: Scope) -> None:
         """Writes the lines that an epilogue has collected."""
         self.out.extend(scope.lines)
-        self.sixteenths |= body.sixteenths
+        self.quotients |= body.quotients
         self.error |= body.error
 
     @property
@@ -167,7 +192,8 @@ class Unit:
         """The finished launch over `grid` programs."""
         own = [s for made in self.kernel.prologues if made is not None for s in made.symbols]
         body = ["    gdc_wait()", "    gdc_launch_dependents()"] if self.chip.overlaps else []
-        body += [f"    {s}_16 = {s} // 16" for s in (*self.finish.symbols, *own) if s in self.sixteenths]
+        quotients = [s for s in (*self.finish.symbols, *own) if s in self.quotients]
+        body += [f"    {quotient(s, self.facts)} = {s} // {self.facts.divisor(s.name)}" for s in quotients]
         body += ["    " + line for line in self.out.lines]
         words = set(re.findall(r"\w+", "\n".join(body)))
         arguments = self._arguments(words)
@@ -180,7 +206,7 @@ class Unit:
             source,
             arguments,
             constants,
-            tuple(a.name for a in arguments if self._divisible(a)),
+            tuple((a.name, 16) for a in arguments if self._divisible(a)),
             int(self.config["warps"]),
             stages if stages is not None else int(self.config["stages"]),
             (grid, sizes.ONE, sizes.ONE),

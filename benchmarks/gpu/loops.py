@@ -1,0 +1,184 @@
+"""`python -m benchmarks.gpu.loops [--functions column_sum] [--dtypes bf16 fp32] [--seconds 110]`: every candidate of loops that
+might be near the best, at shapes of the grid and at random ones; what the prior's constants are judged by.
+
+`--judge` needs no GPU: it says for the cells of a result file what today's prior would choose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import polytile
+from benchmarks import record
+from benchmarks.compilers import copied
+from benchmarks.gpu import candidates, unseen
+from benchmarks.gpu.functions import BY_NAME, DTYPES, SHAPES, TRACED, Function, Shape
+from benchmarks.gpu.grid import Cells
+from benchmarks.timing import geomean
+from polytile.multikernel.multikernel import MultiKernel
+from polytile.multikernel.selector import Request
+from polytile.report import Table, show
+from polytile.tuning import measure
+from polytile.tuning.tune import Task, tune
+
+NEAR = 2.0
+"""Candidates that are predicted to take so many times as long as the best, or more, are not measured."""
+AHEAD = 3
+"""Cells whose candidates are compiled while another is measured."""
+SHORTLIST = 6
+SMALL: Shape = (48, 80)
+"""The traced shape without a GPU."""
+
+
+class Kernel:
+    """The loop of a function in one type, compiled once: its candidates at any shape. `small`: without a GPU, whose candidates
+    it has all the same."""
+
+    def __init__(self, function: Function, dtype: str, small: bool = False) -> None:
+        traced = SMALL if small else TRACED
+        torch._dynamo.reset()
+        polytile.reset()
+        options: dict[str, Any] = {"tune": "off", "persist": False, "interpret": small}
+        call = torch.compile(copied(function.run, "loops"), backend="polytile", dynamic=True, options=options)
+        call(*(on_the_host(function, dtype) if small else function.make(traced, DTYPES[dtype])))
+        made = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+        self.kernel: MultiKernel = max(made, key=lambda kernel: len(kernel.candidates))
+        sizes = dict(self.kernel.decisions[-1].sizes)
+        factors = {traced[0]: (0,), traced[1]: (1,), math.prod(traced): (0, 1)}
+        self.places = {name: factors[size] for name, size in sizes.items()}
+
+    def sizes(self, shape: Sequence[int]) -> dict[str, int]:
+        return {name: math.prod(shape[place] for place in places) for name, places in self.places.items()}
+
+    def request(self, shape: Shape) -> Request:
+        """What the selector would be asked; the near candidates start to be compiled."""
+        spec = self.kernel.spec
+        assert spec.make_args is not None
+        args = tuple(spec.make_args(self.sizes(shape)))
+        request = self.kernel._request(self.kernel.dispatcher.key_of(*args), spec.split(args)[1], args)
+        for candidate in near(request):
+            candidate.prepare()
+        return request
+
+    def us(self, request: Request) -> dict[str, float]:
+        """Kernel µs of the near candidates."""
+        assert request.args is not None
+        spec = self.kernel.spec
+        task = Task(
+            request.problem,
+            tuple(near(request)),
+            request.args,
+            spec.names,
+            spec.roles,
+            check_accuracy=False,
+            limits=measure.GPU_LIMITS,
+            target=spec.target,
+        )
+        return {attempt.candidate.name: attempt.seconds * 1e6 for attempt in tune(task) if attempt.ok}
+
+
+def on_the_host(function: Function, dtype: str) -> tuple[Any, ...]:
+    """Inputs of the small shape in the host's memory."""
+    with FakeTensorMode():
+        made = function.make(SMALL, DTYPES[dtype])
+    return tuple(torch.zeros(fake.shape, dtype=fake.dtype) for fake in made)
+
+
+def near(request: Request) -> list[Any]:
+    """The generated candidates that might be near the best."""
+    able = [candidate for candidate in request.candidates if candidate.origin == "triton"]
+    least = min(candidate.cost(request.sizes) for candidate in able)
+    return [candidate for candidate in able if candidate.cost(request.sizes) <= NEAR * least]
+
+
+def shapes(count: int) -> list[Shape]:
+    """Those of the grid with several rows, and as many random ones, in turns."""
+    grid = [shape for shape in SHAPES if shape[0] > 1]
+    drawn = unseen.shapes(count)
+    mixed = [shape for pair in zip(grid, drawn, strict=False) for shape in pair]
+    return [*mixed, *grid[len(drawn) :], *drawn[len(grid) :]][:count]
+
+
+def run(functions: Sequence[Function], dtypes: Sequence[str], wanted: Sequence[Shape], cells: Cells, deadline: float) -> None:
+    """A cell a function, type and shape, until time is over; functions and types share it."""
+    each = [(function, dtype) for function in functions for dtype in dtypes]
+    for number, (function, dtype) in enumerate(each):
+        until = time.monotonic() + (deadline - time.monotonic()) / (len(each) - number)
+        missing = [shape for shape in wanted if not cells.has(function.name, dtype, shape)]
+        kernel = Kernel(function, dtype) if missing else None
+        asked: list[tuple[Shape, Request]] = []
+        for shape in (*missing, *[None] * AHEAD):
+            if kernel is None or time.monotonic() > until:
+                break
+            if shape is not None:
+                asked.append((shape, kernel.request(shape)))
+            if asked and (len(asked) > AHEAD or shape is None):
+                cells.add(_cell(function, dtype, kernel, *asked.pop(0)))
+
+
+def _cell(function: Function, dtype: str, kernel: Kernel, shape: Shape, request: Request) -> dict[str, Any]:
+    predicted = {c.name: c.cost(request.sizes) * 1e6 for c in near(request)}
+    row = {"function": function.name, "dtype": dtype, "shape": list(shape), "us": kernel.us(request), "predicted_us": predicted}
+    print(f"{function.name} {dtype} {shape}: {candidates.verdict([row])}", flush=True)
+    return row
+
+
+def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with what today's prior predicts for the candidates that were measured."""
+    found = []
+    for function, dtype in dict.fromkeys((row["function"], row["dtype"]) for row in rows):
+        kernel = Kernel(BY_NAME[function], dtype, small=True)
+        costs = {candidate.name: candidate.cost for candidate in kernel.kernel.candidates}
+        for row in rows:
+            if (row["function"], row["dtype"]) == (function, dtype) and row["us"]:
+                times = {name: us for name, us in row["us"].items() if name in costs}
+                sizes = kernel.sizes(row["shape"])
+                predicted = {name: costs[name](sizes) * 1e6 for name in times}
+                found.append({**row, "us": times, "predicted_us": predicted})
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """By function and type: the regret of the prediction's first, and of the best of its first few."""
+    columns = ["function", "type", "shapes", "first", "95 %", "worst", f"best of {SHORTLIST}", "95 %"]
+    body = []
+    for key in dict.fromkeys((row["function"], row["dtype"]) for row in rows):
+        own = [candidates.regrets(dict(row)) for row in rows if (row["function"], row["dtype"]) == key and row["us"]]
+        firsts, bests = sorted(found[0] for found in own), sorted(min(found[:SHORTLIST]) for found in own)
+        at = max(0, -(-95 * len(own) // 100) - 1)
+        body.append((*key, len(own), f"{geomean(firsts):.3f}", f"{firsts[at]:.2f}", f"{firsts[-1]:.2f}", f"{geomean(bests):.3f}",
+                     f"{bests[at]:.2f}"))  # fmt: skip
+    return Table.of("the prior's choice over the best candidate", columns, body)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--functions", nargs="+", choices=list(BY_NAME), default=["column_sum"])
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--shapes", type=int, default=22)
+    parser.add_argument("--seconds", type=float, default=110)
+    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
+    parser.add_argument("--judge", nargs="?", type=Path, const=record.RESULTS / "gpu_loops.json")
+    given = parser.parse_args()
+    if given.judge is not None:
+        show(table(judged(json.loads(given.judge.read_text())["results"]["cells"])))
+        return
+    cells = Cells(Path(given.out) / "gpu_loops_cells.jsonl")
+    functions = [BY_NAME[name] for name in given.functions]
+    run(functions, given.dtypes, shapes(given.shapes), cells, time.monotonic() + given.seconds)
+    show(table(cells.rows))
+    print(record.write("gpu_loops", {"cells": cells.rows, "device": torch.cuda.get_device_name()}, Path(given.out)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""How wide a kernel's loads are where 16 does not divide the length of rows: by the powers of two that a regime knows of."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts
+from polytile.kernels.triton import vectors
+from polytile.kernels.triton.candidate import WORKER, job_of
+from polytile.kernels.triton.generate import generate
+from polytile.kernels.triton.kernel import Launch
+from polytile.multikernel import define_gpu
+from polytile.problem import Config
+from polytile.runtime.cuda import cubins, workers
+from tests.kernels.helpers import BF16, I8, P0, P1, S0, S1, S2, Case, kernel_of, load, loop, store
+from tests.kernels.test_loops_golden import column_sum, layer_norm
+from tests.kernels.test_triton_golden import half_norm, transpose_add
+
+WIDTHS = {1: "U16", 2: "32", 4: "64", 8: "128"}
+"""Bits of a load of bfloat16 in machine code, by the power of two that divides the length of rows."""
+LOADS = re.compile(r"\bLDG\.E(?:\.\w+)*?\.?(U16|64|128)?(?:\.CONSTANT)? R")
+
+
+def flat_copy() -> Case:
+    return Case(loop([store("o", P0, load("x", P0, BF16))], {P0: S0 * S1}), {"x": BF16, "o": BF16})
+
+
+def strided_copy() -> Case:
+    return Case(loop([store("o", P0 * S1 + P1, load("x", P0 * S2 + P1, I8))], {P0: S0, P1: S1}), {"x": I8, "o": I8})
+
+
+def test_the_integers_by_which_rows_begin_and_end_decide() -> None:
+    def names(kernel: LoopKernel) -> list[str]:
+        return [s.name for s in vectors.deciding(kernel)]
+
+    assert names(kernel_of(layer_norm())) == ["n1"]  # and not the number of rows
+    assert names(half_norm().kernel) == ["n1"] and names(kernel_of(column_sum())) == ["n0"]
+    assert names(kernel_of(transpose_add())) == ["n0", "n1"]
+    assert len(names(flat_copy().kernel)) == 1  # of a product one factor
+    assert len(names(strided_copy().kernel)) == 2  # length and stride
+
+
+def test_no_more_is_asked_than_a_vector_of_the_smallest_type_has_elements() -> None:
+    assert [vectors.most(k) for k in (kernel_of(layer_norm()), half_norm().kernel, strided_copy().kernel)] == [4, 8, 8]
+    known = [vectors.divisors(half_norm().kernel, {"n0": 6, "n1": n}) for n in (381, 382, 380, 376, 384)]
+    assert known == [(), (("n1", 2),), (("n1", 4),), (("n1", 8),), ()]
+    assert vectors.divisors(kernel_of(layer_norm()), {"n0": 6, "n1": 376}) == (("n1", 4),)
+
+
+def test_a_call_says_which_power_divides_its_rows() -> None:
+    spec = define_gpu.loop_spec(half_norm().kernel, ("test",), torch.device("cpu"))
+    facts = {n: spec.facts((7, n)) for n in (381, 382, 380, 376, 384, 512)}
+    assert {n: facts[n].divisor("n1") for n in facts} == {381: 1, 382: 2, 380: 4, 376: 8, 384: 16, 512: 16}
+    assert facts[382] == spec.facts((7, 366)) and "n1%2" in spec.regime(spec.words((7, 382)))
+    assert spec.facts((6, 382)) == spec.facts((6, 378)) and spec.words((30, 382)) == spec.words((31, 382))  # not of rows
+    views = spec.facts((7, 384), (0, 8, 2, 4))
+    assert [views.divisor(tensor.name) for tensor in half_norm().kernel.tensors] == [16, 8, 2, 4]
+    assert "a1@8" in spec.flags((7, 384), (0, 8, 2, 4)) and facts[384].include(views) and not views.include(facts[384])
+
+
+def test_rows_are_read_by_the_widest_vectors_that_divide_them_and_their_addresses() -> None:
+    """In the machine code of an H100."""
+    triton = pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
+    rows, flat = half_norm().kernel, flat_copy().kernel
+    aligned = frozenset(t.name for t in rows.tensors)
+    row, block = Config.of(variant="persistent", x=1, r=512, warps=1), Config.of(variant="plain", x=1024, warps=4)
+    made = {f"n1%{by}": generate(rows, row, Facts(aligned=aligned, powers=(("n1", by),))) for by in WIDTHS}
+    for by in (1, 2, 4):
+        known = Facts(frozenset({"n0", "n1"}), frozenset({"a1"}), powers=(("a0", 2 * by),))
+        made[f"a0@{by}"] = generate(flat, block, known)
+    wide = loads([kernel.launches[0] for kernel in made.values()], Path(triton.__file__).parent)
+    assert dict(zip(made, wide, strict=True)) == {name: {WIDTHS[int(name[3:])]} for name in made}
+
+
+def loads(launches: Sequence[Launch], triton: Path) -> list[set[str]]:
+    """Bits of the loads from global memory in sm_90 code."""
+    try:
+        promises = [cubins.request(cubins.Order("vectors", WORKER, job_of(launch, 90), "test")) for launch in launches]
+        files = [promise.result(250).source.with_suffix(".cubin") for promise in promises]
+    finally:
+        workers.reset()
+    tool = triton / "backends" / "nvidia" / "bin" / "cuobjdump"
+    texts = [subprocess.run([tool, "--dump-sass", f], capture_output=True, text=True, check=True).stdout for f in files]
+    return [{bits or "32" for bits in LOADS.findall(text)} for text in texts]
