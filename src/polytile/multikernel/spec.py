@@ -191,12 +191,19 @@ class KernelSpec:
         alignments = self._alignments(pointers)
         aligned = frozenset(name for name, alignment in alignments.items() if alignment >= 16)
         divisors = {DIVISOR.format(name).format(by): (name, by) for name in self.size_names for by in (2, 4, 8)}
-        known = {name for name, _ in exact}
-        below_16 = [divisors[said] for said in sorted(holding & divisors.keys()) if divisors[said][0] not in known]
-        below_16 += [(name, alignment) for name, alignment in alignments.items() if alignment < 16]
         others = holding - {WIDE, *map(POWER.format, self.size_names), *divisors}
         divisible = frozenset(self._divisible(ints)) - powers
-        return Facts(divisible, aligned, WIDE in holding, tuple(exact), others, tuple(below_16))
+        free = self.bucketed() - {name for name, _ in exact}
+        below_16 = [divisors[said] for said in sorted(holding & divisors.keys()) if divisors[said][0] not in dict(exact)]
+        below_16 += [(name, alignment) for name, alignment in alignments.items() if alignment < 16]
+        return Facts(divisible, aligned, WIDE in holding, tuple(exact), others, tuple(below_16), self._least(ints, free))
+
+    def _least(self, ints: Sequence[int], free: frozenset[str]) -> tuple[tuple[str, int], ...]:
+        """The smallest values in the regime of those `free` sizes that are lengths of rows, which are asked whether they are
+        powers of two."""
+        asked = {condition for condition, _ in self.conditions}
+        rows = [name for name in self.size_names if name in free and POWER.format(name) in asked]
+        return tuple((name, regime.bounds(regime.bucket(self.sizes(ints)[name]))[0]) for name in rows)
 
     @property
     def device_type(self) -> int:
