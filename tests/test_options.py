@@ -77,6 +77,23 @@ def level() -> Iterator[None]:
     options.unregister("mine_level")
 
 
+@pytest.mark.parametrize("name", ["cache_dir", "store", "plan", "metrics"])
+def test_a_relative_path_stays_where_the_process_was(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(f"POLYTILE_{name.upper()}", f"kept-of-{name}")
+    with options.override(**{name: "given"}):
+        assert options.get(name) == str(tmp_path / "given")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert options.get(name) == str(tmp_path / "given")
+    monkeypatch.chdir(tmp_path)
+    assert options.get(name) == str(tmp_path / f"kept-of-{name}")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert options.get(name) == str(tmp_path / f"kept-of-{name}")
+    with options.override(**{name: ""}), options.override(store="postgresql://user@host/database"):
+        assert options.get("store") == "postgresql://user@host/database" and (name == "store" or options.get(name) == "")
+
+
 @pytest.mark.usefixtures("level")
 def test_a_package_registers_options_of_its_own_which_are_given_like_the_others(
     monkeypatch: pytest.MonkeyPatch,

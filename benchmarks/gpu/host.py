@@ -11,13 +11,18 @@ import torch
 
 import polytile
 from benchmarks.compilers import copied
+from polytile.runtime import empty_strided_cuda, time_burst
 
 
 def plus_one(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def microseconds(call: Callable[[], Any], calls: int = 400, rounds: int = 9) -> float:
+CALLS = 400
+"""In a round: fewer than the device's queue has places for."""
+
+
+def microseconds(call: Callable[[], Any], calls: int = CALLS, rounds: int = 9) -> float:
     """Host time of one call, the device kept from filling its queue by a wait after each round."""
     taken = []
     for _ in range(rounds):
@@ -46,8 +51,13 @@ def run() -> dict[str, float]:
     arguments = (x, out, *ints)
     assert program.program is not None
     own = [x if item.size is None else x.size(0) for item in program.program.inputs]
+    entry = kernel.dispatcher.get(kernel.dispatcher.key_of(*arguments))
+    assert entry is not None
+    layout = tuple(out.shape), out.stride()
     results = {
+        "launch (C alone)": microseconds(lambda: time_burst(entry, arguments, CALLS), calls=1) / CALLS,
         "launch (dispatcher)": microseconds(lambda: kernel.dispatch(*arguments)),
+        "memory for a result": microseconds(lambda: empty_strided_cuda(*layout, torch.float32)),
         "eager x + 1": microseconds(lambda: x + 1),
         "eager add(out=)": microseconds(lambda: torch.add(x, 1, out=out)),
         "polytile call": microseconds(lambda: ours(x)),

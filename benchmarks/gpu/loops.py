@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -53,10 +54,11 @@ class Kernel:
         made = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
         self.kernel: MultiKernel = max(made, key=lambda kernel: len(kernel.candidates))
         sizes = dict(self.kernel.decisions[-1].sizes)
-        self.places = {name: traced.index(size) for name, size in sizes.items()}
+        factors = {traced[0]: (0,), traced[1]: (1,), math.prod(traced): (0, 1)}
+        self.places = {name: factors[size] for name, size in sizes.items()}
 
     def sizes(self, shape: Sequence[int]) -> dict[str, int]:
-        return {name: shape[place] for name, place in self.places.items()}
+        return {name: math.prod(shape[place] for place in places) for name, places in self.places.items()}
 
     def request(self, shape: Shape) -> Request:
         """What the selector would be asked; the near candidates start to be compiled."""

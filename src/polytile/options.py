@@ -22,7 +22,8 @@ from polytile.errors import OptionError
 @dataclass(frozen=True)
 class Option:
     """One row of the table. `choices`, if any, are all values that it takes, or, where it is `listed`, all that may stand in
-    its comma-separated list; `least` is the smallest number that it takes."""
+    its comma-separated list; `least` is the smallest number that it takes. `path`: it names a file or a directory, a relative one
+    from where the process is when the value is given, or, in the environment, first asked for."""
 
     name: str
     type: type
@@ -31,6 +32,7 @@ class Option:
     choices: tuple[Any, ...] = ()
     listed: bool = False
     least: float | None = None
+    path: bool = False
 
     @property
     def variable(self) -> str:
@@ -38,7 +40,13 @@ class Option:
 
 
 TABLE: tuple[Option, ...] = (
-    Option("cache_dir", str, "~/.cache/polytile", "Directory of everything polytile keeps on disk; empty: the default."),
+    Option(
+        "cache_dir",
+        str,
+        "~/.cache/polytile",
+        "Directory of everything polytile keeps on disk; empty: the default.",
+        path=True,
+    ),
     Option(
         "debug",
         int,
@@ -52,6 +60,7 @@ TABLE: tuple[Option, ...] = (
         str,
         "",
         "Where measurements are kept: a file, or a server as postgresql://user@host/database; empty: a file in cache_dir.",
+        path=True,
     ),
     Option("cxx", str, "", "C++ compiler to use; empty: $CXX, then g++, then clang++."),
     Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core, fewer where memory is short.", least=0),
@@ -143,7 +152,7 @@ TABLE: tuple[Option, ...] = (
         least=0,
     ),
     Option("force", str, "", "Force candidates: comma-separated KERNEL=CANDIDATE or CANDIDATE patterns."),
-    Option("plan", str, "", "Path of a plan file that pins every decision."),
+    Option("plan", str, "", "Path of a plan file that pins every decision.", path=True),
     Option(
         "plan_missing",
         str,
@@ -151,7 +160,7 @@ TABLE: tuple[Option, ...] = (
         "What to do where the plan does not say what to run, or its kernel has changed since.",
         choices=("warn", "error"),
     ),
-    Option("metrics", str, "", "Path of a CSV file that gets a row for each decision."),
+    Option("metrics", str, "", "Path of a CSV file that gets a row for each decision.", path=True),
     Option(
         "random",
         str,
@@ -220,7 +229,16 @@ def _checked(option: Option, value: Any, origin: str) -> Any:
         )
     if option.least is not None and not value >= option.least:  # so NaN is refused too
         raise OptionError(f"option {option.name!r} ({origin}) is {value!r}; it takes {option.least:g} or more.")
-    return value
+    return _absolute(value) if option.path else value
+
+
+def _absolute(named: str) -> str:
+    """A path, wherever the process goes from here. It begins with ~ where the user has no home directory; a URL stays."""
+    path = os.path.expanduser(named)
+    return path if not path or path.startswith("~") or "://" in path else str(Path(path).absolute())
+
+
+_first_asked = functools.cache(_absolute)
 
 
 def parts(value: str) -> tuple[str, ...]:
@@ -235,20 +253,15 @@ def get(name: str) -> Any:
     if overrides is not None and name in overrides:
         return overrides[name]
     if option.variable in os.environ:
-        return _checked(option, os.environ[option.variable], f"environment variable {option.variable}")
+        value = os.environ[option.variable]
+        return _checked(option, _first_asked(value) if option.path else value, f"environment variable {option.variable}")
     return option.default
 
 
 def cache_dir() -> Path:
-    """The directory that the option `cache_dir` names, as an absolute path; a relative one begins where the process was when
-    it first asked. It begins with ~ where the user has no home directory."""
-    return _absolute(get("cache_dir") or BY_NAME["cache_dir"].default)
-
-
-@functools.cache
-def _absolute(named: str) -> Path:
-    path = Path(os.path.expanduser(named))
-    return path if path.parts[:1] == ("~",) else path.absolute()
+    """The directory that the option `cache_dir` names, as an absolute path. It begins with ~ where the user has no home
+    directory."""
+    return Path(get("cache_dir") or _absolute(BY_NAME["cache_dir"].default))
 
 
 def check(values: Mapping[str, Any], origin: str = "options=") -> dict[str, Any]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import polytile
+from polytile.errors import HintError
 from polytile.multikernel import MultiKernel
 from tests.behaviour.helpers import check, decisions, graphs, multikernel, multikernels, sized
 
@@ -126,6 +127,12 @@ def test_a_hint_for_no_size_is_refused_with_the_sizes_there_are() -> None:
 def test_a_hint_that_is_no_size_is_refused(hints: list[object]) -> None:
     with pytest.raises(ValueError, match="hints"):
         polytile.compile(matmul, hints=hints)
+
+
+def test_a_hint_for_which_there_is_no_memory_names_kernel_and_size() -> None:
+    run = polytile.compile(softmax, hints=[10**9])  # rows and columns
+    with pytest.raises(HintError, match="kernel 'amax.*' cannot be tried at the hinted n0=1000000000, n1=1000000000: .*memory"):
+        run(*sized((3, 4)))
 
 
 def test_hints_work_with_a_backward_pass() -> None:

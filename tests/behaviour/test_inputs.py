@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.decorators import mark_unbacked
+from torch.func import vmap
 
 from polytile import options
 from polytile.errors import InvalidInput
@@ -107,6 +108,17 @@ def test_floats_and_booleans() -> None:
     for scale in (0.5, 2.0, 3.25, -1e-3):
         for negate in (False, True):
             check(function, run, x, scale, negate)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_numbers_that_vmaps_over_elements_convert(dtype: torch.dtype) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(vmap(vmap(lambda element, k=k: element * k))(x) for k in (2, 2.5, True))
+
+    run = compiled(function, tune="off")
+    for n in (3, 7):
+        check(function, run, torch.randn(n, 4).to(dtype))
+    assert graphs()[1] == 1
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 8), (3, 0, 8), (2, 3, 0)])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.helpers import filled, measured, run
+from tests.cli.helpers import filled, measured, named, run
 
 MATRIX = Path(__file__).parent.parent / "tuning" / "matrix.jsonl"
 
@@ -42,6 +42,12 @@ def test_a_store_is_replayed_like_a_file(empty_cache: Path) -> None:
     filled(empty_cache / "store.sqlite3", measured(), measured(candidate="looped t2", seconds=2e-5))
     output = run("replay", empty_cache).output
     assert cells(output, "loop")[1:3] == ["1", "2"]
+
+
+def test_kernels_go_by_the_names_that_the_store_gives_them(empty_cache: Path) -> None:
+    store = filled(empty_cache / "store.sqlite3", measured(), measured(candidate="looped t2", seconds=2e-5))
+    named(store, "softmax_228d962c")
+    assert cells(run("replay", empty_cache, "--kernel", "softmax", "--choices").output, "softmax_228d962c")[1:3] == ["1", "2"]
 
 
 def test_nothing_to_choose_between_is_one_sentence(empty_cache: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -92,9 +93,12 @@ def test_an_import_makes_the_cache_directory_with_the_store_in_it(
     assert records(tmp_path / "new" / "store.sqlite3") == records(store)
 
 
-def test_an_export_to_what_is_no_file_is_refused(store: Path) -> None:
-    result = run("store", "export", "/dev/null")
-    assert result.exit_code == 2 and "/dev/null is no file; name one." in result.output
+def test_an_export_to_what_is_no_file_is_refused(store: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for format in ("jsonl", "t4"):
+        result = run("store", "export", tmp_path / "pipe", "--format", format)
+        assert result.exit_code == 2 and f"written to {tmp_path / 'pipe'}: it is there, and no file." in result.output
+        assert (tmp_path / "pipe").is_fifo()
 
 
 def test_t4_results_carry_a_store_elsewhere_too(store: Path, tmp_path: Path) -> None:

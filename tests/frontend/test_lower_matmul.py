@@ -25,6 +25,16 @@ def loops(program: Program) -> list[Loop]:
     return [op for op in program.operations if isinstance(op, Loop)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_product_of_one_column_and_one_row_is_a_loop(dtype: torch.dtype) -> None:
+    def angles(x: torch.Tensor, y: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.bmm(x, y).cos(), torch.mm(x[1], y[1]) + b
+
+    args = torch.randn(3, 5, 1, dtype=dtype), torch.randn(3, 1, 7, dtype=dtype), torch.randn(7, dtype=dtype)
+    program = check(angles, *args)
+    assert templates(program) == [] and library_calls(program) == []
+
+
 def test_a_product_in_16_bits_is_not_stored_again_in_32() -> None:
     def swish(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.silu(x @ y) * (x @ y.sin())
@@ -152,5 +162,5 @@ def test_any_sizes_and_layouts(sizes: tuple[int, int, int], left: bool, right: b
     x = torch.randn(k, m * step)[:, ::step].t() if left else torch.randn(m, k * step)[:, ::step]
     y = torch.randn(n, k * step)[:, ::step].t() if right else torch.randn(k, n * step)[:, ::step]
     program = lower(lambda x, y: x @ y, x, y)
-    assert loops(program) == [] or 0 in sizes
+    assert loops(program) == [] or 0 in sizes or k == 1
     torch.testing.assert_close(run(program, [x, y])[0], x @ y)

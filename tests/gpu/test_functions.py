@@ -82,6 +82,33 @@ def test_gradients_of_a_norm_at_many_shapes(dtype: torch.dtype) -> None:
     compare(gradients, *[make(m, n) for m, n in SHAPES if m])
 
 
+def test_numbers_of_the_host_go_along_with_calls_and_can_be_recorded() -> None:
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.epsilon = 3.0, 1e-3
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (x.square().mean(-1, keepdim=True) + self.epsilon).rsqrt() * self.scale
+
+    norm, x = Norm(), data(64, 500)
+    call = torch.compile(norm, backend="polytile", dynamic=True)
+    with torch.no_grad():
+        for scale in (3.0, 0.5, 7.25):
+            norm.scale = scale
+            torch.testing.assert_close(call(x), norm(x))
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph):
+            recorded = call(x)
+        x.copy_(data(64, 500))
+        graph.replay()
+        torch.testing.assert_close(recorded, norm(x))
+
+
 def test_few_and_many_rows_added_into_a_table_of_16_bits() -> None:
     def gradient(g: Tensor, index: Tensor) -> Tensor:
         return torch.ops.aten.embedding_dense_backward(g, index, 500, 3, False)

@@ -17,6 +17,7 @@ ALIGNED = frozenset(f"a{k}" for k in range(5))
 FACTS = {
     "any": lambda m, n: Facts(wide=True),
     "divisible": lambda m, n: Facts(frozenset({"n1"} if n % 16 == 0 else ()), ALIGNED, powers=(("n1", 2),)),
+    "long": lambda m, n: Facts(frozenset(), ALIGNED, powers=(("n1", 2),), least=(("n1", 46),)),
     "exact": lambda m, n: Facts(frozenset(), ALIGNED, exact=(("n1", n),)),
 }
 

@@ -101,6 +101,20 @@ def test_indices_along_several_axes_are_added_by_atomics() -> None:
     assert {c["variant"] for c in variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))} == {"scatter"}
 
 
+def test_one_row_is_stored_without_atomics() -> None:
+    one = loop([store("o", expr.indirect_symbol(0) * S1 + P0, load("g", P0, BF16), mode="sum", indirect=(checked("i", 0, S2),))],
+               {P0: S1})  # fmt: skip
+    kernel = kernel_of(one)
+    sizes = sizes_of(kernel, 40, 5)
+    given = tensors(kernel, 1, 40, 5)
+    want = expected(kernel, given, sizes)
+    made = generate(kernel, CONFIGS[0], facts_of(kernel, sizes))
+    assert len(made.launches) == 2 and not made.scratch and not any("atomic" in launch.source for launch in made.launches)
+    assert not interpret.run(made, given, sizes)
+    for name, tensor in given.items():
+        torch.testing.assert_close(tensor.double(), want[name].double(), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_an_index_out_of_range_is_told_of(config: Config) -> None:
     kernel = kernel_of(by_index())

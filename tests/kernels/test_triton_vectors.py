@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,13 +80,29 @@ def test_rows_are_read_by_the_widest_vectors_that_divide_them_and_their_addresse
     assert dict(zip(made, wide, strict=True)) == {name: {WIDTHS[int(name[3:])]} for name in made}
 
 
-def loads(launches: Sequence[Launch], triton: Path) -> list[set[str]]:
-    """Bits of the loads from global memory in sm_90 code."""
+def test_masks_are_spared_where_the_regime_says_how_long_a_row_is_at_least() -> None:
+    kernel = half_norm().kernel
+    aligned = frozenset(t.name for t in kernel.tensors)
+    config, known = Config.of(variant="persistent", x=2, r=512, warps=1), Facts(aligned=aligned, powers=(("n1", 2),))
+    made = [generate(kernel, config, facts) for facts in (known, replace(known, least=(("n1", 363),)))]
+    assert ["tl.assume(n1 >= 363)" in kernel.launches[0].source for kernel in made] == [False, True]
+    pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
+    before, after = (cubin.facts.registers for cubin in compiled([kernel.launches[0] for kernel in made]))
+    assert after < before
+
+
+def compiled(launches: Sequence[Launch]) -> list[cubins.Cubin]:
+    """Machine code for an H100."""
     try:
         promises = [cubins.request(cubins.Order("vectors", WORKER, job_of(launch, 90), "test")) for launch in launches]
-        files = [promise.result(250).source.with_suffix(".cubin") for promise in promises]
+        return [promise.result(250) for promise in promises]
     finally:
         workers.reset()
+
+
+def loads(launches: Sequence[Launch], triton: Path) -> list[set[str]]:
+    """Bits of the loads from global memory in sm_90 code."""
+    files = [cubin.source.with_suffix(".cubin") for cubin in compiled(launches)]
     tool = triton / "backends" / "nvidia" / "bin" / "cuobjdump"
     texts = [subprocess.run([tool, "--dump-sass", f], capture_output=True, text=True, check=True).stdout for f in files]
     return [{bits or "32" for bits in LOADS.findall(text)} for text in texts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,9 @@ def test_a_plan_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: 
     assert not list(tmp_path.rglob("*p*.tmp"))
     with pytest.raises(PlanError, match="cannot be written to"):
         Plan((), {}).write("")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PlanError, match="pipe: it is there, and no file"):
+        Plan((), {}).write(tmp_path / "pipe")
 
 
 def test_two_plans_differ_in_what_runs_not_in_what_is_there_for_readers() -> None:

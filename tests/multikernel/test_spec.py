@@ -11,6 +11,7 @@ import sympy
 import torch
 from hypothesis import given
 
+from polytile.kernels.facts import Facts
 from polytile.multikernel import ArgInfo, Scratch, merge_scratch
 from polytile.multikernel.spec import DIVISOR, POWER, KernelSpec
 from polytile.runtime import regime
@@ -99,6 +100,17 @@ def test_the_ends_of_a_regime_are_divided_by_what_divides_its_sizes(most: int, s
     assert known == 1 or one.facts((100, size)).divisor("N") == known
     for end in (*one.corners((100, size)), *one.ends(one.words((100, size)))):
         assert one.words((100, end["N"])) == one.words((100, size))
+
+
+@given(st.integers(9, 5000))
+def test_the_length_of_a_row_is_known_to_reach_its_regimes_smallest(size: int) -> None:
+    one = powers_of_two()
+    least = dict(one.facts((100, size)).least)
+    assert least.keys() == ({"N"} if size & (size - 1) else set())
+    if least:
+        assert regime.bucket(size) // 2 == regime.bucket(least["N"]) // 2 and least["N"] <= size
+        assert regime.bucket(least["N"] - 1) // 2 != regime.bucket(size) // 2 or least["N"] == 9
+        assert one.facts((100, size)).include(one.facts((70, size))) and one.facts((100, 8192)).include(Facts(least=(("N", 9),)))
 
 
 def test_a_kernel_for_many_sizes_serves_where_one_of_them_is_known() -> None:

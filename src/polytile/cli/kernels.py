@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from polytile import options
 from polytile.errors import StoreError
+from polytile.problem import Problem
 from polytile.store.place import Place, Server
 from polytile.store.reading import Record, records
 
@@ -46,7 +47,7 @@ def kernels(store: Place) -> list[Kernel]:
     for record in records(store):
         found.setdefault(record.measurement.problem.kernel, []).append(record)
     known = names_beside(store)
-    made = [Kernel(digest, _names(digest, rows, known), tuple(rows)) for digest, rows in found.items()]
+    made = [Kernel(digest, names_of(rows[0].measurement.problem, known), tuple(rows)) for digest, rows in found.items()]
     return sorted(made, key=lambda kernel: kernel.name)
 
 
@@ -81,8 +82,10 @@ def names_beside(store: Place) -> Mapping[str, Sequence[str]]:
     return names
 
 
-def _names(digest: str, rows: Sequence[Record], known: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    return tuple(known.get(digest[:8], ())) or (f"{rows[0].measurement.problem.family}_{digest[:8]}",)
+def names_of(problem: Problem, known: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """What the kernel of a problem is called, as `names_beside` knows it."""
+    digest = problem.kernel[:8]
+    return tuple(known.get(digest, ())) or (f"{problem.family}_{digest}",)
 
 
-__all__ = ["Kernel", "kernels", "matching", "names_beside", "the_one"]
+__all__ = ["Kernel", "kernels", "matching", "names_beside", "names_of", "the_one"]

@@ -6,7 +6,9 @@ import collections
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from polytile.cli.kernels import names_beside, names_of
 from polytile.cli.plain import sizes_text
 from polytile.errors import StoreError
 from polytile.multikernel.replay import replay
@@ -33,12 +35,24 @@ def read(named: str) -> list[Record]:
     return sorted(found, key=lambda record: (record.taken_at, record.uid))
 
 
-def run(named: str, kernel: str, shuffle: int | None) -> list[tuple[Matrix, Report]]:
-    """Each kernel's matrix and what the selector made of it. Raises StoreError where there is nothing to choose between."""
+@dataclass(frozen=True)
+class Replayed:
+    """A kernel's measurements and what the selector made of them."""
+
+    name: str
+    matrix: Matrix
+    report: Report
+
+
+def run(named: str, kernel: str, shuffle: int | None) -> list[Replayed]:
+    """Each kernel that has `kernel` in its name, replayed. Raises StoreError where there is nothing to choose between."""
+    measured = matrices(read(named))
+    known = names_beside(place_of(named))
+    names = [names_of(matrix.problems[0], known) for matrix in measured]
     found = [
-        (matrix, replay(matrix, _order(matrix, shuffle)))
-        for matrix in matrices(read(named))
-        if len(matrix.names) > 1 and kernel in name_of(matrix)
+        Replayed(each[0], matrix, replay(matrix, _order(matrix, shuffle)))
+        for matrix, each in zip(measured, names, strict=True)
+        if len(matrix.names) > 1 and any(kernel in name for name in each)
     ]
     if not found:
         which = f" of a kernel called {kernel!r}" if kernel else ""
@@ -48,33 +62,28 @@ def run(named: str, kernel: str, shuffle: int | None) -> list[tuple[Matrix, Repo
     return found
 
 
-def tables(found: Sequence[tuple[Matrix, Report]], choices: bool) -> list[Table]:
+def tables(found: Sequence[Replayed], choices: bool) -> list[Table]:
     """A line for each kernel; with `choices`, then a table of each kernel's choices."""
     columns: list[Column | str] = [
         "kernel", Column("problems", count), Column("candidates", count), Column("measured", count), Column("of", count),
         Column("× best", ratio), Column("p95", ratio), Column("worst", ratio), "worst at", "grounds",
     ]  # fmt: skip
-    rows = [_row(name_of(matrix), len(matrix.names), report) for matrix, report in found]
+    rows = [_row(kernel.name, len(kernel.matrix.names), kernel.report) for kernel in found]
     notes = [
-        f"{name_of(matrix)}: {matrix.missing()} of {len(matrix.names) * len(matrix.problems)} pairs of problem and candidate "
-        "were not measured and count as unable to run."
-        for matrix, _ in found
-        if matrix.missing()
+        f"{kernel.name}: {kernel.matrix.missing()} of {len(kernel.matrix.names) * len(kernel.matrix.problems)} pairs of problem "
+        "and candidate were not measured and count as unable to run."
+        for kernel in found
+        if kernel.matrix.missing()
     ]
     if len(found) > 1:
         everything = Report(
-            tuple(choice for _, report in found for choice in report.choices),
-            sum(report.measured for _, report in found),
-            sum(report.size for _, report in found),
+            tuple(choice for kernel in found for choice in kernel.report.choices),
+            sum(kernel.report.measured for kernel in found),
+            sum(kernel.report.size for kernel in found),
         )
         rows.append(_row("all", None, everything))
     made = [Table.of("The selector on what was measured", columns, rows, notes)]
-    return made + ([_choices(matrix, report) for matrix, report in found] if choices else [])
-
-
-def name_of(matrix: Matrix) -> str:
-    problem = matrix.problems[0]
-    return f"{problem.family}_{problem.kernel[:8]}"
+    return made + ([_choices(kernel) for kernel in found] if choices else [])
 
 
 def _order(matrix: Matrix, shuffle: int | None) -> list[Problem]:
@@ -94,16 +103,16 @@ def _row(name: str, candidates: int | None, report: Report) -> tuple[object, ...
     )  # fmt: skip
 
 
-def _choices(matrix: Matrix, report: Report) -> Table:
+def _choices(kernel: Replayed) -> Table:
     columns: list[Column | str] = [
         "sizes", "chosen", "grounds", Column("µs", micros), "fastest", Column("µs", micros), Column("× best", ratio)
     ]  # fmt: skip
     rows = [
         (sizes_text(c.problem.sizes), c.candidate, c.grounds, c.seconds if math.isfinite(c.seconds) else None, c.best,
          c.best_seconds, c.regret)
-        for c in report.choices
+        for c in kernel.report.choices
     ]  # fmt: skip
-    return Table.of(name_of(matrix), columns, rows)
+    return Table.of(kernel.name, columns, rows)
 
 
-__all__ = ["name_of", "read", "run", "tables"]
+__all__ = ["Replayed", "read", "run", "tables"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polytile import files
 from polytile.cli.plain import StorePlace, date, environment_text, sizes_text, store_at
 
 if TYPE_CHECKING:
@@ -110,12 +111,9 @@ def _export_t4(place: Place, file: Path, kernel: str) -> int:
     from polytile.store.reading import records
 
     found = [record for one in matching(place, kernel) for record in one.records] if kernel else records(place)
-    temporary = file.with_name(f"{file.name}.tmp")
     try:
-        temporary.write_text(kernel_tuner.text(found))
-        temporary.replace(file)
+        files.write_text(file, kernel_tuner.text(found))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise StoreError(f"the measurements cannot be written to {file}: {error.strerror or error}.") from None
     return len(found)
 

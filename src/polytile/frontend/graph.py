@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from polytile.errors import LoweringError, LoweringFailed
 from polytile.frontend import lower
+from polytile.frontend.host_numbers import kernel_number
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
@@ -164,8 +165,8 @@ class _Driver:
             reason = "its result is a number on the host" if number else f"{name} has no lowering"
             return self._library(node, args, kwargs, reason)
         mark = self.builder.mark()
-        given = tree_map(functools.partial(self._kernel_number, _device(node)), args)
-        named = tree_map(functools.partial(self._kernel_number, _device(node)), kwargs)
+        taken = functools.partial(kernel_number, self.builder, _device(node))
+        given, named = tree_map(taken, args), tree_map(taken, kwargs)
         done = len(self.builder.operations)
         try:
             _check_devices(_device(node), given, named)
@@ -183,19 +184,6 @@ class _Driver:
 
     def _value(self, node: torch.fx.Node) -> Any:
         return self.env[node]
-
-    def _kernel_number(self, device: torch.device | None, value: Any) -> Any:
-        """Numbers that were read from a tensor or given as floats are known only to the host: they reach kernels as
-        tensors of one element. Those made of sizes stay expressions. A CPU tensor of no dimensions, which eager takes as
-        a number on any device, is copied to `device`, that of the result."""
-        if isinstance(value, sympy.Expr) and not all(s.is_integer for s in value.free_symbols):
-            fake = torch.empty((), dtype=torch.float64, device="cpu")
-            options, reason = {"dtype": torch.float64}, "a number known only at run time"
-            value = self.builder.library(aten.scalar_tensor.default, (value,), options, reason, fake)
-        if isinstance(value, Tensor) and not value.rank and value.device.type == "cpu" and device not in (None, value.device):
-            fake = torch.empty((), dtype=value.dtype, device=device)
-            return self.builder.library(aten._to_copy.default, (value,), {"device": device}, "a number on the host", fake)
-        return value
 
     def _library(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
         """The node as a library call. Results of higher-order operators may be nested; those of ATen are not."""

@@ -23,7 +23,8 @@ class Facts:
     """`divisible`: integer arguments that 16 divides; `aligned`: tensor arguments whose data starts at a multiple of 16 bytes;
     `wide`: some position in a tensor or in the grid needs int64; `exact`: integer arguments that have one value all over
     the regime, by name in order; `holding`: the other conditions of the regime that hold, by name; `powers`: powers of two
-    below 16 that divide other integer arguments, or the addresses of other tensors' data, by name."""
+    below 16 that divide other integer arguments, or the addresses of other tensors' data, by name; `least`: the smallest values
+    that lengths of rows have in the regime, by name."""
 
     divisible: frozenset[str] = frozenset()
     aligned: frozenset[str] = frozenset()
@@ -31,6 +32,7 @@ class Facts:
     exact: tuple[tuple[str, int], ...] = ()
     holding: frozenset[str] = frozenset()
     powers: tuple[tuple[str, int], ...] = ()
+    least: tuple[tuple[str, int], ...] = ()
 
     @property
     def values(self) -> dict[str, int]:
@@ -41,6 +43,7 @@ class Facts:
         """Whether all that `other` takes for granted is so here."""
         kept = set(other.exact) <= set(self.exact) and other.wide >= self.wide
         kept = kept and other.aligned <= self.aligned and other.holding <= self.holding
+        kept = kept and all({**dict(self.least), **self.values}.get(name, 0) >= least for name, least in other.least)
         return kept and all(self.divisor(name) % by == 0 for name, by in (*other.powers, *[(n, 16) for n in other.divisible]))
 
     def divides(self, name: str) -> bool:

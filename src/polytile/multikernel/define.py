@@ -16,7 +16,7 @@ from polytile import options as settings
 from polytile.errors import IRError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Loop, Template, View
-from polytile.kernels import apart, kept, loops, templates, variants
+from polytile.kernels import apart, kept, loops, roundings, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
 from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.prologue import Stored
@@ -60,13 +60,13 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
-    names = tuple(s.name for s in kernel.symbols)
+    names, rounded = tuple(s.name for s in kernel.symbols), roundings.of_loop(kernel.loop)
     domain: set[sympy.Symbol] = set().union(*[a.size.free_symbols for a in kernel.loop.axes + kernel.loop.reduced])
     return KernelSpec(
         name=loops.kernel_name(kernel, origins),
         family="loop",
         kernel=kernel.digest,
-        args=tuple(ArgInfo(t.name, t.dtype, t.role) for t in kernel.tensors),
+        args=tuple(ArgInfo(t.name, t.dtype, t.role, rounded.get(t.name)) for t in kernel.tensors),
         size_names=names,
         size_keys=tuple(regime.BUCKET if s in domain else regime.IGNORE for s in kernel.symbols),
         reduction=reduction_terms(kernel),
@@ -80,12 +80,8 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
 
 def reduction_terms(kernel: LoopKernel) -> tuple[str | int, ...]:
     """Names and numbers whose product bounds the number of terms that one output element sums."""
-    terms: list[str | int] = []
     across = kernel.loop.axes if any(store.sums for store in kernel.loop.stores) else ()
-    for axis in kernel.loop.reduced + across:
-        for factor in sympy.Mul.make_args(axis.size):
-            terms += [int(factor)] if factor.is_Integer else [s.name for s in sorted(factor.free_symbols, key=str)]
-    return tuple(terms)
+    return roundings.terms_of(kernel.loop.reduced + across)
 
 
 def _hint(kernel: LoopKernel) -> str:
@@ -179,11 +175,12 @@ def _product(
 
 
 def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, ...]) -> KernelSpec:
+    rounded = roundings.of_product(kernel)
     return KernelSpec(
         name=name,
         family=kernel.family,
         kernel=kernel.digest,
-        args=tuple(ArgInfo(t.name, t.dtype, t.role) for t in kernel.tensors),
+        args=tuple(ArgInfo(t.name, t.dtype, t.role, rounded.get(t.name)) for t in kernel.tensors),
         size_names=kernel.size_names,
         size_keys=tuple(templates.DECIDING.get(name, regime.IGNORE) for name in kernel.size_names),
         layouts=kernel.layouts,

@@ -16,6 +16,7 @@ from polytile.counters import counters
 from polytile.errors import (
     CompilerMissing,
     DeviceLost,
+    HintError,
     InvalidInput,
     LaunchFailed,
     LoweringError,
@@ -138,10 +139,9 @@ class MultiKernel:
     def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
         """Chooses ahead of calls for the hinted sizes, on arguments that `spec.make_args` makes at those very sizes;
         the candidates that all the hints need compile side by side. Returns one decision for each hint (SPEC H3, H4).
+        Raises HintError for a hint at which there can be no arguments.
         """
-        if self.spec.make_args is None:
-            raise ValueError(f"kernel {self.spec.name!r} cannot make arguments for hinted sizes; call it instead.")
-        calls = [tuple(self.spec.make_args(hint)) for hint in hints]
+        calls = [self._made_up(hint) for hint in hints]
         with self._lock, settings.override(**self.options):
             thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
             tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
@@ -158,6 +158,16 @@ class MultiKernel:
                     self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
             decided = [self._decided(self.dispatcher.key_of(*args)) for args in calls]
             return [decision for decision in decided if decision is not None]
+
+    def _made_up(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
+        if self.spec.make_args is None:
+            raise ValueError(f"kernel {self.spec.name!r} cannot make arguments for hinted sizes; call it instead.")
+        try:
+            return tuple(self.spec.make_args(hint))
+        except RuntimeError as error:  # what torch raises for memory that is not to be had
+            sizes = ", ".join(f"{name}={size}" for name, size in hint.items())
+            why = str(error).partition("\n")[0].rstrip(".")
+            raise HintError(f"kernel {self.spec.name!r} cannot be tried at the hinted {sizes}: {why}.") from None
 
     def forget(self) -> None:
         """Forgets every decision and every failure; the next call chooses anew."""
@@ -221,6 +231,8 @@ class MultiKernel:
                 forced.check(self.spec.name, self.names)
                 decision = selector.choose(request) if request.candidates else None
                 self._learn(key, request)
+                if decision is None and (decision := selector.eagers_own(request)) is not None:
+                    trace.resorted(self.spec, decision)
                 if decision is None:
                     reasons = self._nothing_left(key, request)
                     self._rejected_at.pop(key, None)  # what made them fail may pass, as a lack of memory does
@@ -350,7 +362,8 @@ class MultiKernel:
             if request.outcomes.get(name) in (Outcome.WRONG, Outcome.COMPILE_ERROR):
                 if name not in self._rejected:
                     trace.rejected(self.spec, name, reason, request.outcomes[name])
-                self._rejected[name] = reason
+                library = request.named(name).origin == "library"  # what is wrong there is so for these numbers alone
+                (self._rejected_at.setdefault(key, {}) if library else self._rejected)[name] = reason
             else:
                 self._rejected_at.setdefault(key, {})[name] = reason
 

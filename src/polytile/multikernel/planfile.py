@@ -26,6 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from polytile import files
 from polytile.errors import PlanError
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.spec import KernelSpec, threads
@@ -135,12 +136,9 @@ class Plan:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan atomically. Raises PlanError where the file cannot be written."""
         target = Path(path).expanduser()
-        temporary = Path(f"{target}.{os.getpid()}.tmp")
         try:
-            temporary.write_text(self.text())
-            os.replace(temporary, target)
+            files.write_text(target, self.text())
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise PlanError(f"the plan cannot be written to {target}: {error.strerror or error}.") from None
 
     def text(self) -> str:

@@ -14,10 +14,12 @@ import torch
 from polytile import options
 from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.kernels.facts import Facts
+from polytile.kernels.roundings import Rounded
 from polytile.problem import Problem
 from polytile.runtime import device, regime
 from polytile.runtime.arguments import CPU, CUDA
 from polytile.runtime.formula import Formula, evaluate
+from polytile.tuning.tolerance import coarseness
 
 WIDE = "wide"
 """The condition that some position needs 64 bits (kernels/facts.py)."""
@@ -36,11 +38,13 @@ likes."""
 
 @dataclass(frozen=True)
 class ArgInfo:
-    """One tensor argument: its name in messages, its element type, and its role, one of ROLES."""
+    """One tensor argument: its name in messages, its element type, and its role, one of ROLES; what a kernel rounds on its way
+    there."""
 
     name: str
     dtype: torch.dtype
     role: str = "in"
+    rounded: Rounded | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -187,12 +191,19 @@ class KernelSpec:
         alignments = self._alignments(pointers)
         aligned = frozenset(name for name, alignment in alignments.items() if alignment >= 16)
         divisors = {DIVISOR.format(name).format(by): (name, by) for name in self.size_names for by in (2, 4, 8)}
-        known = {name for name, _ in exact}
-        below_16 = [divisors[said] for said in sorted(holding & divisors.keys()) if divisors[said][0] not in known]
-        below_16 += [(name, alignment) for name, alignment in alignments.items() if alignment < 16]
         others = holding - {WIDE, *map(POWER.format, self.size_names), *divisors}
         divisible = frozenset(self._divisible(ints)) - powers
-        return Facts(divisible, aligned, WIDE in holding, tuple(exact), others, tuple(below_16))
+        free = self.bucketed() - {name for name, _ in exact}
+        below_16 = [divisors[said] for said in sorted(holding & divisors.keys()) if divisors[said][0] not in dict(exact)]
+        below_16 += [(name, alignment) for name, alignment in alignments.items() if alignment < 16]
+        return Facts(divisible, aligned, WIDE in holding, tuple(exact), others, tuple(below_16), self._least(ints, free))
+
+    def _least(self, ints: Sequence[int], free: frozenset[str]) -> tuple[tuple[str, int], ...]:
+        """The smallest values in the regime of those `free` sizes that are lengths of rows, which are asked whether they are
+        powers of two."""
+        asked = {condition for condition, _ in self.conditions}
+        rows = [name for name in self.size_names if name in free and POWER.format(name) in asked]
+        return tuple((name, regime.bounds(regime.bucket(self.sizes(ints)[name]))[0]) for name in rows)
 
     @property
     def device_type(self) -> int:
@@ -281,8 +292,16 @@ class KernelSpec:
 
     def reduction_length(self, ints: Sequence[int]) -> int:
         """Number of terms that one output element sums."""
+        return self._product(self.reduction, ints)
+
+    def coarse(self, ints: Sequence[int]) -> tuple[float, ...]:
+        """How far each tensor may be off for what is rounded on its way, relative as in `tuning.tolerance`."""
+        ways = [arg.rounded for arg in self.args]
+        return tuple(coarseness(way.dtype, self._product(way.terms, ints)) if way is not None else 0.0 for way in ways)
+
+    def _product(self, terms: Sequence[str | int], ints: Sequence[int]) -> int:
         sizes = self.sizes(ints)
-        return math.prod(sizes[part] if isinstance(part, str) else part for part in self.reduction)
+        return math.prod(sizes[part] if isinstance(part, str) else part for part in terms)
 
 
 def threads() -> int:

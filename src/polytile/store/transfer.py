@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from polytile import files
 from polytile.errors import StoreError
 from polytile.store import jsonl, kernel_tuner, schema
 from polytile.store.place import Place
@@ -52,9 +53,8 @@ def export_lines(source: Place, target: Path) -> Transfer:
     read, or the target is something else than such a file or cannot be written.
     """
     found = records(source)
-    if target.exists() and not target.is_file():  # a device may have no end
-        raise StoreError(f"the measurements are added to what a file holds, and {target} is no file; name one.")
     try:
+        files.check(target)  # a device may have no end
         with open(target, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)

@@ -20,6 +20,8 @@ from polytile.tuning.room import fits
 from polytile.tuning.serial import one_thread
 
 ALIGNMENT = 64
+"""Bytes: a line of the cache, at the beginning of which blocks begin."""
+
 GUARD = 128
 """Bytes before and after each block that no kernel may touch; a multiple of ALIGNMENT."""
 
@@ -191,6 +193,11 @@ def size_of(group: Sequence[Span]) -> int:
     return extent(group)[1] + 2 * GUARD + ALIGNMENT
 
 
+def rounded(size: int) -> int:
+    """Bytes that a block takes of memory in which others follow."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 def bytes_of(span: Span) -> torch.Tensor:
     """The caller's memory from the tensor's first to its last element, as bytes; no copy."""
     tensor = span.tensor
@@ -326,4 +333,4 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
 
 
-__all__ = ["Allocate", "Block", "Clones", "Lent", "overlapping", "size_of", "stand_ins", "written_positions"]
+__all__ = ["Allocate", "Block", "Clones", "Lent", "overlapping", "rounded", "size_of", "stand_ins", "written_positions"]

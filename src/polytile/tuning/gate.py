@@ -59,7 +59,8 @@ class Gate:
     """The expected results of one problem, and the comparison with them.
 
     `names` and `roles` describe the tensor arguments. With `wide` the reference runs in float64, with `on_host` on the host,
-    where results are then compared, because their device has no memory to spare. `unavailable` says why
+    where results are then compared, because their device has no memory to spare. `coarse` says for each tensor how far it may
+    be off at least, for what is rounded on its way. `unavailable` says why
     there is nothing to compare with, if so; then every candidate passes. Raises what the reference raises when the
     arguments themselves are at fault (IndexError).
     """
@@ -73,9 +74,11 @@ class Gate:
         reduction: int = 1,
         wide: bool = True,
         on_host: bool = False,
+        coarse: Sequence[float] = (),
     ) -> None:
         self._args, self._roles, self._names = tuple(args), tuple(roles), tuple(names)
         self._reference, self._reduction = reference, reduction
+        self._coarse = dict(enumerate(coarse))
         self._written = written_positions(args, roles)
         self._random = torch.get_rng_state()
         self.unavailable = "" if reference else "there is no reference"
@@ -171,7 +174,7 @@ class Gate:
         own = self._own_precision() if self._wide else self._expected
         for place, mine, *rights in zip(self._written, own, self._expected, *self._leaned, strict=True):
             got, scale, device = clones.args[place], self._scales[place], rights[0].device
-            allowed = tolerance(got.dtype, self._reduction)
+            allowed = self._allowed(place)
             with one_thread():
                 errors = (firm_error(near, each, allowed, scale) for near, *each in _pieces(mine.to(device), *rights))
                 allowed = max(allowed, EXCUSE * max(errors, default=0.0))
@@ -235,7 +238,7 @@ class Gate:
         worst = 0.0
         for position, right in zip(self._written, expected, strict=True):
             got, place = clones.args[position], f"argument {self._names[position]!r}"
-            allowed = tolerance(got.dtype, self._reduction) * (1 if right.dtype != got.dtype else 2)
+            allowed = self._allowed(position) * (1 if right.dtype != got.dtype else 2)
             error, why = compare(got, right, self._scales.get(position) if expected is self._expected else None)
             worst = max(worst, error)
             if why:
@@ -243,6 +246,11 @@ class Gate:
             if error > allowed:
                 return Verdict(False, error, f"{place} is off by {error:.2g} of its values; {allowed:.2g} is allowed")
         return Verdict(True, worst)
+
+    def _allowed(self, position: int) -> float:
+        """How far a written argument may be off."""
+        dtype = self._args[position].dtype
+        return max(tolerance(dtype, self._reduction), self._coarse.get(position, 0.0) if dtype.is_floating_point else 0.0)
 
     def _error_of(self, own: Sequence[torch.Tensor]) -> float:
         """Distance of the reference at the arguments' own precision from the one in float64."""

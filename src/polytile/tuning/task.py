@@ -20,8 +20,9 @@ from polytile.tuning.gate import Reference, Verdict
 @dataclass(frozen=True)
 class Task:
     """What to try, and on what. `args` is the caller's flat argument list, tensors first; `names` and `roles`
-    describe the tensors; `reduction` is the number of terms that one output element sums; `predicted` has the seconds that
-    each candidate is expected to take.
+    describe the tensors; `reduction` is the number of terms that one output element sums; `coarse` says how far each tensor may
+    be off for what is rounded on its way (kernels/roundings.py), if that is more; `predicted` has the seconds that each candidate
+    is expected to take.
 
     The candidates named in `apart` run in a worker process first, for at most `trial_seconds`; with `only_apart` one that
     cannot is not used at all. Once `seconds` have passed no further candidate is begun. `last_chance`: no later call will be
@@ -35,6 +36,7 @@ class Task:
     roles: tuple[str, ...]
     reference: Reference | None = None
     reduction: int = 1
+    coarse: tuple[float, ...] = ()
     predicted: tuple[float, ...] = ()
     check_accuracy: bool = True
     limits: measure.Limits = measure.LIMITS

@@ -43,4 +43,10 @@ def tolerance(dtype: torch.dtype, reduction: int = 1) -> float:
     return ROUNDING[dtype] + ACCUMULATION[dtype] * math.sqrt(max(1, reduction))
 
 
-__all__ = ["ACCUMULATION", "ROUNDING", "tolerance"]
+def coarseness(dtype: torch.dtype, terms: int = 1) -> float:
+    """The same of a result that holds values rounded to `dtype`, or sums of so many of these, of which few are rounded to another
+    neighbour than the reference's."""
+    return ROUNDING[dtype] / math.sqrt(max(1, terms))
+
+
+__all__ = ["ACCUMULATION", "ROUNDING", "coarseness", "tolerance"]

@@ -195,7 +195,7 @@ def _gate(task: Task) -> Gate:
         on_host = True
     else:
         raise NoRoom("checking results would take more of the device's memory than the program has used so far")
-    return Gate(task.args, task.roles, task.names, reference, task.reduction, wide, on_host)
+    return Gate(task.args, task.roles, task.names, reference, task.reduction, wide, on_host, task.coarse)
 
 
 def _trial(task: Task, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:

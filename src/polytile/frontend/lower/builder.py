@@ -87,11 +87,15 @@ class Builder:
         """`tensor` as a view of a buffer that nobody may write to; the same unstored tensor is stored once."""
         if tensor.view is not None:
             return tensor.view
-        if tensor not in self._realized:
-            self._realized[tensor] = self.realize(tensor)
-        view = self._realized[tensor].view
+        view = self.once(tensor, lambda: self.realize(tensor)).view
         assert view is not None
         return view
+
+    def once(self, tensor: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` has made for `tensor`, made the first time that it is asked for."""
+        if tensor not in self._realized:
+            self._realized[tensor] = make()
+        return self._realized[tensor]
 
     def contiguous(self, tensor: Tensor) -> Tensor:
         """`tensor` as a view with row-major strides."""

@@ -152,7 +152,16 @@ def plus(builder: Builder, bias: Tensor, result: Tensor, beta: Number, alpha: Nu
 
 @lowers(aten.mm.default, aten.bmm.default)
 def mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
-    return product(builder, a, b, first=0)
+    """A product of one column and one row is computed where it is used: there is nothing to add up."""
+    able = a.dtype == b.dtype and a.dtype in OPERAND_DTYPES.get(generator_of(a.device), ())
+    if not able or ONE not in (a.sizes[-1], b.sizes[-2]):
+        return product(builder, a, b, first=0)
+
+    def at(point: Point) -> Node:
+        *batch, m, n = point
+        return convert(expr.op("mul", a.compute_dtype, a.at((*batch, m, ZERO)), b.at((*batch, ZERO, n))), a.dtype)
+
+    return computed(builder.result_sizes(), a.dtype, a.device, at)
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)

@@ -291,7 +291,7 @@ for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
 @lowers(*overloads("_to_copy"))
 def to_copy(
     builder: Builder,
-    x: Tensor,
+    x: Operand,
     *,
     dtype: torch.dtype | None = None,
     layout: torch.layout | None = None,
@@ -302,7 +302,7 @@ def to_copy(
 ) -> Tensor:
     if builder.result().layout != torch.strided or pin_memory:
         raise LoweringError("generated loops fill only strided, unpinned memory.")
-    return converted(builder, x, dtype or x.dtype)
+    return converted(builder, x, builder.result().dtype)
 
 
 @lowers(*overloads("prims.convert_element_type"))
@@ -316,13 +316,18 @@ def copy(builder: Builder, target: Tensor, source: Operand, non_blocking: bool =
     return converted(builder, source, target.dtype)
 
 
-def converted(builder: Builder, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` broadcast to the traced size, as a value of type `dtype`: a change to bfloat16 or float16 rounds."""
+def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
+    """`x` broadcast to the traced size, as a value of type `dtype`: a change to bfloat16 or float16 rounds. A number, which
+    `vmap` hands to operators in place of a tensor, is one of no dimensions."""
     device = check_operands(builder, (x,))
     check_dtypes(dtype)
     out_sizes = builder.result_sizes()
 
-    return computed(out_sizes, dtype, device, lambda p: convert_to(builder.element(x, out_sizes, p), x.dtype, dtype))
+    def at(point: Point) -> Node:
+        value = builder.element(x, out_sizes, point)
+        return convert_to(value, x.dtype if isinstance(x, Tensor) else value.dtype, dtype)
+
+    return computed(out_sizes, dtype, device, at)
 
 
 def convert_to(value: Node, source: torch.dtype, dtype: torch.dtype) -> Node:

@@ -3,8 +3,9 @@
     t = launch + finish + together · |latency, memory, cache, units|₃    the 3-norm: what takes longest, a little more where
                                                                          others are near
 
-    memory    the bytes that must come from and go to memory once, and again in later passes what of them does not stay in the
-              L2 cache, of which programs at work have their shares, by the bandwidth that this many programs can draw
+    memory    the bytes that must come from and go to memory once, but for those that the L2 cache has kept since the call before,
+              and again in later passes what of them does not stay there, where programs at work have their shares, by the
+              bandwidth that this many programs can draw
     cache     all bytes that programs ask for, in whole sectors of 32 bytes, by the bandwidth of the L2 cache
     units     instructions: loads and stores by their vectors, arithmetic by the operations' costs, masked lanes included
     latency   programs, or the blocks of programs that go over several, one after another on each of the places that registers and
@@ -48,6 +49,7 @@ MEMORY_LATENCY = 0.65e-6  # s of a load from memory on a busy device
 CACHE_LATENCY = 0.35e-6  # s of a load that the L2 cache has
 REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of it, agree on one value
 STAGED = 0.4e-6  # s for each block that comes by way of shared memory and need not have been waited for
+STAGED_FIRST = 0.15  # share of that in the first pass, whose loads take longer than those of what was read just now
 START = 0.05e-6  # s until a program's first load is under way, beside the launch itself
 DISPATCH = 0.25e-9  # s for each program of the first wave until it runs
 ISSUE = 4  # cycles between two instructions of a thread
@@ -57,6 +59,7 @@ TOGETHER = 0.09  # for each doubling of the warps of a program whose rows are un
 SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
 SECTOR = 32  # bytes
 KEPT = 0.6  # of the L2 cache that re-read data finds place in
+RESIDENT = 0.8  # of the L2 cache that may be full of a call's data for the next one to find all of it
 BASE_REGISTERS, MOST_REGISTERS = 24, 255
 PARTS = {"argmax": 2.0, "argmin": 2.0, "welford": 3.0, "online_softmax": 2.0}  # running values of a reduction
 WHOLE = ("persistent", "sums")  # variants that hold rows whole
@@ -175,7 +178,7 @@ class Estimate:
             again *= max(0.0, 1.0 - KEPT * self.device.l2_bytes / max(1.0, again * together))
         active = min(self.running, self.device.sms) / self.device.sms
         drawn = self.device.bandwidth * min(1.0, SM_SHARE * active)
-        return (self.unique * (0.7 if self._in_cache else 1.0) + again) / drawn
+        return (self.unique * self._missing + again) / drawn
 
     @functools.cached_property
     def cache(self) -> float:
@@ -291,20 +294,22 @@ class Estimate:
         """How often a program waits for memory in one pass; blocks that are under way at once are waited for together."""
         return 1 + (-(-self.steps // self.splits) - 1) / self.stages
 
-    @property
-    def _in_cache(self) -> bool:
-        return self.unique < KEPT * self.device.l2_bytes
+    @functools.cached_property
+    def _missing(self) -> float:
+        """Share of all data that the L2 cache has not kept since the call before: none up to RESIDENT of it, then soon all."""
+        return min(1.0, max(0.0, (self.unique / self.device.l2_bytes - RESIDENT) / (1.0 - RESIDENT)))
 
     @property
     def _staged(self) -> float:
-        """What a program spends on bringing blocks ahead that the cache has: those of later passes."""
-        if self.stages == 1 or self.variant in WHOLE or not self._in_cache:
+        """What a program spends on bringing blocks ahead that the cache has."""
+        if self.stages == 1 or self.variant in WHOLE:
             return 0.0
-        return STAGED * (self.work.passes - 1) * -(-self.steps // self.splits)
+        passes = self.work.passes - 1 + STAGED_FIRST
+        return (1.0 - self._missing) * STAGED * passes * -(-self.steps // self.splits)
 
     @property
     def latency(self) -> float:
-        wait = CACHE_LATENCY if self._in_cache else MEMORY_LATENCY
+        wait = CACHE_LATENCY + self._missing * (MEMORY_LATENCY - CACHE_LATENCY)
         rounds = self.work.passes * self._waits if self.tile.reduced else 1
         at_once = self.device.sms * self.places
         turns = self.programs / (min(self.running, at_once) if self.work.sums else at_once)

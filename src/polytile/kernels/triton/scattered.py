@@ -2,7 +2,7 @@
 zero. Sums are in the type of their terms, and rounded once.
 
 scatter   launch 0 sets the table to zero, launch 1 adds every point to it by atomics; where its type is narrower than that of
-          the sums both do so with scratch memory, and launch 2 stores what that holds
+          the sums both do so with scratch memory, and launch 2 stores what that holds; one point is simply stored
 leaders   launch 0 sets the table to zero; in launch 1 a program has a point: the first point of a row adds up all of the row,
           in their order, and stores the sum
 
@@ -33,8 +33,8 @@ from polytile.kernels.triton.tile import Dim, Tile
 from polytile.kernels.triton.unit import ROWS, Unit
 from polytile.problem import Config
 
-WHOLE = Config.of(variant="plain", x=1024, warps=4)
-"""What goes over the whole table."""
+WHOLE = Config.of(variant="plain", x=4096, warps=8)
+"""What goes over the whole table: with programs of 1024 a table of 2 GB in 16 bits takes as long as one of 4 GB in 32."""
 TOTAL = "scratch0"
 POINT, ROW = "point", "row"
 
@@ -86,8 +86,9 @@ def scatter(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overla
     """Zeros, atomics, and the table in its own type."""
     (store,) = kernel.loop.stores
     dtype, everywhere, out = store.value.dtype, _everywhere(kernel), _table(kernel)
-    total = out if out.dtype == dtype else TensorArg(TOTAL, dtype, "inout")
-    adding = replace(kernel.loop, stores=(replace(store, buffer=total.name, mode="add"),))
+    total = TensorArg(TOTAL, dtype, "inout") if needs_scratch(kernel) else out
+    mode = "set" if _apart(kernel.loop) else "add"
+    adding = replace(kernel.loop, stores=(replace(store, buffer=total.name, mode=mode),))
     read = [tensor for tensor in kernel.tensors if tensor is not out]
     plain = Config(tuple(("variant", "plain") if name == "variant" else (name, value) for name, value in config.values))
     zeros = Store(total.name, everywhere.symbol, expr.const(0.0, dtype))
@@ -101,6 +102,19 @@ def scatter(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overla
         return TritonKernel(tuple(launches))
     launches.append(launch(_over(kernel, rounded), [total, out], WHOLE))
     return TritonKernel(tuple(launches), (Scratch(dtype, everywhere.size),))
+
+
+def needs_scratch(kernel: LoopKernel) -> bool:
+    """Whether the table's own type is too narrow for sums under way."""
+    (store,) = kernel.loop.stores
+    return not _apart(kernel.loop) and _table(kernel).dtype != store.value.dtype
+
+
+def _apart(loop: Loop) -> bool:
+    """Whether no two points fall on one element: indices are the same for all of them."""
+    (store,) = loop.stores
+    axes = {axis.symbol for axis in loop.axes}
+    return axes <= store.index.free_symbols and not axes & expr.free_symbols(*store.indirect)
 
 
 def leaders(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
@@ -213,4 +227,4 @@ class Leading:
         return [*names, *body.guards(roots[:1])]
 
 
-__all__ = ["is_scattered", "leaders", "scatter", "table_of"]
+__all__ = ["is_scattered", "leaders", "needs_scratch", "scatter", "size_of", "table_of"]

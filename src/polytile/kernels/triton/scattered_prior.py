@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.triton import prior
-from polytile.kernels.triton.scattered import Table, size_of, table_of
+from polytile.kernels.triton.scattered import Table, needs_scratch, size_of, table_of
 from polytile.problem import Config
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     (store,) = kernel.loop.stores
     own, wide = kernel.storage(store.buffer).itemsize, store.value.dtype.itemsize
     if config["variant"] == "scatter":
-        passes = (wide,) if own == wide else (wide, wide, own)
+        passes = (wide, wide, own) if needs_scratch(kernel) else (own,)
         again = written * sum(passes) / _rate(device, written * wide)
         return prior.cost(kernel, config, size, device) + again + (len(passes) + 1) // 2 * prior.FINISH
     table = _table(kernel)

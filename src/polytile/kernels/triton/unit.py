@@ -127,8 +127,11 @@ class Unit:
         self.out.line(f"{dim.axes[0].symbol} = {rest}")
 
     def held(self, dim: Dim) -> None:
-        """The position along a reduced dimension of which the block holds all."""
+        """The position along a reduced dimension of which the block holds all. What is known of its length spares masks."""
         self.body.firsts[dim] = "0"
+        least = dict(self.facts.least).get(str(dim.size), 0)
+        if least and not self.tile.even(dim):
+            self.out.line(f"tl.assume({dim.size} >= {least})")
         at = "0" if dim.block == 1 else f"{self._arange(dim)}{self.tile.along(dim)}"
         self._reduced(dim, at)
 

@@ -137,6 +137,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         spec.roles,
         spec.reference,
         spec.reduction_length(request.ints),
+        spec.coarse(request.ints),
         tuple(candidate.cost(request.sizes) for candidate in candidates),
         options.get("check_accuracy"),
         _limits(spec.target),

@@ -13,7 +13,7 @@ import torch
 
 from polytile.kernels.candidate import DeviceHandle
 from polytile.runtime.formula import evaluate
-from polytile.tuning.clones import ALIGNMENT, Span, bytes_of, extent, overlapping
+from polytile.tuning.clones import ALIGNMENT, Span, bytes_of, extent, overlapping, rounded
 from polytile.tuning.isolation.device import GUARD
 from polytile.tuning.isolation.memory import Memory, Unavailable
 from polytile.tuning.isolation.worker import Failure, Finished, Kind, borrowed
@@ -68,7 +68,7 @@ class _Shared:
         copied = [_is_copied(group) for group in groups]
         sizes = [extent(group)[1] for group, wanted in zip(groups, copied, strict=True) if wanted]
         images = [launch.image for handle in handles for launch in handle.launches]
-        self.memory = Memory(sum(_rounded(size) for size in [*sizes, *map(len, images), 1]))
+        self.memory = Memory(sum(rounded(size) for size in [*sizes, *map(len, images), 1]))
         self._taken = 0
         self.blocks = [self._block(group, wanted) for group, wanted in zip(groups, copied, strict=True)]
         self.images = [[self._image(launch.image) for launch in handle.launches] for handle in handles]
@@ -89,7 +89,7 @@ class _Shared:
         return offset
 
     def _take(self, size: int) -> int:
-        offset, self._taken = self._taken, self._taken + _rounded(size)
+        offset, self._taken = self._taken, self._taken + rounded(size)
         return offset
 
 
@@ -120,10 +120,6 @@ def _request(
     ]
     scratch = [[evaluate(formula, integers), zeroed] for formula, zeroed in handle.scratch]
     return {"do": "launch", "launches": launches, "scratch": scratch, "integers": integers, "tensors": places, "threads": 1}
-
-
-def _rounded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 __all__ = ["block_name", "memory_of", "run_all"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from polytile.kernels.candidate import NativeHandle, PythonHandle
-from polytile.tuning.clones import ALIGNMENT, Block, Clones, overlapping, size_of
+from polytile.tuning.clones import ALIGNMENT, Block, Clones, overlapping, rounded, size_of
 from polytile.tuning.isolation.memory import Unavailable, kept, taken
 from polytile.tuning.isolation.worker import Finished, Kind, borrowed, for_all_running
 
@@ -25,8 +25,8 @@ class Arena:
     """
 
     def __init__(self, args: Sequence[Any], roles: Sequence[str]) -> None:
-        sizes = [_rounded(size_of(group)) for group in overlapping(args, roles)]
-        total = _rounded(sum(sizes) + torch.get_rng_state().numel() + ALIGNMENT)
+        sizes = [rounded(size_of(group)) for group in overlapping(args, roles)]
+        total = rounded(sum(sizes) + torch.get_rng_state().numel() + ALIGNMENT)
         if total > MOST_BYTES:
             raise Unavailable(f"its arguments take {total >> 20} MiB, and at most {MOST_BYTES >> 20} are copied")
         self.args, self.roles = tuple(args), tuple(roles)
@@ -97,7 +97,7 @@ class Arena:
 
     def _take(self, size: int, device: torch.device) -> torch.Tensor:
         """The next `size` bytes, aligned."""
-        start, self._taken = self._taken, self._taken + _rounded(size)
+        start, self._taken = self._taken, self._taken + rounded(size)
         return self._whole[start : start + size]
 
     def _offset(self, address: int) -> int:
@@ -106,10 +106,6 @@ class Arena:
 
 def _fields(handle: NativeHandle | PythonHandle) -> dict[str, Any]:
     return dict(vars(handle))
-
-
-def _rounded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 __all__ = ["MOST_BYTES", "Arena"]

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import enum
 import json
-import logging
 import os
 import select
 import signal
@@ -26,8 +25,6 @@ from polytile.runtime.cpu import available_bytes
 from polytile.runtime.cuda import driver
 from polytile.tuning.isolation import child
 from polytile.tuning.isolation.memory import Memory, Unavailable
-
-log = logging.getLogger("polytile.tuning")
 
 START_SECONDS = 60.0
 """How long a new worker may take until it answers, importing torch included."""

@@ -1,0 +1,29 @@
+"""Files that people name: plans and exports."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Makes `text` the content of the file `path`, whole or not at all. Raises OSError; for what `check` refuses too, which would
+    be replaced by a file."""
+    check(path)
+    temporary = Path(f"{path}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def check(path: Path) -> None:
+    """Raises OSError where there is something else than a file at `path`: a directory, a device, a pipe."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is there, and no file")
+
+
+__all__ = ["check", "write_text"]

@@ -1,0 +1,47 @@
+"""What the prediction of loops on a GPU is expected to know, by times that an H100 took (docs/cuda.md)."""
+
+from __future__ import annotations
+
+import pytest
+
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.nest import nest_of
+from polytile.kernels.triton import prior, variants
+from polytile.kernels.triton.loops import label
+from polytile.runtime.cuda import device
+from tests.kernels.helpers import kernel_of
+from tests.kernels.test_loops_golden import column_sum, softmax
+from tests.kernels.test_triton_golden import half_norm
+
+H100 = device.named("H100")
+SHORTLIST = 6
+
+
+def ranking(kernel: LoopKernel, **size: int) -> dict[str, float]:
+    """Predicted µs of every candidate, the best first."""
+    nest = nest_of(kernel.loop)
+    able = [c for c in variants.configs(kernel, nest, H100) if variants.valid(kernel, nest, c, size)]
+    cost = {label(config): prior.cost(kernel, config, size, H100) * 1e6 for config in able}
+    return dict(sorted(cost.items(), key=lambda pair: pair[1]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "candidate", "us"),
+    [
+        (4096, 1024, "persistent r=1024 warps=2 x=1", 7.18),  # 33.6 MB, all of which stays in the cache
+        (131072, 64, "persistent r=64 warps=2 x=16", 23.55),  # 67.1 MB, none of which does
+    ],
+)
+def test_memory_is_waited_for_where_the_cache_does_not_hold_the_data(rows: int, length: int, candidate: str, us: float) -> None:
+    assert ranking(kernel_of(softmax()), n0=rows, n1=length)[candidate] == pytest.approx(us, rel=0.1)
+
+
+def test_narrow_columns_are_tried_where_the_cache_holds_them() -> None:
+    """33.6 MB of float32 in 64 rows: 32 columns by four warps take 6.9 µs, 256 by eight 10.7."""
+    assert "persistent r=64 warps=4 x=32" in list(ranking(kernel_of(column_sum()), n0=131072, n1=64))[:SHORTLIST]
+
+
+def test_rows_of_whole_vectors_are_cheaper_than_others_of_their_length() -> None:
+    kernel, chosen = half_norm().kernel, "persistent r=512 warps=4 x=2"
+    predicted = [ranking(kernel, n0=1 << 14, n1=length)[chosen] for length in (381, 382, 380, 376)]
+    assert predicted == sorted(predicted, reverse=True) and predicted[0] > 1.1 * predicted[-1]
