@@ -319,7 +319,12 @@ JOINS: dict[str, Function] = {
     "crop": lambda x, y: F.pad(x, (-1, 2, -1, -1)),
     "pad by a size": lambda x, y: F.pad(x, (y.shape[1], 0)),
     "reflect": lambda x, y: F.pad(x, (2, 1), mode="reflect"),
+    "reflect, rows too": lambda x, y: F.pad(x, (0, 3, 2, 1), mode="reflect"),
+    "reflect and crop": lambda x, y: F.pad(x, (-1, 2), mode="reflect"),
+    "reflect, by a size": lambda x, y: F.pad(x, (y.shape[1] // 2, 1), mode="reflect"),
     "replicate": lambda x, y: F.pad(x, (2, 3), mode="replicate"),
+    "replicate, rows too": lambda x, y: F.pad(x.exp(), (2, 0, 1, 3), mode="replicate"),
+    "replicate and crop": lambda x, y: F.pad(x, (3, -2), mode="replicate"),
     "slice_scatter": lambda x, y: torch.slice_scatter(x, x[:, 1:3] * 2, 1, 1, 3),
     "slice_scatter, steps": lambda x, y: torch.slice_scatter(x, x[:, 1::2] * 2, 1, 1, None, 2),
     "slice_scatter at the end": lambda x, y: torch.slice_scatter(x, x[-2:] * 2, 0, -2),
@@ -338,6 +343,16 @@ def test_joins(name: str) -> None:
     for rows, columns, others in ((5, 7, 9), (3, 9, 2), (6, 3, 4)):
         x, y = torch.randn(rows, columns, 8), torch.randn(rows, others, 8)
         same(run(program, [x, y]), JOINS[name](x, y))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("padding", [(2, 1), (2, 1, 1, 1)], ids=str)
+def test_pads_that_repeat_look_no_place_up_along_the_last_dimension(mode: str, padding: tuple[int, ...]) -> None:
+    program = lower(lambda x: F.pad(x, padding, mode=mode), torch.randn(3, 5, 6))
+    (loop,) = program.operations
+    assert isinstance(loop, Loop)
+    places = [place for store in loop.stores for load in expr.loads(store.value) for place in load.indirect]
+    assert loop.axes[-1].symbol not in expr.free_symbols(*places)
 
 
 def test_writing_into_slices_of_a_copy() -> None:

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch._prims_common import get_computation_dtype, is_contiguous_or_false, suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
 
-from polytile.frontend.lower import losses, norms
+from polytile.frontend.lower import losses, norms, pads
 from polytile.frontend.lower.overloads import all_overloads, overloads
 
 # Taken apart by torch's own rules, beyond the core table.
@@ -84,18 +84,6 @@ def _max_unpool2d(x: Tensor, indices: Tensor, output_size: list[int]) -> Tensor:
     result = torch._decomp.decompositions.max_unpool2d(x, indices, output_size)
     layout = suggest_memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
     return result.contiguous(memory_format=layout)
-
-
-def _replication_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
-    """Each place of the padding gives its gradient to the nearest element of `x`; `padding` holds (before, after) for the
-    last dimension first."""
-    rank = len(padding) // 2
-    places: list[Tensor | None] = [None] * (x.ndim - rank)
-    for d in range(rank):
-        n, before, after = x.shape[d - rank], padding[2 * (rank - 1 - d)], padding[2 * (rank - 1 - d) + 1]
-        place = torch.arange(-before, n + after, device=x.device).clamp(0, n - 1)
-        places.append(place.view(-1, *[1] * (rank - 1 - d)))
-    return torch.ops.aten.index_put(torch.zeros_like(x), places, grad, accumulate=True)
 
 
 def _constant_pad_nd(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
@@ -185,9 +173,9 @@ OWN: dict[str, Callable[..., Any]] = {
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "_softmax_backward_data.default": _softmax_backward_data,
-    **{f"replication_pad{rank}d_backward.default": _replication_pad_backward for rank in (1, 2, 3)},
     **losses.DECOMPOSITIONS,
     **norms.DECOMPOSITIONS,
+    **pads.DECOMPOSITIONS,
 }
 
 
