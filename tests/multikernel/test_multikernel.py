@@ -115,6 +115,23 @@ def test_a_candidate_that_fails_is_recorded_and_skipped(broken: Fake, outcome: O
     assert record.outcome is outcome and record.detail
 
 
+def test_where_no_result_agrees_with_the_reference_eagers_own_runs(caplog: pytest.LogCaptureFixture) -> None:
+    def off_at_32(x: torch.Tensor, y: torch.Tensor, m: int, n: int) -> None:
+        y.copy_(x * (2.5 if m == 32 else 2))
+
+    kernel = MultiKernel(SPEC, [Fake("made", 1e-9, call=off_at_32), Fake("aten", 1e-3, call=off_at_32, origin="library")])
+    args = arguments(32)
+    kernel(*args)
+    assert torch.equal(args[1], args[0] * 2.5) and kernel.decisions[0].candidate == "aten"
+    assert "no candidate agrees with the reference; 'aten' runs it, as in eager" in caplog.text
+    kernel(*(later := arguments(4096)))
+    assert torch.equal(later[1], later[0] * 2) and kernel.decisions[1].candidate == "aten"
+    new_process()
+    again = MultiKernel(SPEC, [Fake("made", 1e-9, call=off_at_32), Fake("aten", 1e-3, call=off_at_32, origin="library")])
+    again(*args)
+    assert again.decisions[0].candidate == "aten"
+
+
 @pytest.mark.parametrize("tune", ["auto", "off"])
 def test_what_exceeds_the_resources_of_one_regime_is_asked_for_in_the_next(tune: str) -> None:
     spills = Fake("spills", 1e-9, 1e-9, failure=ResourcesExceeded("its threads spill 8 bytes each"))

@@ -231,6 +231,8 @@ class MultiKernel:
                 forced.check(self.spec.name, self.names)
                 decision = selector.choose(request) if request.candidates else None
                 self._learn(key, request)
+                if decision is None and (decision := selector.eagers_own(request)) is not None:
+                    trace.resorted(self.spec, decision)
                 if decision is None:
                     reasons = self._nothing_left(key, request)
                     self._rejected_at.pop(key, None)  # what made them fail may pass, as a lack of memory does
@@ -360,7 +362,8 @@ class MultiKernel:
             if request.outcomes.get(name) in (Outcome.WRONG, Outcome.COMPILE_ERROR):
                 if name not in self._rejected:
                     trace.rejected(self.spec, name, reason, request.outcomes[name])
-                self._rejected[name] = reason
+                library = request.named(name).origin == "library"  # what is wrong there is so for these numbers alone
+                (self._rejected_at.setdefault(key, {}) if library else self._rejected)[name] = reason
             else:
                 self._rejected_at.setdefault(key, {})[name] = reason
 

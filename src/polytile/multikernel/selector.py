@@ -179,6 +179,14 @@ def choose(request: Request) -> Decision | None:
     return None
 
 
+def eagers_own(request: Request) -> Decision | None:
+    """The library's candidate, where every candidate's results were found to differ from the reference, its own among them: it is
+    what eager runs, so that the comparison is at fault, or the numbers are past comparing."""
+    wrong = [c for c in request.candidates if c.origin == "library" and request.outcomes.get(c.name) is Outcome.WRONG]
+    grounds = "eager's own: the results of all candidates differ from the reference"
+    return _decision(request, "default", Answer(wrong[0], grounds), ()) if wrong else None
+
+
 def _decision(request: Request, link: str, answer: Answer, notes: tuple[str, ...]) -> Decision:
     assert answer.candidate is not None
     scores = answer.scores or (None,) * len(request.candidates)
@@ -207,4 +215,4 @@ def _standing(request: Request, candidate: Candidate, score: Score | None) -> St
     return Standing(candidate.name, score.seconds, reason or ("" if score.ok else score.outcome.value))
 
 
-__all__ = ["Answer", "Link", "Request", "chain", "choose", "may_measure", "measuring", "must_measure"]
+__all__ = ["Answer", "Link", "Request", "chain", "choose", "eagers_own", "may_measure", "measuring", "must_measure"]

@@ -43,6 +43,13 @@ def rejected(spec: KernelSpec, candidate: str, detail: str, outcome: Outcome) ->
     log.warning("Candidate %r of kernel %r %s and is not used: %s.", candidate, spec.name, what, detail)
 
 
+def resorted(spec: KernelSpec, decision: Decision) -> None:
+    """No candidate's results passed, and the library's runs all the same."""
+    sizes = ", ".join(f"{name}={size}" for name, size in decision.sizes)
+    log.warning("Kernel %r at %s: no candidate agrees with the reference; %r runs it, as in eager.", spec.name, sizes,
+                decision.candidate)  # fmt: skip
+
+
 def _row(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decision) -> list[str]:
     seconds = {standing.candidate: standing.seconds for standing in decision.standings}
     times = [seconds.get(candidate.name, math.nan) for candidate in candidates]
