@@ -18,7 +18,8 @@ HEAD = """# Operator conformance
 Every entry of torch's own operator database (`torch.testing._internal.common_methods_invocations.op_db`), in float32, int64
 and bool, runs through `backend="polytile"` and is compared with eager: results, their dtypes and strides, inputs that the
 operator changes, and gradients where there are any; once with static and once with dynamic shapes. Where rounding differs,
-float64 decides. An entry is right if all of this is. What is known not to be right is listed below with its reason.
+float64 decides. An entry is right if all of this is. What is known not to be right is listed below with its reason; entries
+of which Dynamo captures no graph for any backend are run by eager, and are compared all the same.
 
 `make conformance` repeats the run and writes this page; `make conformance CONFORMANCE="--only softmax"` runs a part of it.
 It can be stopped at any time and goes on where it was. `CONFORMANCE="--device cuda --jobs 8"` runs it on a GPU; on one that is
@@ -54,7 +55,8 @@ def device_section(results: Mapping[str, Any]) -> Iterator[str]:
     kept = sum("sources" in row for row in entries.values())
     left += f" {kept} were checked with earlier sources, as the results say of each." if kept else ""
     yield (
-        f"{right} of {run} entries are right ({share(right, run)}), {counts['listed']} listed, {counts['wrong']} wrong."
+        f"{right} of {run} entries are right ({share(right, run)}), {counts['uncaptured']} equal to eager without a graph "
+        f"(together {share(right + counts['uncaptured'], run)}), {counts['listed']} listed, {counts['wrong']} wrong."
         f"{absent}{left} PyTorch {results['settings']['torch']}, {device or kind}; at most "
         f"{results['settings']['samples'] or 'all'} samples an entry."
     )

@@ -140,12 +140,9 @@ def generated(us: dict[str, float]) -> list[float]:
 
 
 def spread(ratios: Sequence[float]) -> str:
-    return f"geomean {geomean(ratios):.3f}, p95 {percentile(ratios, 0.95):.2f}, worst {max(ratios):.2f}"
+    ordered = sorted(ratios)
+    p95 = ordered[max(0, math.ceil(0.95 * len(ordered)) - 1)]
+    return f"geomean {geomean(ordered):.3f}, p95 {p95:.2f}, worst {ordered[-1]:.2f}"
 
 
-def percentile(ratios: Sequence[float], share: float) -> float:
-    """The least of the ratios that so large a share of them does not exceed."""
-    return sorted(ratios)[max(0, math.ceil(share * len(ratios)) - 1)]
-
-
-__all__ = ["Trials", "every_candidate", "generated", "percentile", "regrets", "shapes", "verdict"]
+__all__ = ["Trials", "every_candidate", "generated", "regrets", "shapes", "verdict"]

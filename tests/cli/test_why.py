@@ -106,6 +106,12 @@ def test_a_plan_answers_first(store: Path, tmp_path: Path) -> None:
     assert run("why", "softmax", "64", "512", "--plan", tmp_path / "none").exit_code == 2
 
 
+def test_a_plan_for_rows_that_a_power_of_two_divides_answers_for_those_alone(store: Path, tmp_path: Path) -> None:
+    Plan((Pinned("softmax", "M=64..90%16 N=363..512 N%4", "split t9", "s", DIGEST, ("float32",)),), here()).write(tmp_path / "p")
+    answers = {n: "split t9" in run("why", "softmax", "80", n, "--plan", tmp_path / "p").output for n in ("380", "382", "381")}
+    assert answers == {"380": True, "382": False, "381": False}
+
+
 @pytest.mark.parametrize(
     "words, said",
     [

@@ -23,6 +23,7 @@ import polytile
 from polytile import compiler
 from tests.conformance.entries import Entry
 from tests.conformance.judge import Wrong, judge, leaves
+from tests.conformance.listed import NEVER_CAPTURED
 from tests.conformance.programs import Program, cloned, program
 
 MODES: dict[str, bool] = {"static": False, "dynamic": True}
@@ -31,8 +32,6 @@ UNDEFINED_VALUES = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split()
 )
 """Operators that leave memory as it was: shapes, dtypes and strides are compared, values cannot be."""
-
-NEVER_CAPTURED = "Dynamo captured no graph"
 
 SEED = 1234
 

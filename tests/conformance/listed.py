@@ -14,6 +14,9 @@ from pathlib import Path
 
 import torch
 
+NEVER_CAPTURED = "Dynamo captured no graph"
+"""How a report begins what it says of an entry that is equal to eager because eager ran it."""
+
 FILE = Path(__file__).with_name("listed.json")
 
 

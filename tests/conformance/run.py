@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import environment
-from tests.conformance.listed import reason_for
+from tests.conformance.listed import NEVER_CAPTURED, reason_for
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, BUILD = ROOT / "benchmarks" / "results", ROOT / "build"
@@ -169,13 +169,15 @@ class Progress:
 
 
 def verdict(report: Report, device: str) -> str:
-    """right, wrong, listed (wrong, for a known reason), stale (right, though listed) or absent (eager does not run it)."""
+    """right, wrong, listed (wrong, for a known reason), uncaptured (listed too, and equal to eager, but Dynamo hands no graph of
+    it to any backend), stale (right, though listed) or absent (eager does not run it)."""
     if report["verdict"] == "absent":
         return "absent"
     known = reason_for(report["entry"], device)
     if report["verdict"] == "right":
         return "stale" if known else "right"
-    return "listed" if known else "wrong"
+    uncaptured = all(text.startswith(NEVER_CAPTURED) for text in report["detail"].values())
+    return "wrong" if not known else "uncaptured" if uncaptured else "listed"
 
 
 def run(names: list[str], device: str, samples: int, jobs: int, seconds: float, progress: Progress) -> None:
@@ -239,10 +241,12 @@ def summary(reports: list[Report], left: int, device: str, settings: dict[str, A
             row["reason"] = known
         rows[report["entry"]] = row
     right = verdicts["right"] + verdicts["stale"]
-    counts = {"entries": len(reports), **{k: verdicts[k] for k in ("right", "listed", "wrong", "stale", "absent")}}
+    kinds = ("right", "uncaptured", "listed", "wrong", "stale", "absent")
+    counts = {"entries": len(reports), **{kind: verdicts[kind] for kind in kinds}}
     counts |= {"left": left} if left else {}
-    share = right / max(len(reports) - verdicts["absent"], 1)
-    return {"settings": settings, "counts": counts, "share_right": share, "entries": rows, "library_reasons": reasons}
+    run = max(len(reports) - verdicts["absent"], 1)
+    shares = {"share_right": right / run, "share_as_eager": (right + verdicts["uncaptured"]) / run}
+    return {"settings": settings, "counts": counts, **shares, "entries": rows, "library_reasons": reasons}
 
 
 def write(found: dict[str, Any], suite: str, directory: Path) -> Path:
@@ -309,7 +313,7 @@ def main() -> None:
     reports = [progress.reports[name] for name in every if name in progress.reports]
     left = len(every) - len(reports)
     found = summary(reports, left, device, settings)
-    print(f"{found['counts']}, {100 * found['share_right']:.1f} % right")
+    print(f"{found['counts']}, {100 * found['share_right']:.1f} % right, {100 * found['share_as_eager']:.1f} % as eager")
     print(f"written to {write(found, suite, out or (BUILD if left else RESULTS))}")
     if found["counts"]["wrong"] or found["counts"]["stale"]:
         raise SystemExit(1)

@@ -38,7 +38,16 @@ def test_memory_is_waited_for_where_the_cache_does_not_hold_the_data(rows: int, 
 
 def test_narrow_columns_are_tried_where_the_cache_holds_them() -> None:
     """33.6 MB of float32 in 64 rows: 32 columns by four warps take 6.9 µs, 256 by eight 10.7."""
-    assert "persistent r=64 warps=4 x=32" in list(ranking(kernel_of(column_sum()), n0=131072, n1=64))[:SHORTLIST]
+    found = ranking(kernel_of(column_sum()), n0=131072, n1=64)
+    assert "persistent r=64 warps=4 x=32" in list(found)[:SHORTLIST]
+    assert found["persistent r=64 warps=4 x=32"] < found["looped r=32 warps=8 x=256"]
+
+
+def test_columns_that_many_warps_share_are_put_together_slowly() -> None:
+    """128 rows of 64 columns: 128 by 16 warps take 3.6 µs, 64 by eight 1.7, 32 by four 1.4, nearly all of it in one program."""
+    found = ranking(kernel_of(column_sum()), n0=64, n1=128)
+    predicted = [found[f"persistent r=128 {rest}"] for rest in ("warps=4 x=32", "warps=8 x=64", "warps=16 x=128")]
+    assert predicted == sorted(predicted)
 
 
 def test_rows_of_whole_vectors_are_cheaper_than_others_of_their_length() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ import polytile
 from polytile import store
 from polytile.errors import InvalidInput, SignatureError
 from polytile.multikernel import signature
-from polytile.multikernel.handwritten import Kernel
+from polytile.multikernel.handwritten import Implementation, Kernel
 from tests.multikernel.handwritten_kernels import normed, rms_norm, scaled_by
 
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
@@ -160,6 +161,26 @@ def test_a_module_that_calls_its_kernels_when_imported_starts_no_chain_of_worker
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("calling_kernels")
     assert counted.read_text() == ".."  # here, and in the one worker
+
+
+def test_what_a_partial_a_method_or_an_object_calls_tells_it_from_others() -> None:
+    class Doubling:
+        def __call__(self, x: torch.Tensor, y: torch.Tensor, n: int) -> None:
+            torch.mul(x, 2, out=y)
+
+        def method(self, x: torch.Tensor, y: torch.Tensor, n: int) -> None:
+            torch.add(x, x, out=y)
+
+    class Tripling:
+        def __call__(self, x: torch.Tensor, y: torch.Tensor, n: int) -> None:
+            torch.mul(x, 3, out=y)
+
+    Tripling.__qualname__ = Doubling.__qualname__  # as if it had been edited
+    partials = (functools.partial(normed, eps=1), functools.partial(normed, eps=2), functools.partial(normed, 1))
+    runs = (Doubling(), Tripling(), Doubling().method, Doubling().__call__, *partials, normed)
+    hashes = [Implementation("one", run).source_hash for run in runs]  # type: ignore[arg-type]
+    assert len(set(hashes)) == len(runs)
+    assert Implementation("one", Doubling()).source_hash == hashes[0]
 
 
 def test_names_of_implementations_differ() -> None:

@@ -263,7 +263,10 @@ def test_the_identity_of_a_compiler_holds_its_version_its_macros_and_the_process
         toolchain.describe(("g++",), "g++ 13", ("-march=native",), "#define __GNUC__ 12\n#define __AVX2__ 1\n"),
         toolchain.describe(("g++",), "g++ 12", ("-march=native",), "#define __GNUC__ 12\n"),
         toolchain.describe(("c",), "g++ 12", ("-march=native",), "#define __clang__ 1\n#define __AVX2__ 1\n"),
+        toolchain.describe(("g++", "-O0"), "g++ 12", ("-march=native",), "#define __GNUC__ 12\n#define __AVX2__ 1\n"),
     ]
+    behind = toolchain.describe(("ccache", "g++"), "g++ 12", ("-march=native",), "#define __GNUC__ 12\n#define __AVX2__ 1\n")
+    assert behind.identity == found.identity
     identities = {one.identity for one in (found, *others)}
     monkeypatch.setattr(toolchain, "cpu", lambda: dataclasses.replace(PROCESSOR, model="Another"))
-    assert len({*identities, found.identity}) == 5
+    assert len({*identities, found.identity}) == 6

@@ -73,16 +73,26 @@ class Implementation:
 
 
 def _text_of(run: Run) -> str:
-    """What tells a function from an edited one, in this process and in others."""
+    """What tells a function from an edited one, in this process and in others; of a partial, a method or a callable object, the
+    function behind it."""
+    if isinstance(run, functools.partial):
+        return f"{_text_of(run.func)} {_plain(run.keywords)} {_plain({str(k): value for k, value in enumerate(run.args)})}"
+    if inspect.ismethod(run):
+        return _text_of(run.__func__)
     if not inspect.isfunction(run):
-        return f"{type(run).__module__}.{type(run).__qualname__}"
-    captured = inspect.getclosurevars(run).nonlocals.items()
-    plain = sorted((name, repr(value)) for name, value in captured if isinstance(value, int | float | str | tuple))
+        called = type(run).__call__
+        return f"{type(run).__module__}.{type(run).__qualname__} {_text_of(called) if inspect.isfunction(called) else ''}"
+    plain = _plain(inspect.getclosurevars(run).nonlocals)
     try:
         return f"{inspect.getsource(run)} {plain}"
     except OSError:  # typed at a prompt
         code = run.__code__
         return f"{code.co_code!r} {code.co_consts!r} {code.co_names!r} {plain}"
+
+
+def _plain(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Those of the values that are the same in every process."""
+    return sorted((name, repr(value)) for name, value in values.items() if isinstance(value, int | float | str | tuple))
 
 
 class Kernel:

@@ -26,7 +26,7 @@ from polytile.runtime.cpu import cpu
 
 log = logging.getLogger("polytile")
 
-FORMAT = 2
+FORMAT = 3
 """Version of the record on disk; raise it when the fields of Toolchain change their meaning."""
 
 DEFAULT_COMPILERS = ("g++", "clang++")
@@ -68,9 +68,9 @@ INSTALL = (
 class Toolchain:
     """A working C++ compiler and what it makes of this machine.
 
-    `command` starts the compiler (`path` is its first word), `version` is the first line of its --version, `native` the
-    flags that ask for this machine's instruction set, `isa` a name of ISA_TABLE or "scalar", `lanes` the floats of one
-    vector register, `macros` a digest of all predefined macros.
+    `command` starts the compiler (`path` is its first word), `version` is the first line of its --version and the flags that the
+    command has, `native` the flags that ask for this machine's instruction set, `isa` a name of ISA_TABLE or "scalar", `lanes`
+    the floats of one vector register, `macros` a digest of all predefined macros.
     """
 
     command: tuple[str, ...]
@@ -148,6 +148,12 @@ def _resolved(text: str) -> tuple[str, ...] | None:
     return (os.path.abspath(path), *words[1:]) if path else None
 
 
+def _flags_of(command: tuple[str, ...]) -> tuple[str, ...]:
+    """What stands behind the names of programs: "ccache g++" has nothing, "g++ -m64 --param x=1" has three words."""
+    first = next((place for place, word in enumerate(command) if word.startswith("-")), len(command))
+    return command[first:]
+
+
 def _record_name(command: tuple[str, ...]) -> str:
     """File of what is known of a compiler: changes when the compiler is replaced or the processor is another."""
     stamps = []
@@ -197,7 +203,7 @@ def describe(command: tuple[str, ...], version: str, native: tuple[str, ...], ma
     return Toolchain(
         command=command,
         kind=kind,
-        version=(version.splitlines() or [""])[0].strip(),
+        version=" ".join([(version.splitlines() or [""])[0].strip(), *_flags_of(command)]),
         native=native,
         isa=isa,
         lanes=lanes,

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 MEMORY_LATENCY = 0.65e-6  # s of a load from memory on a busy device
 CACHE_LATENCY = 0.35e-6  # s of a load that the L2 cache has
 REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of it, agree on one value
+COLUMN = 1.2e-9  # s for each value that one warp hands to others where columns are put together
 STAGED = 0.4e-6  # s for each block that comes by way of shared memory and need not have been waited for
 STAGED_FIRST = 0.15  # share of that in the first pass, whose loads take longer than those of what was read just now
 START = 0.05e-6  # s until a program's first load is under way, beside the launch itself
@@ -308,6 +309,22 @@ class Estimate:
         return (1.0 - self._missing) * STAGED * passes * -(-self.steps // self.splits)
 
     @property
+    def _meeting(self) -> float:
+        """What the warps of a program spend on agreeing."""
+        warps = self.threads / self.device.warp
+        return self.work.reductions * (REDUCTION + MEETING * warps + COLUMN * self._handed)
+
+    @property
+    def _handed(self) -> float:
+        """Values that go from warp to warp: each that works on the same columns as others has one of every column."""
+        if self.tile.nest.form is not Form.COLUMN:
+            return 0.0
+        columns = math.prod(d.block for d in self.tile.parallel)
+        each = VECTOR // max((access.itemsize for access in self.work.accesses if not access.store), default=VECTOR)
+        together = min(self.threads / self.device.warp, self.threads * each / columns)
+        return columns * together if together > 1 else 0.0
+
+    @property
     def latency(self) -> float:
         wait = CACHE_LATENCY + self._missing * (MEMORY_LATENCY - CACHE_LATENCY)
         rounds = self.work.passes * self._waits if self.tile.reduced else 1
@@ -316,8 +333,7 @@ class Estimate:
         if self.variant in WHOLE:
             rounds = (1 + (max(1.0, turns) - 1) / self.stages) / max(1.0, turns)
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
-        meeting = self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp)
-        one = rounds * wait + self._staged + meeting + spilled + self._own + self._gathering
+        one = rounds * wait + self._staged + self._meeting + spilled + self._own + self._gathering
         return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
 
 
