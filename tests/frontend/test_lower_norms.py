@@ -34,6 +34,14 @@ NORMS: dict[str, tuple[Function, list[tuple[int, ...]]]] = {
         [(4, 8), (8,)],
     ),
     "group_norm": (lambda x, w, b: F.group_norm(x, 3, w, b), [(2, 6, 4, 5), (6,), (6,)]),
+    "group_norm, channels last": (
+        lambda x, w, b: F.group_norm(x.contiguous(memory_format=torch.channels_last), 3, w, b),
+        [(2, 6, 4, 5), (6,), (6,)],
+    ),
+    "group_norm plain, channels last": (
+        lambda x: F.group_norm(x.contiguous(memory_format=torch.channels_last), 4),
+        [(3, 4, 2, 5)],
+    ),
     "group_norm plain": (lambda x: F.group_norm(x, 2), [(2, 6, 7)]),
     "instance_norm": (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), [(2, 6, 4, 5), (6,), (6,)]),
     "batch_norm": (
