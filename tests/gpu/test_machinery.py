@@ -144,6 +144,27 @@ def test_what_is_timed_leaves_no_memory_reserved() -> None:
     assert torch.cuda.memory_reserved() == before
 
 
+def test_graphs_of_the_program_survive_measuring() -> None:
+    x, w = data(512, 512), data(512, 512)
+    call = compiled(lambda a, b: (a @ b).relu())
+
+    def recorded() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            return graph, x @ w
+
+    x @ w
+    recorded()  # from here on the library's workspace for recording is memory of a graph that is gone
+    graph, out = recorded()
+    for rows in (64, 512, 2048):
+        call(data(rows, 512), w)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    out.zero_()
+    graph.replay()
+    agree(out, x @ w)
+
+
 def test_a_warm_process_benchmarks_and_compiles_nothing(empty_cache: Path) -> None:
     script = (
         "import torch, polytile\n"

@@ -30,6 +30,7 @@ from polytile.passes.layout import choose_layouts
 from polytile.passes.merge_axes import merge_axes
 from polytile.passes.simplify import simplify
 from polytile.passes.split_axes import split_axes
+from polytile.passes.stored import drop_roundings
 from polytile.passes.strides import plain_strides
 
 
@@ -59,6 +60,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("row reductions", fuse_row_reductions, fusion=True),
     Pass("merge axes", merge_axes),
     Pass("columns", fuse_columns, fusion=True),
+    Pass("roundings", drop_roundings),
 )
 
 

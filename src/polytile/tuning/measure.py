@@ -200,14 +200,10 @@ def timer_for(target: torch.device, entry: Entry) -> Timer | None:
 
 
 def _tidy(contenders: Sequence[Contender]) -> None:
-    """After a race on a GPU: gives back the memory that recordings have taken, and libraries for being timed."""
-    timers = [(contender.timer, contender.entry) for contender in contenders if contender.timer is not None]
-    for timer, _ in timers:
-        timer.release()
-    if any(isinstance(entry, PythonEntry) for _, entry in timers):
-        from polytile.runtime.cuda.timing import release_workspaces
-
-        release_workspaces()
+    """After a race on a GPU: gives back the memory that recordings have taken."""
+    for contender in contenders:
+        if contender.timer is not None:
+            contender.timer.release()
 
 
 _own_time_burst = time_burst

@@ -111,14 +111,9 @@ def recorded(work: Callable[[], Any], pool: torch.cuda.MemPool) -> torch.cuda.CU
 @functools.cache
 def _side_stream(index: int) -> torch.cuda.Stream:
     """Where graphs are recorded: one stream for all of them, as cuBLAS takes a workspace (32 MiB on an H100) for each stream that
-    it is called on, in each thread, and keeps it until `release_workspaces`."""
+    it is called on, in each thread, and keeps it. torch can give back all of them at once, the program's own too, and graphs
+    that it has recorded go on using theirs."""
     return torch.cuda.Stream(index)
-
-
-def release_workspaces() -> None:
-    """Gives back what cuBLAS has taken for the streams that it was called on; it takes it again where it is called next.
-    Recorded calls would leave their stream's workspace behind, 64 MiB in a training, at the program's own peak."""
-    torch._C._cuda_clearCublasWorkspaces()
 
 
 @functools.cache
@@ -127,4 +122,4 @@ def _flusher(index: int) -> torch.Tensor:
     return torch.empty(2 * facts(index).l2_bytes, dtype=torch.uint8, device=f"cuda:{index}")
 
 
-__all__ = ["Timer", "recorded", "release_workspaces"]
+__all__ = ["Timer", "recorded"]

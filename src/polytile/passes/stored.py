@@ -1,0 +1,28 @@
+"""Roundings that a store does by itself. `buf` is bfloat16:
+
+buf[p0] = round_bf16 t   →   buf[p0] = t
+
+After all fusions: whoever takes a value in place of what was stored takes it rounded as it was asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polytile.ir.expr import Op
+from polytile.ir.program import ROUNDING, Loop, Program, Store
+from polytile.passes.loops import map_loops
+
+
+def drop_roundings(program: Program) -> Program:
+    """`program` with nothing rounded twice on its way to memory."""
+
+    def simpler(store: Store) -> Store:
+        value, rounding = store.value, ROUNDING.get(program.buffers[store.buffer].dtype)
+        rounded = store.mode == "set" and isinstance(value, Op) and value.name == rounding
+        return replace(store, value=value.children[0]) if rounded else store
+
+    def dropped(loop: Loop) -> Loop:
+        return replace(loop, stores=tuple(simpler(store) for store in loop.stores))
+
+    return map_loops(program, dropped, epilogues=True)
