@@ -98,6 +98,7 @@ ON_CPU = (
 ON_GPU = (
     Line("fused loops, bfloat16", "gpu", _grid("bf16"), "benchmarks.gpu"),
     Line("fused loops, float32", "gpu", _grid("fp32"), "benchmarks.gpu"),
+    Line("four layers of a Llama, bfloat16", "gpu_models", _grid("bf16"), "benchmarks.gpu.models"),
     Line("products", "gpu_gemm", _products("square", "llm"), "benchmarks.gpu.gemm"),
     Line("products of 1 to 16 rows", "gpu_gemm", _products("thin"), "benchmarks.gpu.gemm"),
     Line("products with epilogues", "gpu_gemm", _products("epilogue", "rows"), "benchmarks.gpu.gemm"),
