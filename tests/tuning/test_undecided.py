@@ -125,7 +125,7 @@ def test_a_leaning_decision_sees_other_values_and_results_do_not() -> None:
         y = x @ w
         return torch.where(y > 1.0, y, 0.0)
 
-    ones = torch.ones(2, 1), torch.ones(1, 3)
+    ones = torch.ones(2, 2), torch.full((2, 3), 0.5)
     program, template = lowered(above, ones)
     kernel, args, (result,) = flat(program, template, ones)
     for side, value in ((1, 1.0), (-1, 0.0)):
