@@ -28,8 +28,6 @@ from benchmarks.timing import geomean
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.selector import Request
 from polytile.report import Table, show
-from polytile.tuning import measure
-from polytile.tuning.tune import Task, tune
 
 NEAR = 2.0
 """Candidates that are predicted to take so many times as long as the best, or more, are not measured."""
@@ -72,19 +70,7 @@ class Kernel:
 
     def us(self, request: Request) -> dict[str, float]:
         """Kernel µs of the near candidates."""
-        assert request.args is not None
-        spec = self.kernel.spec
-        task = Task(
-            request.problem,
-            tuple(near(request)),
-            request.args,
-            spec.names,
-            spec.roles,
-            check_accuracy=False,
-            limits=measure.GPU_LIMITS,
-            target=spec.target,
-        )
-        return {attempt.candidate.name: attempt.seconds * 1e6 for attempt in tune(task) if attempt.ok}
+        return candidates.kernel_us(request, near(request))
 
 
 def on_the_host(function: Function, dtype: str) -> tuple[Any, ...]:

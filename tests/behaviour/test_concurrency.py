@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,36 +65,42 @@ def test_threads_that_make_the_first_call_together_share_its_kernels_and_all_get
 
 # Forks.
 
-FORK = """
-import faulthandler, os, sys
-import torch, polytile
-from tests.behaviour.test_concurrency import program
 
-run = polytile.compile(program)
-x = torch.randn(300, 500)
-run(x, torch.zeros(500))
-child = os.fork()
-if child == 0:
+def check_in_child(child: int, run: Callable[..., Any], sizes: Sequence[int]) -> None:
+    """After a fork, which returned `child`: calls `run` with so many rows in the child, and waits for it in the parent."""
+    if child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return
     faulthandler.dump_traceback_later(float(sys.argv[1]), exit=True)
     try:
         torch.set_num_threads(1)  # as torch's own workers do: GNU OpenMP has no threads after a fork, in eager either
-        for rows in (300, 3, 4000):  # known, of a new regime, and of one with more work
+        for rows in sizes:
             x = torch.randn(rows, 500)
             torch.testing.assert_close(run(x, torch.zeros(500)), program(x, torch.zeros(500)))
         os._exit(0)
     finally:
-        sys.excepthook(*sys.exc_info())
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
         os._exit(1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+FORK = """
+import os
+import torch, polytile
+from tests.behaviour.test_concurrency import check_in_child, program
+
+run = polytile.compile(program)
+x = torch.randn(300, 500)
+run(x, torch.zeros(500))
+check_in_child(os.fork(), run, (300, 3, 4000))  # known, of a new regime, and of one with more work
 torch.testing.assert_close(run(x, torch.zeros(500)), program(x, torch.zeros(500)))
 """
 
 
 FORK_MEANWHILE = """
-import faulthandler, os, sys, threading
+import os, threading
 import torch, polytile
 from polytile.tuning import measure
-from tests.behaviour.test_concurrency import program
+from tests.behaviour.test_concurrency import check_in_child, program
 
 torch.set_num_threads(1)
 run = polytile.compile(program, options={"tune": "all"})
@@ -112,17 +120,8 @@ choosing.wait()
 child = os.fork()
 forked.set()
 if child == 0:
-    faulthandler.dump_traceback_later(float(sys.argv[1]), exit=True)
-    try:
-        measure.race = race
-        for rows in (300, 3):  # what the thread is choosing for, and a new regime
-            x = torch.randn(rows, 500)
-            torch.testing.assert_close(run(x, torch.zeros(500)), program(x, torch.zeros(500)))
-        os._exit(0)
-    finally:
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    measure.race = race
+check_in_child(child, run, (300, 3))  # what the thread is choosing for, and a new regime
 thread.join()
 """
 
