@@ -171,22 +171,22 @@ class Leading:
         out.line(f"{self.columns.name.lower()}_at = tl.program_id(0){wide}")
         unit.parallel(self.columns)
         unit.wait()
-        row = self._row()
+        self._own_row()
         out.line(f"total = tl.full({unit.tile.shape(unit.tile.all_dims)}, 0.0, {text.value_type(table.store.value.dtype)})")
         out.extend([f"leads = {POINT} >= 0", "first = 0"])
         with out.indented(f"while leads & (first < {self.points}):"):
-            self._block(row)
+            self._block()
             out.line("first += MANY")
         with out.indented("if leads:"):
-            self._stored(row)
+            self._stored()
         unit.body.error |= self.ahead.error
         unit.body.quotients |= self.ahead.quotients
         blocks = FloorDiv(table.along.size + self.columns.block - 1, sympy.Integer(self.columns.block))
         planes = FloorDiv(table.points.size + ROWS - 1, sympy.Integer(ROWS))
         return unit.launch(grid=(blocks, sympy.Min(table.points.size, sympy.Integer(ROWS)), planes))
 
-    def _row(self) -> str:
-        """The name of the row on which the program's point falls; one that falls on none ends here."""
+    def _own_row(self) -> None:
+        """The ROW on which the program's point falls; one that falls on none ends here."""
         unit, scope = self.unit, Scope()
         scope.lines.append(f"{self.table.points.symbol} = {POINT}")
         row, *conditions = self._fallen(unit.body, self.own, scope)
@@ -195,15 +195,14 @@ class Leading:
         if conditions:
             with unit.out.indented(f"if ({' & '.join(conditions)}) == 0:"):
                 unit.out.line("return")
-        return ROW
 
-    def _block(self, row: str) -> None:
+    def _block(self) -> None:
         """Adds those of the next points that fall on the row, each found as the nearest after the one before."""
         unit, scope, nearest = self.unit, Scope(), f"tl.min(tl.where({{}}, many, {self.points}), 0)"
         scope.lines.append(f"many = first + tl.arange(0, MANY){'.to(tl.int64)' if self.facts.wide else ''}")
         scope.lines.append(f"{self.many.mask} = many < {self.points}")
         found, *conditions = self._fallen(self.ahead, self.asked, scope)
-        scope.lines.append(f"same = {' & '.join([f'({found} == {row})', *conditions, self.many.mask])}")
+        scope.lines.append(f"same = {' & '.join([f'({found} == {ROW})', *conditions, self.many.mask])}")
         scope.lines.append(f"at = {nearest.format('same')}")
         scope.lines.append(f"leads = at >= {POINT}")
         unit.flush(scope)
@@ -214,10 +213,10 @@ class Leading:
             inner.lines.append(f"at = {nearest.format('same & (many > at)')}")
             unit.flush(inner)
 
-    def _stored(self, row: str) -> None:
+    def _stored(self) -> None:
         unit, store = self.unit, self.table.store
         value = convert("total", store.value.dtype, unit.kernel.storage(store.buffer))
-        place = unit.body.index(store.index.xreplace({expr.indirect_symbol(0): sizes.axis(row)}))
+        place = unit.body.index(store.index.xreplace({expr.indirect_symbol(0): sizes.axis(ROW)}))
         masks = unit.tile.masks(unit.tile.all_dims)
         unit.out.line(f"tl.store({store.buffer} + ({place}), {value}{', mask=' + masks[0] if masks else ''})")
 
