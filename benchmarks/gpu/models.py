@@ -79,7 +79,6 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu.models needs an NVIDIA GPU; this process sees none.")
     torch._dynamo.config.recompile_limit = 64
-    torch._dynamo.config.specialize_float = True  # a module's floats are constants, as where sizes become dynamic by themselves
     deadline, out = time.monotonic() + given.seconds, Path(given.out)
     cells = Cells(out / "gpu_models_cells.jsonl")
     for file in given.resume:

@@ -84,6 +84,6 @@ def generated(name: str, facts: device.DeviceFacts, index: int | None = 0) -> Sp
         Argument(Kind.TENSOR, "x", "*fp32"), Argument(Kind.TENSOR, "y", "*fp32"), Argument(Kind.SYMBOL, "n", "i32"),
     )  # fmt: skip
     grid = ((n + 255) // 256, sympy.Integer(1), sympy.Integer(1))
-    one = Launch(f"{HEAD}    {BODIES[name]}\n", arguments, (("X", 256),), ("x", "y"), 4, 1, grid)
+    one = Launch(f"{HEAD}    {BODIES[name]}\n", arguments, (("X", 256),), (("x", 16), ("y", 16)), 4, 1, grid)
     work = Work(kernel, "double", facts, index, lambda config, known: TritonKernel((one,)))
     return TritonCandidate(name, Config.of(name=name), work, lambda sizes: True, lambda sizes: 1e-5).specialise(Facts())
