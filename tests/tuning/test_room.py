@@ -96,7 +96,7 @@ def test_with_some_room_the_reference_runs_there_in_the_arguments_own_precision(
 
 def test_a_large_problem_is_not_measured_without_room(spare: list[int]) -> None:
     asked = task(LONG, planted.double)
-    with pytest.raises(NoRoom, match="more of the device's memory than the program has used so far"):
+    with pytest.raises(NoRoom, match="more of the device's memory than it has to spare"):
         tune(asked)
     assert bool((asked.args[1] == 5.0).all())
 

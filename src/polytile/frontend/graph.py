@@ -102,7 +102,8 @@ class _Driver:
         self.constants: dict[str, torch.Tensor] = {}
         self.reports: list[OperatorReport] = []
         self.outputs: tuple[View | sympy.Basic | None, ...] = ()
-        self.bases, self.changed = bases(graph.graph), _changed_inputs(graph.graph)
+        self.bases = bases(graph.graph, TABLE.keys() | _HANDLERS.keys())
+        self.changed = _changed_inputs(graph.graph)
 
     def run(self) -> Lowered:
         for node in self.graph.graph.nodes:
@@ -157,13 +158,13 @@ class _Driver:
 
     def _lowered(self, node: torch.fx.Node) -> Any:
         """The node's result by its lowering; by a library call where it has none, or none for these arguments."""
-        args = tuple(_plain(a) for a in torch.fx.map_arg(node.args, self._value))
-        kwargs = {k: _plain(v) for k, v in torch.fx.map_arg(dict(node.kwargs), self._value).items()}
         name, lowering = _name(node.target), TABLE.get(node.target)
         if lowering is None:
             number = isinstance(node.meta.get("val"), _NUMBERS)
             reason = "its result is a number on the host" if number else f"{name} has no lowering"
-            return self._library(node, args, kwargs, reason)
+            self._store_as_traced(node.all_input_nodes)
+            return self._library(node, *self._arguments(node), reason)
+        args, kwargs = self._arguments(node)
         mark = self.builder.mark()
         taken = functools.partial(kernel_number, self.builder, _device(node))
         given, named = tree_map(taken, args), tree_map(taken, kwargs)
@@ -181,6 +182,17 @@ class _Driver:
             ) from error
         self._report(node, done, result)
         return result
+
+    def _arguments(self, node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args = tuple(_plain(a) for a in torch.fx.map_arg(node.args, self._value))
+        return args, {k: _plain(v) for k, v in torch.fx.map_arg(dict(node.kwargs), self._value).items()}
+
+    def _store_as_traced(self, nodes: Iterable[torch.fx.Node]) -> None:
+        """Stores what is not stored yet in the strides that were traced: those of a library's results may follow them."""
+        for node in nodes:
+            value = self.env[node]
+            if isinstance(value, Tensor) and value.view is None:
+                self.env[node] = laid_out(self.builder, value, node.meta["val"])
 
     def _value(self, node: torch.fx.Node) -> Any:
         return self.env[node]

@@ -8,7 +8,8 @@ what is cheaper to compute than to read is left open.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,19 +61,53 @@ def _worth_keeping(builder: Builder, node: torch.fx.Node, value: Tensor, nodes: 
     return any(load.buffer in products for load in loads)
 
 
-def bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Nodes whose values must be stored because a view of them is returned in strides that only a view can have, such as
-    those of every other column. Other views of what is not stored are computed alone, which saves the rest."""
+def bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.Node]:
+    """Nodes whose values are stored because views of them are wanted. Other views of what is not stored are computed alone,
+    which saves the rest. `generated` has the operators with a lowering."""
+    return _returned_bases(graph) | _library_bases(graph, generated)
+
+
+def _returned_bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """A view of these is returned in strides that only a view can have, such as those of every other column."""
     found = set()
     for output in tree_leaves([node.args[0] for node in graph.nodes if node.op == "output"]):
         if not isinstance(output, torch.fx.Node) or not isinstance(output.meta.get("val"), torch.Tensor):
             continue
         if not _apart_but_repeated(output.meta["val"]):
-            base = output
-            while is_view(base.target) and isinstance(base.args[0], torch.fx.Node):
-                base = base.args[0]
-            found.add(base)
+            found.add(_base(output))
     return found
+
+
+def _library_bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.Node]:
+    """Library calls want several views of these, which have no fewer elements in all: storing each base once takes one kernel, or
+    none after a product, where its views would take one each. So lie the queries, keys and values of attention."""
+    wanted: dict[torch.fx.Node, dict[torch.fx.Node, torch.Tensor]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem and node.target not in generated:
+            for given in node.all_input_nodes:
+                base = _base(given)
+                if base is not given and isinstance(base.meta.get("val"), torch.Tensor):
+                    wanted.setdefault(base, {})[given] = given.meta["val"]
+    return {base for base, views in wanted.items() if len(views) > 1 and _covered(base.meta["val"], list(views.values()))}
+
+
+def _covered(base: torch.Tensor, views: Sequence[torch.Tensor]) -> bool:
+    """Whether views have as many elements as their base in all, provably."""
+    rest = sum(map(_elements, views), sizes.ZERO) - _elements(base)
+    return bool(sizes.is_nonnegative(sympy.expand(rest)))
+
+
+def _elements(tensor: torch.Tensor) -> sympy.Expr:
+    return sympy.Mul(*(sizes.as_size(n) for n in tensor.shape))
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a view of, at the end of a chain of views; itself if it is none."""
+    while (is_view(node.target) or node.target is operator.getitem) and isinstance(node.args[0], torch.fx.Node):
+        if node.target is operator.getitem and not is_view(node.args[0].target):
+            break
+        node = node.args[0]
+    return node
 
 
 def is_view(target: object) -> bool:

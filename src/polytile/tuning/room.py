@@ -1,4 +1,8 @@
-"""How much memory a device has to spare for measuring: nothing beyond the most that the process has used there so far (SPEC P1).
+"""How much memory a device has to spare for measuring: what lies below the most that the process has used there so far (SPEC P1),
+or below a modest share of the device.
+
+A process whose peak is lower than that share is not short of memory. Without it a server would never measure its largest
+products: its own peak is little above the weights, and results are compared in more memory than they take.
 
 Whatever needs more goes elsewhere: kernels are tried on the caller's memory instead of clones of it, the reference runs in the
 arguments' own precision, or on the host, and where that would take long nothing is measured until a later call finds room.
@@ -31,16 +35,22 @@ COMPARED_BYTES = 40
 
 
 class NoRoom(Exception):
-    """Nothing can be measured now without more memory than the process has used so far. Says what was wanted."""
+    """Nothing can be measured now without more memory than the device has to spare. Says what was wanted."""
+
+
+SHARE = 16
+"""One part in so many of a device is modest: 5 GiB of 80. Comparing 2400 rows of 32000 logits takes 2.3 GB, in float64."""
 
 
 def _below_the_peak(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(device)
+    modest = min(total // SHARE, torch.cuda.memory_reserved(device) + free // 2)
+    return max(torch.cuda.max_memory_allocated(device), modest) - torch.cuda.memory_allocated(device)
 
 
 ROOM: dict[str, Callable[[torch.device], int]] = {"cuda": _below_the_peak}
-"""Bytes that may be allocated on a device, by its type, without raising the most that was allocated there so far. Where there
-is no entry memory is no concern: the host's."""
+"""Bytes that may be allocated on a device, by its type, without raising the most that was allocated there so far above what is
+modest, nor taking more than half of what others left. Where there is no entry memory is no concern: the host's."""
 
 
 FREE: dict[str, Callable[[torch.device], int]] = {"cuda": lambda device: torch.cuda.mem_get_info(device)[0] // 2}

@@ -194,7 +194,7 @@ def _gate(task: Task) -> Gate:
     elif host_is_quick(task.predicted, task.last_chance):
         on_host = True
     else:
-        raise NoRoom("checking results would take more of the device's memory than the program has used so far")
+        raise NoRoom("checking results would take more of the device's memory than it has to spare")
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide, on_host, task.coarse)
 
 
