@@ -151,6 +151,38 @@ def test_every_candidate_runs_and_is_right(name: str) -> None:
     assert case.kinds <= {s.candidate.split()[0] for _, s in standings if s.seconds > 0}
 
 
+LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
+    "row by row": half,
+    "column by column": lambda rows, columns: half(columns, rows).t(),
+    "apart": lambda rows, columns: half(rows, columns + 48)[:, 16 : columns + 16],
+    "one row for all": lambda rows, columns: half(1, columns).expand(rows, columns),
+    "rows that overlap": lambda rows, columns: half(rows * 32 + columns).as_strided((rows, columns), (32, 1)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hardware_copies_blocks_of_operands_in_any_layout(layout: str) -> None:
+    call, made = compiled(product, force="persistent*", persist=False), LAYOUTS[layout]
+    for m, n, k in ((512, 384, 256), (1000, 272, 208), (300, 256, 64)):
+        args = made(m, k), made(k, n)
+        agree(call(*args), product(*args), product(*widened(args)), f"{m}x{n}x{k}")
+    chosen = [d.candidate for d in polytile.compiler.compiled_programs()[-1].multikernels[0].decisions]
+    assert chosen and all(name.startswith("persistent") for name in chosen)
+
+
+def test_descriptors_are_part_of_what_a_graph_records() -> None:
+    args = half(512, 512), half(512, 512)
+    call = compiled(product, force="persistent*", persist=False)
+    call(*args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = call(*args)
+    call(half(768, 512), half(512, 256))
+    got.zero_()
+    graph.replay()
+    agree(got, product(*args), product(*widened(args)))
+
+
 @pytest.mark.parametrize("shape", [(300, 501, 700), (17, 4095, 4095)])
 def test_operands_are_padded_where_that_is_asked_for(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
