@@ -61,6 +61,10 @@ def scaled(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch._scaled_mm(x, w.t(), a, b, out_dtype=BF16)
 
 
+def by_recipe(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return F.scaled_mm(x, w.t(), a, F.ScalingType.RowWise, b, F.ScalingType.RowWise, output_dtype=BF16)
+
+
 def row_squares(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     y = F.linear(x, w) + r
     return y, y.float().pow(2).mean(-1)
@@ -119,6 +123,13 @@ CASES = {
         lambda m, n, k: (half(m, k).to(FP8), half(n, k).to(FP8), torch.rand(k // 128, m).cuda().t(), columns(k, n)),
         ((64, 128, 4096), (256, 256, 512)),
         {"tile", "persistent", "split"},
+        wide=False,
+    ),
+    "fp8 by a recipe": Case(
+        by_recipe,
+        lambda m, n, k: (half(m, k).to(FP8), half(n, k).to(FP8), torch.rand(m, 1).cuda(), torch.rand(1, n).cuda()),
+        ((64, 96, 4096),),
+        {"tile"},
         wide=False,
     ),
     "fp8 by rows": Case(
