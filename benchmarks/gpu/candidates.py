@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-import polytile
 from benchmarks.compilers import copied
 from benchmarks.gpu import products
 from benchmarks.gpu.grid import Cells
-from benchmarks.gpu.products import DTYPES, Shape
+from benchmarks.gpu.products import DTYPES, Case, Shape
+from benchmarks.gpu.products_ahead import Compiled
 from benchmarks.timing import geomean
 from polytile.kernels.candidate import Candidate, specialised
 from polytile.multikernel.links.prior import shortlist
@@ -23,7 +25,6 @@ from polytile.multikernel.selector import Request
 from polytile.tuning import measure
 from polytile.tuning.tune import Task, tune
 
-FUNCTION = "candidates: x @ y"
 FIRST: tuple[Shape, ...] = (
     (64, 64, 64), (256, 256, 256), (1024, 1024, 1024), (4096, 4096, 4096), (1, 4096, 4096), (16, 4096, 4096),
     (16, 4096, 14336), (128, 4096, 4096), (512, 512, 8192), (2048, 2048, 2048), (64, 14336, 4096), (3, 1024, 1024),
@@ -33,14 +34,46 @@ LARGEST = 1 << 34
 """Multiply-adds of the largest random product."""
 SHORTLIST = 3
 """How many of the prior's ranking are measured in the table of regrets."""
+ROWS, OF_A_BATCH = 64, 1024
+"""The most rows of thin products; the largest size of a batch's matrices."""
 
 
-def shapes(count: int, seed: int = 0) -> list[Shape]:
-    """The sizes above, then log-uniform ones; half of the random ones are multiples of 16."""
+@dataclass(frozen=True)
+class Tried:
+    """A product whose every candidate is timed: the case of `products` named (part, name), at random sizes of which each is drawn
+    from its range in `most`."""
+
+    part: str
+    name: str
+    dtypes: tuple[str, ...]
+    most: Shape = (8192, 8192, 8192)
+    batch: int = 1
+
+    @property
+    def function(self) -> str:
+        return f"candidates: {self.name}"
+
+    @property
+    def case(self) -> Case:
+        return next(case for case in products.cases(256) if (case.part, case.name) == (self.part, self.name))
+
+
+TRIED = (
+    Tried("square", "x @ y", ("bf16", "fp32", "tf32")),
+    Tried("fp8", "fp8, scaled by rows", ("fp8",)),
+    Tried("int8", "int8 × int8, scaled", ("int8",)),
+    Tried("thin", "linear", ("bf16",), (ROWS, 16384, 16384)),
+    Tried("batch", "batches", ("bf16", "fp32"), (OF_A_BATCH,) * 3, products.BATCH),
+)
+
+
+def shapes(count: int, most: Shape = (8192, 8192, 8192), seed: int = 0) -> list[Shape]:
+    """The sizes above as far as they are within `most`, then log-uniform ones; half of the random ones are multiples of 16."""
     draw = random.Random(seed)
-    found = list(FIRST)
+    found = [shape for shape in FIRST if all(size <= limit for size, limit in zip(shape, most, strict=True))]
     while len(found) < count:
-        sizes = [round(math.exp(draw.uniform(math.log(low), math.log(8192)))) for low in (1, 16, 16)]
+        lows = zip((1, 16, 16), most, strict=True)
+        sizes = [round(math.exp(draw.uniform(math.log(low), math.log(high)))) for low, high in lows]
         if len(found) % 2:
             sizes = [sizes[0], *[-(-size // 16) * 16 for size in sizes[1:]]]
         m, n, k = sizes
@@ -50,22 +83,25 @@ def shapes(count: int, seed: int = 0) -> list[Shape]:
 
 
 class Trials:
-    """`x @ y` in one type, compiled once: its candidates at any sizes, timed without being chosen."""
+    """A product in one type, compiled once: its candidates at any sizes, timed without being chosen."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, tried: Tried = TRIED[0]) -> None:
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-        call = torch.compile(
-            copied(products.product, "every"), backend="polytile", dynamic=True, options={"tune": "off", "persist": False}
-        )
-        call(torch.randn(64, 32, device="cuda").to(DTYPES[dtype]), torch.randn(32, 96, device="cuda").to(DTYPES[dtype]))
-        self.kernel: MultiKernel = polytile.compiler.compiled_programs()[-1].multikernels[0]
+        case, options = tried.case, {"tune": "off", "persist": False}
+        made = functools.partial(_made, case, dtype)
+        self._compiled, self._traced = Compiled(copied(case.run, "every"), made, case.traced, options), case.traced
+        self.kernel, _ = self._first_call(case.traced)
 
     def request(self, shape: Shape) -> Request:
         """What the selector would be asked at this shape, on dense operands."""
-        kernel = self.kernel
-        assert kernel.spec.make_args is not None
-        args = tuple(kernel.spec.make_args(dict(zip(("M", "N", "K"), shape, strict=True))))
-        return kernel._request(kernel.dispatcher.key_of(*args), kernel.spec.split(args)[1], args)
+        spec = self.kernel.spec
+        assert spec.make_args is not None
+        args = tuple(spec.make_args(dict(zip(spec.size_names, self._first_call(shape)[1], strict=True))))
+        return self.kernel._request(self.kernel.dispatcher.key_of(*args), spec.split(args)[1], args)
+
+    def _first_call(self, shape: Shape) -> tuple[MultiKernel, list[int]]:
+        [calls] = self._compiled.calls(self._traced, [shape])
+        return calls[0]
 
     def ask(self, sizes: Iterable[int]) -> None:
         """Has compiled in the background what would be measured at these squares."""
@@ -86,6 +122,10 @@ class Trials:
         return kernel_us(request, chosen)
 
 
+def _made(case: Case, dtype: str, m: int, n: int, k: int) -> tuple[Any, ...]:
+    return case.make(m, n, k, DTYPES[dtype])
+
+
 def kernel_us(request: Request, chosen: Sequence[Candidate]) -> dict[str, float]:
     """Kernel µs of those among `chosen` that run, by name; results are not checked."""
     assert request.args is not None
@@ -103,10 +143,10 @@ def kernel_us(request: Request, chosen: Sequence[Candidate]) -> dict[str, float]
     return {attempt.candidate.name: attempt.seconds * 1e6 for attempt in tune(task) if attempt.ok}
 
 
-def every_candidate(dtype: str, deadline: float, cells: Cells, count: int = 300) -> None:
+def every_candidate(dtype: str, deadline: float, cells: Cells, count: int, tried: Tried) -> None:
     """A cell a shape until time is over: each candidate's µs, what the prior predicted, and what its first would be."""
-    wanted = [shape for shape in shapes(count) if not cells.has(FUNCTION, dtype, shape)]
-    trials = Trials(dtype) if wanted and time.monotonic() < deadline else None
+    wanted = [shape for shape in shapes(count, tried.most) if not cells.has(tried.function, dtype, shape)]
+    trials = Trials(dtype, tried) if wanted and time.monotonic() < deadline else None
     for shape in wanted:
         if trials is None or time.monotonic() > deadline:
             break
@@ -114,11 +154,11 @@ def every_candidate(dtype: str, deadline: float, cells: Cells, count: int = 300)
         timed = trials.us(request, request.candidates)
         predicted = {c.name: c.cost(request.sizes) * 1e6 for c in request.candidates if c.name in timed}
         row = {
-            "function": FUNCTION, "part": "candidates", "dtype": dtype, "shape": list(shape), "us": timed,
-            "predicted_us": predicted, "shortlist": [c.name for c in shortlist(request)],
+            "function": tried.function, "part": "candidates", "dtype": dtype, "shape": list(shape), "us": timed,
+            "predicted_us": predicted, "shortlist": [c.name for c in shortlist(request)], "batch": tried.batch,
         }  # fmt: skip
         cells.add(row)
-        print(f"{dtype} {shape}: {verdict([row])}", flush=True)
+        print(f"{tried.name} {dtype} {shape}: {verdict([row])}", flush=True)
 
 
 def regrets(row: dict[str, Any]) -> list[float]:
@@ -150,4 +190,4 @@ def spread(ratios: Sequence[float]) -> str:
     return f"geomean {geomean(ordered):.3f}, p95 {p95:.2f}, worst {ordered[-1]:.2f}"
 
 
-__all__ = ["Trials", "every_candidate", "generated", "regrets", "shapes", "verdict"]
+__all__ = ["TRIED", "Tried", "Trials", "every_candidate", "generated", "regrets", "shapes", "verdict"]

@@ -26,7 +26,7 @@ import torch
 from benchmarks import record
 from benchmarks.compilers import copied
 from benchmarks.gpu import hints, products, tuning
-from benchmarks.gpu.candidates import Trials, every_candidate
+from benchmarks.gpu.candidates import TRIED, Trials, every_candidate
 from benchmarks.gpu.gemm_report import report
 from benchmarks.gpu.grid import Cells, new_decisions
 from benchmarks.gpu.product_cell import COUNTED, cell, switch
@@ -123,12 +123,14 @@ def _of_part(part: str, cells: Cells, given: argparse.Namespace) -> list[Work]:
         case "pairs":
             return [_Apart(dtype, hints.SIZES, hints.pairs, cells) for dtype in both]
         case "candidates":
-            return [_Apart(dtype, (), every_candidate, cells, given.shapes) for dtype in both]
+            asked = [each for each in TRIED if not given.functions or each.name in given.functions]
+            pairs = [(each, dtype) for each in asked for dtype in each.dtypes if dtype in given.dtypes]
+            return [_Apart(dtype, (), every_candidate, cells, given.shapes, each) for each, dtype in pairs]
         case "tuning":
             return [_Apart("bf16", (), tuning.measure, cells)]
     cases = [(case, dtype) for case in products.cases(given.step) if case.part == part for dtype in case.dtypes]
-    asked = [(case, dtype) for case, dtype in cases if not given.functions or case.name in given.functions]
-    return [_Job(case, dtype, cells, given) for case, dtype in asked if dtype in given.dtypes]
+    wanted = [(case, dtype) for case, dtype in cases if not given.functions or case.name in given.functions]
+    return [_Job(case, dtype, cells, given) for case, dtype in wanted if dtype in given.dtypes]
 
 
 class _Apart:

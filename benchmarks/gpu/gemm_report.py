@@ -21,8 +21,8 @@ FROM_MEMORY = 64 << 20
 APART = ("matrix", "pairs", "candidates")
 """Parts with tables of their own."""
 TIMES_THE_LIBRARY = {
-    "square": 1.0, "llm": 1.0, "long": 1.0, "odd": 1.0, "int8": 1.0, "fp8": 1.0, "pair": 1.0, "prologue": 1.0, "rows": 1.0,
-    "epilogue": 1.05, "thin": 1.1,
+    "square": 1.0, "llm": 1.0, "long": 1.0, "odd": 1.0, "int8": 1.0, "fp8": 1.0, "pair": 1.0, "prologue": 1.0, "batch": 1.0,
+    "rows": 1.0, "epilogue": 1.05, "thin": 1.1,
 }  # fmt: skip
 """How many times as fast as the library the geometric mean of a part's cells is to be."""
 COPY_SHARE = 0.8
@@ -50,9 +50,9 @@ def report(results: Mapping[str, Any]) -> None:
         hints.show_matrix(of_part["matrix"])
     if of_part["pairs"]:
         hints.show_pairs(of_part["pairs"])
-    for dtype in dict.fromkeys(row["dtype"] for row in of_part["candidates"]):
-        own = [row for row in of_part["candidates"] if row["dtype"] == dtype]
-        print(f"the prior as it was then, {dtype}, against the best of the candidates timed: {verdict(own)}")
+    for (function, dtype), own in _grouped(of_part["candidates"]).items():
+        told = f"the prior as it was then, {function.removeprefix('candidates: ')}, {dtype}"
+        print(f"{told}, against the best of the candidates timed: {verdict(own)}")
     for row in others:
         if row.get("error") or row.get("wrong"):
             print(f"{row['function']} {row['dtype']} {row['shape']}: {row.get('error') or row['wrong']}")
@@ -101,15 +101,16 @@ def _of_hints(of_part: Mapping[str, Sequence[Row]]) -> Iterable[Line]:
 def _of_the_prior(measured: Sequence[Row]) -> Iterable[Line]:
     """The prior as it is now, against the best of all generated candidates at random sizes. Its constants were chosen on them:
     prior_fit says what they are worth held out."""
-    for dtype in dict.fromkeys(row["dtype"] for row in measured):
-        found = prior_fit.shapes([row for row in measured if row["dtype"] == dtype], MEASURED_ON)
+    for (function, dtype), rows in _grouped(measured).items():
+        found = prior_fit.shapes(rows, MEASURED_ON)
         judged = prior_fit.verdict([shape.best_of_shortlists(prior_fit.FITTED, MEASURED_ON) for shape in found])
         for what, most, value in (
             ("the prior's first, geomean", FIRST, judged.geomean[0]),
             ("the best of three measured, geomean", AFTER_THREE, judged.geomean[1]),
             ("the best of three measured, 95 %", AFTER_THREE_95, judged.p95[1]),
         ):
-            yield f"unseen sizes: {what}", dtype, f"≤ {most:.2f}", f"{value:.3f}", len(found), value <= most
+            of = f"unseen sizes, {function.removeprefix('candidates: ')}: {what}"
+            yield of, dtype, f"≤ {most:.2f}", f"{value:.3f}", len(found), value <= most
 
 
 # the tables of parts ------------------------------------------------------------------------------------------------------

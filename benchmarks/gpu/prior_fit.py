@@ -38,7 +38,12 @@ FURTHEST = 2.5
 ERRORS, NEAR, TOLERATED = 0.06, 0.4, 0.2
 """The weight of the predictions' errors; how fast it falls with the logarithm of a candidate's regret; below which logarithm of
 an error it is squared."""
-KINDS = {"bf16": Kind(), "fp32": Kind(4)}
+KINDS = {
+    "bf16": Kind(), "fp16": Kind(), "fp32": Kind(4), "tf32": Kind(4, tf32=True), "int8": Kind(1, int8=True),
+    "fp8": Kind(1, float8=True),
+}  # fmt: skip
+ROW_BY_ROW = ("x @ y", "batches")
+"""Functions whose B is read as it is; of the others it lies along k."""
 SHORTLISTS = (1, 3, 5)
 Bests = tuple[float, ...]
 """The least regret of a shortlist of each of these lengths, as they are made for measuring (multikernel.links.prior)."""
@@ -46,7 +51,7 @@ Bests = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Shape:
-    """The measured candidates of one shape, of dense operands row by row: µs of each config that is generated today."""
+    """The measured candidates of one shape, of dense operands: µs of each config that is generated today."""
 
     kind: Kind
     size: dict[str, int]
@@ -79,7 +84,9 @@ def shapes(rows: Sequence[dict[str, Any]], device: DeviceFacts) -> list[Shape]:
         configs = {label(config): config for config in space(kind, device).configs}
         measured = tuple((configs[name], us) for name, us in row["us"].items() if name in configs)
         m, n, k = row["shape"]
-        accesses, size = (Access(bool(k % 16), True), Access(bool(n % 16))), {"batch": 1, "M": m, "N": n, "K": k}
+        size = {"batch": row.get("batch", 1), "M": m, "N": n, "K": k}
+        by_rows = row["function"].removeprefix("candidates: ") in ROW_BY_ROW
+        accesses = Access(bool(k % 16), True), Access(bool(n % 16)) if by_rows else Access(bool(k % 16), True)
         measured = tuple(pair for pair in measured if not refused(kind, pair[0], size, device, accesses))
         if len(measured) > 1:
             found.append(Shape(kind, size, accesses, measured))

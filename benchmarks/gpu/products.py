@@ -9,6 +9,7 @@
     odd        x @ y whose rows are no multiple of 16 bytes apart: padding
     prologue   operands computed on their way: int8 and int4 weights, an activation, a norm's factors
     pair       x @ y + v @ w
+    batch      x @ y of a batch: heads of attention
     rows       with what the rows of the result come to: mean squares, a logsumexp
 """
 
@@ -36,6 +37,9 @@ ODD = (
     (4095, 4097, 4099), (17, 4095, 4095), (300, 500, 50257), (128, 50257, 768),
 )  # fmt: skip
 VOCABULARY = tuple((m, n, 4096) for n in (32000, 128256) for m in (16, 128, 1024))
+BATCH = 16
+HEADS = tuple(shape for n in (64, 128, 300, 512, 1024) for shape in ((n, n, 64), (n, 64, n)))
+"""Scores, and what attention weighs by them, of one head."""
 FP8 = torch.float8_e4m3fn
 
 
@@ -174,6 +178,10 @@ def _two(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return (*_square(m, n, k, dtype), *_square(m, n, k, dtype))
 
 
+def _batches(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return _normal(BATCH, m, k, dtype=dtype), _normal(BATCH, k, n, dtype=dtype)
+
+
 def squares(step: int) -> tuple[Shape, ...]:
     return tuple((n, n, n) for n in range(step, 4097, step))
 
@@ -204,6 +212,7 @@ def cases(step: int) -> tuple[Case, ...]:
         Case("prologue", "gelu", activated, _linear, ("bf16",), at_weights(few)),
         Case("prologue", "norm's factors", normed, _factors, ("bf16",), at_weights(few)),
         Case("pair", "x @ y + v @ w", two_products, _two, ("bf16",), squares(512)),
+        Case("batch", "batches", product, _batches, ("bf16", "fp32"), HEADS),
         Case("rows", "residual, mean squares", row_squares, _with_residual, ("bf16",), at_weights(few)),
         Case("rows", "logsumexp", row_logsumexp, _linear, ("bf16",), VOCABULARY),
     )
@@ -212,7 +221,7 @@ def cases(step: int) -> tuple[Case, ...]:
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32, "int8": torch.int8, "fp8": FP8,
 }  # fmt: skip
-PARTS = ("square", "llm", "thin", "epilogue", "int8", "fp8", "long", "odd", "prologue", "pair", "rows")
+PARTS = ("square", "llm", "thin", "epilogue", "int8", "fp8", "long", "odd", "prologue", "pair", "batch", "rows")
 
 
-__all__ = ["DTYPES", "PARTS", "Case", "Shape", "cases", "product"]
+__all__ = ["BATCH", "DTYPES", "PARTS", "Case", "Shape", "cases", "product"]

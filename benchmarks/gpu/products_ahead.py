@@ -7,7 +7,7 @@ Which of its arguments' sizes each size of its graph is, is seen from these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -17,11 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import polytile
 from polytile.frontend import backend, hints
 from polytile.ir import sizes
+from polytile.multikernel.multikernel import MultiKernel
 
 ON_THE_LIBRARY: dict[str, Any] = {"force": "aten*,stored first", "stall": "never"}
 
 Sizes = tuple[int, ...]
 """A shape of a function: from it `make` makes the arguments."""
+_Graph = tuple[list[int], Mapping[sympy.Symbol, int], Any]
+"""The arguments' sizes, the graph's sizes among them, and the program made of it."""
 
 
 class Compiled:
@@ -34,6 +37,7 @@ class Compiled:
         self.make, self.traced, self.options = make, traced, options
         self.call = torch.compile(run, backend=self._backend, dynamic=True)
         self._sizes: Mapping[sympy.Symbol, int] = {}
+        self._graphs: dict[Sizes, _Graph] = {}
 
     def ask(self, shapes: Sequence[Sizes]) -> None:
         """Asks for all that first calls at these shapes are going to try, where that depends on the arguments' sizes alone. Sizes
@@ -43,16 +47,30 @@ class Compiled:
             traced = tuple(1 if size == 1 else own for size, own in zip(shape, self.traced, strict=True))
             grouped.setdefault(traced, []).append(shape)
         for traced, wanted in grouped.items():
+            for calls in self.calls(traced, wanted):
+                for multikernel, integers in calls:
+                    multikernel.prepare(integers)
+
+    def calls(self, traced: Sizes, shapes: Sequence[Sizes]) -> Iterator[list[tuple[MultiKernel, list[int]]]]:
+        """For each shape what the graph that is traced at `traced` calls there, with the integers of each call, where these
+        depend on the arguments' sizes alone."""
+        was, symbols, program = self._graph(traced)
+        for shape in shapes:
+            became = dict(zip(was, self._sizes_at(shape), strict=True))
+            values = {symbol: became[size] for symbol, size in symbols.items()}
+            yield [
+                (multikernel, [sizes.evaluate(size, values) for size in call.sizes])
+                for multikernel, call in program.calls
+                if all(size.free_symbols <= values.keys() for size in call.sizes)
+            ]
+
+    def _graph(self, traced: Sizes) -> _Graph:
+        if traced not in self._graphs:
             args = self.make(*traced)
             with polytile.options.override(**ON_THE_LIBRARY):
                 self.call(*args)
-            program = polytile.compiler.compiled_programs()[-1]
-            for shape in wanted:
-                became = dict(zip(_sizes(args), self._sizes_at(shape), strict=True))
-                values = {symbol: became[size] for symbol, size in self._sizes.items()}
-                for multikernel, call in program.calls:
-                    if all(size.free_symbols <= values.keys() for size in call.sizes):
-                        multikernel.prepare([sizes.evaluate(size, values) for size in call.sizes])
+            self._graphs[traced] = _sizes(args), self._sizes, polytile.compiler.compiled_programs()[-1]
+        return self._graphs[traced]
 
     def _backend(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         self._sizes = hints.sizes_of(graph)

@@ -61,6 +61,10 @@ def scaled(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch._scaled_mm(x, w.t(), a, b, out_dtype=BF16)
 
 
+def by_recipe(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return F.scaled_mm(x, w.t(), a, F.ScalingType.RowWise, b, F.ScalingType.RowWise, output_dtype=BF16)
+
+
 def row_squares(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     y = F.linear(x, w) + r
     return y, y.float().pow(2).mean(-1)
@@ -121,6 +125,13 @@ CASES = {
         {"tile", "persistent", "split"},
         wide=False,
     ),
+    "fp8 by a recipe": Case(
+        by_recipe,
+        lambda m, n, k: (half(m, k).to(FP8), half(n, k).to(FP8), torch.rand(m, 1).cuda(), torch.rand(1, n).cuda()),
+        ((64, 96, 4096),),
+        {"tile"},
+        wide=False,
+    ),
     "fp8 by rows": Case(
         scaled,
         lambda m, n, k: (half(m, k).to(FP8), half(n, k).to(FP8), torch.rand(m, 1).cuda(), torch.rand(1, n).cuda()),
@@ -149,6 +160,38 @@ def test_every_candidate_runs_and_is_right(name: str) -> None:
     failed = [f"{s.candidate} at {dict(sizes)}: {s.note}" for sizes, s in standings if s.note and "Resources" not in s.note]
     assert not failed, "\n".join(failed)
     assert case.kinds <= {s.candidate.split()[0] for _, s in standings if s.seconds > 0}
+
+
+LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
+    "row by row": half,
+    "column by column": lambda rows, columns: half(columns, rows).t(),
+    "apart": lambda rows, columns: half(rows, columns + 48)[:, 16 : columns + 16],
+    "one row for all": lambda rows, columns: half(1, columns).expand(rows, columns),
+    "rows that overlap": lambda rows, columns: half(rows * 32 + columns).as_strided((rows, columns), (32, 1)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hardware_copies_blocks_of_operands_in_any_layout(layout: str) -> None:
+    call, made = compiled(product, force="persistent*", persist=False), LAYOUTS[layout]
+    for m, n, k in ((512, 384, 256), (1000, 272, 208), (300, 256, 64)):
+        args = made(m, k), made(k, n)
+        agree(call(*args), product(*args), product(*widened(args)), f"{m}x{n}x{k}")
+    chosen = [d.candidate for d in polytile.compiler.compiled_programs()[-1].multikernels[0].decisions]
+    assert chosen and all(name.startswith("persistent") for name in chosen)
+
+
+def test_descriptors_are_part_of_what_a_graph_records() -> None:
+    args = half(512, 512), half(512, 512)
+    call = compiled(product, force="persistent*", persist=False)
+    call(*args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = call(*args)
+    call(half(768, 512), half(512, 256))
+    got.zero_()
+    graph.replay()
+    agree(got, product(*args), product(*widened(args)))
 
 
 @pytest.mark.parametrize("shape", [(300, 501, 700), (17, 4095, 4095)])

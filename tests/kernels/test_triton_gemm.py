@@ -13,6 +13,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
 from polytile.kernels.triton.gemm.schedules import generate
 from polytile.kernels.triton.gemm.unit import Chip
+from polytile.kernels.triton.kernel import Kind
 from polytile.problem import Config
 from tests.kernels.triton_gemm import CHIP, VARIANTS, facts_of, integers, interpreted, operands, product, small
 
@@ -122,13 +123,13 @@ def test_facts_decide_masks_and_alignment() -> None:
 def test_descriptors_are_used_where_the_facts_allow_them() -> None:
     kernel, config = product(torch.bfloat16, "k", "k"), small("persistent", k=64)
 
-    def source(m: int, n: int, k: int, pad: int = 0) -> str:
+    def described(m: int, n: int, k: int, pad: int = 0) -> list[tuple[str, str]]:
         a, b, c = operands(kernel, 1, m, n, k, pad)
-        return generate(kernel, config, facts_of(kernel, (a, b, c, *integers(a, b, c))), CHIP).launches[0].source
+        launch = generate(kernel, config, facts_of(kernel, (a, b, c, *integers(a, b, c))), CHIP).launches[0]
+        return [(a.name, a.type) for a in launch.arguments if a.kind is Kind.DESCRIPTOR]
 
-    assert source(64, 64, 128).count("make_tensor_descriptor") == 2
-    assert "make_tensor_descriptor" not in source(64, 64, 128, pad=1)
-    assert "make_tensor_descriptor" not in source(64, 64, 100)
+    assert described(64, 64, 128) == [("desc_A", "tensordesc<bf16[16,64]>"), ("desc_B", "tensordesc<bf16[32,64]>")]
+    assert not described(64, 64, 128, pad=1) and not described(64, 64, 100)
 
 
 @pytest.mark.parametrize(("a", "b"), [("k", "n"), ("k", "k"), ("m", "n"), ("m", "k")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from polytile.errors import ResourcesExceeded
 from polytile.kernels import templates
 from polytile.kernels.facts import Facts
 from polytile.kernels.templates import GemmKernel
+from polytile.kernels.triton import elf
 from polytile.kernels.triton.candidate import WORKER, Work, job_of, triton_version
 from polytile.kernels.triton.gemm.candidates import Arguments, GemmCandidate, kind_of, label
 from polytile.kernels.triton.gemm.configs import space
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
 from polytile.kernels.triton.gemm.unit import Chip
 from polytile.problem import Config
-from polytile.runtime.cuda import cubins, device, workers
+from polytile.runtime.cuda import cubins, device, launch, workers
+from polytile.runtime.formula import evaluate
 from tests.kernels.test_triton_gemm_prologue import lowered
 from tests.kernels.triton_gemm import product, small
 
@@ -69,7 +72,7 @@ def workers_end() -> Iterator[None]:
 
 def orders(kernel: GemmKernel, config: Config, facts: Facts) -> list[cubins.Order]:
     launches = generate(kernel, config, facts, CHIP).launches
-    return [cubins.Order("product", WORKER, job_of(launch, 90), triton_version()) for launch in launches]
+    return [cubins.Order("product", WORKER, job_of(each, 90), triton_version()) for each in launches]
 
 
 def named(name: str) -> list[cubins.Order]:
@@ -85,10 +88,60 @@ def test_default_configs_fit_in_registers_and_shared_memory(empty_cache: Path) -
         for promise in promises:
             facts = promise.result().facts
             assert facts.shared <= H100.shared_per_block, name
-            assert bool(facts.global_scratch) == name.startswith("persistent"), "descriptors stand in device memory"
+            assert not facts.global_scratch, "descriptors are made on the host"
+            assert len(facts.descriptors) == 2 * name.startswith("persistent")
             if facts.spills:
                 spilled[name] = facts.spills
     assert not spilled
+
+
+PASSED = {launch.TENSOR: 8, launch.INT32: 4, launch.INT64: 8, launch.SCRATCH: 8, launch.DESCRIPTOR: 128}
+"""Bytes of a parameter of each kind; of one that is nothing they do not matter."""
+PARAMETER = 0x17
+"""The attribute of a cubin that tells of one parameter: its number, its place, its bytes."""
+
+
+def parameters(cubin: bytes) -> list[int]:
+    """Bytes of each parameter that the cubin's kernel takes."""
+    [content] = [content for name, content in elf.sections(cubin) if name.startswith(".nv.info.")]
+    found, at = {}, 0
+    while at < len(content):
+        kind, number, size = struct.unpack_from("<BBH", content, at)
+        if kind == elf.LONG_FORMAT and number == PARAMETER:
+            _, ordinal, _, flags = struct.unpack_from("<IHHI", content, at + 4)
+            found[ordinal] = flags >> 18
+        at += 4 + (size if kind == elf.LONG_FORMAT else 0)
+    return [found[ordinal] for ordinal in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    ("name", "described"),
+    [
+        ("persistent 128x256x64 s3 w8", [((128, 64), (300, 200), 1000), ((64, 64), (200, 500), 4000)]),
+        ("persistent 128x128x64 s4 w8", [((64, 64), (200, 300), 2000), ((128, 64), (500, 200), 3000)]),
+        ("tile 128x128x64 s3 w4", []),
+    ],
+)
+def test_a_launch_passes_what_the_machine_code_takes(
+    name: str, described: list[tuple[tuple[int, ...], tuple[int, ...], int]], empty_cache: Path
+) -> None:
+    """`described`: what is copied at once, rows and columns of the operand in memory, and elements between its rows."""
+    kernel, facts = CASES[name]
+    config = next(c for c in space(kind_of(kernel), H100).configs if label(c) == name)
+    work = Work(Arguments(kernel), "product", H100, 0, lambda config, facts: generate(kernel, config, facts, CHIP))
+    handle = GemmCandidate(name, config, work, lambda size: True, lambda size: 1e-6).specialise(facts).handle()
+    assert handle is not None
+    [one] = handle.launches
+    taken = parameters(one.image)
+    passed = [PASSED.get(kind, size) for (kind, _), size in zip(one.parameters, taken, strict=True)]
+    assert passed == taken
+    size = {"M": 300, "N": 500, "K": 200, "a_stride_m": 1000, "a_stride_k": 2000, "b_stride_n": 3000, "b_stride_k": 4000}
+    integers = [size.get(each, 1) for each in kernel.size_names]
+    assert [(each.tensor, each.type, each.bytes) for each in one.descriptors] == [(k, 9, 2) for k in range(len(described))]
+    assert described == [
+        (each.block, tuple(evaluate(length, integers) for length in each.shape), evaluate(each.stride, integers))
+        for each in one.descriptors
+    ]
 
 
 REGIMES = {

@@ -132,6 +132,55 @@ def test_other_products_with_scales_by_blocks_are_the_librarys() -> None:
     assert not any(isinstance(operation, Template) for operation in program.operations)
 
 
+def recipes(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, kind: str = "RowWise") -> torch.Tensor:
+    by = torch.nn.functional.ScalingType.__members__[kind]
+    return torch.nn.functional.scaled_mm(x, w.t(), a, by, b, by, output_dtype=torch.bfloat16)
+
+
+def with_bias(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    by = torch.nn.functional.ScalingType.RowWise
+    none = torch.nn.functional.SwizzleType.NO_SWIZZLE
+    return torch.nn.functional.scaled_mm(x, w.t(), a, by, b, by, none, none, bias, contraction_dim=(1, 0)).relu()
+
+
+def wholes(*args: torch.Tensor) -> torch.Tensor:
+    return recipes(*args, kind="TensorWise")
+
+
+@on_cpu
+@pytest.mark.parametrize("name", ["rows", "wholes", "bias"])
+def test_recipes_of_rows_and_wholes_are_generated(name: str) -> None:
+    function = {"rows": recipes, "wholes": wholes, "bias": with_bias}[name]
+    call = torch.compile(function, backend="polytile", dynamic=True, options={"tune": "off"})
+    for m, n, k in ((48, 64, 96), (17, 32, 144), (160, 144, 272)):
+        x, w, *_ = arguments(m, n, k, 1, 1)
+        a, b = (torch.rand(1), torch.rand(1)) if name == "wholes" else (torch.rand(m, 1), torch.rand(1, n))
+        args = (x, w, a, b, *([torch.randn(n).bfloat16()] if name == "bias" else []))
+        torch.testing.assert_close(call(*args), function(*args), rtol=2e-2, atol=2e-2)
+    (kernel,) = polytile.compiler.compiled_programs()[-1].multikernels
+    assert "scaled_mm" in kernel.spec.name and kernel.decisions
+
+
+@on_cpu
+def test_recipes_by_blocks_are_the_librarys() -> None:
+    def by_blocks(*args: torch.Tensor) -> torch.Tensor:
+        of = torch.nn.functional.ScalingType
+        return torch.nn.functional.scaled_mm(args[0], args[1].t(), args[2], of.BlockWise1x128, args[3].t(), of.BlockWise1x128)
+
+    program = optimize(lower(by_blocks, *arguments(160, 144, 256, 1, 1))).program
+    assert not any(isinstance(operation, Template) for operation in program.operations)
+
+
+@on_cpu
+@pytest.mark.parametrize("kind", ["RowWise", "TensorWise"])
+def test_scales_that_are_not_what_their_recipe_says_are_an_error(kind: str) -> None:
+    x, w, *_ = arguments(48, 64, 96, 1, 1)
+    args = (x, w, torch.rand(47, 1), torch.rand(1, 64))
+    call = torch.compile(lambda *args: recipes(*args, kind=kind), backend="polytile", dynamic=True, options={"tune": "off"})
+    with pytest.raises(Exception, match="scale_a"):
+        call(*args)
+
+
 BY_ROWS = {
     "rows": lambda m, n: (torch.rand(m, 1), torch.rand(1, n)),
     "wholes": lambda m, n: (torch.rand(()), torch.rand(())),

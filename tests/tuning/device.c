@@ -67,6 +67,14 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     state = code >= 600 ? code : 0;
     return state ? 0 : code;
 }
+int cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, uint64_t address, const uint64_t *sizes,
+                           const uint64_t *strides, const uint32_t *block, const uint32_t *steps, int interleave,
+                           int swizzle, int fetch, int fill)
+{
+    uint64_t told[16] = {address, sizes[0], sizes[1], strides[0], block[0], block[1], type, rank, swizzle, fetch, steps[1]};
+    memcpy(map, told, sizeof told);
+    return (uint64_t)map % 64 != 0 || interleave || fill;
+}
 int cuStreamQuery(void *stream) { return state; }
 int cuGetErrorName(int code, const char **text)
 {

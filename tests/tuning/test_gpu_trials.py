@@ -17,6 +17,7 @@ from polytile.kernels.triton.candidate import Specialised
 from polytile.problem import Outcome, digest
 from polytile.runtime import compile as compiler
 from polytile.runtime.cuda import driver
+from polytile.runtime.cuda.launch import Descriptor
 from polytile.runtime.formula import encode
 from polytile.tuning import measure
 from polytile.tuning.isolation import attempts, gpu, policy, worker
@@ -27,7 +28,7 @@ from polytile.tuning.tune import tune
 from tests.tuning import planted
 
 N = sympy.Symbol("n", integer=True, positive=True)
-TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING = range(6)
+TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR = range(7)
 X, Y, COUNT = (TENSOR, 0), (TENSOR, 1), (INT64, 0)
 HEAD = """
 #include <stdlib.h>
@@ -54,6 +55,7 @@ class OnDevice(planted.Function):
     body: str = ""
     parameters: tuple[tuple[int, int], ...] = (X, Y, COUNT)
     scratch: tuple[Any, ...] = ()
+    descriptors: tuple[Descriptor, ...] = ()
     compiled: bool = True
 
     @property
@@ -71,7 +73,7 @@ class OnDevice(planted.Function):
         image = compiler.compile_c("device_kernel", source, ("-w",)).result().path.read_bytes()
         places = {N: 0}
         grid = tuple(encode(sympy.sympify(e), places) for e in ((N + 255) // 256, 1, 1))
-        launch = DeviceLaunch(image, "kernel", 128, 0, self.parameters, grid)  # type: ignore[arg-type]
+        launch = DeviceLaunch(image, "kernel", 128, 0, self.parameters, grid, False, self.descriptors)  # type: ignore[arg-type]
         return DeviceHandle((launch,), self.scratch)
 
 
@@ -123,6 +125,18 @@ def test_a_fault_is_a_measurement_and_the_others_run(name: str, expected: Outcom
     assert outcome(bad) is expected and word in bad.detail, bad.detail
     assert first.ok and last.ok and first.measurement is not None and first.measurement.samples
     assert bool((asked.args[1] == 5.0).all())
+
+
+def test_descriptors_are_made_for_the_worker_s_own_memory() -> None:
+    body = """const unsigned long *map = p[3];
+    for (long i = 0; i < n; ++i) y[i] = 2 * x[i];
+    return map[0] == (unsigned long)x && map[1] == 16 && map[2] == n && map[3] == 64 && map[4] == 32 && map[5] == 8
+        && map[6] == 7 && map[7] == 2 && map[8] == 3 && map[9] == 2 && map[10] == 1 ? 0 : 1;"""
+    count, sixteen = encode(N, {N: 0}), encode(sympy.Integer(16), {})
+    what = Descriptor(0, 7, 4, 3, (8, 32), (count, sixteen), sixteen)
+    one = made("described", body=body, parameters=(X, Y, COUNT, (DESCRIPTOR, 0)), descriptors=(what,))
+    [attempt] = tune(on_device(one))
+    assert attempt.ok, attempt.detail
 
 
 def test_many_kernels_are_tried_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

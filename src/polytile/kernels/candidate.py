@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from polytile.kernels.facts import Facts
 from polytile.problem import Config
+from polytile.runtime.cuda.launch import Descriptor
 from polytile.runtime.formula import Formula
 
 
@@ -99,8 +100,8 @@ class PythonHandle:
 @dataclass(frozen=True)
 class DeviceLaunch:
     """One launch of the kernel `symbol` of the machine code `image`: threads of a block, bytes of dynamic shared memory, (kind,
-    index) of each parameter (runtime/cuda/launch.py), the grid's dimensions as formulas of the call's integers, and whether it
-    may overlap with the kernel before."""
+    index) of each parameter (runtime/cuda/launch.py), the grid's dimensions as formulas of the call's integers, whether it may
+    overlap with the kernel before, and its descriptors."""
 
     image: bytes = field(repr=False)
     symbol: str
@@ -109,6 +110,7 @@ class DeviceLaunch:
     parameters: tuple[tuple[int, int], ...]
     grid: tuple[Formula, Formula, Formula]
     overlaps: bool = False
+    descriptors: tuple[Descriptor, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Call(ctypes.Structure):
         ("block", ctypes.c_uint),
         ("shared", ctypes.c_uint),
         ("values", ctypes.c_uint64 * 16),
+        ("map", ctypes.c_uint64 * 16),
     ]
 
 
@@ -30,7 +31,7 @@ class Stub:
     def __init__(self, path: Path) -> None:
         object.__setattr__(self, "library", ctypes.CDLL(str(path)))
         for name, value in {"count": 0, "launch_error": 0, "load_error": 0, "parameters": 4, "capturing": 0,
-                            "memsets": 0, "tensors": 0, "max_threads": 1024}.items():  # fmt: skip
+                            "memsets": 0, "tensors": 0, "max_threads": 1024, "described": -1}.items():  # fmt: skip
             setattr(self, name, value)
 
     def __getattr__(self, name: str) -> int:

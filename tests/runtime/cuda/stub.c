@@ -9,11 +9,12 @@ enum { MOST = 64 };
 typedef struct {
     void *function, *stream, *context;
     unsigned grid[3], block, shared;
-    uint64_t values[16];
+    uint64_t values[16], map[16];
 } Call;
 
 Call stub_calls[MOST];
 int stub_overlaps, stub_count, stub_launch_error, stub_load_error, stub_parameters = 4, stub_capturing, stub_memsets, stub_tensors;
+int stub_described = -1; /* the parameter that is a descriptor */
 int stub_max_threads = 1024, stub_shared_limit = 227 * 1024;
 void *stub_stream = (void *)0x77;
 static void *contexts[16];
@@ -59,6 +60,15 @@ int cuMemsetD8Async(uintptr_t destination, unsigned char value, size_t count, vo
     stub_memsets++;
     return 0;
 }
+int cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, uintptr_t address, const uint64_t *sizes,
+                           const uint64_t *strides, const uint32_t *block, const uint32_t *steps, int interleave,
+                           int swizzle, int fetch, int fill)
+{
+    const uint64_t told[16] = {address, sizes[0], sizes[1], strides[0], block[0], block[1], steps[0], steps[1],
+                               type, rank, interleave, swizzle, fetch, fill};
+    memcpy(map, told, sizeof told);
+    return (uintptr_t)map % 64 != 0 || strides[0] % 16 != 0 || sizes[0] == 0 || sizes[1] == 0;
+}
 typedef struct { int id, unused, value, rest[15]; } CUlaunchAttribute;
 typedef struct {
     unsigned grid[3], block[3], shared;
@@ -72,10 +82,12 @@ int cuLaunchKernelEx(const CUlaunchConfig *how, void *function, void **parameter
         return stub_launch_error;
     Call *call = &stub_calls[stub_count++ % MOST];
     *call = (Call){function, how->stream, depth ? contexts[depth] : NULL, {how->grid[0], how->grid[1], how->grid[2]},
-                   how->block[0], how->shared, {0}};
+                   how->block[0], how->shared, {0}, {0}};
     stub_overlaps = how->count == 1 && how->attributes->id == 6 && how->attributes->value == 1;
     for (int i = 0; i < stub_parameters && i < 16; i++)
         call->values[i] = *(uint64_t *)parameters[i];
+    if (stub_described >= 0)
+        memcpy(call->map, parameters[stub_described], sizeof call->map);
     return 0;
 }
 int32_t aoti_torch_get_current_cuda_stream(int32_t device, void **stream) { *stream = stub_stream; return 0; }

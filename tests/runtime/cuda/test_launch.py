@@ -55,6 +55,30 @@ def test_grids_are_computed_for_each_call(stub: Stub) -> None:
     assert [call.grid[0] for call in stub.calls()] == [1, 3, 6, 250]
 
 
+def test_descriptors_are_made_for_each_call_and_passed_by_value(stub: Stub) -> None:
+    what = launch.Descriptor(1, 9, 2, 3, (128, 64), (encode(M, PLACES), encode(N, PLACES)), encode(N * 8, PLACES))
+    parameters = ((launch.TENSOR, 0), (launch.DESCRIPTOR, 0), *[(launch.NOTHING, 0)] * 4, (launch.INT32, 1))
+    stub.parameters, stub.described = len(parameters), 1
+    function = driver.load(0, b"cubin", "kernel", 128, 1024)
+    made = launch.Plan("kernel", 0, [launch.Launch(function, 128, 1024, parameters, grid(1), False, (what,))])
+    y = torch.arange(4.0)
+    for m, n in ((300, 64), (1, 8), (5, 0)):
+        time_burst(entry(made), (X, y, m, n), 1)
+    calls = stub.calls()
+    assert list(calls[0].map[:14]) == [y.data_ptr(), 64, 300, 64 * 8 * 2, 64, 128, 1, 1, 9, 2, 0, 3, 2, 0]
+    assert [tuple(call.map[1:3]) for call in calls] == [(64, 300), (8, 1), (1, 5)]
+    assert calls[0].values[0] == X.data_ptr() and calls[0].values[6] & 0xFFFFFFFF == 64
+
+
+def test_a_driver_without_descriptors_refuses_the_launch(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "DESCRIBE", "cuOfLaterDrivers")
+    what = launch.Descriptor(0, 9, 2, 3, (128, 64), (ONE, ONE), ONE)
+    function = driver.load(0, b"cubin", "kernel", 128, 1024)
+    made = launch.Plan("kernel", 0, [launch.Launch(function, 128, 1024, ((launch.DESCRIPTOR, 0),), grid(1), False, (what,))])
+    with pytest.raises(LaunchFailed, match="could not be launched"):
+        time_burst(entry(made), (X, 1, 1), 1)
+
+
 @pytest.mark.parametrize("overlaps,version,early", [(True, 13000, 1), (False, 13000, 0), (True, 12020, 0)])
 def test_a_kernel_that_waits_by_itself_may_start_early(stub: Stub, overlaps: bool, version: int, early: int) -> None:
     stub.parameters, stub.version = 1, version

@@ -8,6 +8,7 @@ its way; int8 products are kept in int32, products of 8-bit floats in float32, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -32,6 +33,8 @@ OPERAND_DTYPES = {
     "gpu": (torch.float32, torch.bfloat16, torch.float16),
 }
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+WHOLE, BY_ROWS = 0, 1
+"""Of `torch.nn.functional.ScalingType`: one scale for an operand, or one for each of its rows or columns."""
 SCALED_ROWS = 128
 """Rows of A, or columns of B, of a block that has one scale, where not each has its own."""
 Number: TypeAlias = "bool | int | float | Size"
@@ -193,23 +196,71 @@ def scaled_mm(
 ) -> Tensor:
     """8-bit floats with a scale for a whole operand, for each row of A and each column of B, or for blocks of 1 or 128 rows and
     columns by 128 elements along k; sums are float32 whatever `use_fast_accum` allows."""
-    shape, result = builder.result_sizes(), builder.result().dtype
-    if generator_of(a.device) != "gpu" or a.dtype not in FLOAT8 or b.dtype not in FLOAT8 or a.dtype != b.dtype:
-        raise LoweringError(f"scaled products of {a.dtype} and {b.dtype} on {a.device.type} are left to the library.")
-    if result.itemsize == 1 or scale_result is not None or has_static_zero(a.sizes) or has_static_zero(b.sizes):
-        raise LoweringError("scaled products with 8-bit or scaled results, or of nothing, are left to the library.")
-    whole_shapes = ((scale_a, (shape[0], ONE)), (scale_b, (ONE, shape[1])))
-    if scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
-        raise LoweringError("products with scales in other types than float32 are left to the library.")
-    if not all(_is_one(scale) or tuple(scale.sizes) == of_rows for scale, of_rows in whole_shapes):
+    if scale_result is not None:
+        raise LoweringError("scaled products with scaled results are left to the library.")
+    _check_scaled(builder, a, b, (scale_a, scale_b))
+    if not _by_rows(builder, (scale_a, scale_b)):
         if scale_a.rank != 2 or scale_b.rank != 2 or bias is not None:
             raise LoweringError("products with scales by blocks and a bias are left to the library.")
-        return template(builder, a, b, result, first=0, scales=(scale_a, scale_b))
+        return template(builder, a, b, builder.result().dtype, first=0, scales=(scale_a, scale_b))
+    return _scaled_by_rows(builder, a, b, (scale_a, scale_b), bias)
+
+
+@lowers(aten._scaled_mm_v2.default)
+def scaled_mm_v2(
+    builder: Builder,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Sequence[Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """8-bit floats with one scale for each operand, or one for each row of A and each column of B; other recipes are the
+    library's."""
+    recipes = tuple(recipe_a), tuple(recipe_b)
+    if recipes not in (((WHOLE,), (WHOLE,)), ((BY_ROWS,), (BY_ROWS,))) or any((*swizzle_a, *swizzle_b)):
+        raise LoweringError("products with scales by blocks, or several for each operand, are left to the library.")
+    if tuple(contraction_dim) not in ((), (1, 0)):
+        raise LoweringError("scaled products along other dimensions than the last of A are left to the library.")
+    scales = scale_a[0], scale_b[0]
+    _check_scaled(builder, a, b, scales)
+    if not (all(map(_is_one, scales)) if recipes[0] == (WHOLE,) else _by_rows(builder, scales)):
+        raise LoweringError("products with scales of other shapes than their recipes have are left to the library.")
+    return _scaled_by_rows(builder, a, b, scales, bias)
+
+
+def _check_scaled(builder: Builder, a: Tensor, b: Tensor, scales: Sequence[Tensor]) -> None:
+    """Raises LoweringError where no product of scaled operands is generated."""
+    if generator_of(a.device) != "gpu" or a.dtype not in FLOAT8 or b.dtype not in FLOAT8 or a.dtype != b.dtype:
+        raise LoweringError(f"scaled products of {a.dtype} and {b.dtype} on {a.device.type} are left to the library.")
+    if builder.result().dtype.itemsize == 1 or has_static_zero(a.sizes) or has_static_zero(b.sizes):
+        raise LoweringError("scaled products with 8-bit results, or of nothing, are left to the library.")
+    if any(scale.dtype != torch.float32 for scale in scales):
+        raise LoweringError("products with scales in other types than float32 are left to the library.")
+
+
+def _by_rows(builder: Builder, scales: Sequence[Tensor]) -> bool:
+    """Whether either operand has one scale, or one for each row of A or column of B."""
+    m, n = builder.result_sizes()
+    wholes = zip(scales, ((m, ONE), (ONE, n)), strict=True)
+    return all(_is_one(scale) or tuple(scale.sizes) == of_rows for scale, of_rows in wholes)
+
+
+def _scaled_by_rows(builder: Builder, a: Tensor, b: Tensor, scales: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    """Sums in float32, scaled by pointwise work."""
+    shape, result = builder.result_sizes(), builder.result().dtype
     sums = template(builder, a, b, torch.float32, first=0)
 
     def at(point: Point) -> Node:
         value = sums.at(point)
-        for scale in (scale_a, scale_b):
+        for scale in scales:
             place = (ZERO,) * scale.rank if _is_one(scale) else broadcast_point(scale.sizes, shape, point)
             value = expr.op("mul", value.dtype, value, scale.at(place))
         if bias is not None:

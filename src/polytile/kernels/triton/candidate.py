@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from polytile.errors import ResourcesExceeded
 from polytile.kernels.candidate import DeviceHandle, DeviceLaunch, NativeEntry, PythonEntry
 from polytile.kernels.canonical import TensorArg
 from polytile.kernels.facts import Facts
-from polytile.kernels.triton.kernel import Argument, Kind, Launch, TritonKernel
+from polytile.kernels.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.problem import Config, Resources, Scalar, digest
 from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
@@ -259,7 +259,7 @@ class Specialised:
         for one, promise in zip(self.kernel.launches, self._promises, strict=True):
             cubin = promise.result()
             facts = cubin.facts
-            parameters = [_parameter(argument, tensors, places) for argument in one.arguments]
+            parameters = [each for argument in one.arguments for each in _parameters(argument, tensors, places)]
             for each in (facts.global_scratch, facts.profile_scratch):  # Triton's own last two parameters
                 parameters.append((launch.SCRATCH, len(scratch)) if each else (launch.NOTHING, 0))
                 if each:
@@ -267,7 +267,11 @@ class Specialised:
             x, y, z = (encode(e, positions) for e in one.grid)
             threads = work.device.warp * facts.num_warps
             image, symbol, shared = cubin.binary, facts.symbol, facts.shared
-            made = DeviceLaunch(image, symbol, threads, shared, tuple(parameters), (x, y, z), one.overlaps)
+            described = tuple(
+                _descriptor(each, told, tensors, positions)
+                for each, told in zip(one.descriptors, facts.descriptors, strict=True)
+            )
+            made = DeviceLaunch(image, symbol, threads, shared, tuple(parameters), (x, y, z), one.overlaps, described)
             launches.append(made)
         return DeviceHandle(tuple(launches), tuple(scratch))
 
@@ -278,7 +282,8 @@ class Specialised:
         launches = []
         for one in described.launches:
             function = driver.load(index, one.image, one.symbol, one.threads, one.shared)
-            made = launch.Launch(function, one.threads, one.shared, one.parameters, one.grid, one.overlaps)
+            plain = one.threads, one.shared, one.parameters, one.grid, one.overlaps
+            made = launch.Launch(function, *plain, one.descriptors)
             launches.append(made)
         scratch = [launch.Scratch(size, zeroed) for size, zeroed in described.scratch]
         plan = launch.Plan(work.name, index, launches, scratch)
@@ -290,16 +295,28 @@ def _bytes(dtype: torch.dtype, size: sympy.Expr, positions: Mapping[sympy.Symbol
     return encode(sympy.sympify(size) * dtype.itemsize, positions)
 
 
-def _parameter(argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> tuple[int, int]:
+def _parameters(argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
+    """What is passed for an argument. After a descriptor come the matrix's sizes and strides, which no kernel reads."""
     match argument.kind:
         case Kind.TENSOR:
-            return launch.TENSOR, tensors[argument.name]
+            return [(launch.TENSOR, tensors[argument.name])]
         case Kind.SYMBOL:
-            return (launch.INT64 if argument.type == "i64" else launch.INT32), symbols[argument.name]
+            return [(launch.INT64 if argument.type == "i64" else launch.INT32, symbols[argument.name])]
         case Kind.SCRATCH:
-            return launch.SCRATCH, argument.index
+            return [(launch.SCRATCH, argument.index)]
         case Kind.ERROR:
-            return launch.ERROR_WORD, 0
+            return [(launch.ERROR_WORD, 0)]
+        case Kind.DESCRIPTOR:
+            return [(launch.DESCRIPTOR, argument.index), *[(launch.NOTHING, 0)] * 4]
+
+
+def _descriptor(
+    what: Descriptor, told: Sequence[int], tensors: Mapping[str, int], positions: Mapping[sympy.Symbol, int]
+) -> launch.Descriptor:
+    """A descriptor of which the compiler has `told` how elements are copied (compile.py)."""
+    swizzle, size, kind, rows, columns = told
+    shape = encode(what.shape[0], positions), encode(what.shape[1], positions)
+    return launch.Descriptor(tensors[what.tensor], kind, size, swizzle, (rows, columns), shape, encode(what.stride, positions))
 
 
 def job_of(one: Launch, target: int | str) -> dict[str, Any]:

@@ -6,12 +6,13 @@ The same sources serve NVIDIA's architectures, named by their capability (90), a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from polytile.errors import CompileFailed
 from polytile.kernels.triton.elf import resources
-from polytile.kernels.triton.kernel import KERNEL, Kind, Launch
+from polytile.kernels.triton.kernel import KERNEL, Launch
 from polytile.kernels.triton.module import load
 
 
@@ -19,7 +20,8 @@ from polytile.kernels.triton.module import load
 class Cubin:
     """`binary` holds the function `name`. `shared`: bytes of shared memory a block needs; `registers` a thread uses; `spills`:
     bytes of local memory a thread needs, which should be 0; `global_scratch` and `profile_scratch`: bytes of device memory a
-    program needs for what Triton keeps there itself, such as tensor descriptors."""
+    program needs for what Triton keeps there itself; `descriptors`: of each descriptor argument (swizzling, bytes of an
+    element, its type, rows and columns that are copied at once), as the driver numbers them."""
 
     binary: bytes
     name: str
@@ -29,10 +31,13 @@ class Cubin:
     num_warps: int
     global_scratch: int = 0
     profile_scratch: int = 0
+    descriptors: tuple[tuple[int, ...], ...] = ()
 
 
 WIDE = "gfx9"
 """How AMD's architectures begin whose warps have 64 threads."""
+ELEMENTS = {8: 10, 9: 8, 10: 9}
+"""Types of elements that hardware and the driver number differently: float32 below, float64 and bfloat16."""
 _COUNTS = re.compile(r"\.(vgpr_count|private_segment_fixed_size):\s*(\d+)")
 
 
@@ -63,16 +68,17 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
     registers, spills = _told(made.asm["amdgcn"]) if amd else resources(binary)
     told = made.metadata
     scratch = (getattr(told, "global_scratch_size", 0), getattr(told, "profile_scratch_size", 0))
-    return Cubin(binary, name, told.shared, registers, spills, launch.num_warps, *scratch)
+    described = tuple(_description(each) for each in getattr(told, "tensordesc_meta", None) or ())
+    return Cubin(binary, name, told.shared, registers, spills, launch.num_warps, *scratch, described)
+
+
+def _description(told: Mapping[str, Any]) -> tuple[int, ...]:
+    """What Triton says of a descriptor argument, as a Cubin has it."""
+    kind = told["elem_type"]
+    return told["swizzle"], told["elem_size"], ELEMENTS.get(kind, kind), *told["block_size"]
 
 
 def _told(assembly: str) -> tuple[int, int]:
     """(registers, bytes of stack) of a thread, which AMD's assembler states in the text."""
     found = {name: int(value) for name, value in _COUNTS.findall(assembly)}
     return found["vgpr_count"], found["private_segment_fixed_size"]
-
-
-def parameters(launch: Launch) -> list[str]:
-    """Types of what is passed at a launch, in order; Triton adds two pointers to scratch memory of its own, which may be null
-    where a kernel needs none."""
-    return [a.type if a.kind is Kind.SYMBOL else "ptr" for a in launch.arguments] + ["ptr", "ptr"]

@@ -16,7 +16,7 @@ import torch
 
 from polytile.ir import sizes
 from polytile.kernels.triton import standins
-from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch, TritonKernel
+from polytile.kernels.triton.kernel import KERNEL, Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.kernels.triton.module import load
 
 
@@ -44,7 +44,8 @@ def run(kernel: TritonKernel, tensors: Mapping[str, torch.Tensor], values: Mappi
     for launch in kernel.launches:
         grid = tuple(sizes.evaluate(g, numbers) for g in launch.grid)
         if 0 not in grid:
-            args = [_value(a, tensors, values, scratch, error) for a in launch.arguments]
+            described = [_described(each, tensors, numbers) for each in launch.descriptors]
+            args = [_value(a, tensors, values, scratch, described, error) for a in launch.arguments]
             _function(launch)[grid](*args, **dict(launch.constants))
     for memory, kind in zip(scratch, kernel.scratch, strict=True):
         if kind.zeroed and bool(memory.view(torch.uint8).any()):
@@ -57,6 +58,7 @@ def _value(
     tensors: Mapping[str, torch.Tensor],
     values: Mapping[str, int],
     scratch: Sequence[torch.Tensor],
+    described: Sequence[Any],
     error: torch.Tensor,
 ) -> Any:
     match argument.kind:
@@ -66,7 +68,16 @@ def _value(
             return _integer(values[argument.name], argument.type)
         case Kind.SCRATCH:
             return scratch[argument.index]
+        case Kind.DESCRIPTOR:
+            return described[argument.index]
     return error
+
+
+def _described(what: Descriptor, tensors: Mapping[str, torch.Tensor], numbers: Mapping[sympy.Symbol, int]) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    shape = [max(1, sizes.evaluate(size, numbers)) for size in what.shape]
+    return TensorDescriptor(tensors[what.tensor], shape, [sizes.evaluate(what.stride, numbers), 1], list(what.block))
 
 
 @functools.lru_cache(maxsize=256)

@@ -22,18 +22,20 @@ KERNEL = "polytile_kernel"
 
 class Kind(enum.Enum):
     """What an argument of a launch is. ERROR is one int32 in memory that the kernel sets to the number (from 1) of a
-    run-time check that failed, and otherwise leaves alone."""
+    run-time check that failed, and otherwise leaves alone. A DESCRIPTOR tells hardware where the blocks of a matrix are."""
 
     TENSOR = "tensor"
     SYMBOL = "symbol"
     SCRATCH = "scratch"
     ERROR = "error"
+    DESCRIPTOR = "descriptor"
 
 
 @dataclass(frozen=True)
 class Argument:
     """One run-time argument of the function, in order: `name` is that in the source and, for tensors and symbols, in the
-    LoopKernel; `index` numbers scratch; `type` is Triton's ("*bf16", "*i1", "i32", "i64")."""
+    LoopKernel; `index` numbers scratch and descriptors; `type` is Triton's ("*bf16", "*i1", "i32", "i64",
+    "tensordesc<bf16[128,64]>")."""
 
     kind: Kind
     name: str
@@ -53,6 +55,18 @@ class Scratch:
 
 
 @dataclass(frozen=True)
+class Descriptor:
+    """The matrix `tensor`, whose elements lie side by side along its rows, as hardware copies blocks of it (TMA): its rows and
+    columns, how many elements its rows are apart, and rows and columns of a block. It is made on the host for each launch and
+    passed by value."""
+
+    tensor: str
+    shape: tuple[sympy.Expr, sympy.Expr]
+    stride: sympy.Expr
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch. `source` imports triton and tl alone; `arguments` are what is passed, in order; `constants` are the
     constexpr parameters that follow them; `divisible` has the powers of two up to 16 that divide arguments, by name (integers:
@@ -67,6 +81,7 @@ class Launch:
     num_stages: int
     grid: tuple[sympy.Expr, sympy.Expr, sympy.Expr]
     overlaps: bool = False
+    descriptors: tuple[Descriptor, ...] = ()
 
     @property
     def signature(self) -> dict[str, str]:

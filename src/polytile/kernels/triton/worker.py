@@ -32,4 +32,5 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "spills": cubin.spills,
         "global_scratch": cubin.global_scratch,
         "profile_scratch": cubin.profile_scratch,
+        "descriptors": cubin.descriptors,
     }

@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +39,8 @@ class KernelRejected(CompileFailed):
 @dataclass(frozen=True)
 class Facts:
     """What loading a cubin takes, and its resources: the kernel's name in it, warps of a block, bytes of dynamic shared
-    memory, bytes of memory each block wants besides, registers a thread, and bytes a thread spills."""
+    memory, bytes of memory each block wants besides, registers a thread, bytes a thread spills, and of each descriptor argument
+    what kernels/triton/compile.py says."""
 
     symbol: str
     num_warps: int
@@ -49,6 +50,7 @@ class Facts:
     seconds: float = 0.0
     global_scratch: int = 0
     profile_scratch: int = 0
+    descriptors: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True)

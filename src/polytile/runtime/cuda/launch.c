@@ -11,8 +11,9 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING };
+enum { TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR };
 enum { OUT_OF_MEMORY = 2, INVALID_VALUE = 1, LARGEST_GRID = 65535, TORCH_UINT8 = 0, TORCH_CUDA = 1, KEPT = 8 };
+enum { MOST_DESCRIBED = 2, NOT_SUPPORTED = 801, FETCH_128_BYTES = 2 }; /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 enum { MAY_OVERLAP = 6 }; /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
 
 typedef struct { /* CUlaunchAttribute */
@@ -38,16 +39,29 @@ typedef struct {
                           int32_t device, void **tensor);
     int32_t (*delete_tensor)(void *tensor);
     int32_t (*data_pointer)(void *tensor, void **pointer);
-} Api;
+    int (*describe)(void *map, int type, uint32_t rank, uintptr_t address, const uint64_t *sizes, const uint64_t *strides,
+                    const uint32_t *block, const uint32_t *steps, int interleave, int swizzle, int fetch, int fill);
+} Api; /* the last is NULL where the driver does not have it */
 
 typedef struct {
     int32_t kind, index;
 } Parameter;
 
+typedef struct { /* a matrix whose blocks hardware copies: sizes and block are columns, then rows; `stride` in elements */
+    const int64_t *sizes[2], *stride;
+    int32_t tensor, type, bytes, swizzle;
+    uint32_t block[2];
+} Descriptor;
+
+typedef struct { /* CUtensorMap */
+    _Alignas(64) uint64_t words[16];
+} Map;
+
 typedef struct {
     void *function;
     const int64_t *grid[3];
     const Parameter *parameters;
+    const Descriptor *descriptors;
     int32_t count;
     uint32_t threads, shared;
     int32_t overlaps; /* the kernel waits for the one before it by itself */
@@ -135,6 +149,21 @@ static int provide(Plan *plan, const long *integers, void *stream, void **memory
     return code;
 }
 
+/* Rows that are not there are none that a kernel asks for; the driver wants one at least. */
+static int describe(const Descriptor *what, void *const *pointers, const long *integers, Map *map)
+{
+    uint64_t sizes[2], stride = (uint64_t)formula(what->stride, integers) * (uint64_t)what->bytes;
+    for (int i = 0; i < 2; i++) {
+        int64_t size = formula(what->sizes[i], integers);
+        sizes[i] = size > 0 ? (uint64_t)size : 1;
+    }
+    static const uint32_t steps[2] = {1, 1};
+    if (api.describe == NULL)
+        return -NOT_SUPPORTED;
+    return -api.describe(map, what->type, 2, (uintptr_t)pointers[what->tensor], sizes, &stride, what->block, steps, 0,
+                         what->swizzle, FETCH_128_BYTES, 0);
+}
+
 static int start(const Launch *launch, void *const *pointers, const long *integers, void **memory,
                  volatile int32_t *error, void *stream)
 {
@@ -148,17 +177,25 @@ static int start(const Launch *launch, void *const *pointers, const long *intege
     }
     void *addresses[launch->count + 1];
     uint64_t values[launch->count + 1];
+    Map maps[MOST_DESCRIBED];
     for (int i = 0; i < launch->count; i++) {
         int32_t index = launch->parameters[i].index;
+        addresses[i] = &values[i];
         switch (launch->parameters[i].kind) {
         case TENSOR: values[i] = (uintptr_t)pointers[index]; break;
         case INT32: values[i] = (uint32_t)(int32_t)integers[index]; break;
         case INT64: values[i] = (uint64_t)integers[index]; break;
         case SCRATCH: values[i] = (uintptr_t)memory[index]; break;
         case ERROR_WORD: values[i] = (uintptr_t)error; break;
+        case DESCRIPTOR: {
+            int code = describe(&launch->descriptors[index], pointers, integers, &maps[index]);
+            if (code != 0)
+                return code;
+            addresses[i] = &maps[index];
+            break;
+        }
         default: values[i] = 0;
         }
-        addresses[i] = &values[i];
     }
     Attribute early = {.id = MAY_OVERLAP, .value = 1};
     How how = {{(unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2]}, {launch->threads, 1, 1}, launch->shared, stream,

@@ -25,9 +25,12 @@ from polytile.runtime.cuda import driver
 from polytile.runtime.formula import Formula
 
 SOURCES = (Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("launch.c"))
-TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING = range(6)
+TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR = range(7)
 """Kinds of parameters: a tensor's address, an integer as 32 or 64 bits, a scratch buffer's address, the address of the
-word for run-time checks, and a null pointer. All but the last two go with an index."""
+word for run-time checks, a null pointer, and a tensor's descriptor by value. All but the word and the null pointer go with an
+index."""
+MOST_DESCRIBED = 2
+"""Descriptors that one launch may have."""
 
 OVERLAPPING = 12030
 """CUDA version of the first driver that records overlapping launches in graphs."""
@@ -46,6 +49,22 @@ _TORCH_FUNCTIONS = (
     "aoti_torch_delete_tensor_object",
     "aoti_torch_get_data_ptr",
 )
+DESCRIBE = "cuTensorMapEncodeTiled"
+"""What makes a descriptor; drivers before CUDA 12 lack it."""
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A matrix of which hardware copies blocks (TMA): the number of its tensor; of an element the driver's type and the bytes;
+    how copies are swizzled; rows and columns of one; the matrix's own, and the elements that its rows are apart, as formulas."""
+
+    tensor: int
+    type: int
+    bytes: int
+    swizzle: int
+    block: tuple[int, int]
+    shape: tuple[Formula, Formula]
+    stride: Formula
 
 
 @dataclass(frozen=True)
@@ -60,6 +79,7 @@ class Launch:
     parameters: tuple[tuple[int, int], ...]
     grid: tuple[Formula, Formula, Formula]
     overlaps: bool = False
+    descriptors: tuple[Descriptor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,11 +95,27 @@ class _Parameter(ctypes.Structure):
     _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
 
 
+_Code = ctypes.POINTER(ctypes.c_int64)
+
+
+class _Descriptor(ctypes.Structure):
+    _fields_ = [
+        ("sizes", _Code * 2),
+        ("stride", _Code),
+        ("tensor", ctypes.c_int32),
+        ("type", ctypes.c_int32),
+        ("bytes", ctypes.c_int32),
+        ("swizzle", ctypes.c_int32),
+        ("block", ctypes.c_uint32 * 2),
+    ]
+
+
 class _Launch(ctypes.Structure):
     _fields_ = [
         ("function", ctypes.c_void_p),
-        ("grid", ctypes.POINTER(ctypes.c_int64) * 3),
+        ("grid", _Code * 3),
         ("parameters", ctypes.POINTER(_Parameter)),
+        ("descriptors", ctypes.POINTER(_Descriptor)),
         ("count", ctypes.c_int32),
         ("threads", ctypes.c_uint32),
         ("shared", ctypes.c_uint32),
@@ -143,18 +179,22 @@ class Plan:
         return value
 
     def _code(self, formula: Formula) -> Any:
-        return self._hold((ctypes.c_int64 * len(formula))(*formula))
+        return ctypes.cast(self._hold((ctypes.c_int64 * len(formula))(*formula)), _Code)
 
     def _launch(self, launch: Launch) -> _Launch:
         parameters = self._hold(
             (_Parameter * (len(launch.parameters) + 1))(*[_Parameter(*p) for p in launch.parameters])
         )
-        grid = (ctypes.POINTER(ctypes.c_int64) * 3)(
-            *[ctypes.cast(self._code(g), ctypes.POINTER(ctypes.c_int64)) for g in launch.grid]
-        )
+        grid = (_Code * 3)(*map(self._code, launch.grid))
+        assert len(launch.descriptors) <= MOST_DESCRIBED
+        described = self._hold((_Descriptor * MOST_DESCRIBED)(*map(self._descriptor, launch.descriptors)))
         overlaps = launch.overlaps and driver.version() >= OVERLAPPING
         count, threads, shared = len(launch.parameters), launch.threads, launch.shared
-        return _Launch(launch.function.handle, grid, parameters, count, threads, shared, overlaps)
+        return _Launch(launch.function.handle, grid, parameters, described, count, threads, shared, overlaps)
+
+    def _descriptor(self, one: Descriptor) -> _Descriptor:
+        sizes, block = (_Code * 2)(*map(self._code, reversed(one.shape))), (ctypes.c_uint32 * 2)(*reversed(one.block))
+        return _Descriptor(sizes, self._code(one.stride), one.tensor, one.type, one.bytes, one.swizzle, block)
 
 
 def _released(release: Any, block: Any, held: list[Any]) -> None:
@@ -168,7 +208,7 @@ def _launcher() -> tuple[int, int, Any]:
     """Address of `polytile_launch`, bytes of a plan, and the function that releases one."""
     source = "\n".join(path.read_text() for path in SOURCES)
     library = compiler.compile_c("cuda_launch", source).result()
-    functions = (ctypes.c_void_p * (len(_DRIVER_FUNCTIONS) + len(_TORCH_FUNCTIONS)))(*_functions())
+    functions = (ctypes.c_void_p * (len(_DRIVER_FUNCTIONS) + len(_TORCH_FUNCTIONS) + 1))(*_functions())
     configure = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_configure"))
     configure(ctypes.addressof(functions))
     size = ctypes.CFUNCTYPE(ctypes.c_size_t)(library.address("polytile_plan_bytes"))()
@@ -188,7 +228,9 @@ def reset() -> None:
 
 def _functions() -> list[int]:
     """Addresses of what launch.c calls, in the order of its Api."""
-    return [*_addresses(driver.library(), _DRIVER_FUNCTIONS), *torch_functions()]
+    found = driver.library()
+    describe = _addresses(found, [DESCRIBE]) if hasattr(found, DESCRIBE) else [0]
+    return [*_addresses(found, _DRIVER_FUNCTIONS), *torch_functions(), *describe]
 
 
 def torch_functions() -> list[int]:
@@ -215,12 +257,14 @@ def failed(name: str, code: int) -> NoReturn:
 
 
 __all__ = [
+    "DESCRIPTOR",
     "ERROR_WORD",
     "INT32",
     "INT64",
     "NOTHING",
     "SCRATCH",
     "TENSOR",
+    "Descriptor",
     "Launch",
     "Plan",
     "Scratch",

@@ -7,7 +7,8 @@ floating-point numbers hold one harmless number, and only others, which may be p
     {"do": "place", "blocks": [{"bytes", "lead", "offset": offset in the shared memory | null}]}
     {"do": "launch", "scratch": [[bytes, zeroed]], "integers", "tensors": [[block, offset] | null], "seconds", "threads",
      "launches": [{"image": offset in the shared memory, "symbol", "threads", "shared", "grid": [x, y, z],
-                   "parameters": [[kind, index]]}]}
+                   "parameters": [[kind, index]],
+                   "descriptors": [{"tensor", "type", "swizzle", "block", "sizes", "stride": bytes}]}]}
     {"do": "clear"}
 
 The answer to "launch" is {"code": the run-time check that failed or 0, "seconds", "beside": number of a block | null}.
@@ -27,13 +28,15 @@ GUARD = 1 << 16
 GUARD_BYTE, NUMBER_BYTE = 0x5C, 0x3C
 """0x3C in every byte is 0.0115 in float32 and bfloat16, 1.06 in float16, 1.5e-18 in float64."""
 
-TENSOR, INT32, INT64, SCRATCH, ERROR_WORD = range(5)
-"""Kinds of parameters, as in runtime/cuda/launch.py; any other is a null pointer."""
+TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR = range(7)
+"""Kinds of parameters, as in runtime/cuda/launch.py."""
+FETCH_128_BYTES = 2
 
 NOT_READY = 600
 DYNAMIC_SHARED = 8
 POLL_SECONDS = 50e-6
 
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
 ADDRESS, ADDRESS_OUT, SIZE, INT, UNSIGNED = ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuInit": (UNSIGNED,),
@@ -122,7 +125,7 @@ class Device:
                     self._ask("cuMemsetD8_v2", owned[-1], 0, max(16, size))
             begin = time.perf_counter()
             for module, one in zip(modules, request["launches"], strict=True):
-                self._launch(module, one, self._values(one["parameters"], request, owned))
+                self._launch(module, one, self._values(one, request, owned))
             self._wait(request["seconds"])
             seconds, code = time.perf_counter() - begin, ctypes.c_int32()
             self._ask("cuMemcpyDtoH_v2", ctypes.byref(code), owned[-1], 4)
@@ -147,13 +150,14 @@ class Device:
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
         self._ask("cuLaunchKernel", function, *one["grid"], one["threads"], 1, 1, one["shared"], None, pointers, None)
 
-    def _values(self, parameters: Sequence[Sequence[int]], request: dict[str, Any], owned: Sequence[int]) -> list[Any]:
+    def _values(self, one: dict[str, Any], request: dict[str, Any], owned: Sequence[int]) -> list[Any]:
         """What each parameter points to."""
         values: list[Any] = []
-        for kind, index in parameters:
+        for kind, index in one["parameters"]:
             if kind == TENSOR:
-                place = request["tensors"][index]
-                values.append(ADDRESS(0 if place is None else self._blocks[place[0]].start + place[1]))
+                values.append(ADDRESS(self._address(request, index)))
+            elif kind == DESCRIPTOR:
+                values.append(self._descriptor(one["descriptors"][index], request))
             elif kind in (INT32, INT64):
                 values.append((ctypes.c_int32 if kind == INT32 else ctypes.c_int64)(request["integers"][index]))
             elif kind == SCRATCH:
@@ -161,6 +165,20 @@ class Device:
             else:
                 values.append(ADDRESS(owned[-1] if kind == ERROR_WORD else 0))
         return values
+
+    def _address(self, request: dict[str, Any], tensor: int) -> int:
+        place = request["tensors"][tensor]
+        return 0 if place is None else self._blocks[place[0]].start + place[1]
+
+    def _descriptor(self, told: dict[str, Any], request: dict[str, Any]) -> Any:
+        """A tensor map, which has to be aligned."""
+        room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+        made = (ctypes.c_char * MAP_BYTES).from_buffer(room, -ctypes.addressof(room) % MAP_ALIGNMENT)
+        sizes, block, steps = (ctypes.c_uint64 * 2)(*told["sizes"]), (UNSIGNED * 2)(*told["block"]), (UNSIGNED * 2)(1, 1)
+        stride, address = (ctypes.c_uint64 * 1)(told["stride"]), ADDRESS(self._address(request, told["tensor"]))
+        how = 0, told["swizzle"], FETCH_128_BYTES, 0
+        self._ask("cuTensorMapEncodeTiled", made, told["type"], 2, address, sizes, stride, block, steps, *how)
+        return made
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds

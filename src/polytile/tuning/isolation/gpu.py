@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from polytile.kernels.candidate import DeviceHandle
+from polytile.runtime.cuda.launch import Descriptor
 from polytile.runtime.formula import evaluate
 from polytile.tuning.clones import ALIGNMENT, Span, bytes_of, extent, overlapping, rounded
 from polytile.tuning.isolation.device import GUARD
@@ -115,11 +116,19 @@ def _request(
             "shared": one.shared,
             "grid": [evaluate(formula, integers) for formula in one.grid],
             "parameters": one.parameters,
+            "descriptors": [_described(each, integers) for each in one.descriptors],
         }
         for one, image in zip(handle.launches, images, strict=True)
     ]
     scratch = [[evaluate(formula, integers), zeroed] for formula, zeroed in handle.scratch]
     return {"do": "launch", "launches": launches, "scratch": scratch, "integers": integers, "tensors": places, "threads": 1}
+
+
+def _described(one: Descriptor, integers: Sequence[int]) -> dict[str, Any]:
+    """A descriptor, columns before rows."""
+    sizes = [max(1, evaluate(size, integers)) for size in reversed(one.shape)]
+    told = {"tensor": one.tensor, "type": one.type, "swizzle": one.swizzle, "block": one.block[::-1]}
+    return {**told, "sizes": sizes, "stride": evaluate(one.stride, integers) * one.bytes}
 
 
 __all__ = ["block_name", "memory_of", "run_all"]

@@ -93,11 +93,10 @@ def persistent(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> 
     before it is stored."""
     unit = unit_of(kernel, config, facts, chip)
     unit.constants["PROGRAMS"] = chip.sms
-    line = unit.out.line
     simple = not kernel.spec.batched and not facts.wide and not any(kernel.prologues)
     described = simple and all(_describable(operand, facts) for operand in unit.operands)
     for operand in unit.operands if described else ():
-        line(_descriptor(unit, operand))
+        unit.describe(operand)
     total = f"tl.cdiv({unit.number('M')}, BLOCK_M) * tl.cdiv({unit.number('N')}, BLOCK_N)"
     total += f" * {unit.number('batch')}" if kernel.spec.batched else ""
     turns = f"tl.program_id(0), {total}, PROGRAMS"
@@ -114,20 +113,6 @@ def persistent(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> 
 def _describable(operand: Operand, facts: Facts) -> bool:
     other = next((axis for axis in (operand.rows, "k") if axis != operand.layout), "")
     return operand.layout != "any" and operand.name in facts.aligned and facts.divides(operand.stride(other))
-
-
-def _descriptor(unit: Unit, operand: Operand) -> str:
-    """The operand as rows of its axis of stride 1."""
-    size, block = unit.number(operand.size), operand.block
-    if operand.layout == "k":
-        shape, blocks_of, stride = (size, unit.number("K")), (block, "BLOCK_K"), operand.stride(operand.rows)
-    else:
-        shape, blocks_of, stride = (unit.number("K"), size), ("BLOCK_K", block), operand.stride("k")
-    stride = unit.number(stride)
-    return (
-        f"desc_{operand.name} = tl.make_tensor_descriptor({operand.name}, [{', '.join(shape)}], [{stride}, 1], "
-        f"[{', '.join(blocks_of)}])"
-    )
 
 
 def _described_product(unit: Unit) -> None:

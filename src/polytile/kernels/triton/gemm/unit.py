@@ -21,7 +21,7 @@ from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.gemm import row_epilogue
 from polytile.kernels.triton.gemm.operands import Operand, operands, second_operands
 from polytile.kernels.triton.helpers import needed
-from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch
+from polytile.kernels.triton.kernel import KERNEL, Argument, Descriptor, Kind, Launch
 from polytile.kernels.triton.tile import Dim, Tile, quotient
 from polytile.kernels.triton.unit import HEADER, ORDER
 from polytile.kernels.writer import Writer
@@ -59,6 +59,7 @@ class Unit:
         self.out = Writer("    ")
         self.constants: dict[str, int] = {}
         self.scratch_types: dict[int, torch.dtype] = {}
+        self.described: list[tuple[Argument, Descriptor]] = []
         self.finish = epilogue_kernel(kernel)
         self.error = False
         self.quotients: set[sympy.Symbol] = set()
@@ -188,6 +189,18 @@ class Unit:
         number = row_epilogue.values(self.finish.loop) if self.shares_rows else 0
         return self.scratch(number, accumulator(self.kernel.in_dtype))
 
+    def describe(self, operand: Operand) -> None:
+        """Has `desc_A` or `desc_B` describe the operand, as rows of its axis of stride 1."""
+        names, apart = (operand.size, "K"), operand.rows
+        if operand.layout != "k":
+            names, apart = ("K", operand.size), "k"
+        block = self.constants[f"BLOCK_{names[0]}"], self.constants[f"BLOCK_{names[1]}"]
+        element = text.pointer_type(self.kernel.stored[operand.size == "N"]).removeprefix("*")
+        kind = f"tensordesc<{element}[{block[0]},{block[1]}]>"
+        argument = Argument(Kind.DESCRIPTOR, f"desc_{operand.name}", kind, len(self.described))
+        shape = symbol(names[0]), symbol(names[1])
+        self.described.append((argument, Descriptor(operand.name, shape, symbol(operand.stride(apart)), block)))
+
     def launch(self, grid: sympy.Expr, stages: int | None = None) -> Launch:
         """The finished launch over `grid` programs."""
         own = [s for made in self.kernel.prologues if made is not None for s in made.symbols]
@@ -211,11 +224,13 @@ class Unit:
             stages if stages is not None else int(self.config["stages"]),
             (grid, sizes.ONE, sizes.ONE),
             self.chip.overlaps,
+            tuple(descriptor for _, descriptor in self.described),
         )
 
     def _arguments(self, words: set[str]) -> tuple[Argument, ...]:
         integer = "i64" if self.facts.wide else "i32"
-        found = [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
+        found = [argument for argument, _ in self.described]
+        found += [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
         found += [Argument(Kind.SYMBOL, n, integer) for n in self.kernel.size_names if n not in self.facts.values]
         found += [
             Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
