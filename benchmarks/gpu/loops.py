@@ -1,5 +1,6 @@
-"""`python -m benchmarks.gpu.loops [--functions column_sum] [--dtypes bf16 fp32] [--seconds 110]`: every candidate of loops that
-might be near the best, at shapes of the grid and at random ones; what the prior's constants are judged by.
+"""`python -m benchmarks.gpu.loops [--functions column_sum] [--dtypes bf16 fp32] [--at 64x131072] [--seconds 110]`: every
+candidate of loops that might be near the best, at shapes of the grid and at random ones; what the prior's constants are judged
+by.
 
 `--judge` needs no GPU: it says for the cells of a result file what today's prior would choose.
 """
@@ -22,7 +23,7 @@ import polytile
 from benchmarks import record
 from benchmarks.compilers import copied
 from benchmarks.gpu import candidates, unseen
-from benchmarks.gpu.functions import BY_NAME, DTYPES, SHAPES, TRACED, Function, Shape
+from benchmarks.gpu.functions import BY_NAME, DTYPES, SHAPES, TRACED, Function, Shape, shape_of
 from benchmarks.gpu.grid import Cells
 from benchmarks.timing import geomean
 from polytile.multikernel.multikernel import MultiKernel
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--functions", nargs="+", choices=list(BY_NAME), default=["column_sum"])
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--shapes", type=int, default=22)
+    parser.add_argument("--at", nargs="+", help="shapes instead of those, as 64x131072")
     parser.add_argument("--seconds", type=float, default=110)
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--judge", nargs="?", type=Path, const=record.RESULTS / "gpu_loops.json")
@@ -161,7 +163,8 @@ def main() -> None:
         return
     cells = Cells(Path(given.out) / "gpu_loops_cells.jsonl")
     functions = [BY_NAME[name] for name in given.functions]
-    run(functions, given.dtypes, shapes(given.shapes), cells, time.monotonic() + given.seconds)
+    wanted = [shape_of(text) for text in given.at] if given.at else shapes(given.shapes)
+    run(functions, given.dtypes, wanted, cells, time.monotonic() + given.seconds)
     show(table(cells.rows))
     print(record.write("gpu_loops", {"cells": cells.rows, "device": torch.cuda.get_device_name()}, Path(given.out)))
 
