@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import record
 from benchmarks.gpu import ahead, grid, host, unseen
-from benchmarks.gpu.functions import BY_NAME, DTYPES, FUNCTIONS, SHAPES
+from benchmarks.gpu.functions import BY_NAME, DTYPES, FUNCTIONS, SHAPES, shape_of
 from benchmarks.gpu.replay import copy_bandwidth
 from benchmarks.gpu.report import report
 
@@ -52,7 +52,7 @@ def main() -> None:
         shutil.copyfile(given.resume, cells_file)
     cells = grid.Cells(cells_file)
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy_bytes_per_second": copy_bandwidth()}
-    shapes = [_shape(text) for text in given.shapes]
+    shapes = [shape_of(text) for text in given.shapes]
     functions = [BY_NAME[name] for name in given.functions]
     peers = set(given.peers) if given.peers_of is None else set()
     earlier = grid.Earlier.read(given.peers_of, results["device"]) if given.peers_of is not None else None
@@ -76,11 +76,6 @@ def main() -> None:
         path = record.write("gpu", results, out)
         report(results)
         print(f"{path}: {len(cells.rows)} cells, {time.monotonic() - began:.0f} s")
-
-
-def _shape(text: str) -> tuple[int, int]:
-    m, n = text.replace("×", "x").split("x")
-    return int(m), int(n)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,12 @@ TRACED: Shape = (4096, 1024)
 VOCABULARY = 32768
 
 
+def shape_of(text: str) -> Shape:
+    """ "4096x1024" or "4096×1024"."""
+    m, n = text.replace("×", "x").split("x")
+    return int(m), int(n)
+
+
 @dataclass(frozen=True)
 class Function:
     """`make(shape, dtype)` gives the inputs; `traffic(m, n, bytes of an element)` the bytes that must be read and

@@ -1,5 +1,6 @@
-"""`python -m benchmarks.gpu.loops [--functions column_sum] [--dtypes bf16 fp32] [--seconds 110]`: every candidate of loops that
-might be near the best, at shapes of the grid and at random ones; what the prior's constants are judged by.
+"""`python -m benchmarks.gpu.loops [--functions column_sum] [--dtypes bf16 fp32] [--at 64x131072] [--seconds 110]`: every
+candidate of loops that might be near the best, at shapes of the grid and at random ones; what the prior's constants are judged
+by.
 
 `--judge` needs no GPU: it says for the cells of a result file what today's prior would choose.
 """
@@ -22,7 +23,7 @@ import polytile
 from benchmarks import record
 from benchmarks.compilers import copied
 from benchmarks.gpu import candidates, unseen
-from benchmarks.gpu.functions import BY_NAME, DTYPES, SHAPES, TRACED, Function, Shape
+from benchmarks.gpu.functions import BY_NAME, DTYPES, SHAPES, TRACED, Function, Shape, shape_of
 from benchmarks.gpu.grid import Cells
 from benchmarks.timing import geomean
 from polytile.multikernel.multikernel import MultiKernel
@@ -40,9 +41,10 @@ SMALL: Shape = (48, 80)
 
 class Kernel:
     """The loop of a function in one type, compiled once: its candidates at any shape. `small`: without a GPU, whose candidates
-    it has all the same."""
+    it has all the same; `within`: see NEAR."""
 
-    def __init__(self, function: Function, dtype: str, small: bool = False) -> None:
+    def __init__(self, function: Function, dtype: str, small: bool = False, within: float = NEAR) -> None:
+        self.within = within
         traced = SMALL if small else TRACED
         torch._dynamo.reset()
         polytile.reset()
@@ -64,13 +66,19 @@ class Kernel:
         assert spec.make_args is not None
         args = tuple(spec.make_args(self.sizes(shape)))
         request = self.kernel._request(self.kernel.dispatcher.key_of(*args), spec.split(args)[1], args)
-        for candidate in near(request):
+        for candidate in self.near(request):
             candidate.prepare()
         return request
 
     def us(self, request: Request) -> dict[str, float]:
         """Kernel µs of the near candidates."""
-        return candidates.kernel_us(request, near(request))
+        return candidates.kernel_us(request, self.near(request))
+
+    def near(self, request: Request) -> list[Any]:
+        """The generated candidates that might be near the best."""
+        able = [candidate for candidate in request.candidates if candidate.origin == "triton"]
+        least = min(candidate.cost(request.sizes) for candidate in able)
+        return [candidate for candidate in able if candidate.cost(request.sizes) <= self.within * least]
 
 
 def on_the_host(function: Function, dtype: str) -> tuple[Any, ...]:
@@ -78,13 +86,6 @@ def on_the_host(function: Function, dtype: str) -> tuple[Any, ...]:
     with FakeTensorMode():
         made = function.make(SMALL, DTYPES[dtype])
     return tuple(torch.zeros(fake.shape, dtype=fake.dtype) for fake in made)
-
-
-def near(request: Request) -> list[Any]:
-    """The generated candidates that might be near the best."""
-    able = [candidate for candidate in request.candidates if candidate.origin == "triton"]
-    least = min(candidate.cost(request.sizes) for candidate in able)
-    return [candidate for candidate in able if candidate.cost(request.sizes) <= NEAR * least]
 
 
 def shapes(count: int) -> list[Shape]:
@@ -95,13 +96,16 @@ def shapes(count: int) -> list[Shape]:
     return [*mixed, *grid[len(drawn) :], *drawn[len(grid) :]][:count]
 
 
-def run(functions: Sequence[Function], dtypes: Sequence[str], wanted: Sequence[Shape], cells: Cells, deadline: float) -> None:
+def run(
+    functions: Sequence[Function], dtypes: Sequence[str], wanted: Sequence[Shape], cells: Cells, deadline: float,
+    within: float = NEAR,
+) -> None:  # fmt: skip
     """A cell a function, type and shape, until time is over; functions and types share it."""
     each = [(function, dtype) for function in functions for dtype in dtypes]
     for number, (function, dtype) in enumerate(each):
         until = time.monotonic() + (deadline - time.monotonic()) / (len(each) - number)
         missing = [shape for shape in wanted if not cells.has(function.name, dtype, shape)]
-        kernel = Kernel(function, dtype) if missing else None
+        kernel = Kernel(function, dtype, within=within) if missing else None
         asked: list[tuple[Shape, Request]] = []
         for shape in (*missing, *[None] * AHEAD):
             if kernel is None or time.monotonic() > until:
@@ -113,7 +117,7 @@ def run(functions: Sequence[Function], dtypes: Sequence[str], wanted: Sequence[S
 
 
 def _cell(function: Function, dtype: str, kernel: Kernel, shape: Shape, request: Request) -> dict[str, Any]:
-    predicted = {c.name: c.cost(request.sizes) * 1e6 for c in near(request)}
+    predicted = {c.name: c.cost(request.sizes) * 1e6 for c in kernel.near(request)}
     row = {"function": function.name, "dtype": dtype, "shape": list(shape), "us": kernel.us(request), "predicted_us": predicted}
     print(f"{function.name} {dtype} {shape}: {candidates.verdict([row])}", flush=True)
     return row
@@ -152,6 +156,8 @@ def main() -> None:
     parser.add_argument("--functions", nargs="+", choices=list(BY_NAME), default=["column_sum"])
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--shapes", type=int, default=22)
+    parser.add_argument("--at", nargs="+", help="shapes instead of those, as 64x131072")
+    parser.add_argument("--near", type=float, default=NEAR, help="measured are candidates up to so many times the best")
     parser.add_argument("--seconds", type=float, default=110)
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--judge", nargs="?", type=Path, const=record.RESULTS / "gpu_loops.json")
@@ -161,7 +167,8 @@ def main() -> None:
         return
     cells = Cells(Path(given.out) / "gpu_loops_cells.jsonl")
     functions = [BY_NAME[name] for name in given.functions]
-    run(functions, given.dtypes, shapes(given.shapes), cells, time.monotonic() + given.seconds)
+    wanted = [shape_of(text) for text in given.at] if given.at else shapes(given.shapes)
+    run(functions, given.dtypes, wanted, cells, time.monotonic() + given.seconds, given.near)
     show(table(cells.rows))
     print(record.write("gpu_loops", {"cells": cells.rows, "device": torch.cuda.get_device_name()}, Path(given.out)))
 

@@ -60,10 +60,9 @@ int cuModuleGetFunction(void **function, void *module, const char *name)
     return *function ? 0 : 500;
 }
 int cuFuncSetAttribute(void *function, int which, int value) { return value > 227 * 1024 ? 1 : 0; }
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void *stream, void **parameters, void **extra)
+int cuLaunchKernelEx(const unsigned *grid, void *function, void **parameters, void **extra)
 {
-    int code = ((int (*)(void **, unsigned))function)(parameters, gx);
+    int code = ((int (*)(void **, unsigned))function)(parameters, grid[0]);
     state = code >= 600 ? code : 0;
     return state ? 0 : code;
 }

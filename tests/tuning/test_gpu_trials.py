@@ -112,7 +112,7 @@ def outcome(attempt: Attempt) -> Outcome | None:
         ("illegal address", Outcome.CRASHED, "an illegal memory access was encountered"),
         ("endless", Outcome.TIMEOUT, "did not come to an end in 0.5 s"),
         ("aborts", Outcome.CRASHED, "aborted"),
-        ("refused", Outcome.RAISED, "cuLaunchKernel: CUDA_ERROR"),
+        ("refused", Outcome.RAISED, "cuLaunchKernelEx: CUDA_ERROR"),
         ("beyond the tail", Outcome.WRONG, "wrote outside argument 'y'"),
         ("before the start", Outcome.WRONG, "wrote outside argument 'y'"),
         ("far beyond", Outcome.WRONG, "wrote outside argument 'y'"),

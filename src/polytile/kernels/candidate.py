@@ -101,7 +101,7 @@ class PythonHandle:
 class DeviceLaunch:
     """One launch of the kernel `symbol` of the machine code `image`: threads of a block, bytes of dynamic shared memory, (kind,
     index) of each parameter (runtime/cuda/launch.py), the grid's dimensions as formulas of the call's integers, whether it may
-    overlap with the kernel before, and its descriptors."""
+    overlap with the kernel before, its descriptors, and how many programs are one cluster."""
 
     image: bytes = field(repr=False)
     symbol: str
@@ -111,6 +111,7 @@ class DeviceLaunch:
     grid: tuple[Formula, Formula, Formula]
     overlaps: bool = False
     descriptors: tuple[Descriptor, ...] = ()
+    cluster: int = 1
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ typedef struct {
 } Call;
 
 Call stub_calls[MOST];
-int stub_overlaps, stub_count, stub_launch_error, stub_load_error, stub_parameters = 4, stub_capturing, stub_memsets, stub_tensors;
+int stub_overlaps, stub_cluster, stub_large, stub_count, stub_launch_error, stub_load_error, stub_parameters = 4, stub_capturing, stub_memsets, stub_tensors;
 int stub_described = -1; /* the parameter that is a descriptor */
 int stub_max_threads = 1024, stub_shared_limit = 227 * 1024;
 void *stub_stream = (void *)0x77;
@@ -40,7 +40,12 @@ int cuFuncGetAttribute(int *value, int which, void *function)
     *value = which == 0 ? stub_max_threads : which == 4 ? 32 : 0;
     return 0;
 }
-int cuFuncSetAttribute(void *function, int which, int value) { return value > stub_shared_limit ? 1 : 0; }
+int cuFuncSetAttribute(void *function, int which, int value)
+{
+    if (which == 14)
+        stub_large = value;
+    return value > stub_shared_limit ? 1 : 0;
+}
 int cuGetErrorName(int code, const char **text)
 {
     *text = code == 1 ? "CUDA_ERROR_INVALID_VALUE" : code == 701 ? "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" : "CUDA_ERROR";
@@ -83,7 +88,13 @@ int cuLaunchKernelEx(const CUlaunchConfig *how, void *function, void **parameter
     Call *call = &stub_calls[stub_count++ % MOST];
     *call = (Call){function, how->stream, depth ? contexts[depth] : NULL, {how->grid[0], how->grid[1], how->grid[2]},
                    how->block[0], how->shared, {0}, {0}};
-    stub_overlaps = how->count == 1 && how->attributes->id == 6 && how->attributes->value == 1;
+    stub_overlaps = stub_cluster = 0;
+    for (unsigned i = 0; i < how->count; i++) {
+        const CUlaunchAttribute *each = &how->attributes[i];
+        stub_overlaps |= each->id == 6 && each->value == 1;
+        if (each->id == 4 && each->rest[0] == 1 && each->rest[1] == 1)
+            stub_cluster = each->value;
+    }
     for (int i = 0; i < stub_parameters && i < 16; i++)
         call->values[i] = *(uint64_t *)parameters[i];
     if (stub_described >= 0)

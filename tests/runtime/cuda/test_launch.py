@@ -88,6 +88,16 @@ def test_a_kernel_that_waits_by_itself_may_start_early(stub: Stub, overlaps: boo
     assert (stub.count, stub.overlaps) == (1, early)
 
 
+@pytest.mark.parametrize("cluster,large", [(1, 0), (8, 0), (16, 1)])
+def test_programs_that_wait_for_each_other_are_a_cluster(stub: Stub, cluster: int, large: int) -> None:
+    stub.parameters, stub.large = 1, 0
+    function = driver.load(0, b"cubin", "kernel", 128, 1024, cluster)
+    made = launch.Launch(function, 128, 1024, ((launch.TENSOR, 0),), grid(32), True, cluster=cluster)
+    plan = launch.Plan("kernel", 0, [made])
+    time_burst(entry(plan), (X, 1, 1), 1)
+    assert (stub.overlaps, stub.cluster, stub.large) == (1, cluster if cluster > 1 else 0, large)
+
+
 def test_an_empty_grid_launches_nothing(stub: Stub) -> None:
     time_burst(entry(plan(stub, (launch.TENSOR, 0), x=M)), (X, 0, 1), 1)
     assert stub.count == 0

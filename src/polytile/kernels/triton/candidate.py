@@ -267,12 +267,12 @@ class Specialised:
             x, y, z = (encode(e, positions) for e in one.grid)
             threads = work.device.warp * facts.num_warps
             image, symbol, shared = cubin.binary, facts.symbol, facts.shared
-            described = tuple(
+            own = tuple(
                 _descriptor(each, told, tensors, positions)
                 for each, told in zip(one.descriptors, facts.descriptors, strict=True)
             )
-            made = DeviceLaunch(image, symbol, threads, shared, tuple(parameters), (x, y, z), one.overlaps, described)
-            launches.append(made)
+            how = threads, shared, tuple(parameters), (x, y, z), one.overlaps, own, one.cluster
+            launches.append(DeviceLaunch(image, symbol, *how))
         return DeviceHandle(tuple(launches), tuple(scratch))
 
     def _loaded(self) -> NativeEntry:
@@ -281,10 +281,9 @@ class Specialised:
         assert index is not None
         launches = []
         for one in described.launches:
-            function = driver.load(index, one.image, one.symbol, one.threads, one.shared)
+            function = driver.load(index, one.image, one.symbol, one.threads, one.shared, one.cluster)
             plain = one.threads, one.shared, one.parameters, one.grid, one.overlaps
-            made = launch.Launch(function, *plain, one.descriptors)
-            launches.append(made)
+            launches.append(launch.Launch(function, *plain, one.descriptors, one.cluster))
         scratch = [launch.Scratch(size, zeroed) for size, zeroed in described.scratch]
         plan = launch.Plan(work.name, index, launches, scratch)
         return NativeEntry(plan.address, plan.handle, plan)

@@ -9,6 +9,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Nest, nest_of
 from polytile.kernels.rewrite import one_sweep, plain_reductions
+from polytile.kernels.triton.cluster import cluster
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.scattered import leaders, scatter
 from polytile.kernels.triton.schedules import SCHEDULES
@@ -19,15 +20,15 @@ from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
 MANY: dict[str, Callable[[LoopKernel, Nest, Config, Facts, bool], TritonKernel]] = {
-    "split": split, "sums": sums, "stripes": stripes, "scatter": scatter, "leaders": leaders
+    "split": split, "cluster": cluster, "sums": sums, "stripes": stripes, "scatter": scatter, "leaders": leaders
 }  # fmt: skip
-"""Variants of several launches."""
+"""Variants of several launches, or of several programs that wait for each other."""
 
 
 def spelled(kernel: LoopKernel, variant: str) -> LoopKernel:
     """`kernel` in the reductions that `variant` is generated from: rows in registers are gone through as often as it takes,
     rows in memory as seldom as possible."""
-    if variant in ("looped", "split"):
+    if variant in ("looped", "split", "cluster"):
         return replace(kernel, loop=plain_reductions(one_sweep(kernel.loop), welford=False))
     return replace(kernel, loop=plain_reductions(kernel.loop))
 

@@ -114,6 +114,12 @@ def pt_online(max_a, sum_a, max_b, sum_b):
     return high, sum_a * tl.exp(max_a - high) + sum_b * tl.exp(max_b - high)
 """,
     """
+def pt_meet():
+    tl.inline_asm_elementwise(
+        "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; // $0", "=r", [], tl.int32, is_pure=False, pack=1
+    )
+""",
+    """
 def pt_sqrt(x):
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 """,

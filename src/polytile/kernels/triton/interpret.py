@@ -18,6 +18,7 @@ from polytile.ir import sizes
 from polytile.kernels.triton import standins
 from polytile.kernels.triton.kernel import KERNEL, Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.kernels.triton.module import load
+from polytile.kernels.triton.together import together
 
 
 def available() -> bool:
@@ -46,7 +47,9 @@ def run(kernel: TritonKernel, tensors: Mapping[str, torch.Tensor], values: Mappi
         if 0 not in grid:
             described = [_described(each, tensors, numbers) for each in launch.descriptors]
             args = [_value(a, tensors, values, scratch, described, error) for a in launch.arguments]
-            _function(launch)[grid](*args, **dict(launch.constants))
+            function = _function(launch)
+            run_grid = function[grid] if launch.cluster == 1 else together(function, launch.cluster, grid)
+            run_grid(*args, **dict(launch.constants))
     for memory, kind in zip(scratch, kernel.scratch, strict=True):
         if kind.zeroed and bool(memory.view(torch.uint8).any()):
             raise AssertionError("a kernel left scratch memory that it must leave zero with something in it")

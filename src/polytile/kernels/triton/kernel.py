@@ -71,7 +71,8 @@ class Launch:
     """One kernel launch. `source` imports triton and tl alone; `arguments` are what is passed, in order; `constants` are the
     constexpr parameters that follow them; `divisible` has the powers of two up to 16 that divide arguments, by name (integers:
     their value; pointers: their address). A grid with a dimension of 0 launches nothing. `overlaps`: the kernel itself waits
-    for the one before it on the stream ahead of its first access to memory, and may be started before that one has ended."""
+    for the one before it on the stream ahead of its first access to memory, and may be started before that one has ended.
+    `cluster`: so many programs that follow each other run at the same time and may wait for each other."""
 
     source: str
     arguments: tuple[Argument, ...]
@@ -82,6 +83,7 @@ class Launch:
     grid: tuple[sympy.Expr, sympy.Expr, sympy.Expr]
     overlaps: bool = False
     descriptors: tuple[Descriptor, ...] = ()
+    cluster: int = 1
 
     @property
     def signature(self) -> dict[str, str]:

@@ -11,7 +11,7 @@
     latency   programs, or the blocks of programs that go over several, one after another on each of the places that registers and
               threads leave them; a program waits for memory once an iteration and for its warps once a reduction, and each
               thread for its own instructions; what is brought ahead though the cache has it costs time of its own; of a split
-              row a program then waits for what the others have left
+              row a program then waits for what the others have left, in a cluster for the others themselves
     finish    of a split row, of sums across rows and of stripes: another launch or two, or the last program's turn
     together  1 + TOGETHER · log2(warps) where rows do not begin at whole vectors
 
@@ -55,15 +55,17 @@ START = 0.05e-6  # s until a program's first load is under way, beside the launc
 DISPATCH = 0.25e-9  # s for each program of the first wave until it runs
 ISSUE = 4  # cycles between two instructions of a thread
 FINISH = 1.1e-6  # s in which the last program of a split row, or the next launch, finds what the others have left
+MET = 1.2e-6  # s in which the programs of a cluster tell each other what they have
 LEFT = 8e-9  # s for each value of that a thread reads
 TOGETHER = 0.09  # for each doubling of the warps of a program whose rows are uneven
 SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
 SECTOR = 32  # bytes
+GROUPS = 8  # of multiprocessors: a cluster is in one of them
 KEPT = 0.6  # of the L2 cache that re-read data finds place in
 RESIDENT = 0.8  # of the L2 cache that may be full of a call's data for the next one to find all of it
 BASE_REGISTERS, MOST_REGISTERS = 24, 255
 PARTS = {"argmax": 2.0, "argmin": 2.0, "welford": 3.0, "online_softmax": 2.0}  # running values of a reduction
-WHOLE = ("persistent", "sums")  # variants that hold rows whole
+WHOLE = ("persistent", "sums", "cluster")  # variants that hold rows whole
 FAR = 1 << 40  # the stride of an index that is no linear function of its axis
 
 
@@ -122,6 +124,8 @@ class Estimate:
         self.splits, self.stages = int(config.get("splits", 1) or 1), int(config.get("stages", 1) or 1)
         self.block = math.prod(d.block for d in tile.dims)
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
+        if self.variant == "cluster":
+            self.steps = self.splits
         self.splits = min(self.splits, self.steps)
         self.programs = math.prod(-(-counts[d] // d.block) for d in tile.parallel) * self.splits
         self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
@@ -255,7 +259,7 @@ class Estimate:
     @property
     def _met(self) -> float:
         """Values that a thread of the program that puts a row together reads of each part of what the others have left."""
-        if self.variant != "split":
+        if self.variant not in ("split", "cluster"):
             return 0.0
         if self.gathers:
             return self.splits * self.gathers / (GATHERING * self.device.warp)
@@ -286,9 +290,9 @@ class Estimate:
     @property
     def _gathering(self) -> float:
         """What a program of a split row spends on what the others have left, pass after pass."""
-        if self.variant != "split":
-            return 0.0
-        return self.work.passes * (CACHE_LATENCY + LEFT * self._met)
+        if self.variant == "cluster":
+            return (self.work.passes - 1) * (MET + LEFT * self._met)
+        return self.work.passes * (CACHE_LATENCY + LEFT * self._met) if self.variant == "split" else 0.0
 
     @property
     def _waits(self) -> float:
@@ -325,10 +329,17 @@ class Estimate:
         return columns * together if together > 1 else 0.0
 
     @property
+    def _at_once(self) -> int:
+        """Programs that the device holds at a time: of clusters none is parted among groups of multiprocessors."""
+        if self.variant != "cluster":
+            return self.device.sms * self.places
+        return max(1, GROUPS * (self.device.sms // GROUPS * self.places // self.splits)) * self.splits
+
+    @property
     def latency(self) -> float:
         wait = CACHE_LATENCY + self._missing * (MEMORY_LATENCY - CACHE_LATENCY)
         rounds = self.work.passes * self._waits if self.tile.reduced else 1
-        at_once = self.device.sms * self.places
+        at_once = self._at_once
         turns = self.programs / (min(self.running, at_once) if self.work.sums else at_once)
         if self.variant in WHOLE:
             rounds = (1 + (max(1.0, turns) - 1) / self.stages) / max(1.0, turns)

@@ -174,6 +174,45 @@ class Reduction:
             raise AssertionError(f"{self.kind} is spelled out where rows are held in registers")
         self.finish(self.values(scope), scope)
 
+    def over_block(self, scope: Scope, points: str) -> str:
+        """The text of the running values of the current block, put together; `points`: how many of a row lie in it."""
+        match self.kind:
+            case "welford":
+                return self._mean_and_deviations(scope, points)
+            case "online_softmax":
+                return self._greatest_and_total(scope)
+        return self.across(self.values(scope))
+
+    @property
+    def _over(self) -> str:
+        """The last arguments of a reduction of Triton's over the one reduced dimension."""
+        (axis,) = self.body.tile.reduced_at
+        return f"{axis}, keep_dims=True" if self.body.tile.parallel_dims else str(axis)
+
+    def _mean_and_deviations(self, scope: Scope, points: str) -> str:
+        """The block's mean, its sum of squared deviations, and its points."""
+        mean, off, count = self.running("own")
+        condition, kind = self.condition(), text.value_type(self.dtype)
+        value = self.body.full(self.node.args[0], self.body.tile.all_dims, scope)
+
+        def inside(what: str) -> str:
+            return f"tl.where({condition}, {what}, 0.0)" if condition else what
+
+        scope.lines.append(f"{count} = tl.cast({points}, {kind})")
+        scope.lines.append(f"{mean} = tl.sum({inside(value)}, {self._over}) / tl.maximum({count}, 1.0)")
+        scope.lines.append(f"{off} = {inside(f'{value} - {mean}')}")
+        columns = self.body.tile.parallel_dims
+        each = f"tl.broadcast_to({count}, {self.body.tile.shape(columns)})" if columns else count
+        return f"{mean}, tl.sum({off} * {off}, {self._over}), {each}"
+
+    def _greatest_and_total(self, scope: Scope) -> str:
+        """The greatest value of the block, and the sum of exponentials beside it."""
+        (value,), (high, _) = self.values(scope), self.running("own")
+        axis, *keep = self._over.split(", ")
+        greatest = f"tl.reduce({', '.join([value, axis, 'pt_max', *keep])})"
+        scope.lines.append(f"{high} = tl.maximum({greatest}, {self.parts[0].literal}, propagate_nan=tl.PropagateNan.ALL)")
+        return f"{high}, tl.sum(tl.exp({value} - {high}), {self._over})"
+
     def finish(self, running: list[str], scope: Scope) -> None:
         """The results, from running values across the block's reduced dimensions."""
         results = self._results(scope)

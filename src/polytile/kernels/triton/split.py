@@ -107,7 +107,7 @@ class Split:
             self._carry(unit, scan)
         reductions = one_pass(unit, k, share)
         for reduction in reductions:
-            self._leave(unit, reduction)
+            self._leave(unit, reduction, reduction.across(reduction.running()))
         if self.gathers and reductions:
             return unit.launch(self.splits)
         if k == nest.passes - 1 and nest.row_stores(nest.passes):
@@ -156,7 +156,7 @@ class Split:
         totals = [Reduction(unit.body, scan) for scan in self.nest.scans]
         sweep(unit, 0, totals, share)
         for total in totals:
-            self._leave(unit, total)
+            self._leave(unit, total, total.across(total.running()))
         return unit.launch(self.splits)
 
     # scratch memory --------------------------------------------------------------------------------------------------
@@ -176,10 +176,10 @@ class Split:
             return f"row * SPLITS + {split}"
         return f"{split} * ({unit.body.index(unit.rows)}) + row"
 
-    def _leave(self, unit: Unit, reduction: Reduction) -> None:
-        """Leaves a reduction's running values in scratch memory."""
+    def _leave(self, unit: Unit, reduction: Reduction, value: str) -> None:
+        """Leaves a reduction's running values, the text `value`, in scratch memory."""
         names = reduction.running("part")
-        unit.out.line(f"{', '.join(names)} = {reduction.across(reduction.running())}")
+        unit.out.line(f"{', '.join(names)} = {value}")
         mask = _mask(unit.tile.masks(unit.tile.parallel_dims))
         for k, name in enumerate(names):
             unit.out.line(f"tl.store({self._memory(unit, reduction, k)} + ({self._place(unit, 'split')}), {name}{mask})")

@@ -54,10 +54,11 @@ class Unit:
 
     # positions -------------------------------------------------------------------------------------------------------
 
-    def place(self, back: bool = False) -> None:
+    def place(self, back: bool = False, number: str = "") -> None:
         """The position of the program's block along every parallel dimension: blocks are numbered row by row, the last
         dimension fastest. Nothing here touches memory; then the program waits for the kernel before it, and lets the next
-        one's programs be placed. `back`: the first program has the last block."""
+        one's programs be placed. `back`: the first program has the last block; `number`: that of the block where it is not the
+        program's."""
         dims, tiles = self.tile.parallel, self.tile.tiles
         if self._planes:
             self._numbered(dims[-1:], tiles[-1:], self._program(0))
@@ -67,7 +68,7 @@ class Unit:
                 self.out.line("return")
             self._numbered(dims[:-1], tiles[:-1], "rows_at")
         else:
-            self._numbered(dims, tiles, self._program(0, back))
+            self._numbered(dims, tiles, self._wide(number or program(0, back)))
         for dim in dims:
             self.parallel(dim)
         self.wait()
@@ -81,10 +82,13 @@ class Unit:
     def _planes(self) -> bool:
         """Whether the grid has an axis of its own for blocks along the last dimension, and two for all others: one division
         less."""
-        return len(self.tile.parallel) > 1 and self.config["variant"] != "split"
+        return len(self.tile.parallel) > 1 and self.config["variant"] not in ("split", "cluster")
 
-    def _program(self, axis: int, back: bool = False) -> str:
-        return program(axis, back) + (".to(tl.int64)" if self.facts.wide else "")
+    def _program(self, axis: int) -> str:
+        return self._wide(program(axis, back=False))
+
+    def _wide(self, number: str) -> str:
+        return number + (".to(tl.int64)" if self.facts.wide else "")
 
     def _numbered(self, dims: Sequence[Dim], tiles: Sequence[sympy.Expr], number: str) -> None:
         """The block's position along each of `dims` by its number among all of theirs."""
@@ -162,15 +166,16 @@ class Unit:
     def _arange(self, dim: Dim) -> str:
         return f"tl.arange(0, {dim.name})" + (".to(tl.int64)" if self.facts.wide else "")
 
-    def along(self, dim: Dim, first: str) -> None:
-        """The positions along a reduced dimension of the block that begins at `first`."""
+    def along(self, dim: Dim, first: str, end: str = "{}") -> None:
+        """The positions along a reduced dimension of the block that begins at `first`; `end`: where it ends, by the dimension's
+        length."""
         self.body.firsts[dim] = first
-        self._reduced(dim, self.block_at(dim, first))
+        self._reduced(dim, self.block_at(dim, first), end)
 
-    def _reduced(self, dim: Dim, at: str) -> None:
+    def _reduced(self, dim: Dim, at: str, end: str = "{}") -> None:
         self.out.line(f"{dim.variable} = {at}")
         if not self.tile.even(dim):
-            self.out.line(f"{dim.mask} = {dim.variable} < {self.body.index(dim.size)}")
+            self.out.line(f"{dim.mask} = {dim.variable} < {end.format(self.body.index(dim.size))}")
 
     @property
     def rows(self) -> sympy.Expr:
@@ -200,7 +205,7 @@ class Unit:
         self.scratch_types[number] = dtype
         return f"scratch{number}"
 
-    def launch(self, splits: int = 0, grid: Grid | None = None) -> Launch:
+    def launch(self, splits: int = 0, grid: Grid | None = None, cluster: int = 1) -> Launch:
         """The finished launch; `splits` programs share each block's rows. `grid`: where it is not a program for each block."""
         names = [a.name for a in self._arguments()]
         constants = tuple(self.constants.items())
@@ -222,6 +227,7 @@ class Unit:
             int(self.config.get("stages", 1) or 1),
             grid or self._grid(splits),
             self.overlaps,
+            cluster=cluster,
         )
 
     def _arguments(self) -> tuple[Argument, ...]:

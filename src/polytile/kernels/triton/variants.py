@@ -4,6 +4,7 @@ plain        pointwise; blocks x (the vector axis), y, z
 persistent   whole rows in registers, read once; r (and r1) hold the row, x rows a program
 looped       block after block along the row, read once for each pass
 split        `splits` programs a row, block after block; put together by the last program or by another launch
+cluster      `splits` programs that run at the same time hold a row in registers, r of it each; read once
 sums         of loops that add up columns too: whole rows, `programs` programs for all of them
 stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
 scatter      sums by an index: blocks as in plain, whose points are added up by atomics
@@ -24,6 +25,7 @@ from polytile.ir.program import Axis
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton import prior, scattered_prior
+from polytile.kernels.triton.cluster import clustered
 from polytile.kernels.triton.generate import nest_for
 from polytile.kernels.triton.scattered import is_scattered, table_of
 from polytile.kernels.triton.split import splittable
@@ -38,7 +40,7 @@ PLAIN_1 = ((256, 1), (256, 2), (512, 2), (512, 4), (1024, 4), (2048, 4), (2048, 
 """(x, warps) of loops with one axis: 4 to 16 elements a thread, two to eight vectors of 16 bytes."""
 PLAIN_2 = (
     (256, 1, 2), (512, 1, 4), (1024, 1, 4), (2048, 1, 8), (256, 4, 4), (128, 8, 4), (64, 16, 4), (32, 32, 4), (64, 32, 4),
-    (32, 64, 4), (64, 64, 4), (64, 64, 8), (16, 64, 4), (8, 128, 4), (4, 256, 4), (2, 512, 4),
+    (32, 64, 4), (64, 64, 4), (64, 64, 8), (16, 64, 4), (8, 128, 4), (4, 256, 4), (2, 512, 4), (512, 4, 4), (1024, 4, 8),
 )  # fmt: skip
 """(x, y, warps) of loops with two axes or more: long rows first, then squares, which serve transposes, then short rows."""
 PLAIN_3 = ((32, 8, 4, 4), (16, 16, 4, 4), (8, 8, 16, 4), (4, 16, 16, 4), (16, 4, 16, 4))
@@ -80,6 +82,12 @@ GATHERED_SPLITS, GATHERS = (64, 128, 256, 512), 8
 GATHERED_COLUMNS = ((32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 16, 4))
 """(x, r, warps) of columns that a launch of their own puts together, GATHERS columns a program. With the last program of 256
 doing it, batch norms of 131072×64 take 224 registers a thread, which leaves a multiprocessor two programs; without it 72."""
+CLUSTERS, CLUSTERED = (2, 4, 8, 16), 90
+"""Programs of a cluster: eight may always be, sixteen on an H100; the capability from which on devices have clusters."""
+CLUSTER_ROWS = ((4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
+"""(r, warps): 16 or 32 values a thread."""
+CLUSTER_COLUMNS = tuple((x, n // x, w) for x in (16, 32, 64, 128) for n, w in ((8192, 8), (8192, 16), (16384, 16)))
+"""(x, r, warps): 16 or 32 values a thread, runs of 32 bytes or more."""
 LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
 """(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
 FINISHED = 64
@@ -94,6 +102,8 @@ def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config
         found = _sums(device, nest_for(kernel, "stripes")[1]) if nest.form is Form.ROW and not nest.inner else iter(())
     else:
         found = {Form.POINTWISE: _plain, Form.ROW: _rows, Form.COLUMN: _columns}[nest.form](nest)
+    if device.capability >= CLUSTERED and not is_scattered(kernel.loop) and not has_sums(kernel.loop):
+        found = itertools.chain(found, _clusters(nest_for(kernel, "cluster")[1]))
     most = device.threads_per_block // device.warp
     splits = nest.form is not Form.POINTWISE and not has_sums(kernel.loop) and splittable(nest_for(kernel, "split")[1])
     return tuple(c for c in found if int(c["warps"]) <= most and (splits or c["variant"] != "split"))
@@ -161,6 +171,14 @@ def whole_rows(r: int) -> Iterator[tuple[int, int]]:
         yield 1, 1
 
 
+def _clusters(nest: Nest) -> Iterator[Config]:
+    if not clustered(nest):
+        return
+    blocks = [(1, *own) for own in CLUSTER_ROWS] if nest.form is Form.ROW else CLUSTER_COLUMNS
+    for splits, (x, r, warps) in itertools.product(CLUSTERS, blocks):
+        yield Config.of(variant="cluster", x=x, r=r, warps=warps, splits=splits)
+
+
 def _nested_rows(nest: Nest) -> Iterator[Config]:
     if len(nest.inner) == 1:
         for r1, r in itertools.product((2, 4, 8, 16, 32, 64, 128, 256), (4, 16, 32, 64, 128, 256, 512, 1024, 2048)):
@@ -196,11 +214,13 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     """Whether `config` gives right results at these sizes: a persistent one must hold the whole row. Later calls of a regime
     go to it unasked, so it must hold at the regime's largest sizes too."""
     down = config["variant"] == "looped" and nest.form is Form.COLUMN
-    if config["variant"] not in ("persistent", "sums") and not down:
+    if config["variant"] not in ("persistent", "sums", "cluster") and not down:
         return True
     values = {s: size[s.name] for s in kernel.symbols}
     rows = [sizes.evaluate(a.size, values) for a in row_axes(nest)]
     held = [int(config.get(name, 1) or 1) for name in ("r", "r1")] + [1] * len(rows)
+    if config["variant"] == "cluster":
+        held[0] *= int(config["splits"])
     if config["variant"] != "persistent" and rows[0] <= held[0] // 2 and held[0] > ROWS[0]:
         return False  # right, but never worth its time: there is one of half the length
     return down or all(n <= block for n, block in zip(rows, held, strict=False))

@@ -31,7 +31,9 @@ RELEASE = Path("/proc/driver/nvidia/version")
 """Where Linux tells of the driver; its first line holds the release, as two or three numbers with dots."""
 _RELEASE = re.compile(r"NVRM version:.*?\b(\d+\.\d+(?:\.\d+)?)\b")
 
-_MAX_THREADS, _LOCAL_BYTES, _REGISTERS, _DYNAMIC_SHARED = 0, 3, 4, 8
+_MAX_THREADS, _LOCAL_BYTES, _REGISTERS, _DYNAMIC_SHARED, _LARGE_CLUSTERS = 0, 3, 4, 8, 14
+PORTABLE = 8
+"""Blocks of a cluster that every device can run which has clusters; more must be asked for."""
 _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED: loading a module is not part of what a thread of this process may be recording."""
 
@@ -191,9 +193,9 @@ def current(index: int) -> Iterator[ctypes.CDLL]:
         found.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
-def load(index: int, image: bytes, symbol: str, threads: int, shared: int) -> Function:
+def load(index: int, image: bytes, symbol: str, threads: int, shared: int, cluster: int = 1) -> Function:
     """The kernel `symbol` of the cubin `image` on device `index`, ready for blocks of `threads` with `shared` bytes of
-    dynamic shared memory.
+    dynamic shared memory, in clusters of `cluster`.
 
     Raises LaunchFailed, before anything runs, where the device cannot take the cubin or the kernel exceeds what a block
     may have.
@@ -212,6 +214,9 @@ def load(index: int, image: bytes, symbol: str, threads: int, shared: int) -> Fu
                 )
             code = found.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, shared)
             _check(code, f"give kernel {symbol} {shared} bytes of shared memory")
+            if cluster > PORTABLE:
+                code = found.cuFuncSetAttribute(handle, _LARGE_CLUSTERS, 1)
+                _check(code, f"run kernel {symbol} in clusters of {cluster} blocks")
         except BaseException:
             found.cuModuleUnload(module)
             raise

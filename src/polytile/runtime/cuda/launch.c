@@ -14,7 +14,7 @@
 enum { TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR };
 enum { OUT_OF_MEMORY = 2, INVALID_VALUE = 1, LARGEST_GRID = 65535, TORCH_UINT8 = 0, TORCH_CUDA = 1, KEPT = 8 };
 enum { MOST_DESCRIBED = 2, NOT_SUPPORTED = 801, FETCH_128_BYTES = 2 }; /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
-enum { MAY_OVERLAP = 6 }; /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+enum { CLUSTER = 4, MAY_OVERLAP = 6 }; /* CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION */
 
 typedef struct { /* CUlaunchAttribute */
     int32_t id, unused, value, rest[15];
@@ -65,6 +65,7 @@ typedef struct {
     int32_t count;
     uint32_t threads, shared;
     int32_t overlaps; /* the kernel waits for the one before it by itself */
+    int32_t cluster;  /* blocks next to each other that run at the same time */
 } Launch;
 
 typedef struct {
@@ -197,9 +198,14 @@ static int start(const Launch *launch, void *const *pointers, const long *intege
         default: values[i] = 0;
         }
     }
-    Attribute early = {.id = MAY_OVERLAP, .value = 1};
+    Attribute attributes[2];
+    unsigned count = 0;
+    if (launch->overlaps)
+        attributes[count++] = (Attribute){.id = MAY_OVERLAP, .value = 1};
+    if (launch->cluster > 1)
+        attributes[count++] = (Attribute){.id = CLUSTER, .value = launch->cluster, .rest = {1, 1}};
     How how = {{(unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2]}, {launch->threads, 1, 1}, launch->shared, stream,
-               &early, launch->overlaps ? 1 : 0};
+               attributes, count};
     return -api.launch_kernel(&how, launch->function, addresses, NULL);
 }
 

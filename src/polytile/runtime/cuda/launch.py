@@ -71,7 +71,8 @@ class Descriptor:
 class Launch:
     """One launch of a loaded kernel: threads of a block, bytes of dynamic shared memory, (kind, index) of each parameter,
     and the three dimensions of the grid as formulas of the call's integers. `overlaps`: its programs wait for the kernel
-    before them on the stream by themselves, so they may be started before that one has ended."""
+    before them on the stream by themselves, so they may be started before that one has ended; `cluster`: so many that follow
+    each other run at the same time."""
 
     function: driver.Function
     threads: int
@@ -80,6 +81,7 @@ class Launch:
     grid: tuple[Formula, Formula, Formula]
     overlaps: bool = False
     descriptors: tuple[Descriptor, ...] = ()
+    cluster: int = 1
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class _Launch(ctypes.Structure):
         ("threads", ctypes.c_uint32),
         ("shared", ctypes.c_uint32),
         ("overlaps", ctypes.c_int32),
+        ("cluster", ctypes.c_int32),
     ]
 
 
@@ -190,7 +193,8 @@ class Plan:
         described = self._hold((_Descriptor * MOST_DESCRIBED)(*map(self._descriptor, launch.descriptors)))
         overlaps = launch.overlaps and driver.version() >= OVERLAPPING
         count, threads, shared = len(launch.parameters), launch.threads, launch.shared
-        return _Launch(launch.function.handle, grid, parameters, described, count, threads, shared, overlaps)
+        numbers = count, threads, shared, overlaps, launch.cluster
+        return _Launch(launch.function.handle, grid, parameters, described, *numbers)
 
     def _descriptor(self, one: Descriptor) -> _Descriptor:
         sizes, block = (_Code * 2)(*map(self._code, reversed(one.shape))), (ctypes.c_uint32 * 2)(*reversed(one.block))

@@ -8,7 +8,8 @@ floating-point numbers hold one harmless number, and only others, which may be p
     {"do": "launch", "scratch": [[bytes, zeroed]], "integers", "tensors": [[block, offset] | null], "seconds", "threads",
      "launches": [{"image": offset in the shared memory, "symbol", "threads", "shared", "grid": [x, y, z],
                    "parameters": [[kind, index]],
-                   "descriptors": [{"tensor", "type", "swizzle", "block", "sizes", "stride": bytes}]}]}
+                   "descriptors": [{"tensor", "type", "swizzle", "block", "sizes", "stride": bytes}],
+                   "cluster"}]}
     {"do": "clear"}
 
 The answer to "launch" is {"code": the run-time check that failed or 0, "seconds", "beside": number of a block | null}.
@@ -33,7 +34,9 @@ TENSOR, INT32, INT64, SCRATCH, ERROR_WORD, NOTHING, DESCRIPTOR = range(7)
 FETCH_128_BYTES = 2
 
 NOT_READY = 600
-DYNAMIC_SHARED = 8
+DYNAMIC_SHARED, LARGE_CLUSTERS = 8, 14
+CLUSTER = 4
+"""The attribute of a launch that says how many blocks are a cluster."""
 POLL_SECONDS = 50e-6
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
@@ -52,11 +55,26 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuModuleUnload": (ctypes.c_void_p,),
     "cuModuleGetFunction": (ADDRESS_OUT, ctypes.c_void_p, ctypes.c_char_p),
     "cuFuncSetAttribute": (ctypes.c_void_p, INT, INT),
-    "cuLaunchKernel": (ctypes.c_void_p, *[UNSIGNED] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+    "cuLaunchKernelEx": (ctypes.c_void_p,) * 4,
     "cuStreamQuery": (ctypes.c_void_p,),
     "cuGetErrorName": (INT, ADDRESS_OUT),
     "cuGetErrorString": (INT, ADDRESS_OUT),
 }
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute, of a cluster's three dimensions."""
+
+    _fields_ = [("id", INT), ("unused", INT), ("value", UNSIGNED * 16)]
+
+
+class How(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", UNSIGNED * 3), ("block", UNSIGNED * 3), ("shared", UNSIGNED), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)), ("count", UNSIGNED),
+    ]  # fmt: skip
 
 
 class DeviceError(Exception):
@@ -147,8 +165,12 @@ class Device:
         function = ctypes.c_void_p()
         self._ask("cuModuleGetFunction", ctypes.byref(function), module, one["symbol"].encode())
         self._ask("cuFuncSetAttribute", function, DYNAMIC_SHARED, one["shared"])
+        cluster = Attribute(CLUSTER, 0, (one["cluster"], 1, 1))
+        if one["cluster"] > 1:
+            self._ask("cuFuncSetAttribute", function, LARGE_CLUSTERS, 1)
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        self._ask("cuLaunchKernel", function, *one["grid"], one["threads"], 1, 1, one["shared"], None, pointers, None)
+        how = How((*one["grid"],), (one["threads"], 1, 1), one["shared"], None, ctypes.pointer(cluster), one["cluster"] > 1)
+        self._ask("cuLaunchKernelEx", ctypes.byref(how), function, pointers, None)
 
     def _values(self, one: dict[str, Any], request: dict[str, Any], owned: Sequence[int]) -> list[Any]:
         """What each parameter points to."""

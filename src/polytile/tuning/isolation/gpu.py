@@ -117,6 +117,7 @@ def _request(
             "grid": [evaluate(formula, integers) for formula in one.grid],
             "parameters": one.parameters,
             "descriptors": [_described(each, integers) for each in one.descriptors],
+            "cluster": one.cluster,
         }
         for one, image in zip(handle.launches, images, strict=True)
     ]

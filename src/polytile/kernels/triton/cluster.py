@@ -1,0 +1,91 @@
+"""The schedule of rows that a cluster of programs holds: each has its share of the row in registers, as `persistent` has all of
+it, so that everything is read once. Where a reduction is due, all of them leave what their shares come to in scratch memory,
+wait for each other, and each puts it together for itself.
+
+Programs of a cluster run at the same time, on multiprocessors near each other (compute capability 9.0 and later): none waits for
+one that cannot start. Program 0 of a row stores the row's values.
+"""
+
+from __future__ import annotations
+
+from polytile.ir import sizes
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import Form, Nest
+from polytile.kernels.triton.kernel import Launch, TritonKernel
+from polytile.kernels.triton.reductions import Reduction
+from polytile.kernels.triton.split import Split
+from polytile.kernels.triton.tile import Dim
+from polytile.kernels.triton.unit import Unit
+from polytile.problem import Config
+
+MEET, POINTS = "pt_meet()", "points"
+
+
+def clustered(nest: Nest) -> bool:
+    """Whether programs can hold rows together, and there is a second pass that this spares."""
+    return nest.form is not Form.POINTWISE and not nest.scans and len(nest.loop.reduced) == 1 and nest.passes > 1
+
+
+def cluster(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launch of `kernel` under a config whose `splits` programs hold a row."""
+    return Cluster(kernel, nest, config, facts, overlaps).made()
+
+
+class Cluster(Split):
+    """A kernel in the making."""
+
+    def made(self) -> TritonKernel:
+        return TritonKernel((self._only(),), tuple(self.memory))
+
+    def _only(self) -> Launch:
+        nest, unit = self.nest, Unit(self.kernel, self.nest, self.config, self.facts, self.overlaps)
+        unit.constants["SPLITS"] = self.splits
+        unit.place(number="(tl.program_id(0) // SPLITS)")
+        self._share(unit, unit.tile.reduced[0])
+        unit.fetch([root for k in range(nest.passes) for root in nest.roots_in(k)], unit.scope)
+        for k in range(nest.passes + 1):
+            self._row_values(unit, k)
+            if k < nest.passes:
+                self._meet(unit, [Reduction(unit.body, node) for node in nest.reduces_in(k)])
+                unit.body.stores(nest.stores_in(k), unit.scope)
+        unit.flush(unit.scope)
+        return unit.launch(grid=(sizes.product(unit.tile.tiles) * self.splits, sizes.ONE, sizes.ONE), cluster=self.splits)
+
+    def _share(self, unit: Unit, dim: Dim) -> None:
+        """The positions of the program's own part of the row: all programs have as many, in a row of memory whole vectors."""
+        wide = ".to(tl.int64)" if self.facts.wide else ""
+        unit.out.line(f"split = (tl.program_id(0) % SPLITS){wide}")
+        size = unit.body.index(dim.size)
+        whole = f"tl.cdiv({size}, 16 * SPLITS) * 16" if self.nest.form is Form.ROW else f"tl.cdiv({size}, SPLITS)"
+        chunk = dim.name if unit.tile.even(dim) else whole
+        unit.out.extend([f"chunk = {chunk}", "first = split * chunk"])
+        unit.out.line(f"{POINTS} = tl.maximum(tl.minimum(chunk, {size} - first), 0)")
+        unit.along(dim, "first", "tl.minimum(first + chunk, {})")
+        unit.out.line(f"row = {unit.row()}")
+
+    def _row_values(self, unit: Unit, k: int) -> None:
+        """Stores what is known of the row after k passes."""
+        stores = self.nest.row_stores(k)
+        if not stores:
+            return
+        unit.flush(unit.scope)
+        inner = unit.scope.inner()
+        with unit.out.indented("if split == 0:"):
+            unit.body.stores(stores, inner)
+            unit.flush(inner)
+
+    def _meet(self, unit: Unit, reductions: list[Reduction]) -> None:
+        """Puts together what all shares come to."""
+        if not reductions:
+            return
+        for reduction in reductions:
+            value = reduction.over_block(unit.scope, POINTS)
+            unit.flush(unit.scope)
+            self._leave(unit, reduction, value)
+        unit.out.line(MEET)
+        for reduction in reductions:
+            reduction.finish(self._left(unit, reduction, unit.scope, before=False), unit.scope)
+
+
+__all__ = ["cluster", "clustered"]

@@ -1,0 +1,90 @@
+"""Programs of a cluster under Triton's interpreter, which runs one program after another: each is a thread that has its turn
+until it ends or meets the others."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Program = Callable[..., None]
+Place = tuple[int, int, int]
+
+
+def together(function: Any, count: int, grid: tuple[int, ...]) -> Any:
+    """What runs the interpreted `function` over a grid whose programs are clusters of `count` along the first axis."""
+    from triton.runtime.interpreter import GridExecutor
+
+    return GridExecutor(_Clusters(function.rewrite(), count), function.arg_names, grid)
+
+
+class _Clusters:
+    """Stands for an interpreted function: runs a cluster when the last of its programs is due."""
+
+    def __init__(self, program: Program, count: int) -> None:
+        self.program, self.count = program, count
+        self.__name__, self.__annotations__ = program.__name__, program.__annotations__
+        self.__signature__ = inspect.signature(program)
+        self.__globals__ = program.__globals__
+
+    def __call__(self, **args: Any) -> None:
+        from triton.runtime.interpreter import interpreter_builder
+
+        x, y, z = interpreter_builder.grid_idx
+        if x % self.count == self.count - 1:
+            run(self.program, [(x - k, y, z) for k in reversed(range(self.count))], args)
+
+
+def run(program: Program, places: Sequence[Place], args: Mapping[str, Any]) -> None:
+    """One program at each of `places`, in turns. Raises what one of them raises; the others are then left where they are."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    going = [_Turn(program, place, args) for place in places]
+    while going:
+        for one in going:
+            interpreter_builder.set_grid_idx(*one.place)
+            one.take()
+            if one.error is not None:
+                raise one.error
+        going = [one for one in going if not one.ended]
+
+
+class _Turn(threading.Thread):
+    """A program that runs while it has its turn."""
+
+    def __init__(self, program: Program, place: Place, args: Mapping[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self.program, self.place, self.args = program, place, args
+        self.mine, self.others = threading.Semaphore(0), threading.Semaphore(0)
+        self.ended = False
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        self.mine.acquire()
+        try:
+            self.program(**self.args)
+        except Exception as error:
+            self.error = error
+        self.ended = True
+        self.others.release()
+
+    def take(self) -> None:
+        """Lets the program run until it ends or meets the others."""
+        self.mine.release()
+        self.others.acquire()
+
+    def meet(self) -> None:
+        self.others.release()
+        self.mine.acquire()
+
+
+def interpreted_meet() -> None:
+    """`pt_meet`, of a program of a cluster."""
+    turn = threading.current_thread()
+    assert isinstance(turn, _Turn), "a program meets others outside of a cluster"
+    turn.meet()
+
+
+__all__ = ["interpreted_meet", "together"]

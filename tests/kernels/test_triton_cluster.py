@@ -1,0 +1,147 @@
+"""Clusters of programs that hold rows together: under the interpreter against float64, their text, and what the compiler says."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from polytile.ir import evaluate, expr
+from polytile.ir.program import Loop
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import nest_of
+from polytile.kernels.triton import interpret, together, variants
+from polytile.kernels.triton.candidate import WORKER, job_of
+from polytile.kernels.triton.cluster import clustered
+from polytile.kernels.triton.generate import generate, nest_for
+from polytile.problem import Config
+from polytile.runtime.cuda import cubins, device, workers
+from tests.kernels.helpers import F32, P0, R0, S0, S1, assert_golden, kernel_of, load, loop, op, store
+from tests.kernels.interpreted import facts_of
+from tests.kernels.test_loops_golden import column_sum, cumsum, layer_norm, softmax
+from tests.kernels.test_triton_golden import KNOWN, column_norm
+
+H100 = device.named("H100")
+ROWS = Config.of(variant="cluster", x=1, r=16384, warps=16, splits=8)
+COLUMNS = Config.of(variant="cluster", x=32, r=256, warps=16, splits=16)
+
+
+def two_meetings() -> Loop:
+    """Rows over the sum of their squares' distances from the greatest of them, counted up in a total of earlier calls."""
+    x = load("x", P0 * (S1 + 3) + R0)
+    far = op("sub", x, expr.reduce("max", F32, x))
+    total = expr.reduce("sum", F32, op("mul", far, far))
+    count = store("c", P0, op("add", load("c", P0), expr.reduce("max", F32, x)))
+    return loop([count, store("s", P0, total), store("o", P0 * S1 + R0, op("div", far, total))], {P0: S0}, {R0: S1})
+
+
+def column_statistics() -> Loop:
+    """Columns less their means, and the means."""
+    x = load("x", R0 * S0 + P0)
+    both = expr.reduce("welford", F32, x)
+    stores = [store("m", P0, expr.part(both, 0, F32)), store("v", P0, expr.part(both, 1, F32))]
+    return loop([*stores, store("o", R0 * S0 + P0, op("sub", x, expr.part(both, 0, F32)))], {P0: S0}, {R0: S1})
+
+
+def agrees(kernel: LoopKernel, config: Config, facts: Facts, sizes: dict[str, int], offset: float = 0.0) -> None:
+    points = (sizes["n0"] + 3) * (sizes["n1"] + 3)
+    given = {t.name: offset + torch.randn(points) if t.role == "in" else torch.full((points,), 7.0) for t in kernel.tensors}
+    want = {name: tensor.double() for name, tensor in given.items()}
+    evaluate.run_loop(kernel.loop, want, {s: sizes[s.name] for s in kernel.symbols})
+    assert not interpret.run(generate(kernel, config, facts), given, sizes)
+    for name, tensor in given.items():
+        torch.testing.assert_close(tensor.double(), want[name], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [softmax, layer_norm, two_meetings])
+@pytest.mark.parametrize("splits,r", [(2, 64), (4, 32), (16, 16)])
+def test_programs_hold_a_row_together(make: Callable[[], Loop], splits: int, r: int) -> None:
+    kernel, config = kernel_of(make()), Config.of(variant="cluster", x=1, r=r, warps=4, splits=splits)
+    for rows, length, bare in itertools.product((1, 3), (2, 33, 100, 128), (False, True)):
+        sizes = {"n0": rows, "n1": length}
+        agrees(kernel, config, Facts(wide=True) if bare else facts_of(kernel, sizes), sizes)
+
+
+@pytest.mark.parametrize("splits,r,x", [(2, 32, 16), (4, 16, 32), (16, 4, 4)])
+def test_programs_hold_columns_together(splits: int, r: int, x: int) -> None:
+    kernel, config = kernel_of(column_statistics()), Config.of(variant="cluster", x=x, r=r, warps=4, splits=splits)
+    for columns, length, bare in itertools.product((1, 16, 37), (2, 5, 50, 64), (False, True)):
+        sizes = {"n0": columns, "n1": length}
+        agrees(kernel, config, Facts(wide=True) if bare else facts_of(kernel, sizes), sizes, offset=50.0)
+
+
+def test_a_length_that_is_known_needs_no_masks() -> None:
+    kernel, facts = kernel_of(layer_norm()), Facts(exact=(("n1", 128),))
+    config = Config.of(variant="cluster", x=1, r=32, warps=4, splits=4)
+    (launch,) = generate(kernel, config, facts).launches
+    assert launch.cluster == 4 and "mask=" not in launch.source
+    agrees(kernel, config, facts, {"n0": 3, "n1": 128})
+
+
+def test_rows_with_infinities() -> None:
+    kernel, config = kernel_of(softmax()), Config.of(variant="cluster", x=1, r=16, warps=4, splits=4)
+    x, inf, nan = torch.randn(6, 50), float("inf"), float("nan")
+    x[0], x[1, :20], x[2, 3], x[3, 40], x[4, 7] = -inf, -inf, inf, nan, -inf
+    out = torch.full_like(x, 7.0)
+    tensors = dict(zip([t.name for t in kernel.tensors], (x, out), strict=True))
+    interpret.run(generate(kernel, config, Facts()), tensors, {"n0": 6, "n1": 50})
+    torch.testing.assert_close(out, torch.softmax(x, -1), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_where_there_is_a_second_pass_to_spare() -> None:
+    def able(make: Callable[[], Loop]) -> bool:
+        return clustered(nest_for(kernel_of(make()), "cluster")[1])
+
+    assert all(map(able, (softmax, layer_norm, column_norm, two_meetings)))
+    assert not any(map(able, (column_sum, cumsum)))
+
+
+def test_a_device_has_clusters_from_9_0_on() -> None:
+    kernel = kernel_of(layer_norm())
+    nest = nest_of(kernel.loop)
+    for name, has in (("H100", True), ("B200", True), ("A100", False), ("MI300X", False)):
+        configs = variants.configs(kernel, nest, device.named(name))
+        assert any(c["variant"] == "cluster" for c in configs) is has
+
+
+@pytest.mark.parametrize("length", [5000, 8192, 20000, 65536, 100000, 131072, 262144])
+def test_no_cluster_is_half_idle(length: int) -> None:
+    kernel, size = kernel_of(layer_norm()), {"n0": 64, "n1": length}
+    nest = nest_of(kernel.loop)
+    able = [c for c in variants.configs(kernel, nest, H100) if variants.valid(kernel, nest, c, size)]
+    mine = [c for c in able if c["variant"] == "cluster"]
+    assert mine and all(length <= c["r"] * c["splits"] < 2 * length for c in mine)
+    assert all(variants.cost(kernel, nest, c, size, H100) > 0 for c in mine)
+
+
+@pytest.mark.parametrize("name,make,config", [("layer_norm", layer_norm, ROWS), ("column_norm", column_norm, COLUMNS)])
+def test_generated_text(name: str, make: Callable[[], Loop], config: Config) -> None:
+    (launch,) = generate(kernel_of(make()), config, KNOWN, overlaps=True).launches
+    head = f"# grid {launch.grid}, clusters of {launch.cluster}, divisible {dict(launch.divisible)}\n"
+    assert_golden(f"{name}_cluster.triton", head + launch.source[launch.source.index("@triton.jit") :])
+
+
+def test_clusters_compile_for_an_h100_without_spills() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
+    launches = [generate(kernel_of(m()), c, KNOWN).launches[0] for m, c in ((layer_norm, ROWS), (column_norm, COLUMNS))]
+    try:
+        promises = [cubins.request(cubins.Order("cluster", WORKER, job_of(launch, 90), "test")) for launch in launches]
+        found = [promise.result(250) for promise in promises]
+    finally:
+        workers.reset()
+    assert all(b"polytile_kernel" in cubin.binary and cubin.facts.spills == 0 for cubin in found)
+
+
+def test_an_error_of_one_program_ends_the_cluster() -> None:
+    def fails() -> None:
+        together.interpreted_meet()
+        raise ValueError("as the test asked")
+
+    from triton.runtime.interpreter import interpreter_builder
+
+    interpreter_builder.set_grid_dim(2, 1, 1)
+    with pytest.raises(ValueError, match="as the test asked"):
+        together.run(fails, [(0, 0, 0), (1, 0, 0)], {})
