@@ -7,7 +7,6 @@ alone). Everything here goes through public entry points.
 from __future__ import annotations
 
 import collections
-import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 import polytile
+from polytile.problem import sizes_text
 from polytile.report import Column, Table
 from polytile.report.tables import count
 
@@ -87,10 +87,10 @@ def decisions(explanation: Any) -> list[dict[str, Any]]:
     return [
         {
             "kernel": str(row.kernel),
-            "sizes": " ".join(f"{name}={size}" for name, size in dict(row.sizes).items()),
+            "sizes": sizes_text(row.sizes, " "),
             "candidate": str(row.candidate),
             "provenance": str(row.provenance),
-            "seconds": None if row.seconds is None or math.isnan(row.seconds) else row.seconds,
+            "seconds": row.seconds,
         }
         for row in explanation.decisions
     ]

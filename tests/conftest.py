@@ -11,9 +11,7 @@ import hypothesis
 import pytest
 import torch
 
-if (
-    not torch.cuda.is_available()
-):  # Triton decides when it is imported, which torch's tracer does, whether it interprets
+if not torch.cuda.is_available():  # Triton decides whether it interprets when it is imported, which torch's tracer does
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Generated examples say whether behaviour holds, never how fast they are made or run: no deadline. They are the same in

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import cProfile
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from polytile.compiler import CompiledProgram
 from polytile.frontend.backend import Backend
 from polytile.ir.program import Extern
 from polytile.multikernel.decision import Decision
+from polytile.problem import sizes_text
 from polytile.runtime.convolution import KeptConvolution
 from polytile.runtime.weights import Site
 
@@ -73,7 +73,7 @@ class Explanation:
             lines.append(f"  {row.operator:<{width}}  {row.count:>3} × {row.how}{reason}")
         lines += ["", "decisions"]
         for decision in self.decisions:
-            sizes = ", ".join(f"{name}={size}" for name, size in decision.sizes)
+            sizes = sizes_text(decision.sizes)
             time = f" {decision.seconds * 1e6:.1f} µs" if decision.seconds is not None else ""
             lines.append(f"  {decision.kernel} [{sizes}] → {decision.candidate}{time}: {decision.provenance}")
         lines += ["", "weights"] if self.weights else []
@@ -131,6 +131,6 @@ def _weight(kernel: str, site: Site, dtype: torch.dtype) -> WeightRow:
 
 
 def _row(decision: Decision) -> DecisionRow:
-    seconds = next((s.seconds for s in decision.standings if s.candidate == decision.candidate), math.nan)
-    known = None if math.isnan(seconds) else seconds
-    return DecisionRow(decision.kernel, decision.sizes, decision.candidate, decision.provenance, known, decision.link)
+    return DecisionRow(
+        decision.kernel, decision.sizes, decision.candidate, decision.provenance, decision.seconds, decision.link
+    )

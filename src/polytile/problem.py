@@ -10,7 +10,7 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,6 +20,11 @@ Scalar = int | float | str | bool
 def digest(text: str, length: int = 16) -> str:
     """First `length` hexadecimal digits of the SHA-256 of `text`; names things by content."""
     return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def sizes_text(sizes: Iterable[tuple[str, int]], between: str = ", ") -> str:
+    """Named sizes as a person writes them: "M=64, N=512"."""
+    return between.join(f"{name}={size}" for name, size in sizes)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Config:
 
     def __str__(self) -> str:
         numbers = " ".join(f"{k}={v}" for k, v in self.values)
-        made_for = " for " + ",".join(f"{k}={v}" for k, v in self.hint) if self.hint else ""
+        made_for = " for " + sizes_text(self.hint, ",") if self.hint else ""
         return (numbers or "default") + made_for
 
 
@@ -82,7 +87,7 @@ class Problem:
         return dict(self.sizes)
 
     def __str__(self) -> str:
-        return f"{self.family} {self.kernel[:8]} [{', '.join(f'{k}={v}' for k, v in self.sizes)}]"
+        return f"{self.family} {self.kernel[:8]} [{sizes_text(self.sizes)}]"
 
 
 class Outcome(enum.Enum):

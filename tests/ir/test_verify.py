@@ -108,7 +108,7 @@ ILLEGAL: dict[str, tuple[Program, str]] = {
     "load of another width": (program(loop(expr.load(I64, "x", P0))), "loads torch.int64 from x"),
     "mask of numbers": (program(loop(expr.load(F32, "x", P0, (), ELEMENT))), "under a mask of torch.float32"),
     "reduction without axis": (program(loop(expr.reduce("sum", F32, ELEMENT))), "no reduced axis"),
-    "unknown kind": (program(rows(expr.reduce("median", F32, ROW_ELEMENT))), "unknown kind 'median'"),
+    "unknown kind": (program(rows(expr.reduce("median", F32, ROW_ELEMENT))), "the unknown kind 'median'"),
     "scan over two axes": (
         program(replace(rows(expr.scan("sum", F32, ROW_ELEMENT)), axes=(), reduced=(Axis(P0, S0), Axis(R0, S1)))),
         "a scan has one",

@@ -6,12 +6,12 @@ import hypothesis
 import hypothesis.strategies as st
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv, Max, Mod, ModularIndexing
+from torch.utils._sympy.functions import FloorDiv, Identity, Max, Mod, ModularIndexing
 
 from polytile.ir import expr, interpret, sizes
 from polytile.ir.program import Axis, Buffer, Input, Loop, Program, Store, whole
 from polytile.passes.fusion.axes import unify
-from polytile.passes.loops import linear
+from polytile.passes.loops import indices, linear
 from polytile.passes.merge_axes import merge_loop
 from polytile.passes.split_axes import split_loop
 from polytile.passes.strides import plain_strides
@@ -125,6 +125,17 @@ def test_nested_divisions_and_modular_indexing() -> None:
     after = split_loop(before)
     assert not divisions(after) and len(after.axes) == 3
     assert_same_copy(before, after, 72, {S0: 3})
+
+
+def test_grouping_wrappers_hide_no_pattern() -> None:
+    """SPEC B3: torch wraps what it does not want expanded."""
+    ranges = {P0: S0, P1: sympy.Integer(4)}
+    assert sizes.simplify(FloorDiv(Identity(4 * P0 + P1), 4), ranges) == P0
+    assert sizes.simplify(4 * Identity(FloorDiv(P0, 4)) + Identity(Mod(P0, 4)), ranges) == P0
+    assert linear(Identity(P0 + 1) * S1, (P0,)) == linear(P0 * S1 + S1, (P0,))
+    grouped = FloorDiv(Identity(P0), S0) + Identity(Mod(P0, S0)) * S1
+    split = split_loop(copy(axes(p0=S0 * S1), grouped, P0))
+    assert len(split.axes) == 2 and not any(map(sizes.has_division, indices(split)))
 
 
 def test_an_axis_that_does_not_divide_stays_whole() -> None:

@@ -14,11 +14,11 @@ import torch
 
 from polytile.frontend.lower.value import Tensor
 from polytile.ir import interpret, sizes
+from polytile.ir.aliases import maybe_aliased
 from polytile.ir.program import Program
 from polytile.passes.pipeline import optimize
 from polytile.wrapper import backend, lines
 from polytile.wrapper.lines import Line
-from polytile.wrapper.memory import maybe_aliased
 from tests.passes.helpers import S0, S1, Net, arguments
 from tests.passes.test_random_programs import STEPS
 from tests.wrapper.helpers import LibraryNet, like, lines_of, wrapped

@@ -14,10 +14,12 @@ from polytile.cli.plain import PlainErrors, StorePlace, store_at
 app = typer.Typer(
     name="polytile",
     cls=PlainErrors,
-    help="polytile compiles PyTorch once and serves every shape at full speed. These commands look at what it does.",
+    help="polytile compiles PyTorch once and serves every shape at full speed. These commands measure ahead of a program, and "
+    "show what polytile has measured and chosen.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # a paragraph of a docstring is one in the help, wherever its lines end
 )
 app.add_typer(store.app)
 app.add_typer(plan.app)
@@ -35,7 +37,10 @@ def version_option(version: bool = typer.Option(False, "--version", help="Print 
 
 @app.command()
 def doctor() -> None:
-    """Say what polytile finds on this machine, and what to do where something is missing."""
+    """Say what polytile finds on this machine, and what to do where something is missing.
+
+    The status is 1 where polytile cannot work.
+    """
     from polytile.cli.doctor import examine, worst
     from polytile.report import show
 
@@ -62,7 +67,7 @@ def explain_choice(
     dtype: DtypeOfShapes = "float32",
     device: DeviceOfShapes = "cpu",
     plan: Annotated[
-        Path | None, typer.Option(help="A plan that is in force; else the one the option plan names.")
+        Path | None, typer.Option(help="A plan to take as being in force. Default: the one that the option plan names.")
     ] = None,
     store: StorePlace = None,
 ) -> None:
@@ -89,7 +94,7 @@ def explain_choice(
 
 @app.command("tune")
 def tune_ahead(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION|FILE.jsonl", help="What to tune: see below.")],
+    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION|FILE.jsonl", help="What to tune; see above.")],
     shapes: Annotated[
         list[str] | None,
         typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again."),
@@ -97,9 +102,9 @@ def tune_ahead(
     dtype: DtypeOfShapes = "float32",
     device: DeviceOfShapes = "cpu",
     save_plan: Annotated[Path | None, typer.Option(help="Write what was decided to a plan file.")] = None,
-    seconds: Annotated[float, typer.Option(help="Measure for so long at most; 0: no limit.", min=0)] = 0.0,
+    seconds: Annotated[float, typer.Option(help="Stop measuring after this many seconds; 0: no limit.", min=0)] = 0.0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure as a program does in its first calls, and what is known not again.")
+        bool, typer.Option("--quick", help="Measure only as much as a program does in its first calls, and nothing twice.")
     ] = False,
 ) -> None:
     """Compile a function and call it at some sizes, so that later programs find everything measured.
@@ -121,8 +126,10 @@ def tune_ahead(
 @app.command("replay")
 def replay_measurements(
     file: Annotated[str, typer.Argument(help="Measurements: a file that `store export` or another tuner wrote, or a store.")],
-    kernel: Annotated[str, typer.Option(help="These kernels alone: a part of their name.")] = "",
-    shuffle: Annotated[int | None, typer.Option(help="Take the problems in a random order of this seed.")] = None,
+    kernel: Annotated[str, typer.Option(help="Replay only kernels with this in their name.")] = "",
+    shuffle: Annotated[
+        int | None, typer.Option(help="Seed of a random order of the problems. Default: as they were measured.")
+    ] = None,
     choices: Annotated[bool, typer.Option("--choices", help="Show what was chosen on each problem.")] = False,
 ) -> None:
     """Replay the selector on measurements: what it would choose, how far that is from the fastest, and what it would measure.
@@ -140,16 +147,20 @@ def replay_measurements(
 @app.command("configs")
 def show_configs(
     family: Annotated[str, typer.Argument(help="A device family: cpu, cuda, rocm, xpu, or one that was registered.")],
-    m: Annotated[int, typer.Argument(help="Rows of the product.", min=0)],
-    n: Annotated[int, typer.Argument(help="Its columns.", min=0)],
-    k: Annotated[int, typer.Argument(help="The length of its sums.", min=0)],
-    table: Annotated[str, typer.Option(help="mm, int8_mm, persistent_mm, ...; the family's usual one else.")] = "",
-    dtype: Annotated[str, typer.Option(help="Element type of the operands.")] = "",
-    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="The whole space in place of the table.")] = False,
-    cap: Annotated[int | None, typer.Option(help="How many configs at most.", min=1)] = None,
-    device: Annotated[str, typer.Option(help="A GPU whose limits count, such as H100 or A100.")] = "",
+    m: Annotated[int, typer.Argument(help="M: rows of the product.", min=0)],
+    n: Annotated[int, typer.Argument(help="N: columns of the product.", min=0)],
+    k: Annotated[int, typer.Argument(help="K: the length of its sums.", min=0)],
+    table: Annotated[
+        str, typer.Option(help="mm, int8_mm, persistent_mm, ... Default: register_tiles on a CPU, else mm.")
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="Element type of the operands. Default: float32 on a CPU, else bfloat16.")] = "",
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Start from the whole space instead of the table.")] = False,
+    cap: Annotated[int | None, typer.Option(help="The largest number of configs to try.", min=1)] = None,
+    device: Annotated[
+        str, typer.Option(help="GPU whose limits count, such as H100 or A100. Default: H100 for cuda, else none.")
+    ] = "",
 ) -> None:
-    """Say which configs would be tried on a matrix product, and why each other one is left out."""
+    """Say which configs would be tried on a matrix product of M×K by K×N, and why each other one is left out."""
     from polytile.cli.configs import tables
     from polytile.report import show
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from polytile import options
+from polytile import options, problem
 from polytile.errors import PolytileError
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def date(seconds: float | None) -> str:
 
 
 def sizes_text(sizes: Sequence[tuple[str, int]]) -> str:
-    return " ".join(f"{name}={size}" for name, size in sizes)
+    """Sizes as `polytile why` takes them: "M=64 N=512"."""
+    return problem.sizes_text(sizes, " ")
 
 
 def environment_text(facts: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ from rich.progress import (
 
 import polytile
 from polytile import options, store
-from polytile.cli.plain import FAILED, in_short
+from polytile.cli.plain import FAILED, in_short, sizes_text
 from polytile.cli.targets import Job
 from polytile.multikernel import Decision, alive
 from polytile.report import Column, Table, show
@@ -169,10 +169,8 @@ def _progress(console: Console, total: int) -> Iterator[Tell]:
 def _table(steps: Sequence[Step]) -> Table:
     rows = []
     for decision in (decision for step in steps for decision in step.decisions):
-        chosen = next((s.seconds for s in decision.standings if s.candidate == decision.candidate), float("nan"))
-        sizes = " ".join(f"{name}={size}" for name, size in decision.sizes)
-        known = None if chosen != chosen else chosen
-        rows.append((decision.kernel, sizes, decision.candidate, known, decision.provenance))
+        sizes = sizes_text(decision.sizes)
+        rows.append((decision.kernel, sizes, decision.candidate, decision.seconds, decision.provenance))
     columns: list[Column | str] = ["kernel", "sizes", "candidate", Column("µs", micros), "grounds"]
     return Table.of("Decisions", columns, rows)
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
 from polytile.errors import IRError
-from polytile.ir import expr, leaning, ops, philox, sizes
+from polytile.ir import expr, leaning, ops, philox, reductions, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import SUM, Loop, Store, compute_dtype, element_level
 
@@ -272,15 +272,15 @@ class _Chunk:
 
     def reduce(self, node: Reduce, args: list[torch.Tensor]) -> Value:
         rows = torch.broadcast_tensors(*[self.over_reduced(a) for a in args])
-        results = _REDUCTIONS[node.kind](rows, self.type_of(node.dtype))
+        results = reductions.of(node).meaning(rows, self.type_of(node.dtype))
         shaped = tuple(r.reshape(list(r.shape) + [1] * (self.rank - self.n_axes)) for r in results)
-        return shaped if node.kind in expr.MULTI_REDUCE else shaped[0]
+        return shaped if len(shaped) > 1 else shaped[0]
 
     def scan(self, node: Scan, args: list[torch.Tensor]) -> Value:
         rows = torch.broadcast_tensors(*[self.over_reduced(a) for a in args])
-        results = _SCANS[node.kind](rows, self.type_of(node.dtype))
+        results = reductions.of(node).meaning(rows, self.type_of(node.dtype))
         shaped = tuple(r.reshape(list(r.shape[:-1]) + self.lengths[self.n_axes :]) for r in results)
-        return shaped if node.kind in expr.MULTI_SCAN else shaped[0]
+        return shaped if len(shaped) > 1 else shaped[0]
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -375,93 +375,3 @@ _SPECIAL_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "philox_normal": _random(philox.normal),
     "philox_int": _random(philox.integer),
 }
-
-
-# reductions: rows [..., n] and the result type → results [...] -------------------------------------------------------
-
-Rows = tuple[torch.Tensor, ...]
-Results = tuple[torch.Tensor, ...]
-
-
-def smallest(dtype: torch.dtype) -> bool | int | float:
-    """The identity of max."""
-    return False if dtype == torch.bool else -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
-def largest(dtype: torch.dtype) -> bool | int | float:
-    """The identity of min."""
-    return True if dtype == torch.bool else math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
-
-
-def _max(rows: Rows, dtype: torch.dtype) -> Results:
-    x = rows[0].to(dtype)
-    return (x.amax(-1) if x.shape[-1] else x.new_full(x.shape[:-1], smallest(dtype)),)
-
-
-def _min(rows: Rows, dtype: torch.dtype) -> Results:
-    x = rows[0].to(dtype)
-    return (x.amin(-1) if x.shape[-1] else x.new_full(x.shape[:-1], largest(dtype)),)
-
-
-def _arg(extreme: Callable[[Rows, torch.dtype], Results]) -> Callable[[Rows, torch.dtype], Results]:
-    """The extreme (NaN, if there is one) and the smallest index at which it stands."""
-
-    def of(rows: Rows, dtype: torch.dtype) -> Results:
-        value, index = rows
-        best = extreme((value,), value.dtype)[0]
-        hit = value == best.unsqueeze(-1)
-        if value.dtype.is_floating_point:
-            hit |= value.isnan()
-        found = torch.where(hit, index, torch.iinfo(index.dtype).max)
-        return best, _min((found,), index.dtype)[0]
-
-    return of
-
-
-def _welford(rows: Rows, dtype: torch.dtype) -> Results:
-    x = rows[0].to(dtype)
-    mean = x.mean(-1)
-    return mean, (x - mean.unsqueeze(-1)).square().sum(-1)
-
-
-def _online_softmax(rows: Rows, dtype: torch.dtype) -> Results:
-    best = _max(rows, dtype)[0]
-    return best, (rows[0].to(dtype) - best.unsqueeze(-1)).exp().sum(-1)
-
-
-_REDUCTIONS: dict[str, Callable[[Rows, torch.dtype], Results]] = {
-    "sum": lambda rows, dtype: (rows[0].sum(-1, dtype=dtype),),
-    "prod": lambda rows, dtype: (rows[0].prod(-1, dtype=dtype),),
-    "max": _max,
-    "min": _min,
-    "any": lambda rows, dtype: (rows[0].any(-1).to(dtype),),
-    "all": lambda rows, dtype: (rows[0].all(-1).to(dtype),),
-    "argmax": _arg(_max),
-    "argmin": _arg(_min),
-    "welford": _welford,
-    "online_softmax": _online_softmax,
-}
-
-
-# scans: rows [..., n] → rows [..., n] --------------------------------------------------------------------------------
-
-
-def _scan_extreme(cumulative: Callable[..., Any]) -> Callable[[Rows, torch.dtype], Results]:
-    """The running extreme and the index of its last occurrence."""
-
-    def of(rows: Rows, dtype: torch.dtype) -> Results:
-        value, index = rows
-        best, position = cumulative(value, dim=-1)
-        return best, torch.gather(index.expand(value.shape), -1, position)
-
-    return of
-
-
-_SCANS: dict[str, Callable[[Rows, torch.dtype], Results]] = {
-    "sum": lambda rows, dtype: (rows[0].cumsum(-1, dtype=dtype),),
-    "prod": lambda rows, dtype: (rows[0].cumprod(-1, dtype=dtype),),
-    "logsumexp": lambda rows, dtype: (rows[0].to(dtype).logcumsumexp(-1),),
-    "max": _scan_extreme(torch.cummax),
-    "min": _scan_extreme(torch.cummin),
-}
-REDUCE_KINDS, SCAN_KINDS = tuple(_REDUCTIONS), tuple(_SCANS)

@@ -113,8 +113,8 @@ class Op(Node):
 
 @dataclass(frozen=True, eq=False)
 class Reduce(Node):
-    """A reduction of `args` over the loop's reduced axes. `kind`: sum, prod, max, min, any, all, argmax, argmin (args: value,
-    index), welford (results: mean, sum of squared deviations). Multi-result kinds are read through `Part`."""
+    """A reduction of `args` over the loop's reduced axes, of a kind in `reductions.REDUCTIONS`. Several results are read through
+    `Part`."""
 
     kind: str
     args: tuple[Node, ...]
@@ -126,8 +126,8 @@ class Reduce(Node):
 
 @dataclass(frozen=True, eq=False)
 class Scan(Node):
-    """The inclusive prefix of `args` along the loop's reduced axis. `kind`: sum, prod, logsumexp, max, min (args: value, index;
-    results: value, index of the last extreme)."""
+    """The inclusive prefix of `args` along the loop's reduced axis, of a kind in `reductions.SCANS`. Several results are read
+    through `Part`."""
 
     kind: str
     args: tuple[Node, ...]
@@ -152,10 +152,6 @@ class Part(Node):
 @dataclass(frozen=True, eq=False)
 class Accumulator(Node):
     """What a template computed at the current output element; stands only in epilogues."""
-
-
-MULTI_REDUCE = ("welford", "argmax", "argmin", "online_softmax")
-MULTI_SCAN = ("max", "min")
 
 
 def const(value: bool | int | float, dtype: torch.dtype) -> Const:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils._sympy.functions import FloorDiv, Max, Mod, ModularIndexing, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Identity, Max, Mod, ModularIndexing, PythonMod
 
 Size = sympy.Expr
 Ranges = Mapping[sympy.Symbol, sympy.Expr]
@@ -43,7 +43,12 @@ def as_size(value: object) -> sympy.Expr:
         raise TypeError(f"{value!r} of type {type(value).__name__} is not a size.")
     if isinstance(value, torch.SymInt) and not node.expr.is_Atom and statically_known_true(value == 1):
         return ONE
-    return node.expr
+    return ungrouped(node.expr)
+
+
+def ungrouped(expr: sympy.Expr) -> sympy.Expr:
+    """`expr` without torch's grouping wrappers, Identity(x) → x: they would hide patterns from every rule (SPEC B3)."""
+    return expr.replace(Identity, lambda inner: inner) if expr.has(Identity) else expr
 
 
 def as_stride(value: object) -> sympy.Expr:
@@ -245,18 +250,18 @@ def modulo(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:
 
 
 def simplify(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
-    """`expr` with every division and modulus removed that the ranges allow, expanded."""
+    """`expr` with every division and modulus removed that the ranges allow, ungrouped and expanded."""
     if not expr.free_symbols:
         return expr
     if not has_division(expr):
         return _expanded(expr)
-    rebuilt = _simplify_divisions(expr, ranges)
+    rebuilt = _simplify_divisions(ungrouped(expr), ranges)
     return _rejoin(sympy.expand(rebuilt))
 
 
 @functools.lru_cache(maxsize=100_000)
 def _expanded(expr: sympy.Expr) -> sympy.Expr:
-    return sympy.expand(expr)
+    return sympy.expand(ungrouped(expr))
 
 
 def _simplify_divisions(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:

@@ -9,8 +9,7 @@ import sympy
 import torch
 
 from polytile.errors import IRError
-from polytile.ir import expr, levels, ops, sizes
-from polytile.ir.evaluate import REDUCE_KINDS, SCAN_KINDS
+from polytile.ir import expr, levels, ops, reductions, sizes
 from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import (
     ACCUMULATING,
@@ -28,11 +27,6 @@ from polytile.ir.program import (
     compute_dtype,
     views_in,
 )
-
-RESULTS = {"argmax": 2, "argmin": 2, "welford": 2, "online_softmax": 2}
-ARGUMENTS = {"argmax": 2, "argmin": 2}
-SCAN_RESULTS = {"max": 2, "min": 2}
-SCAN_ARGUMENTS = {"max": 2, "min": 2}
 
 
 @dataclass(frozen=True)
@@ -338,26 +332,23 @@ _EXPECTED: dict[str, Callable[[Op], str]] = {
 def _reductions(loop: Loop, scope: Scope) -> Iterator[str]:
     for node in expr.walk(*loop.roots):
         if isinstance(node, Reduce):
-            yield from _kind(node, REDUCE_KINDS, ARGUMENTS)
+            yield from _arguments(node)
             if not loop.reduced:
                 yield f"has a reduction ({node.kind}) but no reduced axis"
         if isinstance(node, Scan):
-            yield from _kind(node, SCAN_KINDS, SCAN_ARGUMENTS)
+            yield from _arguments(node)
             if len(loop.reduced) != 1:
                 yield f"has a scan ({node.kind}) over {len(loop.reduced)} reduced axes; a scan has one"
 
 
-def _kind(node: Reduce | Scan, kinds: tuple[str, ...], arguments: dict[str, int]) -> Iterator[str]:
-    if node.kind not in kinds:
-        yield f"has a {type(node).__name__.lower()} of unknown kind {node.kind!r}"
-    elif len(node.args) != arguments.get(node.kind, 1):
-        yield f"{node.kind} takes {arguments.get(node.kind, 1)} arguments, has {len(node.args)}"
+def _arguments(node: Reduce | Scan) -> Iterator[str]:
+    takes = reductions.of(node).arguments
+    if len(node.args) != takes:
+        yield f"{node.kind} takes {takes} arguments, has {len(node.args)}"
 
 
 def _results(node: Node) -> int:
-    if isinstance(node, Reduce):
-        return RESULTS.get(node.kind, 1)
-    return SCAN_RESULTS.get(node.kind, 1) if isinstance(node, Scan) else 1
+    return reductions.of(node).results if isinstance(node, Reduce | Scan) else 1
 
 
 def _parts(loop: Loop, scope: Scope) -> Iterator[str]:

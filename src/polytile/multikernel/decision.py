@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from polytile.problem import Problem
+from polytile.problem import Problem, sizes_text
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,21 @@ class Decision:
     postponed: bool = field(default=False, compare=False)
 
     @property
+    def seconds(self) -> float | None:
+        """Seconds of a call of the chosen candidate, at `measured_at`; None where it was not measured."""
+        found = next((s.seconds for s in self.standings if s.candidate == self.candidate), math.nan)
+        return None if math.isnan(found) else found
+
+    @property
     def runners_up(self) -> tuple[Standing, ...]:
         """The other candidates, fastest first, those without a time last."""
         others = [standing for standing in self.standings if standing.candidate != self.candidate]
         return tuple(sorted(others, key=lambda standing: (math.isnan(standing.seconds), standing.seconds)))
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes)
         against = f"; others: {', '.join(map(str, self.runners_up))}" if self.runners_up else ""
         notes = f" ({'; '.join(self.notes)})" if self.notes else ""
-        return f"{self.kernel} [{sizes}] -> {self.candidate}: {self.provenance}{notes}{against}"
+        return f"{self.kernel} [{sizes_text(self.sizes)}] -> {self.candidate}: {self.provenance}{notes}{against}"
 
 
 __all__ = ["Decision", "Standing"]

@@ -32,7 +32,7 @@ from polytile.multikernel.links import forced, plan, prior
 from polytile.multikernel.selector import Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.multikernel.splitting import Regimes, Words
-from polytile.problem import Measurement, Outcome
+from polytile.problem import Measurement, Outcome, sizes_text
 from polytile.runtime import regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.tuning import budget
@@ -165,9 +165,9 @@ class MultiKernel:
         try:
             return tuple(self.spec.make_args(hint))
         except RuntimeError as error:  # what torch raises for memory that is not to be had
-            sizes = ", ".join(f"{name}={size}" for name, size in hint.items())
             why = str(error).partition("\n")[0].rstrip(".")
-            raise HintError(f"kernel {self.spec.name!r} cannot be tried at the hinted {sizes}: {why}.") from None
+            at = sizes_text(hint.items())
+            raise HintError(f"kernel {self.spec.name!r} cannot be tried at the hinted {at}: {why}.") from None
 
     def forget(self) -> None:
         """Forgets every decision and every failure; the next call chooses anew."""
@@ -377,7 +377,7 @@ class MultiKernel:
         )  # fmt: skip
 
     def _nothing_left(self, key: int, request: Request) -> str:
-        sizes = ", ".join(f"{name}={size}" for name, size in request.sizes.items())
+        sizes = sizes_text(request.sizes.items())
         known = {**self._rejected_at.get(key, {}), **self._rejected, **request.rejected}
         reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
         return (

@@ -14,7 +14,7 @@ from polytile import debug, options
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.spec import KernelSpec
-from polytile.problem import Outcome
+from polytile.problem import Outcome, sizes_text
 
 log = logging.getLogger("polytile.multikernel")
 
@@ -45,7 +45,7 @@ def rejected(spec: KernelSpec, candidate: str, detail: str, outcome: Outcome) ->
 
 def resorted(spec: KernelSpec, decision: Decision) -> None:
     """No candidate's results passed, and the library's runs all the same."""
-    sizes = ", ".join(f"{name}={size}" for name, size in decision.sizes)
+    sizes = sizes_text(decision.sizes)
     log.warning("Kernel %r at %s: no candidate agrees with the reference; %r runs it, as in eager.", spec.name, sizes,
                 decision.candidate)  # fmt: skip
 
@@ -58,7 +58,7 @@ def _row(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decision) 
         spec.family,
         ";".join(spec.source_ops),
         ";".join(candidate.name for candidate in candidates),
-        ";".join(f"{name}={size}" for name, size in decision.sizes),
+        sizes_text(decision.sizes, ";"),
         spec.reduction_hint,
         ";".join(source_path(candidate) for candidate in candidates),
         ";".join("" if math.isnan(time) else f"{time * 1e6:.4f}" for time in times),

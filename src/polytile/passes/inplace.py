@@ -8,10 +8,10 @@ have the same number and type of elements, and every element is read by the poin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from polytile.ir import levels, sizes
-from polytile.ir.program import Buffer, Extern, Loop, Operation, Program, Template
+from polytile.ir.aliases import maybe_aliased
+from polytile.ir.program import Buffer, Loop, Operation, Program, Template
 
 
 def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
@@ -19,7 +19,7 @@ def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
     away."""
     last_use, first_write = _lifetimes(program)
     kept = program.output_buffers() | (program.input_buffers() - set(donated)) | set(program.scalars.values())
-    kept |= _maybe_aliased(program)
+    kept |= maybe_aliased(program)
     given: dict[str, str] = {}
     for i, operation in enumerate(program.operations):
         loop = _body(operation)
@@ -67,19 +67,8 @@ def _same_memory(new: Buffer, old: Buffer) -> bool:
     return like and sizes.equal(new.storage_size, old.storage_size)
 
 
-def _maybe_aliased(program: Program) -> set[str]:
-    """Buffers that a library call takes and may give back as (part of) its result, and what such calls return."""
-    found: set[str] = set()
-    for operation in program.operations:
-        if isinstance(operation, Extern):
-            schema = getattr(operation.target, "_schema", None)
-            if schema is None or any(r.alias_info is not None for r in schema.returns):
-                found |= operation.reads() | operation.writes()
-    return found
-
-
 def _safe(loop: Loop, new: str, old: str, given: Mapping[str, str]) -> bool:
     """Whether the loop stays right when `new` is written over `old`, along with what was given before."""
     if any(s.buffer == new and s.mask is not None for s in loop.stores):
         return False
-    return levels.in_place_fault(replace(loop), {**given, new: old}) is None
+    return levels.in_place_fault(loop, {**given, new: old}) is None

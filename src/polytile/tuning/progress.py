@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from polytile import locks
+from polytile.problem import sizes_text
 
 log = logging.getLogger("polytile.tuning")
 
@@ -37,7 +38,7 @@ class Step:
 
     @property
     def problem(self) -> str:
-        return " ".join([self.kernel, *(f"{name}={size}" for name, size in self.sizes)])
+        return f"{self.kernel} {sizes_text(self.sizes, ' ')}".rstrip()
 
     def __str__(self) -> str:
         """One line: "softmax n0=64 n1=512: persistent t2 4.69 µs, best of 3"."""

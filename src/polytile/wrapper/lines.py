@@ -24,12 +24,12 @@ class KernelCall:
     name: str
     run: Callable[..., None] = field(compare=False, repr=False)
     tensors: tuple[str | View | Kept, ...]
+    sizes: tuple[sympy.Expr, ...]
 
     @property
     def kept(self) -> Kept | None:
         """The argument that is found anew in each call, if there is one."""
         return next((tensor for tensor in self.tensors if isinstance(tensor, Kept)), None)
-    sizes: tuple[sympy.Expr, ...]
 
 
 @dataclass(frozen=True)

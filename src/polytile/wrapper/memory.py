@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence, Set
 import sympy
 import torch
 
-from polytile.ir.program import Buffer, Extern, Program
+from polytile.ir.aliases import maybe_aliased
+from polytile.ir.program import Buffer, Program
 from polytile.wrapper.lines import Allocate, Free, Line, PickOutput, Reuse
 
 UNKNOWN_SIZE = 256
@@ -82,19 +83,3 @@ class _Held:
 
 def _key(buffer: Buffer) -> PoolKey:
     return sympy.expand(buffer.storage_size), buffer.dtype, buffer.device
-
-
-def maybe_aliased(program: Program) -> set[str]:
-    """Buffers that a library call takes and may give back as (part of) its result, and everything such calls
-    return."""
-    found: set[str] = set()
-    for op in program.operations:
-        if isinstance(op, Extern) and returns_alias(op.target):
-            found |= op.reads() | op.writes()
-    return found
-
-
-def returns_alias(target: object) -> bool:
-    """Whether a result may share memory with an argument: its schema says so, or it has none."""
-    schema = getattr(target, "_schema", None)
-    return schema is None or any(r.alias_info is not None for r in schema.returns)

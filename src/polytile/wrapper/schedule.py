@@ -10,11 +10,12 @@ import sympy
 import torch
 
 from polytile.ir import sizes
+from polytile.ir.aliases import maybe_aliased
 from polytile.ir.program import KEPT, Assert, Extern, Kept, Loop, Operation, Program, Ref, Template, View
 from polytile.wrapper import lines
 from polytile.wrapper.arguments import argument_lines, without_unused
 from polytile.wrapper.lines import Argument, KernelCall, Line
-from polytile.wrapper.memory import maybe_aliased, plan
+from polytile.wrapper.memory import plan
 
 CallOf = Callable[[Loop | Template], KernelCall]
 EMPTY = torch.ops.aten.empty_strided.default

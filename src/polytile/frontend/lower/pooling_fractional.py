@@ -15,13 +15,13 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.pooling_max import smallest
 from polytile.frontend.lower.positions import Place
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, widen
 from polytile.frontend.lower.windows import UNROLL_LIMIT
 from polytile.ir import expr
 from polytile.ir.expr import Node
+from polytile.ir.reductions import smallest
 from polytile.ir.sizes import ZERO, Size, as_size
 
 aten = torch.ops.aten

@@ -18,6 +18,7 @@ from polytile.frontend.lower.windows import Windows, chosen, flat_number, window
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Store
+from polytile.ir.reductions import smallest
 from polytile.ir.sizes import ZERO, Size
 
 aten = torch.ops.aten
@@ -75,12 +76,6 @@ def _first_inside(over: Windows, point: Point) -> Node:
         index = number if index is None or inside is None else expr.op("where", torch.int64, inside, number, index)
     assert index is not None
     return index
-
-
-def smallest(dtype: torch.dtype) -> bool | int | float:
-    if dtype == torch.bool:
-        return False
-    return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 # adaptive maxima ------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from polytile.errors import LoweringError
-from polytile.ir.evaluate import largest, smallest
 from polytile.ir.expr import Reduce, Scan
+from polytile.ir.reductions import largest, smallest
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.tile import Dim

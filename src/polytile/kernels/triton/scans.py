@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from polytile.errors import LoweringError
-from polytile.ir.evaluate import largest, smallest
 from polytile.ir.expr import Node, Part, Scan
+from polytile.ir.reductions import largest, smallest
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 

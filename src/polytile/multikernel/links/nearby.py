@@ -22,6 +22,7 @@ from polytile.kernels.candidate import Candidate
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Answer, Request, must_measure
 from polytile.multikernel.splitting import Evidence, Expectation, distance
+from polytile.problem import sizes_text
 from polytile.runtime import regime
 from polytile.store import identity
 from polytile.store.records import Identity
@@ -62,7 +63,7 @@ def choose(request: Request) -> Answer | None:
     if len(names) > 1:
         return Answer(None, f"neighbours disagree on {' and '.join(sorted(names))}")
     nearest = min(voters, key=lambda neighbour: neighbour.octaves)
-    where = ", ".join(f"{name}={size}" for name, size in nearest.sizes.items())
+    where = sizes_text(nearest.sizes.items())
     if not _holds(request, nearest.winner, voters):
         return Answer(None, f"{nearest.winner.name}, measured nearby at {where}, is expected to be slower here")
     grounds = f"measured before, nearby at {where}"

@@ -16,6 +16,7 @@ from polytile.errors import NotInPlan, OptionError, PlanError
 from polytile.multikernel.planfile import Plan, differences, here, key_of, write
 from polytile.multikernel.selector import Answer, Request
 from polytile.multikernel.spec import KernelSpec
+from polytile.problem import sizes_text
 
 log = logging.getLogger("polytile.multikernel")
 
@@ -50,7 +51,7 @@ def opened(path: str) -> Plan:
 
 def _missing(request: Request, path: str, what: str) -> Answer:
     """Warns or raises as `plan_missing` says, where a call is at stake and not just a preview of one."""
-    sizes = ", ".join(f"{name}={size}" for name, size in request.spec.deciding(request.ints))
+    sizes = sizes_text(request.spec.deciding(request.ints))
     if request.args is not None:
         if options.get("plan_missing") == "error":
             raise NotInPlan(

@@ -1,0 +1,72 @@
+"""The documents: what they name is there, and the Python in them runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polytile import options
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"]
+by_document = pytest.mark.parametrize("document", sorted(DOCUMENTS), ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def python_in(document: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+
+
+@by_document
+def test_links_lead_to_files(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", document.read_text())
+    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    assert not missing
+
+
+@by_document
+def test_source_files_named_are_there(document: Path) -> None:
+    """By their whole path or the end of it, as in `passes/split_axes.py`."""
+    files = [path.as_posix() for folder in ("src", "benchmarks", "scripts", "tests") for path in (ROOT / folder).rglob("*.*")]
+    named = re.findall(r"`([\w/]+\.(?:py|c|h))`", document.read_text())
+    assert not [name for name in named if name != "kernels.py" and not any(f.endswith(f"/{name}") for f in files)]
+
+
+@by_document
+def test_variables_named_are_options(document: Path) -> None:
+    named = re.findall(r"\bPOLYTILE_([A-Z_]*[A-Z])", document.read_text())
+    assert not [name for name in named if name.lower() not in options.BY_NAME]
+
+
+@by_document
+def test_python_is_python(document: Path) -> None:
+    for code in python_in(document):
+        ast.parse(code)
+
+
+def test_the_readmes_python_runs() -> None:
+    """Its pieces one after the other, on a model and a function as they mean them."""
+    x = torch.randn(8, 16)
+    model, function = torch.nn.Linear(16, 16), lambda a: torch.relu(a @ a.t())
+    scope: dict[str, Any] = {"model": model, "function": function, "x": x, "torch": torch}
+    with options.override(tune="off"):
+        for code in python_in(ROOT / "README.md"):
+            exec(code, scope)
+        torch.testing.assert_close(scope["compiled"](x), function(x))
+
+
+def test_the_page_of_kernels_runs_and_chooses(tmp_path: Path) -> None:
+    """The first piece is a script of its own; the second goes into it."""
+    script, inside = python_in(ROOT / "docs" / "kernels.md")
+    path = tmp_path / "kernels.py"
+    called = inside + "\nassert compiled(x, weight).shape == x.shape\n"
+    path.write_text(script + "\n" + "".join(f"    {line}\n" for line in called.splitlines()))
+    done = subprocess.run([sys.executable, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "rms_norm [M=8, N=4096] -> " in done.stdout
