@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
-from polytile.frontend.host_numbers import Filled, kernel_number
+from polytile.frontend.host_numbers import Filled, gathered, kernel_number
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Tensor, computed, stored
 from polytile.ir import expr
@@ -63,5 +66,29 @@ def test_constants_and_numbers_of_the_same_device_stay() -> None:
 def test_the_value_is_the_one_of_each_call() -> None:
     fill = Filled(HOST)
     for value in (torch.tensor(1.5, dtype=torch.float64), torch.tensor(7), torch.tensor(True)):
-        made = fill(value)
+        (made,) = fill(value)
         assert made.dtype == value.dtype and made.shape == () and bool(made == value)
+
+
+def test_equal_numbers_are_filled_at_once_and_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    fills: list[float] = []
+    full = torch.full
+    monkeypatch.setattr(torch, "full", lambda size, value, **more: (fills.append(value), full(size, value, **more))[1])
+    given = [1e-6, 0.0, 1e-6, -0.0, math.nan, 1e-6]
+    made = Filled(HOST)(*(torch.tensor(value, dtype=torch.float64) for value in given), torch.tensor(0))
+    assert list(map(repr, fills)) == ["1e-06", "0.0", "-0.0", "nan", "0"]
+    assert [repr(value.item()) for value in made] == [*map(repr, given), "0"]
+    addresses = [value.data_ptr() for value in made]
+    assert len(set(addresses)) == 7 and all(address % 16 == 0 for address in addresses)
+
+
+def test_numbers_that_are_arguments_go_there_together() -> None:
+    builder = Builder()
+    one, two, computed_later = (number(builder) for _ in range(3))
+    for value in (one, computed_later, two):
+        kernel_number(builder, THERE, value)
+    assert one.view is not None and two.view is not None
+    both, later = gathered(builder.operations, {one.view.buffer, two.view.buffer})
+    assert isinstance(both, Extern) and isinstance(later, Extern)
+    assert both.reads() == {one.view.buffer, two.view.buffer} and len(both.outputs) == 2 and both.many
+    assert later == builder.operations[1]

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from polytile.errors import LoweringError, LoweringFailed
 from polytile.frontend import lower
-from polytile.frontend.host_numbers import kernel_number
+from polytile.frontend.host_numbers import gathered, kernel_number
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
@@ -109,7 +109,8 @@ class _Driver:
         for node in self.graph.graph.nodes:
             self.builder.node = node
             getattr(self, node.op)(node)
-        buffers, operations = self.builder.buffers, tuple(self.builder.operations)
+        fixed = {each.buffer for each in self.inputs if each.buffer is not None} - self.changed
+        buffers, operations = self.builder.buffers, gathered(self.builder.operations, fixed)
         program = Program(self.name, tuple(self.inputs), buffers, operations, self.outputs, self.constants)
         return Lowered(program, tuple(self.reports))
 

@@ -2,12 +2,14 @@
 
 Dynamo hands over a module's float as a tensor of the host without dimensions, and eager takes such a tensor as a number on any
 device. Its value goes along as an argument of the kernel that fills the memory: a copy would wait for the device, and cannot be
-recorded in a CUDA graph.
+recorded in a CUDA graph. Numbers that come as arguments of the program go there together, equal ones in one fill: a model has an
+epsilon for each of its norms.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,23 +20,53 @@ from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Tensor, stored
 from polytile.ir import expr
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import View
+from polytile.ir.program import Extern, Operation, View
 
 aten = torch.ops.aten
 HOST = torch.device("cpu")
 
+APART = 64
+"""Bytes: no number is at an address that kernels would take for that of unaligned memory."""
+
 
 class Filled:
-    """A call of `aten.full` on `device` with the value of a tensor of the host that has one element."""
+    """A call of `aten.full` on `device` for each of the different values of tensors of the host that have one element. Returns as
+    many tensors without dimensions, which lie APART bytes apart."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.__name__ = device, "aten.full.default"
 
-    def __call__(self, number: torch.Tensor) -> torch.Tensor:
-        return torch.full((), number.item(), dtype=number.dtype, device=self.device)
+    def __call__(self, *numbers: torch.Tensor) -> list[torch.Tensor]:
+        values = [(number.dtype, number.item()) for number in numbers]
+        names = [(dtype, repr(value)) for dtype, value in values]  # tells 0.0 from -0.0
+        made = {}
+        for name, (dtype, value) in dict(zip(names, values, strict=True)).items():
+            shape = (names.count(name), APART // dtype.itemsize)
+            made[name] = iter(torch.full(shape, value, dtype=dtype, device=self.device)[:, 0].unbind())
+        return [next(made[name]) for name in names]
 
     def __str__(self) -> str:
         return self.__name__
+
+
+def gathered(operations: Sequence[Operation], arguments: Collection[str]) -> tuple[Operation, ...]:
+    """`operations` with one call of Filled for each device, in place of the first of all those whose numbers are buffers among
+    `arguments`, which nothing writes to."""
+    calls: dict[torch.device, list[Extern]] = {}
+    for operation in operations:
+        if isinstance(operation, Extern) and isinstance(operation.target, Filled) and operation.reads() <= set(arguments):
+            calls.setdefault(operation.target.device, []).append(operation)
+    first = {
+        own[0].name: replace(
+            own[0],
+            args=tuple(arg for call in own for arg in call.args),
+            outputs=tuple(output for call in own for output in call.outputs),
+            origins=tuple(dict.fromkeys(origin for call in own for origin in call.origins)),
+        )
+        for own in calls.values()
+    }
+    gone = {call.name for own in calls.values() for call in own[1:]}
+    return tuple(first.get(operation.name, operation) for operation in operations if operation.name not in gone)
 
 
 def kernel_number(builder: Builder, device: torch.device | None, value: Any) -> Any:
@@ -72,8 +104,9 @@ def _is_number(builder: Builder, load: Load) -> bool:
 
 def _filled(builder: Builder, value: Tensor, device: torch.device) -> Tensor:
     fake = torch.empty((), dtype=value.dtype, device=device)
-    number: Tensor = builder.library(Filled(device), (value,), {}, "a number on the host", fake)
+    (number,) = builder.library(Filled(device), (value,), {}, "a number on the host", (fake,))
+    assert isinstance(number, Tensor)
     return number
 
 
-__all__ = ["Filled", "kernel_number"]
+__all__ = ["Filled", "gathered", "kernel_number"]
