@@ -4,6 +4,9 @@ memcheck finds accesses outside of memory and misaligned ones, racecheck races i
 alone. Memory comes from the driver, not from torch's cache, so that what lies beyond a tensor is no memory. Tests that fault on
 purpose or count memory are left out. What follows the options goes to pytest. Ends with status 0 if all is well, 1 if something
 was found or a test failed, 2 where the tool or the GPU is missing.
+
+`--jobs 8` shares the tests among as many processes. `--brief` runs some of the tests, and of each regime's candidates only what
+is predicted to be best: minutes, not half an hour.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ TOOLS = ("memcheck", "racecheck")
 TESTS = ("tests/gpu/test_functions.py", "tests/gpu/test_machinery.py")
 LEFT_OUT = ("without_memory", "largest", "scans_along", "warm_process", "cuda_graph")
 """Parts of names of tests: of full devices, of tensors that take a sanitizer too long, of processes of their own, of graphs."""
+BRIEF = "many_shapes and (float32 or bfloat16) or cluster or its_gradient or batch_norm or 16_bits"
+"""Parts of the names of the tests that a brief run has."""
 FOUND = 86
 """The status with which the tool ends a program in which it found something."""
 PLACES = ("{CUDA_HOME}/bin", "{CUDA_PATH}/bin", "/usr/local/cuda*/bin", "/opt/cuda*/bin", "/usr/local/cuda*/compute-sanitizer")
@@ -54,8 +59,35 @@ def missing(tool: str, gpu: bool) -> str:
 def command(tool: str, check: str, tests: Sequence[str], rest: Sequence[str]) -> list[str]:
     """pytest under the tool's `check`."""
     options = ["--tool", check, "--error-exitcode", str(FOUND), "--kernel-name", f"kernel_substring={KERNEL}"]
-    chosen = ["-k", " and ".join(f"not {part}" for part in LEFT_OUT)]
-    return [tool, *options, sys.executable, "-m", "pytest", "-x", *tests, *chosen, *rest]
+    return [tool, *options, sys.executable, "-m", "pytest", "-x", *tests, *rest]
+
+
+def chosen(brief: bool) -> list[str]:
+    """Which tests, as pytest's options."""
+    wanted = [f"({BRIEF})"] if brief else []
+    return ["-k", " and ".join([*wanted, *[f"not {part}" for part in LEFT_OUT]])]
+
+
+def shares(tests: Sequence[str], selection: Sequence[str], jobs: int) -> list[list[str]]:
+    """What each process runs: one all of it, several every so many of the tests that pytest collects."""
+    if jobs == 1:
+        return [[*tests, *selection]]
+    asked = [sys.executable, "-m", "pytest", "--collect-only", "-q", *tests, *selection]
+    listed = subprocess.run(asked, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    found = [line for line in listed if "::" in line]
+    return [found[k::jobs] for k in range(jobs) if found[k::jobs]]
+
+
+def run(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> int:
+    """The worst status of commands that run side by side: of several, each is heard when it has ended."""
+    heard = None if len(commands) == 1 else subprocess.PIPE
+    running = [subprocess.Popen(one, cwd=ROOT, env=environment, stdout=heard, stderr=subprocess.STDOUT) for one in commands]
+    statuses = []
+    for process in running:
+        said, _ = process.communicate()
+        sys.stdout.write((said or b"").decode(errors="replace"))
+        statuses.append(process.returncode)
+    return FOUND if FOUND in statuses else next((status for status in statuses if status), 0)
 
 
 def told(check: str, status: int) -> str:
@@ -68,6 +100,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--tests", nargs="+", default=TESTS)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the tests")
+    parser.add_argument("--brief", action="store_true", help="some of the tests, one candidate a regime")
     arguments, rest = parser.parse_known_args()
     import torch
 
@@ -76,10 +110,11 @@ def main() -> int:
     if trouble:
         print(f"make sanitize: {trouble}", file=sys.stderr)
         return 2
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} | ({"POLYTILE_TUNE": "off"} if arguments.brief else {})
+    parts = shares(arguments.tests, chosen(arguments.brief), arguments.jobs)
     results = {}
     for check in arguments.tools:
-        results[check] = subprocess.run(command(tool, check, arguments.tests, rest), cwd=ROOT, env=environment).returncode
+        results[check] = run([command(tool, check, part, rest) for part in parts], environment)
     for check, status in results.items():
         print(told(check, status))
     return int(any(results.values()))

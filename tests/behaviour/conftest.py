@@ -24,7 +24,7 @@ def nothing_compiled(
         capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True,
     ):  # fmt: skip
         yield
-    rejected = {kernel.spec.name: kernel._rejected for kernel in alive() if kernel._rejected}
+    rejected = {kernel.spec.name: kernel.faulty for kernel in alive() if kernel.faulty}
     forget()
     assert not rejected or "broken_candidates" in request.fixturenames, f"wrong or not compiled: {rejected}"
 

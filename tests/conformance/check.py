@@ -200,8 +200,8 @@ def _refuse_fallbacks(programs: Sequence[compiler.CompiledProgram]) -> None:
     """A kernel that does not compile, or is caught being wrong, gives way to the interpreter, which is right and slow."""
     for compiled in programs:
         for kernel in compiled.multikernels:
-            if kernel._rejected:
-                raise Wrong(f"kernel {kernel.spec.name}: {kernel._rejected}")
+            if kernel.faulty:
+                raise Wrong(f"kernel {kernel.spec.name}: {kernel.faulty}")
             for decision in kernel.decisions:
                 if decision.candidate == "interpreted":
                     raise Wrong(f"kernel {kernel.spec.name} is interpreted: {decision}")

@@ -58,7 +58,7 @@ def compare(function: Callable[..., Any], *calls: tuple[Any, ...], generated: bo
 def rejected() -> dict[str, str]:
     """The candidates that were found to fail, with the reason."""
     kernels = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
-    return {name: reason for kernel in kernels for name, reason in kernel._rejected.items()}
+    return {name: reason for kernel in kernels for name, reason in kernel.faulty.items()}
 
 
 def with_gradients(function: Callable[..., Tensor], *args: Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import polytile
 from polytile.runtime.cuda import seeds
 from tests.gpu.comparing import agree, compare, compiled, data, with_gradients
 
@@ -130,6 +131,28 @@ def test_batch_norm_in_training_with_gradients_and_statistics() -> None:
         torch.testing.assert_close(second.grad, first.grad, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(mine.running_mean, eager.running_mean)
     torch.testing.assert_close(mine.running_var, eager.running_var)
+
+
+CLUSTERED: dict[str, tuple[Callable[..., Any], Make, int]] = {
+    "softmax": (*FUNCTIONS["softmax"], 1),
+    "layer norm": (*FUNCTIONS["layer norm"], 1),
+    "batch norm": (lambda a, w, b: F.batch_norm(a, None, None, w, b, training=True), weighted, 0),
+}
+"""Function, inputs, and which of their two sizes is a row's length."""
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="devices have clusters from 9.0 on"
+)
+@pytest.mark.parametrize("splits", [2, 4, 8, 16])
+@pytest.mark.parametrize("name", CLUSTERED)
+def test_programs_of_a_cluster_hold_rows_together(name: str, splits: int) -> None:
+    function, make, at = CLUSTERED[name]
+    length = splits * (4096 if at else 128)
+    shapes = [(37, n)[:: 1 if at else -1] for n in (length, length - 16, length - 77)]
+    compare(function, *[make(m, n, torch.bfloat16) for m, n in shapes], force=f"cluster*splits?{splits} *")
+    kernels = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+    assert {d.candidate.partition(" ")[0] for kernel in kernels for d in kernel.decisions} == {"cluster"}
 
 
 def test_what_follows_a_matmul_and_what_goes_before() -> None:

@@ -126,6 +126,9 @@ def test_where_no_result_agrees_with_the_reference_eagers_own_runs(caplog: pytes
     assert "no candidate agrees with the reference; 'aten' runs it, as in eager" in caplog.text
     kernel(*(later := arguments(4096)))
     assert torch.equal(later[1], later[0] * 2) and kernel.decisions[1].candidate == "aten"
+    assert set(kernel.faulty) == {"made", "aten"}
+    kernel.forget()
+    assert not kernel.faulty
     new_process()
     again = MultiKernel(SPEC, [Fake("made", 1e-9, call=off_at_32), Fake("aten", 1e-3, call=off_at_32, origin="library")])
     again(*args)
@@ -140,7 +143,7 @@ def test_what_exceeds_the_resources_of_one_regime_is_asked_for_in_the_next(tune:
         kernel(*arguments(32))
         spills.failure = None
         kernel(*arguments(512))
-    assert [decision.candidate for decision in kernel.decisions] == ["good", "spills"]
+    assert [decision.candidate for decision in kernel.decisions] == ["good", "spills"] and not kernel.faulty
 
 
 def test_a_wrong_result_is_told_and_the_candidate_takes_no_further_part(caplog: pytest.LogCaptureFixture) -> None:

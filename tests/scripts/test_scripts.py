@@ -71,6 +71,11 @@ def test_the_sanitizer_looks_at_generated_kernels_and_its_finding_is_the_status(
     memcheck, racecheck = log.read_text().splitlines()
     assert memcheck.startswith("--tool memcheck") and racecheck.startswith("--tool racecheck")
     assert "kernel_substring=polytile_kernel" in memcheck and memcheck.endswith("-q")
+    log.unlink()
+    monkeypatch.setattr("sys.argv", ["sanitize", "--brief", "--jobs", "3", "--tools", "racecheck"])
+    assert sanitize.main() == 1
+    shares = [re.findall(r"tests/gpu/\S+::.*?(?= tests/gpu|$)", line) for line in log.read_text().splitlines()]
+    assert len(shares) == 3 and len({test for share in shares for test in share}) == sum(map(len, shares)) > 20
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert sanitize.main() == 2
     assert "no CUDA device" in capsys.readouterr().err

@@ -78,6 +78,8 @@ class MultiKernel:
         """Candidates that take part nowhere any more, and why: they do not compile, or gave a wrong result once."""
         self._rejected_at: dict[int, dict[str, str]] = {}
         """Candidates that cannot run in one regime, and why."""
+        self._wrong_somewhere: dict[str, str] = {}
+        """Candidates that gave a wrong result in one regime alone, and go on elsewhere."""
         self._postponed: dict[int, int] = {}
         """How often a regime's measuring was put off to a later call, for want of memory or time."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
@@ -107,6 +109,12 @@ class MultiKernel:
         """The decision of every regime met so far."""
         with self._lock:
             return tuple(self._regimes.decisions.values())
+
+    @property
+    def faulty(self) -> dict[str, str]:
+        """Candidates that do not compile or have given a wrong result, in whatever regime that was, and why."""
+        with self._lock:
+            return {**self._wrong_somewhere, **self._rejected}
 
     def decision_at(self, *args: Any) -> Decision | None:
         """The decision that a call with these arguments, or these ints alone, would follow; None if there is none
@@ -176,6 +184,7 @@ class MultiKernel:
             self._regimes = Regimes(self.spec)
             self._rejected.clear()
             self._rejected_at.clear()
+            self._wrong_somewhere.clear()
             self._postponed.clear()
 
     def explain(self) -> str:
@@ -362,8 +371,10 @@ class MultiKernel:
             if request.outcomes.get(name) in (Outcome.WRONG, Outcome.COMPILE_ERROR):
                 if name not in self._rejected:
                     trace.rejected(self.spec, name, reason, request.outcomes[name])
-                library = request.named(name).origin == "library"  # what is wrong there is so for these numbers alone
-                (self._rejected_at.setdefault(key, {}) if library else self._rejected)[name] = reason
+                if request.named(name).origin == "library":  # what is wrong there is so for these numbers alone
+                    self._rejected_at.setdefault(key, {})[name] = self._wrong_somewhere[name] = reason
+                else:
+                    self._rejected[name] = reason
             else:
                 self._rejected_at.setdefault(key, {})[name] = reason
 
