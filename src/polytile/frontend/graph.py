@@ -22,6 +22,7 @@ from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
 from polytile.frontend.lower.views import require_loop_dtype
+from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
 from polytile.frontend.placement import advised, bases, fits, laid_out, place
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Assert, Buffer, Extern, Input, Loop, Program, Template, View, whole
@@ -182,6 +183,26 @@ class _Driver:
                 f"This is a defect of polytile."
             ) from error
         self._report(node, done, result)
+        return self._with_call(node, args, kwargs, result, done)
+
+    def _with_call(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, done: int) -> Any:
+        """`result` with the operator noted that it is, or noted on the loop that made it: the library's operator is a candidate
+        there."""
+        made = self.builder.operations[done:]
+        if isinstance(result, Tensor) and result.node is not None:
+            if not made and is_reshape(node.target) and (old := self._argument(node.args[0]).call) is not None:
+                return replace(result, call=old)
+            call = operator_call(self.builder, node, args, kwargs)
+            return result if made or call is None else replace(result, call=call)
+        results = result if isinstance(result, tuple) else (result,)
+        views = [r.view for r in results if isinstance(r, Tensor) and r.view is not None]
+        if len(views) < len(results) or not all(isinstance(operation, Loop) for operation in made):
+            return result
+        if len(made) == 1 and (call := operator_call(self.builder, node, args, kwargs)) is not None:
+            self.builder.attach(call, *views)
+        elif changes_a_copy(made, views[0]):
+            if (call := changing_call(self.builder, node.target, views[0], args, kwargs)) is not None:
+                self.builder.attach(call)
         return result
 
     def _arguments(self, node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:

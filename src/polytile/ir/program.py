@@ -136,11 +136,31 @@ class Store:
 
 
 @dataclass(frozen=True)
+class LibraryCall:
+    """The ATen call that does what a loop does: `target(*args, **kwargs)`, with a Ref for every tensor and size. Its results are
+    what the loop leaves in `outputs`, None where it leaves none; a target that changes its arguments has no outputs. A view of no
+    buffer ("") is of a tensor of which only the sizes matter."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[View | None, ...]
+
+    def views(self) -> list[View]:
+        """All memory that it reads or writes."""
+        found = [*views_in((self.args, self.kwargs)), *[view for view in self.outputs if view is not None]]
+        return [view for view in found if view.buffer]
+
+
+@dataclass(frozen=True)
 class Loop:
     """For every point of `axes`, and where a value needs it every point of `reduced`: evaluate and store.
 
     A store whose index or value depends on a reduced axis outside any Reduce is done at every point of `axes × reduced`
     (element level), else once per point of `axes` (row level). `origins` names the source operators.
+
+    `library`: the one operator that the loop was when it was lowered. Passes that change what a loop does leave it as it is;
+    `ir.calls.call_of` tells whether it still holds.
     """
 
     name: str
@@ -148,6 +168,7 @@ class Loop:
     reduced: tuple[Axis, ...]
     stores: tuple[Store, ...]
     origins: tuple[str, ...] = ()
+    library: LibraryCall | None = field(default=None, compare=False, repr=False)
 
     @property
     def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:

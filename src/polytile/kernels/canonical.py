@@ -11,9 +11,9 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
-from polytile.ir import expr, sizes
+from polytile.ir import calls, expr, sizes
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import SUM, Axis, Buffer, Loop, Store
+from polytile.ir.program import SUM, Axis, Buffer, LibraryCall, Loop, Store
 from polytile.problem import digest
 
 
@@ -28,17 +28,20 @@ class TensorArg:
 
 @dataclass(frozen=True)
 class LoopKernel:
-    """A loop over canonical names: tensors a0, a1, ... and size symbols n0, n1, ... in argument order."""
+    """A loop over canonical names: tensors a0, a1, ... and size symbols n0, n1, ... in argument order; `library`: the operator
+    that it is, in the same names, where it is one."""
 
     loop: Loop
     tensors: tuple[TensorArg, ...]
     symbols: tuple[sympy.Symbol, ...]
+    library: LibraryCall | None = None
 
     @cached_property
     def text(self) -> str:
         """Everything that decides what the kernel computes, as text (source operators left out)."""
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
-        return f"{types}\n{loop_text(replace(self.loop, name='kernel', origins=()))}"
+        asked = "" if self.library is None else f"\n  or {calls.text(self.library)}"
+        return f"{types}\n{loop_text(replace(self.loop, name='kernel', origins=()))}{asked}"
 
     @cached_property
     def digest(self) -> str:
@@ -116,11 +119,15 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
     for node in expr.walk(*loop.roots):
         size_exprs += list(node.indices)
     size_exprs += [s.index for s in loop.stores]
-    symbols = canonical_symbols(size_exprs, own, _apart(size_exprs, loop.axes + loop.reduced))
+    library, apart = calls.call_of(loop, buffers), _apart(size_exprs, loop.axes + loop.reduced)
+    size_exprs += calls.expressions(library) if library is not None else []
+    symbols = canonical_symbols(size_exprs, own, apart)
     names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
     renamed = _rename(loop, names, symbols)
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)
-    return LoopKernel(renamed, tensors, tuple(symbols.values())), CallSite(tuple(order), tuple(symbols.keys()))
+    if library is not None:
+        library = calls.renamed(library, names, lambda e: e.xreplace(symbols))
+    return LoopKernel(renamed, tensors, tuple(symbols.values()), library), CallSite(tuple(order), tuple(symbols.keys()))
 
 
 def _rename_axes(loop: Loop) -> Loop:

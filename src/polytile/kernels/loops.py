@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from polytile.errors import LoweringError
 from polytile.kernels import variants
+from polytile.kernels.alone import library_of
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cost import LoopPrior
@@ -86,7 +87,9 @@ def _candidates(
 
     found = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
     _ = found[0].source  # whatever has no C++ form shows now, while a library call can still take its place
-    return (*found, InterpretedLoop(kernel))
+    first = str(found[0].config["variant"])
+    alone = library_of(kernel, lambda size: prior(first).seconds(most_threads, size))
+    return (*found, *alone, InterpretedLoop(kernel))
 
 
 def check_messages(kernel: LoopKernel) -> tuple[str, ...]:

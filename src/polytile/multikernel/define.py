@@ -111,6 +111,9 @@ def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device 
         for k, node in enumerate(indirect):
             top[expr.indirect_symbol(k)] = max(0, _index_limit(node, values) - 1)
         extents[buffer] = max(extents[buffer], sizes.evaluate(index, {**values, **top}) + 1)
+    for view in kernel.library.views() if kernel.library is not None else ():
+        last = view.index(tuple(n - 1 for n in view.sizes))
+        extents[view.buffer] = max(extents[view.buffer], sizes.evaluate(last, values) + 1)
     return [*[_random(extents[t.name], t.dtype, target) for t in kernel.tensors], *[values[s] for s in kernel.symbols]]
 
 

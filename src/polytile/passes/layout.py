@@ -174,4 +174,5 @@ def _following_loop(loop: Loop, name: str, layout: Layout, writes: bool) -> Loop
         return expr.load(node.dtype, name, layout.index(node.index, points), (), node.mask)
 
     new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
-    return replace(new, stores=tuple(replace(s, index=layout.new) if s.buffer == name else s for s in new.stores))
+    stores = tuple(replace(s, index=layout.new) if s.buffer == name else s for s in new.stores)
+    return replace(new, stores=stores, library=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -13,13 +14,15 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 from torch._prims_common import elementwise_dtypes
 
 from polytile.frontend.lower.scalars import float_node
-from polytile.frontend.lower.value import Point, Tensor, computed, stored, widen
+from polytile.frontend.lower.value import Call, Point, Tensor, computed, stored, widen
 from polytile.ir import expr, sizes
+from polytile.ir.calls import shapes_alone
 from polytile.ir.expr import Node
 from polytile.ir.program import (
     Axis,
     Buffer,
     Extern,
+    LibraryCall,
     Loop,
     Operation,
     Ref,
@@ -108,6 +111,16 @@ class Builder:
         axes = self.axes(tensor.sizes)
         point = tuple(a.symbol for a in axes)
         self.loop(axes, (), (Store(target.buffer, target.index(point), tensor.at(point), mode),))
+        if mode == "set" and tensor.call is not None and target.dtype == tensor.dtype:
+            self.attach(tensor.call, target)
+
+    def attach(self, call: Call, *outputs: View | None) -> None:
+        """Notes that the last loop does what `call` does, with these results."""
+        views = tuple(None if view is None else _unfolded(view, call) for view in outputs)
+        loop = self.operations[-1]
+        if isinstance(loop, Loop) and views.count(None) == outputs.count(None):
+            library = LibraryCall(call.target, call.args, call.kwargs, views)
+            self.operations[-1] = replace(loop, library=shapes_alone(library, loop.reads() | loop.writes()))
 
     def axes(self, sizes_: Sequence[sympy.Expr], prefix: str = "p") -> tuple[Axis, ...]:
         return tuple(Axis(sizes.axis(f"{prefix}{i}"), n) for i, n in enumerate(sizes_))
@@ -282,6 +295,15 @@ class Builder:
         for part, length in zip(parts, mark[1:], strict=True):
             while len(part) > length:
                 part.popitem()
+
+
+def _unfolded(view: View, call: Call) -> View | None:
+    """`view`, of the result of a call, in the sizes that the call gives it; None where it is no plain reshape of that."""
+    if view.sizes == call.sizes or len(call.sizes) == 0:
+        return view
+    if view.strides != sizes.contiguous_strides(view.sizes):
+        return None
+    return replace(view, sizes=call.sizes, strides=sizes.contiguous_strides(call.sizes))
 
 
 def _number(value: Any) -> Any:

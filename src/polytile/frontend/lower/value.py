@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sympy
 import torch
@@ -16,12 +17,24 @@ Point = tuple[sympy.Expr, ...]
 
 
 @dataclass(frozen=True)
+class Call:
+    """One ATen operator on stored tensors: as in ir.program.LibraryCall. Its result has `sizes`; the tensor that it makes may be
+    a row-major reshape of it."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    sizes: tuple[sympy.Expr, ...]
+
+
+@dataclass(frozen=True)
 class Tensor:
     """A tensor of symbolic `sizes` and logical `dtype`.
 
     Exactly one of the two forms: `view` (a strided look at a buffer), or `node` over `axes` (one symbol a dimension), to be
     computed where it is used. Nodes hold compute types: float32 for bfloat16 and float16 tensors. `layout`: the strides
-    (elements) in which an unstored tensor is stored where nobody asks for others; None for row-major ones.
+    (elements) in which an unstored tensor is stored where nobody asks for others; None for row-major ones. `call`: the operator
+    of which an unstored tensor is the result, where that takes nothing but what is stored.
     """
 
     sizes: tuple[sympy.Expr, ...]
@@ -31,6 +44,7 @@ class Tensor:
     axes: tuple[sympy.Symbol, ...] = ()
     node: Node | None = None
     layout: tuple[sympy.Expr, ...] | None = field(default=None, compare=False)
+    call: Call | None = field(default=None, compare=False)
 
     @property
     def rank(self) -> int:
