@@ -27,6 +27,7 @@ from polytile.frontend.floats import restart_if_fixed
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
+from polytile.frontend.resizing import kept_whole
 from polytile.frontend.weights import weights_of
 
 Boxed = Callable[[list[Any]], Any]
@@ -99,7 +100,7 @@ def _compile(
     traced = hinted.sizes_of(graph)
     wanted = [*hinted.combinations(hints, traced, strict), *hinted.marked(graph, traced)]
     early = hinted.combinations(ahead, traced, strict, "compile_ahead")
-    with settings.override(**given), _collector_at_rest():
+    with settings.override(**given), _collector_at_rest(), kept_whole():
         runtime.prepare_launcher()
         if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
             from polytile.kernels.triton.loops import prepare  # what a GPU needs is imported where there is one

@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.placement import is_view
+from polytile.frontend.resizing import UPSAMPLE
 
 aten = torch.ops.aten
 
@@ -52,7 +53,7 @@ WINDOWS: dict[Any, int] = dict.fromkeys(
         "_to_copy alias avg_pool2d avg_pool2d_backward cat constant_pad_nd max_pool2d_with_indices "
         "max_pool2d_with_indices_backward _unsafe_index.Tensor"
     ), 1,
-) | {aten._unsafe_index_put.default: 3}  # fmt: skip
+) | {aten._unsafe_index_put.default: 3, UPSAMPLE: 1}  # fmt: skip
 """Operators that are not pointwise whose results may be laid out as the images among so many of their first arguments are."""
 
 PARTS = (aten.slice.Tensor,)

@@ -190,6 +190,8 @@ class _Driver:
         there."""
         made = self.builder.operations[done:]
         if isinstance(result, Tensor) and result.node is not None:
+            if result.call is not None:
+                return result
             if not made and is_reshape(node.target) and (old := self._argument(node.args[0]).call) is not None:
                 return replace(result, call=old)
             call = operator_call(self.builder, node, args, kwargs)

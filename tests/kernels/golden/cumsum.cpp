@@ -24,7 +24,7 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
         V<float, 1> carry0 = splat<float, 1>(0.0f);
         each_vector<L>(0, n1, lead<L>(a1 + p0*n1, n1 - 0), [&](auto tail, const long r0, const long n) PT_INLINE {
           const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + r0, n);
-          const V<float, L> t1 = scan_lanes<float, L>(t0, carry0, n, [](V<float, 1> a, V<float, 1> b) PT_INLINE { return V<float, 1>(a + b); });
+          const V<float, L> t1 = scan_lanes<float, L>(t0, carry0, n, [](auto a, auto b) PT_INLINE { return decltype(a)(a + b); });
           vstore<float, L>(tail, a1 + p0*n1 + r0, t1, n);
         });
       }

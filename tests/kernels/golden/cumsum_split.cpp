@@ -25,17 +25,17 @@ extern "C" long polytile_kernel(void* const* ptrs, const long* sizes, long threa
         V<float, 1> carry0 = splat<float, 1>(0.0f);
         each_vector<L>(first, last, 0, [&](auto tail, const long r0, const long n) PT_INLINE {
           const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + r0, n);
-          scan_lanes<float, L>(t0, carry0, n, [](V<float, 1> a, V<float, 1> b) PT_INLINE { return V<float, 1>(a + b); });
+          scan_lanes<float, L>(t0, carry0, n, [](auto a, auto b) PT_INLINE { return decltype(a)(a + b); });
         });
         V<float, 1>* const shares = shares_carry0 + (row & 1) * workers;
         shares[thread] = carry0;
         barrier();
         carry0 = V<float, 1>(0.0f);
-        const auto combine = [](V<float, 1> a, V<float, 1> b) PT_INLINE { return V<float, 1>(a + b); };
+        const auto combine = [](auto a, auto b) PT_INLINE { return decltype(a)(a + b); };
         for (long w = 0; w < thread; ++w) carry0 = combine(carry0, shares[w]);
         each_vector<L>(first, last, lead<L>(a1 + first + p0*n1, last - first), [&](auto tail, const long r0, const long n) PT_INLINE {
           const V<float, L> t0 = vload<float, L>(tail, a0 + p0*n1 + r0, n);
-          const V<float, L> t1 = scan_lanes<float, L>(t0, carry0, n, [](V<float, 1> a, V<float, 1> b) PT_INLINE { return V<float, 1>(a + b); });
+          const V<float, L> t1 = scan_lanes<float, L>(t0, carry0, n, [](auto a, auto b) PT_INLINE { return decltype(a)(a + b); });
           vstore<float, L>(tail, a1 + p0*n1 + r0, t1, n);
         });
       }

@@ -36,10 +36,9 @@ def _kind(scan: Scan) -> str:
     return text.value_type(scan.args[0].dtype)
 
 
-def combiner(scan: Scan, lanes: str = "1") -> str:
-    """A lambda of two running values."""
-    vector = f"V<{_kind(scan)}, {lanes}>"
-    return f"[]({vector} a, {vector} b) PT_INLINE {{ return {vector}({COMBINE[scan.kind]}); }}"
+def combiner(scan: Scan) -> str:
+    """A lambda of two vectors of running values, of equally many lanes."""
+    return f"[](auto a, auto b) PT_INLINE {{ return decltype(a)({COMBINE[scan.kind]}); }}"
 
 
 def prepare(nest: Nest, body: Body, column: bool) -> None:
@@ -56,7 +55,7 @@ def prefix(scan: Scan, body: Body, scope: Scope, column: bool) -> str:
     value, carry = body.operand(scan.args[0], body.lanes, scope), carry_name(body.nest, scan)
     if not column:
         return f"scan_lanes<{_kind(scan)}, L>({value}, {carry}, n, {combiner(scan)})"
-    scope.lines.append(f"acc.{carry} = {combiner(scan, 'L')}(acc.{carry}, {value});")
+    scope.lines.append(f"acc.{carry} = {combiner(scan)}(acc.{carry}, {value});")
     return f"acc.{carry}"
 
 

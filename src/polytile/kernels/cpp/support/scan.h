@@ -3,32 +3,73 @@
 namespace pt {
 namespace {
 
+// Every second block of D lanes has the last lane of the block before it; the others stay. Of one register.
+template <int D, class R, int... I> PT_FN R raw_before(R v, Lanes<I...>) {
+  return __builtin_shufflevector(v, v, (I & D ? (I & ~(D - 1)) - 1 : I)...);
+}
+template <int D, class T, int L> PT_FN V<T, L> before(V<T, L> v) { return {raw_before<D>(v.n, Up<raw_lanes<T, L>>{})}; }
+
+// The prefix of all lanes: of pairs, of four lanes from two pairs, and so on.
+template <int D = 1, class T, int L, class F> PT_FN V<T, L> prefix(V<T, L> v, F combine) {
+  if constexpr (wide<T, L>) {
+    const V<T, L / 2> lo = prefix(v.lo, combine);
+    return {lo, combine(V<T, L / 2>(lo[L / 2 - 1]), prefix(v.hi, combine))};
+  } else if constexpr (D < L) {
+    const auto second = (iota<int_of<T>, L>() & V<int_of<T>, L>(int_of<T>(D))) != V<int_of<T>, L>(0);
+    return prefix<2 * D>(select(second, combine(before<D>(v), v), v), combine);
+  } else return v;
+}
+
 // The prefix of the first n lanes, from a running carry on.
 template <class T, int L, class F> PT_FN V<T, L> scan_lanes(V<T, L> v, V<T, 1>& carry, long n, F combine) {
-  PT_NO_UNROLL for (long k = 0; k < n; ++k) {
-    carry = combine(carry, V<T, 1>(v[k]));
-    v[k] = carry[0];
-  }
+  v = combine(V<T, L>(carry[0]), prefix(v, combine));
+  carry = V<T, 1>(n == L ? v[L - 1] : v[n - 1]);
   return v;
 }
 
 // cummax and cummin: the later of equal extremes wins, and a NaN stays.
+template <bool Max, class T, int L> PT_FN auto takes(V<T, L> v, V<T, L> carry) {
+  return (v != v) | ((carry == carry) & (Max ? v >= carry : v <= carry));
+}
 template <bool Max, class T, int L> PT_FN void scan_extreme(V<T, L>& v, V<i64, L>& i, V<T, L>& carry, V<i64, L>& at) {
-  const auto take = (v != v) | ((carry == carry) & (Max ? v >= carry : v <= carry));
+  const auto take = takes<Max>(v, carry);
   v = select(take, v, carry);
   i = select(take, i, at);
   carry = v;
   at = i;
 }
+template <bool Max, int D = 1, class T, int L> PT_FN void prefix_extreme(V<T, L>& v, V<i64, L>& i) {
+  if constexpr (wide<T, L> || wide<i64, L>) {
+    V<T, L / 2> lo = low(v), hi = high(v);
+    V<i64, L / 2> lo_at = low(i), hi_at = high(i);
+    prefix_extreme<Max>(lo, lo_at);
+    prefix_extreme<Max>(hi, hi_at);
+    V<T, L / 2> carry(lo[L / 2 - 1]);
+    V<i64, L / 2> at(lo_at[L / 2 - 1]);
+    scan_extreme<Max>(hi, hi_at, carry, at);
+    v = join(lo, hi);
+    i = join(lo_at, hi_at);
+  } else if constexpr (D < L) {
+    V<T, L> carry = before<D>(v);
+    V<i64, L> at = before<D>(i);
+    scan_extreme<Max>(v, i, carry, at);
+    prefix_extreme<Max, 2 * D>(v, i);
+  }
+}
+// A new extreme is rare in a long row: vectors without one are told by a single comparison.
 template <bool Max, class T, int L>
 PT_FN void scan_extreme_lanes(V<T, L>& v, V<i64, L>& i, V<T, 1>& carry, V<i64, 1>& at, long n) {
-  PT_NO_UNROLL for (long k = 0; k < n; ++k) {
-    V<T, 1> x(v[k]);
-    V<i64, 1> p(i[k]);
-    scan_extreme<Max, T, 1>(x, p, carry, at);
-    v[k] = x[0];
-    i[k] = p[0];
+  V<T, L> all(carry[0]);
+  V<i64, L> all_at(at[0]);
+  if (!hany(takes<Max>(v, all))) {
+    v = all;
+    i = all_at;
+    return;
   }
+  prefix_extreme<Max>(v, i);
+  scan_extreme<Max>(v, i, all, all_at);
+  carry = V<T, 1>(v[n - 1]);
+  at = V<i64, 1>(i[n - 1]);
 }
 
 }  // namespace

@@ -1,0 +1,147 @@
+"""Upsampling: each element of the result from the one nearest to it, or from the 2, 4 or 8 around it with weights.
+
+Places along a dimension of n elements, m in the result, are s·o or s·(o + ½), where s is one over the scale that was given or
+n / m, and for interpolation s·(o + ½) - ½, or o·(n - 1) / (m - 1) where corners are aligned; computed as ATen computes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.positions import Place
+from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.value import Call, Point, Tensor, computed, convert
+from polytile.frontend.resizing import EXACT, LINEAR, UPSAMPLE, UPSAMPLE_BACKWARD, arguments
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import Ref, View
+from polytile.ir.sizes import Size
+
+Term = tuple[Size | Node, Node | None]
+"""A place along a dimension and its weight; None: all of it."""
+
+@lowers(UPSAMPLE)
+def upsample(
+    builder: Builder, source: Tensor, name: str, size: Sequence[Size | int], align_corners: bool, scales: Sequence[float]
+) -> Tensor:
+    base, result, first = builder.realize(source), builder.result_sizes(), 2
+    wide = source.compute_dtype
+    spatial = list(zip(base.sizes[first:], result[first:], scales, strict=True))
+
+    def terms(o: Size, n: Size, m: Size, scale: float) -> list[Term]:
+        if name in LINEAR:
+            return _between(_there(o, n, m, scale, align_corners, wide), n, wide)
+        return _nearest(o, n, m, scale, 0.5 if name in EXACT else 0.0)
+
+    def at(point: Point) -> Node:
+        along = [terms(o, *dim) for o, dim in zip(point[first:], spatial, strict=True)]
+        total: Node | None = None
+        for chosen in itertools.product(*along):
+            place = Place([*point[:first], *[sizes.ZERO] * len(spatial)])
+            for d, (where, _) in enumerate(chosen):
+                place.put(first + d, where)
+            term = place.load(base)
+            for _, weight in chosen:
+                term = term if weight is None else expr.op("mul", wide, term, weight)
+            total = term if total is None else expr.op("add", wide, total, term)
+        assert total is not None
+        return convert(total, source.dtype)
+
+    made = computed(result, source.dtype, source.device, at)
+    return made if base.view is None else replace(made, call=_call(builder, base.view, name, size, align_corners, scales, result))
+
+
+def _call(
+    builder: Builder,
+    view: View,
+    name: str,
+    size: Sequence[Size | int],
+    align_corners: bool,
+    scales: Sequence[float],
+    result: tuple[Size, ...],
+) -> Call:
+    given = (Ref(view), builder.argument(list(size)), *arguments(name, align_corners, scales))
+    return Call(getattr(torch.ops.aten, name).default, given, (), result)
+
+
+def _nearest(o: Size, n: Size, m: Size, scale: float, half: float) -> list[Term]:
+    """The element nearest to place `o` of the result."""
+    times = sizes.divide(sympy.expand(m), n)
+    if times is not None and times.is_Integer and _is_power(int(times)) and scale in (0.0, float(times)):
+        return [(FloorDiv(o, times), None)]
+    wide = torch.float32
+    there = _number(o, wide)
+    if half:
+        there = expr.op("add", wide, there, expr.const(half, wide))
+    return [(_whole(expr.op("mul", wide, there, _ratio(n, m, scale, wide)), n), None)]
+
+
+def _is_power(times: int) -> bool:
+    """Whether dividing by `times` is exact in floats."""
+    return times & (times - 1) == 0
+
+
+def _between(there: Node, n: Size, wide: torch.dtype) -> list[Term]:
+    """The elements before and behind `there`."""
+    before, one = _whole(there, n), expr.const(1, torch.int64)
+    behind = expr.op("minimum", torch.int64, expr.op("add", torch.int64, before, one), _last(n))
+    weight = expr.op("sub", wide, there, expr.op("cast", wide, before))
+    weight = expr.op("minimum", wide, weight, expr.const(1.0, wide))
+    return [(before, expr.op("sub", wide, expr.const(1.0, wide), weight)), (behind, weight)]
+
+
+def _there(o: Size, n: Size, m: Size, scale: float, align_corners: bool, wide: torch.dtype) -> Node:
+    if align_corners:
+        steps = expr.op("maximum", torch.int64, _last(m), expr.const(1, torch.int64))
+        step = expr.op("div", wide, expr.op("cast", wide, _last(n)), expr.op("cast", wide, steps))
+        return expr.op("mul", wide, _number(o, wide), step)
+    half = expr.const(0.5, wide)
+    centre = expr.op("mul", wide, expr.op("add", wide, _number(o, wide), half), _ratio(n, m, scale, wide))
+    return expr.op("maximum", wide, expr.op("sub", wide, centre, half), expr.const(0.0, wide))
+
+
+def _ratio(n: Size, m: Size, scale: float, dtype: torch.dtype) -> Node:
+    """How far apart the places of neighbours in the result are."""
+    if scale > 0:
+        return expr.const(float(torch.tensor(1.0 / scale, dtype=dtype)), dtype)
+    return expr.op("div", dtype, _number(n, dtype), _number(m, dtype))
+
+
+def _number(o: Size, dtype: torch.dtype) -> Node:
+    return expr.op("cast", dtype, expr.index_value(o))
+
+
+def _last(n: Size) -> Node:
+    return expr.index_value(sympy.expand(n - 1))
+
+
+def _whole(there: Node, n: Size) -> Node:
+    """The place at or before `there`, which is not negative, among n."""
+    return expr.op("minimum", torch.int64, expr.op("cast", torch.int64, there), _last(n))
+
+
+@lowers(UPSAMPLE_BACKWARD)
+def upsample_backward(
+    builder: Builder,
+    grad: Tensor,
+    name: str,
+    size: Sequence[Size | int],
+    input_size: Sequence[Size | int],
+    align_corners: bool,
+    scales: Sequence[float],
+) -> Tensor:
+    """Sums of few, unevenly many elements each: the library walks through them faster than loops of masked windows."""
+    operator = getattr(torch.ops.aten, f"{name}_backward").default
+    given = (grad, list(size), list(input_size), *arguments(name, align_corners, scales))
+    result: Tensor = builder.library(operator, given, {}, "gradients of upsampling are left to the library")
+    return result
+
+
+__all__ = ["upsample", "upsample_backward"]

@@ -1,0 +1,139 @@
+"""Upsampling on the CPU kept whole while a graph is traced, as operators of polytile's own with gradients.
+
+torch takes `interpolate` apart above autograd: into gathers by tables of indices, whose gradients are accumulating scatters, four
+of them for bilinear interpolation. Kept whole, the forward pass is one loop that computes places and weights itself
+(`lower/upsampling.py`), with the library's kernel among its candidates, and the backward pass is the library's.
+
+    F.interpolate(x, scale_factor=2, mode="bilinear")   →   polytile.upsample(x, "upsample_bilinear2d", [2h, 2w], False, [2., 2.])
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._decomp.decompositions import upsample_compute_output_size
+from torch._prims_common import suggest_memory_format
+
+aten = torch.ops.aten
+
+NEAREST = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
+EXACT = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+NAMES = (*NEAREST, *EXACT, *LINEAR)
+"""ATen's operators, those of one dimension first in each group."""
+
+_library = torch.library.Library("polytile", "FRAGMENT")
+_library.define("upsample(Tensor x, str name, SymInt[] size, bool align_corners, float[] scales) -> Tensor")
+_library.define(
+    "upsample_backward(Tensor grad, str name, SymInt[] size, SymInt[] input_size, bool align_corners, float[] scales) -> Tensor"
+)
+_keeps = threading.local()
+
+
+def arguments(name: str, align_corners: bool, scales: Sequence[float]) -> tuple[Any, ...]:
+    """What ATen's operator takes after the sizes; scales of 0 are none."""
+    given = tuple(scale or None for scale in scales)
+    return (align_corners, *given) if name in LINEAR else given
+
+
+def _upsample(x: Tensor, name: str, size: Sequence[int], align_corners: bool, scales: Sequence[float]) -> Tensor:
+    result: Tensor = getattr(aten, name).default(x, size, *arguments(name, align_corners, scales))
+    return result
+
+
+def _upsample_backward(
+    grad: Tensor, name: str, size: Sequence[int], input_size: Sequence[int], align_corners: bool, scales: Sequence[float]
+) -> Tensor:
+    operator = getattr(aten, f"{name}_backward").default
+    result: Tensor = operator(grad, size, input_size, *arguments(name, align_corners, scales))
+    return result
+
+
+def _like(x: Tensor, shape: Sequence[Any]) -> Tensor:
+    layout = suggest_memory_format(x) if x.ndim in (4, 5) else torch.contiguous_format
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
+
+
+def _fake(x: Tensor, name: str, size: Sequence[int], align_corners: bool, scales: Sequence[float]) -> Tensor:
+    return _like(x, [*x.shape[:2], *size])
+
+
+def _fake_backward(
+    grad: Tensor, name: str, size: Sequence[int], input_size: Sequence[int], align_corners: bool, scales: Sequence[float]
+) -> Tensor:
+    return _like(grad, input_size)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, *ctx.given = inputs
+    ctx.shape = x.shape
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    name, size, align_corners, scales = ctx.given
+    found = UPSAMPLE_BACKWARD(grad, name, size, list(ctx.shape), align_corners, scales)
+    return found, None, None, None, None
+
+
+_library.impl("upsample", _upsample, "CompositeExplicitAutograd")
+_library.impl("upsample_backward", _upsample_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("polytile::upsample", _fake, lib=_library)
+torch.library.register_fake("polytile::upsample_backward", _fake_backward, lib=_library)
+torch.library.register_autograd("polytile::upsample", _backward, setup_context=_save, lib=_library)
+
+
+UPSAMPLE = torch.ops.polytile.upsample.default
+UPSAMPLE_BACKWARD = torch.ops.polytile.upsample_backward.default
+
+
+@contextlib.contextmanager
+def kept_whole() -> Iterator[None]:
+    """Within the block, in this thread, upsampling on the CPU is traced as polytile's operator."""
+    _install()
+    before, _keeps.active = getattr(_keeps, "active", False), True
+    try:
+        yield
+    finally:
+        _keeps.active = before
+
+
+@functools.cache
+def _install() -> None:
+    """Puts a look at `kept_whole` in front of torch's own rules; elsewhere they hold as before."""
+    for name in NAMES:
+        operator = getattr(aten, name).vec
+        for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+            if key in operator.py_kernels:
+                operator.py_kernels[key] = _looking(name, operator.py_kernels[key])
+        operator._dispatch_cache.clear()
+
+
+def _looking(name: str, rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch's `rule` for operator `name`, whose last argument is the scales, or polytile's operator."""
+
+    @functools.wraps(rule)
+    def traced(x: Tensor, output_size: Any, *given: Any, **named: Any) -> Tensor:
+        scales = given[-1] if given else None
+        if named or not getattr(_keeps, "active", False) or not _is_kept(x, scales):
+            return rule(x, output_size, *given, **named)
+        size = upsample_compute_output_size(x.size(), output_size, scales)
+        align_corners = bool(given[0]) if name in LINEAR else False
+        found: Tensor = UPSAMPLE(x, name, list(size), align_corners, list(scales or [0.0] * (x.ndim - 2)))
+        return found
+
+    return traced
+
+
+def _is_kept(x: Tensor, scales: Any) -> bool:
+    plain = scales is None or all(isinstance(scale, float) for scale in scales)
+    return x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype.itemsize >= 2 and plain
+
+
+__all__ = ["EXACT", "LINEAR", "UPSAMPLE", "UPSAMPLE_BACKWARD", "arguments", "kept_whole"]
