@@ -61,7 +61,8 @@ class AloneLibrary:
         self._tensors = {tensor.name: k for k, tensor in enumerate(kernel.tensors)}
         places = {symbol: k for k, symbol in enumerate(kernel.symbols)}
         self._formulas = {e: encode(e, places) for e in dict.fromkeys(expressions(self.library))}
-        self._bound: dict[tuple[int, ...], tuple[Any, Any, list[_Look | None]]] = {}
+        self._count = len(kernel.tensors)
+        self._bound: dict[tuple[int, ...], Callable[[Sequence[Any]], None]] = {}
 
     @cached_property
     def source_hash(self) -> str:
@@ -81,30 +82,16 @@ class AloneLibrary:
         return PythonEntry(self._call)
 
     def _call(self, *args: Any) -> None:
-        count = len(self._tensors)
-        tensors, ints = args[:count], args[count:]
+        ints = args[self._count :]
         bound = self._bound.get(ints)
         if bound is None:
             if len(self._bound) >= MOST_SHAPES:
                 self._bound.clear()
             bound = self._bound[ints] = self._at(ints)
-        given, named, outputs = bound
-        given, named = _filled(given, tensors), dict(_filled(named, tensors))
-        if self.library.target in COPIES and outputs[0] is not None:
-            outputs[0].of(tensors).copy_(given[0])
-        elif not outputs:
-            self.library.target(*given, **named)
-        elif self._into is not None and None not in outputs:
-            outs = {name: look.of(tensors) for name, look in zip(self._outs, outputs, strict=True) if look is not None}
-            self._into(*given, **named, **outs)
-        else:
-            results = self.library.target(*given, **named)
-            for look, result in zip(outputs, results if isinstance(results, tuple | list) else (results,), strict=True):
-                if look is not None:
-                    look.of(tensors).copy_(result)
+        bound(args)
 
-    def _at(self, ints: Sequence[int]) -> tuple[Any, Any, list[_Look | None]]:
-        """The arguments and outputs at these sizes, tensors left open."""
+    def _at(self, ints: Sequence[int]) -> Callable[[Sequence[Any]], None]:
+        """The call at these sizes, which takes the tensors."""
         values = {e: evaluate(formula, ints) for e, formula in self._formulas.items()}
 
         def look(view: View) -> _Look:
@@ -112,15 +99,63 @@ class AloneLibrary:
             return _Look(self._tensors.get(view.buffer, -1), view.dtype, extents, strides, values[view.offset])
 
         args, kwargs = mapped((self.library.args, self.library.kwargs), look, lambda e: values[e])
-        return args, kwargs, [None if view is None else look(view) for view in self.library.outputs]
+        outputs = [None if view is None else look(view) for view in self.library.outputs]
+        given = _filler(args)
+        if self.library.target in COPIES and outputs[0] is not None:
+            first = outputs[0]
+            return _Bound(torch.Tensor.copy_, lambda tensors: [first.of(tensors), given(tensors)[0]], {}, {})
+        outs = {name: o for name, o in zip(self._outs, outputs, strict=False) if o is not None}
+        if self._into is not None and len(outs) == len(outputs):
+            return _Bound(self._into._op, given, dict(kwargs), outs)
+        if not outputs:
+            return _Bound(self.library.target._op, given, dict(kwargs), {})
+        return _Copied(self.library.target._op, given, dict(kwargs), outputs)
 
 
-def _filled(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    if isinstance(value, _Look):
-        return value.of(tensors)
-    if isinstance(value, tuple | list):
-        return type(value)(_filled(v, tensors) for v in value)
-    return value
+@dataclass(frozen=True)
+class _Bound:
+    """A call of `target`, which writes into `outs` or changes its arguments."""
+
+    target: Callable[..., Any]
+    given: Callable[[Sequence[Any]], list[Any]]
+    named: dict[str, Any]
+    outs: dict[str, _Look]
+
+    def __call__(self, tensors: Sequence[Any]) -> None:
+        outs = {name: look.of(tensors) for name, look in self.outs.items()}
+        self.target(*self.given(tensors), **self.named, **outs)
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """A call of `target`, whose results are copied to where they belong."""
+
+    target: Callable[..., Any]
+    given: Callable[[Sequence[Any]], list[Any]]
+    named: dict[str, Any]
+    outputs: list[_Look | None]
+
+    def __call__(self, tensors: Sequence[Any]) -> None:
+        results = self.target(*self.given(tensors), **self.named)
+        for look, result in zip(self.outputs, results if isinstance(results, tuple | list) else (results,), strict=False):
+            if look is not None:
+                look.of(tensors).copy_(result)
+
+
+def _filler(args: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    """`args` as a function of the tensors that stand in them, in lists too."""
+    looks = [(k, arg) for k, arg in enumerate(args) if isinstance(arg, _Look)]
+    lists = [(k, _filler(arg)) for k, arg in enumerate(args) if isinstance(arg, tuple | list)]
+
+    def filled(tensors: Sequence[Any]) -> list[Any]:
+        given = list(args)
+        for k, look in looks:
+            given[k] = look.of(tensors)
+        for k, inner in lists:
+            given[k] = inner(tensors)
+        return given
+
+    return filled
 
 
 def into_form(target: Any) -> tuple[Any, tuple[str, ...]]:
