@@ -79,6 +79,16 @@ def _adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
     return torch._decomp.decompositions.adaptive_avg_pool2d(x, output_size)
 
 
+def _elsewhere(operator: OpOverload) -> Callable[..., Any]:
+    """torch's own rule for other devices than the CPU, where the operator is lowered whole, into one loop that the library's
+    kernel may stand in for."""
+
+    def rule(x: Tensor, *args: Any) -> Any:
+        return NotImplemented if x.device.type == "cpu" else torch._decomp.decomposition_table[operator](x, *args)
+
+    return rule
+
+
 def _max_unpool2d(x: Tensor, indices: Tensor, output_size: list[int]) -> Tensor:
     """torch's own rule, laid out as eager lays it out: as the input on a CPU, row by row elsewhere."""
     result = torch._decomp.decompositions.max_unpool2d(x, indices, output_size)
@@ -162,6 +172,8 @@ def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
 OWN: dict[str, Callable[..., Any]] = {
     "_unique.default": _unique,
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
+    "pixel_shuffle.default": _elsewhere(torch.ops.aten.pixel_shuffle.default),
+    "pixel_unshuffle.default": _elsewhere(torch.ops.aten.pixel_unshuffle.default),
     "max_unpool2d.default": _max_unpool2d,
     "masked_scatter.default": _masked_scatter,
     "masked_scatter_backward.default": _masked_scatter_backward,

@@ -1,20 +1,40 @@
-"""Pads that repeat what they surround, mirrored or its outermost elements, and the gradient of the latter."""
+"""Pads that repeat what they surround, mirrored or its outermost elements, and the gradient of the latter.
+
+Row-major tensors on the CPU are padded whole, by one loop; others are taken apart while the graph is traced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from polytile.frontend.lower import value
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.joins import joined
+from polytile.frontend.lower.overloads import overloads
+from polytile.frontend.lower.positions import Place
+from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.value import Call, Point, computed
+from polytile.frontend.lower.views import reindexed
+from polytile.ir import expr
+from polytile.ir.expr import Node
+from polytile.ir.program import Ref
+from polytile.ir.sizes import ZERO, Size
 
 
 def _padded(x: Tensor, padding: list[int], mirrored: bool) -> Tensor:
     """The last dimension as pieces side by side, which kernels copy by whole vectors: torch's own rule looks each element's
     place up. Dimensions before it are looked up, a row at a time, and so is a last one whose padding is negative or known
     only at run time. `padding` holds (before, after) for the last dimension first."""
+    if _is_whole(x, padding):
+        return NotImplemented
     rank = len(padding) // 2
     places: list[Tensor | None] = [None] * x.ndim
     in_pieces = all(isinstance(n, int) and n >= 0 for n in padding[:2]) and not free_unbacked_symbols(x.shape[-1])
@@ -25,6 +45,12 @@ def _padded(x: Tensor, padding: list[int], mirrored: bool) -> Tensor:
     joined = torch.cat(_pieces(rows, padding[0], padding[1], mirrored), -1) if in_pieces else rows
     layout = suggest_memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
     return joined.contiguous(memory_format=layout)
+
+
+def _is_whole(x: Tensor, padding: list[int]) -> bool:
+    """Whether `x` is padded by a loop of its own: its result is row-major, and no element is looked for where there is none."""
+    plain = x.device.type == "cpu" and suggest_memory_format(x) == torch.contiguous_format and not x.is_complex()
+    return plain and all(isinstance(n, int) and n >= 0 for n in padding) and not any(map(free_unbacked_symbols, x.shape))
 
 
 def _places(n: int, before: int, after: int, mirrored: bool, device: torch.device) -> Tensor:
@@ -68,3 +94,62 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **{f"replication_pad{rank}d.default": _replication_pad for rank in (1, 2, 3)},
     **{f"replication_pad{rank}d_backward.default": _replication_pad_backward for rank in (1, 2, 3)},
 }
+
+
+# whole ----------------------------------------------------------------------------------------------------------------
+
+
+def _lower(name: str, mirrored: bool) -> Callable[..., value.Tensor]:
+    place = _mirrored if mirrored else _nearest
+
+    def lowering(builder: Builder, x: value.Tensor, padding: Sequence[int]) -> value.Tensor:
+        """Rows looked up one by one, each of three pieces."""
+        base, result, rank = builder.realize(x), builder.result_sizes(), len(padding) // 2
+        first, n = x.rank - rank, x.sizes[-1]
+
+        def row(point: Point) -> Node:
+            there = Place([*point])
+            for d in range(first, x.rank - 1):
+                before, after = padding[2 * (x.rank - 1 - d) :][:2]
+                if before or after:
+                    there.put(d, place(sympy.expand(point[d] - before), x.sizes[d]))
+            return there.load(base)
+
+        rows = computed((*result[:-1], n), x.dtype, x.device, row)
+        before, after = padding[:2]
+        made = joined(builder, _sides(rows, before, after, n, mirrored), x.rank - 1)
+        assert base.view is not None
+        operator = getattr(torch.ops.aten, name).default
+        return replace(made, call=Call(operator, (Ref(base.view), list(padding)), (), result))
+
+    return lowering
+
+
+def _sides(rows: value.Tensor, before: int, after: int, n: Size, mirrored: bool) -> list[value.Tensor]:
+    """What stands before the rows, they themselves, and what stands behind them."""
+
+    def piece(width: int, where: Callable[[Size], Size]) -> list[value.Tensor]:
+        shape = (*rows.sizes[:-1], sympy.Integer(width))
+        return [reindexed(rows, shape, lambda p: (*p[:-1], where(p[-1])))] if width else []
+
+    if mirrored:
+        return [*piece(before, lambda i: before - i), rows, *piece(after, lambda i: n - 2 - i)]
+    return [*piece(before, lambda i: ZERO), rows, *piece(after, lambda i: n - 1)]
+
+
+def _mirrored(i: Size, n: Size) -> Node:
+    """n - 1 - |n - 1 - |i||."""
+    last = expr.index_value(sympy.expand(n - 1))
+    inside = expr.op("abs", torch.int64, expr.index_value(i))
+    beyond = expr.op("abs", torch.int64, expr.op("sub", torch.int64, last, inside))
+    return expr.op("sub", torch.int64, last, beyond)
+
+
+def _nearest(i: Size, n: Size) -> Node:
+    last, zero = expr.index_value(sympy.expand(n - 1)), expr.const(0, torch.int64)
+    return expr.op("minimum", torch.int64, expr.op("maximum", torch.int64, expr.index_value(i), zero), last)
+
+
+for _rank in (1, 2, 3):
+    for _name, _turned in ((f"reflection_pad{_rank}d", True), (f"replication_pad{_rank}d", False)):
+        lowers(*overloads(_name))(_lower(_name, _turned))
