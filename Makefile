@@ -51,6 +51,7 @@ bench: $(STAMP)
 	$(RUN) -m benchmarks.compile_time --json
 	$(RUN) -m benchmarks.demo --json
 	$(RUN) -m benchmarks.loops --json
+	$(RUN) -m benchmarks.operators --json
 	$(RUN) -m benchmarks.matmul --json
 	$(RUN) -m benchmarks.models --json
 	$(RUN) -m benchmarks.store_rate --json

@@ -32,8 +32,14 @@ def call_of(loop: Loop, buffers: Mapping[str, Buffer]) -> LibraryCall | None:
     given = {view.buffer for view in call.views()} - written
     same = loop.writes() <= written | given and given == (loop.reads() | loop.writes()) - written
     plain = all(view.dtype == buffers[view.buffer].dtype for view in call.views()) if same else False
-    whole = all(number.is_integer for number in expressions(call))
-    return call if same and plain and whole and _worth_asking(loop) else None
+    if not same or not plain or not all(number.is_integer for number in expressions(call)) or not _worth_asking(loop):
+        return None
+    parts = {view.buffer for view in call.views() if not _is_whole(view, buffers[view.buffer])}
+    return replace(call, whole=frozenset((given | written) - parts))
+
+
+def _is_whole(view: View, buffer: Buffer) -> bool:
+    return (view.sizes, view.strides, view.offset) == (buffer.sizes, buffer.strides, 0)
 
 
 def _worth_asking(loop: Loop) -> bool:
@@ -88,7 +94,8 @@ def renamed(
         return View(names.get(v.buffer, ""), v.dtype, *numbers, number(v.offset))
 
     args, kwargs = mapped((call.args, call.kwargs), lambda v: Ref(view(v)), lambda e: Ref(number(e)))
-    return LibraryCall(call.target, args, kwargs, tuple(v and view(v) for v in call.outputs))
+    whole = frozenset(names[name] for name in call.whole)
+    return LibraryCall(call.target, args, kwargs, tuple(v and view(v) for v in call.outputs), whole)
 
 
 def mapped(value: Any, view: Callable[[View], Any], number: Callable[[sympy.Expr], Any]) -> Any:
@@ -104,7 +111,8 @@ def text(call: LibraryCall) -> str:
     """One line that says what is called on what."""
 
     def of_view(v: View) -> str:
-        return f"{v.buffer}({', '.join(map(str, v.sizes))}):({', '.join(map(str, v.strides))})+{v.offset}"
+        mark = "whole " if v.buffer in call.whole else ""
+        return f"{mark}{v.buffer}({', '.join(map(str, v.sizes))}):({', '.join(map(str, v.strides))})+{v.offset}"
 
     args, kwargs = mapped((call.args, call.kwargs), of_view, str)
     outputs = ", ".join("-" if v is None else of_view(v) for v in call.outputs)

@@ -139,12 +139,14 @@ class Store:
 class LibraryCall:
     """The ATen call that does what a loop does: `target(*args, **kwargs)`, with a Ref for every tensor and size. Its results are
     what the loop leaves in `outputs`, None where it leaves none; a target that changes its arguments has no outputs. A view of no
-    buffer ("") is of a tensor of which only the sizes matter."""
+    buffer ("") is of a tensor of which only the sizes matter. `whole`: the buffers that are looked at in their own sizes and
+    strides alone, so that they are passed as they are."""
 
     target: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     outputs: tuple[View | None, ...]
+    whole: frozenset[str] = frozenset()
 
     def views(self) -> list[View]:
         """All memory that it reads or writes."""

@@ -29,9 +29,11 @@ MOST_SHAPES = 256
 
 @dataclass(frozen=True)
 class _Look:
-    """A view of tensor number `at` of a call; -1: of a tensor of which only the sizes matter."""
+    """A view of tensor number `at` of a call; -1: of a tensor of which only the sizes matter. `whole`: the tensor itself,
+    unless it comes flat, as tensors do that are made for tuning."""
 
     at: int
+    whole: bool
     dtype: torch.dtype
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -41,6 +43,8 @@ class _Look:
         if self.at < 0:
             return torch.zeros((), dtype=self.dtype).expand(self.sizes)
         tensor = tensors[self.at]
+        if self.whole and tensor.dim() == len(self.sizes):
+            return tensor
         if self.offset == 0 and tensor.shape == self.sizes and tensor.stride() == self.strides:
             return tensor
         return tensor.as_strided(self.sizes, self.strides, tensor.storage_offset() + self.offset)
@@ -96,7 +100,8 @@ class AloneLibrary:
 
         def look(view: View) -> _Look:
             extents, strides = (tuple(values[e] for e in group) for group in (view.sizes, view.strides))
-            return _Look(self._tensors.get(view.buffer, -1), view.dtype, extents, strides, values[view.offset])
+            at, whole = self._tensors.get(view.buffer, -1), view.buffer in self.library.whole
+            return _Look(at, whole, view.dtype, extents, strides, values[view.offset])
 
         args, kwargs = mapped((self.library.args, self.library.kwargs), look, lambda e: values[e])
         outputs = [None if view is None else look(view) for view in self.library.outputs]
