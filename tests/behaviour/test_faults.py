@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,6 +197,32 @@ def test_an_index_out_of_range_raises_as_in_eager() -> None:
 
 
 @pytest.mark.skipif(torch.torch_version.TorchVersion(torch.__version__) < (2, 13), reason="its tracer drops the check")
+@pytest.mark.parametrize(
+    ("function", "error", "told"),
+    [
+        (torch.max, RuntimeError, "max(): Expected reduction dim to be specified for input.numel() == 0"),
+        (torch.min, RuntimeError, "min(): Expected reduction dim to be specified for input.numel() == 0"),
+        (lambda x: x.max(0), IndexError, "max(): Expected reduction dim 0 to have non-zero size"),
+        (lambda x: x.min(-2)[1], IndexError, "min(): Expected reduction dim 0 to have non-zero size"),
+    ],
+)
+def test_the_extreme_of_nothing_raises_as_in_eager(
+    function: Callable[[Tensor], Any], error: type[Exception], told: str
+) -> None:
+    """The tracer guards no size of these operators, and of one that it cannot know their results were ±∞."""
+
+    def positive(x: Tensor) -> Any:
+        return function(x[x[:, 0] > 0])
+
+    run = compiled(positive)
+    x = torch.randn(9, 3)
+    check(positive, run, x)
+    for none in (-x.abs(), x[:0]):
+        for call in (positive, run):
+            with pytest.raises(error, match=re.escape(told)):
+                call(none)
+
+
 def test_an_assertion_on_values_holds_though_its_result_is_unused() -> None:
     def function(index: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(index, 7) * 2

@@ -279,6 +279,14 @@ def test_short_rows_with_gaps_between_them() -> None:
         case.check({"x": random(n), "b": random(columns), "o": random(n + 2 * rows)}, {S0: rows, S1: columns})
 
 
+@pytest.mark.parametrize("dtype", [F32, F64, I64, BOOL, U8], ids=str)
+def test_short_rows_that_are_all_the_same(dtype: torch.dtype) -> None:
+    """No vector is read, only one number at a time; what is turned on its way out is no wider than a register."""
+    case = Case(loop([store("o", P0 * S1 + P1, load("b", P1, dtype))], {P0: S0, P1: S1}), dict.fromkeys("bo", dtype))
+    for rows, columns in [(1, 1), (50, 3), (64, 15)]:
+        case.check({"b": random(columns, dtype), "o": random(rows * columns, dtype)}, {S0: rows, S1: columns})
+
+
 def test_one_of_three_axes_lies_the_other_way_round() -> None:
     point, turned = (P0 * S1 + P1) * 20 + P2, (P0 * 20 + P2) * S1 + P1
     scale = load("s", P0 * S1 + P1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sympy
 import torch
 
 from polytile.ir import expr
@@ -313,3 +314,17 @@ def test_sums_stay_accurate_over_long_rows_and_columns(generator: str) -> None:
         case.check(
             {"x": torch.full((1_000_003,), 0.1), "o": torch.zeros(1)}, {S0: 1, S1: 1_000_003}, relative=tolerance
         )
+
+
+@pytest.mark.parametrize("narrow", [I8, U8, I16], ids=str)
+@pytest.mark.parametrize("wide", [I16, I32, I64, F64], ids=str)
+def test_sums_of_narrow_and_wide_tensors_one_upon_the_other(narrow: torch.dtype, wide: torch.dtype) -> None:
+    """Each is read only in its own row: what is widened is chosen by a mask, of which GCC 12 made an instruction that is none."""
+    top = op("lt", expr.index_value(R0), expr.index_value(sympy.S.One), dtype=BOOL)
+    total = I64 if wide != F64 else F64
+    x = op("cast", load("x", P0, narrow, mask=top), dtype=total)
+    y = load("y", P0, wide, mask=op("logical_not", top))
+    both = op("where", top, x, y if wide == total else op("cast", y, dtype=total))
+    case = Case(loop([store("o", P0, expr.reduce("sum", total, both))], {P0: S0}, {R0: 2}), {"x": narrow, "y": wide, "o": total})
+    for n in (1, 7, 100):
+        case.check({"x": random(n, narrow), "y": random(n, wide), "o": random(n, total)}, {S0: n})

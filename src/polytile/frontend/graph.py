@@ -25,7 +25,7 @@ from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
 from polytile.frontend.placement import advised, bases, fits, laid_out, place
 from polytile.ir import expr, levels, sizes
-from polytile.ir.program import Assert, Buffer, Extern, Input, Loop, Program, Template, View, whole
+from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Template, View, whole
 
 aten = torch.ops.aten
 
@@ -275,9 +275,7 @@ class _Driver:
         return all(self.builder.defined(s) for s in getattr(number, "free_symbols", ()))
 
     def _assert_scalar(self, node: torch.fx.Node) -> None:
-        condition = self._argument(node.args[0])
-        if condition is not True and condition != sympy.true:
-            self.builder.emit(Assert(self.builder.name("assert"), condition, str(node.args[1])))
+        self.builder.require(self._argument(node.args[0]), str(node.args[1]))
         self.env[node] = None
 
     def _nothing(self, node: torch.fx.Node) -> None:

@@ -236,7 +236,7 @@ class _Run:
         if isinstance(holds, sympy.Basic):
             holds = holds.xreplace({s: sympy.Integer(self.values[s]) for s in holds.free_symbols if s in self.values})
         if not bool(holds):
-            raise RuntimeError(operation.message)
+            raise operation.error(operation.message)
 
     def call(self, operation: Extern) -> None:
         """A library call; its results are copied into the buffers it declares."""

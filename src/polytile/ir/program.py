@@ -322,11 +322,12 @@ class Extern:
 
 @dataclass(frozen=True)
 class Assert:
-    """A run-time check on sizes: `condition` is a sympy Boolean; `message` is raised as RuntimeError where it is false."""
+    """A run-time check on sizes: `condition` is a sympy Boolean; `error` is raised with `message` where it is false."""
 
     name: str
     condition: Any
     message: str
+    error: type[Exception] = RuntimeError
 
     def reads(self) -> set[str]:
         return set()

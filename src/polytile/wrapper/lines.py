@@ -90,10 +90,11 @@ class ReadSize(Line):
 
 @dataclass(frozen=True)
 class CheckSizes(Line):
-    """RuntimeError(message) unless the condition on sizes holds."""
+    """error(message) unless the condition on sizes holds."""
 
     condition: Any
     message: str
+    error: type[Exception]
 
 
 # memory --------------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class _Writer:
 
     def check_sizes(self, line: lines.CheckSizes) -> None:
         self.add(f"if not ({number(line.condition)}):")
-        self.add(f"    raise RuntimeError({line.message!r})")
+        self.add(f"    raise {line.error.__name__}({line.message!r})")
 
     # lines: memory ---------------------------------------------------------------------------------------------------
 

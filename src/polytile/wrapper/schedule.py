@@ -112,7 +112,7 @@ class _Schedule:
 
     def _operation(self, operation: Operation) -> None:
         if isinstance(operation, Assert):
-            self.out.append(lines.CheckSizes(operation.condition, operation.message))
+            self.out.append(lines.CheckSizes(operation.condition, operation.message, operation.error))
             return
         if operation.origins:
             reason = f" (library: {operation.reason})" if isinstance(operation, Extern) else ""

@@ -19,6 +19,7 @@ from polytile.ir import expr, sizes
 from polytile.ir.calls import shapes_alone
 from polytile.ir.expr import Node
 from polytile.ir.program import (
+    Assert,
     Axis,
     Buffer,
     Extern,
@@ -135,6 +136,11 @@ class Builder:
 
     def emit(self, operation: Operation) -> None:
         self.operations.append(operation)
+
+    def require(self, condition: Any, message: str, error: type[Exception] = RuntimeError) -> None:
+        """Has `condition`, a sympy Boolean, checked at run time unless it surely holds."""
+        if condition is not True and condition != sympy.true:
+            self.emit(Assert(self.name("assert"), condition, message, error))
 
     # pointwise ---------------------------------------------------------------------------------------------------------
 

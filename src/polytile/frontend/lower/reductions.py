@@ -139,8 +139,23 @@ def _lower_extreme(kind: str) -> Callable[..., Tensor]:
     return lowering
 
 
-lowers(*overloads("amax max"))(_lower_extreme("max"))
-lowers(*overloads("amin min"))(_lower_extreme("min"))
+lowers(*overloads("amax"))(_lower_extreme("max"))
+lowers(*overloads("amin"))(_lower_extreme("min"))
+
+
+def _lower_extreme_of_all(kind: str) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, x: Tensor) -> Tensor:
+        """Nothing has no extreme, which is known at run time where a size is; the tracer guards the other operators."""
+        hint = "Specify the reduction dim with the 'dim' argument."
+        message = f"{kind}(): Expected reduction dim to be specified for input.numel() == 0. {hint}"
+        builder.require(sympy.Ge(count(x, None), 1), message)
+        return reduce_over(builder, x, None, False, (_extreme(kind), x.dtype))[0]
+
+    return lowering
+
+
+lowers(*overloads("max"))(_lower_extreme_of_all("max"))
+lowers(*overloads("min"))(_lower_extreme_of_all("min"))
 
 
 def _best(kind: str, source: Tensor, dims: Dims) -> Row:
@@ -176,6 +191,8 @@ def _lower_extreme_with_index(kind: str) -> Callable[..., tuple[Tensor, ...]]:
         if x.rank == 0:
             zero = computed((), torch.int64, x.device, lambda _: expr.const(0, torch.int64))
             return computed((), x.dtype, x.device, x.at), zero
+        message = f"{kind.removeprefix('arg')}(): Expected reduction dim {dim % x.rank} to have non-zero size."
+        builder.require(sympy.Ge(x.sizes[dim], 1), message, IndexError)
         best = _best(kind, x, dim)
 
         def value_of(value: Node, point: Point) -> Node:

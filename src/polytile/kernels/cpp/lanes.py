@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from polytile.ir import sizes
-from polytile.ir.expr import Load
+from polytile.ir.expr import Load, Node
 from polytile.kernels.cpp.joined import repeats
 from polytile.kernels.nest import Nest
 
@@ -24,8 +24,13 @@ def lane_bytes(nest: Nest) -> int:
         if isinstance(node, Load) and gathers(nest, node):
             return 8
         if id(node) in from_memory or node.dtype.is_floating_point:
-            widest = max(widest, 4 if node.dtype == torch.bool else node.dtype.itemsize)
+            widest = max(widest, bytes_of(node))
     return widest if from_memory else max(widest, 4)
+
+
+def bytes_of(node: Node) -> int:
+    """Width of a lane that holds the value; a bool is a mask."""
+    return 4 if node.dtype == torch.bool else node.dtype.itemsize
 
 
 def gathers(nest: Nest, load: Load) -> bool:

@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import sympy
-import torch
 
 from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
 from polytile.ir.program import Axis, Store, element_level
 from polytile.kernels.cpp.keeping import kept_values
-from polytile.kernels.cpp.lanes import NARROWEST, lane_bytes
+from polytile.kernels.cpp.lanes import NARROWEST, bytes_of, lane_bytes
 from polytile.kernels.cpp.scatter import scattered
 from polytile.kernels.nest import Form, Nest
 
@@ -59,7 +58,7 @@ def _along(row: Nest, axis: Axis) -> Turned | None:
     loads = tuple(n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n) and _turns(n, row, axis.symbol, width))
     stores = (s for s in row.loop.stores if element_level(row.loop, s) and s.mode == "set")
     turned = tuple(s for s in stores if _turns(s, row, axis.symbol, width))
-    kept = {n: made for n, made in kept_values(row).items() if _width(n) <= width}
+    kept = {n: made for n, made in kept_values(row).items() if bytes_of(n) <= width}
     return Turned(nest, loads, turned, kept) if loads or turned else None
 
 
@@ -68,9 +67,4 @@ def _turns(access: Load | Store, row: Nest, axis: sympy.Symbol, width: int) -> b
     strided = sizes.coefficient(access.index, axis) not in (None, sizes.ZERO, sizes.ONE)
     contiguous = sizes.coefficient(access.index, row.vec.symbol) == 1
     value = access if isinstance(access, Load) else access.value
-    return strided and contiguous and not access.indirect and access.mask is None and _width(value) <= width
-
-
-def _width(node: Node) -> int:
-    """Bytes of a lane that holds the value; a bool is a mask."""
-    return 4 if node.dtype == torch.bool else node.dtype.itemsize
+    return strided and contiguous and not access.indirect and access.mask is None and bytes_of(value) <= width

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from polytile.ir import sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Axis, Store
-from polytile.kernels.cpp.lanes import NARROWEST, lane_bytes
+from polytile.kernels.cpp.lanes import NARROWEST, bytes_of, lane_bytes
 from polytile.kernels.cpp.scatter import scattered
 from polytile.kernels.nest import Form, Nest
 
@@ -56,10 +56,12 @@ def of_variant(nest: Nest, variant: str) -> Squares | None:
 def _squares(nest: Nest, axis: Axis) -> Squares | None:
     """The squares of the vector axis of `nest` and `axis`; None where they would not be squares of registers."""
     dependent = nest.vec.symbol in axis.size.free_symbols or axis.symbol in nest.vec.size.free_symbols
-    if nest.form is not Form.POINTWISE or dependent or scattered(nest.loop) or lane_bytes(nest) < NARROWEST:
+    width = lane_bytes(nest)
+    if nest.form is not Form.POINTWISE or dependent or scattered(nest.loop) or width < NARROWEST:
         return None
     loads = tuple(n for n in nest.needed if isinstance(n, Load) and _lies_along(n, axis, nest.vec))
-    stores = tuple(s for s in nest.loop.stores if _lies_along(s, axis, nest.vec))
+    along = (s for s in nest.loop.stores if _lies_along(s, axis, nest.vec))
+    stores = tuple(s for s in along if bytes_of(s.value) <= width)
     return Squares(nest, axis, loads, stores)
 
 

@@ -20,6 +20,9 @@ template <class B, int L> PT_FN V<B, L> load_lanes(const void* p) {
       u64 x = 0;
       __builtin_memcpy(&x, p, bytes);
       n = (typename V<B, L>::Inner)Raw<u64, 2>{x, 0};
+#if defined(PT_AVX512) && defined(PT_GCC_X86)
+      asm("" : "+v"(n));  // of this load, a widening and a selection GCC 12 makes one instruction, which it then fails to take apart
+#endif
     }
     return {n};
   }
