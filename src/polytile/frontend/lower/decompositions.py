@@ -126,6 +126,14 @@ def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tup
     return values, inverse
 
 
+def _scaled_mm(a: Tensor, b: Tensor, *rest: Any, **more: Any) -> Any:
+    """Not taken apart; but the operator's fake form does not look whether the operands fit."""
+    if a.ndim == b.ndim == 2 and not more.get("contraction_dim"):
+        fits = a.shape[1] == b.shape[0]
+        torch._check(fits, lambda: f"mat1 and mat2 shapes cannot be multiplied ({tuple(a.shape)} and {tuple(b.shape)})")
+    return NotImplemented
+
+
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """The places where `mask` holds take the elements of `source` in order; too few of them are an IndexError."""
     x, mask = torch.broadcast_tensors(x, mask)
@@ -171,6 +179,8 @@ def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
 
 OWN: dict[str, Callable[..., Any]] = {
     "_unique.default": _unique,
+    "_scaled_mm.default": _scaled_mm,
+    "_scaled_mm_v2.default": _scaled_mm,
     "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
     "pixel_shuffle.default": _elsewhere(torch.ops.aten.pixel_shuffle.default),
     "pixel_unshuffle.default": _elsewhere(torch.ops.aten.pixel_unshuffle.default),

@@ -242,6 +242,8 @@ def _check_scaled(builder: Builder, a: Tensor, b: Tensor, scales: Sequence[Tenso
         raise LoweringError(f"scaled products of {a.dtype} and {b.dtype} on {a.device.type} are left to the library.")
     if builder.result().dtype.itemsize == 1 or has_static_zero(a.sizes) or has_static_zero(b.sizes):
         raise LoweringError("scaled products with 8-bit results, or of nothing, are left to the library.")
+    if a.sizes[1] != b.sizes[0]:  # nothing before has held them equal
+        raise LoweringError("scaled products of operands that are not known to fit are left to the library.")
     if any(scale.dtype != torch.float32 for scale in scales):
         raise LoweringError("products with scales in other types than float32 are left to the library.")
 
