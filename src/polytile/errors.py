@@ -1,4 +1,7 @@
-"""The error catalogue: one class per kind of trouble. A message says what was asked, what is so, and what to do."""
+"""The error catalogue: one class per kind of trouble. A message says what was asked, what is so, and what to do.
+
+Subclasses that carry more, such as the command of a compiler, stand beside what raises them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ class OptionError(PolytileError, ValueError):
 
 
 class HintError(PolytileError, ValueError):
-    """Hints are no sizes, or name a size that a graph does not have."""
+    """Hints are no sizes, name a size that a graph does not have, or take more memory than there is."""
 
 
 class SignatureError(PolytileError, ValueError):
@@ -28,7 +31,7 @@ class CompilerMissing(PolytileError):
 
 
 class CompileFailed(PolytileError):
-    """The C++ compiler rejected generated code; carries the command, its messages and the path of the source."""
+    """A compiler rejected generated code, or what it made cannot be loaded; names the kernel and where its source is."""
 
 
 class DeviceError(PolytileError):
@@ -49,7 +52,7 @@ class CacheError(PolytileError):
 
 
 class CandidateRejected(PolytileError):
-    """A candidate gave a wrong result or could not run; it takes no further part."""
+    """A candidate cannot run here, by what is known of it; it takes no further part."""
 
 
 class ResourcesExceeded(CandidateRejected):
@@ -61,7 +64,8 @@ class NoCandidate(PolytileError):
 
 
 class InvalidInput(PolytileError, ValueError):
-    """An argument of a compiled function is not what the kernel needs (NaN check, shape, device)."""
+    """An argument of a compiled function or of a kernel is not what it needs: its shape, its device, or, where the option
+    `check_inputs` is on, its values."""
 
 
 class PlanError(PolytileError):
@@ -77,7 +81,8 @@ class StoreError(PolytileError):
 
 
 class IRError(PolytileError):
-    """The verifier found an illegal program; names the pass, the loop and the rule."""
+    """A program breaks a rule of the IR, or holds what no rule provides for. From the verifier it names the pass, the operation
+    and the rule."""
 
 
 class LoweringError(PolytileError):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Makes `text` the content of the file `path`, whole or not at all. Raises OSError; for what `check` refuses too, which would
-    be replaced by a file."""
+    """Makes `text` the content of the file `path`, whole or not at all. Raises OSError, also where something other than a file is
+    at `path`, which the rename would replace."""
     check(path)
     temporary = Path(f"{path}.{os.getpid()}.tmp")
     try:
@@ -21,9 +21,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check(path: Path) -> None:
-    """Raises OSError where there is something else than a file at `path`: a directory, a device, a pipe."""
+    """Raises OSError where something other than a file is at `path`: a directory, a device, a pipe."""
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is there, and no file")
+        raise OSError(errno.EINVAL, "it exists and is not a file")
 
 
 __all__ = ["check", "write_text"]

@@ -21,9 +21,13 @@ from polytile.errors import OptionError
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table. `choices`, if any, are all values that it takes, or, where it is `listed`, all that may stand in
-    its comma-separated list; `least` is the smallest number that it takes. `path`: it names a file or a directory, a relative one
-    from where the process is when the value is given, or, in the environment, first asked for."""
+    """One row of the table.
+
+    choices   the values that are allowed; with `listed`, the words allowed in a comma-separated list. Empty: any
+    least     the smallest number that is allowed
+    path      the value names a file or directory. A relative one counts from the process's directory at the moment when it is
+              given, or, in the environment, first asked for
+    """
 
     name: str
     type: type
@@ -63,7 +67,13 @@ TABLE: tuple[Option, ...] = (
         path=True,
     ),
     Option("cxx", str, "", "C++ compiler to use; empty: $CXX, then g++, then clang++."),
-    Option("compile_workers", int, 0, "Compilers run at once; 0: one for each core, fewer where memory is short.", least=0),
+    Option(
+        "compile_workers",
+        int,
+        0,
+        "Compilers that run at the same time; 0: one for each core, fewer where memory is short.",
+        least=0,
+    ),
     Option(
         "tune",
         str,
@@ -73,7 +83,7 @@ TABLE: tuple[Option, ...] = (
         "learning; off: prior and store only.",
         choices=("auto", "thorough", "all", "off"),
     ),
-    Option("shortlist", int, 3, "Candidates measured at sizes for which nothing is known, at most.", least=1),
+    Option("shortlist", int, 3, "Most candidates that are measured at sizes for which nothing is known.", least=1),
     Option(
         "gpu_shortlist", int, 6, "The same for kernels on a GPU, where candidates compile in parallel processes.", least=1
     ),
@@ -81,7 +91,7 @@ TABLE: tuple[Option, ...] = (
         "expected_calls",
         int,
         10_000,
-        "Calls of a kernel at a size by which compiling one more candidate for it must be able to pay.",
+        "Calls of a kernel at one size within which compiling another candidate for it has to pay off.",
         least=0,
     ),
     Option(
@@ -148,7 +158,7 @@ TABLE: tuple[Option, ...] = (
         "trial_seconds",
         float,
         10.0,
-        "Seconds of its processors that a candidate may use in its first run in a worker.",
+        "Seconds of processor time that a candidate may use in its first run in a worker.",
         least=0,
     ),
     Option("force", str, "", "Force candidates: comma-separated KERNEL=CANDIDATE or CANDIDATE patterns."),
@@ -301,7 +311,7 @@ def unregister(*names: str) -> None:
 
 
 def registered() -> dict[str, str]:
-    """Name and value in force, as text, of every registered option that has not its default."""
+    """Name and value in force, as text, of every registered option whose value is not its default."""
     given = ((option, get(name)) for name, option in BY_NAME.items() if option not in TABLE)
     return {option.name: repr(value) for option, value in given if value != option.default}
 

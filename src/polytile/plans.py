@@ -28,13 +28,11 @@ def save_plan(path: str | os.PathLike[str]) -> int:
 
     Raises PlanError where nothing has been decided yet and where the file cannot be written.
     """
-    from polytile.multikernel.planfile import Pinned, Plan, here
+    from polytile.multikernel.planfile import Plan, here, pinned_by
 
     decided: dict[Key, Pinned] = {}
     for multikernel in _oldest_first():
-        sources = {candidate.name: candidate.source_hash for candidate in multikernel.candidates}
-        for decision in multikernel.decisions:
-            pinned = Pinned.of(multikernel.spec, decision, sources[decision.candidate])
+        for pinned in pinned_by(multikernel):
             _tell_of_conflict(decided.get(pinned.key), pinned)
             decided[pinned.key] = pinned
     if not decided:

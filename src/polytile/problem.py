@@ -119,7 +119,7 @@ class Measurement:
 
     `problem`, `environment`, `candidate`, `config` and `source_hash` are its key: they must be equal for it to speak about
     a candidate. The rest is what was found: `origin` is the source that the candidate came from, `predicted` the seconds
-    that its own model expected, `state` what else was so at that moment (clocks, disturbance; numbers that are not finite are
+    that its own model expected, `state` the circumstances of that moment (clocks, disturbance; numbers that are not finite are
     kept as text), `machine` the facts that the problem's device fingerprint stands for.
     """
 

@@ -97,7 +97,7 @@ def test_an_export_to_what_is_no_file_is_refused(store: Path, tmp_path: Path) ->
     os.mkfifo(tmp_path / "pipe")
     for format in ("jsonl", "t4"):
         result = run("store", "export", tmp_path / "pipe", "--format", format)
-        assert result.exit_code == 2 and f"written to {tmp_path / 'pipe'}: it is there, and no file." in result.output
+        assert result.exit_code == 2 and f"written to {tmp_path / 'pipe'}: it exists and is not a file." in result.output
         assert (tmp_path / "pipe").is_fifo()
 
 

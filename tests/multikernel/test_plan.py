@@ -36,8 +36,7 @@ def written(path: Path, candidate: str, m: int = 32) -> str:
     decided = kernels()
     with options.override(force=candidate):
         decided(*arguments(m))
-    hashes = {candidate.name: candidate.source_hash for candidate in decided.candidates}
-    planfile.write(path, [(SPEC, decision, hashes[decision.candidate]) for decision in decided.decisions])
+    Plan(tuple(planfile.pinned_by(decided)), planfile.here()).write(path)
     new_process()
     return str(path)
 
@@ -96,7 +95,7 @@ def test_a_plan_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: 
     with pytest.raises(PlanError, match="cannot be written to"):
         Plan((), {}).write("")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PlanError, match="pipe: it is there, and no file"):
+    with pytest.raises(PlanError, match="pipe: it exists and is not a file"):
         Plan((), {}).write(tmp_path / "pipe")
 
 

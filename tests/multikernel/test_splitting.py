@@ -118,8 +118,7 @@ def test_forgetting_makes_regimes_whole_again() -> None:
 def test_a_plan_pins_the_parts_of_a_split_regime(tmp_path: Path) -> None:
     kernel = MultiKernel(SPEC, ragged())
     chosen = called(kernel, (96, 128, 600))
-    hashes = {candidate.name: candidate.source_hash for candidate in kernel.candidates}
-    planfile.write(tmp_path / "plan", [(SPEC, d, hashes[d.candidate]) for d in kernel.decisions])
+    planfile.Plan(tuple(planfile.pinned_by(kernel)), planfile.here()).write(tmp_path / "plan")
     new_process()
     counters.reset()
     with options.override(plan=str(tmp_path / "plan"), plan_missing="error", persist=False):

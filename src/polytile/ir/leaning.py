@@ -22,9 +22,9 @@ from polytile.ir.expr import Const, Index, Load, Node, Op
 DECIDING = frozenset(
     "eq ne lt le gt ge sign signbit floor ceil trunc round floordiv truncdiv remainder fmod".split()
 )
-"""Operations whose result jumps."""
+"""Operations whose result jumps where an argument changes a little."""
 PASSING = frozenset("neg abs minimum maximum round_bf16 round_f16 where cast".split())
-"""Operations that pass a value on as it is, but for its sign or a rounding: what they are of is off."""
+"""Operations that pass a value on unchanged but for its sign or a rounding: their arguments are shifted, not their result."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ _active: ContextVar[Leaning | None] = ContextVar("leaning", default=None)
 
 @contextmanager
 def leaning(how: Leaning) -> Iterator[None]:
-    """Loops that are evaluated within the block decide so."""
+    """Loops that are evaluated within the block have their decisions lean this way."""
     before = _active.set(how)
     try:
         yield

@@ -152,8 +152,21 @@ class Candidate(Protocol):
     """Something that can run a Problem. Candidates of a MultiKernel stand in canonical order: of equals that were predicted alike
     the first is chosen.
 
-    One that can be tried in a process of its own (tuning/isolation) has a method `handle() -> Handle | None` besides,
-    which may raise what `entry` raises and runs nothing of the kernel.
+    What a candidate may have besides, and what is assumed of one that has it not:
+
+    handle() → Handle | None     how another process gets the kernel (tuning/isolation); it raises what `entry` raises and runs
+                                 nothing of the kernel. None, or not there: the first run is in this process
+    specialise(facts)            the form for regimes with these facts, of the same name, config and source hash; itself
+    made()                       its forms compiled so far, each with the `facts` that it needs; itself alone
+    ready(), failed()            whether `entry` returns at once; whether making it has failed; yes, and no
+    hard_limits: bool            at sizes that are not `valid` it would do harm, so it must be valid all over a regime; False
+    steady: bool                 it runs the same code at sizes close by; True
+    recipe: str                  equal for candidates of one source, and known before that is generated; `source_hash`
+    traits: Iterable             what it has in common with its near copies; nothing
+    interpreted: bool            none of its code is run by the processor itself; False
+    source_path: str             where its source can be read; origin and source hash are shown
+    resources, compile_seconds   what its compiler reports (problem.Resources; seconds); unknown
+    told(sizes) → dict           what it is at these sizes, for the record; nothing
     """
 
     @property

@@ -18,12 +18,12 @@ import torch
 
 from polytile import options
 from polytile.ir.program import KEPT, Buffer, Kept, Template, View
-from polytile.kernels.canonical import CallSite, TensorArg
+from polytile.kernels.canonical import TensorArg
 from polytile.kernels.cpp.gemm import GemmSpec, panels
 from polytile.runtime import toolchain, weights
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.templates import GemmKernel, ProductSite
 
 PANELS = "P"
 """The argument's name. Its type is bytes: nothing but the kernels that read it knows what they mean."""
@@ -33,8 +33,8 @@ SMALLEST = 1 << 15
 
 
 def with_kept(
-    kernel: GemmKernel, site: CallSite, template: Template, buffers: Mapping[str, Buffer]
-) -> tuple[GemmKernel, CallSite]:
+    kernel: GemmKernel, site: ProductSite, template: Template, buffers: Mapping[str, Buffer]
+) -> tuple[GemmKernel, ProductSite]:
     """The kernel and its call with panels of B besides, where B is a weight of which they can be kept; else as they are."""
     b, buffer = template.b, buffers[template.b.buffer]
     if not _keepable(kernel, b, buffer):
@@ -47,7 +47,8 @@ def with_kept(
     )  # fmt: skip
     argument = Kept(b, weights.Site(recipe, limit, eager=buffer.weight == "constant"))
     tensors = (*kernel.tensors, TensorArg(PANELS, torch.uint8, "in"))
-    return replace(kernel, tensors=tensors, kept=True), CallSite((*site.buffers, argument), (*site.sizes, KEPT))  # type: ignore[arg-type]
+    passed = replace(site, buffers=(*site.buffers, argument), sizes=(*site.sizes, KEPT))
+    return replace(kernel, tensors=tensors, kept=True), passed
 
 
 def _keepable(kernel: GemmKernel, b: View, buffer: Buffer) -> bool:

@@ -17,10 +17,10 @@ from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.interpret import scaled_product
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import KEPT, Buffer, Loop, Template, View, compute_dtype
+from polytile.ir.program import KEPT, Buffer, Kept, Loop, Template, View, compute_dtype
 from polytile.kernels import canonical, decomposed, kept, prologue, row_scales, scales
 from polytile.kernels.candidate import Candidate
-from polytile.kernels.canonical import CallSite, LoopKernel, TensorArg
+from polytile.kernels.canonical import LoopKernel, TensorArg
 from polytile.kernels.cpp import epilogue as cpp_epilogue
 from polytile.kernels.cpp import gemm, matmul
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
@@ -182,64 +182,98 @@ class GemmKernel:
         }  # fmt: skip
 
 
-def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[GemmKernel, CallSite]:
+@dataclass(frozen=True)
+class ProductSite:
+    """What a call of a canonical product passes: buffers, views or kept panels, and size expressions, in argument order."""
+
+    buffers: tuple[str | View | Kept, ...]
+    sizes: tuple[sympy.Expr, ...]
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Some of a product's tensors, what is passed for each of them, and the integers that they bring along."""
+
+    tensors: tuple[TensorArg, ...] = ()
+    passed: tuple[str | View, ...] = ()
+    sizes: tuple[sympy.Expr, ...] = ()
+
+    def __add__(self, other: _Arguments) -> _Arguments:
+        return _Arguments(self.tensors + other.tensors, self.passed + other.passed, self.sizes + other.sizes)
+
+
+def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[GemmKernel, ProductSite]:
     """The canonical kernel of `template` and how to call it here (views of A and B whose data starts at their first element)."""
-    a, b, out, loop = template.a, template.b, template.out, template.epilogue
-    dtype = torch.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
-    extents = (*a.sizes[:1], a.sizes[1], b.sizes[2], a.sizes[2])
-    leading = [*extents, *a.strides, *b.strides]
-    spec = GemmSpec(
-        dtype=type_name(dtype),
+    a, b, spec = template.a, template.b, _spec(template)
+    dtype = _common_type(template)
+    first, other = (
+        prologue.canonicalize(made, name, buffers) if made is not None else None
+        for name, made in zip("AB", template.prologues, strict=True)
+    )
+    read = _operand("A", a, first, buffers) + _operand("B", b, other, buffers)
+    second = shared = None
+    if template.second is not None:
+        p, q = template.second
+        second = _unit(p, {2: "k", 1: "m"}), _unit(q, {2: "n", 1: "k"})
+        read += _stored("P", p, buffers) + _stored("Q", q, buffers)
+        read += _Arguments(sizes=(p.sizes[2], *p.strides, *q.strides))
+    if template.scales is not None:
+        shared = template.scales[0].rows, template.scales[1].rows
+        for name, scale in zip(scales.NAMES, template.scales, strict=True):
+            read += _stored(name, scale.view, buffers) + _Arguments(sizes=scale.view.strides[1:])
+    written, epilogue, symbols = _results(template, buffers)
+    on_gpu = buffers[a.buffer].device.type == "cuda"
+    kernel = GemmKernel(
+        spec, dtype, template.out.dtype, read.tensors + written.tensors, epilogue, symbols, (spec.a_layout, spec.b_layout),
+        tf32=on_gpu and dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32,
+        prologues=(first.kernel if first is not None else None, other.kernel if other is not None else None),
+        second=second, scales=shared,
+    )  # fmt: skip
+    leading = (a.sizes[0], a.sizes[1], b.sizes[2], a.sizes[2], *a.strides, *b.strides)
+    return kernel, ProductSite(read.passed + written.passed, (*leading, *written.sizes, *read.sizes))
+
+
+def _common_type(template: Template) -> torch.dtype:
+    a, b = template.a.dtype, template.b.dtype
+    return torch.promote_types(a, b) if a != b else a
+
+
+def _spec(template: Template) -> GemmSpec:
+    a, b, out = template.a, template.b, template.out
+    return GemmSpec(
+        dtype=type_name(_common_type(template)),
         a_layout=_unit(a, {2: "k", 1: "m"}),
         b_layout=_unit(b, {2: "n", 1: "k"}),
         batched=a.sizes[0] != 1,
         out_dtype=type_name(out.dtype),
-        has_epilogue=loop is not None,
+        has_epilogue=template.epilogue is not None,
         c_layout=_unit(out, {2: "n", 1: "m"}),
     )
-    layouts = (spec.a_layout, spec.b_layout)
-    on_gpu = buffers[a.buffer].device.type == "cuda"
-    tf32 = on_gpu and dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    computed = [
-        prologue.canonicalize(made, name, buffers) if made is not None else None
-        for name, made in zip("AB", template.prologues, strict=True)
-    ]
-    operands: list[TensorArg] = []
-    passed: list[str | View] = []
-    for name, view, found in zip("AB", (a, b), computed, strict=True):
-        operands += (TensorArg(name, view.dtype, "in"),) if found is None else found.kernel.tensors[:-1]
-        passed += (_at(view, buffers),) if found is None else found.site.buffers[:-1]
-    prologues = tuple(found.kernel if found is not None else None for found in computed)
-    own = [e for found in computed if found is not None for e in found.site.sizes]
-    second = None
-    if template.second is not None:
-        p, q = template.second
-        second = _unit(p, {2: "k", 1: "m"}), _unit(q, {2: "n", 1: "k"})
-        operands += [TensorArg("P", p.dtype, "in"), TensorArg("Q", q.dtype, "in")]
-        passed += [_at(p, buffers), _at(q, buffers)]
-        own += [p.sizes[2], *p.strides, *q.strides]
-    shared = None
-    if template.scales is not None:
-        first, other = (scale.view for scale in template.scales)
-        shared = template.scales[0].rows, template.scales[1].rows
-        operands += [TensorArg(name, torch.float32, "in") for name in scales.NAMES]
-        passed += [_at(first, buffers), _at(other, buffers)]
-        own += [*first.strides[1:], *other.strides[1:]]
+
+
+def _stored(name: str, view: View, buffers: Mapping[str, Buffer]) -> _Arguments:
+    """A tensor in memory, whose strides are passed elsewhere."""
+    return _Arguments((TensorArg(name, view.dtype, "in"),), (_at(view, buffers),))
+
+
+def _operand(name: str, view: View, found: prologue.Canonical | None, buffers: Mapping[str, Buffer]) -> _Arguments:
+    """An operand, or the tensors that its prologue computes it from: all but the last, which would hold it."""
+    if found is None:
+        return _stored(name, view, buffers)
+    return _Arguments(found.kernel.tensors[:-1], found.site.buffers[:-1], found.site.sizes)
+
+
+def _results(
+    template: Template, buffers: Mapping[str, Buffer]
+) -> tuple[_Arguments, Loop | None, tuple[sympy.Symbol, ...]]:
+    """C and its strides; or the epilogue's own tensors and integers, with the epilogue on them."""
+    out, loop = template.out, template.epilogue
     if loop is None:
-        tensors = (*operands, TensorArg("C", out.dtype, "out"))
-        kernel = GemmKernel(
-            spec, dtype, out.dtype, tensors, None, (), layouts, tf32=tf32,
-            prologues=prologues, second=second, scales=shared,  # type: ignore[arg-type]
-        )  # fmt: skip
-        return kernel, CallSite((*passed, _at(out, buffers)), (*leading, *out.strides, *own))  # type: ignore[arg-type]
+        return _Arguments((TensorArg("C", out.dtype, "out"),), (_at(out, buffers),), out.strides), None, ()
     inner, site = canonical.canonicalize(loop, buffers)
     names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
-    renamed = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
-    kernel = GemmKernel(
-        spec, dtype, out.dtype, (*operands, *renamed), canonical.rename_tensors(inner.loop, names), inner.symbols, layouts,
-        tf32=tf32, prologues=prologues, second=second, scales=shared,  # type: ignore[arg-type]
-    )  # fmt: skip
-    return kernel, CallSite((*passed, *site.buffers), (*leading, *site.sizes, *own))  # type: ignore[arg-type]
+    tensors = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
+    return _Arguments(tensors, site.buffers, site.sizes), canonical.rename_tensors(inner.loop, names), inner.symbols
 
 
 def _unit(view: View, letters: Mapping[int, str]) -> str:

@@ -1,9 +1,9 @@
 """Several kernels behind one call, and which of them runs for which sizes.
 
 Enters: a KernelSpec (what the kernel computes and takes) and its Candidates in canonical order. Leaves: a
-MultiKernel, called with the kernel's flat arguments, and its Decisions, each with where it came from. Callers: the
-wrapper, `explain`, commands, and users who write kernels by hand (handwritten). Calls: runtime (the dispatch table), tuning
-(trials), store (what is known), kernels (candidates).
+MultiKernel, called with the kernel's flat arguments, and its Decisions, each with where it came from. Callers:
+`polytile.compiler`, `explain`, commands, and users who write kernels by hand (handwritten). Calls: runtime (the dispatch
+table), tuning (trials), store (what is known), kernels (candidates), ir.
 """
 
 from polytile.multikernel.decision import Decision, Standing

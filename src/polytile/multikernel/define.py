@@ -15,7 +15,7 @@ import torch
 from polytile import options as settings
 from polytile.errors import IRError
 from polytile.ir import evaluate, expr, sizes
-from polytile.ir.program import Buffer, Loop, Template, View
+from polytile.ir.program import Buffer, Kept, Loop, Template, View
 from polytile.kernels import apart, kept, loops, roundings, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
 from polytile.kernels.nest import Form, nest_of
@@ -25,7 +25,7 @@ from polytile.multikernel.registry import define
 from polytile.multikernel.spec import ArgInfo, KernelSpec
 from polytile.runtime import regime
 
-Call = tuple[MultiKernel, tuple[str | View, ...], tuple[sympy.Expr, ...]]
+Call = tuple[MultiKernel, tuple[str | View | Kept, ...], tuple[sympy.Expr, ...]]
 
 
 def define_loop(loop: Loop, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:

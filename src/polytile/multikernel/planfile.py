@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polytile import files
 from polytile.errors import PlanError
@@ -32,6 +32,9 @@ from polytile.multikernel.decision import Decision
 from polytile.multikernel.spec import KernelSpec, threads
 from polytile.runtime import device
 from polytile.tuning.environment import environment
+
+if TYPE_CHECKING:
+    from polytile.multikernel.multikernel import MultiKernel
 
 FORMAT, VERSION = "polytile plan", 1
 
@@ -205,13 +208,17 @@ def key_of(spec: KernelSpec, regime: str) -> Key:
     return spec.kernel, dtypes, tuple(spec.layouts), regime
 
 
-def write(path: str | os.PathLike[str], decided: Iterable[tuple[KernelSpec, Decision, str]]) -> None:
-    """Writes a plan of (spec, decision, source hash of its candidate), made here and now."""
-    Plan(tuple(Pinned.of(*decision) for decision in decided), here()).write(path)
+def pinned_by(multikernel: MultiKernel) -> list[Pinned]:
+    """Every decision that a MultiKernel has made so far, each with the source of its candidate as it is now. No source is
+    generated for candidates that were never chosen."""
+    decisions = multikernel.decisions
+    chosen = {decision.candidate for decision in decisions}
+    sources = {candidate.name: candidate.source_hash for candidate in multikernel.candidates if candidate.name in chosen}
+    return [Pinned.of(multikernel.spec, decision, sources[decision.candidate]) for decision in decisions]
 
 
 def _lines(parts: Sequence[str]) -> str:
     return "\n" + ",\n".join(parts) if parts else ""
 
 
-__all__ = ["FORMAT", "VERSION", "Change", "Key", "Pinned", "Plan", "compare", "differences", "here", "key_of", "write"]
+__all__ = ["FORMAT", "VERSION", "Change", "Key", "Pinned", "Plan", "compare", "differences", "here", "key_of", "pinned_by"]

@@ -2,7 +2,7 @@
 
 buf[p0] = round_bf16 t   →   buf[p0] = t
 
-After all fusions: whoever takes a value in place of what was stored takes it rounded as it was asked for.
+Runs after all fusions: until then a value may still be read in place of its stored copy, and has to be rounded as that is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tables and facts for people to read.
 
-Enters: rows of numbers and text from benchmarks, commands and explain(); the machine this process runs on.
-Leaves: tables for a terminal, the same tables as Markdown, and the environment as plain text values.
-May be called by: commands, benchmarks and the package's own explain().
-Calls: runtime, for what it knows of the processor.
+Enters: rows of numbers and text from commands and benchmarks; the machine this process runs on; what tuning is doing.
+Leaves: tables for a terminal, the same tables as Markdown, the environment as plain text values, and a bar of progress.
+May be called by: commands, benchmarks, and `polytile.compiler` for the progress.
+Calls: runtime, for what it knows of the processor, and tuning, for its progress.
 """
 
 from polytile.report.environment import environment

@@ -10,7 +10,7 @@ from polytile.errors import StoreError
 from polytile.store import schema
 from polytile.store.place import Place, Server
 from polytile.store.reading import DERIVED_COLUMNS, Reader, reading, record_of
-from polytile.store.records import Row, rows_of
+from polytile.store.records import Columns, rows_of
 
 SHOWN = 5
 """Troubles of one kind that are told one by one."""
@@ -87,7 +87,7 @@ def _content(reader: Reader) -> list[str]:
     return troubles[:SHOWN] + ([f"and {more} measurements more"] if more > 0 else [])
 
 
-def _same(again: Row, name: str, value: object) -> bool:
+def _same(again: Columns, name: str, value: object) -> bool:
     if isinstance(value, float):
         return abs(again[name] - value) <= 1e-9 * abs(value)
     return bool(again[name] == value)

@@ -15,7 +15,8 @@ from polytile.store.summary import summarise
 
 Environment = tuple[tuple[str, str], ...]
 Identity = tuple[str, str, str]
-Row = Mapping[str, Any]
+Columns = Mapping[str, Any]
+"""A row of a table, by the names of its columns."""
 
 SUMMARY_COLUMNS = tuple(
     "id uid problem relatives sizes candidate config source_hash outcome seconds noise condition state".split()
@@ -124,10 +125,10 @@ class Rows:
     `samples` are numbers here; each database writes them in its own type.
     """
 
-    problem: Row
-    environment: Row
-    measurement: Row
-    device: Row | None = None
+    problem: Columns
+    environment: Columns
+    measurement: Columns
+    device: Columns | None = None
 
     @property
     def summary(self) -> tuple[Any, ...]:

@@ -20,10 +20,10 @@ log = logging.getLogger("polytile.tuning")
 
 @dataclass(frozen=True)
 class Step:
-    """A problem on its way: so many of its candidates are checked, or (`finished`) the fastest is known.
+    """How far one problem is: so many of its candidates are checked, or, if it is `finished`, the fastest is known.
 
-    `best` is the fastest so far, of this problem; empty while none has been timed. `left` is what the tightest budget has left,
-    in seconds.
+    `best` is the fastest so far, of this problem; empty while none has been timed. `left` is what the tightest budget
+    has left, in seconds.
     """
 
     kernel: str

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from polytile import options
 from polytile.errors import NotInPlan, OptionError, PlanError
-from polytile.multikernel.planfile import Plan, differences, here, key_of, write
+from polytile.multikernel.planfile import Plan, differences, here, key_of
 from polytile.multikernel.selector import Answer, Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.problem import sizes_text
@@ -84,4 +84,4 @@ def _stamp(path: str) -> tuple[int, int]:
         return 0, 0
 
 
-__all__ = ["Plan", "choose", "opened", "splits", "write"]
+__all__ = ["Plan", "choose", "opened", "splits"]
