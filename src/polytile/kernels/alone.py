@@ -76,7 +76,7 @@ class AloneLibrary:
         return True
 
     def cost(self, size: Mapping[str, int]) -> float:
-        """As the generated loop, and the call: where nothing may be measured, what is generated runs."""
+        """As the best generated loop, and the call: where nothing may be measured, what is generated runs."""
         return CALL + self.predicted(size)
 
     def prepare(self) -> None:
