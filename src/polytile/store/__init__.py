@@ -14,6 +14,6 @@ what a process has read of it. records: measurements as rows.
 
 from polytile.store.records import Summary, identity
 from polytile.store.store import Store, current, forget
-from polytile.store.summary import low_quantile, summarise
+from polytile.store.summary import summarise
 
-__all__ = ["Store", "Summary", "current", "forget", "identity", "low_quantile", "summarise"]
+__all__ = ["Store", "Summary", "current", "forget", "identity", "summarise"]
