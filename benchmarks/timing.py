@@ -18,23 +18,20 @@ from pathlib import Path
 
 import torch
 
+from polytile.store import summary
+
 Call = Callable[[], object]
-LOW = 0.15
+LOW = summary.QUANTILE
 
 
 def quantile(samples: Sequence[float], fraction: float) -> float:
     """The value below which `fraction` of the samples lie, linear between samples. Raises ValueError for none."""
     if not samples:
         raise ValueError("a quantile of no samples was asked for; time at least one burst.")
-    ordered = sorted(samples)
-    position = fraction * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return summary.quantile(samples, fraction)
 
 
-def geomean(values: Iterable[float]) -> float:
-    return math.exp(statistics.fmean(math.log(value) for value in values))
+geomean = statistics.geometric_mean
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     """
     compiled = function if _is_compiled(function) else torch.compile(function, backend=Backend(), dynamic=True)
     before = compiler.compiled_programs()
-    profile = cProfile.Profile()  # the only witness: compiled programs run as plain functions and leave no trace
+    profile = cProfile.Profile()  # the only way to see them run: compiled programs are plain functions and leave no trace
     profile.runcall(compiled, *args, **kwargs)
     ran = [entry.code for entry in profile.getstats()]
     codes = set(map(id, ran))  # by identity: code objects of two programs with the same text are equal

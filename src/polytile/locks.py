@@ -1,7 +1,7 @@
 """Locks that a forked child finds open.
 
-A child has a copy of its parent's memory and only the thread that forked: a lock that another thread held stays closed for good
-there. What such a thread was doing is not finished in the child and is begun again by whoever needs it.
+A child has a copy of its parent's memory, but only the thread that forked: a lock that another thread held would stay closed
+there for good. What that thread was doing is not finished in the child; whoever needs it begins it again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _made: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def lock() -> threading.Lock:
-    """As threading.Lock."""
+    """A threading.Lock."""
     made = threading.Lock()
     _made.add(made)
     return made
 
 
 def rlock() -> threading.RLock:
-    """As threading.RLock."""
+    """A threading.RLock."""
     made = threading.RLock()
     _made.add(made)
     return made

@@ -70,8 +70,8 @@ X, WEIGHT, Y = torch.ones(4, 6), torch.ones(6), torch.ones(4, 6)
     ("given", "said"),
     [
         ((X, WEIGHT), "kernel 'rms_norm' takes 3 tensors, x, weight, y; it was given 2"),
-        ((X, 3, Y), r"argument 'weight' of kernel 'rms_norm' has type int; it is to be a tensor \[N\]"),
-        ((X[0], WEIGHT, Y), r"argument 'x' of kernel 'rms_norm' has shape \[6\]; it is to be a tensor \[M, N\]"),
+        ((X, 3, Y), r"argument 'weight' of kernel 'rms_norm' has type int; it must be a tensor \[N\]"),
+        ((X[0], WEIGHT, Y), r"argument 'x' of kernel 'rms_norm' has shape \[6\]; it must be a tensor \[M, N\]"),
         ((X, WEIGHT[1:], Y), r"'weight' .* has shape \[5\]: 5 stands where .* has N, which argument 'x' says is 6"),
         ((X, WEIGHT, Y.to("meta")), "tensors on cpu, meta; all have to be on one device"),
     ],

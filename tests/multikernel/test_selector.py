@@ -15,8 +15,8 @@ import torch
 
 from polytile import counters, options, store
 from polytile.errors import OptionError
-from polytile.multikernel import Decision, MultiKernel, trace
-from polytile.multikernel.links import model, plan
+from polytile.multikernel import Decision, MultiKernel, planfile, trace
+from polytile.multikernel.links import model
 from polytile.problem import Config, Problem
 from polytile.tuning import measure
 from tests.multikernel.helpers import SPEC, Fake, arguments, new_process, spec
@@ -289,8 +289,7 @@ def test_a_plan_pins_decisions(tmp_path: Path, fake_clock: list[str]) -> None:
     kernel = MultiKernel(SPEC, pair())
     for m in (32, 601):
         kernel(*arguments(m))
-    hashes = {candidate.name: candidate.source_hash for candidate in kernel.candidates}
-    plan.write(path, [(SPEC, decision, hashes[decision.candidate]) for decision in kernel.decisions])
+    planfile.Plan(tuple(planfile.pinned_by(kernel)), planfile.here()).write(path)
     new_process()
     timed = len(fake_clock)
     with options.override(plan=path, persist=False):

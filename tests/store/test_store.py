@@ -16,8 +16,9 @@ import pytest
 
 from polytile import options, store
 from polytile.problem import Measurement, Outcome
-from polytile.store import Store, identity, low_quantile, summarise
+from polytile.store import Store, identity, summarise
 from polytile.store.sqlite import SqliteFile
+from polytile.store.summary import QUANTILE, quantile
 
 Make = Callable[..., Measurement]
 
@@ -159,9 +160,9 @@ def with_sources() -> dict[str, str]:
 def test_the_summary_is_a_low_quantile_that_a_busy_neighbour_does_not_move() -> None:
     quiet = [10.0 + 0.01 * step for step in range(20)]
     busy = quiet[:10] + [sample * 1.35 for sample in quiet[10:]]
-    assert low_quantile(busy) == pytest.approx(low_quantile(quiet), rel=0.01)
-    assert low_quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert low_quantile([5.0]) == 5.0
-    assert math.isnan(low_quantile([]))
+    assert quantile(busy, QUANTILE) == pytest.approx(quantile(quiet, QUANTILE), rel=0.01)
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert quantile([5.0], QUANTILE) == 5.0
+    assert math.isnan(quantile([], QUANTILE))
     assert summarise(quiet)[1] < 0.01 < summarise(busy)[1]
     assert summarise([5.0]) == (5.0, math.inf)

@@ -125,8 +125,8 @@ def import_store(
 ) -> None:
     """Add the measurements of a file. Those that are in the store already stay as they are.
 
-    Measurements that cannot be read are told of and left out; the status is then 1. A last line that was never finished is
-    told of too, but is no failure.
+    Measurements that cannot be read are reported and left out; the status is then 1. A last line that was never finished is
+    reported too, but is no failure.
     """
     from polytile.store.transfer import import_file
 
@@ -183,8 +183,8 @@ def collect(
 ) -> None:
     """Show, and with --remove take out, measurements that no lookup can return any more.
 
-    Those are measurements of a kernel's source that has changed since, and of a torch or compiler that is not here any
-    more. Other devices and thread settings stay.
+    Those are measurements of a kernel's source that has changed since, and of a torch or compiler that is no longer
+    installed. Other devices and thread settings stay.
     """
     from polytile.report import Column, Table, show
     from polytile.report.tables import count

@@ -98,7 +98,7 @@ def tune(jobs: Sequence[Job], plan: Path | None = None, seconds: float = 0.0, th
 
 
 def _make_calls(jobs: Sequence[Job], run: Run, time_for_all: Campaign, tell: Tell) -> None:
-    """Makes the calls until the time is over; one that fails is told, and the others go on."""
+    """Makes the calls until the time is over. One that fails is reported, and the others go on."""
     for job in jobs:
         compiled = polytile.compile(job.function)
         for args in job.calls:

@@ -1,7 +1,7 @@
 """Python floats that Dynamo made symbolic and that operators had fixed by the time the graph arrived.
 
 Under `dynamic=True` Dynamo keeps every Python float symbolic (an `eps`, a dropout's `p`, an embedding's `norm_type`), and
-AOTAutograd has it trace the function again once it has found, after a whole pass of its own, that an operator took the
+AOTAutograd makes it trace the function again once it has found, after a whole pass of its own, that an operator needed the
 float's value. Most such values show in the graph's shape environment before that pass. To say so at once saves a quarter
 of the time that capturing an encoder takes.
 """

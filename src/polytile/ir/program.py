@@ -11,7 +11,7 @@ import torch
 
 from polytile.ir import expr
 from polytile.ir import sizes as algebra
-from polytile.ir.expr import Node
+from polytile.ir.expr import Load, Node
 
 CPU = torch.device("cpu")
 COMPUTE_DTYPE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -185,6 +185,10 @@ class Loop:
 
     def writes(self) -> set[str]:
         return {s.buffer for s in self.stores}
+
+    def accesses(self) -> list[Load | Store]:
+        """Every load, then every store: what has a buffer, an index, indirect parts and a mask."""
+        return [*expr.loads(*self.roots), *self.stores]
 
     def map_roots(self, rule: Any, index_map: Any = None) -> Loop:
         """The loop with `rule(roots) -> roots` applied to all its values at once and `index_map` to the store indices."""

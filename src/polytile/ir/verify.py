@@ -377,9 +377,10 @@ def _epilogue(loop: Loop, scope: Scope) -> Iterator[str]:
 
 
 def _in_range(loop: Loop, scope: Scope) -> Iterator[str]:
-    reaches = [(s.buffer, s.index) for s in loop.stores if s.mask is None and not s.indirect]
-    reaches += [(n.buffer, n.index) for n in expr.loads(*loop.roots) if n.mask is None and not n.indirect]
-    for name, index in reaches:
+    for access in loop.accesses():
+        if access.mask is not None or access.indirect:
+            continue
+        name, index = access.buffer, access.index
         last = sizes.upper_bound(index, loop.ranges)
         if index.is_Integer and index < 0:
             yield f"reaches element {index} of {name}"

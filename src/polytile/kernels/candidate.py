@@ -58,7 +58,7 @@ def specialised(candidate: Candidate, facts: Facts) -> Candidate:
 
 
 def ready(candidate: Candidate) -> bool:
-    """Whether `entry()` is to be had at once; a candidate that does not say is taken for ready."""
+    """Whether `entry()` returns at once; a candidate that does not say is taken for ready."""
     asked = getattr(candidate, "ready", None)
     return asked is None or bool(asked())
 

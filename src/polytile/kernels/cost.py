@@ -20,7 +20,7 @@ from functools import cached_property
 
 import sympy
 
-from polytile.ir import expr, ops, sizes
+from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
@@ -116,12 +116,10 @@ class LoopPrior:
     @cached_property
     def _touched(self) -> dict[str, list[frozenset[sympy.Symbol]]]:
         """For each tensor the axes that the index of each of its accesses varies with."""
-        places = [(load.buffer, load.index) for load in expr.loads(*self.kernel.loop.roots)]
-        places += [(s.buffer, s.index) for s in self.kernel.loop.stores]
         own = {a.symbol for a in self.kernel.loop.axes + self.kernel.loop.reduced}
         found: dict[str, list[frozenset[sympy.Symbol]]] = {}
-        for buffer, index in places:
-            found.setdefault(buffer, []).append(frozenset(index.free_symbols & own))
+        for access in self.kernel.loop.accesses():
+            found.setdefault(access.buffer, []).append(frozenset(access.index.free_symbols & own))
         return found
 
     @cached_property

@@ -528,6 +528,5 @@ def _extent(loop: Loop, symbols: Sequence[sympy.Symbol], name: str, size: Mappin
     """Elements that the loop reaches of the tensor `name`; 0 where it does not touch it."""
     values = {s: size[s.name] for s in symbols}
     top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in loop.axes + loop.reduced}
-    places = [(load.buffer, load.index) for load in expr.loads(*loop.roots)]
-    places += [(s.buffer, s.index) for s in loop.stores]
-    return max((sizes.evaluate(index, {**values, **top}) + 1 for buffer, index in places if buffer == name), default=0)
+    reached = (sizes.evaluate(access.index, {**values, **top}) + 1 for access in loop.accesses() if access.buffer == name)
+    return max(reached, default=0)

@@ -10,7 +10,7 @@ from polytile.problem import Problem, sizes_text
 
 @dataclass(frozen=True)
 class Standing:
-    """One candidate at the time of a decision: seconds per call (NaN if not measured) and a word on why not, if not."""
+    """One candidate at the time of a decision: seconds per call (NaN if not measured), and why it was not used, if so."""
 
     candidate: str
     seconds: float = math.nan

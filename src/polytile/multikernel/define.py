@@ -106,20 +106,15 @@ def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device 
     values = {s: size[s.name] for s in kernel.symbols}
     extents: dict[str, int] = {t.name: 1 for t in kernel.tensors}
     ranges = {a.symbol: sizes.evaluate(a.size, values) for a in kernel.loop.axes + kernel.loop.reduced}
-    for buffer, index, indirect in _places(kernel):
-        top = {s: max(0, ranges[s] - 1) for s in index.free_symbols if s in ranges}
-        for k, node in enumerate(indirect):
+    for access in kernel.loop.accesses():
+        top = {s: max(0, ranges[s] - 1) for s in access.index.free_symbols if s in ranges}
+        for k, node in enumerate(access.indirect):
             top[expr.indirect_symbol(k)] = max(0, _index_limit(node, values) - 1)
-        extents[buffer] = max(extents[buffer], sizes.evaluate(index, {**values, **top}) + 1)
+        extents[access.buffer] = max(extents[access.buffer], sizes.evaluate(access.index, {**values, **top}) + 1)
     for view in kernel.library.views() if kernel.library is not None else ():
         last = view.index(tuple(n - 1 for n in view.sizes))
         extents[view.buffer] = max(extents[view.buffer], sizes.evaluate(last, values) + 1)
     return [*[_random(extents[t.name], t.dtype, target) for t in kernel.tensors], *[values[s] for s in kernel.symbols]]
-
-
-def _places(kernel: LoopKernel) -> list[tuple[str, sympy.Expr, tuple[expr.Node, ...]]]:
-    found = [(load.buffer, load.index, load.indirect) for load in expr.loads(*kernel.loop.roots)]
-    return found + [(s.buffer, s.index, s.indirect) for s in kernel.loop.stores]
 
 
 def _index_limit(node: expr.Node, values: Mapping[sympy.Symbol, int]) -> int:

@@ -53,11 +53,10 @@ _NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 class MultiKernel:
     """A kernel with several implementations.
 
-    `candidates` come in canonical order, with different names; a candidate that would do harm, not just badly, at
-    sizes that it calls invalid has an attribute `hard_limits` that is true, and must be valid all over a regime.
-    `options` are those of the compile that this kernel belongs to, in force whenever it has to choose. `dispatch` is
-    what generated code calls, with the kernel's flat arguments; a regime met for the first time chooses its candidate
-    then and there (selector.py) and all later calls go straight to it. Any number of threads may call."""
+    `candidates` come in canonical order, with different names. `options` are those of the compile that this kernel
+    belongs to; they are in force whenever it has to choose. `dispatch` is what generated code calls, with the kernel's
+    flat arguments: the first call of a regime chooses its candidate (selector.py), and all later ones go straight to
+    it. Any number of threads may call."""
 
     def __init__(
         self, spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[str, Any] | None = None
@@ -81,7 +80,7 @@ class MultiKernel:
         self._wrong_somewhere: dict[str, str] = {}
         """Candidates that gave a wrong result in one regime alone, and go on elsewhere."""
         self._postponed: dict[int, int] = {}
-        """How often a regime's measuring was put off to a later call, for want of memory or time."""
+        """How often a regime's measuring was put off to a later call because memory or time was short."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
             spec.name,
             spec.size_keys,
@@ -101,7 +100,7 @@ class MultiKernel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its candidates."""
+        """The names of its candidates, in canonical order."""
         return tuple(self._by_name)
 
     @property
@@ -172,7 +171,7 @@ class MultiKernel:
             raise ValueError(f"kernel {self.spec.name!r} cannot make arguments for hinted sizes; call it instead.")
         try:
             return tuple(self.spec.make_args(hint))
-        except RuntimeError as error:  # what torch raises for memory that is not to be had
+        except RuntimeError as error:  # what torch raises when it runs out of memory
             why = str(error).partition("\n")[0].rstrip(".")
             at = sizes_text(hint.items())
             raise HintError(f"kernel {self.spec.name!r} cannot be tried at the hinted {at}: {why}.") from None
@@ -198,13 +197,13 @@ class MultiKernel:
         return self._chosen(args)
 
     def _chosen(self, args: tuple[Any, ...], met: bool = False) -> Entry:
-        """The entry for the regime of this call, decided now, or, where the regime has not been `met` and the call is not to
-        stall, what serves until it is."""
+        """The entry for the regime of this call, decided now; or, where the regime has not been `met` and the call must not
+        stall, what serves until it is decided."""
         with self._lock, settings.override(**self.options):
             return self._select(self._key_of(args), args, met)
 
     def _anew(self, standing: _ForNow, args: tuple[Any, ...]) -> Entry | None:
-        """What runs calls like this one in place of `standing`, decided now; None while another thread is choosing."""
+        """Decides now what runs calls like this one in place of `standing`; None while another thread is choosing."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

@@ -22,8 +22,8 @@ def define(
     spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[str, Any] | None = None, owner: int = 0
 ) -> MultiKernel:
     """The MultiKernel of these sub-kernels: an existing one if it has the same tuple of them, the same arguments, the same
-    options and the same owner, whatever its name and the operators it came from; else a new one. Whether it checks its inputs
-    is settled here and now, so that counts among the options wherever it was said.
+    options and the same owner, whatever its name and the operators it came from; else a new one. Whether inputs are checked is
+    decided when a kernel is made, so `check_inputs` counts among the options even where it was set for the whole process.
     """
     same_work = dataclasses.replace(spec, name="", source_ops=())
     alike = tuple(_made_alike(candidate) for candidate in candidates)
@@ -37,8 +37,8 @@ def define(
 
 
 def _made_alike(candidate: Candidate) -> tuple[str, str, str]:
-    """Equal for candidates that run the same code. Of a candidate that tells its recipe no source is generated for it: a matmul
-    has sixty, of which a program needs three."""
+    """Equal for candidates that run the same code. A candidate with a recipe is told apart by that, without its source being
+    generated: a matmul has sixty candidates, of which a program needs three."""
     recipe = getattr(candidate, "recipe", "") or candidate.source_hash
     return candidate.name, config_text(candidate.config), recipe
 

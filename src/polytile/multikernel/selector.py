@@ -122,8 +122,8 @@ def chain() -> tuple[tuple[str, Link], ...]:
     """(name, link) pairs, strongest first, as the options and torch's settings have them now.
 
     Under torch.use_deterministic_algorithms no link may answer from a clock, or from what happens to have been measured
-    close by: the same program then chooses the same kernels on every run, unless this very problem has been measured. Where
-    everything is to be measured, nothing may answer for it.
+    close by: the same program then chooses the same kernels on every run, unless this very problem has been measured. With
+    the option `tune` at "all", nothing may answer in place of measuring.
     """
     from polytile.multikernel.links import default, exact, forced, measured, model, nearby, plan, prior
 
@@ -161,7 +161,7 @@ def _recording(request: Request) -> bool:
 
 
 def must_measure(request: Request) -> bool:
-    """Whether measuring is to be thorough: nothing short of measurements at these very sizes will do."""
+    """Whether measuring has to be thorough: only measurements at these very sizes will do."""
     return options.get("tune") == "thorough" and may_measure(request)
 
 

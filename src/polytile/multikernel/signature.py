@@ -59,7 +59,7 @@ class Signature:
             if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(sizes):
                 what = f"shape {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else f"type {type(tensor).__name__}"
                 raise InvalidInput(
-                    f"argument {name!r} of kernel {kernel!r} has {what}; it is to be a tensor [{', '.join(sizes)}]."
+                    f"argument {name!r} of kernel {kernel!r} has {what}; it must be a tensor [{', '.join(sizes)}]."
                 )
             for size, length in zip(sizes, tensor.shape, strict=True):
                 known = int(size) if size.isdigit() else found.setdefault(size, length)

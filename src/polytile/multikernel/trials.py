@@ -1,4 +1,4 @@
-"""What candidates on trial bring about in other kernels, and take back.
+"""What candidates on trial cause in other kernels, and how it is undone.
 
 A candidate may call kernels of its own, as the library's product does with an epilogue: they choose for their sizes when it is
 tried, whether it wins or not. Loops choose by what is known and predicted then, and measure nothing: most such candidates

@@ -1,4 +1,4 @@
-"""What nobody needs goes: stores to temporaries that are never read, operations without effect, unused buffers and
+"""Dead code goes: stores to temporaries that are never read, operations without effect, unused buffers and
 constants.
 
 Kept always: what the program returns, writes to inputs, library calls with effects (random numbers, changed arguments),

@@ -1,4 +1,4 @@
-"""Builds, loads and tests the C launcher; answers None where there is no C extension to be had, and says why once.
+"""Builds, loads and tests the C launcher; answers None where no C extension can be had, and logs why once.
 
 The extension is compiled at first use (0.3 s, then cached) against this Python's own headers and no torch header. It
 reads tensors through torch's stable C functions; where in a tensor's Python object the at::Tensor lies is found by

@@ -5,7 +5,7 @@ exactly (`exact`) or for its relatives at other sizes (`nearby`), and whole Meas
 Callers: tuning, multikernel and the commands. Calls runtime for the cache directory, and only when a program asks for its
 store; imports neither torch nor, where the store is a file, a database library (2 ms instead of 125). Trouble with the
 place is logged and survived, never raised: a program runs without its memory, only slower the first time. For a person,
-who wants to be told, reading, transfer (with jsonl and kernel_tuner), check and cleanup work on a place from outside and
+who wants to know, reading, transfer (with jsonl and kernel_tuner), check and cleanup work on a place from outside and
 raise StoreError.
 
 place: where a store is. schema: the tables and statements. database: what is done with them, on sqlite or postgres. index:
@@ -14,6 +14,6 @@ what a process has read of it. records: measurements as rows.
 
 from polytile.store.records import Summary, identity
 from polytile.store.store import Store, current, forget
-from polytile.store.summary import low_quantile, summarise
+from polytile.store.summary import summarise
 
-__all__ = ["Store", "Summary", "current", "forget", "identity", "low_quantile", "summarise"]
+__all__ = ["Store", "Summary", "current", "forget", "identity", "summarise"]

@@ -13,7 +13,7 @@ from polytile.store.reading import DERIVED_COLUMNS, Reader, reading, record_of
 from polytile.store.records import Columns, rows_of
 
 SHOWN = 5
-"""Troubles of one kind that are told one by one."""
+"""Most troubles of one kind that are listed one by one."""
 
 DERIVED = ("problem", "environment", "seconds")
 """The last columns of schema.RECORDS: they follow from the others, so that a difference means an edit."""

@@ -154,7 +154,7 @@ class _Marks:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """psycopg logs a lost connection that it raises an error for as well; the error is told of once, elsewhere."""
+    """psycopg logs a lost connection that it also raises an error for; the error is reported once, elsewhere."""
     logger, thread = logging.getLogger("psycopg"), threading.get_ident()
 
     def of_others(record: logging.LogRecord) -> bool:

@@ -10,12 +10,12 @@ QUANTILE = 0.15
 luck, the 15th percentile of interleaved bursts did neither."""
 
 
-def low_quantile(samples: Sequence[float], quantile: float = QUANTILE) -> float:
-    """The `quantile` of `samples`, linear between neighbours; NaN for no sample at all."""
+def quantile(samples: Sequence[float], share: float) -> float:
+    """The value below which so large a share of the samples lies, linear between neighbours; NaN for no sample at all."""
     if not samples:
         return math.nan
     ordered = sorted(samples)
-    position = quantile * (len(ordered) - 1)
+    position = share * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
@@ -29,10 +29,10 @@ def summarise(samples: Sequence[float]) -> tuple[float, float]:
     neighbour came or went half-way): then it is too large, which makes more candidates count as equal and never
     fewer.
     """
-    low = low_quantile(samples)
+    low = quantile(samples, QUANTILE)
     if len(samples) < 2 or not low > 0:
         return low, math.inf if len(samples) < 2 else 0.0
-    return low, 1.48 * (low_quantile(samples, 0.5) - low) / (low * math.sqrt(len(samples)))
+    return low, 1.48 * (quantile(samples, 0.5) - low) / (low * math.sqrt(len(samples)))
 
 
-__all__ = ["QUANTILE", "low_quantile", "summarise"]
+__all__ = ["QUANTILE", "quantile", "summarise"]

@@ -49,7 +49,7 @@ def export_lines(source: Place, target: Path) -> Transfer:
     """Appends the measurements of the store `source` that are not in the file `target` yet, as JSON lines.
 
     What stands in the file stays as it is, except for a last line without an end, which a writer that was killed left
-    behind: that is cut off and told of. One exporter at a time: others wait. Raises StoreError where the source cannot be
+    behind: that is cut off and reported. One exporter at a time: others wait. Raises StoreError where the source cannot be
     read, or the target is something else than such a file or cannot be written.
     """
     found = records(source)
@@ -78,7 +78,7 @@ def export_lines(source: Place, target: Path) -> Transfer:
 def import_file(source: Path, target: Place) -> Transfer:
     """Adds the measurements of the file `source` to the store `target`, which is made if it is not there.
 
-    What cannot be read is left out and told of. Raises StoreError where the file is something else altogether, or the
+    What cannot be read is left out and reported. Raises StoreError where the file is something else altogether, or the
     target is something else or cannot be written.
     """
     found = parsed(source)

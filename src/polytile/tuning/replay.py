@@ -11,6 +11,7 @@ at each size with the option `tune="all"` makes one.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -208,7 +209,7 @@ class Report:
     @property
     def regret(self) -> float:
         """Geometric mean."""
-        return math.exp(sum(math.log(choice.regret) for choice in self.choices) / len(self.choices))
+        return statistics.geometric_mean(choice.regret for choice in self.choices)
 
     @property
     def worst(self) -> Choice:

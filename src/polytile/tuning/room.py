@@ -112,8 +112,8 @@ HOST_AT_ONCE = 0.02
 """What it may take where one may: half of the first minute of a GPT-2 training went into comparing results on the host."""
 
 MOST_POSTPONED = 6
-"""How often measuring is put off for want of memory, each time for twice as many calls: what many layers share is called as often
-before the first step has shown how much memory it takes."""
+"""How often measuring is put off because memory is short, each time for twice as many calls: what many layers share is called
+as often before the first step has shown how much memory it takes."""
 
 
 def host_is_quick(predicted: Sequence[float], last_chance: bool = True) -> bool:

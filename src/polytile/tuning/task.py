@@ -1,4 +1,4 @@
-"""What is to be tried, what became of it, and the Measurement that says so."""
+"""A Task: what to try. An Attempt: what became of one candidate, with the Measurement that records it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Task:
 @dataclass(frozen=True)
 class Attempt:
     """What became of one candidate. `measurement` is None where nothing was learned about it (no compiler here); `untried`
-    says that this is for want of time."""
+    says that time ran out first."""
 
     candidate: Candidate
     measurement: Measurement | None

@@ -172,7 +172,7 @@ def run_once(entry: Entry, args: Sequence[Any]) -> None:
 
 
 def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None:
-    """The candidate's entry; None if it is not to be had, and then `attempts` says why."""
+    """The candidate's entry; None if it cannot be made, and then `attempts` says why."""
     candidate = task.candidates[index]
     try:
         return candidate.entry()
@@ -182,7 +182,7 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 
 
 def _gate(task: Task) -> Gate:
-    """The gate, its reference where there is room for it. Raises NoRoom where there is none that would do."""
+    """The gate, with its reference in the best precision and place that memory allows. Raises NoRoom where it allows none."""
     reference = task.reference if task.check_accuracy else None
     wide, on_host = True, False
     if reference is None:

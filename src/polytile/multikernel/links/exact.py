@@ -13,7 +13,7 @@ MOST_TIMES = 3
 
 
 def choose(request: Request) -> Answer | None:
-    """The best on record, if all that would be measured now is on record (failures are records too). Where measuring is to be
+    """The best on record, if all that would be measured now is on record (failures are records too). Where measuring has to be
     thorough, a record that leaves the choice in doubt is no answer until there are MOST_TIMES of it."""
     scores = recorded(request)
     if scores is None:

@@ -51,7 +51,7 @@ class Neighbour:
 
 
 def choose(request: Request) -> Answer | None:
-    """The candidate that the neighbours agree on; a note where they do not. None where measuring is to be thorough."""
+    """The candidate that the neighbours agree on; a note where they do not. None where measuring has to be thorough."""
     if must_measure(request):
         return None
     found = neighbours(request)

@@ -116,8 +116,7 @@ def with_epilogue(template: Template, consumer: Loop, program: Program, droppabl
 
 def finished_by(template: Template, epilogue: Loop, n: Axis, origins: Sequence[str]) -> Template:
     """`template` with this epilogue, part of which comes from `origins`. Raises Unfit."""
-    indices = [s.index for s in epilogue.stores] + [load.index for load in expr.loads(*epilogue.roots)]
-    if any(linear(index, (n.symbol,)) is None for index in indices):
+    if any(linear(access.index, (n.symbol,)) is None for access in epilogue.accesses()):
         raise Unfit("an index is not linear along n: the n axis would have to be split")
     origins = merged_origins(template.origins, tuple(origins))
     return replace(template, epilogue=replace(epilogue, name=template.name, origins=()), origins=origins)

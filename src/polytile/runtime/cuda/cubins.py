@@ -134,7 +134,7 @@ def request(order: Order) -> Promise:
 
 
 def held(order: Order) -> bool:
-    """Whether a kernel is to be had without compiling."""
+    """Whether a kernel can be had without compiling."""
     with _state.lock:
         known = _state.promises.get((current().root, order.key))
     if known is not None and known.done():

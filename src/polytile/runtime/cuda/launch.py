@@ -202,7 +202,7 @@ class Plan:
 
 
 def _released(release: Any, block: Any, held: list[Any]) -> None:
-    """Gives back what C keeps for a plan that nobody holds any more; `held` is what its pointers point to."""
+    """Frees what C keeps for a plan that is no longer in use; `held` is what its pointers point to."""
     release(ctypes.addressof(block))
     held.clear()
 

@@ -50,7 +50,7 @@ class Trials:
 
     def verdict(self, number: int) -> Verdict | None:
         """Runs a candidate in the worker, if `task.apart` names it, through the gate. The verdict if it came back right and
-        may run here now; None if it was not to be tried apart, or could not be, which is told, or if the worker cannot tell
+        may run here now; None if it was not to be tried apart, or could not be, which is logged, or if the worker cannot tell
         right from wrong, as on a GPU. What became of it otherwise goes into `attempts`.
 
         Raises IndexError where there is no reference and the candidate finds an index out of range: the caller's fault.
@@ -181,7 +181,7 @@ def _handle(task: Task, number: int, attempts: MutableMapping[int, Attempt]) -> 
 
 
 def _not_apart(task: Task, number: int, reason: str, attempts: MutableMapping[int, Attempt]) -> None:
-    """The candidate runs here untried, which is told once for each reason; or, if the task forbids that, not at all."""
+    """The candidate runs here untried, which is logged once for each reason; or, if the task forbids that, not at all."""
     candidate: Candidate = task.candidates[number]
     if task.only_apart:
         attempts[number] = Attempt(candidate, None, detail=f"cannot be tried in a worker process: {reason}")

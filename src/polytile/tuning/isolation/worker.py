@@ -376,7 +376,7 @@ def _undisturbed(worker: Worker) -> Iterator[None]:
 
 def begin(kind: Kind, index: int = 0) -> None:
     """Has such a worker start in the background, as one will be needed soon."""
-    with borrowed(kind, index) as worker, contextlib.suppress(Unavailable):  # which is told when it is needed
+    with borrowed(kind, index) as worker, contextlib.suppress(Unavailable):  # reported when it is needed
         worker.begin()
 
 
