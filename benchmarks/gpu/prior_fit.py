@@ -44,6 +44,8 @@ KINDS = {
 }  # fmt: skip
 ROW_BY_ROW = ("x @ y", "batches")
 """Functions whose B is read as it is; of the others it lies along k."""
+MADE_BY_PROGRAMS, BY_PROGRAMS = ("ea0be1c", "434d34e"), 2.5e-6
+"""Revisions in which programs made their descriptors themselves, and the constant `descriptors` of such programs."""
 SHORTLISTS = (1, 3, 5)
 Bests = tuple[float, ...]
 """The least regret of a shortlist of each of these lengths, as they are made for measuring (multikernel.links.prior)."""
@@ -57,6 +59,8 @@ class Shape:
     size: dict[str, int]
     accesses: Accesses
     measured: tuple[tuple[Config, float], ...]
+    by_programs: bool = False
+    """Whether programs made their descriptors themselves then."""
 
     @cached_property
     def regrets(self) -> list[float]:
@@ -66,6 +70,8 @@ class Shape:
 
     def predicted(self, constants: Constants, device: DeviceFacts) -> list[float]:
         """µs."""
+        if self.by_programs:
+            constants = dataclasses.replace(constants, descriptors=BY_PROGRAMS)
         return [cost(self.kind, c, self.size, device, self.accesses, constants) * 1e6 for c, _ in self.measured]
 
     def best_of_shortlists(self, constants: Constants, device: DeviceFacts) -> Bests:
@@ -89,7 +95,7 @@ def shapes(rows: Sequence[dict[str, Any]], device: DeviceFacts) -> list[Shape]:
         accesses = Access(bool(k % 16), True), Access(bool(n % 16)) if by_rows else Access(bool(k % 16), True)
         measured = tuple(pair for pair in measured if not refused(kind, pair[0], size, device, accesses))
         if len(measured) > 1:
-            found.append(Shape(kind, size, accesses, measured))
+            found.append(Shape(kind, size, accesses, measured, row["revision"].startswith(MADE_BY_PROGRAMS)))
     return found
 
 

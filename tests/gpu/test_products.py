@@ -144,6 +144,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_candidate_runs_and_is_right(name: str) -> None:
+    if name == "fp8 by a recipe" and torch.torch_version.TorchVersion(torch.__version__) < (2, 13):
+        pytest.skip("Dynamo does not trace it")
     case = CASES[name]
     call = compiled(case.function, tune="all", persist=False)
     for shape in case.shapes:

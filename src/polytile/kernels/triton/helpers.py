@@ -104,6 +104,21 @@ def pt_erf(x):
     return tl.where(size < 0.002, x * 1.1283791670955126, libdevice.copysign(1 - tl.exp2(-size * p), x))
 """,
     """
+def pt_gelu(x):
+    size = tl.abs(x)
+    p = 0.00013692540757 + size * (0.000186185832717 + size * (-3.93791145658e-05 + size * 2.83505482912e-06))
+    p = 1.15110520134177 + size * (0.459208190441132 + size * (0.0524961704817821 + size * (-0.00706340884789825 + size * p)))
+    return 0.5 * (x + size * (1 - tl.exp2(-size * p)))
+""",
+    *(
+        f"""
+def pt_round_{name}(x):
+    pairs = tl.inline_asm_elementwise("cvt.rn.{kind}.f32 $0, $2, $1;", "=r,r,r", [x], dtype={of}, is_pure=True, pack=2)
+    return pairs.to(tl.float32)
+"""
+        for name, kind, of in (("bf16", "bf16x2", "tl.bfloat16"), ("f16", "f16x2", "tl.float16"))
+    ),
+    """
 def pt_online_step(high, total, x):
     small = tl.exp(-tl.abs(x - high))
     return tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL), tl.where(x > high, total * small + 1, total + small)

@@ -106,8 +106,8 @@ class Constants:
     """bytes that a run of them in memory costs besides its own"""
     kept: float = 1.6
     """of the L2 cache that operands find place in"""
-    descriptors: float = 2.5e-6
-    """s for tensor descriptors to be made and fetched"""
+    descriptors: float = 0.6e-6
+    """s for tensor descriptors to be fetched; 2.5e-6 where programs made them themselves"""
     second_launch: float = 1.0e-6
     """s of the launch that adds parts up, beside its traffic"""
     part: float = 0.36e-6

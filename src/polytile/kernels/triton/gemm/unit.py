@@ -20,6 +20,7 @@ from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.gemm import row_epilogue
 from polytile.kernels.triton.gemm.operands import Operand, operands, second_operands
+from polytile.kernels.triton.gemm.shorter import shorten
 from polytile.kernels.triton.helpers import needed
 from polytile.kernels.triton.kernel import KERNEL, Argument, Descriptor, Kind, Launch
 from polytile.kernels.triton.tile import Dim, Tile, quotient
@@ -123,6 +124,7 @@ class Unit:
         for node in tile.nest.nodes:
             if isinstance(node, Accumulator):
                 body.made[id(node)] = lambda scope: sums
+        shorten(body, self.chip.overlaps)
         self.positions(body, rows, down)
         cast = ".to(tl.int64)" if self.facts.wide else ""
         self.out.line(f"{n.symbol} = ({columns}){tile.along(across)}{cast}")
