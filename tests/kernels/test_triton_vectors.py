@@ -13,7 +13,7 @@ import torch
 
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
-from polytile.kernels.triton import vectors
+from polytile.kernels.triton import interpret, vectors
 from polytile.kernels.triton.candidate import WORKER, job_of
 from polytile.kernels.triton.generate import generate
 from polytile.kernels.triton.kernel import Launch
@@ -44,7 +44,7 @@ def test_the_integers_by_which_rows_begin_and_end_decide() -> None:
     assert names(kernel_of(layer_norm())) == ["n1"]  # and not the number of rows
     assert names(half_norm().kernel) == ["n1"] and names(kernel_of(column_sum())) == ["n0"]
     assert names(kernel_of(transpose_add())) == ["n0", "n1"]
-    assert len(names(flat_copy().kernel)) == 1  # of a product one factor
+    assert not names(flat_copy().kernel)  # of one row whole blocks have no masks
     assert len(names(strided_copy().kernel)) == 2  # length and stride
 
 
@@ -76,8 +76,19 @@ def test_rows_are_read_by_the_widest_vectors_that_divide_them_and_their_addresse
     for by in (1, 2, 4):
         known = Facts(frozenset({"n0", "n1"}), frozenset({"a1"}), powers=(("a0", 2 * by),))
         made[f"a0@{by}"] = generate(flat, block, known)
-    wide = loads([kernel.launches[0] for kernel in made.values()], Path(triton.__file__).parent)
+    whole = generate(flat, block, Facts(aligned=frozenset(("a0", "a1"))))
+    *wide, parted = loads([kernel.launches[0] for kernel in (*made.values(), whole)], Path(triton.__file__).parent)
     assert dict(zip(made, wide, strict=True)) == {name: {WIDTHS[int(name[3:])]} for name in made}
+    assert parted == {WIDTHS[8], WIDTHS[1]}  # of whole blocks, and of the last one
+
+
+@pytest.mark.parametrize("length", [1, 7, 63, 64, 65, 200])
+def test_whole_blocks_and_the_last_one_are_all_points(length: int) -> None:
+    kernel = flat_copy().kernel
+    made = generate(kernel, Config.of(variant="plain", x=64, warps=1), Facts(aligned=frozenset(("a0", "a1"))))
+    x, out = torch.randn(length + 3).bfloat16(), torch.full((length + 3,), 7.0).bfloat16()
+    interpret.run(made, {"a0": x, "a1": out}, {"n0": length})
+    assert torch.equal(out[:length], x[:length]) and bool((out[length:] == 7).all())
 
 
 def test_masks_are_spared_where_the_regime_says_how_long_a_row_is_at_least() -> None:

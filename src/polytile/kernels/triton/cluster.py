@@ -24,7 +24,7 @@ MEET, POINTS = "pt_meet()", "points"
 
 def clustered(nest: Nest) -> bool:
     """Whether programs can hold rows together, and there is a second pass that this spares."""
-    return nest.form is not Form.POINTWISE and not nest.scans and len(nest.loop.reduced) == 1 and nest.passes > 1
+    return nest.form is Form.ROW and not nest.scans and len(nest.loop.reduced) == 1 and nest.passes > 1
 
 
 def cluster(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
@@ -43,7 +43,7 @@ class Cluster(Split):
         unit.constants["SPLITS"] = self.splits
         unit.place(number="(tl.program_id(0) // SPLITS)")
         self._share(unit, unit.tile.reduced[0])
-        unit.fetch([root for k in range(nest.passes) for root in nest.roots_in(k)], unit.scope)
+        unit.fetch(nest.roots_in(0), unit.scope)
         for k in range(nest.passes + 1):
             self._row_values(unit, k)
             if k < nest.passes:
@@ -53,12 +53,11 @@ class Cluster(Split):
         return unit.launch(grid=(sizes.product(unit.tile.tiles) * self.splits, sizes.ONE, sizes.ONE), cluster=self.splits)
 
     def _share(self, unit: Unit, dim: Dim) -> None:
-        """The positions of the program's own part of the row: all programs have as many, in a row of memory whole vectors."""
+        """The positions of the program's own part of the row: all programs have as many, whole vectors."""
         wide = ".to(tl.int64)" if self.facts.wide else ""
         unit.out.line(f"split = (tl.program_id(0) % SPLITS){wide}")
         size = unit.body.index(dim.size)
-        whole = f"tl.cdiv({size}, 16 * SPLITS) * 16" if self.nest.form is Form.ROW else f"tl.cdiv({size}, SPLITS)"
-        chunk = dim.name if unit.tile.even(dim) else whole
+        chunk = dim.name if unit.tile.even(dim) else f"tl.cdiv({size}, 16 * SPLITS) * 16"
         unit.out.extend([f"chunk = {chunk}", "first = split * chunk"])
         unit.out.line(f"{POINTS} = tl.maximum(tl.minimum(chunk, {size} - first), 0)")
         unit.along(dim, "first", "tl.minimum(first + chunk, {})")

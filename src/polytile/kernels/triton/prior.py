@@ -1,7 +1,7 @@
 """The analytical prior for loops on a GPU: predicted seconds of a config at given sizes.
 
-    t = launch + finish + together · |latency, memory, cache, units|₃    the 3-norm: what takes longest, a little more where
-                                                                         others are near
+    t = launch + finish + max(placed, dispatch + together · |latency, memory, cache, units|₃)
+                                                  the 3-norm: what takes longest, a little more where others are near
 
     memory    the bytes that must come from and go to memory once, but for those that the L2 cache has kept since the call before,
               and again in later passes what of them does not stay there, where programs at work have their shares, by the
@@ -12,6 +12,7 @@
               threads leave them; a program waits for memory once an iteration and for its warps once a reduction, and each
               thread for its own instructions; what is brought ahead though the cache has it costs time of its own; of a split
               row a program then waits for what the others have left, in a cluster for the others themselves
+    placed    the programs, one after another as the device places them
     finish    of a split row, of sums across rows and of stripes: another launch or two, or the last program's turn
     together  1 + TOGETHER · log2(warps) where rows do not begin at whole vectors
 
@@ -51,11 +52,13 @@ REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of i
 COLUMN = 1.2e-9  # s for each value that one warp hands to others where columns are put together
 STAGED = 0.4e-6  # s for each block that comes by way of shared memory and need not have been waited for
 STAGED_FIRST = 0.15  # share of that in the first pass, whose loads take longer than those of what was read just now
+ITERATION = 0.08e-6  # s for each block that a program goes on to, beside what is done at its points
 START = 0.05e-6  # s until a program's first load is under way, beside the launch itself
 DISPATCH = 0.25e-9  # s for each program of the first wave until it runs
+PLACED = 1.18e-9  # s from one program to the next that the device places
 ISSUE = 4  # cycles between two instructions of a thread
 FINISH = 1.1e-6  # s in which the last program of a split row, or the next launch, finds what the others have left
-MET = 1.2e-6  # s in which the programs of a cluster tell each other what they have
+MET = 2.0e-6  # s in which the programs of a cluster tell each other what they have
 LEFT = 8e-9  # s for each value of that a thread reads
 TOGETHER = 0.09  # for each doubling of the warps of a program whose rows are uneven
 SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
@@ -137,7 +140,7 @@ class Estimate:
         parts = (self.latency, self.memory, self.cache, self.units)
         dispatch = DISPATCH * min(self.running, self.device.sms * self.places)
         own = sum(p**3 for p in parts) ** (1 / 3) * self._together
-        return self.device.launch_seconds + START + dispatch + self._finish + own
+        return self.device.launch_seconds + START + self._finish + max(dispatch + own, PLACED * self.running)
 
     @property
     def _finish(self) -> float:
@@ -228,7 +231,8 @@ class Estimate:
         """How many of a thread's neighbouring elements are moved in one instruction: neither a mask nor a row's beginning parts
         them. The lanes of a warp lie a vector apart all the same, and each instruction moves as many sectors."""
         common = math.gcd(VECTOR // access.itemsize, *[stride for stride in access.strides.values() if stride != 1])
-        near = [self.dims[symbol] for symbol, stride in access.strides.items() if stride == 1]
+        parted = self.tile.reduced or len(self.dims) > 1  # else whole blocks have no masks
+        near = [self.dims[symbol] for symbol, stride in access.strides.items() if parted and stride == 1]
         while common > 1 and not all(_divisible(dim.size, common, self.work.known) for dim in near):
             common //= 2
         return common
@@ -299,6 +303,11 @@ class Estimate:
         """How often a program waits for memory in one pass; blocks that are under way at once are waited for together."""
         return 1 + (-(-self.steps // self.splits) - 1) / self.stages
 
+    @property
+    def _going_on(self) -> float:
+        """What a program spends between blocks of a row, which it goes through in every pass."""
+        return 0.0 if self.variant in WHOLE else ITERATION * self.work.passes * (-(-self.steps // self.splits) - 1)
+
     @functools.cached_property
     def _missing(self) -> float:
         """Share of all data that the L2 cache has not kept since the call before: none up to RESIDENT of it, then soon all."""
@@ -316,7 +325,8 @@ class Estimate:
     def _meeting(self) -> float:
         """What the warps of a program spend on agreeing."""
         warps = self.threads / self.device.warp
-        return self.work.reductions * (REDUCTION + MEETING * warps + COLUMN * self._handed)
+        reductions = self.work.running if self.variant == "cluster" else self.work.reductions
+        return reductions * (REDUCTION + MEETING * warps + COLUMN * self._handed)
 
     @property
     def _handed(self) -> float:
@@ -344,7 +354,7 @@ class Estimate:
         if self.variant in WHOLE:
             rounds = (1 + (max(1.0, turns) - 1) / self.stages) / max(1.0, turns)
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
-        one = rounds * wait + self._staged + self._meeting + spilled + self._own + self._gathering
+        one = rounds * wait + self._going_on + self._staged + self._meeting + spilled + self._own + self._gathering
         return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
 
 

@@ -27,11 +27,22 @@ from polytile.kernels.triton.unit import Share, Unit
 
 
 def plain(unit: Unit) -> None:
-    """Every point of the block at once."""
+    """Every point of the block at once; whole blocks without masks where those would part vectors."""
     unit.place()
-    unit.fetch([root for store in unit.kernel.loop.stores for root in store.roots], unit.scope)
-    unit.body.stores(unit.kernel.loop.stores, unit.scope)
-    unit.flush(unit.scope)
+    if not unit.parted:
+        points(unit, unit.scope)
+        return
+    with unit.whole():
+        points(unit, Scope())
+    with unit.out.indented("else:"):
+        points(unit, Scope())
+
+
+def points(unit: Unit, scope: Scope) -> None:
+    """What a pointwise loop does at the block's points."""
+    unit.fetch([root for store in unit.kernel.loop.stores for root in store.roots], scope)
+    unit.body.stores(unit.kernel.loop.stores, scope)
+    unit.flush(scope)
 
 
 def persistent(unit: Unit) -> None:

@@ -9,7 +9,7 @@ A dimension whose block is 1 is a scalar of the program and no dimension of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import sympy
@@ -51,12 +51,13 @@ class Dim:
 @dataclass(frozen=True)
 class Tile:
     """The layout of one config: every parallel dimension, outermost first, and every reduced one in the order in which rows
-    are gone through."""
+    are gone through. `whole`: no block overhangs."""
 
     nest: Nest
     facts: Facts
     parallel: tuple[Dim, ...]
     reduced: tuple[Dim, ...]
+    whole: bool = field(default=False, kw_only=True)
 
     @cached_property
     def dims(self) -> tuple[Dim, ...]:
@@ -102,7 +103,7 @@ class Tile:
 
     def even(self, dim: Dim) -> bool:
         """Whether the facts prove that blocks divide the dimension, so that nothing overhangs."""
-        return dim.block == 1 or divides(dim.whole or dim.block, dim.size, self.facts)
+        return self.whole or dim.block == 1 or divides(dim.whole or dim.block, dim.size, self.facts)
 
     def masks(self, dims: frozenset[Dim]) -> list[str]:
         """Conditions that keep a block inside the loop along `dims`."""

@@ -15,11 +15,11 @@ from polytile.ir.expr import Node
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Nest
-from polytile.kernels.triton import text
+from polytile.kernels.triton import text, vectors
 from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.helpers import needed
 from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch
-from polytile.kernels.triton.tile import Dim, Tile, quotient, tile_of
+from polytile.kernels.triton.tile import Dim, Tile, divides, quotient, tile_of, with_facts
 from polytile.kernels.writer import Writer
 from polytile.problem import Config
 
@@ -129,6 +129,23 @@ class Unit:
             self.out.line(f"{dim.variable}_rest = {rest} // ({size})")
             rest = f"{dim.variable}_rest"
         self.out.line(f"{dim.axes[0].symbol} = {rest}")
+
+    @property
+    def parted(self) -> bool:
+        """Whether masks would part the vectors of a loop along one axis: of its length too small a power of two is known."""
+        (dim, *others), known = self.tile.parallel, self.facts
+        if others or self.tile.even(dim) or not known.aligned or with_facts(dim.size, known).is_Integer:
+            return False
+        return not divides(vectors.most(self.kernel), dim.size, known)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is done where the block of the one dimension does not overhang."""
+        (dim,), tile = self.tile.parallel, self.tile
+        with self.out.indented(f"if {self.body.firsts[dim]} + {dim.name} <= {self.body.index(dim.size)}:"):
+            self.tile = self.body.tile = replace(tile, whole=True)
+            yield
+            self.tile = self.body.tile = tile
 
     def held(self, dim: Dim) -> None:
         """The position along a reduced dimension of which the block holds all. What is known of its length spares masks."""

@@ -20,7 +20,10 @@ VECTOR = 16
 
 
 def deciding(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
-    """The integers that part the rows which memory is walked along, in the kernel's order: of a product one is enough."""
+    """The integers that part the rows which memory is walked along, in the kernel's order: of a product one is enough. None
+    where there is one row alone: whole blocks of it need no masks."""
+    if not kernel.loop.reduced and len(kernel.loop.axes) <= 1:
+        return ()
     chosen: list[sympy.Symbol] = []
     for symbols in sorted(_products(kernel), key=len):
         if symbols and not set(symbols) & set(chosen):
