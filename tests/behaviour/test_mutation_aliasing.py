@@ -294,6 +294,56 @@ def test_training_steps_with_an_optimizer_follow_eager() -> None:
     assert graphs() == (2, 1)
 
 
+def gated_by_an_average(x: Tensor, average: Tensor) -> Tensor:
+    y = torch.sigmoid(average) * x
+    average.lerp_(x.detach().mean(0), 0.1)
+    return (y * y).sum(-1)
+
+
+def nearest_codes(x: Tensor, codes: Tensor) -> Tensor:
+    """Vectors quantised with a table that follows them, as a VQ-VAE's does."""
+    index = torch.cdist(x.detach(), codes).argmin(-1)
+    near = codes[index]
+    codes.index_add_(0, index, x.detach() - near, alpha=0.1)
+    return ((x - near) ** 2).sum(-1).tanh()
+
+
+@pytest.mark.parametrize("function", [gated_by_an_average, nearest_codes])
+def test_gradients_are_of_the_values_that_an_argument_had_before_it_was_changed(
+    function: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    run = compiled(function)
+    for rows in (5, 30, 8):
+        x, table = sized((rows, 6), (7, 6) if function is not gated_by_an_average else (6,), seed=rows)
+        gradients = []
+        for call, dtype in ((run, torch.float32), (function, torch.float32), (function, torch.float64)):
+            given, changed = x.to(dtype, copy=True).requires_grad_(), table.to(dtype, copy=True)
+            result = call(given, changed)
+            (slope,) = torch.autograd.grad(result.square().sum(), given)
+            gradients.append((result.detach(), slope, changed))
+        assert_as_exact(*gradients, rows)
+
+
+def test_a_result_of_which_a_later_part_overwrites_some_has_the_gradient_of_before() -> None:
+    """The changed argument needs a gradient itself: AOTAutograd writes to it after the graph."""
+
+    def function(x: Tensor) -> Tensor:
+        y = torch.sigmoid(x)
+        x[..., -1] = 2
+        normed = torch.nn.functional.layer_norm(y, y.shape[-1:])
+        return torch.nn.functional.softplus(torch.logit(normed.sigmoid() * 0.8 + 0.1))
+
+    run = compiled(function)
+    for rows in (5, 30):
+        (x,) = sized((rows, 3, 16))
+        slopes = []
+        for call, dtype in ((run, torch.float32), (function, torch.float32), (function, torch.float64)):
+            given = x.to(dtype, copy=True).requires_grad_()
+            changed = given * 1
+            slopes.append((*torch.autograd.grad(call(changed).sum(), given), changed.detach()))
+        assert_as_exact(*slopes, rows)
+
+
 def test_a_graph_kept_for_a_second_backward() -> None:
     """torch asks for the setting, whatever the backend, as a compiled backward pass may reuse saved tensors' memory."""
     run = compiled(lambda x: torch.softmax(x, -1) * x)

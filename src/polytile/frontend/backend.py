@@ -27,6 +27,7 @@ from polytile.frontend.floats import restart_if_fixed
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
+from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.resizing import kept_whole
 from polytile.frontend.weights import weights_of
 
@@ -123,6 +124,7 @@ def _partition(
     joint: torch.fx.GraphModule, joint_inputs: Any, **given: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Splits the graph of a training step into forward and backward, which agree on how what is saved lies in memory."""
+    keep_overwritten(joint.graph, joint_inputs)
     lay_channels_last(joint.graph, training=True)
     return min_cut_rematerialization_partition(joint, joint_inputs, **given)
 

@@ -1,0 +1,61 @@
+"""Inputs that a forward pass overwrites and whose old values its backward pass needs.
+
+The partitioner takes a graph's inputs for free: it hands one to the backward graph, which computes from it what the forward
+graph has computed. By then an input that the forward pass has overwritten holds its new values, and the gradient is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils._pytree import tree_flatten
+from torch.utils.checkpoint import CheckpointPolicy
+
+aten = torch.ops.aten
+
+
+def keep_overwritten(graph: torch.fx.Graph, joint_inputs: Sequence[Any]) -> None:
+    """Has the backward part of a joint graph take old values from copies, or from what the forward part computes of them:
+    overwritten inputs that it depends on are read through a clone, which is not computed again."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    primals = inputs[: len(tree_flatten(joint_inputs[0])[0])]
+    backward = _reached(inputs[len(primals) :])
+    overwritten = {node.args[0] for node in graph.nodes if node.target is aten.copy_.default}
+    for node in primals:
+        old = _reached([node]) if node in overwritten else set()
+        if any(user in backward and user.op != "output" for reader in old - backward for user in reader.users):
+            _read_through_clone(graph, node)
+        for clone in filter(_made_by_the_tracer, node.users):
+            clone.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _made_by_the_tracer(user: torch.fx.Node) -> bool:
+    """Whether this is the copy through which AOTAutograd reads an input that it overwrites with a result of the graph."""
+    return user.target is aten.clone.default and not user.meta.get("stack_trace")
+
+
+def _reached(starts: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """These nodes and all that are computed from them."""
+    found, left = set(), list(starts)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left.extend(node.users)
+    return found
+
+
+def _read_through_clone(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    with graph.inserting_before(first):
+        clone = graph.call_function(aten.clone.default, (node,))
+    clone.meta["val"] = node.meta["val"].detach().clone()
+    readers = [n for n in node.users if n is not clone and n.op != "output" and n.target is not aten.copy_.default]
+    for reader in readers:
+        reader.replace_input_with(node, clone)
+
+
+__all__ = ["keep_overwritten"]
