@@ -98,6 +98,18 @@ CASES = {
     "bf16": Case(product, lambda m, n, k: (half(m, k), half(k, n)), SIZES, GENERATED | {"aten", "cublaslt"}),
     "float32": Case(product, lambda m, n, k: (data(m, k), data(k, n)), SIZES, GENERATED | {"aten", "cublaslt"}),
     "bias and gelu": Case(with_bias, lambda m, n, k: (half(m, k), half(n, k), half(n)), SIZES[:4], {"split", "cublaslt"}),
+    "gelu by tanh": Case(
+        lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"),
+        lambda m, n, k: (half(m, k), half(n, k), half(n)),
+        SIZES[2:4],
+        {"tile", "persistent"},
+    ),
+    "silu and a factor": Case(
+        lambda x, w, f: F.silu(F.linear(x, w)) * f,
+        lambda m, n, k: (half(m, k), half(n, k), half(m, n)),
+        SIZES[2:4],
+        {"tile", "persistent"},
+    ),
     "bias and residual": Case(
         with_residual, lambda m, n, k: (half(m, k), half(n, k), half(n), half(m, n)), SIZES[:3], {"cublaslt"}
     ),

@@ -20,6 +20,7 @@ from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
 from polytile.kernels.triton.gemm.unit import Chip
 from polytile.kernels.triton.helpers import TEXTS
+from polytile.problem import Config
 from polytile.runtime.cuda import cubins, workers
 from tests.kernels.test_triton_gemm_prologue import flat, lowered
 from tests.kernels.triton_gemm import CHIP, interpreted, small
@@ -95,6 +96,37 @@ def test_the_formula_is_as_near_as_eagers_in_float32() -> None:
     got, exact = names["pt_gelu"](x), F.gelu(x.double())
     assert float((got - exact).abs().max()) < 1e-6
     assert float(((got - exact) / exact)[x.abs() < 2].abs().nan_to_num().max()) < 1e-5
+
+
+SIGMOIDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "pt_gelu_by_tanh": lambda y: F.gelu(y, approximate="tanh"), "pt_logistic": F.silu,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIGMOIDS)
+def test_sigmoids_take_no_branches(name: str, empty_cache: Path) -> None:
+    activation = SIGMOIDS[name]
+
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return activation(F.linear(x, w, b))
+
+    x, w = torch.randn(4, 96).bfloat16(), torch.randn(144, 96).bfloat16() / 10
+    b = torch.linspace(-100, 100, 144).bfloat16()
+    b[:3] = torch.tensor([float("inf"), float("-inf"), float("nan")])
+    program, template = lowered(function, (x, w, b))
+    kernel, args, result = flat(program, template, (x, w, b))
+    stored = result.bfloat16()
+    interpreted(kernel, small("tile"), [stored if arg is result else arg for arg in args])
+    y = ((x.double() @ w.double().t()).bfloat16() + b).double()
+    exact = activation(y)
+    assert bool(stored[:, 0].isposinf().all() and stored[:, 1:3].isnan().all())
+    torch.testing.assert_close(stored[:, 3:].double(), exact[:, 3:], rtol=1e-2, atol=1e-2)
+    assert f" = {name}(" in source(kernel, CHIP)
+    config = Config.of(variant="persistent", m=128, n=256, k=64, stages=3, warps=8, group=8)
+    facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({"K%64"}))
+    [launch] = generate(kernel, config, facts, HOPPER).launches
+    order = cubins.Order("product", WORKER, job_of(launch, 90), triton_version())
+    assert not cubins.request(order).result().facts.spills
 
 
 def test_numbers_are_rounded_in_pairs_where_the_device_does() -> None:

@@ -110,6 +110,14 @@ def pt_gelu(x):
     p = 1.15110520134177 + size * (0.459208190441132 + size * (0.0524961704817821 + size * (-0.00706340884789825 + size * p)))
     return 0.5 * (x + size * (1 - tl.exp2(-size * p)))
 """,
+    """
+def pt_gelu_by_tanh(x, z):
+    return libdevice.fast_dividef(x, 1 + tl.exp2(z * -2.885390081777927))
+""",
+    """
+def pt_logistic(x):
+    return libdevice.fast_dividef(tl.full([], 1, tl.float32), 1 + tl.exp2(x * -1.4426950408889634))
+""",
     *(
         f"""
 def pt_round_{name}(x):

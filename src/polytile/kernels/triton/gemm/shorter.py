@@ -1,19 +1,21 @@
 """Parts of epilogues that are spelled in fewer instructions than their operations one by one: on a finished block of sums nothing
 else goes on meanwhile, so each instruction counts.
 
-A GELU, x · ½ · (1 + erf(x / √2)), is ½ · (x + |x| · erf(|x| / √2)), where erf needs no sign and no care for small arguments. A
-number that is rounded to 16 bits and stays float32 is rounded two at a time.
+A GELU, x · ½ · (1 + erf(x / √2)), is ½ · (x + |x| · erf(|x| / √2)), where erf needs no sign and no care for small arguments; one
+by tanh, x · ½ · (1 + tanh z), is x / (1 + exp(-2z)), without tanh's branches, which made blocks of 128x256 spill. Such quotients
+are the hardware's approximation. A number that is rounded to 16 bits and stays float32 is rounded two at a time.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 
 from polytile.ir.expr import Const, Node, Op
-from polytile.kernels.triton.body import Body, Scope
+from polytile.kernels.triton.body import Body
 
 ROUNDINGS = {"round_bf16": "pt_round_bf16", "round_f16": "pt_round_f16"}
 
@@ -25,22 +27,28 @@ def shorten(body: Body, in_pairs: bool) -> None:
             continue
         if in_pairs and node.name in ROUNDINGS and node.args[0].dtype == torch.float32:
             body.made[id(node)] = functools.partial(_called, body, ROUNDINGS[node.name], node.args[0])
-        elif body.fast and (x := gelu_of(node)) is not None:
-            body.made[id(node)] = functools.partial(_called, body, "pt_gelu", x)
+        elif body.fast and node.name == "sigmoid":
+            body.made[id(node)] = functools.partial(_called, body, "pt_logistic", node.args[0])
+        elif body.fast and (found := half_and_one_more(node)) is not None:
+            x, one_more = found
+            inner = one_more.args[0]
+            if one_more.name == "tanh":
+                body.made[id(node)] = functools.partial(_called, body, "pt_gelu_by_tanh", x, inner)
+            elif _beside(inner, "mul", math.sqrt(0.5)) is x:
+                body.made[id(node)] = functools.partial(_called, body, "pt_gelu", x)
 
 
-def _called(body: Body, function: str, argument: Node, scope: Scope) -> str:
-    return f"{function}({body.emit(argument, scope)})"
+def _called(body: Body, function: str, *arguments_and_scope: Any) -> str:
+    *arguments, scope = arguments_and_scope
+    return f"{function}({', '.join(body.emit(argument, scope) for argument in arguments)})"
 
 
-def gelu_of(node: Op) -> Node | None:
-    """x, where the node is its GELU by erf."""
+def half_and_one_more(node: Op) -> tuple[Node, Op] | None:
+    """(x, f), where the node is x · ½ · (1 + f) and f an erf or a tanh."""
     for half, one_more in (node.args, node.args[::-1]) if node.name == "mul" else ():
-        erf = _beside(one_more, "add", 1.0)
-        scaled = erf.args[0] if isinstance(erf, Op) and erf.name == "erf" else None
-        x = _beside(scaled, "mul", math.sqrt(0.5)) if scaled is not None else None
-        if x is not None and _beside(half, "mul", 0.5) is x:
-            return x
+        x, found = _beside(half, "mul", 0.5), _beside(one_more, "add", 1.0)
+        if x is not None and isinstance(found, Op) and found.name in ("erf", "tanh"):
+            return x, found
     return None
 
 
@@ -53,4 +61,4 @@ def _beside(node: Node, name: str, value: float) -> Node | None:
     return None
 
 
-__all__ = ["gelu_of", "shorten"]
+__all__ = ["shorten"]
