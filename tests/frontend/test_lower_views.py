@@ -400,8 +400,10 @@ def test_pads_and_crops(pads: list[int]) -> None:
 )
 def test_bits_are_read_as_another_type_of_the_same_width(of: torch.dtype, to: torch.dtype) -> None:
     x = (torch.randn(3, 5) * 1000).to(of)
-    check(lambda x: x.view(to), x)
+    check(lambda x: x.view(to) * 2, x)
     check(lambda x: (x + 1).t().view(to).view(of) * 2, x)
+    returned = check(lambda x: (x.t().view(to)[1:], x.t()), x, library=True)
+    assert library_calls(returned) == ([] if of == to else ["aten.view.dtype"])  # whose result shares memory
 
 
 @pytest.mark.parametrize(("of", "to"), [(torch.float32, torch.int16), (torch.bfloat16, torch.int16), (torch.bool, torch.int8)])

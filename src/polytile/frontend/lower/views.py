@@ -17,6 +17,7 @@ from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, fresh_axes, stored
+from polytile.frontend.placement import is_view
 from polytile.ir import expr, sizes
 from polytile.ir.program import View
 from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
@@ -225,12 +226,19 @@ BITS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
 
 @lowers(aten.view.dtype)
 def of_type(builder: Builder, source: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bits of each element as an element of another type of the same width."""
+    """The bits of each element as an element of another type of the same width; what is returned shares memory with `source`."""
     if dtype == source.dtype:
         return source
+    if builder.node is not None and _returned(builder.node):
+        raise LoweringError(f"a view as {dtype} that is returned is made by the library.")
     if not {dtype, source.dtype} <= BITS or dtype.itemsize != source.dtype.itemsize:
         raise LoweringError(f"elements of {source.dtype} are reinterpreted as those of {dtype} by the library.")
     return computed(source.sizes, dtype, source.device, lambda p: expr.op("bitcast", dtype, source.at(p)))
+
+
+def _returned(node: torch.fx.Node) -> bool:
+    """Whether the graph returns this value or a view of it."""
+    return any(user.op == "output" or (is_view(user.target) and _returned(user)) for user in node.users)
 
 
 @lowers(aten.view_as_complex.default, aten.view_as_real.default)
