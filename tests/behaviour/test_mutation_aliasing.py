@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import polytile
-from tests.behaviour.helpers import assert_as_exact, compiled, copied, graphs, sized, tensors, widened
+from tests.behaviour.helpers import assert_as_exact, compiled, copied, graphs, multikernels, sized, tensors, widened
 
 
 def same_storage(a: Tensor, b: Tensor) -> bool:
@@ -107,6 +107,48 @@ def test_inputs_change_as_in_eager(function: Callable[[Tensor], Any]) -> None:
             got, want, right = run(mine), function(theirs), function(exact)
             assert_as_exact((got, mine), (want, theirs), (right, exact), shape)
     assert graphs() == (1, 1)
+
+
+def kept(cache: Tensor, at: Tensor, new: Tensor) -> None:
+    cache[:, at] = new
+
+
+def read_around(cache: Tensor, at: Tensor, new: Tensor) -> tuple[Tensor, ...]:
+    before, row = cache * 3, cache[:, at]
+    cache[:, at] = new
+    return before, row, cache.softmax(1)
+
+
+def kept_twice(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    old = cache.clone()
+    cache[:, at] = new
+    products = cache @ cache.mT
+    cache.index_put_((torch.arange(cache.shape[0])[:, None], at[None]), new * 2, accumulate=True)
+    return products + (cache - old).sum()
+
+
+def moved_within(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    cache[:, at] = cache[:, (at + 1) % cache.shape[1]] + new
+    return cache.cumsum(1)
+
+
+@pytest.mark.parametrize("function", [kept, read_around, kept_twice, moved_within])
+def test_entries_of_a_cache_are_written_where_they_are(function: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
+    run = compiled(function, tune="off")
+    for length in (9, 20, 33):
+        whole, new = sized((2 * length, 4, 6), (4, 3, 6), seed=length)
+        at = torch.tensor([length - 1, 0, length // 2])
+        for cache in (whole[:length].transpose(0, 1).contiguous(), whole[::2].transpose(0, 1)):
+            theirs, exact = cache.clone(), cache.double()
+            got, want, right = run(cache, at, new), function(theirs, at, new), function(exact, at, new.double())
+            assert_as_exact((got, cache.contiguous()), (want, theirs.contiguous()), (right, exact.contiguous()), length)
+
+
+def test_a_cache_is_not_copied_for_an_entry() -> None:
+    run = compiled(kept, tune="off")
+    for length in (9, 20):
+        run(*sized((4, length, 6)), torch.tensor([1, 5, 0]), *sized((4, 3, 6)))
+    assert len(multikernels()) == 1
 
 
 def test_what_is_returned_after_a_change_is_the_input_itself() -> None:

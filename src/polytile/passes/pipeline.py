@@ -28,6 +28,7 @@ from polytile.passes.fusion.vertical import fuse_vertically
 from polytile.passes.inplace import reuse
 from polytile.passes.layout import choose_layouts
 from polytile.passes.merge_axes import merge_axes
+from polytile.passes.overwriting import write_in_place
 from polytile.passes.simplify import simplify
 from polytile.passes.split_axes import split_axes
 from polytile.passes.stored import drop_roundings
@@ -42,6 +43,7 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
+    Pass("writing in place", write_in_place),
     Pass("plain strides", plain_strides),
     Pass("simplify", simplify),
     Pass("dead code", eliminate_dead_code),

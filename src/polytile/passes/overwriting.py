@@ -1,0 +1,69 @@
+"""Inputs that are changed in some places, written to where they are. The tracer makes of such a change a new tensor, which is
+the old one with other values in it, and copies it back: a cache of keys and values would be copied twice for every token.
+
+loop a:  buf0[p0] = arg0[p0]             (nothing)
+loop b:  buf0[arg1[p0]] = arg2[p0]   →   arg0[arg1[p0]] = arg2[p0]
+loop c:  arg0[p0] = buf0[p0]             (nothing; every use of buf0 reads arg0)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polytile.ir.aliases import maybe_aliased
+from polytile.ir.expr import Load
+from polytile.ir.program import Loop, Operation, Program, whole
+from polytile.passes.duplicates import renamed
+from polytile.passes.loops import touching
+
+
+def write_in_place(program: Program) -> Program:
+    """`program` without temporaries that are copies of an input, changed by loops, and copied back."""
+    for last in program.operations:
+        back = _copied(last, program)
+        if back is not None and back[1] in program.input_buffers():
+            program = _in_place(program, last, *back) or program
+    return program
+
+
+def _in_place(program: Program, last: Operation, copy: str, old: str) -> Program | None:
+    """`program` with `old` in the place of its `copy`, which `last` copies back; None where that would not be the same."""
+    at = touching(program.operations)
+    end = program.operations.index(last)
+    start = next((i for i in at[copy] if _copied(program.operations[i], program) == (old, copy)), end)
+    changes = [i for i in at[copy] if copy in program.operations[i].writes()]
+    fixed = program.output_buffers() | set(program.scalars.values()) | maybe_aliased(program)
+    if start == end or copy in fixed or old in maybe_aliased(program) or min(at[copy]) < start:
+        return None
+    if any(start < i < end for i in at[old]) or any(i > end and old in program.operations[i].writes() for i in at[old]):
+        return None  # someone reads what the input was before, or writes to it again
+    if max(changes) > end or not all(isinstance(program.operations[i], Loop) for i in changes):
+        return None
+    kept = tuple(_storing(o, copy, old) for i, o in enumerate(program.operations) if i not in (start, end))
+    buffers = {name: buffer for name, buffer in program.buffers.items() if name != copy}
+    return replace(renamed(replace(program, operations=kept), {copy: old}), buffers=buffers)
+
+
+def _copied(operation: Operation, program: Program) -> tuple[str, str] | None:
+    """(source, target) of a loop that copies the whole of one buffer to another that is laid out alike, and does nothing else."""
+    if not isinstance(operation, Loop) or operation.reduced or len(operation.stores) != 1:
+        return None
+    (store,), point = operation.stores, tuple(a.symbol for a in operation.axes)
+    target, value = program.buffers[store.buffer], store.value
+    if not isinstance(value, Load) or value.mask is not None or store.mask is not None or store.mode != "set":
+        return None
+    source = program.buffers[value.buffer]
+    alike = (source.dtype, source.sizes, source.strides) == (target.dtype, target.sizes, target.strides)
+    if not alike or tuple(a.size for a in operation.axes) != target.sizes or value.indirect or store.indirect:
+        return None
+    place = whole(target).index(point)
+    return (source.name, target.name) if place == value.index == store.index else None
+
+
+def _storing(operation: Operation, copy: str, old: str) -> Operation:
+    if not isinstance(operation, Loop):
+        return operation
+    return replace(operation, stores=tuple(replace(s, buffer=old) if s.buffer == copy else s for s in operation.stores))
+
+
+__all__ = ["write_in_place"]
