@@ -132,7 +132,33 @@ def moved_within(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
     return cache.cumsum(1)
 
 
-@pytest.mark.parametrize("function", [kept, read_around, kept_twice, moved_within])
+def next_token(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    cache[:, 3:4] = new[:, :1]
+    return cache.softmax(1)
+
+
+def next_tokens(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    length = cache.shape[1] // 2
+    cache[:, length : length + 1] = new[:, :1]
+    cache[:, length + 1 : length + 3] = new[:, 1:] * 2
+    return cache @ cache.mT
+
+
+def one_of_a_batch(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    cache[1, 2:5] = new[0]
+    return cache + 1
+
+
+def every_other(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    before = cache.sum(1)
+    cache[:, ::2, 1:4:2] = new[:, :1, 2:4]
+    cache[:, 1:] = cache[:, :-1].clone()
+    return before + cache.sum(1)
+
+
+@pytest.mark.parametrize(
+    "function", [kept, read_around, kept_twice, moved_within, next_token, next_tokens, one_of_a_batch, every_other]
+)
 def test_entries_of_a_cache_are_written_where_they_are(function: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
     run = compiled(function, tune="off")
     for length in (9, 20, 33):
@@ -144,11 +170,12 @@ def test_entries_of_a_cache_are_written_where_they_are(function: Callable[[Tenso
             assert_as_exact((got, cache.contiguous()), (want, theirs.contiguous()), (right, exact.contiguous()), length)
 
 
-def test_a_cache_is_not_copied_for_an_entry() -> None:
-    run = compiled(kept, tune="off")
+@pytest.mark.parametrize("function, kernels", [(kept, 1), (next_token, 2), (next_tokens, 3)])
+def test_a_cache_is_not_copied_for_an_entry(function: Callable[[Tensor, Tensor, Tensor], Any], kernels: int) -> None:
+    run = compiled(function, tune="off")
     for length in (9, 20):
         run(*sized((4, length, 6)), torch.tensor([1, 5, 0]), *sized((4, 3, 6)))
-    assert len(multikernels()) == 1
+    assert len(multikernels()) == kernels
 
 
 def test_what_is_returned_after_a_change_is_the_input_itself() -> None:

@@ -8,6 +8,7 @@ loop c:  arg0[p0] = buf0[p0]             (nothing; every use of buf0 reads arg0)
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from polytile.ir.aliases import maybe_aliased
@@ -18,12 +19,36 @@ from polytile.passes.loops import touching
 
 
 def write_in_place(program: Program) -> Program:
-    """`program` without temporaries that are copies of an input, changed by loops, and copied back."""
-    for last in program.operations:
-        back = _copied(last, program)
-        if back is not None and back[1] in program.input_buffers():
-            program = _in_place(program, last, *back) or program
+    """`program` without temporaries that are copies of an input, changed by loops, and copied back, and without copies between
+    the changes."""
+    while (better := _step(program)) is not None:
+        program = better
     return program
+
+
+def _step(program: Program) -> Program | None:
+    for operation in program.operations:
+        pair = _copied(operation, program)
+        if pair is not None:
+            better = (_in_place if pair[1] in program.input_buffers() else _as_one)(program, operation, *pair)
+            if better is not None:
+                return better
+    return None
+
+
+def _as_one(program: Program, copying: Operation, old: str, copy: str) -> Program | None:
+    """`program` with the temporary `old` in the place of its `copy`; None where one of the two is more than that."""
+    at, here = touching(program.operations), program.operations.index(copying)
+    fixed = program.output_buffers() | set(program.scalars.values()) | maybe_aliased(program)
+    if (
+        {old, copy} & (fixed | program.input_buffers() | program.constants.keys())
+        or max(at[old]) > here
+        or min(at[copy]) < here
+    ):
+        return None
+    if not all(isinstance(o, Loop) for o in program.operations if copy in o.writes()):
+        return None
+    return _renamed(program, {copy: old}, (here,))
 
 
 def _in_place(program: Program, last: Operation, copy: str, old: str) -> Program | None:
@@ -39,9 +64,14 @@ def _in_place(program: Program, last: Operation, copy: str, old: str) -> Program
         return None  # someone reads what the input was before, or writes to it again
     if max(changes) > end or not all(isinstance(program.operations[i], Loop) for i in changes):
         return None
-    kept = tuple(_storing(o, copy, old) for i, o in enumerate(program.operations) if i not in (start, end))
-    buffers = {name: buffer for name, buffer in program.buffers.items() if name != copy}
-    return replace(renamed(replace(program, operations=kept), {copy: old}), buffers=buffers)
+    return _renamed(program, {copy: old}, (start, end))
+
+
+def _renamed(program: Program, names: Mapping[str, str], without: Collection[int]) -> Program:
+    """`program` with other buffers in place of those in `names`, and without the operations of these numbers."""
+    kept = tuple(_storing(o, names) for i, o in enumerate(program.operations) if i not in without)
+    buffers = {name: buffer for name, buffer in program.buffers.items() if name not in names}
+    return replace(renamed(replace(program, operations=kept), names), buffers=buffers)
 
 
 def _copied(operation: Operation, program: Program) -> tuple[str, str] | None:
@@ -60,10 +90,10 @@ def _copied(operation: Operation, program: Program) -> tuple[str, str] | None:
     return (source.name, target.name) if place == value.index == store.index else None
 
 
-def _storing(operation: Operation, copy: str, old: str) -> Operation:
+def _storing(operation: Operation, names: Mapping[str, str]) -> Operation:
     if not isinstance(operation, Loop):
         return operation
-    return replace(operation, stores=tuple(replace(s, buffer=old) if s.buffer == copy else s for s in operation.stores))
+    return replace(operation, stores=tuple(replace(s, buffer=names.get(s.buffer, s.buffer)) for s in operation.stores))
 
 
 __all__ = ["write_in_place"]

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import sympy
 import torch
+import torch.fx
 from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.indexing import duplicate
 from polytile.frontend.lower.layouts import traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.reshapes import reshape_point
@@ -232,6 +234,10 @@ def slice_scatter(
     d, stride = wrap_dim(dim, source.rank), as_size(step)
     n, count = source.sizes[d], src.sizes[d]
     first = slice_start(builder, n, start, end, stride, count, d)
+    if count != 0 and source.view is not None and _copied_back(builder.node):
+        if sizes.equal(count, n):
+            return src if src.dtype == source.dtype else _converted(src, source.dtype)
+        return _written(builder, source, src, d, first, stride)
 
     def at(point: Point) -> Node:
         index = point[d]
@@ -252,12 +258,41 @@ def select_scatter(builder: Builder, source: Tensor, src: Tensor, dim: int, inde
     require_loop_dtype(source.dtype)
     d = wrap_dim(dim, source.rank)
     place = selected_index(builder, as_size(index), source.sizes[d], d)
+    if source.view is not None and _copied_back(builder.node):
+        return _written(builder, source, src, d, place)
 
     def at(point: Point) -> Node:
         inside = convert(src.at(point[:d] + point[d + 1 :]), source.dtype)
         return choose(compare("eq", point[d], place), inside, source.at(point))
 
     return computed(source.sizes, source.dtype, source.device, at)
+
+
+def _copied_back(node: torch.fx.Node | None) -> bool:
+    """Whether an argument is overwritten with the result of `node`, or with what other such writes make of it. The piece is then
+    stored alone: the copy that it is stored in falls away where nobody needs the old values (passes/overwriting.py)."""
+    for user in node.users if node is not None else ():
+        if user.target is aten.copy_.default and user.args[1] is node:
+            return True
+        scatters = user.target in (aten.slice_scatter.default, aten.select_scatter.default)
+        if scatters and node in user.args[:2] and _copied_back(user):
+            return True
+    return False
+
+
+def _written(builder: Builder, source: Tensor, src: Tensor, d: int, start: Size, step: Size | None = None) -> Tensor:
+    """A copy of `source` with `src` in its place: along dimension `d` from `start` on, every `step`; without a step `src` lacks
+    that dimension."""
+    changed = duplicate(builder, source)
+    strides = list(changed.strides)
+    offset = sympy.expand(changed.offset + start * strides[d])
+    strides[d : d + 1] = [] if step is None else [sympy.expand(step * strides[d])]
+    builder.store(View(changed.buffer, source.dtype, src.sizes, tuple(strides), offset), _converted(src, source.dtype))
+    return stored(changed, source.device)
+
+
+def _converted(source: Tensor, dtype: torch.dtype) -> Tensor:
+    return computed(source.sizes, dtype, source.device, lambda point: convert(source.at(point), dtype))
 
 
 @lowers(aten.diagonal_scatter.default)
