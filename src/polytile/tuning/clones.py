@@ -4,8 +4,8 @@ Memory is cloned, not tensors: arguments whose memory overlaps share one block i
 and an argument passed twice is one clone. Sizes, strides and the address modulo 64 stay as they are. Arguments that
 are only read, and scratch buffers, are passed on uncloned.
 
-Cloning never raises the peak of a device's memory: where a clone would, kernels are tried on the memory itself, and what it
-held is kept on the host. Copies are of bytes, so that a tensor with any strides is copied as it lies.
+Cloning takes no more of a device's memory than it has to spare (room.py): where a clone would, kernels are tried on the memory
+itself, and what it held is kept on the host. Copies are of bytes, so that a tensor with any strides is copied as it lies.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ class Block:
 
 
 class Lent:
-    """One group's memory itself, where a copy on its device would raise the peak of what the process has used there (SPEC
-    P1). What kernels read of it is kept on the host meanwhile, byte for byte, and is back after `give_back`; an output that
-    nobody reads needs no keeping, as the kernel that is chosen writes all of it. There are no guards."""
+    """One group's memory itself, where its device has no room for a copy (SPEC P1). What kernels read of it is kept on the host
+    meanwhile, byte for byte, and is back after `give_back`; an output that nobody reads needs no keeping, as the kernel that is
+    chosen writes all of it. There are no guards."""
 
     def __init__(self, group: Sequence[Span]) -> None:
         self.group = group

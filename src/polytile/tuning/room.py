@@ -70,7 +70,7 @@ def for_measuring() -> Iterator[None]:
 
 
 def fits(size: int, device: torch.device) -> bool:
-    """Whether `size` bytes more on `device` leave the peak where it is."""
+    """Whether `device` has `size` bytes more to spare."""
     room = (FREE if _for_measuring.get() else ROOM).get(device.type)
     return room is None or size <= room(device)
 
@@ -81,7 +81,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def wide_fits(args: Sequence[Any], roles: Sequence[str]) -> bool:
-    """Whether the arguments in float64, a reference's work on them, and the comparison leave the peak where it is."""
+    """Whether there is room for the arguments in float64, a reference's work on them, and the comparison."""
     return _all_fit(args, roles, lambda tensor: WIDE_BYTES * tensor.numel())
 
 

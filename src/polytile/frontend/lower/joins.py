@@ -271,13 +271,18 @@ def select_scatter(builder: Builder, source: Tensor, src: Tensor, dim: int, inde
 def _copied_back(node: torch.fx.Node | None) -> bool:
     """Whether an argument is overwritten with the result of `node`, or with what other such writes make of it. The piece is then
     stored alone: the copy that it is stored in falls away where nobody needs the old values (passes/overwriting.py)."""
-    for user in node.users if node is not None else ():
-        if user.target is aten.copy_.default and user.args[1] is node:
+    seen, left = set(), [node] if node is not None else []
+    while left:
+        made = left.pop()
+        if any(user.target is aten.copy_.default and user.args[1] is made for user in made.users):
             return True
-        scatters = user.target in (aten.slice_scatter.default, aten.select_scatter.default)
-        if scatters and node in user.args[:2] and _copied_back(user):
-            return True
+        further = {user for user in made.users if user.target in _SCATTERS and made in user.args[:2]} - seen
+        seen |= further
+        left.extend(further)
     return False
+
+
+_SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default)
 
 
 def _written(builder: Builder, source: Tensor, src: Tensor, d: int, start: Size, step: Size | None = None) -> Tensor:
