@@ -271,7 +271,8 @@ def select_scatter(builder: Builder, source: Tensor, src: Tensor, dim: int, inde
 def _copied_back(node: torch.fx.Node | None) -> bool:
     """Whether an argument is overwritten with the result of `node`, or with what other such writes make of it. The piece is then
     stored alone: the copy that it is stored in falls away where nobody needs the old values (passes/overwriting.py)."""
-    seen, left = set(), [node] if node is not None else []
+    seen: set[torch.fx.Node] = set()
+    left = [node] if node is not None else []
     while left:
         made = left.pop()
         if any(user.target is aten.copy_.default and user.args[1] is made for user in made.users):
