@@ -214,7 +214,7 @@ def test_operands_are_padded_where_that_is_asked_for(shape: tuple[int, int, int]
     args = half(m, k), half(k, n)
     call = compiled(product, force="aten padded", persist=False)
     agree(call(*args), product(*args), product(*widened(args)))
-    assert [d.candidate for d in polytile.compiler.compiled_programs()[-1].multikernels[0].decisions] == ["aten padded"]
+    assert {d.candidate for d in polytile.compiler.compiled_programs()[-1].multikernels[0].decisions} == {"aten padded"}
 
 
 @pytest.mark.parametrize("function", [with_residual, lambda x, w, b, r: F.linear(x, w, b), lambda x, w, b, r: F.linear(x, w) + r])
