@@ -345,3 +345,25 @@ def test_a_shift_by_minus_half_a_size_rolls_as_in_eager() -> None:
     run = compiled(function)
     for shape in ((7, 10), (8, 33), (2, 3)):
         check(function, run, *sized(shape))
+
+
+WHATEVER_THE_DEFAULT = {
+    "softmax": lambda x: torch.softmax(x, 1),
+    "product": lambda x: x @ x.t(),
+    "dropout": lambda x: torch.nn.functional.dropout(x, 0.25),
+}
+
+
+@pytest.mark.parametrize("name", WHATEVER_THE_DEFAULT)
+def test_a_default_device_decides_nothing_about_tensors_of_another(name: str) -> None:
+    function = WHATEVER_THE_DEFAULT[name]
+    (x,) = sized((20, 30))
+    torch.manual_seed(3)
+    want = function(x)
+    torch.set_default_device("meta")
+    try:
+        torch.manual_seed(3)
+        got = compiled(function, persist=False)(x)
+    finally:
+        torch.set_default_device(None)
+    torch.testing.assert_close(got, want)

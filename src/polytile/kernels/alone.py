@@ -41,7 +41,7 @@ class _Look:
 
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         if self.at < 0:
-            return torch.zeros((), dtype=self.dtype).expand(self.sizes)
+            return torch.zeros((), dtype=self.dtype, device="cpu").expand(self.sizes)
         tensor = tensors[self.at]
         if self.whole and tensor.dim() == len(self.sizes):
             return tensor

@@ -215,6 +215,6 @@ def fold(node: Node) -> Node:
     """An operation on constants alone as the constant it gives, computed in its own type."""
     if not isinstance(node, Op) or node.name in _NOT_FOLDED or not all(isinstance(a, Const) for a in node.args):
         return node
-    args = [torch.tensor(a.value, dtype=a.dtype) for a in node.args if isinstance(a, Const)]
+    args = [torch.tensor(a.value, dtype=a.dtype, device="cpu") for a in node.args if isinstance(a, Const)]
     value = args[0].to(node.dtype) if node.name == "cast" else ops.definition(node.name).meaning(*args).to(node.dtype)
     return expr.const(value.item(), node.dtype)

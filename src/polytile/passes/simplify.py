@@ -114,7 +114,7 @@ _KEEPS_ROUNDING = ("neg", "abs", "minimum", "maximum", "trunc", "floor", "ceil",
 def is_rounded(node: Node, rounding: str, buffers: Mapping[str, Buffer]) -> bool:
     """Whether `node` surely is a value of the half type that `rounding` rounds to, so that rounding changes nothing."""
     if isinstance(node, Const):
-        value = torch.tensor(node.value, dtype=torch.float64)
+        value = torch.tensor(node.value, dtype=torch.float64, device="cpu")
         return bool(value.to(_HALF[rounding]).to(torch.float64) == value)
     if isinstance(node, Load):
         return buffers[node.buffer].dtype == _HALF[rounding]

@@ -80,7 +80,9 @@ def _checked() -> Draw | None:
         log.warning("torch itself draws the random numbers of dropout: %s", str(error).partition("\n")[0])
         return None
     draw: Draw = _SIGNATURE(address)
-    if _as_torch(draw):
+    with torch.device("cpu"):
+        same = _as_torch(draw)
+    if same:
         return draw
     log.info("torch itself draws the random numbers of dropout: here it draws them in another way than polytile would")
     return None

@@ -57,7 +57,8 @@ def module() -> Any:
 def _load() -> Any:
     try:
         loaded = _import(prepare().result())
-        _configure(loaded)
+        with torch.device("cpu"):  # of its self-tests' tensors, whatever the program's default is
+            _configure(loaded)
     except (CompilerMissing, CompileFailed, CacheError, ImportError) as error:
         reason = str(error).partition("\n")[0]
         if not Path(sysconfig.get_path("include"), "Python.h").exists():

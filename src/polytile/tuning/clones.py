@@ -172,7 +172,7 @@ class Lent:
             return
         for span in self.group:
             dtype = span.tensor.dtype
-            value = torch.full((dtype.itemsize,), poison_of(dtype), dtype=torch.uint8).view(dtype).squeeze(0)
+            value = torch.full((dtype.itemsize,), poison_of(dtype), dtype=torch.uint8, device="cpu").view(dtype).squeeze(0)
             span.tensor.detach().copy_(value.expand(span.tensor.shape))
 
     def damaged(self, inputs: bool) -> bool:

@@ -110,7 +110,7 @@ def _there(o: Size, n: Size, m: Size, scale: float, align_corners: bool, wide: t
 def _ratio(n: Size, m: Size, scale: float, dtype: torch.dtype) -> Node:
     """How far apart the places of neighbours in the result are."""
     if scale > 0:
-        return expr.const(float(torch.tensor(1.0 / scale, dtype=dtype)), dtype)
+        return expr.const(float(torch.tensor(1.0 / scale, dtype=dtype, device="cpu")), dtype)
     return expr.op("div", dtype, _number(n, dtype), _number(m, dtype))
 
 

@@ -37,11 +37,11 @@ def run(kernel: TritonKernel, tensors: Mapping[str, torch.Tensor], values: Mappi
         )
     numbers = {sympy.Symbol(name, integer=True, positive=True): n for name, n in values.items()}
     scratch = [
-        torch.zeros(max(1, sizes.evaluate(s.size, numbers)), dtype=s.dtype) if s.zeroed
-        else torch.full((max(1, sizes.evaluate(s.size, numbers)),), 77, dtype=s.dtype)
+        torch.zeros(max(1, sizes.evaluate(s.size, numbers)), dtype=s.dtype, device="cpu") if s.zeroed
+        else torch.full((max(1, sizes.evaluate(s.size, numbers)),), 77, dtype=s.dtype, device="cpu")
         for s in kernel.scratch
     ]  # fmt: skip
-    error = torch.zeros(1, dtype=torch.int32)
+    error = torch.zeros(1, dtype=torch.int32, device="cpu")
     for launch in kernel.launches:
         grid = tuple(sizes.evaluate(g, numbers) for g in launch.grid)
         if 0 not in grid:

@@ -162,7 +162,7 @@ class Plan:
         )
         head.device, head.launch_count, head.scratch_count = index, len(launches), len(scratch)
         if any(kind == ERROR_WORD for launch in launches for kind, _ in launch.parameters):
-            self._error = torch.zeros(1, dtype=torch.int32, pin_memory=torch.cuda.is_available())
+            self._error = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=torch.cuda.is_available())
             head.error = self._error.data_ptr()
         self.handle = ctypes.addressof(block)
         finalizer = weakref.finalize(self, _released, release, block, self._held)

@@ -27,7 +27,7 @@ def make(matrix: torch.Tensor, lanes: int) -> torch.Tensor:
     if k % together or n % lanes:
         matrix = torch.nn.functional.pad(matrix, (0, vectors * lanes - n, 0, steps * together - k))
     split = matrix.unflatten(1, (vectors, lanes)).unflatten(0, (steps, together))
-    out = torch.empty(vectors, steps, lanes, together, dtype=matrix.dtype)
+    out = torch.empty(vectors, steps, lanes, together, dtype=matrix.dtype, device=matrix.device)
     out.copy_(split.permute(2, 0, 3, 1))
     raw = out.view(torch.uint8).flatten()
     return raw.bitwise_xor_(0x80) if matrix.dtype == torch.int8 else raw
