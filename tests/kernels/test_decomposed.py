@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from polytile.kernels.decomposed import PARTS, DecomposedLibrary, candidates
-from polytile.kernels.templates import GemmKernel, gpu_candidates
+from polytile.kernels.gemm_kernel import GemmKernel
+from polytile.kernels.templates import gpu_candidates
 from tests.kernels.triton_gemm import integers, operands, product
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -11,9 +11,9 @@ import torch
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Axis, Buffer, Loop, Store, Template, whole
-from polytile.kernels import templates
+from polytile.kernels import gemm_args, gemm_kernel, templates
 from polytile.kernels.cpp import epilogue
-from polytile.kernels.templates import GemmKernel
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.runtime import time_burst
 from tests.kernels.helpers import BF16, F32, F64, RELATIVE, S0, S1, S2, assert_close, assert_golden, op
 
@@ -29,7 +29,7 @@ def matmul(dtype: torch.dtype, stores: list[Store], names: dict[str, torch.dtype
     buffers |= {k: Buffer(k, kind, (), ()) for k, kind in names.items()}
     axes = tuple(Axis(p, n) for p, n in zip(P, shapes["c"], strict=True))
     views = (whole(buffers[k]) for k in "abc")
-    return templates.canonicalize(Template("mm0", "mm", *views, Loop("epilogue", axes, (), tuple(stores))), buffers)[0]
+    return gemm_kernel.canonicalize(Template("mm0", "mm", *views, Loop("epilogue", axes, (), tuple(stores))), buffers)[0]
 
 
 def gelu(x: Node) -> Node:
@@ -74,13 +74,13 @@ def test_an_epilogue_gives_what_the_reference_gives(name: str) -> None:
         size = dict(
             zip(
                 kernel.size_names,
-                templates.make_args(kernel, sized(kernel, m, n, k))[len(kernel.tensors) :],
+                gemm_args.make_args(kernel, sized(kernel, m, n, k))[len(kernel.tensors) :],
                 strict=True,
             )
         )
         able = [c for c in made if c.valid(size)]
         for candidate in {c.config["form"]: c for c in able[::-1]}.values():
-            args = templates.make_args(kernel, size)
+            args = gemm_args.make_args(kernel, size)
             wide = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
             templates.reference(kernel)(*wide)
             time_burst(candidate.entry(), args, 1)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polytile.kernels.gemm_args import make_args
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.padding import PaddedLibrary
-from polytile.kernels.templates import GemmKernel, gpu_candidates, make_args
+from polytile.kernels.templates import gpu_candidates
 from tests.kernels.triton_gemm import integers, operands, product
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import polytile
 from polytile.ir.program import Loop, Template
-from polytile.kernels import canonical, roundings, templates
+from polytile.kernels import canonical, gemm_args, gemm_kernel, roundings
 from polytile.kernels.roundings import Rounded
 from polytile.multikernel.define import template_spec
 from polytile.passes.pipeline import optimize
@@ -54,14 +54,14 @@ def test_no_right_product_that_is_rounded_and_widened_is_refused() -> None:
     x, w = half(16, 256), half(700, 256) / 16
     program = optimize(lower(widened, x, w, symbolic=False)).program
     (template,) = [operation for operation in program.operations if isinstance(operation, Template)]
-    kernel = templates.canonicalize(template, program.buffers)[0]
+    kernel = gemm_kernel.canonicalize(template, program.buffers)[0]
     spec = template_spec(kernel, "product", ())
     assert spec.make_args is not None and not kernel.symbols
     args = spec.make_args({"M": 16, "N": 700, "K": 256})
     tensors, ints = spec.split(args)
     coarse = spec.coarse(ints)
     assert [arg.rounded for arg in spec.args] == [None, None, Rounded(BF16)] and coarse[:2] == (0.0, 0.0)
-    a, b = (templates.operands(kernel, args)[0][name].float() for name in "AB")
+    a, b = (gemm_args.operands(kernel, args)[0][name].float() for name in "AB")
     exact = (a.double() @ b.double())[0]
 
     def off(places: int) -> Callable[[tuple[torch.Tensor, ...]], None]:

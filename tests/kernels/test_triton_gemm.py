@@ -10,7 +10,7 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.kernels.facts import Facts
-from polytile.kernels.templates import GemmKernel
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton.gemm.schedules import generate
 from polytile.kernels.triton.gemm.unit import Chip
 from polytile.kernels.triton.kernel import Kind

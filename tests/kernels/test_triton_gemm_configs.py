@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from polytile import options
-from polytile.kernels import templates
+from polytile.kernels import gemm_kernel
 from polytile.kernels.configs import Request, heuristic, override
 from polytile.kernels.configs.records import Gemm, tile_config
-from polytile.kernels.templates import GemmKernel
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton.gemm import library_prior, prior
 from polytile.kernels.triton.gemm.candidates import gemm_candidates, kind_of, label
 from polytile.kernels.triton.gemm.configs import Kind, space
@@ -197,4 +197,4 @@ def with_epilogue(function: Callable[[torch.Tensor], torch.Tensor]) -> GemmKerne
     x, w = torch.zeros(5, 24, dtype=torch.bfloat16), torch.zeros(24, 9, dtype=torch.bfloat16)
     with options.override(interpret=True):
         program, template = lowered(lambda x, w: function(x @ w), (x, w))
-    return templates.canonicalize(template, program.buffers)[0]
+    return gemm_kernel.canonicalize(template, program.buffers)[0]

@@ -12,9 +12,9 @@ import torch
 
 from polytile import options
 from polytile.errors import ResourcesExceeded
-from polytile.kernels import templates
+from polytile.kernels import gemm_kernel
 from polytile.kernels.facts import Facts
-from polytile.kernels.templates import GemmKernel
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton import elf
 from polytile.kernels.triton.candidate import WORKER, Work, job_of, triton_version
 from polytile.kernels.triton.gemm.candidates import Arguments, GemmCandidate, kind_of, label
@@ -219,7 +219,7 @@ def test_computed_operands_fit_in_registers(name: str, empty_cache: Path) -> Non
     function, args = COMPUTED[name]
     with options.override(interpret=True):
         program, template = lowered(function, args)
-    kernel = templates.canonicalize(template, program.buffers)[0]
+    kernel = gemm_kernel.canonicalize(template, program.buffers)[0]
     assert any(kernel.prologues)
     facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({"K%64"}))
     for m, n, k, stages, warps in ((16, 64, 128, 4, 4), (64, 64, 64, 3, 4), (64, 128, 64, 3, 8)):

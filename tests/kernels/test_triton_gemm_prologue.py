@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from polytile import options
 from polytile.ir import expr, interpret, sizes
 from polytile.ir.program import Loop, Program, Template, View
-from polytile.kernels import templates
+from polytile.kernels import gemm_args, gemm_kernel, templates
 from polytile.kernels.facts import Facts
-from polytile.kernels.templates import GemmKernel
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton.gemm.candidates import kind_of
 from polytile.kernels.triton.gemm.configs import space
 from polytile.multikernel.define import define_template
@@ -106,7 +106,7 @@ def lowered(function: Callable[..., Any], args: tuple[Any, ...], symbolic: bool 
 
 def flat(program: Program, template: Template, args: tuple[Any, ...]) -> tuple[GemmKernel, list[Any], torch.Tensor]:
     """The kernel, its flat arguments, and the result, which is NaN before."""
-    kernel, site = templates.canonicalize(template, program.buffers)
+    kernel, site = gemm_kernel.canonicalize(template, program.buffers)
     values = interpret.bind(program, args)
     tensors = {item.buffer: arg for item, arg in zip(program.inputs, args, strict=True)}
     (out,) = program.outputs
@@ -177,7 +177,7 @@ def test_operands_may_be_stored_first(name: str) -> None:
     result.fill_(float("nan"))
     templates.reference(kernel)(*given)
     torch.testing.assert_close(result.double(), exact(function, args), rtol=1e-4, atol=1e-3)
-    made = templates.make_args(kernel, dict(zip(kernel.size_names, given[len(kernel.tensors) :], strict=True)))
+    made = gemm_args.make_args(kernel, dict(zip(kernel.size_names, given[len(kernel.tensors) :], strict=True)))
     multikernel(*made)
 
 
@@ -261,5 +261,5 @@ def masked(x: torch.Tensor, keep: torch.Tensor, w: torch.Tensor) -> torch.Tensor
 )
 def test_what_is_made_of_bytes_is_taken_32_at_a_time_along_k(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     program, template = lowered(function, args)
-    kind = kind_of(templates.canonicalize(template, program.buffers)[0])
+    kind = kind_of(gemm_kernel.canonicalize(template, program.buffers)[0])
     assert all(int(c["k"]) >= 32 for c in space(kind, device.named("H100")).configs if c["variant"] != "rows")

@@ -15,9 +15,9 @@ import polytile
 from polytile import options
 from polytile.ir import interpret, sizes
 from polytile.ir.program import Program, Template, View
-from polytile.kernels import templates
+from polytile.kernels import gemm_kernel
 from polytile.kernels.facts import Facts
-from polytile.kernels.templates import GemmKernel
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
 from polytile.kernels.triton.gemm.candidates import gemm_candidates
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
@@ -81,7 +81,7 @@ def arguments(m: int, n: int, k: int) -> Tensors:
 
 def flat(program: Program, template: Template, args: Tensors) -> tuple[GemmKernel, list[Any], list[torch.Tensor]]:
     """The kernel, its flat arguments, and the results, which are nothing right before."""
-    kernel, site = templates.canonicalize(template, program.buffers)
+    kernel, site = gemm_kernel.canonicalize(template, program.buffers)
     values = interpret.bind(program, args)
     tensors = {item.buffer: arg for item, arg in zip(program.inputs, args, strict=True)}
     results = []
@@ -159,7 +159,7 @@ def test_reductions_of_rows_fit_in_registers(empty_cache: Path) -> None:
     asked = []
     for function in (squares, logsumexp, normed):
         program, template = lowered(function, args, symbolic=function is not normed)
-        kernel = templates.canonicalize(template, program.buffers)[0]
+        kernel = gemm_kernel.canonicalize(template, program.buffers)[0]
         facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({"K%64"}))
         for variant, m, n, warps in (("tile", 128, 128, 8), ("persistent", 128, 128, 8), ("tile", 64, 128, 4)):
             config = Config.of(variant=variant, m=m, n=n, k=64, stages=3, warps=warps, group=8)

@@ -14,7 +14,7 @@ import polytile
 from polytile import options
 from polytile.ir import interpret
 from polytile.ir.program import Loop, Template
-from polytile.kernels import row_scales, templates
+from polytile.kernels import gemm_kernel, row_scales
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
 from polytile.kernels.triton.gemm.candidates import gemm_candidates
@@ -90,7 +90,7 @@ def test_the_reference_is_the_product_of_scaled_operands(rows: int, columns: int
 
 def test_only_steps_within_a_scale_take_part() -> None:
     program, template = lowered(scaled, arguments(160, 144, 272, 1, 128))
-    kernel = templates.canonicalize(template, program.buffers)[0]
+    kernel = gemm_kernel.canonicalize(template, program.buffers)[0]
     found = gemm_candidates(kernel, "scaled", torch.device("cpu"))
     assert {c.config["variant"] for c in found} == set(VARIANTS)
     assert all(32 <= int(c.config["k"]) <= 128 for c in found)
@@ -209,13 +209,13 @@ MORE = {
 def test_where_more_follows_the_scales_are_no_librarys(name: str) -> None:
     x, w, *_ = arguments(48, 64, 96, 1, 1)
     program, template = lowered(MORE[name], (x, w, *BY_ROWS["rows"](48, 64)))
-    kernel = templates.canonicalize(template, program.buffers)[0]
+    kernel = gemm_kernel.canonicalize(template, program.buffers)[0]
     assert row_scales.candidates(kernel, torch.device("cpu")) == []
 
 
 def test_scaled_products_fit_in_registers(empty_cache: Path) -> None:
     program, template = lowered(scaled, arguments(160, 144, 272, 1, 128))
-    kernel = templates.canonicalize(template, program.buffers)[0]
+    kernel = gemm_kernel.canonicalize(template, program.buffers)[0]
     facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({"K%64"}))
     asked = []
     for variant, m, n, k, warps in (("tile", 64, 128, 128, 4), ("persistent", 128, 128, 128, 8)):

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polytile import options
-from polytile.kernels import templates
+from polytile.kernels import gemm_kernel
 from polytile.kernels.facts import Facts
-from polytile.kernels.templates import GemmKernel
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
 from polytile.kernels.triton.gemm.unit import Chip
@@ -55,7 +55,7 @@ def another(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 def made(function: Callable[..., Tensor], dtype: torch.dtype) -> GemmKernel:
     args = torch.randn(160, 96), torch.randn(144, 96), torch.randn(144)
     program, template = lowered(function, tuple(arg.to(dtype) for arg in args))
-    return templates.canonicalize(template, program.buffers)[0]
+    return gemm_kernel.canonicalize(template, program.buffers)[0]
 
 
 def source(kernel: GemmKernel, chip: Chip) -> str:

@@ -12,11 +12,12 @@ import torch
 
 import polytile
 from polytile import options
-from polytile.kernels import templates
+from polytile.kernels import gemm_args, templates
 from polytile.kernels.canonical import TensorArg
 from polytile.kernels.facts import Facts
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.library import SumLibrary
-from polytile.kernels.templates import GemmKernel, gpu_candidates
+from polytile.kernels.templates import gpu_candidates
 from polytile.kernels.triton.candidate import WORKER, job_of, triton_version
 from polytile.kernels.triton.gemm.schedules import generate
 from polytile.kernels.triton.gemm.unit import Chip
@@ -62,7 +63,7 @@ def test_both_products_are_added_up(layouts: tuple[str, str, str, str], batched:
 def test_reference_library_and_made_arguments_agree(dtype: torch.dtype) -> None:
     kernel = pair(dtype, "k", "k", "m", "n")
     sizes = {"M": 5, "N": 7, "K": 9, "L": 3}
-    args = templates.make_args(kernel, sizes)
+    args = gemm_args.make_args(kernel, sizes)
     assert len(args) == len(kernel.tensors) + len(kernel.size_names)
     results = []
     for run in (templates.reference(kernel), SumLibrary(kernel, None, CPU).entry().call):

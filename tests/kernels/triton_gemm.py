@@ -10,7 +10,7 @@ import torch
 from polytile.kernels.canonical import TensorArg
 from polytile.kernels.cpp.gemm import GemmSpec
 from polytile.kernels.facts import Facts
-from polytile.kernels.templates import GemmKernel
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton import interpret
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
 from polytile.kernels.triton.gemm.unit import Chip

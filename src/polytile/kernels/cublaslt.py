@@ -14,21 +14,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sympy
 import torch
 
 from polytile.errors import DeviceError, LaunchFailed
 from polytile.ir.sizes import evaluate
+from polytile.kernels.gemm_args import operands
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.library import MatmulLibrary
 from polytile.kernels.library_epilogue import Strides, finish
 from polytile.problem import Config, Scalar, digest
 from polytile.runtime.cuda import cublaslt
 from polytile.runtime.cuda.cublaslt import Algorithm, Matrix, Product, Replay
-
-if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
 
 log = logging.getLogger("polytile.kernels")
 
@@ -241,8 +240,6 @@ class LtCandidate(MatmulLibrary):
 
     def _views(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """A, B and, where there is no epilogue, C as batches of matrices."""
-        from polytile.kernels.templates import operands
-
         named, _ = operands(self.kernel, args)
         return tuple(named[name] for name in "ABC" if name in named)
 

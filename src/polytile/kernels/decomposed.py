@@ -18,7 +18,7 @@ from polytile.kernels.library import MatmulLibrary
 from polytile.problem import Config, digest
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 PARTS = (4, 16, 64)
 SHORTEST = 256

@@ -23,7 +23,7 @@ from polytile.kernels.cpp.gemm import GemmSpec, panels
 from polytile.runtime import toolchain, weights
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel, ProductSite
+    from polytile.kernels.gemm_kernel import GemmKernel, ProductSite
 
 PANELS = "P"
 """The argument's name. Its type is bytes: nothing but the kernels that read it knows what they mean."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,10 +13,9 @@ from polytile.ir import evaluate
 from polytile.kernels import scales
 from polytile.kernels.candidate import PythonEntry
 from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.gemm_args import operands
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.problem import Config, digest
-
-if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
 
 RATE, BYTES, CALL = 80e9, 12e9, 3e-6  # multiply-adds/s and bytes/s of one core, s of a call: for ranking alone
 RATES = {torch.bfloat16: 230e9, torch.int8: 470e9}
@@ -89,8 +88,6 @@ class MatmulLibrary:
         if self.target is None and args[len(self.kernel.tensors)] == 1:
             self._call_flat(args)
             return
-        from polytile.kernels.templates import operands
-
         named, _ = operands(self.kernel, args)
         a, b = (named[name].to(self.kernel.in_dtype) for name in ("A", "B"))
         flat = a.shape[0] == 1
@@ -161,8 +158,6 @@ class SumLibrary(MatmulLibrary):
         return super().cost(sizes) + super().cost({**sizes, "K": sizes["L"]})
 
     def _call(self, *args: Any) -> None:
-        from polytile.kernels.templates import operands
-
         named, ints = operands(self.kernel, args)
         a, b, p, q = (named[name] for name in "ABPQ")
         if self.unfused is None:
@@ -180,8 +175,6 @@ class ScaledLibrary(MatmulLibrary):
         return self.target is not None and self.target.type == "cuda" and super().valid(sizes)
 
     def _call(self, *args: Any) -> None:
-        from polytile.kernels.templates import operands
-
         named, ints = operands(self.kernel, args)
         a, b, scale_a, scale_b = (named[name][0] for name in ("A", "B", *scales.NAMES))
         dtype = self.kernel.product_dtype

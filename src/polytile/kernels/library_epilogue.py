@@ -20,7 +20,7 @@ from polytile.ir.expr import Accumulator, Load, Node, Op
 from polytile.ir.program import ROUNDING, Axis
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 ROUNDINGS = frozenset(ROUNDING.values())
 

@@ -23,7 +23,7 @@ from polytile.kernels.canonical import CallSite, LoopKernel
 from polytile.problem import Config, digest
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 Prologues = tuple[LoopKernel | None, LoopKernel | None]
 """Of A and of B; None where the operand is in memory."""

@@ -16,7 +16,7 @@ from polytile.ir.expr import Node, Op, Reduce
 from polytile.ir.program import ROUNDING, Axis, Loop
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 OPERATIONS = {name: dtype for dtype, name in ROUNDING.items()}
 SPREAD = frozenset({"sum", "welford"})

@@ -7,7 +7,7 @@ float32 that stands in memory in between.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sympy
 import torch
@@ -15,10 +15,9 @@ import torch
 from polytile.ir import sizes
 from polytile.ir.expr import Accumulator, Load, Node, Op
 from polytile.ir.program import ROUNDING
+from polytile.kernels.gemm_args import operands
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.library import MatmulLibrary
-
-if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
 
 ROUNDINGS = frozenset(ROUNDING.values())
 
@@ -73,8 +72,6 @@ class RowScaledLibrary(MatmulLibrary):
         self._at = {tensor.name: place for place, tensor in enumerate(kernel.tensors)}
 
     def _call(self, *args: Any) -> None:
-        from polytile.kernels.templates import operands
-
         named, ints = operands(self.kernel, args)
         a, b = named["A"][0], named["B"][0]
         m, n = a.shape[0], b.shape[1]

@@ -15,7 +15,7 @@ import torch
 from polytile.ir.program import SCALED_ALONG_K
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 NAMES = ("SA", "SB")
 SIZES = ("sa_stride_m", "sa_stride_k", "sb_stride_k", "sb_stride_n")

@@ -16,7 +16,7 @@ from polytile import options as settings
 from polytile.errors import IRError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Kept, Loop, Template, View
-from polytile.kernels import apart, kept, loops, roundings, templates, variants
+from polytile.kernels import apart, gemm_args, gemm_kernel, kept, loops, roundings, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
 from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.prologue import Stored
@@ -137,7 +137,7 @@ def _random(count: int, dtype: torch.dtype, target: torch.device | None = None) 
 
 def define_template(template: Template, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
     """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
-    kernel, site = templates.canonicalize(template, buffers)
+    kernel, site = gemm_kernel.canonicalize(template, buffers)
     sources = settings.parts(options.get("sources", settings.get("sources")))
     if "cpp" in sources and not settings.get("interpret"):
         kernel, site = kept.with_kept(kernel, site, template, buffers)
@@ -149,7 +149,7 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], options: 
 
 
 def _product(
-    kernel: templates.GemmKernel,
+    kernel: gemm_kernel.GemmKernel,
     origins: tuple[str, ...],
     target: torch.device,
     options: Mapping[str, Any],
@@ -158,7 +158,7 @@ def _product(
 ) -> MultiKernel:
     """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
     fallback = _unfused(kernel, options, target)
-    name = templates.kernel_name(kernel, origins)
+    name = gemm_kernel.kernel_name(kernel, origins)
     if target.type == "cpu" and not settings.get("interpret"):
         threads = variants.thread_counts(variants.most_threads())
         candidates = templates.candidates(kernel, name, threads, fallback, sources)
@@ -172,7 +172,7 @@ def _product(
     return define(define_gpu.template_spec(kernel, name, origins, target), candidates, options)
 
 
-def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, ...]) -> KernelSpec:
+def template_spec(kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...]) -> KernelSpec:
     rounded = roundings.of_product(kernel)
     return KernelSpec(
         name=name,
@@ -180,16 +180,16 @@ def template_spec(kernel: templates.GemmKernel, name: str, origins: tuple[str, .
         kernel=kernel.digest,
         args=tuple(ArgInfo(t.name, t.dtype, t.role, rounded.get(t.name)) for t in kernel.tensors),
         size_names=kernel.size_names,
-        size_keys=tuple(templates.DECIDING.get(name, regime.IGNORE) for name in kernel.size_names),
+        size_keys=tuple(gemm_kernel.DECIDING.get(name, regime.IGNORE) for name in kernel.size_names),
         layouts=kernel.layouts,
         reduction=("K", "N") if kernel.epilogue is not None and kernel.epilogue.reduced else ("K",),
         source_ops=origins,
         reference=templates.reference(kernel),
-        make_args=lambda size: templates.make_args(kernel, size),
+        make_args=lambda size: gemm_args.make_args(kernel, size),
     )
 
 
-def _unfused(kernel: templates.GemmKernel, options: Mapping[str, Any], target: torch.device) -> Any:
+def _unfused(kernel: gemm_kernel.GemmKernel, options: Mapping[str, Any], target: torch.device) -> Any:
     """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
     arguments."""
     if kernel.epilogue is None:

@@ -8,7 +8,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import Min, Mod
 
-from polytile.kernels import templates
+from polytile.kernels import gemm_args, gemm_kernel
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import INT32_REACH, reaches
 from polytile.kernels.nest import Form, nest_of
@@ -55,7 +55,7 @@ def rows_of(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
 
 
 def template_spec(
-    kernel: templates.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device
+    kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device
 ) -> KernelSpec:
     """As define.template_spec; besides the sizes it matters of every stride and tensor whether it is aligned, whether
     blocks along k need a mask, and whether positions fit 32 bits."""
@@ -68,10 +68,10 @@ def template_spec(
         size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
         tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
         conditions=(
-            (WIDE, any_above(templates.positions(kernel), INT32_REACH, positions)),
+            (WIDE, any_above(gemm_args.positions(kernel), INT32_REACH, positions)),
             *even,
         ),
-        make_args=lambda size: templates.make_args(kernel, size, target),
+        make_args=lambda size: gemm_args.make_args(kernel, size, target),
         target=target,
         device=fingerprint(target.index or 0) if target.type == "cuda" else "",
     )

@@ -17,7 +17,8 @@ from polytile.errors import DeviceError, LaunchFailed
 from polytile.kernels import cublaslt as candidates
 from polytile.kernels.canonical import TensorArg
 from polytile.kernels.cublaslt import LtCandidate
-from polytile.kernels.templates import GemmKernel, gpu_candidates
+from polytile.kernels.gemm_kernel import GemmKernel
+from polytile.kernels.templates import gpu_candidates
 from polytile.problem import Measurement, Outcome, Problem
 from polytile.runtime import compile as compiler
 from polytile.runtime.cuda import cublaslt

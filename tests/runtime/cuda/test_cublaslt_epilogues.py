@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from polytile import options
 from polytile.kernels.cublaslt import LtCandidate
+from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.library_epilogue import finish
-from polytile.kernels.templates import GemmKernel
 from tests.kernels.test_triton_gemm_prologue import lowered
 from tests.kernels.test_triton_gemm_rows import flat
 from tests.runtime.cuda.test_cublaslt import CPU, put, read, sizes, stub

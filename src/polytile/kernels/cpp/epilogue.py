@@ -13,7 +13,7 @@ from polytile.kernels.nest import Form, Nest
 from polytile.kernels.writer import Writer
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 
 def generate(kernel: GemmKernel, lanes: int, leading: int | None = None, inline: bool = True) -> str:

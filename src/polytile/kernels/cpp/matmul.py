@@ -26,7 +26,7 @@ from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 INLINE_UP_TO = 160  # K up to which the epilogue is compiled into the matmul
 SLOTS = 16  # cores that one epilogue's unit can be bound to

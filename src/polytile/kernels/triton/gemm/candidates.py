@@ -25,7 +25,7 @@ from polytile.problem import Config, Scalar
 from polytile.runtime.cuda import device as devices
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 PASSED = 6.0
 """Multiply-adds that it takes to bring an element from memory through registers to the tensor cores: int8 and int4 weights at 128

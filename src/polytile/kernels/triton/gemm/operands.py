@@ -17,7 +17,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.triton import text
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 EVEN = 64
 """The condition "K%64" of a regime: blocks along k up to this need no mask where it holds."""

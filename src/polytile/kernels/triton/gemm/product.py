@@ -16,7 +16,7 @@ from polytile.kernels.triton.gemm.unit import Chip, Unit, accumulator, symbol
 from polytile.problem import Config
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 
 def ceil_div(size: sympy.Expr, block: int) -> sympy.Expr:

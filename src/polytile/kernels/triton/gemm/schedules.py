@@ -27,7 +27,7 @@ from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.problem import Config
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 AT_ONCE = 8
 """Parts whose loads are under way together: one after another they would take a memory's latency each."""

@@ -21,7 +21,7 @@ from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.problem import Config
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 FINISHED_ROWS = 8
 """Rows of a block that one program of the second launch adds up."""

@@ -29,7 +29,7 @@ from polytile.kernels.writer import Writer
 from polytile.problem import Config
 
 if TYPE_CHECKING:
-    from polytile.kernels.templates import GemmKernel
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 
 FINISH_BLOCK = (("BLOCK_M", 8), ("BLOCK_N", 128))
