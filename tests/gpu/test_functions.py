@@ -52,6 +52,38 @@ def test_a_function_at_many_shapes(name: str, dtype: torch.dtype) -> None:
     compare(function, *[make(m, n, dtype) for m, n in SHAPES])
 
 
+ALONE: dict[str, Callable[[Tensor], Any]] = {
+    "column sum": lambda a: a.sum(0),
+    "row mean": lambda a: a.mean(-1),
+    "cumsum": lambda a: a.cumsum(-1),
+    "a transposed copy": lambda a: a.t().contiguous(),
+    "a part": lambda a: a[1:, ::2].amax(1),
+    "columns put together": lambda a: torch.cat([a, a], 1),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_librarys_own_operator_runs_where_it_is_forced(name: str) -> None:
+    call = compiled(ALONE[name], force="aten", persist=False)
+    for m, n in SHAPES[:5]:
+        x = data(m, n)
+        assert torch.equal(call(x), ALONE[name](x)), "eager's own"
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            recorded = call(x)
+        graph.replay()
+        assert torch.equal(recorded, ALONE[name](x))
+    assert {d.candidate for kernel in polytile.multikernel.alive() for d in kernel.decisions} == {"aten"}
+
+
+def test_a_single_operator_is_timed_beside_generated_kernels() -> None:
+    call, x = compiled(lambda a: a.sum(0), persist=False), data(64, 131072)
+    agree(call(x), x.sum(0), x.double().sum(0))
+    (decision,) = [d for kernel in polytile.multikernel.alive() for d in kernel.decisions]
+    timed = {standing.candidate for standing in decision.standings if standing.seconds == standing.seconds}
+    assert "aten" in timed and len(timed) > 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_positions_of_the_largest(dtype: torch.dtype) -> None:
     compare(lambda a: a.argmax(-1), *[one(m, n, dtype) for m, n in SHAPES if m])

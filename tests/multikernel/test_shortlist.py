@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+import torch
+
 from polytile import options, store
 from polytile.multikernel import MultiKernel
-from polytile.multikernel.links.prior import varied
+from polytile.multikernel.links.prior import shortlist, varied
 from polytile.store.reading import Record
 from polytile.tuning.replay import matrices
-from tests.multikernel.helpers import SPEC, Fake, arguments
+from tests.multikernel.helpers import SPEC, Fake, arguments, spec
 
 
 def measured(*candidates: Fake, m: int = 32) -> set[str]:
@@ -32,6 +37,16 @@ def test_what_is_ready_made_takes_no_generated_kernels_place() -> None:
     library = Fake("aten", predicted=1e-6, origin="library")
     assert measured(*generated, library, *lt) == {"a", "b", "aten", "lt0", "lt1", "lt2"}
     assert measured(*generated, Fake("padded", predicted=1e-4, origin="padding"), library) == {"a", "b", "aten"}
+
+
+@pytest.mark.parametrize(("family", "generated"), [("loop", 6), ("mm", 5)])
+def test_beside_loops_on_a_gpu_the_library_takes_no_place(family: str, generated: int) -> None:
+    candidates = [Fake(f"c{i}") for i in range(8)] + [Fake("aten", origin="library")]
+    kernel = MultiKernel(SPEC, candidates)
+    args = arguments(32)
+    request = kernel._request(kernel.dispatcher.key_of(*args), (32, 64), args)
+    on_gpu = replace(request, spec=spec(family=family, target=torch.device("cuda", 0)))
+    assert [c.name for c in shortlist(on_gpu)] == [*[f"c{i}" for i in range(generated)], "aten"]
 
 
 def test_no_more_than_a_part_shares_what_predictions_err_alike_in() -> None:

@@ -5,6 +5,10 @@
 A loop that fuses several operators is no operator. One that goes through memory in order, a sum of two tensors or of each row,
 is left alone too: how fast it is is known before it is measured. Scans, gathers, scatters, windows, copies across memory and
 costly functions are where hand-written kernels differ most from what is generated.
+
+On a GPU reductions along memory are asked about too. Operators that take indices are not: where one is out of range the library's
+kernel ends all work of the process on the device, a generated one says so. Nor are scans of 16-bit types, which the library adds
+up in that type.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import sympy
+import torch
 
 from polytile.ir import expr, ops, sizes
 from polytile.ir.program import Buffer, LibraryCall, Loop, Ref, View
@@ -21,10 +26,13 @@ from polytile.ir.program import Buffer, LibraryCall, Loop, Ref, View
 COSTLY = 16.0
 """Multiply-adds for one element from which a function may well be worse than the library's."""
 
+NARROW = (torch.bfloat16, torch.float16)
+
+
 def call_of(loop: Loop, buffers: Mapping[str, Buffer]) -> LibraryCall | None:
     """The operator that `loop` still is, where it is worth asking; a result that nobody uses is left out of its outputs."""
-    call = loop.library
-    if call is None or any(buffers[name].device.type != "cpu" for name in loop.reads() | loop.writes()):
+    call, devices = loop.library, {buffers[name].device.type for name in loop.reads() | loop.writes()}
+    if call is None or devices not in ({"cpu"}, {"cuda"}):
         return None
     outputs = tuple(view if view is not None and view.buffer in loop.writes() else None for view in call.outputs)
     call = replace(call, outputs=outputs)
@@ -32,7 +40,9 @@ def call_of(loop: Loop, buffers: Mapping[str, Buffer]) -> LibraryCall | None:
     given = {view.buffer for view in call.views()} - written
     same = loop.writes() <= written | given and given == (loop.reads() | loop.writes()) - written
     plain = all(view.dtype == buffers[view.buffer].dtype for view in call.views()) if same else False
-    if not same or not plain or not all(number.is_integer for number in expressions(call)) or not _worth_asking(loop):
+    if not same or not plain or not all(number.is_integer for number in expressions(call)):
+        return None
+    if not (_worth_asking(loop) if devices == {"cpu"} else _worth_asking_on_gpu(loop, buffers)):
         return None
     parts = {view.buffer for view in call.views() if not _is_whole(view, buffers[view.buffer])}
     return replace(call, whole=frozenset((given | written) - parts))
@@ -53,6 +63,15 @@ def _worth_asking(loop: Loop) -> bool:
     if any(step is None or step not in (0, 1) for step in steps):
         return True
     return sum(ops.definition(node.name).cost for node in nodes if isinstance(node, expr.Op)) >= COSTLY
+
+
+def _worth_asking_on_gpu(loop: Loop, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether the loop reduces, or does more than go through memory in order, and the library does it as well."""
+    narrow = any(buffers[store.buffer].dtype in NARROW for store in loop.stores)
+    coarse = narrow and any(isinstance(node, expr.Scan) for node in expr.walk(*loop.roots))
+    if coarse or any(access.indirect for access in loop.accesses()):
+        return False
+    return bool(loop.reduced) or _worth_asking(loop)
 
 
 def _places(loop: Loop) -> list[sympy.Expr]:

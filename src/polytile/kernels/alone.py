@@ -12,7 +12,7 @@ import torch
 from polytile.errors import IRError
 from polytile.ir.calls import expressions, mapped
 from polytile.ir.program import View
-from polytile.kernels.candidate import PythonEntry
+from polytile.kernels.candidate import Candidate, PythonEntry
 from polytile.kernels.canonical import LoopKernel
 from polytile.problem import Config, digest
 from polytile.runtime.formula import encode, evaluate
@@ -41,7 +41,7 @@ class _Look:
 
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         if self.at < 0:
-            return torch.zeros((), dtype=self.dtype, device="cpu").expand(self.sizes)
+            return torch.zeros((), dtype=self.dtype, device=tensors[0].device).expand(self.sizes)
         tensor = tensors[self.at]
         if self.whole and tensor.dim() == len(self.sizes):
             return tensor
@@ -51,16 +51,17 @@ class _Look:
 
 
 class AloneLibrary:
-    """The operator, into the loop's outputs."""
+    """The operator, into the loop's outputs. `recordable`: on a GPU, see PythonEntry."""
 
     name = "aten"
     origin = "library"
     config = Config()
     source_path = ""
 
-    def __init__(self, kernel: LoopKernel, predicted: Callable[[Mapping[str, int]], float]) -> None:
+    def __init__(self, kernel: LoopKernel, generated: Sequence[Candidate], recordable: bool = False) -> None:
         assert kernel.library is not None
-        self.kernel, self.predicted, self.library = kernel, predicted, kernel.library
+        self.kernel, self.generated, self.recordable = kernel, generated, recordable
+        self.library = kernel.library
         self._into, self._outs = into_form(self.library.target)
         self._tensors = {tensor.name: k for k, tensor in enumerate(kernel.tensors)}
         places = {symbol: k for k, symbol in enumerate(kernel.symbols)}
@@ -77,13 +78,13 @@ class AloneLibrary:
 
     def cost(self, size: Mapping[str, int]) -> float:
         """As the best generated loop, and the call: where nothing may be measured, what is generated runs."""
-        return CALL + self.predicted(size)
+        return CALL + min((candidate.cost(size) for candidate in self.generated if candidate.valid(size)), default=0.0)
 
     def prepare(self) -> None:
         """Nothing to make."""
 
     def entry(self) -> PythonEntry:
-        return PythonEntry(self._call)
+        return PythonEntry(self._call, self.recordable)
 
     def _call(self, *args: Any) -> None:
         ints = args[self._count :]
@@ -178,12 +179,15 @@ def _signature(target: Any) -> list[tuple[str, str]]:
     return [(a.name, str(a.type)) for a in target._schema.arguments if not a.is_out]
 
 
-def library_of(kernel: LoopKernel, predicted: Callable[[Mapping[str, int]], float]) -> tuple[AloneLibrary, ...]:
-    """The candidate, if the kernel is one operator and all numbers among its arguments can be computed in a call."""
+def library_of(
+    kernel: LoopKernel, generated: Sequence[Candidate], recordable: bool = False
+) -> tuple[AloneLibrary, ...]:
+    """The candidate beside those `generated`, if the kernel is one operator and all numbers among its arguments can be computed
+    in a call."""
     if kernel.library is None:
         return ()
     try:
-        return (AloneLibrary(kernel, predicted),)
+        return (AloneLibrary(kernel, generated, recordable),)
     except IRError:
         return ()
 

@@ -47,6 +47,13 @@ class LoopKernel:
     def digest(self) -> str:
         return digest(self.text)
 
+    @cached_property
+    def own_symbols(self) -> frozenset[sympy.Symbol]:
+        """The symbols that the loop itself has; those left over are of the operator that it is."""
+        found = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]
+        found += [index for node in expr.walk(*self.loop.roots) for index in node.indices]
+        return frozenset().union(*[index.free_symbols for index in found]) & frozenset(self.symbols)
+
     def storage(self, name: str) -> torch.dtype:
         return next(t.dtype for t in self.tensors if t.name == name)
 

@@ -87,8 +87,7 @@ def _candidates(
 
     found = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
     _ = found[0].source  # whatever has no C++ form shows now, while a library call can still take its place
-    alone = library_of(kernel, lambda size: min(c.cost(size) for c in found if c.valid(size)))
-    return (*found, *alone, InterpretedLoop(kernel))
+    return (*found, *library_of(kernel, found), InterpretedLoop(kernel))
 
 
 def check_messages(kernel: LoopKernel) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ from polytile.runtime.formula import any_above, encode, power_below_16, power_of
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
-    """As define.loop_spec; besides the sizes it matters of every other integer whether 16 divides it, of every tensor how it
-    is aligned, of the lengths of rows whether they are powers of two and which smaller power divides them, and whether
+    """As define.loop_spec; besides the sizes it matters of every other integer of the loop whether 16 divides it, of every tensor
+    how it is aligned, of the lengths of rows whether they are powers of two and which smaller power divides them, and whether
     positions fit 32 bits."""
     spec = define.loop_spec(kernel, origins)
     positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
@@ -38,7 +38,10 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device
     )
     return replace(
         spec,
-        size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
+        size_keys=tuple(
+            regime.DIVISIBLE if code == regime.IGNORE and symbol in kernel.own_symbols else code
+            for symbol, code in zip(kernel.symbols, spec.size_keys, strict=True)
+        ),
         tensor_keys=(regime.ALIGNMENT,) * len(spec.args),
         conditions=((WIDE, any_above(reaches(kernel), INT32_REACH, positions)), *powers, *divisors),
         make_args=lambda size: define.make_args(kernel, size, target),

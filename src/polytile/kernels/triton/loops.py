@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from polytile.errors import LoweringError
+from polytile.kernels.alone import library_of
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
@@ -48,8 +49,9 @@ def unavailable(target: torch.device) -> str:
 
 
 def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
-    """Every variant and config in canonical order, then the reference interpreter as the last resort, which is alone where
-    there is no Triton form; the same objects for the same work. A CPU as `target` means Triton's interpreter."""
+    """Every variant and config in canonical order, the library's operator where the loop is one, then the reference interpreter
+    as the last resort, which is alone where there is no Triton form; the same objects for the same work. A CPU as `target`
+    means Triton's interpreter, beside which no library is asked."""
     key = (kernel.text, target)
     if key not in _made:
         _made[key] = _candidates(kernel, origins, target)
@@ -81,7 +83,8 @@ def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.devi
     except LoweringError as error:
         last.reason = f"no Triton form: {error}"
         return (last,)
-    return (*found, last)
+    alone = library_of(kernel, found, recordable=True) if on_gpu and found else ()
+    return (*found, *alone, last)
 
 
 def label(config: Config) -> str:

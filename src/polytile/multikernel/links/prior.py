@@ -54,7 +54,7 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
     """The candidates worth measuring, in canonical order: the option `shortlist` says how many at most, a library kernel
     among them (the one with the best prediction), as a tuned program must never be slower than the library's kernels. What
     else is ready made is measured besides: it costs no compiling, and its predictions say nothing of those of generated
-    kernels. All of them where the option `tune` says so.
+    kernels. So is the library's of a loop on a GPU. All of them where the option `tune` says so.
 
     Depends on the sizes, the candidates and the options alone, so that a later process asks for the same ones.
     """
@@ -68,13 +68,14 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
     generated = [candidate for candidate in ranked if candidate.origin not in READY_MADE]
     best = cost[(generated or ranked)[0].name]
     library = next((c for c in ranked if is_library(c) and cost[c.name] <= HOPELESS * best), None)
+    takes_a_place = library is not None and not (on_gpu and request.spec.family == "loop")
     pays = on_gpu or best * OPEN * options.get("expected_calls") >= COMPILE_SECONDS
     chosen: list[Candidate] = []
     for candidate in generated:
         compiled = not chosen or _recipe(candidate) in {"", *map(_recipe, chosen)}
         if cost[candidate.name] <= CLEAR_LOSER * best and (pays or compiled):
             chosen.append(candidate)
-    chosen = varied(chosen, max(1, count - (library is not None)), lambda candidate: getattr(candidate, "traits", ()))
+    chosen = varied(chosen, max(1, count - takes_a_place), lambda candidate: getattr(candidate, "traits", ()))
     beside = [c for c in ranked if c.origin in READY_MADE and not is_library(c) and cost[c.name] <= CLEAR_LOSER * best]
     names = {candidate.name for candidate in [*chosen, *beside, library or ranked[0]]}
     return tuple(candidate for candidate in request.candidates if candidate.name in names)
