@@ -197,7 +197,7 @@ def cases(step: int) -> tuple[Case, ...]:
     few = (1, 16, 128, 1024)
     return (
         Case("square", "x @ y", product, _square, ("bf16", "fp16", "fp32", "tf32"), squares(step)),
-        Case("llm", "linear", linear, _linear, ("bf16",), at_weights(rows)),
+        Case("llm", "linear", linear, _linear, ("bf16", "fp16", "fp32", "tf32"), at_weights(rows)),
         Case("thin", "linear", linear, _linear, ("bf16", "fp16"), at_weights(ROWS)),
         Case("epilogue", "relu", linear_relu, _linear, ("bf16",), at_weights(some)),
         Case("epilogue", "bias + gelu", linear_gelu, _with_bias, ("bf16",), at_weights(some)),

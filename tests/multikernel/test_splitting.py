@@ -64,6 +64,23 @@ def test_what_is_other_code_at_other_sizes_decides_for_its_part_alone() -> None:
     assert {d.part_of for d in kernel.decisions} == {WHOLE}
 
 
+def test_what_was_the_fastest_is_settled_at_the_sizes_it_was_timed_at_and_what_is_forced_is_not() -> None:
+    """What a regime keeps of a candidate may be a form of it that is careful at other sizes."""
+    kept: list[Mapping[str, int]] = []
+
+    class Careful(Fake):
+        def settle(self, sizes: Mapping[str, int]) -> Fake:
+            kept.append(dict(sizes))
+            return self
+
+    candidates = [Careful("careful", 1e-6, steady=False), Fake("other", 2e-6)]
+    called(MultiKernel(SPEC, candidates), (96, 96))
+    assert kept == [{"M": 96, "N": 64}]
+    with options.override(force="careful"):
+        called(MultiKernel(SPEC, candidates), (112,))
+    assert len(kept) == 1
+
+
 def test_a_regime_with_one_winner_stays_whole() -> None:
     kernel = MultiKernel(SPEC, [Fake("a", tiled(16, 1e-6), tiled(16, 1e-6)), Fake("b", tiled(16, 2e-6), tiled(16, 1e-6))])
     assert called(kernel, (96, 112, 128)) == ["a", "a", "a"]

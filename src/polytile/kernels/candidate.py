@@ -57,6 +57,13 @@ def specialised(candidate: Candidate, facts: Facts) -> Candidate:
     return candidate if specialise is None else specialise(facts)
 
 
+def settled(candidate: Candidate, sizes: Mapping[str, int]) -> Candidate:
+    """The candidate for a regime that was decided by what it took at these sizes: what its `settle` gives, itself where it has
+    none. Name, config and source hash stay the same."""
+    settle = getattr(candidate, "settle", None)
+    return candidate if settle is None else settle(sizes)
+
+
 def ready(candidate: Candidate) -> bool:
     """Whether `entry()` returns at once; a candidate that does not say is taken for ready."""
     asked = getattr(candidate, "ready", None)
@@ -157,6 +164,7 @@ class Candidate(Protocol):
     handle() → Handle | None     how another process gets the kernel (tuning/isolation); it raises what `entry` raises and runs
                                  nothing of the kernel. None, or not there: the first run is in this process
     specialise(facts)            the form for regimes with these facts, of the same name, config and source hash; itself
+    settle(sizes)                the form for a regime that was decided by what it took at these sizes; itself
     made()                       its forms compiled so far, each with the `facts` that it needs; itself alone
     ready(), failed()            whether `entry` returns at once; whether making it has failed; yes, and no
     hard_limits: bool            at sizes that are not `valid` it would do harm, so it must be valid all over a regime; False

@@ -9,6 +9,7 @@ library has itself (library_epilogue.py) is part of what it is asked for.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,10 @@ class LtCandidate(MatmulLibrary):
     epilogue's own kernel do, and the first time that is logged.
 
     An algorithm that is refused at a candidate's first run is an error of the candidate, which then takes no part. Later, at
-    other sizes, that is logged once, and the next proposal runs, in the end ATen."""
+    other sizes, that is logged once, and the next proposal runs, in the end ATen.
+
+    Where a later proposal was the fastest it is the one to run at those very sizes. At others it is another algorithm, which
+    nobody has timed: the rest of the regime is the first proposal's (`settle`), which ATen takes as well."""
 
     origin = "cublaslt"
 
@@ -106,12 +110,21 @@ class LtCandidate(MatmulLibrary):
         self._replays: dict[tuple[int, ...], Replay | None] = {}
         """By the product's integers and the alignments of what is read and written; None: ATen's."""
         self._refused: set[Algorithm] = set()
+        self._fastest_at: Mapping[str, int] = {}
         self._has_run = self._told_of_aten = False
 
     @property
     def steady(self) -> bool:
         """Whether this is the same kernel at sizes close by, mostly: later proposals are other ones from size to size."""
         return self.rank == 0
+
+    def settle(self, sizes: Mapping[str, int]) -> LtCandidate:
+        if self.steady:
+            return self
+        twin = copy.copy(self)
+        twin._fastest_at = {name: sizes[name] for name in ("batch", "M", "N", "K") if name in sizes}
+        twin._replays, twin._refused = {}, set(self._refused)
+        return twin
 
     @cached_property
     def source_hash(self) -> str:
@@ -196,10 +209,10 @@ class LtCandidate(MatmulLibrary):
             log.warning("cuBLASLt proposes nothing: %s", error)
             return ()
 
-    def _algorithm(self, product: Product | None) -> Algorithm | None:
-        """Proposal number `rank`, or the next one that was not refused; one before it where there is none."""
+    def _algorithm(self, product: Product | None, first: bool = False) -> Algorithm | None:
+        """Proposal number `rank`, or number 0, or the next one that was not refused; one before it where there is none."""
         found = self._proposals(product)
-        at = min(self.rank, len(found) - 1)
+        at = 0 if first else min(self.rank, len(found) - 1)
         return next((each for each in (*found[at:], *found[:at]) if each not in self._refused), None) if found else None
 
     # a call ----------------------------------------------------------------------------------------------------------
@@ -256,7 +269,8 @@ class LtCandidate(MatmulLibrary):
             alignments = {name: aligned(args[place]) for name, place in self._at.items()}
             ends = self._finished((left.shape[1], right.shape[2]), values, alignments)
         product = self._described(Layout.of(left), Layout.of(right), ends, left.shape[0])
-        algorithm = self._algorithm(product)
+        shape = dict(zip(("batch", "M", "K", "N"), (*left.shape, right.shape[2]), strict=True))
+        algorithm = self._algorithm(product, first=any(shape[name] != size for name, size in self._fastest_at.items()))
         if product is not None and algorithm is not None:
             return Replay(product, algorithm, self.device)
         if out.numel() and not self._told_of_aten:

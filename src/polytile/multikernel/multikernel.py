@@ -23,7 +23,7 @@ from polytile.errors import (
     NoCandidate,
     ResourcesExceeded,
 )
-from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, specialised
+from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, settled, specialised
 from polytile.kernels.facts import Facts
 from polytile.multikernel import selector, trace, trials
 from polytile.multikernel.decision import Decision
@@ -245,7 +245,10 @@ class MultiKernel:
                     reasons = self._nothing_left(key, request)
                     self._rejected_at.pop(key, None)  # what made them fail may pass, as a lack of memory does
                     raise NoCandidate(reasons)
-                entry = self._made(key, request.named(decision.candidate), request)
+                chosen = request.named(decision.candidate)
+                if decision.seconds is not None:
+                    chosen = settled(chosen, dict(decision.measured_at) or request.sizes)
+                entry = self._made(key, chosen, request)
                 if entry is not None:
                     self._keep(decision, request)
                     counters.add("store_hits", decision.from_store)

@@ -16,7 +16,8 @@ both ends of the regime: all sizes at their smallest, all at their largest. Meas
 too, so that a decision is looked at again whenever a neighbour decides.
 
 A candidate that is not `steady` runs other code from size to size. What it takes at one says nothing of another: a decision
-for it holds where it was measured, and its regime is always split. On an H100 the third proposal of cuBLASLt's heuristic was
+for it holds where it was measured, and its regime is always split; at other sizes of its part the candidate is left to do what
+is safe there (`settle`, kernels/candidate.py). On an H100 the third proposal of cuBLASLt's heuristic was
 the fastest at 1088³ by 7 %, and took 1.29 and 1.41 times as long as the best at 1280³ and 1408³, which are of the same regime.
 """
 

@@ -174,6 +174,21 @@ def test_the_heuristic_is_asked_once_for_sizes_and_alignments(stub: ctypes.CDLL)
         assert read(stub, "asked") == asked
 
 
+@pytest.mark.parametrize(("rank", "ran"), [(0, [100, 100, 100, 100]), (2, [102, 100, 102, 100])])
+def test_a_proposal_that_was_the_fastest_at_some_sizes_runs_at_these_alone(stub: ctypes.CDLL, rank: int, ran: list[int]) -> None:
+    kernel = product(F32)
+    timed = LtCandidate(kernel, None, CPU, rank)
+    settled = timed.settle({"batch": 1, "M": 5, "N": 7, "K": 9})
+    assert (settled.name, settled.source_hash) == (timed.name, timed.source_hash)
+    found = []
+    for m, n, k in ((5, 7, 9), (6, 7, 9), (5, 7, 9), (5, 7, 8)):
+        x, y, c = operands(kernel, 1, m, n, k)
+        settled.entry().call(x, y, c, *integers(x, y, c))
+        torch.testing.assert_close(c, x @ y)
+        found.append(read(stub, "algorithm"))
+    assert found == ran
+
+
 def test_an_algorithm_refused_later_gives_way_to_the_next_and_that_is_told_once(
     stub: ctypes.CDLL, caplog: pytest.LogCaptureFixture
 ) -> None:
