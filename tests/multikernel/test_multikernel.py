@@ -6,12 +6,13 @@ import threading
 from typing import Any
 
 import pytest
+import sympy
 import torch
 
 from polytile import counters, options, store
 from polytile.errors import CompileFailed, CompilerMissing, InvalidInput, NoCandidate, ResourcesExceeded
 from polytile.kernels.candidate import PythonEntry
-from polytile.multikernel import ArgInfo, MultiKernel, alive
+from polytile.multikernel import ArgInfo, MultiKernel, Scratch, alive, merge_scratch
 from polytile.multikernel.registry import define
 from polytile.problem import Outcome
 from tests.multikernel.helpers import SPEC, Fake, arguments, double, new_process, spec
@@ -70,6 +71,37 @@ def test_the_same_buffer_may_be_passed_twice() -> None:
     expected = running * 0.5
     kernel(running, running, 16, 16)
     assert torch.equal(running, expected)
+
+
+@pytest.mark.parametrize("winner", ["whole", "by rows", "in parts"])
+def test_candidates_with_different_scratch_buffers_share_one_argument_list(winner: str) -> None:
+    """SPEC M2."""
+
+    def reference(x: torch.Tensor, y: torch.Tensor, parts: torch.Tensor, m: int, n: int) -> None:
+        y.copy_(x * 2)
+
+    def by_rows(x: torch.Tensor, y: torch.Tensor, parts: torch.Tensor, m: int, n: int) -> None:
+        for row in range(m):
+            y[row] = parts[:n].copy_(x[row]).mul_(2)
+
+    def in_parts(x: torch.Tensor, y: torch.Tensor, parts: torch.Tensor, m: int, n: int) -> None:
+        y.copy_(parts[: m * n].view(m, n).copy_(x).mul_(2))
+
+    m, n = sympy.symbols("M N", integer=True, positive=True)
+    asked: dict[str, list[Scratch]] = {
+        "whole": [], "by rows": [Scratch("parts", torch.float32, n)], "in parts": [Scratch("parts", torch.float32, m * n)],
+    }  # fmt: skip
+    merged = merge_scratch(asked.values())
+    infos = (*SPEC.args, *(ArgInfo(scratch.name, scratch.dtype, "scratch") for scratch in merged))
+    calls = {"whole": reference, "by rows": by_rows, "in parts": in_parts}
+    candidates = [Fake(name, 1e-6 if name == winner else 1e-4, call=call) for name, call in calls.items()]
+    kernel = MultiKernel(spec(args=infos, reference=reference), candidates)
+    x, y, *sizes = arguments(16, 8)
+    elements = [sympy.sympify(scratch.elements).subs({m: 16, n: 8}) for scratch in merged]
+    assert elements == [128]
+    kernel(x, y, *(torch.empty(int(count)) for count in elements), *sizes)
+    assert torch.equal(y, x * 2) and [decision.candidate for decision in kernel.decisions] == [winner]
+    assert not kernel.faulty
 
 
 def test_only_the_shortlist_is_compiled() -> None:
