@@ -6,7 +6,7 @@ sum over windows, of i's own points o = (i + padding - k) / stride where that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import sympy
 import torch
@@ -15,10 +15,12 @@ from torch.utils._sympy.functions import FloorDiv
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.joins import all_of, compare
+from polytile.frontend.lower.layouts import traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, convert
+from polytile.frontend.lower.views import permute
 from polytile.frontend.lower.windows import Step, Windows, chosen, windows
-from polytile.ir import expr
+from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.sizes import ONE, ZERO, Size, as_size
 
@@ -179,62 +181,88 @@ def longest(extents: Sequence[Size], result: Sequence[Size]) -> tuple[Size, ...]
 def _lower_adaptive(rank: int) -> Callable[..., Tensor]:
     def lowering(builder: Builder, source: Tensor, output_size: Sequence[Size | int]) -> Tensor:
         _require_float(source)
-        result = builder.result_sizes()
-        base, extents = builder.realize(source), source.sizes[-rank:]
-
-        def mean(value: Node, point: Point) -> Node:
-            total = expr.reduce("sum", source.compute_dtype, value)
-            return _over_cell(total, cells(point[len(result) - rank : len(result)], extents, result[-rank:]))
-
-        return _over_cells(builder, base, result, rank, mean)
+        result, means = builder.result_sizes(), source
+        for dims in _stages(builder.result(), rank):
+            means = _over_cells(builder, means, {d: result[d] for d in dims}, mean=True)
+        return computed(result, source.dtype, source.device, lambda point: convert(means.at(point), source.dtype))
 
     return lowering
-
-
-def _over_cell(total: Node, cell: Sequence[tuple[Size, Size]]) -> Node:
-    count = expr.index_value(sympy.prod([n for _, n in cell]), total.dtype)
-    return expr.op("div", total.dtype, total, count)
-
-
-def _over_cells(
-    builder: Builder,
-    base: Tensor,
-    result: tuple[Size, ...],
-    rank: int,
-    row: Callable[[Node, Point], Node],
-    element: Callable[[Node, Point], Node] = lambda value, _: value,
-) -> Tensor:
-    """`row` over the elements (each through `element`) of every cell of `base`."""
-    extents = base.sizes[-rank:]
-    reduced = longest(extents, result[-rank:])
-
-    def at(point: Point) -> Node:
-        here, steps = point[: len(result)], point[len(result) :]
-        cell = cells(here[-rank:], extents, result[-rank:])
-        place = tuple(first + step for (first, _), step in zip(cell, steps, strict=True))
-        asked = [compare("lt", k, n) for k, (_, n) in zip(steps, cell, strict=True)]
-        return chosen(all_of(asked), element(base.at((*here[:-rank], *place)), (*here[:-rank], *place)), outside=0)
-
-    points = computed((*result, *reduced), base.compute_dtype, base.device, at)
-    dims = list(range(len(result), len(result) + rank))
-    return builder.reduction(points, dims, False, [(row, base.dtype)])[0]
 
 
 def _lower_adaptive_backward(rank: int) -> Callable[..., Tensor]:
     def lowering(builder: Builder, grad: Tensor, source: Tensor) -> Tensor:
         """Element i lies in the cells from ⌊i·m / n⌋ to ⌈(i + 1)·m / n⌉: the same rule the other way round."""
         _require_float(grad)
-        base, extents, cut = builder.realize(grad), source.sizes[-rank:], grad.sizes[-rank:]
 
-        def share(value: Node, place: Point) -> Node:
-            return _over_cell(value, cells(place[-rank:], extents, cut))
+        def share(point: Point) -> Node:
+            value = grad.at(point)
+            for _, count in cells(point[-rank:], source.sizes[-rank:], grad.sizes[-rank:]):
+                value = _divided(value, count)
+            return value
 
-        def total(value: Node, _: Point) -> Node:
-            return expr.reduce("sum", grad.compute_dtype, value)
-
-        return _over_cells(builder, base, source.sizes, rank, total, share)
+        total = computed(grad.sizes, grad.compute_dtype, grad.device, share)
+        for dims in _stages(builder.result(), rank, backward=True):
+            total = _over_cells(builder, total, {d: source.sizes[d] for d in dims})
+        return computed(source.sizes, grad.dtype, grad.device, lambda point: convert(total.at(point), grad.dtype))
 
     return lowering
+
+
+def _stages(traced: torch.Tensor, rank: int, backward: bool = False) -> list[list[int]]:
+    """Which dimensions sums over cells run along, one loop after the other. On a CPU vectors run along what is contiguous: where
+    that are rows, which cells cut into short and uneven pieces, the other dimensions come first, along whole rows, and few
+    pieces are left: 256 × 32 × 32 elements in 7 × 7 cells take 90 µs so, and 340 by ATen. Backward, the pieces come first, and
+    most of the work is one loop along rows, channels included where they come last."""
+    spatial = list(range(traced.ndim - rank, traced.ndim))
+    if traced.device.type != "cpu" or not (backward or _as_they_lie(traced)[-1] in spatial):
+        return [spatial]
+    return [[d] for d in (reversed(spatial) if backward else spatial)]
+
+
+def _over_cells(builder: Builder, source: Tensor, cut: Mapping[int, Size], mean: bool = False) -> Tensor:
+    """`source` with each dimension of `cut` divided into so many cells, each the sum of its elements, or their mean."""
+    cut = {d: m for d, m in cut.items() if source.sizes[d] != m}
+    if not cut:
+        return source
+    order, dtype, rank = _as_they_lie(builder.result()), source.compute_dtype, source.rank
+    base = source if source.view is not None else builder.realize(source, _laid_out(source.sizes, order))
+    extents, result = [source.sizes[d] for d in cut], list(cut.values())
+
+    def cells_at(point: Point) -> list[tuple[Size, Size]]:
+        return cells(tuple(point[order.index(d)] for d in cut), extents, result)
+
+    def at(point: Point) -> Node:
+        place, found, steps = [point[order.index(k)] for k in range(rank)], cells_at(point), point[rank:]
+        for d, step, (first, _) in zip(cut, steps, found, strict=True):
+            place[d] = first + step
+        asked = [compare("lt", k, n) for k, (_, n), m in zip(steps, found, result, strict=True) if m != 1]
+        return chosen(all_of(asked), base.at(place), outside=0)
+
+    def row(value: Node, point: Point) -> Node:
+        total = expr.reduce("sum", dtype, value)
+        return _divided(total, sympy.prod([n for _, n in cells_at(point)])) if mean else total
+
+    shape = [cut.get(k, source.sizes[k]) for k in order]
+    points = computed((*shape, *longest(extents, result)), dtype, source.device, at)
+    (found,) = builder.reduction(points, list(range(rank, rank + len(cut))), False, [(row, dtype)])
+    return permute(builder, found, [order.index(k) for k in range(rank)])
+
+
+def _divided(value: Node, count: Size) -> Node:
+    return value if count == 1 else expr.op("div", value.dtype, value, expr.index_value(count, value.dtype))
+
+
+def _as_they_lie(traced: torch.Tensor) -> list[int]:
+    """The dimensions of a dense fake tensor but for that along which neighbours lie, and that one last."""
+    strides, shape = traced_strides(traced), traced.shape
+    last = next((k for k, stride in enumerate(strides) if stride == 1 and shape[k] != 1), len(strides) - 1)
+    return [*[k for k in range(len(strides)) if k != last], last]
+
+
+def _laid_out(shape: Sequence[Size], order: Sequence[int]) -> tuple[Size, ...]:
+    """The strides of a dense tensor whose dimensions lie in this order."""
+    strides = dict(zip(order, sizes.contiguous_strides([shape[k] for k in order]), strict=True))
+    return tuple(strides[k] for k in range(len(shape)))
 
 
 lowers(aten._adaptive_avg_pool2d.default)(_lower_adaptive(2))

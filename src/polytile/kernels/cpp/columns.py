@@ -187,8 +187,10 @@ class _Tile:
         """A tile for every value that is turned or kept, with room for whole squares. They stand one behind the other: at
         distances that are nearly multiples of 4 KiB, a load would wait for the store to another tile before it."""
         length = text.index(self.nest.loop.reduced[0].size)
-        out.line(f"const long room = ({length} + L - 1) / L * L * L;")
         values = [(name, text.value_type(value.dtype)) for name, value in self._tile_values()]
+        if not values:
+            return
+        out.line(f"const long room = ({length} + L - 1) / L * L * L;")
         out.line(f"Scratch<char> tiles_here(({' + '.join(f'sizeof({kind})' for _, kind in values)}) * room);")
         place = "(char*)tiles_here"
         for name, kind in values:

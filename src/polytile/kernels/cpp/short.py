@@ -59,12 +59,23 @@ def _along(row: Nest, axis: Axis) -> Turned | None:
     stores = (s for s in row.loop.stores if element_level(row.loop, s) and s.mode == "set")
     turned = tuple(s for s in stores if _turns(s, row, axis.symbol, width))
     kept = {n: made for n, made in kept_values(row).items() if bytes_of(n) <= width}
-    return Turned(nest, loads, turned, kept) if loads or turned else None
+    return Turned(nest, loads, turned, kept) if loads or turned or _parts_of_rows(nest, row) else None
 
 
 def _turns(access: Load | Store, row: Nest, axis: sympy.Symbol, width: int) -> bool:
     """Whether the access runs along the row in memory, and its values are no wider than lanes."""
-    strided = sizes.coefficient(access.index, axis) not in (None, sizes.ZERO, sizes.ONE)
-    contiguous = sizes.coefficient(access.index, row.vec.symbol) == 1
     value = access if isinstance(access, Load) else access.value
-    return strided and contiguous and not access.indirect and access.mask is None and bytes_of(value) <= width
+    return _lies_along(access, row, axis) and access.mask is None and bytes_of(value) <= width
+
+
+def _lies_along(access: Load | Store, row: Nest, axis: sympy.Symbol) -> bool:
+    """Whether the access runs along the row in memory, and evenly from row to row along `axis`."""
+    strided = sizes.coefficient(access.index, axis) not in (None, sizes.ZERO, sizes.ONE)
+    return strided and sizes.coefficient(access.index, row.vec.symbol) == 1 and not access.indirect
+
+
+def _parts_of_rows(nest: Nest, row: Nest) -> bool:
+    """Whether rows are read in parts, the same ones of all rows: a square of those cannot be loaded whole, but every lane its own
+    element. So are the cells of an adaptive average."""
+    loads = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
+    return any(n.mask is not None and not nest.is_vector(n.mask) and _lies_along(n, row, nest.vec.symbol) for n in loads)
