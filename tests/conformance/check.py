@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 import polytile
 from polytile import compiler
@@ -119,8 +120,10 @@ def _check_mode(entry: Entry, samples: Sequence[Any], mode: str, report: Report,
     try:
         graphs = _compare(entry, whole, mode, True, report, options)
     except torch._dynamo.exc.BackendCompilerFailed as error:
-        report.detail[mode] = _said(error.inner_exception)
-        return
+        if not _too_much_is_data(whole, mode):
+            report.detail[mode] = _said(error.inner_exception)
+            return
+        graphs = _one_by_one(entry, samples, mode, report, options, error)
     except (Wrong, IndexError, polytile.PolytileError) as error:
         report.detail[mode] = _said(error)
         return
@@ -129,6 +132,19 @@ def _check_mode(entry: Entry, samples: Sequence[Any], mode: str, report: Report,
         if not graphs and mode not in report.detail:
             report.detail[mode] = f"{NEVER_CAPTURED}: {_said(whole_error)}"
     report.graphs += graphs
+
+
+def _too_much_is_data(program: Program, mode: str) -> bool:
+    """Whether torch's own tracer gives up on the program, whatever the backend: what it would have to know is data."""
+    torch._dynamo.reset()
+    traced = torch.compile(program.function, backend="aot_eager", dynamic=MODES[mode], fullgraph=True)
+    try:
+        arm(traced, program, values=False)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        return isinstance(error.inner_exception, GuardOnDataDependentSymNode)
+    except Exception:
+        return False
+    return False
 
 
 def _one_by_one(
@@ -153,10 +169,12 @@ def _alone(entry: Entry, one: Program, mode: str, report: Report, options: dict[
     try:
         return _compare(entry, one, mode, False, report, options)
     except torch._dynamo.exc.BackendCompilerFailed:
-        raise
+        if not _too_much_is_data(one, mode):
+            raise
     except torch._dynamo.exc.TorchDynamoException:
-        with torch._dynamo.config.patch(capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False):
-            return _compare(entry, one, mode, False, report, options)
+        pass
+    with torch._dynamo.config.patch(capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False):
+        return _compare(entry, one, mode, False, report, options)
 
 
 def _compare(
