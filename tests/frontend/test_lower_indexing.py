@@ -474,6 +474,7 @@ def test_more_pools() -> None:
     check(lambda x: F.max_pool2d(x, 2, return_indices=True), (x * 10).long())
     check(lambda x: F.max_pool2d(x, 2, return_indices=True), x.bfloat16())
     check(lambda x: F.max_pool1d(x, 3, 2), x[0])
+    check(lambda x: F.max_pool3d(x, (3, 2, 3), padding=1), torch.randn(2, 3, 6, 5))  # a result of size 1 known by a guard
     check(lambda x: F.avg_pool2d(x, (7, 6), padding=1, stride=2), x)
     check(lambda x: F.avg_pool2d(x, (7, 6), padding=1, stride=2, count_include_pad=False, ceil_mode=True), x)
     check(lambda x: F.avg_pool2d(x.exp(), 2), x[0].double())

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.utils._sympy.functions import FloorDiv, Identity, Max, Mod, ModularIndexing, PythonMod
 
 Size = sympy.Expr
@@ -33,7 +33,7 @@ def axis(name: str) -> sympy.Symbol:
 
 def as_size(value: object) -> sympy.Expr:
     """int, sympy expression or torch.SymInt as an exact sympy expression; never specialises a SymInt. An expression that
-    the guards already hold to 1 is 1, so that it broadcasts."""
+    the guards already hold to 1 is 1, so that it broadcasts, and so is one that is a factor, as a size is of strides."""
     if isinstance(value, sympy.Expr):
         return value
     if isinstance(value, int):
@@ -41,9 +41,19 @@ def as_size(value: object) -> sympy.Expr:
     node = getattr(value, "node", None)
     if node is None:
         raise TypeError(f"{value!r} of type {type(value).__name__} is not a size.")
-    if isinstance(value, torch.SymInt) and not node.expr.is_Atom and statically_known_true(value == 1):
-        return ONE
-    return ungrouped(node.expr)
+    expr = node.expr
+    if isinstance(value, torch.SymInt) and not expr.is_Atom:
+        if statically_known_true(value == 1):
+            return ONE
+        if expr.is_Mul:
+            expr = expr.func(*[factor for factor in expr.args if not _held_to_one(factor, node.shape_env)])
+    return ungrouped(expr)
+
+
+def _held_to_one(factor: sympy.Expr, guards: ShapeEnv) -> bool:
+    if factor.is_Atom:
+        return False
+    return statically_known_true(guards.create_symintnode(factor, hint=None) == 1)
 
 
 def ungrouped(expr: sympy.Expr) -> sympy.Expr:
