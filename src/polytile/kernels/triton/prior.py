@@ -64,6 +64,7 @@ ARRIVED = 1.0e-6  # s in which a program that shares columns leaves what it has 
 TAKEN = 20e-9  # s for each running value of columns that a thread of the last program puts together
 EXCHANGE = 5  # instructions in which a lane takes another's running value
 NARROW = 0.05  # for each further block of columns that shares a line of the cache
+LARGE = 0.06e-6  # s for each warp beyond four of programs that have a block of points and nothing else
 TOGETHER = 0.09  # for each doubling of the warps of a program whose rows are uneven
 SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
 SECTOR, LINE = 32, 128  # bytes
@@ -145,7 +146,8 @@ class Estimate:
         dispatch = DISPATCH * min(self.running, self.device.sms * self.places)
         own = sum(p**3 for p in parts) ** (1 / 3) * self._together
         placed = PLACED * (self.programs if self.variant == "split" else self.running)
-        return self.device.launch_seconds + START + self._finish + max(dispatch + own, placed)
+        large = LARGE * max(0.0, self.threads / self.device.warp - 4) if self.variant == "plain" else 0.0
+        return self.device.launch_seconds + START + large + self._finish + max(dispatch + own, placed)
 
     @property
     def _finish(self) -> float:
