@@ -60,9 +60,14 @@ ISSUE = 4  # cycles between two instructions of a thread
 FINISH = 1.1e-6  # s in which the last program of a split row, or the next launch, finds what the others have left
 MET = 2.0e-6  # s in which the programs of a cluster tell each other what they have
 LEFT = 8e-9  # s for each value of that a thread reads
+ARRIVED = 1.0e-6  # s in which a program that shares columns leaves what it has and learns whether it is the last
+TAKEN = 20e-9  # s for each running value of columns that a thread of the last program puts together
+EXCHANGE = 5  # instructions in which a lane takes another's running value
+NARROW = 0.05  # for each further block of columns that shares a line of the cache
+LARGE = 0.06e-6  # s for each warp beyond four of programs that have a block of points and nothing else
 TOGETHER = 0.09  # for each doubling of the warps of a program whose rows are uneven
 SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
-SECTOR = 32  # bytes
+SECTOR, LINE = 32, 128  # bytes
 GROUPS = 8  # of multiprocessors: a cluster is in one of them
 KEPT = 0.6  # of the L2 cache that re-read data finds place in
 RESIDENT = 0.8  # of the L2 cache that may be full of a call's data for the next one to find all of it
@@ -129,23 +134,26 @@ class Estimate:
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
         if self.variant == "cluster":
             self.steps = self.splits
-        self.splits = min(self.splits, self.steps)
         self.programs = math.prod(-(-counts[d] // d.block) for d in tile.parallel) * self.splits
+        self.working = self.programs * min(self.splits, self.steps) // self.splits
         self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
         self.gathers = int(config.get("gathers", 0) or 0)
-        self.running = min(self.programs, int(config.get("programs", 0) or self.programs))
+        self.running = min(self.working, int(config.get("programs", 0) or self.working))
 
     @property
     def seconds(self) -> float:
         parts = (self.latency, self.memory, self.cache, self.units)
         dispatch = DISPATCH * min(self.running, self.device.sms * self.places)
         own = sum(p**3 for p in parts) ** (1 / 3) * self._together
-        return self.device.launch_seconds + START + self._finish + max(dispatch + own, PLACED * self.running)
+        placed = PLACED * (self.programs if self.variant == "split" else self.running)
+        large = LARGE * max(0.0, self.threads / self.device.warp - 4) if self.variant == "plain" else 0.0
+        return self.device.launch_seconds + START + large + self._finish + max(dispatch + own, placed)
 
     @property
     def _finish(self) -> float:
         if self.variant == "split":
-            return self.work.passes * FINISH * (2 if self.gathers else 1)
+            taken = TAKEN * self._met * self.work.running if self._columns else 0.0
+            return self.work.passes * FINISH * (2 if self.gathers else 1) + taken
         return FINISH + self._left / self.device.l2_bandwidth if self.work.sums and self.running > 1 else 0.0
 
     @property
@@ -186,12 +194,21 @@ class Estimate:
             again *= max(0.0, 1.0 - KEPT * self.device.l2_bytes / max(1.0, again * together))
         active = min(self.running, self.device.sms) / self.device.sms
         drawn = self.device.bandwidth * min(1.0, SM_SHARE * active)
-        return (self.unique * self._missing + again) / drawn
+        return (self.unique * self._missing + again) * self._narrow / drawn
+
+    @functools.cached_property
+    def _narrow(self) -> float:
+        """How much longer it takes to bring columns of which a block has less than a line of the cache."""
+        if self.tile.nest.form is not Form.COLUMN:
+            return 1.0
+        runs = [self._run(a) * a.itemsize for a in self.work.accesses if not a.store and len(a.strides) > 1]
+        parted = any(self.counts[dim] > dim.block for dim in self.tile.parallel)
+        return 1.0 + NARROW * max(0.0, LINE / min(runs) - 1.0) if runs and parted else 1.0
 
     @functools.cached_property
     def cache(self) -> float:
         active = min(self.running, self.device.sms) / self.device.sms
-        return sum(map(self._asked, self.work.accesses)) / (self.device.l2_bandwidth * active)
+        return sum(map(self._asked, self.work.accesses)) * self._narrow / (self.device.l2_bandwidth * active)
 
     def _asked(self, access: Access) -> float:
         """Bytes of the sectors that all programs ask for."""
@@ -242,7 +259,7 @@ class Estimate:
     @property
     def units(self) -> float:
         """Instructions of loads, stores and arithmetic, masked lanes included."""
-        lanes = self.programs * self.block * -(-self.steps // self.splits)
+        lanes = self.working * self.block * -(-self.steps // self.splits)
         passes = self.work.passes if self.variant in ("looped", "split") else 1
         arithmetic = lanes * passes * (self.work.arithmetic / max(1, self.work.passes) + 2) / 128
         moving = 0.0
@@ -251,7 +268,17 @@ class Estimate:
             vector = max(1, min(VECTOR // access.itemsize, each, self._run(access)))
             together = min(vector, self._together_in(access))
             moving += self._points(access) / together / 32 * max(1.0, vector * access.itemsize / 4)
-        return (arithmetic + moving) / (min(self.running, self.device.sms) * self.device.clock)
+        cycles = arithmetic + moving + self._exchanged
+        return cycles / (min(self.running, self.device.sms) * self.device.clock)
+
+    @property
+    def _exchanged(self) -> float:
+        """What the lanes of warps spend on putting together columns that several of them have gone through."""
+        if self.tile.nest.form is not Form.COLUMN:
+            return 0.0
+        sharing = self.device.warp * self._each / math.prod(d.block for d in self.tile.parallel)
+        steps = math.log2(max(1.0, min(self.device.warp, sharing)))
+        return self.programs * self.threads * self._each * steps * self.work.running * EXCHANGE / 128
 
     @functools.cached_property
     def registers(self) -> float:
@@ -296,7 +323,14 @@ class Estimate:
         """What a program of a split row spends on what the others have left, pass after pass."""
         if self.variant == "cluster":
             return (self.work.passes - 1) * (MET + LEFT * self._met)
+        if self._columns:
+            return self.work.passes * CACHE_LATENCY + ARRIVED
         return self.work.passes * (CACHE_LATENCY + LEFT * self._met) if self.variant == "split" else 0.0
+
+    @property
+    def _columns(self) -> bool:
+        """Whether the last program of a pass puts together columns."""
+        return self.variant == "split" and self.tile.nest.form is Form.COLUMN and not self.gathers
 
     @property
     def _waits(self) -> float:
@@ -334,9 +368,13 @@ class Estimate:
         if self.tile.nest.form is not Form.COLUMN:
             return 0.0
         columns = math.prod(d.block for d in self.tile.parallel)
-        each = VECTOR // max((access.itemsize for access in self.work.accesses if not access.store), default=VECTOR)
-        together = min(self.threads / self.device.warp, self.threads * each / columns)
+        together = min(self.threads / self.device.warp, self.threads * self._each / columns)
         return columns * together if together > 1 else 0.0
+
+    @property
+    def _each(self) -> int:
+        """Columns that a thread loads at once."""
+        return VECTOR // max((access.itemsize for access in self.work.accesses if not access.store), default=VECTOR)
 
     @property
     def _at_once(self) -> int:
@@ -350,7 +388,8 @@ class Estimate:
         wait = CACHE_LATENCY + self._missing * (MEMORY_LATENCY - CACHE_LATENCY)
         rounds = self.work.passes * self._waits if self.tile.reduced else 1
         at_once = self._at_once
-        turns = self.programs / (min(self.running, at_once) if self.work.sums else at_once)
+        programs = self.programs if self._columns else self.working  # those without a block leave what they have too
+        turns = programs / (min(self.running, at_once) if self.work.sums else at_once)
         if self.variant in WHOLE:
             rounds = (1 + (max(1.0, turns) - 1) / self.stages) / max(1.0, turns)
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
@@ -365,7 +404,7 @@ class Down(Estimate):
         self, work: Work, tile: Tile, counts: Mapping[Dim, int], config: Config, device: DeviceFacts
     ) -> None:
         super().__init__(work, tile, counts, config, device)
-        self.programs = self.running = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
+        self.programs = self.working = self.running = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.parallel)
 
     @property
