@@ -3,6 +3,8 @@ and the check for NaN (SPEC M5)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -108,6 +110,25 @@ def test_floats_and_booleans() -> None:
     for scale in (0.5, 2.0, 3.25, -1e-3):
         for negate in (False, True):
             check(function, run, x, scale, negate)
+
+
+SIGNED = {
+    "rolled": lambda x, n: (x.roll(n, 0), x.roll(-n)),
+    "a slice": lambda x, n: (x[n:] * 2, x[:n].sum(1)),
+    "divided": lambda x, n: (x + (torch.arange(x.shape[1]) + n) // 3, torch.arange(x.shape[0]) * n % 5),
+    "clamped": lambda x, n: x * max(n, 0) + min(n, 2),
+    "a diagonal": lambda x, n: (x.tril(n), x.triu(n).exp()),
+    "an index": lambda x, n: x[(torch.arange(x.shape[0]) + n) % x.shape[0]] + 1,
+    "a product": lambda x, n: (x @ x.t()).roll(n, 0) + (torch.arange(x.shape[0]) + n) // 3,
+}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_an_integer_has_any_sign(name: str) -> None:
+    """A kernel's own integers were taken for positive ones, and divided so."""
+    run = compiled(SIGNED[name], tune="off")
+    for shape, n in (((6, 7), -3), ((4, 7), 5), ((5, 6), -99), ((5, 6), 99), ((5, 6), -6), ((7, 3), 0)):
+        check(SIGNED[name], run, *sized(shape), n)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -241,6 +262,37 @@ def test_an_item_makes_a_size() -> None:
         with pytest.raises(RuntimeError):
             run(x, torch.tensor(n))
     check(function, run, x, torch.tensor(9))
+
+
+TRUTHS = {
+    "a factor": lambda x, k: (x * k, (x > 0) * k, x + k),
+    "a choice": lambda x, k: torch.where(x > 0, x, k),
+    "an exponent": lambda x, k: x**k,
+    "elements": lambda x, k: (torch.full((3,), k), torch.full_like(x, k), torch.tensor(k)),
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_an_item_makes_a_truth_value(name: str) -> None:
+    def function(x: Tensor, threshold: Tensor) -> Any:
+        return TRUTHS[name](x, (threshold > 3).item())
+
+    run = compiled(function)
+    for shape, threshold in (((5, 6), 4.5), ((40, 30), 1.0)):
+        check(function, run, *sized(shape), torch.tensor(threshold))
+    assert graphs()[1] == 1
+
+
+@pytest.mark.parametrize("value", [0.25, 3, True])
+def test_an_item_makes_a_factor_of_a_sum(value: float) -> None:
+    def function(x: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
+        alpha = factor.item()
+        y = (x * 2).to(torch.bool) if value is True else x * 2
+        return y.add(y, alpha=alpha), *(() if value is True else (x.sub(y, alpha=alpha), torch.rsub(x, y, alpha=alpha)))
+
+    run = compiled(function)
+    for shape in ((5, 6), (40, 30)):
+        check(function, run, *sized(shape), torch.tensor(value))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3, 4)])

@@ -497,3 +497,17 @@ def test_arguments_that_memory_holds_with_the_other_sign() -> None:
         torch.testing.assert_close(got, want)
         x = torch.randn(n)
         torch.testing.assert_close(run(x.clone()), function(x.clone()))
+
+
+@pytest.mark.parametrize("part", [lambda x: x, lambda x: x[1:]], ids=["whole", "a part"])
+def test_an_offset_into_memory_counts_from_its_beginning(part: Callable[[Tensor], Tensor]) -> None:
+    """Not from the first element of the argument, wherever that lies; where none is given, from there."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return part(x).as_strided((2, 3), (3, 1), 2) * 2, part(x).as_strided((2, 3), (3, 1)) * 3
+
+    run = compiled(function)
+    (memory,) = sized((40,))
+    for start in (0, 3, 16):
+        x = memory[start : start + 12].view(4, 3)
+        torch.testing.assert_close(run(x), function(x))

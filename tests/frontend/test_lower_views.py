@@ -81,7 +81,7 @@ VIEWS: dict[str, Function] = {
     "unfold": lambda x: x.unfold(2, 3, 2),
     "detach": lambda x: x.detach(),
     "view as": lambda x: x.view_as(x),
-    "as strided": lambda x: x.as_strided((2, 3), (5, 2), 1),
+    "as strided": lambda x: x.as_strided((2, 3), (5, 2)),
     "view of a permuted view": lambda x: x.permute(2, 0, 1).flatten(1),
 }
 
@@ -120,8 +120,6 @@ def test_views_of_strided_inputs(name: str, layout: str) -> None:
         results = _listed(VIEWS[name](x))
     except RuntimeError:
         pytest.skip("eager has no such view")
-    if name == "as strided" and layout == "sliced":
-        pytest.skip("the place in memory is the input's storage offset, which this driver does not pass")
     program = check(VIEWS[name], x)
     assert (program.operations == ()) == all(aliases(y, x) for y in results)
 
@@ -292,6 +290,12 @@ def test_static_sizes_work_as_symbolic_ones() -> None:
     x = torch.randn(4, 6)
     program = lower(lambda x: torch.cat([x, x.repeat(1, 2)], 1)[:, 0], x, symbolic=False)
     torch.testing.assert_close(run(program, [x])[0], x[:, 0])
+
+
+def test_as_strided_from_a_place_in_an_inputs_memory_is_a_library_call() -> None:
+    """Where the input begins in its memory is known to the call alone."""
+    program = check(lambda x: x.as_strided((2, 3), (5, 2), 1) * 2, torch.randn(4, 6), library=True)
+    assert library_calls(program) == ["aten.as_strided.default"]
 
 
 def test_as_strided_of_a_part_of_a_temporary_says_what_to_do() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.core.relational import Relational
+from sympy.logic.boolalg import BooleanFunction
 
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.value import Tensor, stored
@@ -70,11 +72,13 @@ def gathered(operations: Sequence[Operation], arguments: Collection[str]) -> tup
 
 
 def kernel_number(builder: Builder, device: torch.device | None, value: Any) -> Any:
-    """`value`, an argument of an operator whose result is on `device`, as its kernel takes it: numbers read from a tensor or
-    given as floats, and tensors of the host without dimensions, as tensors of the device; numbers made of sizes, and all else,
-    as they are."""
-    if isinstance(value, sympy.Expr) and not all(s.is_integer for s in value.free_symbols):
-        fake = torch.empty((), dtype=torch.float64, device=device or HOST)
+    """`value`, an argument of an operator whose result is on `device`, as its kernel takes it: truth values, numbers read from a
+    tensor or given as floats, and tensors of the host without dimensions, as tensors of the device; numbers made of sizes, and
+    all else, as they are."""
+    if (truth := isinstance(value, Relational | BooleanFunction)) or (
+        isinstance(value, sympy.Expr) and not all(s.is_integer for s in value.free_symbols)
+    ):
+        fake = torch.empty((), dtype=torch.bool if truth else torch.float64, device=device or HOST)
         options = {"dtype": fake.dtype, "device": fake.device}
         return builder.library(aten.scalar_tensor.default, (value,), options, "a number known only at run time", fake)
     if isinstance(value, Tensor) and not value.rank and value.device == HOST and device not in (None, HOST):

@@ -44,6 +44,8 @@ def as_strided(
         raise LoweringError("as_strided needs to know how its argument was laid out in tracing.")
     base = _laid_out_as_traced(builder, source, traced).view
     assert base is not None
+    if storage_offset is not None and builder.buffers[base.buffer].role == "input":
+        raise LoweringError("the offset is counted from where the argument's storage begins, which only a call knows")
     origin = as_size(traced.storage_offset())
     moved = ZERO if storage_offset is None else sympy.expand(as_size(storage_offset) - origin)
     strides = tuple(as_size(s) for s in stride)

@@ -125,8 +125,10 @@ def rsub(builder: Builder, a: Operand, b: Operand, alpha: Any = 1) -> Tensor:
 
 
 def _times(factor: Any, x: Node) -> Node:
-    if (isinstance(factor, sympy.Expr) and not factor.is_number) or isinstance(factor, complex):
-        raise LoweringError(f"the factor alpha={factor} is not a number.")
+    if isinstance(factor, Tensor) or (isinstance(factor, sympy.Expr) and not factor.is_number):
+        raise LoweringError("the factor alpha is known only at run time")
+    if isinstance(factor, complex):
+        raise LoweringError(f"the factor alpha={factor} is complex.")
     return x if factor == 1 else node("mul", like(factor, x), x)
 
 
