@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import sympy
 import torch
+from torch.utils._sympy.functions import PythonMod
 
 from polytile.ir import expr, sizes
 from polytile.ir.program import Axis, Buffer, Loop
@@ -84,6 +85,19 @@ def test_a_product_of_sizes_is_one_integer_where_its_factors_stand_nowhere_else(
     rows, row_site = canonical(row_sum("x", "y", "i", S0 * S1, S2), S0 * S1, x=F32, y=F32)
     assert row_site.sizes == (S0 * S1, S2)
     assert rows.text == canonical(row_sum("x", "y", "i", S0, S1), S0, x=F32, y=F32)[0].text
+
+
+def test_an_integer_that_is_no_size_may_have_any_sign() -> None:
+    shift, known = (sympy.Symbol("k", integer=True, positive=sign) for sign in (None, True))
+    texts = []
+    for number in (shift, known):
+        kernel, site = canonical(loop([store("o", P0, load("x", PythonMod(P0 + number, S0)))], {P0: S0}), x=F32, o=F32)
+        assert site.sizes == (S0, number)
+        assert [s.is_positive for s in kernel.symbols] == [True, number.is_positive]
+        texts.append(kernel.text)
+    assert texts[0] != texts[1] and "of any sign: n1" in texts[0]
+    counted, _ = canonical(loop([store("o", P0, load("x", P0))], {P0: shift}), shift, x=F32, o=F32)
+    assert counted.symbols[0].is_positive, "without elements nothing is computed"
 
 
 def test_a_kernel_is_made_once() -> None:

@@ -41,7 +41,7 @@ class LoopKernel:
         """Everything that decides what the kernel computes, as text (source operators left out)."""
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
         asked = "" if self.library is None else f"\n  or {calls.text(self.library)}"
-        return f"{types}\n{loop_text(replace(self.loop, name='kernel', origins=()))}{asked}"
+        return f"{types}\n{loop_text(replace(self.loop, name='kernel', origins=()))}{signs(self.symbols)}{asked}"
 
     @cached_property
     def digest(self) -> str:
@@ -56,6 +56,12 @@ class LoopKernel:
 
     def storage(self, name: str) -> torch.dtype:
         return next(t.dtype for t in self.tensors if t.name == name)
+
+
+def signs(symbols: Sequence[sympy.Symbol]) -> str:
+    """A line that names the symbols that are not surely positive, "" where all are: text that leaves them so."""
+    names = [s.name for s in symbols if not s.is_positive]
+    return f"\n  of any sign: {', '.join(names)}" if names else ""
 
 
 @dataclass(frozen=True)
@@ -83,14 +89,18 @@ _IN_KERNELS = (
 
 
 def canonical_symbols(
-    found: list[sympy.Expr], own: set[sympy.Symbol], whole: Collection[sympy.Expr] = ()
+    found: list[sympy.Expr], own: set[sympy.Symbol], extents: Sequence[sympy.Expr], whole: Collection[sympy.Expr] = ()
 ) -> dict[sympy.Expr, sympy.Symbol]:
     """Size symbols among the expressions, renamed n0, n1, ... in order of appearance, less the kernel's `own`. A part
-    that kernels have no form for, such as trunc(1.7·s0), counts as a symbol, and so does each of `whole`."""
+    that kernels have no form for, such as trunc(1.7·s0), counts as a symbol, and so does each of `whole`. Positive are those
+    known to be so and the factors of axes' `extents`, without which there is nothing to compute; a number that the user gives
+    may have any sign."""
     mapping: dict[sympy.Expr, sympy.Symbol] = {}
+    factors = {factor for extent in extents for factor in (extent, *sympy.Mul.make_args(extent))}
     for e in found:
         for part in sorted(_arguments(e, own, whole), key=str):
-            mapping.setdefault(part, sympy.Symbol(f"n{len(mapping)}", integer=True, positive=True))
+            positive = True if part.is_positive or part in factors else None
+            mapping.setdefault(part, sympy.Symbol(f"n{len(mapping)}", integer=True, positive=positive))
     return mapping
 
 
@@ -122,13 +132,14 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
     loop = _rename_axes(loop)
     order, roles = _buffer_roles(loop, buffers)
     own = {a.symbol for a in loop.axes + loop.reduced}
-    size_exprs = [a.size for a in loop.axes + loop.reduced]
+    extents = [a.size for a in loop.axes + loop.reduced]
+    size_exprs = [*extents]
     for node in expr.walk(*loop.roots):
         size_exprs += list(node.indices)
     size_exprs += [s.index for s in loop.stores]
     library, apart = calls.call_of(loop, buffers), _apart(size_exprs, loop.axes + loop.reduced)
     size_exprs += calls.expressions(library) if library is not None else []
-    symbols = canonical_symbols(size_exprs, own, apart)
+    symbols = canonical_symbols(size_exprs, own, extents, apart)
     names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
     renamed = _rename(loop, names, symbols)
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)

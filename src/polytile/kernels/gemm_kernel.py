@@ -67,6 +67,7 @@ class GemmKernel:
     def text(self) -> str:
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
         loop = loop_text(replace(self.epilogue, name="epilogue", origins=())) if self.epilogue else ""
+        loop += canonical.signs(self.symbols) if self.epilogue else ""
         switches = (" tf32" if self.tf32 else "") + (f" + {' '.join(self.second)}" if self.second is not None else "")
         switches += f" scaled {self.scales}" if self.scales is not None else ""
         computed = "".join(f"{made.text}\n" for made in self.prologues if made is not None)

@@ -49,7 +49,7 @@ def canonicalize(loop: Loop, operand: str, buffers: Mapping[str, Buffer]) -> Can
     letter = operand.lower()
     names = {t.name: f"{operand}{k}" for k, t in enumerate(kernel.tensors[:-1])} | {kernel.tensors[-1].name: operand}
     axes = tuple(Axis(sizes.axis(f"{letter}{a.symbol.name}"), a.size) for a in kernel.loop.axes)
-    symbols = {s: sympy.Symbol(f"{letter}{s.name}", integer=True, positive=True) for s in kernel.symbols}
+    symbols = {s: sympy.Symbol(f"{letter}{s.name}", integer=True, positive=s.is_positive) for s in kernel.symbols}
     moved = {a.symbol: b.symbol for a, b in zip(kernel.loop.axes, axes, strict=True)}
     body = canonical.rename_tensors(kernel.loop.substitute({**moved, **symbols}), names)
     body = replace(body, axes=tuple(Axis(a.symbol, sympy.sympify(a.size).xreplace(symbols)) for a in axes), name=operand)

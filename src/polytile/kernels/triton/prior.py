@@ -408,8 +408,8 @@ def _work(kernel: LoopKernel, variant: str, size: tuple[tuple[str, int], ...]) -
     key = (kernel.digest, variant, size)
     if key not in _works:
         own, nest = _nest(kernel, variant)
-        values = {sympy.Symbol(name, integer=True, positive=True): n for name, n in size}
-        _works[key] = _measured(own, nest, {s: values[s] for s in kernel.symbols})
+        values = dict(size)
+        _works[key] = _measured(own, nest, {s: values[s.name] for s in kernel.symbols})
     return _works[key]
 
 

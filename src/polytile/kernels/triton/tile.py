@@ -135,7 +135,7 @@ def divides(block: int, size: sympy.Expr, facts: Facts) -> bool:
 
 def quotient(symbol: sympy.Symbol, facts: Facts) -> sympy.Symbol:
     """What `symbol` is by the power of two that is known to divide it: n0_16 is n0 // 16."""
-    return sympy.Symbol(f"{symbol.name}_{facts.divisor(symbol.name)}", integer=True, positive=True)
+    return sympy.Symbol(f"{symbol.name}_{facts.divisor(symbol.name)}", integer=True, positive=symbol.is_positive)
 
 
 def with_facts(e: sympy.Expr, facts: Facts) -> sympy.Expr:
