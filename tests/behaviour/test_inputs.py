@@ -3,10 +3,12 @@ and the check for NaN (SPEC M5)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.decorators import mark_unbacked
 from torch.func import vmap
@@ -206,6 +208,36 @@ def test_results_have_eagers_values_and_strides(layout: str) -> None:
     run = compiled(function, tune="off")
     for shape in ((4, 3, 6, 5), (2, 8, 7, 9)):
         check(function, run, LAYOUTS[layout](next(sized(shape))))
+
+
+OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "copysign": torch.copysign,
+    "xlogy": torch.xlogy,
+    "xlog1py": torch.special.xlog1py,
+    "floor division": lambda x, y: x // y,
+    "rounded division": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "remainder": torch.remainder,
+    "log-sigmoid": lambda x, y: F.logsigmoid(x) + F.logsigmoid(y),
+    "log-sigmoid of a transposed one": lambda x, y: F.logsigmoid(x),
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_results_of_two_layouts_have_eagers_strides(name: str) -> None:
+    function = OF_TWO[name]
+    run = compiled(function, tune="off")
+    for rows, columns in ((5, 7), (9, 4)):
+        x, y = torch.randn(columns, rows).t(), torch.randn(rows, columns)
+        x[0, 0] = 0.0
+        for given in ((x, y), (y, x), (x, x), (x, y[0]), (y[:, :1], x)):
+            check(function, run, *given)
+
+
+def test_special_values_of_products_with_logarithms() -> None:
+    x = torch.tensor([[0.0, 0.0, 0.0, 1.0, torch.nan, -2.0], [2.0, 0.0, torch.inf, 0.0, 3.0, 0.0]]).t()
+    y = torch.tensor([0.0, torch.nan, torch.inf, torch.nan, 1.0, -1.0]).unsqueeze(1).expand(6, 2)
+    for function in (torch.xlogy, torch.special.xlog1py):
+        torch.testing.assert_close(compiled(function, tune="off")(x, y), function(x, y), equal_nan=True)
 
 
 def test_convolution_keeps_channels_last() -> None:

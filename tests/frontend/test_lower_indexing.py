@@ -165,6 +165,20 @@ def test_negative_positions_count_from_the_end_only_where_they_do_in_eager(fn: F
         run(program, [x, negative])
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x, i: x[i], lambda x, i: x[:, i], lambda x, i: x[i, i], lambda x, i: x.index_put([i], x.new_ones(()))],
+    ids=["rows", "columns", "both", "written"],
+)
+def test_an_index_into_a_dimension_of_nothing_is_an_error_even_for_no_elements(fn: Function) -> None:
+    nothing, index = torch.zeros(0, 0), torch.tensor([0])
+    with pytest.raises(IndexError):
+        fn(nothing, index)
+    with pytest.raises(IndexError, match="has no elements"):
+        run(lower(fn, nothing, index), [nothing, index])
+    check(fn, nothing, index[:0])
+
+
 def test_nothing_to_read_and_nothing_to_read_from() -> None:
     none = torch.empty(0, dtype=torch.int64)
     check(lambda x, i: (x[i], x.index_select(1, i), x[:, i, i]), torch.randn(4, 3, 2), none)

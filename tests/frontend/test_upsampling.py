@@ -23,6 +23,8 @@ MODES: dict[str, tuple[int, dict[str, Any]]] = {
     "between four": (2, {"scale_factor": 2.0, "mode": "bilinear"}),
     "between four, to a size": (2, {"size": (11, 6), "mode": "bilinear"}),
     "between four, corners aligned": (2, {"size": (11, 1), "mode": "bilinear", "align_corners": True}),
+    "between four, smaller": (2, {"scale_factor": 0.6, "mode": "bilinear"}),
+    "between four, one way alone": (2, {"scale_factor": (1.0, 1.5), "mode": "bilinear"}),
     "between eight": (3, {"scale_factor": (1.0, 2.0, 1.5), "mode": "trilinear"}),
 }
 CANDIDATES = ("aten", "plain t1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -181,7 +182,11 @@ class Loop:
         return tuple(r for s in self.stores for r in s.roots)
 
     def reads(self) -> set[str]:
-        return {load.buffer for load in expr.loads(*self.roots)}
+        return set(self._reads)
+
+    @cached_property
+    def _reads(self) -> frozenset[str]:
+        return frozenset(load.buffer for load in expr.loads(*self.roots))
 
     def writes(self) -> set[str]:
         return {s.buffer for s in self.stores}

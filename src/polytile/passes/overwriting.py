@@ -69,9 +69,13 @@ def _in_place(program: Program, last: Operation, copy: str, old: str) -> Program
 
 def _renamed(program: Program, names: Mapping[str, str], without: Collection[int]) -> Program:
     """`program` with other buffers in place of those in `names`, and without the operations of these numbers."""
-    kept = tuple(_storing(o, names) for i, o in enumerate(program.operations) if i not in without)
+    operations = [o for i, o in enumerate(program.operations) if i not in without]
+    touched = [i for i, o in enumerate(operations) if names.keys() & (o.reads() | o.writes())]
+    met = renamed(replace(program, operations=tuple(_storing(operations[i], names) for i in touched)), names)
+    for i, operation in zip(touched, met.operations, strict=True):
+        operations[i] = operation
     buffers = {name: buffer for name, buffer in program.buffers.items() if name not in names}
-    return replace(renamed(replace(program, operations=kept), names), buffers=buffers)
+    return replace(met, operations=tuple(operations), buffers=buffers)
 
 
 def _copied(operation: Operation, program: Program) -> tuple[str, str] | None:

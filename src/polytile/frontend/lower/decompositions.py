@@ -14,7 +14,14 @@ import torch
 import torch._decomp
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import get_computation_dtype, is_contiguous_or_false, suggest_memory_format
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
+from torch._prims_common import (
+    compute_elementwise_output_logical_to_physical_perm,
+    elementwise_dtypes,
+    get_computation_dtype,
+    is_contiguous_or_false,
+    suggest_memory_format,
+)
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
 
 from polytile.frontend.lower import losses, norms, pads
@@ -119,6 +126,52 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Te
     return filled if x.ndim else filled.squeeze(0).clone()
 
 
+def _ordered_alike(operator: OpOverload) -> Callable[..., Any]:
+    """A rule for an operator of two tensors whose fake form asks the last of them how the result lies, where eager asks the first
+    that has a say, as every elementwise operator does: operands that lie otherwise are copied into eager's order."""
+
+    def rule(x: Tensor, y: Tensor | float, **more: Any) -> Any:
+        if not isinstance(y, Tensor) or x.ndim * y.ndim == 0:
+            return NotImplemented
+        operands = torch.broadcast_tensors(x, y)
+        order = _order(*operands)
+        if all(_order(t) == order for t in operands):
+            return NotImplemented
+        turned = [t if _order(t) == order else _turned(t, order) for t in operands]
+        return operator(*turned, **more) if all(_order(t) == order for t in turned) else NotImplemented
+
+    return rule
+
+
+def _order(*tensors: Tensor) -> list[int]:
+    """The dimensions of an elementwise result, outermost in memory first."""
+    return list(compute_elementwise_output_logical_to_physical_perm(*tensors)[0])
+
+
+def _turned(x: Tensor, order: list[int]) -> Tensor:
+    return x.permute(order).contiguous().permute([order.index(k) for k in range(x.ndim)])
+
+
+def _times_log(logarithm: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """x·log y, and 0 for x = 0 unless y is NaN; laid out as x before y."""
+
+    def rule(x: Tensor, y: Tensor) -> Tensor:
+        _, dtype = elementwise_dtypes(x, y, type_promotion_kind=Promotion.INT_TO_FLOAT)
+        x, y = x.to(dtype), y.to(dtype)
+        return torch.where((x == 0) & (y == y), 0.0, x * logarithm(y))
+
+    return rule
+
+
+def _log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
+    """min(x, 0) - log(1 + e^-|x|), row-major on a CPU as eager's; the second result is for eager's own gradient."""
+    if x.device.type != "cpu":
+        return torch._decomp.decomposition_table[torch.ops.aten.log_sigmoid_forward.default](x)  # type: ignore[no-any-return]
+    x = x.contiguous()
+    z = torch.exp(-x.abs())
+    return x.clamp(max=0) - torch.log1p(z), z
+
+
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
     """The form whose number of values every version of torch leaves to the run: up to 2.11 the fake form of this one has
     as many values as a tensor of zeros, which the backward of a fill then takes for a fact."""
@@ -178,6 +231,12 @@ def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 OWN: dict[str, Callable[..., Any]] = {
+    "copysign.Tensor": _ordered_alike(torch.ops.aten.copysign.Tensor),
+    "floor_divide.default": _ordered_alike(torch.ops.aten.floor_divide.default),
+    "div.Tensor_mode": _ordered_alike(torch.ops.aten.div.Tensor_mode),
+    "xlogy.Tensor": _times_log(torch.log),
+    "special_xlog1py.default": _times_log(torch.log1p),
+    "log_sigmoid_forward.default": _log_sigmoid_forward,
     "_unique.default": _unique,
     "_scaled_mm.default": _scaled_mm,
     "_scaled_mm_v2.default": _scaled_mm,

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import sympy
 import torch
 
 from polytile import options
@@ -182,8 +183,19 @@ def unsafe_index(builder: Builder, source: Tensor, indices: Sequence[Tensor | No
     return _indexed(builder, source, indices, checked=False)
 
 
+def _require_elements(builder: Builder, pattern: Pattern) -> None:
+    """As eager, an index of any elements into a dimension of none is an error even where no element would be picked."""
+    for d in pattern.indices:
+        n = pattern.source[d]
+        if not sizes.is_nonnegative(n - 1):
+            some = sympy.Or(sympy.Ne(n, 0), sympy.Eq(sizes.product(pattern.shape), 0))
+            builder.require(some, f"index is out of bounds for dimension {d}, which has no elements", IndexError)
+
+
 def _indexed(builder: Builder, source: Tensor, indices: Sequence[Tensor | None], checked: bool) -> Tensor:
     pattern = pattern_of(source, indices)
+    if checked:
+        _require_elements(builder, pattern)
     base = builder.realize(source)
     return computed(pattern.result, source.dtype, source.device, lambda point: pattern.place(point, checked).load(base))
 
@@ -380,6 +392,8 @@ def _put(
     if [index.dtype for index in indices if index is not None] == [torch.bool]:
         return _put_where(source, indices, values, accumulate)
     pattern = pattern_of(source, indices)
+    if checked:
+        _require_elements(builder, pattern)
     target = duplicate(builder, accumulator(source, mode))
 
     def store(point: Point) -> Store:

@@ -24,6 +24,12 @@ def traced_strides(traced: torch.Tensor) -> tuple[Size, ...]:
     return tuple(as_stride(stride) for stride in traced.stride())
 
 
+def as_they_lie(traced: torch.Tensor) -> list[int]:
+    """The dimensions of a dense fake tensor but for the one along which neighbours lie, and that one last."""
+    last = next((k for k, n in enumerate(traced.shape) if traced_strides(traced)[k] == 1 and n != 1), traced.ndim - 1)
+    return [*[k for k in range(traced.ndim) if k != last], last]
+
+
 def traced_argument(builder: Builder, k: int = 0) -> torch.Tensor | None:
     """The fake tensor of argument `k` of the current node."""
     argument = builder.node.args[k] if builder.node is not None else None

@@ -15,7 +15,7 @@ from torch.utils._sympy.functions import FloorDiv
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.joins import all_of, compare
-from polytile.frontend.lower.layouts import traced_strides
+from polytile.frontend.lower.layouts import as_they_lie
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, convert
 from polytile.frontend.lower.views import permute
@@ -214,7 +214,7 @@ def _stages(traced: torch.Tensor, rank: int, backward: bool = False) -> list[lis
     pieces are left: 256 × 32 × 32 elements in 7 × 7 cells take 90 µs so, and 340 by ATen. Backward, the pieces come first, and
     most of the work is one loop along rows, channels included where they come last."""
     spatial = list(range(traced.ndim - rank, traced.ndim))
-    if traced.device.type != "cpu" or not (backward or _as_they_lie(traced)[-1] in spatial):
+    if traced.device.type != "cpu" or not (backward or as_they_lie(traced)[-1] in spatial):
         return [spatial]
     return [[d] for d in (reversed(spatial) if backward else spatial)]
 
@@ -224,7 +224,7 @@ def _over_cells(builder: Builder, source: Tensor, cut: Mapping[int, Size], mean:
     cut = {d: m for d, m in cut.items() if source.sizes[d] != m}
     if not cut:
         return source
-    order, dtype, rank = _as_they_lie(builder.result()), source.compute_dtype, source.rank
+    order, dtype, rank = as_they_lie(builder.result()), source.compute_dtype, source.rank
     base = source if source.view is not None else builder.realize(source, _laid_out(source.sizes, order))
     extents, result = [source.sizes[d] for d in cut], list(cut.values())
 
@@ -250,13 +250,6 @@ def _over_cells(builder: Builder, source: Tensor, cut: Mapping[int, Size], mean:
 
 def _divided(value: Node, count: Size) -> Node:
     return value if count == 1 else expr.op("div", value.dtype, value, expr.index_value(count, value.dtype))
-
-
-def _as_they_lie(traced: torch.Tensor) -> list[int]:
-    """The dimensions of a dense fake tensor but for that along which neighbours lie, and that one last."""
-    strides, shape = traced_strides(traced), traced.shape
-    last = next((k for k, stride in enumerate(strides) if stride == 1 and shape[k] != 1), len(strides) - 1)
-    return [*[k for k in range(len(strides)) if k != last], last]
 
 
 def _laid_out(shape: Sequence[Size], order: Sequence[int]) -> tuple[Size, ...]:

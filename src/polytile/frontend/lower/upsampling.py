@@ -15,7 +15,8 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.positions import Place
+from polytile.frontend.lower.layouts import as_they_lie
+from polytile.frontend.lower.positions import Place, place_at
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Call, Point, Tensor, computed, convert
 from polytile.frontend.resizing import EXACT, LINEAR, UPSAMPLE, UPSAMPLE_BACKWARD, arguments
@@ -34,6 +35,8 @@ def upsample(
     base, result, first = builder.realize(source), builder.result_sizes(), 2
     wide = source.compute_dtype
     spatial = list(zip(base.sizes[first:], result[first:], scales, strict=True))
+    if name in LINEAR and len(spatial) > 1 and as_they_lie(builder.result())[-1] == source.rank - 1:
+        return _one_by_one(builder, base, result, align_corners, scales)
 
     def terms(o: Size, n: Size, m: Size, scale: float) -> list[Term]:
         if name in LINEAR:
@@ -56,6 +59,39 @@ def upsample(
 
     made = computed(result, source.dtype, source.device, at)
     return made if base.view is None else replace(made, call=_call(builder, base.view, name, size, align_corners, scales, result))
+
+
+def _one_by_one(
+    builder: Builder, source: Tensor, result: tuple[Size, ...], align_corners: bool, scales: Sequence[float]
+) -> Tensor:
+    """Interpolation along one dimension after the other, of rows that vectors run along: along any other dimension they are read
+    as they lie, and only along rows lane by lane. So that comes last, or first where it makes rows longer and others more: of 256
+    images of 32 × 32, twice as large, 0.7 ms in place of 3.0 by ATen."""
+    along = list(zip(range(2, source.rank), scales, strict=True))
+    larger = all(scale >= 1 or sizes.is_nonnegative(sympy.expand(result[d] - source.sizes[d])) for d, scale in along)
+    found = source
+    for d, scale in reversed(along) if larger else along:
+        if found.sizes[d] != result[d]:
+            found = _interpolated(builder.realize(found), d, result[d], scale, align_corners)
+    return computed(result, source.dtype, source.device, lambda point: convert(found.at(point), source.dtype))
+
+
+def _interpolated(base: Tensor, d: int, m: Size, scale: float, align_corners: bool) -> Tensor:
+    """`base` with `m` elements along dimension `d`, each from the two around its place."""
+    n, wide = base.sizes[d], base.compute_dtype
+
+    def at(point: Point) -> Node:
+        total: Node | None = None
+        for where, weight in _between(_there(point[d], n, m, scale, align_corners, wide), n, wide):
+            place = place_at(base.rank, point)
+            place.put(d, where)
+            assert weight is not None
+            term = expr.op("mul", wide, place.load(base), weight)
+            total = term if total is None else expr.op("add", wide, total, term)
+        assert total is not None
+        return total
+
+    return computed((*base.sizes[:d], m, *base.sizes[d + 1 :]), wide, base.device, at)
 
 
 def _call(
