@@ -22,7 +22,7 @@ from polytile.kernels.candidate import Candidate, specialised
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.selector import Request
-from polytile.tuning import measure
+from polytile.tuning.limits import GPU_LIMITS
 from polytile.tuning.tune import Task, tune
 
 FIRST: tuple[Shape, ...] = (
@@ -137,7 +137,7 @@ def kernel_us(request: Request, chosen: Sequence[Candidate]) -> dict[str, float]
         spec.names,
         spec.roles,
         check_accuracy=False,
-        limits=measure.GPU_LIMITS,
+        limits=GPU_LIMITS,
         target=spec.target,
     )
     return {attempt.candidate.name: attempt.seconds * 1e6 for attempt in tune(task) if attempt.ok}

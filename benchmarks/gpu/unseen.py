@@ -16,7 +16,7 @@ from benchmarks.compilers import copied
 from benchmarks.gpu.functions import DTYPES, TRACED, Function
 from benchmarks.timing import geomean
 from polytile.multikernel.multikernel import MultiKernel
-from polytile.tuning import measure
+from polytile.tuning.limits import GPU_LIMITS
 from polytile.tuning.tune import Task, tune
 
 LARGEST = 1 << 25
@@ -81,7 +81,7 @@ def _row(function: Function, shape: tuple[int, int], kernel: MultiKernel) -> lis
         spec.names,
         spec.roles,
         check_accuracy=False,
-        limits=measure.GPU_LIMITS,
+        limits=GPU_LIMITS,
         target=spec.target,
     )
     timed = {a.candidate.name: a.seconds for a in tune(task) if a.ok}

@@ -14,7 +14,7 @@ import torch
 from polytile.kernels.candidate import Entry, Handle, NativeEntry, NativeHandle, PythonEntry, handle_of_function
 from polytile.problem import Config, Problem, digest
 from polytile.runtime import compile as compiler
-from polytile.tuning.measure import Limits
+from polytile.tuning.limits import Limits
 from polytile.tuning.task import Task
 
 FEW = Limits(rounds=3, seconds=0.001)

@@ -13,7 +13,8 @@ import torch
 from polytile.kernels.candidate import PythonEntry
 from polytile.runtime import cpu
 from polytile.tuning import measure
-from polytile.tuning.measure import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Contender, Limits, race
+from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Limits
+from polytile.tuning.measure import Contender, race
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 from polytile.runtime import launcher
 from polytile.tuning import measure, region
 from polytile.tuning.decide import Entrant
+from polytile.tuning.limits import Limits
 from polytile.tuning.region import Region, time_region
 
 
@@ -47,6 +48,6 @@ def test_a_race_during_which_the_cores_moved_is_run_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(measure, "time_burst", lambda contender, repeats: 5e-6 * repeats)
     monkeypatch.setattr(measure, "pause", lambda seconds: None)
     monkeypatch.setattr("polytile.runtime.cpu.waited", lambda: 0.0)
-    limits = measure.Limits(rounds=5, seconds=1e-3, final_seconds=1e-3, open_seconds=1e-3, races=3)
+    limits = Limits(rounds=5, seconds=1e-3, final_seconds=1e-3, open_seconds=1e-3, races=3)
     both = [measure.Contender(name, None, (), entrant=Entrant(1.0, 2)) for name in ("a", "b")]  # type: ignore[arg-type]
     assert [timing.region for timing in measure.race(both, limits)] == [Region(9e-7, 4e-7)] * 2

@@ -24,6 +24,7 @@ from polytile.runtime import launcher
 from polytile.store import Store, transfer
 from polytile.store.reading import Record
 from polytile.tuning import measure
+from polytile.tuning.limits import LIMITS
 from polytile.tuning.replay import Device, Matrix, Recorded, evaluate, matrices
 from tests.store.helpers import KERNEL_TUNERS
 
@@ -167,7 +168,7 @@ def raced(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> tuple[Device, dict
     monkeypatch.setattr(measure, "time_burst", device.clock(problem))
     monkeypatch.setattr(measure, "_involuntary_switches", lambda: 0)
     contenders = [measure.Contender(c.name, PythonEntry(lambda: None), ()) for c in matrix.candidates[problem]]
-    timings = measure.race(contenders, dataclasses.replace(measure.LIMITS, seconds=60.0, longest=60.0))
+    timings = measure.race(contenders, dataclasses.replace(LIMITS, seconds=60.0, longest=60.0))
     return device, {contender.name: timing for contender, timing in zip(contenders, timings, strict=True)}
 
 
@@ -179,7 +180,7 @@ def test_a_race_on_recorded_samples_finds_the_fastest(softmax: Matrix, monkeypat
 def test_a_race_drops_clear_losers_early(monkeypatch: pytest.MonkeyPatch) -> None:
     device, timings = raced(made({8: {"a": 1e-5, "b": 1.02e-5, "c": 5e-5}}), monkeypatch)
     taken = {name: len(timing.samples) for name, timing in timings.items()}
-    assert taken["c"] == measure.LIMITS.trial_rounds < measure.LIMITS.final_rounds <= min(taken["a"], taken["b"])
+    assert taken["c"] == LIMITS.trial_rounds < LIMITS.final_rounds <= min(taken["a"], taken["b"])
     assert device.bursts > sum(taken.values()), "bursts that warm up count as well"
 
 

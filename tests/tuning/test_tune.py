@@ -15,7 +15,7 @@ from polytile.errors import CompileFailed, CompilerMissing, ResourcesExceeded
 from polytile.kernels.candidate import Entry, PythonEntry
 from polytile.problem import Config, Outcome, Problem
 from polytile.tuning.environment import environment
-from polytile.tuning.measure import Limits
+from polytile.tuning.limits import Limits
 from polytile.tuning.tune import Task, tune
 
 FEW = Limits(rounds=3, seconds=0.001)

@@ -131,8 +131,8 @@ def _partition(
 
 @contextlib.contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Within the block no cyclic garbage is collected: a graph and its tracing are hundreds of thousands of objects that all
-    live, and compiling an encoder's training step spent 0.7 s on finding that out, several times."""
+    """Switches the garbage collector off within the block. A graph and its tracing are hundreds of thousands of objects, all of
+    them alive: while an encoder's training step was compiled, the collector searched them several times, for 0.7 s in all."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -148,8 +148,8 @@ CALLERS = (HintError, NotInPlan, OptionError, PlanError)
 
 @contextlib.contextmanager
 def _shown_plainly() -> Iterator[None]:
-    """Errors about what the caller has asked for leave the block as Dynamo hands them on: other errors of a backend it wraps
-    in one of its own, with advice for compiler developers."""
+    """Errors about what the caller asked for leave the block as kinds that Dynamo passes on unchanged; any other error of a
+    backend it wraps in one of its own, with advice for compiler developers."""
     try:
         yield
     except CALLERS as error:

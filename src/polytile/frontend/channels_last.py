@@ -61,9 +61,9 @@ PARTS = (aten.slice.Tensor,)
 
 
 def lay_channels_last(graph: torch.fx.Graph, training: bool) -> None:
-    """Lays the images that convolutions take and make out with their channels last. In `training` the weights too, which are not
-    kept in a layout of their own then, and no types whose backward pass keeps its planes. `graph` is one of functional ATen
-    operators whose nodes have fake values; it returns the same values in the same strides afterwards."""
+    """Has convolutions read and write images with their channels last. In `training` only those of a type among TRAINED, and with
+    their weights laid out alike, as no packed copy of a weight is kept then. `graph` is one of functional ATen operators whose
+    nodes have fake values. It returns the same values in the same strides afterwards."""
     convolutions = [node for node in graph.nodes if _gains(node) and not (training and _dtype(node) not in TRAINED)]
     makers = _makers(convolutions)
     traced: dict[torch.fx.Node, Any] = {}
@@ -109,8 +109,8 @@ def _dtype(convolution: torch.fx.Node) -> torch.dtype:
 
 
 def _makers(convolutions: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The nodes whose results, all that are images, will have their channels last: the convolutions, and what is joined to them
-    by images alone."""
+    """The nodes whose image results will have their channels last: the convolutions, and every operator that is connected to one
+    of them through images alone and can follow their layout."""
     found: set[torch.fx.Node] = set()
     seen: set[torch.fx.Node] = set()
     ahead = [*convolutions, *(_maker(image) for convolution in convolutions for image in _images(convolution))]

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from polytile.errors import LoweringError, LoweringFailed
 from polytile.frontend import lower
 from polytile.frontend.host_numbers import gathered, kernel_number
+from polytile.frontend.library_calls import Flat, WithCopies, operator_name, results_of, written_views
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
@@ -160,7 +161,7 @@ class _Driver:
 
     def _lowered(self, node: torch.fx.Node) -> Any:
         """The node's result by its lowering; by a library call where it has none, or none for these arguments."""
-        name, lowering = _name(node.target), TABLE.get(node.target)
+        name, lowering = operator_name(node.target), TABLE.get(node.target)
         if lowering is None:
             number = isinstance(node.meta.get("val"), _NUMBERS)
             reason = "its result is a number on the host" if number else f"{name} has no lowering"
@@ -186,16 +187,11 @@ class _Driver:
         return self._with_call(node, args, kwargs, result, done)
 
     def _with_call(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, done: int) -> Any:
-        """`result` with the operator noted that it is, or noted on the loop that made it: the library's operator is a candidate
-        there."""
+        """`result` with the library's operator noted as a candidate for its work: on the result itself while that is an
+        expression, on the loop where the lowering has made one. `done`: how many operations there were before it."""
         made = self.builder.operations[done:]
         if isinstance(result, Tensor) and result.node is not None:
-            if result.call is not None:
-                return result
-            if not made and is_reshape(node.target) and (old := self._argument(node.args[0]).call) is not None:
-                return replace(result, call=old)
-            call = operator_call(self.builder, node, args, kwargs)
-            return result if made or call is None else replace(result, call=call)
+            return self._expression_with_call(node, args, kwargs, result, bool(made))
         results = result if isinstance(result, tuple) else (result,)
         views = [r.view for r in results if isinstance(r, Tensor) and r.view is not None]
         if len(views) < len(results) or not all(isinstance(operation, Loop) for operation in made):
@@ -206,6 +202,18 @@ class _Driver:
             if (call := changing_call(self.builder, node.target, views[0], args, kwargs)) is not None:
                 self.builder.attach(call)
         return result
+
+    def _expression_with_call(
+        self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor, stored: bool
+    ) -> Tensor:
+        """The same for a result that is not in memory yet. A reshape keeps its argument's operator. Where something had to be
+        `stored` first, the operator is more than what is left to compute."""
+        if result.call is not None:
+            return result
+        if not stored and is_reshape(node.target) and (old := self._argument(node.args[0]).call) is not None:
+            return replace(result, call=old)
+        call = operator_call(self.builder, node, args, kwargs)
+        return result if stored or call is None else replace(result, call=call)
 
     def _arguments(self, node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args = tuple(_plain(a) for a in torch.fx.map_arg(node.args, self._value))
@@ -223,17 +231,17 @@ class _Driver:
 
     def _library(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
         """The node as a library call. Results of higher-order operators may be nested; those of ATen are not."""
-        target, results = node.target, _results(node)
+        target, results = node.target, results_of(node)
         leaves, spec = tree_flatten(results)
         nested = not isinstance(target, torch._ops.OpOverload)
         if nested:
-            target, results = _Flat(target, results), leaves
+            target, results = Flat(target, results), leaves
         if self._may_return_changed(target, args):
-            target = _Copied(target)
-        written = _written(target, args, kwargs)
+            target = WithCopies(target)
+        written = written_views(target, args, kwargs)
         for view in written:
             self._store_readers(view.buffer, node)
-        self.reports.append(OperatorReport(_name(node.target), "library", reason))
+        self.reports.append(OperatorReport(operator_name(node.target), "library", reason))
         found = self.builder.library(target, args, kwargs, reason, results if results is not None else ())
         if written:
             call = self.builder.operations[-1]
@@ -260,7 +268,7 @@ class _Driver:
         else:
             view = isinstance(result, Tensor) and result.view is not None and not new
             how, reason = ("view", "index algebra, no work") if view else ("generated", "")
-        self.reports.append(OperatorReport(_name(node.target), how, reason))
+        self.reports.append(OperatorReport(operator_name(node.target), how, reason))
 
     # numbers and checks ----------------------------------------------------------------------------------------------
 
@@ -305,7 +313,7 @@ class _Driver:
             self.builder.operations.pop()
             source = self.builder.realize(source, sizes.contiguous_strides(source.sizes))
             self.builder.store(target.view, _converted(source, target))
-        self.reports.append(OperatorReport(_name(node.target), "generated", "writes an input in place"))
+        self.reports.append(OperatorReport(operator_name(node.target), "generated", "writes an input in place"))
 
     def _store_readers(self, buffer: str, writer: torch.fx.Node) -> None:
         """Before `writer` writes to `buffer`, values that read it and are still needed afterwards are stored."""
@@ -367,53 +375,6 @@ def _check_devices(device: torch.device | None, *values: Any) -> None:
         raise LoweringError(f"its result is on {device}, it reads tensors on {', '.join(sorted(others))}")
 
 
-class _Flat:
-    """A higher-order operator whose nested results come as one flat list; `like` has their structure."""
-
-    def __init__(self, target: Any, like: Any) -> None:
-        self.target, self.__name__ = target, _name(target)
-        self.structure = tree_map(lambda _: None, like)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
-        return _flat(self.target(*args, **kwargs), self.structure)
-
-    def __str__(self) -> str:
-        return self.__name__
-
-
-class _Copied:
-    """An operator that returns views of its arguments, returning copies instead, conjugated by the same mark."""
-
-    def __init__(self, target: Any) -> None:
-        self.target, self.__name__ = target, _name(target)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return tree_map(
-            lambda view: view.conj().clone().conj() if view.is_conj() else view.clone(), self.target(*args, **kwargs)
-        )
-
-    def __str__(self) -> str:
-        return self.__name__
-
-
-def _flat(result: Any, structure: Any) -> list[Any]:
-    """What stands in `result` where `structure` has a leaf. Results beyond the structure are those that nobody uses."""
-    if isinstance(structure, tuple | list):
-        return [leaf for part, inner in zip(result, structure, strict=False) for leaf in _flat(part, inner)]
-    if isinstance(structure, dict):
-        return [leaf for key, inner in structure.items() for leaf in _flat(result[key], inner)]
-    return [result]
-
-
-def _results(node: torch.fx.Node) -> Any:
-    """The fake results of a node. torch leaves them out for some higher-order operators; then the nodes that pick them
-    apart have them."""
-    if "val" in node.meta:
-        return node.meta["val"]
-    picked: dict[Any, Any] = {user.args[1]: _results(user) for user in node.users if user.target is operator.getitem}
-    return tuple(picked.get(k) for k in range(max(picked) + 1)) if picked else None
-
-
 def _changed_inputs(graph: torch.fx.Graph) -> set[str]:
     """Names of the inputs that the graph overwrites."""
     found: set[str] = set()
@@ -424,26 +385,12 @@ def _changed_inputs(graph: torch.fx.Graph) -> set[str]:
     return found
 
 
-def _written(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[View]:
-    """What an operator changes among its arguments, by its schema."""
-    schema = getattr(target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | kwargs
-    changed = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [v.view for v in tree_leaves(changed) if isinstance(v, Tensor) and v.view is not None]
-
-
 def _converted(source: Tensor, target: Tensor) -> Tensor:
     """`source`, broadcast and converted to what `target` holds."""
     return computed(
         target.sizes, target.dtype, target.device,
         lambda p: convert(source.at(broadcast_point(source.sizes, target.sizes, p)), target.dtype),
     )  # fmt: skip
-
-
-def _name(target: Any) -> str:
-    return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
 
 
 def _number(value: Any) -> Any:

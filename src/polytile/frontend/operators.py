@@ -22,7 +22,7 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 def is_reshape(target: object) -> bool:
-    """Whether an operator gives the same elements, row by row, other sizes."""
+    """Whether an operator keeps all elements in row-major order and changes the sizes alone."""
     return target in _RESHAPES
 
 

@@ -18,8 +18,8 @@ aten = torch.ops.aten
 
 
 def keep_overwritten(graph: torch.fx.Graph, joint_inputs: Sequence[Any]) -> None:
-    """Has the backward part of a joint graph take old values from copies, or from what the forward part computes of them:
-    overwritten inputs that it depends on are read through a clone, which is not computed again."""
+    """Lets the backward part of a joint graph see the old values of the inputs that the forward part overwrites: each one that it
+    depends on is read through a clone, which is saved for the backward pass and never computed again."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     primals = inputs[: len(tree_flatten(joint_inputs[0])[0])]
     backward = _reached(inputs[len(primals) :])

@@ -35,7 +35,7 @@ def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.T
 
 
 def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
-    """Expressions in the kernel's integers of which one is at least as large as each position in a tensor."""
+    """Upper bounds of all positions in tensors that a kernel indexes, one for each tensor, as expressions in its integers."""
     from polytile.kernels.triton.gemm.unit import epilogue_kernel, symbol
 
     ends = [

@@ -98,7 +98,7 @@ class GemmKernel:
 
     @cached_property
     def stored(self) -> tuple[torch.dtype, torch.dtype]:
-        """The type in which a block of each operand is had: that of its tensor, or of what its prologue gives."""
+        """The type of each operand's elements as a kernel loads or computes them: its tensor's, or its prologue's result."""
         a, b = (
             tensors[0].dtype if made is None else made.tensors[-1].dtype
             for tensors, made in zip(self.inputs, self.prologues, strict=True)
@@ -111,7 +111,7 @@ class GemmKernel:
         return any(elements * dtype.itemsize % 16 for elements, dtype in apart)
 
     def loaded_alone(self, size: Mapping[str, int]) -> tuple[bool, bool]:
-        """Of A and B, whether generated kernels load them element by element: neither axis is known to have stride 1, or the
+        """Whether generated kernels load A, and B, element by element: neither axis is known to have stride 1, or the
         rows are not a multiple of 16 elements apart."""
         a, b = (
             bool(elements % 16) or (made is None and layout == "any")
@@ -180,7 +180,7 @@ class ProductSite:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """Some of a product's tensors, what is passed for each of them, and the integers that they bring along."""
+    """A part of a product's argument list: tensors, the buffer or view to pass for each, and the integers they need."""
 
     tensors: tuple[TensorArg, ...] = ()
     passed: tuple[str | View, ...] = ()
@@ -240,7 +240,7 @@ def _spec(template: Template) -> GemmSpec:
 
 
 def _stored(name: str, view: View, buffers: Mapping[str, Buffer]) -> _Arguments:
-    """A tensor in memory, whose strides are passed elsewhere."""
+    """A tensor in memory. Its strides are not among the sizes: the caller adds them in the order of the ABI."""
     return _Arguments((TensorArg(name, view.dtype, "in"),), (_at(view, buffers),))
 
 

@@ -98,8 +98,8 @@ def _machine() -> Machine:
 
 
 def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Candidate]:
-    """Every config on every number of threads; an epilogue is compiled into the matmul for a short K and bound to it for a long
-    one (see `cpp.matmul`)."""
+    """A C++ kernel for each config and number of threads. An epilogue is compiled into the matmul where K is short; where it is
+    long, the matmul calls it through a pointer (cpp/matmul.py)."""
     tool = toolchain.find()
     spec = kernel.spec
     lanes = kept.lanes_of(spec)
@@ -143,7 +143,7 @@ Valid = Callable[[Mapping[str, int]], bool]
 
 
 def _by_depth(valid: Valid) -> tuple[Valid, Valid]:
-    """`valid` for K up to INLINE_UP_TO, and for K beyond it."""
+    """`valid` restricted to K up to INLINE_UP_TO, and to K beyond it."""
     return (
         lambda size: size["K"] <= matmul.INLINE_UP_TO and valid(size),
         lambda size: size["K"] > matmul.INLINE_UP_TO and valid(size),

@@ -236,15 +236,7 @@ class MultiKernel:
                     return standin
             while True:
                 request = self._request(key, self.spec.split(args)[1], None if untimed else args)
-                forced.check(self.spec.name, self.names)
-                decision = selector.choose(request) if request.candidates else None
-                self._learn(key, request)
-                if decision is None and (decision := selector.eagers_own(request)) is not None:
-                    trace.resorted(self.spec, decision)
-                if decision is None:
-                    reasons = self._nothing_left(key, request)
-                    self._rejected_at.pop(key, None)  # what made them fail may pass, as a lack of memory does
-                    raise NoCandidate(reasons)
+                decision = self._choice(key, request)
                 chosen = request.named(decision.candidate)
                 if decision.seconds is not None:
                     chosen = settled(chosen, dict(decision.measured_at) or request.sizes)
@@ -253,20 +245,39 @@ class MultiKernel:
                     self._keep(decision, request)
                     counters.add("store_hits", decision.from_store)
                     trace.announce(self.spec, self.candidates, decision)
-                    untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
-                    if untried and not decision.tried and len(request.candidates) > 1:
-                        entry = PythonEntry(_FirstRun(self, decision, entry))
-                    if decision.postponed and not request.last_chance:
-                        times = self._postponed[key] = self._postponed.get(key, 0) + 1
-                        entry = PythonEntry(_ForNow(self, entry, calls=2 ** (times - 1)))
-                    return entry
+                    return self._watched(key, decision, entry, request)
         finally:
             if not reentrant:
                 self._choosing.discard(key)
 
+    def _choice(self, key: int, request: Request) -> Decision:
+        """What the selector chooses; eager's own kernel where all candidates were wrong. Raises NoCandidate where nothing can
+        run."""
+        forced.check(self.spec.name, self.names)
+        decision = selector.choose(request) if request.candidates else None
+        self._learn(key, request)
+        if decision is None and (decision := selector.eagers_own(request)) is not None:
+            trace.resorted(self.spec, decision)
+        if decision is None:
+            reasons = self._nothing_left(key, request)
+            self._rejected_at.pop(key, None)  # what made them fail may pass, as a lack of memory does
+            raise NoCandidate(reasons)
+        return decision
+
+    def _watched(self, key: int, decision: Decision, entry: Entry, request: Request) -> Entry:
+        """The entry to put into the table: one that falls back to another candidate should this one, untried so far, raise; one
+        that chooses anew after some calls where measuring was put off; else `entry` itself."""
+        untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
+        if untried and not decision.tried and len(request.candidates) > 1:
+            entry = PythonEntry(_FirstRun(self, decision, entry))
+        if decision.postponed and not request.last_chance:
+            times = self._postponed[key] = self._postponed.get(key, 0) + 1
+            entry = PythonEntry(_ForNow(self, entry, calls=2 ** (times - 1)))
+        return entry
+
     def _keep(self, decision: Decision, request: Request) -> None:
-        """Files a decision, and splits the regimes that it shows not to be of one kind; for the time of a trial alone within
-        one."""
+        """Files a decision, and splits regimes for whose sizes it shows that one candidate is not the best everywhere. A decision
+        taken within another kernel's trial is filed until that trial ends."""
         if trials.within():
             self._regimes.decisions[request.words] = decision
             trials.at_end(functools.partial(self._take_back, request.words))
@@ -340,8 +351,8 @@ class MultiKernel:
         return not hard or all(candidate.valid(corner) for corner in self.spec.corners(ints))
 
     def _prepare(self, request: Request) -> tuple[Sequence[Candidate], bool]:
-        """Starts compiling what a decision at these sizes is going to need, and returns it: the one candidate that is
-        already known to win, or a shortlist that will be measured; and whether it will."""
+        """Starts compiling what a decision at these sizes will need. Returns these candidates, the one that is already known
+        to win or a shortlist, and whether they will be measured."""
         known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
         settled = known is not None and (known.link not in ("prior", "default") or not selector.measuring())
         wanted = [request.named(known.candidate)] if known is not None and settled else prior.shortlist(request)
@@ -401,7 +412,7 @@ class MultiKernel:
     # Calls off the straight path.
 
     def _take_back(self, words: Words) -> None:
-        """The decision was brought about by a candidate of another kernel, on trial: the next call decides anew."""
+        """Takes back a decision that a trial of another kernel's candidate brought about: the next call decides anew."""
         with self._lock:
             if self._regimes.decisions.pop(words, None) is not None:
                 self.dispatcher.insert(regime.pack(words), PythonEntry(_Undecided(self)))
@@ -439,8 +450,8 @@ def _prepared(candidate: Candidate) -> None:
 
 
 class _ForNow:
-    """Runs what is at hand until a regime's own candidates, `wanted`, are compiled, `calls` calls have passed and measuring may
-    go on; the call after that chooses anew."""
+    """Runs `entry` until the candidates that the regime waits for, `wanted`, are compiled, `calls` calls have passed and there is
+    time to measure again; the call after that chooses anew."""
 
     def __init__(self, owner: MultiKernel, entry: Entry, wanted: Sequence[Candidate] = (), *, calls: int) -> None:
         self.owner, self.entry, self.wanted, self.calls = owner, entry, wanted, calls
@@ -465,7 +476,7 @@ class _ForNow:
 
 
 class _Undecided:
-    """Stands in the table where another kernel's trial has decided, until a call does."""
+    """Stands in the table in place of a decision that was taken within another kernel's trial, until the next call decides."""
 
     def __init__(self, owner: MultiKernel) -> None:
         self.owner = owner

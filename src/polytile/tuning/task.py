@@ -12,9 +12,9 @@ from polytile.errors import CompilerMissing, DeviceLost, ResourcesExceeded
 from polytile.ir.program import CPU
 from polytile.kernels.candidate import Candidate
 from polytile.problem import Measurement, Outcome, Problem, Scalar
-from polytile.tuning import measure
 from polytile.tuning.environment import environment
 from polytile.tuning.gate import Reference, Verdict
+from polytile.tuning.limits import LIMITS, Limits
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Task:
     coarse: tuple[float, ...] = ()
     predicted: tuple[float, ...] = ()
     check_accuracy: bool = True
-    limits: measure.Limits = measure.LIMITS
+    limits: Limits = LIMITS
     apart: frozenset[str] = frozenset()
     trial_seconds: float = 10.0
     only_apart: bool = False

@@ -22,6 +22,7 @@ from polytile.tuning.budget import clock
 from polytile.tuning.decide import Entrant, threads_of
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
+from polytile.tuning.limits import within
 from polytile.tuning.room import NoRoom, host_is_quick, own_fits, wide_fits
 from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, unmade, wrong
 
@@ -122,7 +123,7 @@ class _Trial:
             compiler.settle(min(SETTLE_SECONDS, max(0.0, self.left)))
         self._tell("timing")
         try:
-            timings = measure.race(contenders, measure.within(self.task.limits, self.left))
+            timings = measure.race(contenders, within(self.task.limits, self.left))
         except measure.Stopped as stopped:
             self._keep(order, stopped.timings)
             raise

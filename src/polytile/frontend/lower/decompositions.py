@@ -166,7 +166,7 @@ def _times_log(logarithm: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 def _log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
     """min(x, 0) - log(1 + e^-|x|), row-major on a CPU as eager's; the second result is for eager's own gradient."""
     if x.device.type != "cpu":
-        return torch._decomp.decomposition_table[torch.ops.aten.log_sigmoid_forward.default](x)  # type: ignore[no-any-return]
+        return torch._decomp.decomposition_table[torch.ops.aten.log_sigmoid_forward.default](x)
     x = x.contiguous()
     z = torch.exp(-x.abs())
     return x.clamp(max=0) - torch.log1p(z), z

@@ -15,10 +15,10 @@ import torch.fx
 from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.indexing import duplicate
 from polytile.frontend.lower.layouts import traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.reshapes import reshape_point
+from polytile.frontend.lower.scattering import duplicate
 from polytile.frontend.lower.slices import require_known_sizes, selected_index, slice_start
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored
 from polytile.frontend.lower.views import copied, diagonal_origin, reindexed, require_loop_dtype, wrap_dim

@@ -8,10 +8,10 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.indexing import duplicate
 from polytile.frontend.lower.joins import all_of, compare
 from polytile.frontend.lower.pooling_average import cells, longest
 from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.scattering import duplicate
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored, widen
 from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.lower.windows import Windows, chosen, flat_number, windows

@@ -19,10 +19,11 @@ from polytile.multikernel.selector import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.store import identity
 from polytile.store.records import region_excess
-from polytile.tuning import budget, measure, tune
+from polytile.tuning import budget, tune
 from polytile.tuning.circumstances import completed, state
 from polytile.tuning.decide import Score, combine, noise_band
 from polytile.tuning.isolation import policy
+from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Limits
 from polytile.tuning.room import NoRoom
 
 tuner: tune.Tuner = tune.tune
@@ -164,12 +165,12 @@ def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) ->
         request.store.append(*measurements)
 
 
-def _limits(target: torch.device) -> measure.Limits:
+def _limits(target: torch.device) -> Limits:
     thorough = options.get("tune") == "thorough"
     if target.type == "cuda":
-        limits = measure.GPU_THOROUGH if thorough else measure.GPU_LIMITS
+        limits = GPU_THOROUGH if thorough else GPU_LIMITS
     else:
-        limits = measure.THOROUGH if thorough else measure.LIMITS
+        limits = THOROUGH if thorough else LIMITS
     return dataclasses.replace(limits, band=noise_band(target.type), races=1 if _in_slices() else limits.races)
 
 

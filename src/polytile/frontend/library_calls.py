@@ -1,0 +1,74 @@
+"""Operators as the library calls that a program makes of them: what they return, and what they change."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from polytile.frontend.lower.value import Tensor
+from polytile.ir.program import View
+
+
+class Flat:
+    """A higher-order operator whose nested results come as one flat list; `like` has their structure."""
+
+    def __init__(self, target: Any, like: Any) -> None:
+        self.target, self.__name__ = target, operator_name(target)
+        self.structure = tree_map(lambda _: None, like)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return _flat(self.target(*args, **kwargs), self.structure)
+
+    def __str__(self) -> str:
+        return self.__name__
+
+
+class WithCopies:
+    """An operator that returns views of its arguments, returning copies instead, conjugated by the same mark."""
+
+    def __init__(self, target: Any) -> None:
+        self.target, self.__name__ = target, operator_name(target)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return tree_map(
+            lambda view: view.conj().clone().conj() if view.is_conj() else view.clone(), self.target(*args, **kwargs)
+        )
+
+    def __str__(self) -> str:
+        return self.__name__
+
+
+def _flat(result: Any, structure: Any) -> list[Any]:
+    """What stands in `result` where `structure` has a leaf. Results beyond the structure are those that nobody uses."""
+    if isinstance(structure, tuple | list):
+        return [leaf for part, inner in zip(result, structure, strict=False) for leaf in _flat(part, inner)]
+    if isinstance(structure, dict):
+        return [leaf for key, inner in structure.items() for leaf in _flat(result[key], inner)]
+    return [result]
+
+
+def results_of(node: torch.fx.Node) -> Any:
+    """The fake results of a node. torch leaves them out for some higher-order operators; then the nodes that pick them
+    apart have them."""
+    if "val" in node.meta:
+        return node.meta["val"]
+    picked: dict[Any, Any] = {user.args[1]: results_of(user) for user in node.users if user.target is operator.getitem}
+    return tuple(picked.get(k) for k in range(max(picked) + 1)) if picked else None
+
+
+def written_views(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[View]:
+    """What an operator changes among its arguments, by its schema."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | kwargs
+    changed = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [v.view for v in tree_leaves(changed) if isinstance(v, Tensor) and v.view is not None]
+
+
+def operator_name(target: Any) -> str:
+    return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
