@@ -3,6 +3,7 @@
 p0 < s0 holds:   lt (index p0) (index s0)  →  true
 load x[p0 // 4 * 4 + p0 % 4]               →  load x[p0]
 load x[p0] where true                      →  load x[p0]
+load x[i0] with i0 = index (p0 + 1)        →  load x[p0 + 1]
 index p0 + 1  (an addition of indices)     →  index (p0 + 1)
 """
 
@@ -48,6 +49,8 @@ def simplify_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
         node = expr.rebuild(node, children, index_map)
         if isinstance(node, Load) and isinstance(node.mask, Const):
             return _decided_load(node)
+        if isinstance(node, Load) and any(map(_is_place, node.indirect)):
+            return _direct_load(node, index_map)
         if single and isinstance(node, Part | Reduce):
             node = _of_one_element(node)
         if isinstance(node, Op):
@@ -75,6 +78,25 @@ def _decided_load(node: Load) -> Node:
     return (
         expr.load(node.dtype, node.buffer, node.index, node.indirect) if node.mask.value else expr.const(0, node.dtype)
     )
+
+
+def _is_place(value: Node) -> bool:
+    """Whether a position is an index expression, not data."""
+    return isinstance(value, Index) and not value.dtype.is_floating_point
+
+
+def _direct_load(node: Load, index_map: Callable[[sympy.Expr], sympy.Expr]) -> Node:
+    """A load in whose index what positions stand for is written out, where that is an index expression."""
+    places: dict[sympy.Symbol, sympy.Expr] = {}
+    rest: list[Node] = []
+    for k, value in enumerate(node.indirect):
+        if isinstance(value, Index) and _is_place(value):
+            places[expr.indirect_symbol(k)] = value.expr
+        else:
+            places[expr.indirect_symbol(k)] = expr.indirect_symbol(len(rest))
+            rest.append(value)
+    index = index_map(sympy.expand(node.index.xreplace(places)))
+    return expr.load(node.dtype, node.buffer, index, tuple(rest), node.mask)
 
 
 def _of_one_element(node: Node) -> Node:
