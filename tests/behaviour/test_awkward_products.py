@@ -127,7 +127,8 @@ def check(function: Callable[..., Any], call: Callable[..., Any], args: tuple[Te
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", KINDS)
-def test_operands_may_lie_in_any_way(name: str, way: str) -> None:
+def test_awkward_operands_give_what_they_give_in_eager(name: str, way: str) -> None:
+    """One program takes operands that lie in any way, then products with nothing in them, then what does not fit."""
     function, make = KINDS[name]
     call = compiled(function, way)
     args = make(*SIZES)
@@ -137,28 +138,16 @@ def test_operands_may_lie_in_any_way(name: str, way: str) -> None:
         assert {d.candidate.split()[0] for d in kernel.decisions} <= {*SCHEDULES}
     for layout, laid in LAYOUTS.items():
         check(function, call, tuple(laid(arg) if arg.dim() > 1 else arg for arg in args), layout)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", KINDS)
-def test_nothing_to_multiply_and_nothing_to_give(name: str, way: str) -> None:
-    function, make = KINDS[name]
-    call = compiled(function, way)
-    check(function, call, make(*SIZES), "plain")
     for sizes in NOTHING:
         if (name, sizes) != LEFT:
             check(function, call, make(*sizes), str(sizes))
+    for what, wrong in misfits(args, make(16, 32, 64)).items():
+        assert what != "another K" or isinstance(outcome(function, wrong), Exception)
+        check(function, call, wrong, what)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", KINDS)
-def test_what_does_not_fit_is_an_error(name: str, way: str) -> None:
-    function, make = KINDS[name]
-    call = compiled(function, way)
-    args, others = make(*SIZES), make(16, 32, 64)
-    check(function, call, args, "plain")
-    first = next(place for place, arg in enumerate(args) if arg.shape != others[place].shape)
-    for what, wrong in (("another K", others[first]), *((str(t), args[first].to(t)) for t in (torch.int64, torch.float64))):
-        mixed = (*args[:first], wrong, *args[first + 1 :])
-        assert what != "another K" or isinstance(outcome(function, mixed), Exception)
-        check(function, call, mixed, what)
+def misfits(args: tuple[Tensor, ...], longer: tuple[Tensor, ...]) -> dict[str, tuple[Tensor, ...]]:
+    """`args` with the first operand of another K, that of `longer`, or of a type that the others do not have."""
+    first = next(place for place, arg in enumerate(args) if arg.shape != longer[place].shape)
+    wrong = {"another K": longer[first], **{str(t): args[first].to(t) for t in (torch.int64, torch.float64)}}
+    return {what: (*args[:first], operand, *args[first + 1 :]) for what, operand in wrong.items()}

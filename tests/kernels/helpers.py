@@ -93,7 +93,7 @@ class Case:
             for c in loops.loop_candidates(self.kernel, self.loop.origins, self.most_threads)
             if isinstance(c, CppCandidate)
         ]
-        for candidate in self.candidates if self.compiled else ():
+        for candidate in self.candidates if self.compiled and GENERATOR == "cpp" else ():
             candidate.prepare()
 
     @property

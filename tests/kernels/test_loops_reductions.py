@@ -132,7 +132,7 @@ def test_one_result_for_everything() -> None:
 
 
 @pytest.mark.parametrize("order", ["inner", "middle", "outer", "apart"])
-def test_two_reduced_axes(order: str) -> None:
+def test_two_reduced_axes(order: str, generator: str) -> None:
     """(p0, r0, r1) in memory, then the parallel axis between and behind the reduced ones, then two parallel ones."""
     index, axes, count = {
         "inner": ((P0 * S1 + R0) * 9 + R1, {P0: S0}, lambda a, b: a * b * 9),
@@ -146,7 +146,8 @@ def test_two_reduced_axes(order: str) -> None:
     place = P0 * 5 + P1 if order == "apart" else P0
     stores = [store("s", place, total), store("d", place, deviation), store("o", index, op("sub", op("exp", x), total))]
     case = Case(loop(stores, axes, {R0: S1, R1: 9}), dict.fromkeys("xsdo", F32))
-    for a, b in [(1, 1), (3, 2), (70, 5), (2, 300), (4, 0)]:
+    long = 300 if generator == "cpp" else 40  # the outer one is walked step by step, which takes Triton's interpreter long
+    for a, b in [(1, 1), (3, 2), (70, 5), (2, long), (4, 0)]:
         n, rows = count(a, b), a * (5 if order == "apart" else 1)
         tensors = {"x": random(n, low=0.0, high=0.1), "s": random(rows), "d": random(rows), "o": random(n)}
         case.check(tensors, {S0: a, S1: b}, relative=TOLERANCE, absolute=1e-4)

@@ -135,10 +135,6 @@ def positive(x: Node) -> Node:
     return x
 
 
-def reversed_(name: str) -> Element:
-    return lambda a, b: node(name, b, a)
-
-
 def ignoring_nan(name: str) -> Element:
     """maximum or minimum that prefers a number to NaN."""
 

@@ -23,7 +23,6 @@ class Machine:
 
     gflops: float = 192.0
     vector_bytes: int = 64
-    l1: int = 32 << 10
     l2: int = 1 << 20
     l3: int = 32 << 20
     l2_gbs: float = 120.0
@@ -97,7 +96,7 @@ def _cache_sizes() -> dict[str, int]:
     for index in range(8):
         folder = SYS_CPU / "cache" / f"index{index}"
         level, kind, size = (_text(folder / name).strip() for name in ("level", "type", "size"))
-        if kind in ("Data", "Unified") and size.endswith("K") and level in "123":
+        if kind in ("Data", "Unified") and size.endswith("K") and level in ("2", "3"):
             sizes[f"l{level}"] = int(size[:-1]) << 10
     return sizes
 

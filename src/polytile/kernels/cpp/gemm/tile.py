@@ -390,19 +390,48 @@ def packs_b(spec: GemmSpec, config: GemmConfig) -> bool:
 
 
 def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, kept_at: int = 0) -> str:
-    """The translation unit of one of the tile forms, without the prelude."""
+    """The translation unit of one of the tile forms, without the prelude. `kept_at`: where among the pointers kept panels are."""
     tiled_a, panelled_b, kept = packs_a(spec, config), packs_b(spec, config), config.form == "tile_kept"
-    packed = "unsigned" if config.pairs else "T"
-    integers, step = spec.dtype == "int8", k_per_lane(spec, config)
+    integers, step, group = spec.dtype == "int8", k_per_lane(spec, config), 1 << (config.mr - 1).bit_length()
     in_place = step if config.form == "tile_direct" else 1
     together = spec.b_layout == "n" and side_by_side.whole(step, config.nv) and (panelled_b or in_place > 1)
-    group = 1 << (config.mr - 1).bit_length()
-    constants = CONSTANTS.format(
+    access = "cols" if tiled_a else {"k": "rows", "m": "cols", "any": "both"}[spec.a_layout]
+    ahead = PREFETCH_STEPS if config.form == "tile_direct" else 0
+    transposes = (tiled_a and spec.a_layout == "k" and config.mr <= lanes, panelled_b and spec.b_layout == "k")
+    panel_row = side_by_side.PANEL_ROW if together else PANEL_ROW
+    return "".join(
+        (
+            head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
+            _constants(spec, config, lanes, group, kept_at),
+            int8.MAC if integers else PAIRS if config.pairs else MAC,
+            int8.ELEMENT if integers else ELEMENT_PAIRS if config.pairs else ELEMENT,
+            int8.CORRECT if integers else CORRECT_NEVER,
+            unroll.SHUFFLE_MACRO if together or any(transposes) else "",
+            unroll.shuffles(lanes) if any(transposes) else "",
+            side_by_side.function(step, lanes) if together else "",
+            panel_row if panelled_b and spec.b_layout == "n" else "",
+            unroll.transpose(lanes, group, "transpose_group") if transposes[0] else "",
+            unroll.transpose(lanes, lanes, "transpose") if transposes[1] else "",
+            _pack_a(spec, tiled_a, transposes[0]),
+            PACK_B_NEVER if kept else PACK_B_OF[spec.b_layout] if panelled_b else PACK_B_TAIL,
+            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead, integers, kept, in_place),
+            COMPUTE,
+            WORK[config.form],
+            entry(name),
+        )
+    )
+
+
+def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, group: int, kept_at: int) -> str:
+    """The numbers and types of a unit; blocks are whole tiles. `group`: rows of A that are transposed together."""
+    tiled_a, panelled_b, kept = packs_a(spec, config), packs_b(spec, config), config.form == "tile_kept"
+    packed = "unsigned" if config.pairs else "T"
+    return CONSTANTS.format(
         group=group,
         mr=config.mr,
         nv=config.nv,
-        step=step,
-        head=int(integers),
+        step=k_per_lane(spec, config),
+        head=int(spec.dtype == "int8"),
         kc=config.kc,
         mc=max(config.mc // config.mr, 1) * config.mr,
         nc=max(config.nc // (config.nv * lanes), 1) * config.nv * lanes,
@@ -413,34 +442,13 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
         pa=packed if tiled_a else "S",
         pb=packed if panelled_b or kept else "S",
     )
-    access = "cols" if tiled_a else {"k": "rows", "m": "cols", "any": "both"}[spec.a_layout]
-    ahead = PREFETCH_STEPS if config.form == "tile_direct" else 0
-    transposes = (tiled_a and spec.a_layout == "k" and config.mr <= lanes, panelled_b and spec.b_layout == "k")
-    panel_row = side_by_side.PANEL_ROW if together else PANEL_ROW
-    pack_a = PACK_A_NEVER if not tiled_a else PACK_A
-    if tiled_a and (transposes[0] or spec.a_layout == "m"):
-        pack_a = PACK_A_OF[spec.a_layout]
-    return "".join(
-        (
-            head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
-            constants,
-            int8.MAC if integers else PAIRS if config.pairs else MAC,
-            int8.ELEMENT if integers else ELEMENT_PAIRS if config.pairs else ELEMENT,
-            int8.CORRECT if integers else CORRECT_NEVER,
-            unroll.SHUFFLE_MACRO if together or any(transposes) else "",
-            unroll.shuffles(lanes) if any(transposes) else "",
-            side_by_side.function(step, lanes) if together else "",
-            panel_row if panelled_b and spec.b_layout == "n" else "",
-            unroll.transpose(lanes, group, "transpose_group") if transposes[0] else "",
-            unroll.transpose(lanes, lanes, "transpose") if transposes[1] else "",
-            pack_a,
-            PACK_B_NEVER if kept else PACK_B_OF[spec.b_layout] if panelled_b else PACK_B_TAIL,
-            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead, integers, kept, in_place),
-            COMPUTE,
-            WORK[config.form],
-            entry(name),
-        )
-    )
+
+
+def _pack_a(spec: GemmSpec, tiled: bool, transposed: bool) -> str:
+    """The function that copies A into tiles: by whole vectors where its layout allows that."""
+    if not tiled:
+        return PACK_A_NEVER
+    return PACK_A_OF[spec.a_layout] if transposed or spec.a_layout == "m" else PACK_A
 
 
 CORRECT_NEVER = "static void correct(PA*, long, long) {}\n"
