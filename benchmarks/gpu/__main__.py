@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=grid.PEERS, default=list(grid.PEERS))
     parser.add_argument("--seconds", type=float, default=420, help="when no new cell is begun")
     parser.add_argument("--unseen-shapes", type=int, default=200)
+    parser.add_argument("--unseen-seed", type=int, default=0, help="of the random shapes")
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--resume", help="cells of an earlier run (gpu_cells.jsonl) to go on from")
     parser.add_argument("--peers-of", type=Path, help="a result file of a device of this name, whose times of the peers to take")
@@ -68,7 +69,7 @@ def main() -> None:
         if "unseen" in given.parts:
             left = given.seconds - (time.monotonic() - began)
             chosen = [f for f in FUNCTIONS[:4] if f.name in given.functions]
-            results["unseen"] = unseen.run(chosen, given.dtypes[0], given.unseen_shapes, left)
+            results["unseen"] = unseen.run(chosen, given.dtypes[0], given.unseen_shapes, left, given.unseen_seed)
     finally:
         results["cells"] = cells.rows
         if earlier is not None:

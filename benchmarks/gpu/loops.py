@@ -2,7 +2,7 @@
 candidate of loops that might be near the best, at shapes of the grid and at random ones; what the prior's constants are judged
 by.
 
-`--judge` needs no GPU: it says for the cells of a result file what today's prior would choose.
+`--judge` needs no GPU: it says for the cells of a result file, or the unseen shapes of gpu.json, what today's prior would choose.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ def main() -> None:
     parser.add_argument("--judge", nargs="?", type=Path, const=record.RESULTS / "gpu_loops.json")
     given = parser.parse_args()
     if given.judge is not None:
-        show(table(judged(json.loads(given.judge.read_text())["results"]["cells"])))
+        results = json.loads(given.judge.read_text())["results"]
+        unseen_rows = [{**row, "us": row["candidates_us"]} for row in results.get("unseen", ()) if "candidates_us" in row]
+        show(table(judged([*unseen_rows, *(row for row in results["cells"] if "predicted_us" in row)])))
         return
     cells = Cells(Path(given.out) / "gpu_loops_cells.jsonl")
     functions = [BY_NAME[name] for name in given.functions]

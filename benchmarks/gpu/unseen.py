@@ -34,7 +34,7 @@ def shapes(count: int, seed: int = 0) -> list[tuple[int, int]]:
     return found
 
 
-def run(functions: list[Function], dtype: str, count: int, seconds: float) -> list[dict[str, Any]]:
+def run(functions: list[Function], dtype: str, count: int, seconds: float, seed: int = 0) -> list[dict[str, Any]]:
     """One row a kernel and shape: the time of the prior's choice over that of the best candidate."""
     deadline = time.monotonic() + seconds
     rows: list[dict[str, Any]] = []
@@ -46,14 +46,14 @@ def run(functions: list[Function], dtype: str, count: int, seconds: float) -> li
             copied(function.run, "unseen"), backend="polytile", dynamic=True, options={"tune": "off", "persist": False}
         )
         call(*function.make(TRACED, DTYPES[dtype]))
-        for shape in shapes(count):
+        for shape in shapes(count, seed):
             if time.monotonic() > share:
                 break
             before = {id(kernel): len(kernel.decisions) for kernel in _kernels()}
             call(*function.make(shape, DTYPES[dtype]))
             for kernel in _kernels():
                 if len(kernel.decisions) > before.get(id(kernel), 0):  # else the regime is known from another shape
-                    rows += _row(function, shape, kernel)
+                    rows += _row(function, dtype, shape, kernel)
         print(function.name, *summary([row for row in rows if row["function"] == function.name]), flush=True)
     return rows
 
@@ -62,7 +62,7 @@ def _kernels() -> list[MultiKernel]:
     return [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
 
 
-def _row(function: Function, shape: tuple[int, int], kernel: MultiKernel) -> list[dict[str, Any]]:
+def _row(function: Function, dtype: str, shape: tuple[int, int], kernel: MultiKernel) -> list[dict[str, Any]]:
     decision = kernel.decisions[-1]
     if kernel.spec.make_args is None or decision is None:
         return []
@@ -89,9 +89,9 @@ def _row(function: Function, shape: tuple[int, int], kernel: MultiKernel) -> lis
         return []
     best = min(timed, key=lambda name: timed[name])
     return [{
-        "function": function.name, "shape": list(shape), "kernel": kernel.spec.name, "chosen": decision.candidate,
+        "function": function.name, "dtype": dtype, "shape": list(shape), "kernel": kernel.spec.name, "chosen": decision.candidate,
         "best": best, "us": timed[decision.candidate] * 1e6, "best_us": timed[best] * 1e6,
-        "regret": timed[decision.candidate] / timed[best],
+        "regret": timed[decision.candidate] / timed[best], "candidates_us": {name: t * 1e6 for name, t in timed.items()},
     }]  # fmt: skip
 
 
