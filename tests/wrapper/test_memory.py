@@ -10,14 +10,15 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import sympy
 import torch
 
 from polytile.frontend.lower.value import Tensor
 from polytile.ir import interpret, sizes
 from polytile.ir.aliases import maybe_aliased
-from polytile.ir.program import Program
+from polytile.ir.program import Buffer, Program
 from polytile.passes.pipeline import optimize
-from polytile.wrapper import backend, lines
+from polytile.wrapper import backend, lines, memory
 from polytile.wrapper.lines import Line
 from tests.passes.helpers import S0, S1, Net, arguments
 from tests.passes.test_random_programs import STEPS
@@ -76,6 +77,20 @@ def test_memory_of_the_same_size_in_another_shape_is_taken() -> None:
     found = lines_of(net.program(turned))
     (reuse,) = named(found, lines.Reuse)
     assert reuse.buffer.sizes != reuse.old.sizes
+
+
+def test_memory_of_nothing_is_not_taken_for_an_element() -> None:
+    """From the first element of 3×0×0 to the last there is one by the formula, and none in memory."""
+    maybe = sympy.Symbol("u0", integer=True, nonnegative=True)
+
+    def key(*shaped: sympy.Expr | int, strides: tuple[int, ...] | None = None) -> memory.PoolKey:
+        shape = tuple(map(sympy.sympify, shaped))
+        laid = sizes.contiguous_strides(shape) if strides is None else tuple(map(sympy.sympify, strides))
+        return memory._key(Buffer("b", torch.float32, shape, laid))
+
+    assert key(3, 0, 0, strides=(1, 1, 1)) != key(1, 1)
+    assert key(maybe, 4) == key(4 * maybe) == key(2, maybe, 2)
+    assert key(S0, 4) == key(4 * S0) != key(maybe, 4)
 
 
 def test_results_constants_and_inputs_are_never_taken_over() -> None:

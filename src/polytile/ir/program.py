@@ -51,6 +51,12 @@ class Buffer:
         """Elements from the first to the last, for nonempty sizes."""
         return sum(((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True)), algebra.ONE)
 
+    @property
+    def emptied_by(self) -> frozenset[sympy.Expr]:
+        """Factors of its sizes of which one may be 0: then the buffer has no memory, whatever `storage_size` says."""
+        factors = {factor for n in self.sizes for factor in sympy.Mul.make_args(n)}
+        return frozenset(factor for factor in factors if not algebra.is_nonnegative(factor - 1))
+
     def index(self, point: tuple[sympy.Expr, ...]) -> sympy.Expr:
         """Offset in elements of the element at `point`."""
         return sum((i * s for i, s in zip(point, self.strides, strict=True)), algebra.ZERO)

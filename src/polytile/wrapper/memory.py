@@ -18,7 +18,7 @@ from polytile.wrapper.lines import Allocate, Free, Line, PickOutput, Reuse
 UNKNOWN_SIZE = 256
 """Stands for a size that only the run itself tells; the plan is right whatever it is, only its peak may be higher."""
 
-PoolKey = tuple[sympy.Expr, torch.dtype, torch.device]
+PoolKey = tuple[sympy.Expr, frozenset[sympy.Expr], torch.dtype, torch.device]
 
 
 def plan(
@@ -82,4 +82,4 @@ class _Held:
 
 
 def _key(buffer: Buffer) -> PoolKey:
-    return sympy.expand(buffer.storage_size), buffer.dtype, buffer.device
+    return sympy.expand(buffer.storage_size), buffer.emptied_by, buffer.dtype, buffer.device
