@@ -123,14 +123,12 @@ def _check_mode(entry: Entry, samples: Sequence[Any], mode: str, report: Report,
         if not _too_much_is_data(whole, mode):
             report.detail[mode] = _said(error.inner_exception)
             return
-        graphs = _one_by_one(entry, samples, mode, report, options, error)
+        graphs = _each_alone(entry, samples, mode, report, options, error)
     except (Wrong, IndexError, polytile.PolytileError) as error:
         report.detail[mode] = _said(error)
         return
     except Exception as whole_error:
-        graphs = _one_by_one(entry, samples, mode, report, options, whole_error)
-        if not graphs and mode not in report.detail:
-            report.detail[mode] = f"{NEVER_CAPTURED}: {_said(whole_error)}"
+        graphs = _each_alone(entry, samples, mode, report, options, whole_error)
     report.graphs += graphs
 
 
@@ -142,14 +140,15 @@ def _too_much_is_data(program: Program, mode: str) -> bool:
         arm(traced, program, values=False)
     except torch._dynamo.exc.BackendCompilerFailed as error:
         return isinstance(error.inner_exception, GuardOnDataDependentSymNode)
-    except Exception:
-        return False
+    except Exception:  # of another kind: polytile's own is what counts
+        pass
     return False
 
 
-def _one_by_one(
+def _each_alone(
     entry: Entry, samples: Sequence[Any], mode: str, report: Report, options: dict[str, Any], whole_error: Exception
 ) -> int:
+    """How many graphs the samples have one by one, after `whole_error` of all at once; that there is none is reported."""
     graphs = 0
     for number, sample in enumerate(samples):
         one = program(entry.info.get_op(), [sample])
@@ -160,6 +159,8 @@ def _one_by_one(
             inner = error.inner_exception if isinstance(error, torch._dynamo.exc.BackendCompilerFailed) else error
             report.detail[mode] = f"sample {number}: {_said(inner)}"
             break
+    if not graphs and mode not in report.detail:
+        report.detail[mode] = f"{NEVER_CAPTURED}: {_said(whole_error)}"
     return graphs
 
 

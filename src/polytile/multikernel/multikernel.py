@@ -354,11 +354,11 @@ class MultiKernel:
         """Starts compiling what a decision at these sizes will need. Returns these candidates, the one that is already known
         to win or a shortlist, and whether they will be measured."""
         known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
-        settled = known is not None and (known.link not in ("prior", "default") or not selector.measuring())
-        wanted = [request.named(known.candidate)] if known is not None and settled else prior.shortlist(request)
+        decided = known is not None and (known.link not in ("prior", "default") or not selector.measuring())
+        wanted = [request.named(known.candidate)] if known is not None and decided else prior.shortlist(request)
         for candidate in wanted:
             _prepared(candidate)
-        return wanted, not settled
+        return wanted, not decided
 
     def _made(self, key: int, candidate: Candidate, request: Request) -> Entry | None:
         """The candidate's entry; None, with the failure recorded, if it cannot be made."""

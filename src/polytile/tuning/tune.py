@@ -40,8 +40,7 @@ Tuner = Callable[[Task], "list[Attempt]"]
 def tune(task: Task) -> list[Attempt]:
     """Tries every candidate of the task; one Attempt each, in the same order. Those that the task names in `apart` run in a
     worker process first (isolation/); timing is in this process and thread, for those that came back with right results.
-    Raises OutOfMemoryError where a GPU has no memory for trying any, NoRoom where it has too little to
-    spare.
+    Raises OutOfMemoryError where a GPU has no memory for trying any, NoRoom where it has too little to spare.
 
     The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate
     when there is no reference, is the caller's (an index argument out of range) and is raised. Raises Interrupted, with what

@@ -66,7 +66,7 @@ def _one_by_one(
 ) -> Tensor:
     """Interpolation along one dimension after the other, of rows that vectors run along: along any other dimension they are read
     as they lie, and only along rows lane by lane. So that comes last, or first where it makes rows longer and others more: of 256
-    images of 32 × 32, twice as large, 0.7 ms in place of 3.0 by ATen."""
+    images of 32 × 32, twice as large, 0.87 ms in place of 1.67 by ATen (two threads)."""
     along = list(zip(range(2, source.rank), scales, strict=True))
     larger = all(scale >= 1 or sizes.is_nonnegative(sympy.expand(result[d] - source.sizes[d])) for d, scale in along)
     found = source
