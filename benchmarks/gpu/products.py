@@ -1,7 +1,7 @@
 """Matrix products: what is measured on a GPU, part by part, one dynamic compile of each function.
 
-    square     x @ y at n × n × n
-    llm        x @ w.T at M rows and the weights of a language model
+    square     x @ y at n × n × n, of 8-bit operands with their scales
+    llm        x @ w.T at M rows and the weights of a language model, likewise
     thin       the same with few rows, where reading the weights is all there is to do
     epilogue   with bias, activation and residual
     int8, fp8  quantised products with their scales
@@ -197,7 +197,11 @@ def cases(step: int) -> tuple[Case, ...]:
     few = (1, 16, 128, 1024)
     return (
         Case("square", "x @ y", product, _square, ("bf16", "fp16", "fp32", "tf32"), squares(step)),
+        Case("square", "int8 × int8, scaled", dequantised, _quantised, ("int8",), squares(step)),
+        Case("square", "fp8, scaled by rows", scaled, _float8, ("fp8",), squares(step)),
         Case("llm", "linear", linear, _linear, ("bf16", "fp16", "fp32", "tf32"), at_weights(rows)),
+        Case("llm", "int8 × int8, scaled", dequantised, _quantised, ("int8",), at_weights(rows)),
+        Case("llm", "fp8, scaled by rows", scaled, _float8, ("fp8",), at_weights(rows)),
         Case("thin", "linear", linear, _linear, ("bf16", "fp16"), at_weights(ROWS)),
         Case("epilogue", "relu", linear_relu, _linear, ("bf16",), at_weights(some)),
         Case("epilogue", "bias + gelu", linear_gelu, _with_bias, ("bf16",), at_weights(some)),
