@@ -271,7 +271,7 @@ def get(name: str) -> Any:
 def cache_dir() -> Path:
     """The directory that the option `cache_dir` names, as an absolute path. It begins with ~ where the user has no home
     directory."""
-    return Path(get("cache_dir") or _absolute(BY_NAME["cache_dir"].default))
+    return Path(_absolute(get("cache_dir") or BY_NAME["cache_dir"].default))
 
 
 def check(values: Mapping[str, Any], origin: str = "options=") -> dict[str, Any]:

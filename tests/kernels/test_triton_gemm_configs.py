@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.backends.cuda import matmul
 
 from polytile import options
 from polytile.kernels import gemm_kernel
@@ -198,3 +200,30 @@ def with_epilogue(function: Callable[[torch.Tensor], torch.Tensor]) -> GemmKerne
     with options.override(interpret=True):
         program, template = lowered(lambda x, w: function(x @ w), (x, w))
     return gemm_kernel.canonicalize(template, program.buffers)[0]
+
+
+@pytest.fixture
+def _precision_put_back() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+    for backend in (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+        backend.fp32_precision = "none"
+
+
+SWITCHES: dict[str, Callable[[], None]] = {
+    "matmul.fp32_precision": lambda: setattr(matmul, "fp32_precision", "tf32"),
+    "backends.fp32_precision": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "matmul.allow_tf32": lambda: setattr(matmul, "allow_tf32", True),
+    "set_float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
+}
+
+
+@pytest.mark.usefixtures("_precision_put_back")
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_each_of_torchs_switches_allows_tf32(switch: str) -> None:
+    """PyTorch refuses to tell by its older words what was said in its newer ones."""
+    program, template = lowered(lambda x, y: x @ y, (torch.randn(5, 6), torch.randn(6, 7)))
+    there = {name: replace(b, device=torch.device("cuda", 0)) for name, b in program.buffers.items()}
+    assert not gemm_kernel.canonicalize(template, there)[0].tf32
+    SWITCHES[switch]()
+    assert gemm_kernel.canonicalize(template, there)[0].tf32 and not gemm_kernel.canonicalize(template, program.buffers)[0].tf32

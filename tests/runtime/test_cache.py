@@ -159,11 +159,15 @@ def test_a_relative_directory_stays_where_the_process_was(tmp_path: Path, monkey
     assert path == tmp_path / "kept-here" / "a"
 
 
-def test_an_empty_name_is_the_users_own_directory_and_not_the_one_that_the_process_is_in(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("given", [None, ""])
+def test_without_a_name_or_with_an_empty_one_it_is_the_users_own_directory(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("POLYTILE_CACHE_DIR", "")
-    assert options.cache_dir() == Path.home() / ".cache" / "polytile"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("POLYTILE_CACHE_DIR", raising=False)
+    if given is not None:
+        monkeypatch.setenv("POLYTILE_CACHE_DIR", given)
+    assert cache.current().write("a", b"payload") == tmp_path / ".cache" / "polytile" / "a"
 
 
 def test_a_user_without_a_home_directory_gets_a_private_one(

@@ -213,7 +213,7 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
     on_gpu = buffers[a.buffer].device.type == "cuda"
     kernel = GemmKernel(
         spec, dtype, template.out.dtype, read.tensors + written.tensors, epilogue, symbols, (spec.a_layout, spec.b_layout),
-        tf32=on_gpu and dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32,
+        tf32=on_gpu and dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32",
         prologues=(first.kernel if first is not None else None, other.kernel if other is not None else None),
         second=second, scales=shared,
     )  # fmt: skip
