@@ -11,8 +11,9 @@ from torch.backends.cuda import matmul
 
 from polytile import options
 from polytile.kernels import gemm_kernel
-from polytile.kernels.configs import Request, heuristic, override
+from polytile.kernels.configs import Heuristic, Request, heuristic, override, register
 from polytile.kernels.configs.records import Gemm, tile_config
+from polytile.kernels.configs.registry import unregister
 from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton.gemm import library_prior, prior
 from polytile.kernels.triton.gemm.candidates import gemm_candidates, kind_of, label
@@ -227,3 +228,16 @@ def test_each_of_torchs_switches_allows_tf32(switch: str) -> None:
     assert not gemm_kernel.canonicalize(template, there)[0].tf32
     SWITCHES[switch]()
     assert gemm_kernel.canonicalize(template, there)[0].tf32 and not gemm_kernel.canonicalize(template, program.buffers)[0].tf32
+
+
+def test_a_registered_family_is_tried_on_the_gpus_that_it_serves() -> None:
+    row, before = Gemm(32, 64, 128, 3, 2), space(BF16, A100).configs
+    register("ampere", lambda: Heuristic("ampere", {"mm": (row,)}), lambda gpu: gpu.capability == 80)
+    try:
+        mine = {c for c in space(BF16, A100).configs if c["variant"] == "tile" and (c["m"], c["n"], c["k"]) == (32, 64, 128)}
+        assert tile_config(row, variant="tile") in mine and len(space(BF16, A100).configs) < len(before)
+        assert len(space(Kind(1, int8=True), A100).configs) > 20, "tables that it lacks are those of the maker"
+        assert tile_config(row, variant="tile") not in space(BF16, H100).configs
+    finally:
+        unregister("ampere")
+    assert space(BF16, A100).configs == before

@@ -14,7 +14,7 @@ from polytile.report import Table
 from polytile.report.tables import micros
 from polytile.runtime.cuda.device import named
 
-DEFAULT_DEVICE = {"cuda": "H100"}
+DEFAULT_DEVICE = {"cuda": "H100", "rocm": "MI300X"}
 """The device whose limits count where none is named."""
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float64": 8}

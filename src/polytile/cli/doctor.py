@@ -133,8 +133,10 @@ def accelerator() -> Finding:
 
     if torch.cuda.is_available():
         try:
-            version = cublaslt.version()
-            libraries = f"Triton {importlib.metadata.version('triton')}, cuBLASLt {version // 10000}.{version // 100 % 100}"
+            libraries = f"Triton {importlib.metadata.version('triton')}"
+            if torch.version.hip is None:
+                version = cublaslt.version()
+                libraries += f", cuBLASLt {version // 10000}.{version // 100 % 100}"
             return Finding("GPU", "ok", f"{described()}, {libraries}")
         except importlib.metadata.PackageNotFoundError:
             return Finding("GPU", "fair", described(), "Triton is not installed: pip install 'polytile[gpu]'.")

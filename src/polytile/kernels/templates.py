@@ -82,7 +82,7 @@ def gpu_candidates(
         found += [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
         found += row_scales.candidates(kernel, target)
         found += decomposed.candidates(kernel, unfused, target)
-    if "cublaslt" in sources and target.type == "cuda":
+    if "cublaslt" in sources and target.type == "cuda" and torch.version.hip is None:
         from polytile.kernels import cublaslt
 
         try:

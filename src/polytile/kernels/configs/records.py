@@ -150,14 +150,14 @@ KINDS: dict[str, str] = {
 """Table → kind: what tables a family may have (SPEC T2)."""
 
 
+AMD = ("matrix_instr_nonkdim", "waves_per_eu", "kpack")
+"""What a product's config says to AMD's compiler alone."""
+
+
 @functools.lru_cache(maxsize=4096)
 def tile_config(record: Gemm, **more: int | str) -> Config:
     """A product's record as the Config that selection and the store deal in."""
-    rocm = {
-        name: getattr(record, name)
-        for name in ("matrix_instr_nonkdim", "waves_per_eu", "kpack")
-        if isinstance(record, RocmGemm)
-    }
+    rocm = {name: getattr(record, name) for name in AMD if isinstance(record, RocmGemm)}
     return Config.of(
         {"size": record.hint} if record.hint is not None else None,
         m=record.block_m, n=record.block_n, k=record.block_k, stages=record.num_stages or 0, warps=record.num_warps,
@@ -165,5 +165,5 @@ def tile_config(record: Gemm, **more: int | str) -> Config:
     )  # fmt: skip
 
 
-__all__ = ["KINDS", "PLAIN", "ROCM", "Conv", "Flex", "FlexDecode", "FlexDefault", "Gemm", "Record", "RegisterTile",
+__all__ = ["AMD", "KINDS", "PLAIN", "ROCM", "Conv", "Flex", "FlexDecode", "FlexDefault", "Gemm", "Record", "RegisterTile",
            "RocmConv", "RocmFlex", "RocmFlexDecode", "RocmGemm", "tile_config"]  # fmt: skip

@@ -1,23 +1,31 @@
 """The heuristics by family: each built once, when first asked for, and shared by all threads (SPEC T8).
 
-A package adds a family with `register("npu", make)`, `make` returning a Heuristic, or replaces one table with
-`override("cuda", "mm", rows)`. Both count for whatever is compiled after.
+A package adds a family with `register("hopper", make, serves)`, `make` returning a Heuristic and `serves(device)` saying whether
+it is for a GPU with these facts, or replaces one table with `override("cuda", "mm", rows)`. Both count for whatever is compiled
+after.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 from polytile import locks
 from polytile.errors import ConfigTableError
-from polytile.kernels.configs import families as own
+from polytile.kernels.configs.families import cpu, cuda, rocm, xpu
 from polytile.kernels.configs.heuristic import Heuristic
 from polytile.kernels.configs.records import Record
 
+if TYPE_CHECKING:
+    from polytile.runtime.cuda.device import DeviceFacts
+
+    Serves = Callable[[DeviceFacts], bool]
+
 _lock = locks.rlock()
-_makers: dict[str, Callable[[], Heuristic]] = {"cpu": own.cpu, "cuda": own.cuda, "rocm": own.rocm, "xpu": own.xpu}
+_makers: dict[str, Callable[[], Heuristic]] = {"cpu": cpu, "cuda": cuda, "rocm": rocm, "xpu": xpu}
 _built: dict[str, Heuristic] = {}
+_serving: dict[str, Serves] = {}
 
 
 def families() -> tuple[str, ...]:
@@ -36,21 +44,31 @@ def heuristic(family: str) -> Heuristic:
         return _built[family]
 
 
-def register(family: str, make: Callable[[], Heuristic]) -> None:
-    """Adds a family; `make` is called once, when the family is first asked for. Raises ConfigTableError for a name that is
-    taken."""
+def heuristic_of(device: DeviceFacts) -> Heuristic:
+    """The heuristic that products on a GPU with these facts follow: of the registered families that serve it the last, else its
+    maker's, whose tables stand in for those that a registered one lacks."""
+    with _lock:
+        return heuristic(next((name for name in reversed(_serving) if _serving[name](device)), device.family))
+
+
+def register(family: str, make: Callable[[], Heuristic], serves: Serves | None = None) -> None:
+    """Adds a family; `make` is called once, when the family is first asked for. `serves`: for which GPUs it takes the place of
+    their makers' family, none where it is left out. Raises ConfigTableError for a name that is taken."""
     with _lock:
         if family in _makers:
             raise ConfigTableError(f"the device family {family!r} exists; override its tables or choose another name.")
         _makers[family] = make
+        if serves is not None:
+            _serving[family] = serves
 
 
 def unregister(family: str) -> None:
     """Takes a registered family away again; raises ConfigTableError for one that comes with polytile or is not there."""
     with _lock:
-        if family not in _makers or _makers[family] in (own.cpu, own.cuda, own.rocm, own.xpu):
+        if family not in _makers or _makers[family] in (cpu, cuda, rocm, xpu):
             raise ConfigTableError(f"the device family {family!r} was not registered from outside and stays as it is.")
         del _makers[family]
+        _serving.pop(family, None)
         _built.pop(family, None)
 
 
@@ -68,4 +86,4 @@ def override(family: str, name: str, rows: Iterable[Record]) -> AbstractContextM
     return _restored(found, name, found.replace(name, rows))
 
 
-__all__ = ["families", "heuristic", "override", "register", "unregister"]
+__all__ = ["families", "heuristic", "heuristic_of", "override", "register", "unregister"]

@@ -328,6 +328,7 @@ def job_of(one: Launch, target: int | str) -> dict[str, Any]:
         "num_warps": one.num_warps,
         "num_stages": one.num_stages,
         "arch": target,
+        **({"own": [list(said) for said in one.own]} if one.own else {}),
     }
 
 

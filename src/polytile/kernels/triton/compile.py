@@ -56,7 +56,7 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
         constexprs={(position[name],): value for name, value in launch.constants},
         attrs={(position[name],): [["tt.divisibility", by]] for name, by in launch.divisible},
     )
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, **dict(launch.own)}
     amd = str(arch).startswith("gfx")
     target = GPUTarget("hip", arch, 64 if str(arch).startswith(WIDE) else 32) if amd else GPUTarget("cuda", arch, 32)
     try:

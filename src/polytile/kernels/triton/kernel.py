@@ -72,7 +72,8 @@ class Launch:
     constexpr parameters that follow them; `divisible` has the powers of two up to 16 that divide arguments, by name (integers:
     their value; pointers: their address). A grid with a dimension of 0 launches nothing. `overlaps`: the kernel itself waits
     for the one before it on the stream ahead of its first access to memory, and may be started before that one has ended.
-    `cluster`: so many programs that follow each other run at the same time and may wait for each other."""
+    `cluster`: so many programs that follow each other run at the same time and may wait for each other. `own`: what a config says
+    to one maker's compiler alone."""
 
     source: str
     arguments: tuple[Argument, ...]
@@ -84,6 +85,7 @@ class Launch:
     overlaps: bool = False
     descriptors: tuple[Descriptor, ...] = ()
     cluster: int = 1
+    own: tuple[tuple[str, int], ...] = ()
 
     @property
     def signature(self) -> dict[str, str]:
@@ -93,7 +95,7 @@ class Launch:
     @property
     def identity(self) -> str:
         """Digest of everything that decides the compiled code (not the grid)."""
-        parts = (self.source, self.arguments, self.constants, self.divisible, self.num_warps, self.num_stages)
+        parts = (self.source, self.arguments, self.constants, self.divisible, self.num_warps, self.num_stages, self.own)
         return digest(repr(parts))
 
 

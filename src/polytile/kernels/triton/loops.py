@@ -38,12 +38,12 @@ def unavailable(target: torch.device) -> str:
     """Why no Triton kernels can be made for tensors on `target`; "" if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed (pip install polytile[gpu])"
-    if target.type != "cuda" or torch.version.hip is not None:
-        return f"polytile launches no kernels on {'ROCm' if torch.version.hip else target.type} yet"
+    if target.type != "cuda":
+        return f"polytile launches no kernels on {target.type} yet"
     if not devices.available():
         return "there is no CUDA device in this process"
     found = devices.facts(target.index or 0)
-    if found.capability < OLDEST:
+    if not found.arch and found.capability < OLDEST:
         return f"Triton makes no kernels for {found.name}: its capability is {found.capability / 10}, 7.0 is needed"
     return ""
 

@@ -21,6 +21,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         job["num_warps"],
         job["num_stages"],
         (sizes.ONE, sizes.ONE, sizes.ONE),  # no part of what is compiled
+        own=tuple((name, value) for name, value in job.get("own", ())),
     )
     cubin = to_cubin(launch, job["arch"])
     return {

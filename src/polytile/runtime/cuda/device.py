@@ -23,7 +23,7 @@ KIB = 1 << 10
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One GPU. `capability` is 90 for 9.0; `arch` is what Triton compiles for where that is something else ("gfx942");
+    """One GPU. `capability` is 90 for 9.0, and 0 where `arch` is what Triton compiles for ("gfx942", AMD's);
     sizes in bytes, `clock` in Hz (the boost clock), `bandwidth` in bytes a second, read plus written, as a large copy
     reaches it; `l2_bandwidth` likewise for data that stays in the L2 cache. `launch_seconds` is the time from one kernel to
     the next in a replayed graph where neither has any work."""
@@ -46,6 +46,11 @@ class DeviceFacts:
     memory_bytes: int = 80 << 30
     launch_seconds: float = 1.3e-6
     arch: str = ""
+
+    @property
+    def family(self) -> str:
+        """Whose heuristics its products follow (kernels/configs)."""
+        return "rocm" if self.arch else "cuda"
 
     @property
     def target(self) -> int | str:
@@ -97,6 +102,9 @@ bandwidths are round numbers that rank kernels and no more. Other devices take t
 multiprocessors, with what their driver says in place. A multiprocessor of AMD's is a compute unit; an MI250X counts as one
 of its two halves."""
 
+UNTOLD = ("l2_bytes", "registers_per_sm", "shared_per_sm", "shared_per_block")
+"""Facts of which AMD's runtime means others: its second-level cache is not the last, its registers are those of a block."""
+
 ESTIMATES = ("bandwidth", "l2_bandwidth", "launch_seconds", "arch")
 """Facts that no driver tells."""
 
@@ -114,8 +122,8 @@ def named(name: str) -> DeviceFacts:
 
 
 def available() -> bool:
-    """Whether this process has an NVIDIA GPU to use. Starts no context."""
-    return torch.cuda.is_available() and torch.version.hip is None
+    """Whether this process has a GPU of NVIDIA's or AMD's to use; PyTorch calls both "cuda". Starts no context."""
+    return torch.cuda.is_available()
 
 
 @functools.cache
@@ -131,11 +139,15 @@ def facts(index: int) -> DeviceFacts:
 
 def described(properties: Any) -> DeviceFacts:
     """The facts of a device with these properties, as torch.cuda.get_device_properties has them."""
-    capability = 10 * properties.major + properties.minor
-    base = next((row for row in TABLE if row.name == properties.name), None) or _nearest(capability, properties)
+    arch = _arch(properties)
+    capability = 0 if arch else 10 * properties.major + properties.minor
+    known = next((row for row in TABLE if row.name == properties.name), None)
+    base = known or _nearest(arch, capability, properties.multi_processor_count)
     told = {
         "name": properties.name,
+        "arch": arch,
         "capability": capability,
+        "warp": _positive(properties, "warp_size"),
         "sms": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
         "l2_bytes": _positive(properties, "L2_cache_size"),
@@ -145,16 +157,22 @@ def described(properties: Any) -> DeviceFacts:
         "threads_per_sm": _positive(properties, "max_threads_per_multi_processor"),
         "clock": _positive(properties, "clock_rate", 1e3),
     }
-    told = {key: value for key, value in told.items() if value is not None}
+    told = {key: value for key, value in told.items() if value is not None and not (arch and arch == base.arch and key in UNTOLD)}
     if base.name != properties.name:
         told["bandwidth"] = _pins(properties) or base.bandwidth
     return replace(base, **told)
 
 
-def _nearest(capability: int, properties: Any) -> DeviceFacts:
-    """The row of the nearest capability, then of the nearest number of multiprocessors."""
-    sms = properties.multi_processor_count
-    return min(TABLE, key=lambda row: (abs(row.capability - capability), abs(row.sms - sms)))
+def _arch(properties: Any) -> str:
+    """AMD's name of the architecture, without the features behind it ("gfx942:sramecc+:xnack-"); "" for others."""
+    name = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
+    return name if name.startswith("gfx") else ""
+
+
+def _nearest(arch: str, capability: int, sms: int) -> DeviceFacts:
+    """The row of the same maker, the same architecture or nearest capability, then the nearest number of multiprocessors."""
+    made = [row for row in TABLE if bool(row.arch) == bool(arch)]
+    return min(made, key=lambda row: (row.arch != arch, abs(row.capability - capability), abs(row.sms - sms)))
 
 
 def _positive(properties: Any, name: str, factor: float = 1) -> Any:
@@ -176,7 +194,7 @@ def fingerprint(index: int) -> str:
     properties = torch.cuda.get_device_properties(index)
     clock, width = _positive(properties, "memory_clock_rate", 1e3), _positive(properties, "memory_bus_width")
     memory = {"memory_clock": clock, "memory_bus_bits": width}
-    return remember(f"cuda-sm{found.capability}-{found.sms}sm", {"kind": "cuda", **known, **memory})
+    return remember(f"cuda-{found.arch or f'sm{found.capability}'}-{found.sms}sm", {"kind": "cuda", **known, **memory})
 
 
 __all__ = ["TABLE", "DeviceFacts", "available", "described", "facts", "fingerprint", "named"]

@@ -1,5 +1,6 @@
 """The CUDA driver's C interface through ctypes: contexts, modules, functions. What is called on every launch is not
-here but in launch.c; this is what happens once for each kernel.
+here but in launch.c; this is what happens once for each kernel. On ROCm the library is one of polytile's own that calls AMD's
+runtime (hip.py).
 
 The library is opened at first use. Every refusal becomes a DeviceError that says what was asked and what the driver
 answered.
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from polytile.errors import DeviceError, DeviceLost, LaunchFailed
+from polytile.runtime.cuda import hip
 
 LIBRARY = "libcuda.so.1"
 OUT_OF_MEMORY = 2
@@ -70,10 +72,15 @@ class Function:
 _lock = threading.Lock()
 
 
+def where() -> str:
+    """The file that has the driver's functions, or a name that the system finds it by."""
+    return hip.library() if hip.present() else LIBRARY
+
+
 def library() -> ctypes.CDLL:
     """libcuda, opened and initialised. Raises DeviceError where there is no driver or it is unwell."""
     with _lock:
-        return _opened(LIBRARY)
+        return _opened(where())
 
 
 @functools.cache
@@ -85,12 +92,21 @@ def _opened(name: str) -> ctypes.CDLL:
             getattr(found, function).restype = ctypes.c_int
     except (OSError, AttributeError) as error:
         raise DeviceError(
-            f"the CUDA driver's library {name} cannot be used ({error}); install NVIDIA's driver."
+            f"the {_vendor()} driver's library {name} cannot be used ({error}); install {_vendor()}'s driver."
         ) from error
     code = found.cuInit(0)
     if code:
-        raise DeviceError(f"the CUDA driver does not start: {_words(found, code)}. Check nvidia-smi.")
+        raise DeviceError(f"the {_vendor()} driver does not start: {_words(found, code)}. Check {_monitor()}.")
     return found
+
+
+def _vendor() -> str:
+    return "AMD" if hip.present() else "NVIDIA"
+
+
+def _monitor() -> str:
+    """The command that shows a machine's GPUs."""
+    return "rocm-smi" if hip.present() else "nvidia-smi"
 
 
 def reset() -> None:
@@ -128,7 +144,7 @@ def refusal(code: int, what: str) -> DeviceError:
         answer = f"error {code}"
     if code in LOST:
         return DeviceLost(
-            f"{what}: {answer}. The GPU is lost to this process; start a new one, and see nvidia-smi and the system's log "
+            f"{what}: {answer}. The GPU is lost to this process; start a new one, and see {_monitor()} and the system's log "
             "if it is lost there too. CUDA_LAUNCH_BLOCKING=1 shows whether an earlier kernel failed."
         )
     if code in MISMATCH:
@@ -149,11 +165,13 @@ def version() -> int:
 
 
 def release() -> str:
-    """The driver itself: "570.86.15 (CUDA 12080)"; "none" where there is none."""
+    """The driver itself: "570.86.15 (CUDA 12080)", "HIP 60443483"; "none" where there is none."""
     try:
         cuda = version()
     except DeviceError:
         return "none"
+    if hip.present():
+        return f"HIP {cuda}"
     try:
         found = _RELEASE.search(RELEASE.read_text())
     except OSError:  # not on Linux, or hidden from a container
@@ -169,7 +187,7 @@ def context(index: int) -> int:
 
 @functools.cache
 def _context(index: int) -> int:
-    found, device, handle = _opened(LIBRARY), ctypes.c_int(), ctypes.c_void_p()
+    found, device, handle = _opened(where()), ctypes.c_int(), ctypes.c_void_p()
     for code in (found.cuDeviceGet(ctypes.byref(device), index),
                  found.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device)):  # fmt: skip
         if code:
@@ -229,4 +247,6 @@ def _attribute(found: ctypes.CDLL, function: ctypes.c_void_p, which: int) -> int
     return number.value
 
 
-__all__ = ["OUT_OF_MEMORY", "Function", "context", "current", "describe", "library", "load", "refusal", "reset", "version"]
+__all__ = [
+    "OUT_OF_MEMORY", "Function", "context", "current", "describe", "library", "load", "refusal", "reset", "version", "where",
+]  # fmt: skip

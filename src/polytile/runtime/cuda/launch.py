@@ -21,7 +21,7 @@ import torch
 
 from polytile.errors import DeviceError
 from polytile.runtime import compile as compiler
-from polytile.runtime.cuda import driver
+from polytile.runtime.cuda import driver, hip
 from polytile.runtime.formula import Formula
 
 SOURCES = (Path(__file__).parents[1] / "formula.c", Path(__file__).with_name("launch.c"))
@@ -241,11 +241,11 @@ def torch_functions() -> list[int]:
     """Addresses of torch's stable C functions: the current stream, and memory from its allocator."""
     folder = Path(torch.__file__).parent / "lib"
     try:
-        cuda, cpu = (ctypes.CDLL(str(folder / f"libtorch_{part}.so")) for part in ("cuda", "cpu"))
-        return [*_addresses(cuda, _TORCH_FUNCTIONS[:1]), *_addresses(cpu, _TORCH_FUNCTIONS[1:])]
+        gpu, cpu = (ctypes.CDLL(str(folder / f"libtorch_{part}.so")) for part in ("hip" if hip.present() else "cuda", "cpu"))
+        return [*_addresses(gpu, _TORCH_FUNCTIONS[:1]), *_addresses(cpu, _TORCH_FUNCTIONS[1:])]
     except (OSError, AttributeError) as error:
         raise DeviceError(
-            f"torch {torch.__version__} lacks what launches need ({error}); install its CUDA build."
+            f"torch {torch.__version__} lacks what launches need ({error}); install its build for CUDA or ROCm."
         ) from error
 
 

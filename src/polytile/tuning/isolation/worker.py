@@ -229,7 +229,7 @@ class Worker:
                 "preload": [] if on_device else preloaded(),
                 "bytes": 0 if on_device else _memory_limit(),  # a GPU's driver takes address space without end
                 "torch": self.kind is Kind.PYTHON,
-                "device": [driver.LIBRARY, self.index] if on_device else None,
+                "device": [driver.where(), self.index] if on_device else None,
             }
         )
 

@@ -171,6 +171,8 @@ def label(config: Config) -> str:
         text += f" g{config['group']}"
     if config.get("stores"):
         text += f" {config['stores']} stores" + (" flat" if config.get("flat") else "")
+    if config.get("matrix_instr_nonkdim") is not None:
+        text += f" i{config['matrix_instr_nonkdim']} u{config['waves_per_eu']}"
     return text + (f" {config['splits']} parts" if config.get("splits") else "")
 
 

@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polytile.kernels.configs import Request, heuristic
+from polytile.kernels.configs import Heuristic, Request, heuristic, heuristic_of
+from polytile.kernels.configs.files import Tables
 from polytile.kernels.configs.heuristic import next_power
 from polytile.kernels.configs.records import Gemm, tile_config
 from polytile.kernels.triton.gemm.schedules import MOST_ROWS
@@ -139,10 +140,15 @@ class Space:
         for table in tables:
             narrow = self.kind.int8 or self.kind.float8  # steps along k: tensor cores' own, or 4 threads by 8
             request = Request(*cut, table, self.kind.itemsize, narrow, shared_bytes=self.device.shared_per_block)
-            for config in heuristic("cuda").configs(request):
+            for config in self._family(table).configs(request):
                 if config.accumulators <= self.kind.most_sums:
                     found[tile_config(config, variant=variant)] = None
         return found
+
+    def _family(self, table: str) -> Heuristic:
+        """Whose rows of the table are tried."""
+        serving = heuristic_of(self.device)
+        return serving if table in serving.tables else heuristic(self.device.family)
 
     def _descriptors(self, cut: tuple[int, int, int]) -> dict[Config, None]:
         """Descriptors came with capability 9.0; a block of theirs is 64 wide at least, as their copies are."""
@@ -206,14 +212,14 @@ class Space:
         return idle and enough and _covers(m, n, block_m, block_n) and 2 * sms * block_m * block_n * 4 <= LARGEST_SCRATCH
 
 
-_spaces: dict[tuple[Kind, DeviceFacts], tuple[object, Space]] = {}
+_spaces: dict[tuple[Kind, DeviceFacts], tuple[tuple[Tables, Tables], Space]] = {}
 
 
 def space(kind: Kind, device: DeviceFacts) -> Space:
-    """The space of this kind on this device, made anew when a table was overridden."""
-    tables = heuristic("cuda").tables
+    """The space of this kind on this device, made anew when a table was overridden or another family serves it."""
+    tables = heuristic_of(device).tables, heuristic(device.family).tables
     known = _spaces.get((kind, device))
-    if known is None or known[0] is not tables:
+    if known is None or any(mine is not now for mine, now in zip(known[0], tables, strict=True)):
         known = _spaces[kind, device] = (tables, Space(kind, device))
     return known[1]
 

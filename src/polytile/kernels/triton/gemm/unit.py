@@ -13,6 +13,7 @@ from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator
 from polytile.ir.program import Axis, Loop, Store
 from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.configs.records import AMD
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.rewrite import one_sweep, plain_reductions
@@ -227,6 +228,7 @@ class Unit:
             (grid, sizes.ONE, sizes.ONE),
             self.chip.overlaps,
             tuple(descriptor for _, descriptor in self.described),
+            own=tuple((name, int(self.config[name])) for name in AMD if self.config.get(name) is not None),
         )
 
     def _arguments(self, words: set[str]) -> tuple[Argument, ...]:
