@@ -77,7 +77,9 @@ def tiles(
     widths = (nv, 1) if nv > 1 else (nv,)
     text = "struct Next { const char* at; long pace; };  // memory that a tile fetches, and how many bytes of it in each step\n"
     text += "".join(
-        tile(rows, width, access, unroll, ahead, head, kept, in_place, next_panel) for width in widths for rows in range(1, mr + 1)
+        tile(rows, width, access, unroll, ahead, head, kept, in_place, next_panel)
+        for width in widths
+        for rows in range(1, mr + 1)
     )
     text += "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool, Next);\n"
     for name, width in (("WIDE", nv), ("NARROW", 1)):
