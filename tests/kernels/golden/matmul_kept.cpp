@@ -1,4 +1,4 @@
-static void tile2x3(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add) {
+static void tile2x3(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add, Next next) {
   V c0_0 = {}, c0_1 = {}, c0_2 = {};
   V c1_0 = {}, c1_1 = {}, c1_2 = {};
   const PA* a0 = a + 0 * a_m;
@@ -9,6 +9,7 @@ static void tile2x3(const PA* a, long a_m, long a_k, const PB* b, long b_k, long
     const V b2 = load(b + 2 * b_k);
     { const V x = broadcast(value(a0[p])); mac(c0_0, x, b0); mac(c0_1, x, b1); mac(c0_2, x, b2); }
     { const V x = broadcast(value(a1[p])); mac(c1_0, x, b0); mac(c1_1, x, b1); mac(c1_2, x, b2); }
+    __builtin_prefetch(next.at, 0, 2); next.at += next.pace;
     b += L;
   }
   if (add) {
@@ -33,7 +34,7 @@ static inline long kept_vector(const Problem& p) { return ceil_div(p.k, STEP) * 
 struct Block { long item, m0, m1, n0, n1, from, steps; bool first, last; const PB* panels; T* partial; long stride; };
 
 static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, long a_k, long m, long rows, long n,
-                     long cols, const PB* packed) {
+                     long cols, const PB* packed, Next next) {
   alignas(64) T scratch[MR * NR];
   T* out = scratch;
   long stride = NR;
@@ -46,11 +47,21 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   const long b_k = PACK_B ? NR : KEPT ? kept_vector(p) : p.b_k, b_j = KEPT ? b_k : L;
   const long whole = PANELS ? ceil_div(cols, L) : cols / L;
   const long steps = PANELS ? q.steps : least(STEP * q.steps, p.k - q.from);  // in place B is counted by its rows
-  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first);
+  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first, next);
   else {
-    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first);
-    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first);
+    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first, next);
+    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first, next);
   }
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
+}
+
+// Elements from one vector of columns of this block's panels to the next.
+static inline long vector_of(const Problem& p, const Block& q) { return KEPT ? kept_vector(p) : q.steps * L; }
+
+// What tile `t` of `count` fetches of the panel at `after`, which all of them share: a part of one of its vectors.
+static inline Next next_of(const Problem& p, const Block& q, const PA* a, const PB* after, long t, long count) {
+  const long sharers = count / NV > 1 ? count / NV : 1, j = t / sharers, pace = L * sizeof(PB) / sharers;
+  if (!after || j >= NV) return {(const char*)a, 0};
+  return {(const char*)(after + j * vector_of(p, q)) + t % sharers * q.steps * pace, pace};
 }
 

@@ -159,7 +159,7 @@ static inline long kept_vector(const Problem& p) { return ceil_div(p.k, STEP) * 
 struct Block { long item, m0, m1, n0, n1, from, steps; bool first, last; const PB* panels; T* partial; long stride; };
 
 static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, long a_k, long m, long rows, long n,
-                     long cols, const PB* packed) {
+                     long cols, const PB* packed, Next next) {
   alignas(64) T scratch[MR * NR];
   T* out = scratch;
   long stride = NR;
@@ -172,12 +172,22 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   const long b_k = PACK_B ? NR : KEPT ? kept_vector(p) : p.b_k, b_j = KEPT ? b_k : L;
   const long whole = PANELS ? ceil_div(cols, L) : cols / L;
   const long steps = PANELS ? q.steps : least(STEP * q.steps, p.k - q.from);  // in place B is counted by its rows
-  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first);
+  if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first, next);
   else {
-    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first);
-    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first);
+    for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first, next);
+    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first, next);
   }
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
+}
+
+// Elements from one vector of columns of this block's panels to the next.
+static inline long vector_of(const Problem& p, const Block& q) { return KEPT ? kept_vector(p) : q.steps * L; }
+
+// What tile `t` of `count` fetches of the panel at `after`, which all of them share: a part of one of its vectors.
+static inline Next next_of(const Problem& p, const Block& q, const PA* a, const PB* after, long t, long count) {
+  const long sharers = count / NV > 1 ? count / NV : 1, j = t / sharers, pace = L * sizeof(PB) / sharers;
+  if (!after || j >= NV) return {(const char*)a, 0};
+  return {(const char*)(after + j * vector_of(p, q)) + t % sharers * q.steps * pace, pace};
 }
 
 static void compute(const Problem& p, const Block& q, PA* tiles) {
@@ -191,11 +201,16 @@ static void compute(const Problem& p, const Block& q, PA* tiles) {
       }
     for (long n = q.n0; n < q.n1; n += NR) {
       const PB* panel = q.panels;
-      if (PACK_B || KEPT) panel += (n - q.n0) / L * (KEPT ? kept_vector(p) : q.steps * L);
+      const PB* after = nullptr;                   // the next panel; behind the last one comes the first, for more rows
+      if (PACK_B || KEPT) {
+        panel += (n - q.n0) / L * vector_of(p, q);
+        after = n + NR < q.n1 ? panel + NV * vector_of(p, q) : m + MC < q.m1 ? q.panels : nullptr;
+      }
       for (long t = 0, i = 0, r; t < count; ++t, i += r) {
         r = base + (t < extra);
         const PA* a = PACK_A ? tiles + i * (HEAD + q.steps) : (const PA*)a_of(p, q.item, m + i, q.from);
-        multiply(p, q, a, p.a_m, PACK_A ? r : p.a_k, m + i, r, n, least(NR, q.n1 - n), panel);
+        multiply(p, q, a, p.a_m, PACK_A ? r : p.a_k, m + i, r, n, least(NR, q.n1 - n), panel,
+                 next_of(p, q, a, after, t, count));
       }
     }
   }
@@ -414,7 +429,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
             unroll.transpose(lanes, lanes, "transpose") if transposes[1] else "",
             _pack_a(spec, tiled_a, transposes[0]),
             PACK_B_NEVER if kept else PACK_B_OF[spec.b_layout] if panelled_b else PACK_B_TAIL,
-            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead, integers, kept, in_place),
+            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead, integers, kept, in_place, panelled_b or kept),
             COMPUTE,
             WORK[config.form],
             entry(name),

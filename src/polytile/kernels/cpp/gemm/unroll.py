@@ -19,7 +19,8 @@ def unroll_pragma(unroll: int) -> list[str]:
 
 
 def tile(
-    mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False, kept: bool = False, in_place: int = 1
+    mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False, kept: bool = False, in_place: int = 1,
+    next_panel: bool = False,
 ) -> str:
     """A register tile: o[i, j] = (o[i, j] +) sum over k of a[i, k] * b[k, j], i < mr, j < nv * L.
 
@@ -27,7 +28,8 @@ def tile(
     "both" (neither). `ahead` prefetches B that many steps ahead, for a B read in place whose rows lie too far apart for
     the hardware to guess. With a `head` what the sums of each row begin at lies before the tile of A. Of `kept` panels
     each vector of columns runs along k by itself, and `b_k` is how far the next one lies. `in_place` > 1: a step takes so many
-    rows of a B that is not packed, whose number is then what `steps` counts, and brings them side by side.
+    rows of a B that is not packed, whose number is then what `steps` counts, and brings them side by side. `next_panel`: the
+    tile fetches a part of the panel that comes next, `next.pace` bytes a step, into the second-level cache.
     Registers: mr * nv sums, nv of B, one of A. Per k: mr * nv FMAs, nv loads, mr broadcasts.
     """
     element = {"rows": "a{i}[p]", "cols": "a[{i}]", "both": "*a{i}"}[access]
@@ -48,13 +50,15 @@ def tile(
         body.append(f"{{ const V x = broadcast(value({element.format(i=i)})); {macs} }}")
     if ahead:
         body += [f"__builtin_prefetch(b + {ahead} * b_k + {j} * L);" for j in range(nv)]
+    if next_panel:
+        body.append("__builtin_prefetch(next.at, 0, 2); next.at += next.pace;")
     body.append(f"b += {'L' if kept else 'b_k' if in_place == 1 else f'{in_place} * b_k'}; {advance}".rstrip())
     loop = f"for (long left = steps; left > 0; left -= {in_place}) {{" if in_place > 1 else "for (long p = 0; p < steps; ++p) {"
     old = [f"c{i}_{j} += load(o + {i} * o_m + {j} * L);" for i in range(mr) for j in range(nv)]
     new = [f"store(o + {i} * o_m + {j} * L, c{i}_{j});" for i in range(mr) for j in range(nv)]
     return (
         f"static void tile{mr}x{nv}"
-        "(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add) {\n"
+        "(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add, Next next) {\n"
         + _lines(2, accumulators(mr, nv, "broadcast(a[{i}])" if head else "{{}}") + ([f"a += {mr};"] if head else []))
         + _lines(2, pointers + unroll_pragma(unroll) + [loop])
         + _lines(4, body)
@@ -66,14 +70,18 @@ def tile(
 
 
 def tiles(
-    mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False, kept: bool = False, in_place: int = 1
+    mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False, kept: bool = False, in_place: int = 1,
+    next_panel: bool = False,
 ) -> str:
     """Every row tail of an mr x nv tile, in full width and one vector wide, and the tables that choose among them."""
     widths = (nv, 1) if nv > 1 else (nv,)
-    text = "".join(
-        tile(rows, width, access, unroll, ahead, head, kept, in_place) for width in widths for rows in range(1, mr + 1)
+    text = "struct Next { const char* at; long pace; };  // memory that a tile fetches, and how many bytes of it in each step\n"
+    text += "".join(
+        tile(rows, width, access, unroll, ahead, head, kept, in_place, next_panel)
+        for width in widths
+        for rows in range(1, mr + 1)
     )
-    text += "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool);\n"
+    text += "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool, Next);\n"
     for name, width in (("WIDE", nv), ("NARROW", 1)):
         members = ", ".join(f"tile{rows}x{width}" for rows in range(1, mr + 1))
         text += f"static const Tile {name}[MR + 1] = {{nullptr, {members}}};\n"
