@@ -1,7 +1,7 @@
 """The ways to compile a function that benchmarks compare, under one call, and what polytile says it did.
 
-A backend is "polytile", "inductor" (the peer) or any other name that torch.compile knows ("eager" is Dynamo's guards
-alone). Everything here goes through public entry points.
+A backend is "polytile", "inductor" (the peer), "max-autotune" (the peer in that mode, without CUDA graphs) or any other name that
+torch.compile knows ("eager" is Dynamo's guards alone). Everything here goes through public entry points.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from polytile.problem import sizes_text
 from polytile.report import Column, Table
 from polytile.report.tables import count
 
-BACKENDS = ("polytile", "inductor", "aot_eager", "eager")
+TUNED, MODE = "max-autotune", "max-autotune-no-cudagraphs"
+BACKENDS = ("polytile", "inductor", TUNED, "aot_eager", "eager")
 
 
 def compiled(
@@ -31,7 +32,16 @@ def compiled(
     """`function` under one dynamic compile. Hints and options are polytile's; other backends compile without them."""
     if backend == "polytile" and (hints is not None or options):
         return polytile.compile(function, hints=hints, options=dict(options or {}))
+    if backend == TUNED:
+        return torch.compile(function, mode=MODE, dynamic=True)
     return torch.compile(function, backend=backend, dynamic=True)
+
+
+def tuned_options() -> dict[str, Any]:
+    """What the mode of TUNED comes to in the peer's own options."""
+    from torch._inductor import list_mode_options  # noqa: TID251 (the peer says of itself what its mode is)
+
+    return dict(list_mode_options(MODE, dynamic=True))
 
 
 def copied(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -115,4 +125,7 @@ def operator_summary(title: str, explanation: Any) -> Table:
     return Table.of(title, ["operator", "how", Column("calls", count), "reason"], body, folded=True)
 
 
-__all__ = ["BACKENDS", "Account", "compiled", "copied", "decision_summary", "decisions", "forget", "operator_summary"]
+__all__ = [
+    "BACKENDS", "TUNED", "Account", "compiled", "copied", "decision_summary", "decisions", "forget", "operator_summary",
+    "tuned_options",
+]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.compilers import copied
+from benchmarks.compilers import TUNED, copied, tuned_options
 from polytile.compiler import compiled_programs
 from polytile.frontend import backend as frontend
 
@@ -24,22 +24,21 @@ Maker = Callable[[torch.fx.GraphModule, Sequence[Any], Mapping[str, Any]], tuple
 
 
 class Recorded:
-    """`function`, or a module, under one dynamic compile of `backend` ("polytile" or "inductor"), with the callable and the
-    arguments of its last call kept for `direct`."""
+    """`function`, or a module, under one dynamic compile of `backend` ("polytile", "inductor" or "max-autotune"), with the
+    callable and the arguments of its last call kept for `direct`."""
 
     def __init__(
         self,
         function: Callable[..., Any] | torch.nn.Module,
         backend: str,
         options: Mapping[str, Any] | None = None,
-        mode: str | None = None,
     ) -> None:
-        makers: dict[str, Maker] = {"polytile": _polytile, "inductor": _inductor}
+        makers: dict[str, Maker] = {"polytile": _polytile, "inductor": _inductor, TUNED: _inductor}
         self.made = makers[backend]
-        self.options, self.mode = dict(options or {}), mode
+        self.options = dict(options or (tuned_options() if backend == TUNED else {}))
         self.last: tuple[Boxed, tuple[Any, ...]] | None = None
         if not isinstance(function, torch.nn.Module):
-            function = copied(function, f"{function.__name__}_{backend}")
+            function = copied(function, f"{function.__name__}_{backend.replace('-', '_')}")
         self.compiled = torch.compile(function, backend=self._backend, dynamic=True)
 
     def _backend(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

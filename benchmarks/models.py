@@ -1,8 +1,9 @@
 """Whole models of changing batch and length, one dynamic compile each: `python -m benchmarks.models`.
 
 The models of tests/models, those of transformers at small width among them, at growing sizes, in inference and in training (a
-forward and a backward pass), against eager and TorchInductor's dynamic compile, in turns, with Dynamo's share of a call. A run
-of a part of the suite replaces those cells of the results file.
+forward and a backward pass), against eager and TorchInductor's dynamic compile (with `--peers eager inductor max-autotune` in
+both of its modes), in turns, with Dynamo's share of a call. A run of a part of the suite replaces those cells of the results
+file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from benchmarks import record
-from benchmarks.compilers import compiled, forget
+from benchmarks.compilers import TUNED, compiled, forget
 from benchmarks.timing import Comparison, compare, disturbance, geomean
 from polytile.report import Column, Table, show
 from polytile.report.tables import micros, ratio
@@ -27,12 +28,12 @@ from tests.models.hub import HUB
 from tests.models.zoo import MODELS, Model
 
 SIZES = (2, 6, 13, 33, 64, 100)
-PEERS = ("eager", "inductor")
+PEERS = ("eager", "inductor", TUNED)
 OWN = "polytile"
 MODES = {"inference": False, "training": True}
 TOLERANCE = 1e-3  # of the largest element of a result: roundings of many layers, and of each compiler's own order of sums
 RANDOM = ("autoencoder",)  # compilers draw from streams of their own
-CRASHES = {("resnet18", "training"): ("inductor",)}
+CRASHES = {("resnet18", "training"): ("inductor", TUNED)}
 """Peers that are left out: TorchInductor's backward pass of ResNet-18 writes past its memory (torch 2.13, segmentation fault)."""
 SETTLED = 30.0  # seconds to wait for kernels that are still being compiled beside
 
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="models whose names contain one of these")
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS[:2]))
     parser.add_argument("--seconds", type=float, default=0.6, help="how long to measure each cell")
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/models.json")
     given = parser.parse_args()
