@@ -30,11 +30,9 @@ from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
 LEFT = "scratch{}"
-FEW = 128
-"""Columns up to which the second launch has the more rows of scratch memory a block, for want of columns."""
-GATHERED = Config.of(variant="looped", x=32, r=64, warps=4)
-GATHERED_FEW = Config.of(variant="looped", x=16, r=256, warps=8)
-"""Blocks of the second launch: x columns, r rows of scratch memory."""
+GATHERING, GATHERED, NARROWEST, WIDEST = 128, 8192, 8, 32
+"""Programs and points of a block of the second launch, and how many columns a block has: with all rows of scratch memory in one
+block, of which 528 programs leave so many, it waits once."""
 
 
 def has_sums(loop: Loop) -> bool:
@@ -67,7 +65,7 @@ class Sums:
     """A kernel in the making."""
 
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
-        self.kernel, self.facts, self.overlaps = kernel, facts, overlaps
+        self.kernel, self.config, self.facts, self.overlaps = kernel, config, facts, overlaps
         self.unit = Unit(kernel, nest, config, facts, overlaps)
         self.sums = sums_of(kernel.loop)
         (self.columns,) = self.unit.tile.reduced
@@ -118,7 +116,9 @@ class Sums:
     def gathered(self) -> Launch:
         """Adds up what the programs have left."""
         kernel = self._gathering()
-        config = GATHERED_FEW if self.columns.block <= FEW else GATHERED
+        x = min(WIDEST, max(NARROWEST, self.columns.block // GATHERING))
+        r = min(1 << (int(self.config["programs"]) - 1).bit_length(), GATHERED // x)
+        config = Config.of(variant="looped", x=x, r=r, warps=8)
         numbers = {LEFT.format(one.number): one.number for one in self.sums}
         return on_scratch(kernel, config, self.facts, self.overlaps, numbers)
 
