@@ -78,6 +78,20 @@ def test_rows_and_columns_of_one_kernel(programs: int, stages: int, x: int) -> N
         agree(given, want)
 
 
+@pytest.mark.parametrize("programs,parts", [(1, 4), (3, 2), (64, 4)])
+def test_rows_in_parts(programs: int, parts: int) -> None:
+    kernel = kernel_of(gradients())
+    for shape, bare in itertools.product(SHAPES, (False, True)):
+        sizes = dict(zip(("n0", "n1"), shape, strict=True))
+        r = max(16, 1 << (shape[1] - 1).bit_length()) // parts
+        config = Config.of(variant="sums", x=1, r=r, parts=parts, warps=4, programs=programs)
+        given = tensors(kernel, sizes)
+        want = expected(kernel, given, sizes)
+        made = generate(kernel, config, Facts(wide=True) if bare else facts_of(kernel, sizes))
+        assert not interpret.run(made, given, sizes)
+        agree(given, want)
+
+
 @pytest.mark.parametrize("x,r,stages", [(4, 16, 1), (1, 512, 1), (2, 32, 3)])
 def test_stripes_of_columns(x: int, r: int, stages: int) -> None:
     kernel = kernel_of(gradients())
@@ -96,12 +110,13 @@ def test_stripes_are_for_loops_that_store_points_alone() -> None:
     assert not has_stripes(nest_for(kernel_of(two_axes()), "stripes")[1])
 
 
-def test_rows_along_two_axes() -> None:
+@pytest.mark.parametrize("blocks", [{"x": 4, "r": 64}, {"x": 1, "r": 16, "parts": 4}])
+def test_rows_along_two_axes(blocks: Mapping[str, int]) -> None:
     kernel = kernel_of(two_axes())
     sizes = dict(zip((s.name for s in kernel.symbols), (5, 7, 40), strict=False))
     given = tensors(kernel, sizes)
     want = expected(kernel, given, sizes)
-    made = generate(kernel, Config.of(variant="sums", x=4, r=64, warps=4, programs=3), Facts())
+    made = generate(kernel, Config.of(variant="sums", warps=4, programs=3, **blocks), Facts())
     assert not interpret.run(made, given, sizes)
     agree(given, want)
 
@@ -148,9 +163,9 @@ def test_each_length_of_rows_has_its_configs() -> None:
     nest = nest_of(kernel.loop)
     configs = variants.configs(kernel, nest, h100)
     assert {c["variant"] for c in configs} == {"sums", "stripes"} and len(set(map(str, configs))) == len(configs)
-    for columns in (3, 16, 17, 64, 600, 1024, 4096, 8192):
+    for columns in (3, 16, 17, 64, 600, 1024, 4096, 8192, 16384):
         able = [c for c in configs if variants.valid(kernel, nest, c, {"n0": 4096, "n1": columns})]
-        assert len({c["r"] for c in able if c["variant"] == "sums"}) == 1
+        assert len({c["r"] * int(c.get("parts", 1) or 1) for c in able if c["variant"] == "sums"}) == 1
         assert all(variants.cost(kernel, nest, c, {"n0": 4096, "n1": columns}, h100) > 0 for c in able)
 
 

@@ -129,6 +129,7 @@ class Estimate:
     ) -> None:
         self.work, self.tile, self.counts, self.device = work, tile, counts, device
         self.variant, self.threads = str(config["variant"]), device.warp * int(config["warps"])
+        self.parts = int(config.get("parts", 0) or 0)
         self.splits, self.stages = int(config.get("splits", 1) or 1), int(config.get("stages", 1) or 1)
         self.block = math.prod(d.block for d in tile.dims)
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
@@ -222,7 +223,7 @@ class Estimate:
             touched *= self.counts[dim] if dim in varies else min(self.running, -(-self.counts[dim] // dim.block))
         for dim in self.tile.reduced:
             touched *= self.counts[dim] if dim in varies else 1
-        passes = access.passes if self.variant not in WHOLE else 1
+        passes = access.passes if self.variant not in WHOLE or self.parts else 1
         return touched * passes
 
     def _efficiency(self, access: Access) -> float:
@@ -284,7 +285,7 @@ class Estimate:
     def registers(self) -> float:
         """32-bit registers a thread needs."""
         each = self.work.held if self.variant in WHOLE else self.work.live
-        going = max(1.0, self.block / self.threads) * each
+        going = max(1.0, self.block / self.threads) * (each + self.work.sums / 4 * max(0, self.parts - 1))
         return BASE_REGISTERS + max(going, 0.0 if self.gathers else self._met * self.work.running)
 
     @property
@@ -392,6 +393,8 @@ class Estimate:
         turns = programs / (min(self.running, at_once) if self.work.sums else at_once)
         if self.variant in WHOLE:
             rounds = (1 + (max(1.0, turns) - 1) / self.stages) / max(1.0, turns)
+        if self.parts:
+            rounds = self.work.passes
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
         one = rounds * wait + self._going_on + self._staged + self._meeting + spilled + self._own + self._gathering
         return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))

@@ -5,12 +5,15 @@ in registers, as `persistent` does, block after block of them, and keeps the sum
     launch 1   a loop like any other adds up these rows
 
 One program stores its sums itself. What does not change from row to row, such as a weight, is loaded once a program.
+
+Rows too long for registers that have sums beside them are gone through in `parts` blocks of columns, once for each pass: what a
+pass reads again the cache has. The sums of each part have names of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -24,17 +27,16 @@ from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.kernels.triton.ops import convert
-from polytile.kernels.triton.schedules import whole_rows
+from polytile.kernels.triton.reductions import Reduction
+from polytile.kernels.triton.schedules import entering, goes_back, reads_again, whole_rows
 from polytile.kernels.triton.scratch import on_scratch
 from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
 LEFT = "scratch{}"
-FEW = 128
-"""Columns up to which the second launch has the more rows of scratch memory a block, for want of columns."""
-GATHERED = Config.of(variant="looped", x=32, r=64, warps=4)
-GATHERED_FEW = Config.of(variant="looped", x=16, r=256, warps=8)
-"""Blocks of the second launch: x columns, r rows of scratch memory."""
+GATHERING, GATHERED, NARROWEST, WIDEST = 128, 8192, 8, 32
+"""Programs and points of a block of the second launch, and how many columns a block has: with all rows of scratch memory in one
+block, of which 528 programs leave so many, it waits once."""
 
 
 def has_sums(loop: Loop) -> bool:
@@ -43,19 +45,20 @@ def has_sums(loop: Loop) -> bool:
 
 @dataclass(frozen=True)
 class Sum:
-    """One store of sums: its running value, and the scratch memory for it."""
+    """One store of sums: its running value, of one part of the columns where there are several, and the scratch memory for it."""
 
     store: Store
     number: int
+    part: str = ""
 
     @property
     def running(self) -> str:
-        return f"sum{self.number}"
+        return f"sum{self.number}{self.part}"
 
 
 def sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launches of `kernel` under a config with `programs`."""
-    made = Sums(kernel, nest, config, facts, overlaps)
+    made = (PartedSums if config.get("parts") else Sums)(kernel, nest, config, facts, overlaps)
     first = made.rows()
     if made.alone:
         return TritonKernel((first,))
@@ -67,7 +70,7 @@ class Sums:
     """A kernel in the making."""
 
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
-        self.kernel, self.facts, self.overlaps = kernel, facts, overlaps
+        self.kernel, self.config, self.facts, self.overlaps = kernel, config, facts, overlaps
         self.unit = Unit(kernel, nest, config, facts, overlaps)
         self.sums = sums_of(kernel.loop)
         (self.columns,) = self.unit.tile.reduced
@@ -83,31 +86,42 @@ class Sums:
     def rows(self) -> Launch:
         unit = self.unit
         unit.wait()
-        unit.held(self.columns)
-        begin(unit, self.sums)
+        self._begin()
         with unit.out.indented(f"for block in {self._range()}:"):
             for dim in unit.tile.parallel:
                 unit.out.line(f"{dim.name.lower()}_at = " + ("tl.cast(block, tl.int64)" if self.facts.wide else "block"))
                 unit.parallel(dim)
-            inner = unit.scope.inner()
-            whole_rows(unit, inner)
-            add(unit, self.sums, inner)
-            unit.flush(inner)
-        if self.alone:
-            finish(unit, self.sums)
-        else:
-            self._leave()
+            self._block(unit.scope.inner())
+        self._end(self.sums)
         return unit.launch(grid=(self.programs, sizes.ONE, sizes.ONE))
+
+    def _begin(self) -> None:
+        """What is done before any block of rows."""
+        self.unit.held(self.columns)
+        begin(self.unit, self.sums)
+
+    def _block(self, scope: Scope) -> None:
+        """What is done with a block of rows."""
+        whole_rows(self.unit, scope)
+        add(self.unit, self.sums, scope)
+        self.unit.flush(scope)
+
+    def _end(self, sums: Sequence[Sum]) -> None:
+        """What is done with sums of the current columns."""
+        if self.alone:
+            finish(self.unit, sums)
+        else:
+            self._leave(sums)
 
     def _range(self) -> str:
         ahead = f", num_stages={self.stages}" if self.stages > 1 else ""
         return f"tl.range(tl.program_id(0), {self.unit.body.index(self.blocks)}, tl.num_programs(0){ahead})"
 
-    def _leave(self) -> None:
+    def _leave(self, sums: Sequence[Sum]) -> None:
         """Stores a program's sums in scratch memory."""
         unit = self.unit
         mask = _mask(unit)
-        for one in self.sums:
+        for one in sums:
             down(unit, one)
             place = f"tl.program_id(0) * ({unit.body.index(self.columns.size)}) + {self.columns.variable}"
             scratch = unit.scratch(one.number, one.store.value.dtype)
@@ -118,7 +132,9 @@ class Sums:
     def gathered(self) -> Launch:
         """Adds up what the programs have left."""
         kernel = self._gathering()
-        config = GATHERED_FEW if self.columns.block <= FEW else GATHERED
+        x = min(WIDEST, max(NARROWEST, max(self.columns.block, self.columns.whole) // GATHERING))
+        r = min(1 << (int(self.config["programs"]) - 1).bit_length(), GATHERED // x)
+        config = Config.of(variant="looped", x=x, r=r, warps=8)
         numbers = {LEFT.format(one.number): one.number for one in self.sums}
         return on_scratch(kernel, config, self.facts, self.overlaps, numbers)
 
@@ -138,18 +154,76 @@ class Sums:
         return LoopKernel(loop, tuple(tensors), self.kernel.symbols)
 
 
+class PartedSums(Sums):
+    """The same of rows in parts."""
+
+    def _begin(self) -> None:
+        for part in range(int(self.config["parts"])):
+            zero(self.unit, self._of(part))
+
+    def _of(self, part: int) -> list[Sum]:
+        return [replace(one, part=f"_{part}") for one in self.sums]
+
+    def _columns(self, part: int) -> None:
+        self.unit.along(self.columns, str(part * self.columns.block))
+
+    def _block(self, scope: Scope) -> None:
+        unit, nest = self.unit, self.unit.nest
+        for k in range(nest.passes + 1):
+            unit.body.stores(nest.row_stores(k), scope)
+            if k < nest.passes:
+                self._pass(k, scope)
+        unit.flush(scope)
+
+    def _pass(self, k: int, scope: Scope) -> None:
+        """Pass k over the parts, every other time from the last one."""
+        unit, nest, body = self.unit, self.unit.nest, self.unit.body
+        reductions = [Reduction(body, node) for node in nest.reduces_in(k)]
+        for node in entering(nest, k):
+            body.emit(node, scope)
+        for reduction in reductions:
+            reduction.start(scope)
+        unit.flush(scope)
+        body.again = reads_again(unit, k)
+        body.last = bool(k) and not body.again
+        parts = range(int(self.config["parts"]))
+        for part in reversed(parts) if goes_back(nest, k) else parts:
+            self._columns(part)
+            inner = scope.inner()
+            unit.fetch(nest.roots_in(k), inner)
+            for reduction in reductions:
+                reduction.update(inner)
+            body.stores([store for store in nest.stores_in(k) if not store.sums], inner)
+            add(unit, [one for one in self._of(part) if one.store in nest.stores_in(k)], inner)
+            unit.flush(inner)
+        body.again, body.last = set(), False
+        for reduction in reductions:
+            reduction.finish(reduction.running(), scope)
+
+    def _end(self, sums: Sequence[Sum]) -> None:
+        for part in range(int(self.config["parts"])):
+            self._columns(part)
+            super()._end(self._of(part))
+
+
 # sums of a program ---------------------------------------------------------------------------------------------------
 
 
 def begin(unit: Unit, sums: Sequence[Sum]) -> None:
     """Loads what all rows share, and sets the sums to zero."""
-    nest, shape = unit.nest, unit.tile.shape(unit.tile.all_dims)
+    nest = unit.nest
     rows = {axis.symbol for dim in unit.tile.parallel for axis in dim.axes}
     for node in nest.nodes:
         below = nest.dependence(node)
         if isinstance(node, Load) and not below.axes & rows and not below.reduced:
             unit.body.emit(node, unit.scope)
     unit.flush(unit.scope)
+    zero(unit, sums)
+
+
+def zero(unit: Unit, sums: Sequence[Sum]) -> None:
+    """Sets sums to zero."""
+    shape = unit.tile.shape(unit.tile.all_dims)
     for one in sums:
         unit.out.line(f"{one.running} = tl.full({shape}, 0.0, {text.value_type(one.store.value.dtype)})")
 

@@ -5,7 +5,7 @@ persistent   whole rows in registers, read once; r (and r1) hold the row, x rows
 looped       block after block along the row, read once for each pass
 split        `splits` programs a row, block after block; put together by the last program or by another launch
 cluster      of rows: `splits` programs that run at the same time hold one in registers, r of it each; read once
-sums         of loops that add up columns too: whole rows, `programs` programs for all of them
+sums         of loops that add up columns too: whole rows, `programs` programs for all of them; long rows in `parts` of r
 stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
 scatter      sums by an index: blocks as in plain, whose points are added up by atomics
 leaders      such sums of points that seldom share a row: x columns of a point a program, which looks at `many` indices at once
@@ -76,6 +76,8 @@ SUM_POINTS, SUM_ELEMENTS, SUM_STAGES = (512, 1024, 2048, 4096, 8192), (8, 16), (
 values a row, its weight and two sums take 128 registers."""
 SUM_WARPS = {8: (16, 32), 16: (16,)}
 """Warps of all programs on a multiprocessor, by the values that a thread holds."""
+SUM_PARTS = ((2048, 4, 16), (4096, 2, 16), (2048, 8, 32), (4096, 4, 16), (4096, 4, 32), (8192, 2, 16))
+"""(r, parts, warps) of rows that are read again for each pass: 16 or 32 values of each sum a thread."""
 STRIPES = ((1, 512, 2), (2, 512, 4), (4, 256, 4), (8, 128, 4), (2, 1024, 4), (4, 512, 4), (8, 256, 4), (16, 128, 4))
 """(x, r, warps)"""
 GATHERED_SPLITS, GATHERS = (64, 128, 256, 512), 8
@@ -151,6 +153,8 @@ def _sums(device: DeviceFacts, nest: Nest) -> Iterator[Config]:
                 yield Config.of(variant="sums", x=x, r=r, warps=warps, programs=programs, stages=stages)
         if points >= 2048:
             yield Config.of(variant="sums", x=x, r=r, warps=warps, programs=1)
+    for r, parts, warps in SUM_PARTS:
+        yield Config.of(variant="sums", x=1, r=r, parts=parts, warps=warps, programs=device.sms)
     for (x, r, warps), stages in itertools.product(STRIPES if has_stripes(nest) else (), SUM_STAGES):
         yield Config.of(variant="stripes", x=x, r=r, warps=warps, stages=stages)
 
@@ -215,8 +219,7 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     values = {s: size[s.name] for s in kernel.symbols}
     rows = [sizes.evaluate(a.size, values) for a in row_axes(nest)]
     held = [int(config.get(name, 1) or 1) for name in ("r", "r1")] + [1] * len(rows)
-    if config["variant"] == "cluster":
-        held[0] *= int(config["splits"])
+    held[0] *= int(config.get("parts", 1) or 1) * (int(config["splits"]) if config["variant"] == "cluster" else 1)
     if config["variant"] != "persistent" and rows[0] <= held[0] // 2 and held[0] > ROWS[0]:
         return False  # right, but never worth its time: there is one of half the length
     return down or all(n <= block for n, block in zip(rows, held, strict=False))
