@@ -45,12 +45,13 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   constexpr bool PANELS = PACK_B || KEPT;          // end in whole vectors
   const PB* b = PANELS ? packed : (const PB*)b_of(p, q.item, q.from, n);
   const long b_k = PACK_B ? NR : KEPT ? kept_vector(p) : p.b_k, b_j = KEPT ? b_k : L;
-  const long whole = PANELS ? ceil_div(cols, L) : cols / L;
+  const long whole = PANELS ? ceil_div(cols, L) : cols / L, rest = PANELS ? 0 : cols % L;
   const long steps = PANELS ? q.steps : least(STEP * q.steps, p.k - q.from);  // in place B is counted by its rows
   if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first, next);
+  else if (rest && copied_before(cols)) WIDE[rows](a, a_m, a_k, packed, NR, steps, out, stride, !q.first, next);
   else {
     for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first, next);
-    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first, next);
+    if (rest) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first, next);
   }
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
 }

@@ -46,13 +46,33 @@ static inline V load(const bf16* p) { return (V)(__builtin_convertvector(*(const
 static inline T value(bf16 x) { unsigned bits = unsigned(x.bits) << 16; T f; __builtin_memcpy(&f, &bits, 4); return f; }
 """
 
+# The first n lanes of a vector; of floats one instruction, where there are masks.
 LOAD_N = """\
 template <class P> static inline V load_n(const P* p, long n) {
   alignas(64) P row[L] = {};
   for (long i = 0; i < n; ++i) row[i] = p[i];
   return load(row);
 }
+template <class P> static inline void store_n(P* p, V v, long n) {
+  alignas(64) P row[L];
+  store(row, v);
+  for (long i = 0; i < n; ++i) p[i] = row[i];
+}
+template <class P> static inline void copy_n(P* out, const P* p, long n) {
+  for (long i = 0; i < L; ++i) out[i] = i < n ? p[i] : P{};
+}
 """
+
+MASKED = """\
+#ifdef __AVX512F__
+static inline unsigned {mask} first(long n) {{ return (unsigned {mask})~(~0u << n); }}
+static inline V load_n(const T* p, long n) {{ return __builtin_ia32_load{code}512_mask(p, V{{}}, first(n)); }}
+static inline void store_n(T* p, V v, long n) {{ __builtin_ia32_store{code}512_mask(p, v, first(n)); }}
+static inline void copy_n(T* out, const T* p, long n) {{ store(out, load_n(p, n)); }}
+#endif
+"""
+MASKS = {("float32", 16): ("ups", "short"), ("float64", 8): ("upd", "char")}
+"""Instruction and type of a mask, by the type of the sums and lanes."""
 
 STORES = {
     ("float32", "float32"): "",
@@ -129,6 +149,7 @@ static inline void emit(const Problem& p, long item, long m, long n, V v, long c
   O* c = c_of(p, item, m, n);
   const long step = p.sizes[12];
   if (step == 1 && count == L) return store(c, v);
+  if (step == 1) return store_n(c, v, count);
   alignas(64) O row[L];
   store(row, v);
   for (long i = 0; i < count; ++i) c[i * step] = row[i];
@@ -209,14 +230,21 @@ def head(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int, t
             "namespace {\nnamespace gemm {\n",
             LOADS.format(**names),
             LOAD_BF16 if spec.dtype == "bfloat16" else "",
-            LOAD_N,
             "" if spec.has_epilogue else STORES[spec.accumulator, spec.out_dtype],
+            LOAD_N,
+            _masked(spec.accumulator, lanes),
             PROBLEM,
             EMIT_EPILOGUE if spec.has_epilogue else EMIT_STORE,
             FINISH,
             TEAMS,
         )
     )
+
+
+def _masked(accumulator: str, lanes: int) -> str:
+    """Loads and stores of a part of a vector for the machines that have masks."""
+    code, mask = MASKS.get((accumulator, lanes), ("", ""))
+    return MASKED.format(code=code, mask=mask) if code else ""
 
 
 def entry(name: str) -> str:

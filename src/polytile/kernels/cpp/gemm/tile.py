@@ -14,10 +14,12 @@ from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec, k_per_lane
 CONSTANTS = """\
 constexpr long MR = {mr}, NV = {nv}, NR = NV * L, STEP = {step}, KC = {kc}, MC = {mc}, NC = {nc}, GROUP = {group};
 constexpr long HEAD = {head};                      // steps before those of a tile of A: what its sums begin at
-constexpr bool PACK_A = {pack_a}, PACK_B = {pack_b}, KEPT = {kept};
+constexpr bool PACK_A = {pack_a}, PACK_B = {pack_b}, KEPT = {kept}, RAGGED = {ragged};
 constexpr long KEPT_AT = {kept_at};                // where among the pointers kept panels are
 typedef {pa} PA;                                   // A and B as the register tile reads them
 typedef {pb} PB;
+// Columns before the ragged vector of a panel that are copied with it.
+static inline long copied_before(long cols) {{ return RAGGED && cols > NR - L ? cols / L * L : 0; }}
 """
 
 # One step of one row of A or column of B, and one step of L columns of a row-major B.
@@ -139,14 +141,17 @@ static void pack_b(const Problem& p, long item, long n, long cols, long from, lo
 }
 """
 
-# B read in place: only the last vector of a ragged panel is copied, so that no load passes the end of a row.
+# B read in place: only the last vector of a ragged panel is copied, so that no load passes the end of a row. With RAGGED the
+# vectors before it are too, where that makes a panel of full width: one tile then takes all of it.
 PACK_B_TAIL = """\
 static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
-  const S* b = b_of(p, item, from, n + cols / L * L);
-  const long rest = cols % L, rows = least(STEP * steps, p.k - from);
+  const long rest = cols % L, rows = least(STEP * steps, p.k - from), before = copied_before(cols);
   if (!rest) return;
-  for (long q = 0; q < rows; ++q, b += p.b_k, out += L)
-    for (long j = 0; j < L; ++j) out[j] = j < rest ? b[j] : PB{};
+  const S* b = b_of(p, item, from, n + cols / L * L);
+  for (long q = 0; q < rows; ++q, b += p.b_k, out += before + L) {
+    for (long j = 0; j < before; j += L) copy_n(out + j, b + j - before, L);
+    copy_n(out + before, b, rest);
+  }
 }
 """
 
@@ -170,12 +175,13 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   constexpr bool PANELS = PACK_B || KEPT;          // end in whole vectors
   const PB* b = PANELS ? packed : (const PB*)b_of(p, q.item, q.from, n);
   const long b_k = PACK_B ? NR : KEPT ? kept_vector(p) : p.b_k, b_j = KEPT ? b_k : L;
-  const long whole = PANELS ? ceil_div(cols, L) : cols / L;
+  const long whole = PANELS ? ceil_div(cols, L) : cols / L, rest = PANELS ? 0 : cols % L;
   const long steps = PANELS ? q.steps : least(STEP * q.steps, p.k - q.from);  // in place B is counted by its rows
   if (whole == NV) WIDE[rows](a, a_m, a_k, b, b_k, steps, out, stride, !q.first, next);
+  else if (rest && copied_before(cols)) WIDE[rows](a, a_m, a_k, packed, NR, steps, out, stride, !q.first, next);
   else {
     for (long j = 0; j < whole; ++j) NARROW[rows](a, a_m, a_k, b + j * b_j, b_k, steps, out + j * L, stride, !q.first, next);
-    if (!PANELS && cols % L) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first, next);
+    if (rest) NARROW[rows](a, a_m, a_k, packed, L, steps, out + whole * L, stride, !q.first, next);
   }
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
 }
@@ -372,7 +378,7 @@ static void close(Call&) {}
 // Each thread takes whole panels; one panel (direct: its ragged last vector) lies on the stack while K fits KC.
 static void work(const Call& c, long thread, long threads) {
   const Problem& p = c.p;
-  constexpr long WIDTH = PACK_B ? NR : L;
+  constexpr long WIDTH = PACK_B || RAGGED ? NR : L;
   alignas(64) PB on_stack[KC / STEP * WIDTH];
   const long panels = ceil_div(p.n, NR), units = p.batch * panels, steps = ceil_div(p.k, STEP);
   PB* panel = p.k <= KC ? on_stack : (PB*)malloc(steps * WIDTH * sizeof(PB));
@@ -453,6 +459,7 @@ def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, group: int, kept_
         pack_a=str(tiled_a).lower(),
         pack_b=str(panelled_b).lower(),
         kept=str(kept).lower(),
+        ragged=str(config.form == "small" and not panelled_b and config.nv > 1).lower(),
         kept_at=kept_at,
         pa=packed if tiled_a else "S",
         pb=packed if panelled_b or kept else "S",
