@@ -48,6 +48,13 @@ def remainders(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return a % b, a // b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc")
 
 
+def through_8_bits(a: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Rows scaled to what the type holds, as they are stored and as they are read again."""
+    scale = a.detach().abs().amax(-1, keepdim=True) / 448 + 1e-3
+    narrow = (a.detach() * w.detach() / scale).to(torch.float8_e4m3fn)
+    return narrow.float() * scale + w, a * narrow.to(torch.float8_e5m2).t().contiguous().t().float()
+
+
 Make = Callable[[int, int], tuple[Any, ...]]
 CASES: dict[str, tuple[Callable[..., Any], Make]] = {
     "products scattered": (scattered, lambda m, n: (whole(m, n), rows(m, n), whole(m, n))),
@@ -58,6 +65,7 @@ CASES: dict[str, tuple[Callable[..., Any], Make]] = {
         lambda m, n: (torch.randn(m, n), torch.randn(n), torch.randn(n)),
     ),
     "remainders": (remainders, lambda m, n: (whole(m, n), whole(m, n))),
+    "8-bit floats": (through_8_bits, lambda m, n: (10 * torch.randn(m, n), torch.rand(n) + 0.5)),
     "rolled": (lambda a: a.roll((3, -2), (0, 1)).flip(0).reshape(-1), lambda m, n: (torch.randn(m, n),)),
     "trace": (lambda a: a.diagonal(1).sum() + a.diagonal(-1).sin().sum(), lambda m, n: (torch.randn(m, n),)),
     "normalised": (normalised, lambda m, n: (torch.randn(m, n),)),

@@ -62,6 +62,19 @@ def test_each_hint_gets_its_decision_when_the_function_is_compiled(kind: str, em
     assert graphs() == (1, 1)
 
 
+def test_what_is_compiled_ahead_is_at_hand_when_its_size_comes(empty_cache: object) -> None:
+    """No decision is made before: the call makes it, and compiles nothing."""
+    run = polytile.compile(matmul, compile_ahead={"s0": [3], "s1": [4096]}, options={"tune": "off", "sources": "cpp"})
+    check(matmul, run, *sized((96, 100), (100, 80)))
+    kernel, runs = multikernel("mm"), polytile.counters["compiler_runs"]
+    assert len(kernel.decisions) == 1
+    check(matmul, run, *sized((3, 4096), (4096, 80)))
+    assert len(kernel.decisions) == 2 and polytile.counters["compiler_runs"] == runs
+    assert kernel.decisions[0].candidate != kernel.decisions[1].candidate, "another kernel than the first call's"
+    with pytest.raises(HintError, match="compile_ahead="):
+        polytile.compile(matmul, compile_ahead=[-1])
+
+
 def test_candidates_are_timed_at_the_hint_and_nowhere_else(
     empty_cache: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

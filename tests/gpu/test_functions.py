@@ -53,6 +53,21 @@ def test_a_function_at_many_shapes(name: str, dtype: torch.dtype) -> None:
     compare(function, *[make(m, n, dtype) for m, n in SHAPES])
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_8_bit_floats_are_converted_as_in_eager(dtype: torch.dtype) -> None:
+    """Every number of 16 bits, those beyond the type among them, and rows scaled as before a product of such floats."""
+    every = torch.arange(1 << 16, dtype=torch.int32, device="cuda").to(torch.int16).view(torch.bfloat16)
+    to, back = compiled(lambda a: a.to(dtype)), compiled(lambda a: a.float() * 2)
+    torch.testing.assert_close(to(every).float(), every.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(back(every.to(dtype)), every.to(dtype).float() * 2, rtol=0, atol=0, equal_nan=True)
+    scaled = compiled(lambda a, s: (F.rms_norm(a, (a.shape[-1],)) / s).to(dtype))
+    for m, n in SHAPES[:6]:
+        a, s = data(m, n, dtype=torch.bfloat16), torch.tensor(0.01, device="cuda")
+        got, want = scaled(a, s), (F.rms_norm(a.float(), (n,)) / s).to(dtype)
+        torch.testing.assert_close(got.float(), want.float(), rtol=0.26, atol=0.01)
+        assert got.dtype == dtype and ((got.float() - want.float()).abs() > 0.02 * want.float().abs()).float().mean() < 0.2
+
+
 ALONE: dict[str, Callable[[Tensor], Any]] = {
     "column sum": lambda a: a.sum(0),
     "row mean": lambda a: a.mean(-1),

@@ -24,6 +24,19 @@ def run(kernel: Callable[..., None]) -> Callable[[tuple[Any, ...]], None]:
     return lambda args: kernel(*args)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_8_bit_floats_are_judged_by_what_their_type_can_hold(dtype: torch.dtype) -> None:
+    def narrow(x: torch.Tensor, y: torch.Tensor, *_: int) -> None:
+        y.copy_(x)
+
+    def zeros(x: torch.Tensor, y: torch.Tensor, *_: int) -> None:
+        y.copy_(torch.zeros_like(x))
+
+    x = torch.cat([torch.randn(500), torch.tensor([1e6, -1e6, float("inf"), float("nan")])])
+    made = gate(x, torch.zeros(504, dtype=dtype), reference=narrow)
+    assert made.check(run(narrow)).ok and not made.check(run(zeros)).ok
+
+
 def test_a_right_result_passes_and_leaves_the_callers_tensors_alone() -> None:
     x, y = torch.randn(8, 100), torch.full((8, 100), 3.0)
     verdict = gate(x, y).check(run(softmax))

@@ -104,6 +104,8 @@ TABLE: tuple[OpDef, ...] = (
     OpDef("floor", 1, torch.floor), OpDef("ceil", 1, torch.ceil), OpDef("trunc", 1, torch.trunc),
     OpDef("round", 1, torch.round),
     OpDef("round_bf16", 1, _rounded_through(torch.bfloat16)), OpDef("round_f16", 1, _rounded_through(torch.float16)),
+    OpDef("round_e4m3", 1, _rounded_through(torch.float8_e4m3fn), cost=4),
+    OpDef("round_e5m2", 1, _rounded_through(torch.float8_e5m2), cost=4),
     # exponentials, logarithms, powers
     OpDef("exp", 1, torch.exp, cost=12), OpDef("exp2", 1, torch.exp2, cost=12), OpDef("expm1", 1, torch.expm1, cost=16),
     OpDef("log", 1, torch.log, cost=14), OpDef("log2", 1, torch.log2, cost=14), OpDef("log10", 1, torch.log10, cost=14),

@@ -15,7 +15,8 @@ from polytile.ir import sizes as algebra
 from polytile.ir.expr import Load, Node
 
 CPU = torch.device("cpu")
-COMPUTE_DTYPE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+FLOAT8 = (torch.float8_e5m2, torch.float8_e4m3fn)
+COMPUTE_DTYPE = dict.fromkeys((torch.bfloat16, torch.float16, *FLOAT8), torch.float32)
 
 
 def compute_dtype(storage: torch.dtype) -> torch.dtype:
@@ -23,7 +24,9 @@ def compute_dtype(storage: torch.dtype) -> torch.dtype:
     return COMPUTE_DTYPE.get(storage, storage)
 
 
-ROUNDING = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
+ROUNDING = {
+    torch.float8_e5m2: "round_e5m2", torch.float8_e4m3fn: "round_e4m3", torch.bfloat16: "round_bf16", torch.float16: "round_f16",
+}  # fmt: skip
 """The operation that rounds a value to a type of tensors narrower than the one in which it is computed, the coarsest first."""
 
 

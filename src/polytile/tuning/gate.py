@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from polytile.ir.leaning import Leaning, leaning
+from polytile.ir.program import FLOAT8
 from polytile.tuning.clones import Clones, Lent, stand_ins, written_positions
 from polytile.tuning.room import COMPARED_AT_ONCE, copy_of, wide_fits
 from polytile.tuning.serial import one_thread
@@ -172,8 +173,9 @@ class Gate:
         the arguments' precision."""
         assert self._expected is not None
         own = self._own_precision() if self._wide else self._expected
-        for place, mine, *rights in zip(self._written, own, self._expected, *self._leaned, strict=True):
-            got, scale, device = clones.args[place], self._scales[place], rights[0].device
+        for place, *results in zip(self._written, own, self._expected, *self._leaned, strict=True):
+            got, mine, *rights = map(_computable, (clones.args[place], *results))
+            scale, device = self._scales[place], rights[0].device
             allowed = self._allowed(place)
             with one_thread():
                 errors = (firm_error(near, each, allowed, scale) for near, *each in _pieces(mine.to(device), *rights))
@@ -265,6 +267,8 @@ def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | None = Non
     compared as rounded to got's dtype where that makes it infinite."""
     if got.dtype.is_complex:
         got, expected = torch.view_as_real(got), torch.view_as_real(expected)
+    if got.dtype in FLOAT8:
+        got, expected = _widened(got, expected)
     with one_thread():
         if not got.dtype.is_floating_point:
             same = torch.equal(comparable(got.to(expected.device)), comparable(expected.to(got.dtype)))
@@ -282,12 +286,25 @@ def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | None = Non
     return worst, ""
 
 
+def _computable(tensor: torch.Tensor) -> torch.Tensor:
+    """8-bit floats, with which torch computes nothing, as float32; others as they are."""
+    return tensor.float() if tensor.dtype in FLOAT8 else tensor
+
+
+def _widened(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """8-bit floats and what is expected of them as float64. What their type has no finite number for is in `expected` what torch
+    makes of it."""
+    rounded = expected.to(got.dtype).double()
+    return got.double(), torch.where(rounded.isfinite(), expected.double(), rounded)
+
+
 def root_mean_square(expected: torch.Tensor) -> float:
     """Of the finite values; 0 where there are none, and for integers."""
     if expected.dtype.is_complex:
         expected = torch.view_as_real(expected)
     if not expected.dtype.is_floating_point or not expected.numel():
         return 0.0
+    expected = _computable(expected)
     squares = 0.0
     with one_thread():
         for (piece,) in _pieces(expected):

@@ -46,7 +46,7 @@ def tolerance(dtype: torch.dtype, reduction: int = 1) -> float:
 def coarseness(dtype: torch.dtype, terms: int = 1) -> float:
     """The same of a result that holds values rounded to `dtype`, or sums of so many of these, of which few are rounded to another
     neighbour than the reference's."""
-    return ROUNDING[dtype] / math.sqrt(max(1, terms))
+    return ROUNDING.get(dtype, 128 * SMALLEST) / math.sqrt(max(1, terms))
 
 
 __all__ = ["ACCUMULATION", "ROUNDING", "coarseness", "tolerance"]

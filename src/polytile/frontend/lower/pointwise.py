@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 
+from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder, Promotion
 from polytile.frontend.lower.overloads import overloads
@@ -20,6 +21,7 @@ from polytile.frontend.lower.scalars import scalar_tensor
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, widen
 from polytile.ir import expr
 from polytile.ir.expr import Node
+from polytile.ir.program import FLOAT8
 
 Operand = Any  # Tensor, Python number or sympy expression
 
@@ -319,10 +321,12 @@ def copy(builder: Builder, target: Tensor, source: Operand, non_blocking: bool =
 
 
 def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
-    """`x` broadcast to the traced size, as a value of type `dtype`: a change to bfloat16 or float16 rounds. A number, which
+    """`x` broadcast to the traced size, as a value of type `dtype`: a change to a float of 8 or 16 bits rounds. A number, which
     `vmap` hands to operators in place of a tensor, is one of no dimensions."""
-    device = check_operands(builder, (x,))
-    check_dtypes(dtype)
+    device = builder.result().device
+    check_operands(builder, () if stored_alone(x, device) else (x,))
+    if not (dtype in FLOAT8 and has_float8(device)):
+        check_dtypes(dtype)
     out_sizes = builder.result_sizes()
 
     def at(point: Point) -> Node:
@@ -330,6 +334,20 @@ def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
         return convert_to(value, x.dtype if isinstance(x, Tensor) else value.dtype, dtype)
 
     return computed(out_sizes, dtype, device, at)
+
+
+def stored_alone(x: Operand, device: torch.device) -> bool:
+    """Whether `x` is a tensor on the device of a type that its kernels convert, and do nothing else with."""
+    return isinstance(x, Tensor) and x.dtype in FLOAT8 and x.device == device and has_float8(device)
+
+
+def has_float8(device: torch.device) -> bool:
+    """Whether generated kernels on the device convert to and from 8-bit floats."""
+    if device.type == "cpu" and not options.get("interpret"):
+        return False
+    from polytile.kernels.triton.loops import converts_float8  # what a GPU needs is imported where there is one
+
+    return converts_float8(device)
 
 
 def convert_to(value: Node, source: torch.dtype, dtype: torch.dtype) -> Node:

@@ -11,7 +11,7 @@ import torch
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import View, compute_dtype
+from polytile.ir.program import ROUNDING, View, compute_dtype
 
 Point = tuple[sympy.Expr, ...]
 
@@ -32,7 +32,7 @@ class Tensor:
     """A tensor of symbolic `sizes` and logical `dtype`.
 
     Exactly one of the two forms: `view` (a strided look at a buffer), or `node` over `axes` (one symbol a dimension), to be
-    computed where it is used. Nodes hold compute types: float32 for bfloat16 and float16 tensors. `layout`: the strides
+    computed where it is used. Nodes hold compute types: float32 for tensors of 8- and 16-bit floats. `layout`: the strides
     (elements) in which an unstored tensor is stored where nobody asks for others; None for row-major ones. `call`: the operator
     of which an unstored tensor is the result, where that takes nothing but what is stored.
     """
@@ -88,18 +88,14 @@ def stored(view: View, device: torch.device) -> Tensor:
 
 
 def convert(node: Node, dtype: torch.dtype) -> Node:
-    """`node` as a value of the compute type of the logical `dtype`; a conversion to bfloat16 or float16 rounds."""
+    """`node` as a value of the compute type of the logical `dtype`; a conversion to one of 8 or 16 bits rounds."""
     target = compute_dtype(dtype)
     if isinstance(node, expr.Const):
         if not (target != torch.bool and not target.is_floating_point and isinstance(node.value, float)):
             node = expr.const(node.value, target)
     if node.dtype != target:
         node = expr.op("cast", target, node)
-    if dtype == torch.bfloat16:
-        return expr.op("round_bf16", target, node)
-    if dtype == torch.float16:
-        return expr.op("round_f16", target, node)
-    return node
+    return expr.op(ROUNDING[dtype], target, node) if dtype in ROUNDING else node
 
 
 def widen(node: Node, dtype: torch.dtype) -> Node:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 
+import torch
+
+BEYOND = int(torch.tensor(1e4, dtype=torch.float32, device="cpu").to(torch.float8_e4m3fn).view(torch.uint8))
+"""What torch makes of numbers too large for a float8_e4m3fn: 126, the largest; 127, NaN, in torch 2.11."""
+
 _COMBINE = {
     "pt_add": "a + b", "pt_mul": "a * b", "pt_or": "a | b", "pt_and": "a & b",
     "pt_max": "tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)",
@@ -126,6 +131,22 @@ def pt_round_{name}(x):
 """
         for name, kind, of in (("bf16", "bf16x2", "tl.bfloat16"), ("f16", "f16x2", "tl.float16"))
     ),
+    f"""
+def pt_float8e4nv(x):
+    beyond = (pt_sign_bit(x) | tl.where(x == x, {BEYOND}, 127)).to(tl.uint8)
+    near = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    return tl.where(tl.abs(x) <= 464, near, beyond).to(tl.float8e4nv, bitcast=True)
+""",
+    """
+def pt_float8e5(x):
+    beyond = (pt_sign_bit(x) | tl.where(x == x, 124, 127)).to(tl.uint8)
+    near = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    return tl.where(tl.abs(x) < 61440, near, beyond).to(tl.float8e5, bitcast=True)
+""",
+    """
+def pt_sign_bit(x):
+    return (x.to(tl.int32, bitcast=True) >> 24) & 128
+""",
     """
 def pt_online_step(high, total, x):
     small = tl.exp(-tl.abs(x - high))

@@ -31,6 +31,9 @@ OLDEST = 70
 OVERLAPPING = 90
 """Capability from which on a kernel may be started before the one ahead of it on the stream has ended."""
 
+FLOAT8_FROM = 89
+"""Capability from which on all 8-bit floats are converted."""
+
 _made: dict[tuple[str, torch.device], tuple[Candidate, ...]] = {}
 
 
@@ -46,6 +49,14 @@ def unavailable(target: torch.device) -> str:
     if not found.arch and found.capability < OLDEST:
         return f"Triton makes no kernels for {found.name}: its capability is {found.capability / 10}, 7.0 is needed"
     return ""
+
+
+def converts_float8(target: torch.device) -> bool:
+    """Whether kernels on `target` convert to and from 8-bit floats: the interpreter's, and those of GPUs that have both types."""
+    if target.type != "cuda":
+        return target.type == "cpu"
+    found = devices.facts(target.index or 0)
+    return bool(found.arch) or found.capability >= FLOAT8_FROM
 
 
 def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:

@@ -9,7 +9,7 @@ import torch
 from polytile.errors import LoweringError
 from polytile.ir import sizes
 from polytile.ir.expr import Load
-from polytile.ir.program import Store, compute_dtype, element_level
+from polytile.ir.program import FLOAT8, Store, compute_dtype, element_level
 from polytile.kernels.triton import text
 from polytile.kernels.triton.ops import convert
 
@@ -52,7 +52,7 @@ def fetch(body: Body, node: Load, scope: Scope) -> str:
     hint = _eviction(body, node, dims)
     if line is not None:  # as a whole block: what its rows share is loaded once, by the threads that need it
         at = _spread(body, at, dims, body.tile.all_dims)
-    return f"tl.load({node.buffer} + ({at})" + (f", mask={masks}, other=0" if masks else "") + hint + ")"
+    return f"tl.load({node.buffer} + ({at})" + (f", mask={masks}, {_other(body, node)}" if masks else "") + hint + ")"
 
 
 def _along_line(body: Body, node: Load, dim: Dim, scope: Scope) -> str:
@@ -65,8 +65,13 @@ def _along_line(body: Body, node: Load, dim: Dim, scope: Scope) -> str:
     if text not in scope.lines:
         scope.lines.append(text)
     at = body.index(sizes.substitute(node.index, {axis.symbol: sizes.axis(line)}))
-    mask = f"mask={line} < {body.index(dim.size)}, other=0"
+    mask = f"mask={line} < {body.index(dim.size)}, {_other(body, node)}"
     return f"tl.load({node.buffer} + ({at}), {mask}{_eviction(body, node, frozenset({dim}))}){body.tile.along(dim)}"
+
+
+def _other(body: Body, node: Load) -> str:
+    """What a load gives where its mask does not hold; of an integer Triton makes no 8-bit float."""
+    return "other=0.0" if body.kernel.storage(node.buffer) in FLOAT8 else "other=0"
 
 
 def plain(body: Body, node: Load) -> bool:

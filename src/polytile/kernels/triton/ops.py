@@ -32,6 +32,7 @@ FLOATS: dict[str, str] = {
     "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "round_bf16": "{0}.to(tl.float32).to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float32).to(tl.float16).to({T})",
+    "round_e5m2": "pt_float8e5({0}.to(tl.float32)).to({T})", "round_e4m3": "pt_float8e4nv({0}.to(tl.float32)).to({T})",
     "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float(\"inf\")", "signbit": "pt_signbit({0})",
     "i0": "libdevice.cyl_bessel_i0({0}) + ({0} - {0})", "i1": "libdevice.cyl_bessel_i1({0}) + ({0} - {0})",
     **{name: f"pt_{name}({{0}}, {{1}})" for name in POLYNOMIALS},
@@ -73,6 +74,7 @@ BOOLS: dict[str, str] = {
 }  # fmt: skip
 """What operations mean for operands that are bool."""
 
+FLOAT8 = {torch.float8_e5m2: "pt_float8e5", torch.float8_e4m3fn: "pt_float8e4nv"}
 NARROW = (torch.int8, torch.int16, torch.uint8, torch.uint16)
 """Integer types whose arithmetic Triton may widen: results are cut back."""
 
@@ -109,6 +111,8 @@ def convert(arg: str, source: torch.dtype, target: torch.dtype) -> str:
         return arg
     if target == torch.bool:
         return f"({arg} != 0)"
+    if target in FLOAT8:
+        return f"{FLOAT8[target]}({arg}{'' if source == torch.float32 else '.to(tl.float32)'})"
     if target.is_floating_point and target.itemsize <= 2 and source != torch.float32:
         return f"{arg}.to(tl.float32).to({value_type(target)})"
     if source.is_floating_point and target in NARROW:  # through an int that holds the whole value, then its low bits

@@ -75,14 +75,15 @@ def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
 
 
 def kind_of(kernel: GemmKernel) -> Kind:
-    """Of int4 weights, or of a mask, it is what they are read from that counts: Triton gives a thread as many neighbours along k
-    as fill a load of the type in memory (kWidth 8 for int4, of four threads that share a row), and a step of 16 along k, which
-    they do not fit in, gives results that are wrong on a device and right in the interpreter."""
+    """Of int4 weights, of a mask, or of 8-bit floats that become wider, it is what they are read from that counts: Triton
+    gives a thread as many neighbours along k as fill a load of the type in memory (kWidth 8 for int4, of four threads that
+    share a row), and a step of 16 along k, which they do not fit in, gives results that are wrong on a device and right in
+    the interpreter."""
     dtype, stored = kernel.in_dtype, kernel.stored
     read = {tensor.dtype for tensors in kernel.inputs for tensor in tensors}
     return Kind(
         dtype.itemsize,
-        any(each.itemsize == 1 and not each.is_floating_point for each in read),
+        any(each.itemsize == 1 and (not each.is_floating_point or dtype.itemsize > 1) for each in read),
         dtype.is_floating_point and dtype.itemsize == 1,
         any(each != dtype for each in stored) or any(kernel.prologues),
         kernel.tf32,
