@@ -240,6 +240,20 @@ def test_special_values_of_products_with_logarithms() -> None:
         torch.testing.assert_close(compiled(function, tune="off")(x, y), function(x, y), equal_nan=True)
 
 
+@pytest.mark.parametrize("exponents", [torch.int64, torch.int8, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
+def test_powers_of_two_beyond_a_floats_range(dtype: torch.dtype, exponents: torch.dtype) -> None:
+    values = [0.0, -0.0, 1.0, -1.5, 1e-30, 1e30, 1e-44] + [torch.inf, torch.nan] * dtype.is_floating_point
+    x = torch.tensor(values, dtype=torch.float64).clamp(-(2**62), 2**62).to(dtype)
+    few = [0, 1, -1, 100, -120]
+    many = few + [127, 128, -126, -149, 200, -200, 1023, -1074, 2000, -2000, 2**31 - 1, 2**33 + 1]
+    k = torch.tensor(few if exponents == torch.int8 else many[:11] if exponents == torch.float32 else many, dtype=exponents)
+    run = compiled(torch.ldexp, tune="off")
+    x = x.unsqueeze(1).repeat(1, len(k))
+    for base, power in ((x, k), (x[2:, 1:], k[1:])):
+        torch.testing.assert_close(run(base, power), torch.ldexp(base, power), equal_nan=True, rtol=1e-6, atol=0)
+
+
 def test_convolution_keeps_channels_last() -> None:
     torch.manual_seed(1)
     convolution = torch.nn.Conv2d(3, 8, 3, padding=1).to(memory_format=torch.channels_last)

@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import polytile
-from tests.behaviour.helpers import assert_as_exact, compiled, copied, graphs, multikernels, sized, tensors, widened
+from tests.behaviour.helpers import (
+    assert_as_exact,
+    check,
+    compiled,
+    copied,
+    graphs,
+    multikernels,
+    sized,
+    steps,
+    tensors,
+    widened,
+)
 
 
 def same_storage(a: Tensor, b: Tensor) -> bool:
@@ -262,6 +273,57 @@ def test_two_results_that_share_memory_do_so() -> None:
     assert all(same_storage(got[0], other) for other in got[1:])
     got[0].fill_(2.0)
     assert torch.equal(got[1], torch.full((5, 4), 2.0)) and torch.equal(got[2], torch.full((3, 5), 2.0))
+
+
+@pytest.mark.parametrize("base", [lambda x: torch.softmax(x, -1), lambda x: x.new_zeros(x.shape), lambda x: x * 2])
+def test_views_of_what_is_not_returned_share_its_memory(base: Callable[[Tensor], Tensor]) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = base(x)
+        return y.t(), y[1:]
+
+    run = compiled(function, tune="off")
+    for shape in ((4, 5), (7, 3)):
+        (x,) = sized(shape)
+        got = run(x)
+        check(function, run, x)
+        got[0].fill_(2.0)
+        assert torch.equal(got[1], torch.full_like(got[1], 2.0))
+
+
+OVERWRITTEN_PARTS: dict[str, Callable[[Tensor], Any]] = {
+    "rows": lambda x: x[:-1].add_(1),
+    "block": lambda x: x[1:, 1:].mul_(2),
+    "transposed": lambda x: x.t()[1:].mul_(2).t()[0],
+    "diagonal": lambda x: x.diagonal().fill_(2),
+    "of a part": lambda x: x[1:].fill_(1)[1:].add_(1),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITTEN_PARTS)
+def test_a_part_of_an_input_with_gaps_is_overwritten_and_returned(name: str) -> None:
+    function = OVERWRITTEN_PARTS[name]
+    run = compiled(function, tune="off")
+    for rows, columns in ((8, 10), (12, 6)):
+        for part in (slice(None, None, 2), slice(1, 5)):
+            theirs, mine = (next(sized((rows, columns))) for _ in range(2))
+            want, got = function(theirs[::2, part]), run(mine[::2, part])
+            assert torch.equal(got, want) and torch.equal(mine, theirs)
+            assert same_storage(got, mine) and steps(got) == steps(want) and got.storage_offset() == want.storage_offset()
+
+
+@pytest.mark.parametrize("kind", ["index", "divisor"])
+def test_indices_and_divisors_are_overwritten_by_what_is_none(kind: str, empty_cache: object) -> None:
+    """Measuring calls a kernel again and again, but not on what it has written."""
+
+    def function(x: Tensor, y: Tensor) -> None:
+        y.copy_(x[y] * 100 if kind == "index" else x[: len(y)] // y)
+
+    run, x = compiled(function), torch.arange(60)
+    for n in (7, 40):
+        mine, theirs = torch.arange(1, n + 1), torch.arange(1, n + 1)
+        run(x, mine)
+        function(x, theirs)
+        assert torch.equal(mine, theirs)
 
 
 def test_results_that_do_not_share_memory_in_eager_do_not_here() -> None:

@@ -24,7 +24,7 @@ from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
 from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
-from polytile.frontend.placement import advised, bases, fits, laid_out, place
+from polytile.frontend.placement import advised, bases, fits, laid_out, partly_written, place
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Template, View, whole
 
@@ -106,6 +106,7 @@ class _Driver:
         self.outputs: tuple[View | sympy.Basic | None, ...] = ()
         self.bases = bases(graph.graph, TABLE.keys() | _HANDLERS.keys())
         self.changed = _changed_inputs(graph.graph)
+        self.partly_written = partly_written(graph.graph, self.changed)
 
     def run(self) -> Lowered:
         for node in self.graph.graph.nodes:
@@ -155,7 +156,9 @@ class _Driver:
         self.outputs = tuple(self._output(item) for item in tree_leaves(node.args[0]))
 
     def _placed(self, node: torch.fx.Node, result: Any) -> Any:
-        return place(self.builder, node, result, needed=node in self.bases) if isinstance(result, Tensor) else result
+        if not isinstance(result, Tensor):
+            return result
+        return place(self.builder, node, result, node in self.bases, distinct=node in self.partly_written)
 
     # one operator ----------------------------------------------------------------------------------------------------
 

@@ -37,16 +37,16 @@ LARGEST_VALUE = 96
 """Nodes from which any value is stored, so that kernels stay small enough to read and quick to compile."""
 
 
-def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool) -> Tensor:
+def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool, distinct: bool) -> Tensor:
     """`value`, the result of `node`: stored if it is `needed`, or large, or if it has several users and is costly, reads
-    much, or is returned anyway; else as it is."""
+    much, or is returned anyway; else as it is. Its traced strides are known to be `distinct`, or have to be proved so."""
     if value.node is None:
-        return value
+        return laid_out(builder, value, node.meta["val"], distinct) if needed and distinct else value
     nodes = list(expr.walk(value.node))
     small = len(nodes) < LARGEST_VALUE and not needed
     if small and (len(node.users) < 2 or not _worth_keeping(builder, node, value, nodes)):
         return value
-    return laid_out(builder, value, node.meta["val"])
+    return laid_out(builder, value, node.meta["val"], distinct)
 
 
 def _worth_keeping(builder: Builder, node: torch.fx.Node, value: Tensor, nodes: Sequence[expr.Node]) -> bool:
@@ -68,27 +68,63 @@ def bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.N
 
 
 def _returned_bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """A view of these is returned in strides that only a view can have, such as those of every other column."""
-    found = set()
+    """A view of these is returned in strides that only a view can have, such as those of every other column, or several views
+    that share elements: who changes one sees it in the others."""
+    found, returned = set(), _Views()
     for output in tree_leaves([node.args[0] for node in graph.nodes if node.op == "output"]):
         if not isinstance(output, torch.fx.Node) or not isinstance(output.meta.get("val"), torch.Tensor):
             continue
         if not _apart_but_repeated(output.meta["val"]):
             found.add(_base(output))
-    return found
+        returned.add(output)
+    return found | returned.covered()
 
 
 def _library_bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.Node]:
     """Library calls want several views of these, which have no fewer elements in all: storing each base once takes one kernel, or
     none after a product, where its views would take one each. So lie the queries, keys and values of attention."""
-    wanted: dict[torch.fx.Node, dict[torch.fx.Node, torch.Tensor]] = {}
+    wanted = _Views()
     for node in graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem and node.target not in generated:
             for given in node.all_input_nodes:
-                base = _base(given)
-                if base is not given and isinstance(base.meta.get("val"), torch.Tensor):
-                    wanted.setdefault(base, {})[given] = given.meta["val"]
-    return {base for base, views in wanted.items() if len(views) > 1 and _covered(base.meta["val"], list(views.values()))}
+                wanted.add(given)
+    return wanted.covered()
+
+
+_SCATTERS = {
+    torch.ops.aten.slice_scatter.default, torch.ops.aten.select_scatter.default, torch.ops.aten.diagonal_scatter.default,
+}  # fmt: skip
+
+
+def partly_written(graph: torch.fx.Graph, changed: Container[str]) -> set[torch.fx.Node]:
+    """What a part of an overwritten input becomes when some of it is. It is traced in the input's own strides, which keep all
+    elements apart, though nothing proves it: else eager does not write them."""
+    parts: set[torch.fx.Node] = {n for n in graph.nodes if n.op == "placeholder" and n.name in changed}
+    for node in graph.nodes:
+        whole = node.args[0] if node.args else None
+        if whole in parts and (node.target in _SCATTERS or (is_view(node.target) and node.target not in _ANYWHERE)):
+            parts.add(node)
+    return {node for node in parts if node.target in _SCATTERS}
+
+
+_ANYWHERE = {torch.ops.aten.as_strided.default, torch.ops.aten.expand.default}
+
+
+class _Views:
+    """Views, by what they are views of."""
+
+    def __init__(self) -> None:
+        self.views: dict[torch.fx.Node, dict[torch.fx.Node, torch.Tensor]] = {}
+
+    def add(self, node: torch.fx.Node) -> None:
+        base = _base(node)
+        if base is not node and isinstance(base.meta.get("val"), torch.Tensor):
+            self.views.setdefault(base, {})[node] = node.meta["val"]
+
+    def covered(self) -> set[torch.fx.Node]:
+        """What has several views, with as many elements as itself in all."""
+        several = [(base, list(views.values())) for base, views in self.views.items() if len(views) > 1]
+        return {base for base, views in several if _covered(base.meta["val"], views)}
 
 
 def _covered(base: torch.Tensor, views: Sequence[torch.Tensor]) -> bool:
@@ -116,7 +152,7 @@ def is_view(target: object) -> bool:
     return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None
 
 
-def laid_out(builder: Builder, value: Tensor, fake: torch.Tensor) -> Tensor:
+def laid_out(builder: Builder, value: Tensor, fake: torch.Tensor, distinct: bool = False) -> Tensor:
     """`value` stored in the strides that were traced, or row-major where `fits` says that it cannot be. Along a
     dimension of stride 0 only one element is stored."""
     strides = tuple(sizes.as_stride(s) for s in fake.stride())
@@ -131,7 +167,7 @@ def laid_out(builder: Builder, value: Tensor, fake: torch.Tensor) -> Tensor:
         view = builder.realize(base, tuple(sizes.ONE if d in repeated else full[d] for d in range(value.rank))).view
         assert view is not None
         return stored(View(view.buffer, view.dtype, value.sizes, full, view.offset), value.device)
-    return builder.realize(value, _strides_for(value.sizes, guarded))
+    return builder.realize(value, strides if distinct else _strides_for(value.sizes, guarded))
 
 
 def advised(result: Any, fake: Any) -> Any:

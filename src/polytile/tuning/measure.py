@@ -177,6 +177,7 @@ class _Lane:
         self.warm = False
         self.racing = True
         self.gated = True
+        self.one_by_one = False
         self.error: Exception | None = None
 
     def calibrate(self, limits: Limits, waited: float) -> None:
@@ -208,16 +209,33 @@ class _Lane:
     def burst(self, repeats: int) -> float:
         """Seconds for `repeats` calls; on an exception the lane leaves the race, unless the device is lost to all."""
         try:
-            if self.contender.restore is not None:
-                self.contender.restore()
-            if self.warm:
-                time_burst(self.contender, 1)
-            return time_burst(self.contender, repeats)
+            return self._burst(repeats)
         except DeviceLost:
             raise
         except Exception as error:
             self.racing, self.error = False, error
             return float("inf")
+
+    def _burst(self, repeats: int) -> float:
+        """Back to back, unless an index that one call writes is out of range for the next, or a divisor is 0: then one by one."""
+        restore = self.contender.restore
+        if restore is not None:
+            restore()
+        if not self.one_by_one:
+            try:
+                if self.warm:
+                    time_burst(self.contender, 1)
+                return time_burst(self.contender, repeats)
+            except IndexError:
+                if restore is None:
+                    raise
+                self.one_by_one = True
+        assert restore is not None
+        seconds = 0.0
+        for _ in range(repeats):
+            restore()
+            seconds += time_burst(self.contender, 1)
+        return seconds
 
     def sample(self, turn: int) -> None:
         """Takes a burst. One in which the scheduler took the processor away is discarded, if not more than half are."""

@@ -31,7 +31,7 @@ from polytile.frontend.lower.overloads import all_overloads, overloads
 FROM_TORCH = """
     _log_softmax_backward_data _native_batch_norm_legit _batch_norm_with_update
     addmv dist elu gelu hardtanh huber_loss leaky_relu native_batch_norm
-    rrelu_with_noise_backward ldexp tril_indices triu_indices
+    rrelu_with_noise_backward tril_indices triu_indices
     permute_copy view_copy unbind_copy narrow_copy as_strided_copy
 """.split()
 
@@ -230,6 +230,20 @@ def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(itself, wide, mantissa).to(x.dtype), torch.where(itself, 0, exponent).to(torch.int32)
 
 
+def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
+    """x·2ᵏ rounded once, of exponents beyond the range of floats too; k is an int, as in eager's C++. In float64 the factor
+    is three, since 2¹⁰²⁴ is none. Of other types eager multiplies by a power, too."""
+    if not x.dtype.is_floating_point or exponent.dtype.is_floating_point or exponent.dtype.is_complex:
+        base = x.new_full((), 2, dtype=elementwise_dtypes(x, type_promotion_kind=Promotion.INT_TO_FLOAT)[1])
+        return x * torch.pow(base, exponent)
+    steps = 3 if x.dtype == torch.float64 else 1
+    left, value = exponent.to(torch.int32).to(torch.int64).clamp(-700 * steps, 700 * steps), x.to(torch.float64)
+    for _ in range(steps):
+        part = left.clamp(-700, 700)
+        value, left = value * ((part + 1023) << 52).view(torch.float64), left - part
+    return value.to(x.dtype)
+
+
 OWN: dict[str, Callable[..., Any]] = {
     "copysign.Tensor": _ordered_alike(torch.ops.aten.copysign.Tensor),
     "floor_divide.default": _ordered_alike(torch.ops.aten.floor_divide.default),
@@ -248,6 +262,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "masked_scatter_backward.default": _masked_scatter_backward,
     "addbmm.default": _addbmm,
     "frexp.Tensor": _frexp,
+    "ldexp.Tensor": _ldexp,
     "constant_pad_nd.default": _constant_pad_nd,
     "index_fill.int_Scalar": _index_fill,
     "index_fill.int_Tensor": _index_fill,
