@@ -30,7 +30,7 @@ from polytile.problem import Config
 
 KINDS = ("sum", "max", "min")
 """Reductions whose parts are put together by the same reduction."""
-TOGETHER = Config.of(variant="looped", x=1, r=512, warps=4)
+TOGETHER = Config.of(variant="looped", x=1, r=2048, warps=8)
 POINTS = Config.of(variant="plain", x=1024, y=1, warps=4)
 
 

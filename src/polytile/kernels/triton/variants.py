@@ -65,6 +65,8 @@ COLUMNS = (
     (128, 16, 4), (128, 32, 4), (128, 64, 8), (256, 8, 4), (256, 16, 4), (256, 32, 8), (512, 8, 4), (512, 8, 8),
 )  # fmt: skip
 """(x, r, warps) of reductions across rows of memory: 4 to 32 values a thread, runs of 32 bytes or more."""
+HELD_COLUMNS = ((16, 512, 8), (32, 512, 8), (64, 512, 16), (16, 1024, 8), (16, 1024, 16), (32, 1024, 16), (16, 2048, 16))
+"""(x, r, warps) of longer columns held whole, which are read once: 32 or 64 values a thread, the latter in some 115 registers."""
 COLUMNS_AHEAD = ((16, 64, 4, 3), (32, 32, 4, 3), (64, 32, 4, 3), (64, 16, 4, 4), (128, 16, 4, 3))
 """(x, r, warps, stages), split or not, with loads ahead: 0.85 of the time of others in a batch norm of 8192×4096."""
 SPLITS = (4, 8, 16, 32, 64, 128, 256)
@@ -196,6 +198,8 @@ def _columns(nest: Nest) -> Iterator[Config]:
             warps = r * x // (32 * each)
             if 512 <= r * x <= 16384 and warps in (1, 2, 4, 8, 16) and not (each == 16 and warps > 8):
                 yield Config.of(variant="persistent", x=x, r=r, warps=warps)
+        for x, r, warps in HELD_COLUMNS if nest.passes > 1 else ():
+            yield Config.of(variant="persistent", x=x, r=r, warps=warps)
     for x, r, warps in COLUMNS:
         yield Config.of(variant="looped", x=x, r=r, warps=warps)
     for x, r, warps, stages in COLUMNS_AHEAD:
@@ -220,7 +224,8 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     rows = [sizes.evaluate(a.size, values) for a in row_axes(nest)]
     held = [int(config.get(name, 1) or 1) for name in ("r", "r1")] + [1] * len(rows)
     held[0] *= int(config.get("parts", 1) or 1) * (int(config["splits"]) if config["variant"] == "cluster" else 1)
-    if config["variant"] != "persistent" and rows[0] <= held[0] // 2 and held[0] > ROWS[0]:
+    shorter = config["variant"] != "persistent" or (nest.form is Form.COLUMN and held[0] >= HELD_COLUMNS[0][1])
+    if shorter and rows[0] <= held[0] // 2 and held[0] > ROWS[0]:
         return False  # right, but never worth its time: there is one of half the length
     return down or all(n <= block for n, block in zip(rows, held, strict=False))
 
