@@ -10,10 +10,11 @@ import pytest
 import sympy
 import torch
 
-from polytile.frontend.lower.value import Tensor, computed
+from polytile.frontend.lower.value import Point, Tensor, computed
 from polytile.ir import expr, levels, sizes
 from polytile.ir.expr import Node, Op
 from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Ref, Store, whole
+from polytile.passes.fusion.broadcasts import store_broadcasts
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.horizontal import fuse_horizontally
 from polytile.passes.fusion.inline import inline_cheap
@@ -348,6 +349,36 @@ def test_a_value_whose_input_changes_before_the_reader_is_not_inlined() -> None:
     after = fused(net, net.op("add", net.input("x", S0, S1), scaled), rule=inline_cheap)
     assert_same(net.program(net.op("neg", scaled)), optimize(net.program(net.op("neg", scaled))).program, EXTENTS)
     assert len(after.operations) >= 3
+
+
+# costly broadcasts -------------------------------------------------------------------------------------------------------
+
+
+def times(net: Net, x: Tensor, factor: Callable[[Point], Node]) -> Tensor:
+    """x[p0, p1] · factor(p0, p1), all of it one loop."""
+    return net.builder.realize(computed(x.sizes, F32, CPU, lambda point: expr.op("mul", F32, x.at(point), factor(point))))
+
+
+def test_a_costly_value_that_many_points_share_is_stored_and_made_with_what_it_is_of() -> None:
+    net = Net()
+    total = net.reduce("sum", net.input("y", S1, S2), 1)
+    out = times(net, net.input("x", S0, S1), lambda point: expr.op("rsqrt", F32, total.at(point[1:])))
+    shared = fused(net, out, rule=store_broadcasts)
+    assert [len(loop_of(shared, k).axes) for k in range(3)] == [1, 1, 2]
+    after = fuse_vertically(shared)
+    assert_same(shared, after, EXTENTS)
+    assert len(after.operations) == 2
+    assert not any(isinstance(n, Op) and n.name == "rsqrt" for n in expr.walk(*loop_of(after, 1).roots))
+
+
+@pytest.mark.parametrize(
+    ("name", "of"), [("neg", (1,)), ("exp", (0, 1)), ("exp", (0,))], ids=("cheap", "each point's own", "of a row")
+)
+def test_other_values_stay_where_they_are(name: str, of: tuple[int, ...]) -> None:
+    net = Net()
+    y = net.input("y", *[(S0, S1)[d] for d in of])
+    out = times(net, net.input("x", S0, S1), lambda point: expr.op(name, F32, y.at(tuple(point[d] for d in of))))
+    assert len(fused(net, out, rule=store_broadcasts).operations) == 1
 
 
 # dependencies ------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from polytile.ir.program import Program
 from polytile.ir.verify import verify
 from polytile.passes.dce import eliminate_dead_code
 from polytile.passes.duplicates import merge_duplicates
+from polytile.passes.fusion.broadcasts import store_broadcasts
 from polytile.passes.fusion.columns import fuse_columns
 from polytile.passes.fusion.epilogue import fuse_epilogues
 from polytile.passes.fusion.horizontal import fuse_horizontally
@@ -52,6 +53,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("vertical fusion", fuse_vertically, fusion=True),
     Pass("horizontal fusion", fuse_horizontally, fusion=True),
     Pass("inlining", inline_cheap, fusion=True),
+    Pass("broadcasts", store_broadcasts, fusion=True),
     Pass("vertical fusion again", fuse_vertically, fusion=True),
     Pass("layouts", choose_layouts, fusion=True),
     Pass("duplicates", merge_duplicates, fusion=True),
