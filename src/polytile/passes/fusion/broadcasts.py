@@ -87,7 +87,7 @@ def _worth_storing(loop: Loop, value: Node, beside: set[sympy.Symbol]) -> bool:
         return False
     nodes = list(expr.walk(value))
     plain = all(not (isinstance(n, Load) and (n.indirect or n.mask is not None)) for n in nodes)
-    plain = plain and not any(isinstance(n, Op) and n.name == "check_index" for n in nodes)
+    plain = plain and not any(expr.is_check(n) for n in nodes)
     if not plain or not any(isinstance(n, Load) for n in nodes) or cost.compute(value) < COSTLY:
         return False
     axes = _axes_of(loop, value)
