@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polytile.errors import IRError
 from polytile.ir.calls import expressions, mapped
@@ -67,7 +69,8 @@ class AloneLibrary:
         places = {symbol: k for k, symbol in enumerate(kernel.symbols)}
         self._formulas = {e: encode(e, places) for e in dict.fromkeys(expressions(self.library))}
         self._count = len(kernel.tensors)
-        self._bound: dict[tuple[int, ...], Callable[[Sequence[Any]], None]] = {}
+        self._bound: dict[tuple[int, ...], Bound] = {}
+        self._function: Callable[..., Any] | None = None
 
     @cached_property
     def source_hash(self) -> str:
@@ -92,11 +95,11 @@ class AloneLibrary:
         if bound is None:
             if len(self._bound) >= MOST_SHAPES:
                 self._bound.clear()
-            bound = self._bound[ints] = self._at(ints)
+            bound = self._bound[ints] = self._at(ints, args)
         bound(args)
 
-    def _at(self, ints: Sequence[int]) -> Callable[[Sequence[Any]], None]:
-        """The call at these sizes, which takes the tensors."""
+    def _at(self, ints: Sequence[int], tensors: Sequence[Any]) -> Bound:
+        """The call at these sizes, which takes the tensors; the first time with these."""
         values = {e: evaluate(formula, ints) for e, formula in self._formulas.items()}
 
         def look(view: View) -> _Look:
@@ -106,62 +109,97 @@ class AloneLibrary:
 
         args, kwargs = mapped((self.library.args, self.library.kwargs), look, lambda e: values[e])
         outputs = [None if view is None else look(view) for view in self.library.outputs]
-        given = _filler(args)
-        if self.library.target in COPIES and outputs[0] is not None:
-            first = outputs[0]
-            return _Bound(torch.Tensor.copy_, lambda tensors: [first.of(tensors), given(tensors)[0]], {}, {})
+        target, named = self.library.target, dict(kwargs)
+        if target in COPIES and outputs[0] is not None:
+            return bound(torch.Tensor.copy_, [outputs[0], args[0]], {})
+        if not outputs:
+            return bound(target._op, args, named)
         outs = {name: o for name, o in zip(self._outs, outputs, strict=False) if o is not None}
         if self._into is not None and len(outs) == len(outputs):
-            return _Bound(self._into._op, given, dict(kwargs), outs)
-        if not outputs:
-            return _Bound(self.library.target._op, given, dict(kwargs), {})
-        return _Copied(self.library.target._op, given, dict(kwargs), outputs)
+            return bound(self._quickest(self._into, args, named | outs, tensors), args, named | outs)
+        results = bound(self._quickest(target, args, named, tensors), args, named)
+        return functools.partial(_copied, results, outputs)
+
+    def _quickest(self, target: Any, args: Sequence[Any], named: Mapping[str, Any], tensors: Sequence[Any]) -> Callable[..., Any]:
+        """What calls `target` in the least time; it is called with `tensors` to see that it does."""
+        if self._function is None:
+            self._function = next((f for f in functions(target) if calls(f, target, args, named, tensors)), target._op)
+        return self._function
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """A call of `target`, which writes into `outs` or changes its arguments."""
-
-    target: Callable[..., Any]
-    given: Callable[[Sequence[Any]], list[Any]]
-    named: dict[str, Any]
-    outs: dict[str, _Look]
-
-    def __call__(self, tensors: Sequence[Any]) -> None:
-        outs = {name: look.of(tensors) for name, look in self.outs.items()}
-        self.target(*self.given(tensors), **self.named, **outs)
+Bound = Callable[[Sequence[Any]], Any]
+"""A call that takes the tensors of a kernel."""
 
 
-@dataclass(frozen=True)
-class _Copied:
-    """A call of `target`, whose results are copied to where they belong."""
+def bound(function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Bound:
+    """`function(*args, **named)` as a function of the tensors that looks among these are at, made from its text: going through
+    looks and lists at each call takes as long as a small operator."""
+    names: dict[str, Any] = {"function": function}
+    lines: list[str] = []
 
-    target: Callable[..., Any]
-    given: Callable[[Sequence[Any]], list[Any]]
-    named: dict[str, Any]
-    outputs: list[_Look | None]
+    def written(value: Any) -> str:
+        if isinstance(value, tuple | list):
+            return f"[{', '.join(map(written, value))}]"
+        k = len(names)
+        names[f"v{k}"] = value
+        if not isinstance(value, _Look):
+            return f"v{k}"
+        lines.append(f"t{k} = tensors[{value.at}]")
+        names[f"sizes{k}"], names[f"strides{k}"] = value.sizes, value.strides
+        same = f"t{k}.shape == sizes{k} and t{k}.stride() == strides{k}" if not value.offset else "False"
+        if value.whole:
+            same = f"t{k}.dim() == {len(value.sizes)}"
+        lines.append(f"if not ({same if value.at >= 0 else 'False'}): t{k} = v{k}.of(tensors)")
+        return f"t{k}"
 
-    def __call__(self, tensors: Sequence[Any]) -> None:
-        results = self.target(*self.given(tensors), **self.named)
-        for look, result in zip(self.outputs, results if isinstance(results, tuple | list) else (results,), strict=False):
-            if look is not None:
-                look.of(tensors).copy_(result)
+    given = [written(value) for value in args] + [f"{name}={written(value)}" for name, value in named.items()]
+    body = "".join(f"    {line}\n" for line in [*lines, f"return function({', '.join(given)})"])
+    exec(compile(f"def call(tensors):\n{body}", "<polytile library call>", "exec"), names)
+    return names["call"]
 
 
-def _filler(args: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-    """`args` as a function of the tensors that stand in them, in lists too."""
-    looks = [(k, arg) for k, arg in enumerate(args) if isinstance(arg, _Look)]
-    lists = [(k, _filler(arg)) for k, arg in enumerate(args) if isinstance(arg, tuple | list)]
+def _copied(results: Bound, outputs: Sequence[_Look | None], tensors: Sequence[Any]) -> None:
+    """A call whose results are copied to where they belong."""
+    found = results(tensors)
+    for look, result in zip(outputs, found if isinstance(found, tuple | list) else (found,), strict=False):
+        if look is not None:
+            look.of(tensors).copy_(result)
 
-    def filled(tensors: Sequence[Any]) -> list[Any]:
-        given = list(args)
-        for k, look in looks:
-            given[k] = look.of(tensors)
-        for k, inner in lists:
-            given[k] = inner(tensors)
-        return given
 
-    return filled
+FUNCTIONS = (torch._C._VariableFunctions, torch._C._nn)
+"""Functions for Python, which take half of the time of the operator's own call: 0.76 µs in place of 1.17 for `erf.out`, 0.97 in
+place of 2.22 for `reflection_pad2d.out`. Which of an operator's overloads they call depends on their arguments."""
+
+
+def functions(target: Any) -> list[Callable[..., Any]]:
+    """Those that are called as the operator is."""
+    name = target._schema.name.partition("::")[2]
+    return [getattr(home, name) for home in FUNCTIONS if hasattr(home, name)]
+
+
+def calls(
+    function: Callable[..., Any], target: Any, args: Sequence[Any], named: Mapping[str, Any], tensors: Sequence[Any]
+) -> bool:
+    """Whether `function` with these arguments, on these tensors, is a call of the overload `target` and of nothing else."""
+    seen = _Seen()
+    try:
+        with seen:
+            bound(function, args, named)(tensors)
+    except (TypeError, RuntimeError):  # it takes other arguments; what is wrong with them its own operator will say
+        return False
+    return seen.operators == [target]
+
+
+class _Seen(TorchDispatchMode):
+    """Notes the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 def into_form(target: Any) -> tuple[Any, tuple[str, ...]]:

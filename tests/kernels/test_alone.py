@@ -1,0 +1,47 @@
+"""Calls of the library's operators: what is called, on what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from polytile.kernels.alone import _Look, bound, calls, functions
+
+aten = torch.ops.aten
+
+
+def look(at: int, tensor: torch.Tensor, offset: int = 0, whole: bool = False) -> _Look:
+    return _Look(at, whole, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
+
+
+def test_a_function_of_pythons_own_counts_only_if_it_calls_the_very_overload() -> None:
+    x, out = torch.rand(3, 4), torch.empty(3, 4)
+    given: tuple[Any, ...] = ([look(0, x)], {"out": look(1, out)}, (x, out))
+    assert any(calls(f, aten.erf.out, *given) for f in functions(aten.erf.out))
+    assert not calls(torch.exp, aten.erf.out, *given)
+    assert not calls(torch.add, aten.erf.out, *given), "it takes another argument"
+    assert not functions(aten.reflection_pad2d_backward.default), "Python has none"
+
+
+def test_an_overload_that_other_arguments_mean_is_not_taken() -> None:
+    x = torch.rand(3, 4)
+    assert calls(torch.pow, aten.pow.Tensor_Scalar, [look(0, x), 2.0], {}, (x,))
+    assert not calls(torch.pow, aten.pow.Tensor_Tensor, [look(0, x), 2.0], {}, (x,))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (12,), (4, 3)], ids=str)
+def test_tensors_of_other_shapes_are_looked_at_in_those_of_the_call(shape: tuple[int, ...]) -> None:
+    x, out = torch.rand(3, 4), torch.empty(3, 4)
+    bound(torch.erf, [look(0, x)], {"out": look(1, out)})((x.view(shape), out.view(shape)))
+    assert torch.equal(out, torch.erf(x))
+
+
+def test_lists_of_tensors_and_places_behind_the_first_element_are_filled_in() -> None:
+    base = torch.arange(12.0)
+    rows = [look(0, torch.empty(2, 3), offset=k) for k in (0, 6)]
+    joined = bound(torch.cat, [rows, 1], {})((base,))
+    assert torch.equal(joined, base.view(2, 2, 3).permute(1, 0, 2).reshape(2, 6))
+    flat = bound(torch.erf, [look(0, torch.empty(3, 4), whole=True)], {})((base,))
+    assert torch.equal(flat, torch.erf(base.view(3, 4)))
