@@ -4,13 +4,18 @@ once, for all sizes."""
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from polytile.multikernel.spec import WIDE
+from tests.behaviour.helpers import decisions
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -109,6 +114,37 @@ def test_one_compile_serves_rows_that_any_power_divides_and_views_at_any_address
     for m, n in ((9, 17), (10, 18), (12, 20), (9, 24), (12, 32), (9, 33), (10, 46), (9, 48), (12, 52), (10, 64)):
         a = torch.randn(m, first + n).bfloat16()[:, first:]
         torch.testing.assert_close(call(a), normalised(a), rtol=2e-2, atol=4e-2)
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Tensor]:
+    """Three rows of eight bytes, more than 2³¹ of them apart, in a file of which most is not there."""
+    stride = 2**31 + 64
+    with (tmp_path / "far").open("w+b") as file:
+        file.truncate(2 * stride + mmap.PAGESIZE)
+        memory = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.int8)
+    yield memory.as_strided((3, 8), (stride, 1)).copy_(torch.arange(24).reshape(3, 8))
+    (tmp_path / "far").unlink()
+
+
+FAR: dict[str, Callable[[Tensor], Tensor]] = {
+    "points": lambda a: a.float() * 2,
+    "rows": lambda a: torch.softmax(a.float(), -1),
+    "columns": lambda a: a.float().sum(0),
+    "scan": lambda a: a.float().cumsum(0),
+    "gather": lambda a: a[torch.tensor([2, 0, 1])].float(),
+    "product": lambda a: a.float() @ a.float().t(),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_positions_that_need_64_bits(name: str, far: Tensor) -> None:
+    """One compile: the first call's positions fit 32 bits."""
+    call, near = torch.compile(FAR[name], backend="polytile", dynamic=True, fullgraph=True, options=OPTIONS), far.clone()
+    for a in (near, far):
+        torch.testing.assert_close(call(a), FAR[name](near))
+    wide = [WIDE in decision.regime.split() for decision in decisions()]
+    assert True in wide and False in wide
 
 
 def test_no_candidate_is_refused_for_what_it_leaves_alone() -> None:

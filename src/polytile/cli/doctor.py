@@ -128,18 +128,19 @@ def compiler() -> Finding:
 def accelerator() -> Finding:
     import torch
 
+    from polytile.kernels.triton.candidate import triton_version
     from polytile.report.environment import accelerator as described
-    from polytile.runtime.cuda import cublaslt
+    from polytile.runtime.cuda import cublaslt, hip
 
     if torch.cuda.is_available():
+        if triton_version() == "none":
+            return Finding("GPU", "fair", described(), "Triton is not installed: pip install 'polytile[gpu]'.")
         try:
-            libraries = f"Triton {importlib.metadata.version('triton')}"
-            if torch.version.hip is None:
+            libraries = f"Triton {triton_version()}"
+            if not hip.present():
                 version = cublaslt.version()
                 libraries += f", cuBLASLt {version // 10000}.{version // 100 % 100}"
             return Finding("GPU", "ok", f"{described()}, {libraries}")
-        except importlib.metadata.PackageNotFoundError:
-            return Finding("GPU", "fair", described(), "Triton is not installed: pip install 'polytile[gpu]'.")
         except DeviceError as error:
             return Finding("GPU", "fair", described(), str(error))
     if Path("/proc/driver/nvidia/version").exists():

@@ -38,7 +38,10 @@ GPU_VARIABLES = (
 )  # fmt: skip
 """The same for GPUs."""
 
-GPU_PACKAGES = ("triton", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+GPU_PACKAGES = (
+    "triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+)  # fmt: skip
 """What kernels are compiled with, and the libraries that torch calls, which may be upgraded without it."""
 
 SWITCHES: tuple[tuple[str, object], ...] = (("mkldnn.enabled", True), ("mkldnn.matmul.fp32_precision", "none"))

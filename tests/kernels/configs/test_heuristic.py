@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import threading
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from polytile.errors import ConfigTableError
-from polytile.kernels.configs import Heuristic, Request, families, heuristic, override, register
+from polytile.kernels.configs import Heuristic, Request, families, heuristic, override, register, registry
 from polytile.kernels.configs.records import Gemm, RocmGemm
 from polytile.kernels.configs.registry import unregister
 
@@ -135,6 +137,25 @@ def test_a_family_is_built_once_even_by_many_threads() -> None:
         heuristic("npu")
     with pytest.raises(ConfigTableError, match="was not registered from outside"):
         unregister("cuda")
+
+
+def test_installed_packages_bring_families_and_a_broken_one_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise OSError("no such table")
+
+    def bring() -> None:
+        register("npu", lambda: Heuristic("npu", {"mm": (Gemm(64, 64, 64, None, 4),)}))
+
+    brought = [SimpleNamespace(name=f.__name__, value="mine", load=lambda f=f: f) for f in (broken, bring)]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: brought if group == registry.GROUP else [])
+    registry._plugged.cache_clear()
+    try:
+        assert [len(rows) for rows in heuristic("npu").tables.values()] == [1] and "npu" in families()
+        assert "families of broken (mine) are left out: no such table" in caplog.text
+    finally:
+        unregister("npu")
 
 
 def test_a_table_is_overridden_for_good_or_for_a_while() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import importlib.util
 import types
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.nest import nest_of
 from polytile.kernels.templates import gpu_candidates
 from polytile.kernels.triton import loops, variants
-from polytile.kernels.triton.candidate import TritonCandidate, Work
+from polytile.kernels.triton.candidate import TritonCandidate, Work, triton_version
 from polytile.kernels.triton.gemm import candidates
 from polytile.kernels.triton.generate import generate
 from polytile.runtime import compile as compiler
@@ -167,3 +168,15 @@ def test_a_worker_tries_kernels_there(amd: Amd) -> None:
     assert (*call.grid, *call.block) == (3, 1, 1, 64, 1, 1) and call.values[0] % 16 == 0
     made.clear()
     assert amd.blocks == 0
+
+
+def test_triton_is_known_by_whatever_name_it_was_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package != "pytorch-triton-rocm":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "3.6.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    triton_version.cache_clear()
+    assert triton_version() == "3.6.0", "part of the key of every kernel"
+    triton_version.cache_clear()

@@ -2,11 +2,15 @@
 
 A package adds a family with `register("hopper", make, serves)`, `make` returning a Heuristic and `serves(device)` saying whether
 it is for a GPU with these facts, or replaces one table with `override("cuda", "mm", rows)`. Both count for whatever is compiled
-after.
+after. What an installed package names as an entry point of the group GROUP is called before a family is first looked for, in
+`polytile configs` too.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -22,21 +26,38 @@ if TYPE_CHECKING:
 
     Serves = Callable[[DeviceFacts], bool]
 
+GROUP = "polytile.families"
+
+log = logging.getLogger("polytile.kernels")
+
 _lock = locks.rlock()
 _makers: dict[str, Callable[[], Heuristic]] = {"cpu": cpu, "cuda": cuda, "rocm": rocm, "xpu": xpu}
 _built: dict[str, Heuristic] = {}
 _serving: dict[str, Serves] = {}
 
 
+@functools.cache
+def _plugged() -> None:
+    """Calls what installed packages have to say, once; one that fails is told and left out."""
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        try:
+            entry.load()()
+        except Exception as error:
+            log.warning("The device families of %s (%s) are left out: %s.", entry.name, entry.value, error)
+
+
 def families() -> tuple[str, ...]:
     """The names of all families."""
     with _lock:
+        _plugged()
         return tuple(_makers)
 
 
 def heuristic(family: str) -> Heuristic:
     """The heuristic of a family. Raises ConfigTableError for one that is not registered."""
     with _lock:
+        if family not in _makers:
+            _plugged()
         if family not in _makers:
             raise ConfigTableError(f"there is no device family {family!r}; there are {', '.join(_makers)}.")
         if family not in _built:
@@ -48,6 +69,7 @@ def heuristic_of(device: DeviceFacts) -> Heuristic:
     """The heuristic that products on a GPU with these facts follow: of the registered families that serve it the last, else its
     maker's, whose tables stand in for those that a registered one lacks."""
     with _lock:
+        _plugged()
         return heuristic(next((name for name in reversed(_serving) if _serving[name](device)), device.family))
 
 

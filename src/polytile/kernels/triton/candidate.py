@@ -6,6 +6,7 @@ has it compiled by a worker process, and loads it. Name, config and hash stay th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
@@ -332,12 +333,17 @@ def job_of(one: Launch, target: int | str) -> dict[str, Any]:
     }
 
 
+TRITON_PACKAGES = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
+"""What the package may be called that brings Triton: PyTorch's own builds of it have names of their own."""
+
+
 @functools.cache
 def triton_version() -> str:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+    """The version of the first of TRITON_PACKAGES that is installed, "none" where none is."""
+    for package in TRITON_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return "none"
 
 
 @functools.cache
