@@ -34,6 +34,13 @@ class CompileFailed(PolytileError):
     """A compiler rejected generated code, or what it made cannot be loaded; names the kernel and where its source is."""
 
 
+class DivisionByZero(PolytileError, IndexError, RuntimeError):
+    """An integer is divided by 0: a run-time check, as of an index, and eager's RuntimeError."""
+
+    def __init__(self) -> None:
+        super().__init__("ZeroDivisionError")
+
+
 class DeviceError(PolytileError):
     """A device is not there, not known, or its driver refuses what it was asked."""
 

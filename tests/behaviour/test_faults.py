@@ -196,6 +196,34 @@ def test_an_index_out_of_range_raises_as_in_eager() -> None:
     check(function, run, x, torch.tensor([0, 5, -10]))
 
 
+DIVISIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "floor": lambda x, y: x // y,
+    "remainder": lambda x, y: x % y,
+    "fmod": torch.fmod,
+    "truncated": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "of columns": lambda x, y: x.sum(0) // y.sum(0),
+    "at some points": lambda x, y: torch.cat([x % y, x], 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_an_integer_division_by_zero_raises_as_in_eager(name: str, dtype: torch.dtype) -> None:
+    function = DIVISIONS[name]
+    run = compiled(function)
+    for first, shape in enumerate(((5, 37), (3, 16))):
+        x, y = (torch.randint(1, 5, shape, dtype=dtype) for _ in range(2))
+        none = y.clone()
+        none[:, -1] = 0
+        for divisor in (none, y) if first == 0 else (y, none):
+            if divisor is y:
+                check(function, run, x, y)
+                continue
+            for call in (function, run):
+                with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+                    call(x, none)
+
+
 @pytest.mark.skipif(torch.torch_version.TorchVersion(torch.__version__) < (2, 13), reason="its tracer drops the check")
 @pytest.mark.parametrize(
     ("function", "error", "told"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -44,6 +46,16 @@ def square(n: int, count: int) -> tuple[Tensor, ...]:
 
 def decided_at(kernel: MultiKernel) -> set[frozenset[int]]:
     return {frozenset(size for _, size in decision.sizes if size > 1) for decision in kernel.decisions}
+
+
+@pytest.mark.parametrize("divisor", [lambda y: y, lambda y: y - 1])
+def test_made_up_divisors_are_no_error(divisor: Callable[[Tensor], Tensor]) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return x // divisor(y)
+
+    run = polytile.compile(function, hints=[64])
+    for n in (64, 9):
+        check(function, run, torch.arange(4 * n).view(4, n), torch.arange(n) + 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

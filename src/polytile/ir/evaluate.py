@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
-from polytile.errors import IRError
+from polytile.errors import DivisionByZero, IRError
 from polytile.ir import expr, leaning, ops, philox, reductions, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import SUM, Loop, Store, compute_dtype, element_level
@@ -363,6 +363,12 @@ def _check_index(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Ten
     return torch.where(index < 0, index + size, index)
 
 
+def _check_divisor(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Tensor:
+    if bool((args[0] == 0).any()):
+        raise DivisionByZero
+    return args[0]
+
+
 def _random(generate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return lambda chunk, node, args: generate(*args, chunk.type_of(node.dtype))
 
@@ -371,6 +377,7 @@ _SPECIAL_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "cast": _cast,
     "bitcast": _bitcast,
     "check_index": _check_index,
+    "check_divisor": _check_divisor,
     "philox_uniform": _random(philox.uniform),
     "philox_normal": _random(philox.normal),
     "philox_int": _random(philox.integer),

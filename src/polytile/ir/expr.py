@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import sympy
 import torch
@@ -259,7 +259,7 @@ def mask_loads(root: Node, mask: Node) -> Node:
 
     def rule(node: Node, children: tuple[Node, ...]) -> Node:
         node = rebuild(node, children)
-        if isinstance(node, Op) and node.name == "check_index":
+        if is_check(node):
             return _checked_where(node, mask)
         if not isinstance(node, Load):
             return node
@@ -269,13 +269,22 @@ def mask_loads(root: Node, mask: Node) -> Node:
     return rewrite((root,), rule)[0]
 
 
+def is_check(node: Node) -> TypeGuard[Op]:
+    """Whether a kernel gives up where `node`'s argument is wrong."""
+    return isinstance(node, Op) and node.name in _HARMLESS
+
+
+_HARMLESS = {"check_index": (0, 1), "check_divisor": (1,)}
+"""Arguments with which a check holds."""
+
+
 def _checked_where(check: Op, mask: Node) -> Node:
-    """A checked index that is an error only where `mask` holds, and 0 elsewhere."""
-    index, size = (
+    """A checked index or divisor that is an error only where `mask` holds, and 0 or 1 elsewhere."""
+    args = (
         op("where", node.dtype, mask, node, const(other, node.dtype))
-        for node, other in zip(check.args, (0, 1), strict=True)
+        for node, other in zip(check.args, _HARMLESS[check.name], strict=True)
     )
-    return op("check_index", check.dtype, index, size)
+    return op(check.name, check.dtype, *args)
 
 
 def loads(*roots: Node) -> list[Load]:

@@ -148,6 +148,8 @@ TABLE: tuple[OpDef, ...] = (
     OpDef("bitcast", 1, lambda x: x, "given"),
     # checked index: value < 0 counts from the end; out of [-size, size) is an error at run time (IndexError)
     OpDef("check_index", 2, lambda i, n: torch.where(i < 0, i + n, i), cost=2),
+    # an integer to divide by: 0 is an error at run time (DivisionByZero)
+    OpDef("check_divisor", 1, lambda d: d),
     # counter-based random numbers: arguments (seed, offset), both int64
     OpDef("philox_uniform", 2, lambda s, o: s, "given", cost=40), OpDef("philox_normal", 2, lambda s, o: s, "given", cost=160),
     OpDef("philox_int", 2, lambda s, o: s, "given", cost=120),

@@ -114,7 +114,13 @@ def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device 
     for view in kernel.library.views() if kernel.library is not None else ():
         last = view.index(tuple(n - 1 for n in view.sizes))
         extents[view.buffer] = max(extents[view.buffer], sizes.evaluate(last, values) + 1)
-    return [*[_random(extents[t.name], t.dtype, target) for t in kernel.tensors], *[values[s] for s in kernel.symbols]]
+    divides = {load.buffer for n in expr.walk(*kernel.loop.roots) if expr.is_check(n) for load in _divisors(n)}
+    tensors = [_random(extents[t.name], t.dtype, target, int(t.name in divides)) for t in kernel.tensors]
+    return [*tensors, *[values[s] for s in kernel.symbols]]
+
+
+def _divisors(check: expr.Op) -> list[expr.Load]:
+    return expr.loads(check) if check.name == "check_divisor" else []
 
 
 def _index_limit(node: expr.Node, values: Mapping[sympy.Symbol, int]) -> int:
@@ -129,10 +135,10 @@ def _index_limit(node: expr.Node, values: Mapping[sympy.Symbol, int]) -> int:
     return 1
 
 
-def _random(count: int, dtype: torch.dtype, target: torch.device | None = None) -> torch.Tensor:
+def _random(count: int, dtype: torch.dtype, target: torch.device | None = None, integer: int = 0) -> torch.Tensor:
     if dtype.is_floating_point:
         return torch.randn(count, device=target).to(dtype)
-    return torch.zeros(count, dtype=dtype, device=target)  # integers may be indices: zero is in every range
+    return torch.full((count,), integer, dtype=dtype, device=target)  # they may be indices: zero is in every range
 
 
 def define_template(template: Template, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:

@@ -16,6 +16,7 @@ from polytile.counters import counters
 from polytile.errors import (
     CompilerMissing,
     DeviceLost,
+    DivisionByZero,
     HintError,
     InvalidInput,
     LaunchFailed,
@@ -24,6 +25,7 @@ from polytile.errors import (
     ResourcesExceeded,
 )
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, settled, specialised
+from polytile.kernels.cpp.checks import NO_DIVISOR
 from polytile.kernels.facts import Facts
 from polytile.multikernel import selector, trace, trials
 from polytile.multikernel.decision import Decision
@@ -146,7 +148,8 @@ class MultiKernel:
     def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
         """Chooses ahead of calls for the hinted sizes, on arguments that `spec.make_args` makes at those very sizes;
         the candidates that all the hints need compile side by side. Returns one decision for each hint (SPEC H3, H4).
-        Raises HintError for a hint at which there can be no arguments.
+        Raises HintError for a hint at which there can be no arguments. Where those made up divide by zero, the first call
+        chooses.
         """
         calls = [self._made_up(hint) for hint in hints]
         with self._lock, settings.override(**self.options):
@@ -161,8 +164,8 @@ class MultiKernel:
             for args in calls:
                 key = self._key_of(args)
                 if self._decided(key) is None:
-                    entry = self._select(key, args)
-                    self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
+                    with contextlib.suppress(DivisionByZero):
+                        self.dispatcher.insert(self.dispatcher.key_of(*args), self._select(key, args))
             decided = [self._decided(self.dispatcher.key_of(*args)) for args in calls]
             return [decision for decision in decided if decision is not None]
 
@@ -424,7 +427,8 @@ class MultiKernel:
     def _on_error(self, code: int) -> None:
         """A native kernel's run-time check failed; returning leaves the error's text to the dispatcher."""
         if 0 < code <= len(self.spec.checks):
-            raise IndexError(f"kernel {self.spec.name!r}: {self.spec.checks[code - 1]}")
+            sentence = self.spec.checks[code - 1]
+            raise DivisionByZero if sentence == NO_DIVISOR else IndexError(f"kernel {self.spec.name!r}: {sentence}")
 
     def _failed(self, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
         """The entry to use in place of a candidate that raised `error` in its first run."""

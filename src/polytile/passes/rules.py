@@ -208,7 +208,7 @@ def _apply_once(node: Node) -> Node:
     return node
 
 
-_NOT_FOLDED = ("check_index", "bitcast", "philox_uniform", "philox_normal", "philox_int")
+_NOT_FOLDED = ("check_index", "check_divisor", "bitcast", "philox_uniform", "philox_normal", "philox_int")
 
 
 def fold(node: Node) -> Node:

@@ -6,6 +6,7 @@ Arithmetic on bfloat16 and float16 is done in float32 and rounded where a result
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import sympy
@@ -15,11 +16,13 @@ from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder, Promotion
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.pointwise_table import TABLE, Element, Row, like, node, selected
+from polytile.frontend.lower.positions import bounds
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.scalars import scalar_tensor
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, widen
 from polytile.ir import expr
 from polytile.ir.expr import Node
+from polytile.ir.sizes import ONE
 
 Operand = Any  # Tensor, Python number or sympy expression
 
@@ -141,14 +144,41 @@ def div_mode(builder: Builder, a: Operand, b: Operand, rounding_mode: str | None
         return elementwise(builder, lambda x, y: node("div", x, y), Promotion.INT_TO_FLOAT, a, b)
     result = builder.result().dtype
 
-    def element(x: Node, y: Node) -> Node:
-        if rounding_mode == "floor":
-            return node("floordiv", x, y)
+    def truncated(x: Node, y: Node) -> Node:
         if result in (torch.bfloat16, torch.float16):  # eager rounds the quotient before it truncates
             return node("trunc", convert(node("div", x, y), result))
         return node("truncdiv", x, y)
 
-    return elementwise(builder, element, Promotion.DEFAULT, a, b)
+    return _divided(partial(node, "floordiv") if rounding_mode == "floor" else truncated)(builder, a, b)
+
+
+def _divided(element: Element) -> Callable[..., Tensor]:
+    """The lowering of a division. On a CPU the program checks that no integer is divided by 0, which raises in eager."""
+
+    def lowering(builder: Builder, a: Operand, b: Operand) -> Tensor:
+        checked = builder.result().device.type == "cpu"
+        return elementwise(builder, lambda x, y: element(x, _divisor(y) if checked else y), Promotion.DEFAULT, a, b)
+
+    return lowering
+
+
+def _divisor(y: Node) -> Node:
+    known = isinstance(y, expr.Const | expr.Index) and (bounds(y, {}).at_least(ONE) or bounds(y, {}).at_most(-ONE))
+    return y if known or y.dtype.is_floating_point else expr.op("check_divisor", y.dtype, y)
+
+
+def _quotient(a: Node, b: Node) -> Node:
+    """prims.div: true division of floats, truncating division of integers."""
+    return node("div" if a.dtype.is_floating_point else "truncdiv", a, b)
+
+
+for _names, _division in (
+    ("fmod.Tensor fmod.Scalar prims.fmod", partial(node, "fmod")),
+    ("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor prims.remainder", partial(node, "remainder")),
+    ("floor_divide floor_divide.Scalar", partial(node, "floordiv")),
+    ("prims.div", _quotient),
+):
+    lowers(*overloads(_names))(_divided(_division))
 
 
 @lowers(*overloads("round.decimals"))

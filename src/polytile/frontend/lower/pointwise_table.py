@@ -151,11 +151,6 @@ def cbrt(x: Node) -> Node:
     return node("copysign", root, x)
 
 
-def truncated_quotient(a: Node, b: Node) -> Node:
-    """prims.div: true division of floats, truncating division of integers."""
-    return node("div", a, b) if is_float(a) else node("truncdiv", a, b)
-
-
 def lcm(a: Node, b: Node) -> Node:
     """|a / gcd·b|; 0 where either is. Of 8 and 16 bits the product and its sign are those of an int, as in eager's C++."""
     dtype = a.dtype
@@ -246,10 +241,6 @@ TABLE: tuple[Row, ...] = (
     _row("mul.Tensor mul.Scalar prims.mul", "mul", DEFAULT),
     _row("prims.add", "add", DEFAULT),
     _row("prims.sub", "sub", DEFAULT),
-    _row("prims.div", truncated_quotient, DEFAULT),
-    _row("fmod.Tensor fmod.Scalar prims.fmod", "fmod", DEFAULT),
-    _row("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor prims.remainder", "remainder", DEFAULT),
-    _row("floor_divide floor_divide.Scalar", "floordiv", DEFAULT),
     _row("hypot", "hypot", DEFAULT),
     _row("gcd", "gcd", DEFAULT),
     _row("lcm", lcm, DEFAULT),

@@ -12,8 +12,7 @@ from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Load, Node, Op
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp import memory, ops, random, text
-from polytile.kernels.cpp.checks import checked_sizes
+from polytile.kernels.cpp import checks, memory, ops, random, text
 from polytile.kernels.cpp.indices import index_vector
 from polytile.kernels.emission import emission_order
 from polytile.kernels.nest import Nest
@@ -52,7 +51,7 @@ class Body:
         self.placed: dict[int, str] = {}
         self.streamed: frozenset[int] = frozenset()
         self._names = _names(nest)
-        self._checks = {id(size): k for k, size in enumerate(checked_sizes(nest.loop), 1)}
+        self._checks = checks.numbers(nest.loop)
         self._bound = 0
 
     def lanes_of(self, node: Node) -> str:
@@ -89,6 +88,8 @@ class Body:
                 return memory.load(self, node, scope)
             case Op(name="check_index"):
                 return self._checked(node, scope)
+            case Op(name="check_divisor"):
+                return self._divisor(node, scope)
             case Op():
                 lanes = self.lanes_of(node)
                 return random.run(self, node, scope) or ops.text(node, [self.operand(a, lanes, scope) for a in node.args], lanes)
@@ -123,10 +124,21 @@ class Body:
         left before the index is used."""
         lanes = self.lanes_of(node)
         index, size = (self.operand(a, lanes, scope) for a in node.args)
-        count = "n" if lanes != "1" else "1"
-        number = self._checks[id(node.args[1])]
-        scope.lines.append(f"if (out_of_range<{lanes}>({index}, {size}, {count}, {number}, error)) {scope.leave}")
+        self._check(f"out_of_range<{lanes}>({index}, {size}", node, scope)
         return f"from_end<{lanes}>({index}, {size})"
+
+    def _divisor(self, node: Op, scope: Scope) -> str:
+        """The point is left before 0 divides anything."""
+        lanes = self.lanes_of(node)
+        divisor = self.operand(node.args[0], lanes, scope)
+        self._check(f"any_zero<{lanes}>({divisor}", node, scope)
+        return divisor
+
+    def _check(self, test: str, node: Op, scope: Scope) -> None:
+        """`test` is a call up to its last argument of this check's own."""
+        count = "n" if self.lanes_of(node) != "1" else "1"
+        number = self._checks[id(checks.against(node))]
+        scope.lines.append(f"if ({test}, {count}, {number}, error)) {scope.leave}")
 
     # indices -----------------------------------------------------------------------------------------------------------
 

@@ -1,22 +1,39 @@
-"""Run-time index checks of a loop: a kernel that fails check number k (from 1) returns k."""
+"""Run-time checks of a loop, of indices and of divisors: a kernel that fails check number k (from 1) returns k."""
 
 from __future__ import annotations
 
+from polytile.errors import DivisionByZero
 from polytile.ir import expr
 from polytile.ir.expr import Const, Index, Node, Op
 from polytile.ir.program import Loop
 from polytile.kernels.cpp import text
 
+NO_DIVISOR = str(DivisionByZero())
 
-def checked_sizes(loop: Loop) -> list[Node]:
-    """What the loop's indices are checked against, one for each number."""
-    checks = [n for n in expr.walk(*loop.roots) if isinstance(n, Op) and n.name == "check_index"]
-    return list(dict.fromkeys(n.args[1] for n in checks))
+
+def numbers(loop: Loop) -> dict[int, int]:
+    """The number of each check by the id of what it is one against: `against`."""
+    return {id(node): k for k, node in enumerate(_checked(loop), 1)}
+
+
+def against(check: Op) -> Node:
+    """What an index is checked against, the size; a divisor is itself what is checked. Checks alike in it share a number."""
+    return check.args[-1]
+
+
+def _checked(loop: Loop) -> dict[Node, Op]:
+    return {against(n): n for n in expr.walk(*loop.roots) if expr.is_check(n)}
 
 
 def check_messages(loop: Loop) -> tuple[str, ...]:
     """What a failed check 1, 2, ... says."""
-    return tuple(f"an index is out of range for a dimension of {_text(size)} elements" for size in checked_sizes(loop))
+    return tuple(_message(check) for check in _checked(loop).values())
+
+
+def _message(check: Op) -> str:
+    if check.name == "check_divisor":
+        return NO_DIVISOR
+    return f"an index is out of range for a dimension of {_text(against(check))} elements"
 
 
 def _text(size: Node) -> str:

@@ -15,8 +15,8 @@ from functools import cached_property
 import sympy
 import torch
 
-from polytile.ir import sizes
-from polytile.ir.expr import Const, Load, Node, Op
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Const, Load, Node
 from polytile.ir.program import Store
 from polytile.kernels.cpp import domain, memory, reductions, scans, text
 from polytile.kernels.cpp.body import Scope, always
@@ -276,8 +276,8 @@ class _Tile:
                     scope.lines.append(f"{scope.names[id(node)]} = {value};")
 
     def _checks(self, k: int) -> bool:
-        """Whether state{k} checks an index, and so may give up on its columns."""
-        return any(isinstance(n, Op) and n.name == "check_index" and self._home(n) == k for n in self.nest.nodes)
+        """Whether state{k} checks an index or a divisor, and so may give up on its columns."""
+        return any(expr.is_check(n) and self._home(n) == k for n in self.nest.nodes)
 
     # the lambdas in turn -----------------------------------------------------------------------------------------------
 

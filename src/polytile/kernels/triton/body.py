@@ -16,7 +16,7 @@ from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp.checks import checked_sizes
+from polytile.kernels.cpp import checks
 from polytile.kernels.emission import emission_order
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, is_result
@@ -65,7 +65,7 @@ class Body:
         self.firsts: dict[Dim, str] = {}
         self.quotients: set[sympy.Symbol] = set()
         self._names = _names(self.nest.nodes, prefix)
-        self._checks = {id(size): k for k, size in enumerate(checked_sizes(self.nest.loop), 1)}
+        self._checks = checks.numbers(self.nest.loop)
         self._dims: dict[int, frozenset[Dim]] = {}
         self._guards: dict[int, str] = {}
         self._clones = 0
@@ -120,6 +120,8 @@ class Body:
                 return memory.load(self, node, scope)
             case Op(name="check_index"):
                 return self._checked(node, scope)
+            case Op(name="check_divisor"):
+                return self._divisor(node, scope)
             case Op(name="philox_uniform") if (numbers := random.uniforms(self, node, scope)) is not None:
                 return numbers
             case Op():
@@ -181,15 +183,25 @@ class Body:
         read or written with it is masked out."""
         index, size = (self.emit(a, scope) for a in node.args)
         guard = f"ok_{self.name(node)}"
-        scope.lines.append(f"{guard} = ({index} >= -({size})) & ({index} < {size})")
+        self._check(guard, f"({index} >= -({size})) & ({index} < {size})", node, scope)
+        self._guards[id(node)] = guard
+        return f"tl.where({guard}, tl.where({index} < 0, {index} + {size}, {index}), 0)"
+
+    def _divisor(self, node: Op, scope: Scope) -> str:
+        """Where it is 0 the check's number goes to `error`, and 1 divides."""
+        divisor, guard = self.emit(node.args[0], scope), f"ok_{self.name(node)}"
+        self._check(guard, f"({divisor}) != 0", node, scope)
+        return f"tl.where({guard}, {divisor}, 1)"
+
+    def _check(self, guard: str, condition: str, node: Op, scope: Scope) -> None:
+        """Names the `condition` under which `node` holds; the check's number goes to `error` where it does not."""
+        scope.lines.append(f"{guard} = {condition}")
         dims = self.dims(node)
         failed = " & ".join([f"({guard} == 0)", *self.tile.masks(dims)])
-        number = self._checks[id(node.args[1])]
+        number = self._checks[id(checks.against(node))]
         place = f"error + tl.zeros({self.tile.shape(dims)}, tl.int32)" if dims else "error"
         scope.lines.append(f"tl.store({place}, {number}, mask={failed})")
         self.error = True
-        self._guards[id(node)] = guard
-        return f"tl.where({guard}, tl.where({index} < 0, {index} + {size}, {index}), 0)"
 
     def guards(self, nodes: Iterable[Node]) -> list[str]:
         """Conditions under which the indices `nodes` are in range."""

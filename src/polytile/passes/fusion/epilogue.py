@@ -20,7 +20,7 @@ from dataclasses import replace
 import sympy
 
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Accumulator, Op
+from polytile.ir.expr import Accumulator
 from polytile.ir.program import Axis, Loop, Operation, Program, Store, Template, compute_dtype
 from polytile.passes.fusion.axes import Unified, unify
 from polytile.passes.fusion.graph import Graph
@@ -100,9 +100,7 @@ def is_direct(loop: Loop) -> bool:
     if any(s.mode != "set" or s.indirect or s.mask is not None for s in loop.stores):
         return False
     nodes = list(expr.walk(*loop.roots))
-    return not any(
-        (isinstance(n, expr.Load) and n.indirect) or (isinstance(n, Op) and n.name == "check_index") for n in nodes
-    )
+    return not any((isinstance(n, expr.Load) and n.indirect) or expr.is_check(n) for n in nodes)
 
 
 def with_epilogue(template: Template, consumer: Loop, program: Program, droppable: frozenset[str]) -> Template:

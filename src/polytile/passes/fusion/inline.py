@@ -18,7 +18,7 @@ from dataclasses import replace
 import sympy
 
 from polytile.ir import expr, sizes
-from polytile.ir.expr import Load, Node, Op
+from polytile.ir.expr import Load, Node
 from polytile.ir.program import Buffer, Loop, Operation, Program, Store, Template, compute_dtype
 from polytile.passes.fusion import cost
 from polytile.passes.fusion.merge import MAX_NODES, Unfit, stored_value, stores_on
@@ -82,7 +82,7 @@ def _is_simple(producer: Loop) -> bool:
         return False
     nodes = list(expr.walk(*producer.roots))
     loads = [n for n in nodes if isinstance(n, Load)]
-    checked = any(load.indirect for load in loads) or any(isinstance(n, Op) and n.name == "check_index" for n in nodes)
+    checked = any(load.indirect for load in loads) or any(expr.is_check(n) for n in nodes)
     return not checked and len(loads) <= MAX_LOADS and cost.compute(*producer.roots) < cost.CHEAP
 
 

@@ -21,6 +21,7 @@ ORDER = (
     "scratch",
     "team",
     "indices",
+    "divisors",
 )
 _HEADER = re.compile(r"// (\w+): .*\n// gives:(.*)\n")
 
