@@ -31,6 +31,13 @@ def test_an_overload_that_other_arguments_mean_is_not_taken() -> None:
     assert not calls(torch.pow, aten.pow.Tensor_Tensor, [look(0, x), 2.0], {}, (x,))
 
 
+def test_looking_for_a_function_computes_nothing() -> None:
+    x = torch.rand(3, 4)
+    before = x.clone()
+    assert calls(torch.erf, aten.erf.out, [look(0, x)], {"out": look(0, x)}, (x,))
+    assert torch.equal(x, before), "the result may be written over the operand"
+
+
 @pytest.mark.parametrize("shape", [(3, 4), (12,), (4, 3)], ids=str)
 def test_tensors_of_other_shapes_are_looked_at_in_those_of_the_call(shape: tuple[int, ...]) -> None:
     x, out = torch.rand(3, 4), torch.empty(3, 4)

@@ -17,12 +17,14 @@ from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder, Promotion
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.pointwise_table import TABLE, Element, Row, like, node, selected
+from polytile.frontend.lower.positions import bounds
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.scalars import scalar_tensor
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, widen
 from polytile.ir import expr
 from polytile.ir.expr import Node
 from polytile.ir.program import FLOAT8
+from polytile.ir.sizes import ONE
 
 Operand = Any  # Tensor, Python number or sympy expression
 
@@ -163,8 +165,8 @@ def _divided(element: Element) -> Callable[..., Tensor]:
 
 
 def _divisor(y: Node) -> Node:
-    safe = y.dtype.is_floating_point or (isinstance(y, expr.Const) and y.value != 0)
-    return y if safe else expr.op("check_divisor", y.dtype, y)
+    known = isinstance(y, expr.Const | expr.Index) and (bounds(y, {}).at_least(ONE) or bounds(y, {}).at_most(-ONE))
+    return y if known or y.dtype.is_floating_point else expr.op("check_divisor", y.dtype, y)
 
 
 def _quotient(a: Node, b: Node) -> Node:

@@ -184,6 +184,8 @@ def _node_bounds(node: Node, args: Sequence[Bounds], ranges: sizes.Ranges) -> Bo
             return Bounds((ZERO,), tuple(b - 1 for b in args[1].high)) if args[1].at_least(ONE) else Bounds()
         case expr.Op(name="check_index"):  # in [0, size)
             return Bounds((ZERO,), tuple(bound - 1 for bound in args[1].high))
+        case expr.Op(name="check_divisor"):  # not 0
+            return Bounds((*args[0].low, ONE), args[0].high) if args[0].at_least(ZERO) else args[0]
         case expr.Op(name="cast"):
             return args[0]
     return Bounds()
