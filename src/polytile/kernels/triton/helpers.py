@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-BEYOND = int(torch.tensor(1e4, dtype=torch.float32, device="cpu").to(torch.float8_e4m3fn).view(torch.uint8))
+with unset_fake_temporarily():  # a module may be imported while a graph is traced
+    BEYOND = int(torch.tensor(1e4, dtype=torch.float32, device="cpu").to(torch.float8_e4m3fn).view(torch.uint8))
 """What torch makes of numbers too large for a float8_e4m3fn: 126, the largest; 127, NaN, in torch 2.11."""
 
 _COMBINE = {
