@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.triton import prior
+from polytile.kernels.triton import estimate, prior
 from polytile.kernels.triton.scattered import Table, needs_scratch, size_of, table_of
 from polytile.problem import Config
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
 LOOK = 0.3e-6  # s in which a program looks at the next indices, which the nearest cache has, and finds the first of its row
+FINISH = 1.1e-6  # s of another launch
 REGISTERS = 48
 
 
@@ -35,7 +36,7 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     if config["variant"] == "scatter":
         passes = (wide, wide, own) if needs_scratch(kernel) else (own,)
         again = written * sum(passes) / _rate(device, written * wide)
-        return prior.cost(kernel, config, size, device) + again + (len(passes) + 1) // 2 * prior.FINISH
+        return prior.cost(kernel, config, size, device) + again + (len(passes) + 1) // 2 * FINISH
     table = _table(kernel)
     assert table is not None
     rows, points, columns = (sizes.evaluate(e, values) for e in (table.rows, table.points.size, table.along.size))
@@ -48,12 +49,12 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     places = max(1, min(device.registers_per_sm // (REGISTERS * threads), device.blocks_per_sm))
     leader = -(-points // many) * LOOK + shared * (prior.MEMORY_LATENCY + LOOK) + prior.CACHE_LATENCY
     latency = leader * max(1.0, programs / (device.sms * places))
-    return device.launch_seconds + prior.START + prior.FINISH + zeros + (memory**3 + latency**3) ** (1 / 3)
+    return device.launch_seconds + estimate.START - estimate.HIDDEN + FINISH + zeros + (memory**3 + latency**3) ** (1 / 3)
 
 
 def _rate(device: DeviceFacts, held: float) -> float:
     """Bytes a second at which a table of so many bytes is gone over."""
-    return device.bandwidth / (0.7 if held < prior.KEPT * device.l2_bytes else 1.0)
+    return device.bandwidth / (0.7 if held < estimate.KEPT * device.l2_bytes else 1.0)
 
 
 @functools.lru_cache(maxsize=256)
