@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,11 +91,14 @@ def _transformer(name: str) -> Read:
     return read
 
 
-def _products(*parts: str) -> Read:
+FLOATS, BYTES = ("bf16", "fp16", "fp32", "tf32"), ("int8", "fp8")
+
+
+def _products(*parts: str, dtypes: Sequence[str] = FLOATS) -> Read:
     return lambda results: (
         {**cell["us"], "eager": cell["us"]["library"]}
         for cell in results["cells"]
-        if cell["part"] in parts and "library" in cell["us"]
+        if cell["part"] in parts and cell["dtype"] in dtypes and "library" in cell["us"]
     )
 
 
@@ -115,6 +118,7 @@ ON_GPU = (
     Line("four layers of a GPT-2, bfloat16", "gpu_models", _transformer("gpt2"), "benchmarks.gpu.models"),
     Line("four layers of a BERT, bfloat16", "gpu_models", _transformer("bert"), "benchmarks.gpu.models"),
     Line("products", "gpu_gemm", _products("square", "llm"), "benchmarks.gpu.gemm"),
+    Line("products of 8-bit operands", "gpu_gemm", _products("square", "llm", dtypes=BYTES), "benchmarks.gpu.gemm"),
     Line("products of 1 to 16 rows", "gpu_gemm", _products("thin"), "benchmarks.gpu.gemm"),
     Line("products with epilogues", "gpu_gemm", _products("epilogue", "rows"), "benchmarks.gpu.gemm"),
 )
