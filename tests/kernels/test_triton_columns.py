@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import variants
@@ -37,6 +40,13 @@ def test_long_columns_are_held_where_they_are_read_twice(rows: int) -> None:
 def test_columns_that_are_read_once_need_not_be_held() -> None:
     kernel = kernel_of(column_sum())
     assert all(c["r"] <= 512 for c in variants.configs(kernel, nest_of(kernel.loop), H100) if c["variant"] == "persistent")
+
+
+def test_a_block_has_64_bytes_of_a_row_or_more() -> None:
+    kernel = kernel_of(column_norm())
+    half = replace(kernel, tensors=tuple(replace(t, dtype=torch.bfloat16) for t in kernel.tensors))
+    found = [c for c in variants.configs(half, nest_of(half.loop), H100) if c["variant"] == "persistent" and c["r"] >= 512]
+    assert found and all(c["x"] >= 32 for c in found)
 
 
 def test_they_compile_for_an_h100_without_spills() -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from polytile.ir import sizes
+from polytile.ir.expr import Load
 from polytile.ir.program import Axis
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.nest import Form, Nest
@@ -66,7 +67,9 @@ COLUMNS = (
 )  # fmt: skip
 """(x, r, warps) of reductions across rows of memory: 4 to 32 values a thread, runs of 32 bytes or more."""
 HELD_COLUMNS = ((16, 512, 8), (32, 512, 8), (64, 512, 16), (16, 1024, 8), (16, 1024, 16), (32, 1024, 16), (16, 2048, 16))
-"""(x, r, warps) of longer columns held whole, which are read once: 32 or 64 values a thread, the latter in some 115 registers."""
+HELD_RUN = 64
+"""(x, r, warps) of longer columns held whole, which are read once: 32 or 64 values a thread, the latter in some 115 registers;
+and bytes of a row that a block has at least. By 32 a batch norm of 2048×4096 bfloat16 took 20.3 µs, 17.8 shared by programs."""
 COLUMNS_AHEAD = ((16, 64, 4, 3), (32, 32, 4, 3), (64, 32, 4, 3), (64, 16, 4, 4), (128, 16, 4, 3))
 """(x, r, warps, stages), split or not, with loads ahead: 0.85 of the time of others in a batch norm of 8192×4096."""
 SPLITS = (4, 8, 16, 32, 64, 128, 256)
@@ -103,8 +106,10 @@ def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config
         found = _scattered(rows=table_of(kernel.loop) is not None)
     elif has_sums(kernel.loop):
         found = _sums(device, nest_for(kernel, "stripes")[1]) if nest.form is Form.ROW and not nest.inner else iter(())
+    elif nest.form is Form.COLUMN:
+        found = itertools.chain(_columns(nest), _held_columns(nest, _smallest(kernel, nest)))
     else:
-        found = {Form.POINTWISE: _plain, Form.ROW: _rows, Form.COLUMN: _columns}[nest.form](nest)
+        found = (_rows if nest.form is Form.ROW else _plain)(nest)
     if device.capability >= CLUSTERED and not is_scattered(kernel.loop) and not has_sums(kernel.loop):
         found = itertools.chain(found, _clusters(nest_for(kernel, "cluster")[1]))
     most = device.threads_per_block // device.warp
@@ -198,8 +203,6 @@ def _columns(nest: Nest) -> Iterator[Config]:
             warps = r * x // (32 * each)
             if 512 <= r * x <= 16384 and warps in (1, 2, 4, 8, 16) and not (each == 16 and warps > 8):
                 yield Config.of(variant="persistent", x=x, r=r, warps=warps)
-        for x, r, warps in HELD_COLUMNS if nest.passes > 1 else ():
-            yield Config.of(variant="persistent", x=x, r=r, warps=warps)
     for x, r, warps in COLUMNS:
         yield Config.of(variant="looped", x=x, r=r, warps=warps)
     for x, r, warps, stages in COLUMNS_AHEAD:
@@ -212,6 +215,17 @@ def _columns(nest: Nest) -> Iterator[Config]:
     for splits, (x, r, warps, stages) in itertools.product(SPLITS, COLUMNS_AHEAD):
         if splits * x <= 32 * warps * FINISHED:
             yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits, stages=stages)
+
+
+def _held_columns(nest: Nest, itemsize: int) -> Iterator[Config]:
+    for x, r, warps in HELD_COLUMNS if len(nest.inner) == 1 and nest.passes > 1 else ():
+        if x * itemsize >= HELD_RUN:
+            yield Config.of(variant="persistent", x=x, r=r, warps=warps)
+
+
+def _smallest(kernel: LoopKernel, nest: Nest) -> int:
+    """Bytes of the smallest element that is read at every point."""
+    return min((kernel.storage(n.buffer).itemsize for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)), default=1)
 
 
 def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:
