@@ -228,6 +228,7 @@ static void compute(const Problem& p, const Block& q, PA* tiles) {
 # B.
 TILE_WORK = """\
 constexpr long PARTIAL_SUMS = 2 << 20;             // bounds the rows that keep partial sums at a time
+constexpr long BLOCK_OF_A = 448 << 10;             // bytes of A that stay near while kept panels pass by
 
 struct Call {
   Problem p;
@@ -239,7 +240,8 @@ static inline long padded(long bytes) { return (bytes + 4159) / 64 * 64; }
 
 static void open(Call& c) {
   const Problem& p = c.p;
-  const long steps = ceil_div(p.k, STEP), depths = steps > KC / STEP ? ceil_div(steps, KC / STEP) : 1;
+  const long rows = least(MC, p.m), deepest = least(KC / STEP, KEPT && !PACK_A ? BLOCK_OF_A / (rows * sizeof(PA)) : KC);
+  const long steps = ceil_div(p.k, STEP), depths = steps > deepest ? ceil_div(steps, deepest) : 1;
   const long teams = least(p.threads, p.batch);
   c.depth = steps ? ceil_div(steps, depths) : 1;
   c.width = least(NC, ceil_div(p.n, NR) * NR);
