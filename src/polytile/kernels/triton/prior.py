@@ -122,7 +122,12 @@ class Rows(Estimate):
 
     def _vector(self, access: Access) -> int:
         """Elements that lie side by side in a thread."""
-        return max(1, min(VECTOR // access.itemsize, int(self.each), self.together_in(access)))
+        return self._vectors[id(access)]
+
+    @functools.cached_property
+    def _vectors(self) -> dict[int, int]:
+        accesses = self.work.accesses
+        return {id(a): max(1, min(VECTOR // a.itemsize, int(self.each), self.together_in(a))) for a in accesses}
 
     def _instructions(self, blocks: float) -> float:
         """Instructions of one thread that goes through so many blocks in each pass."""

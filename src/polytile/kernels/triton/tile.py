@@ -34,7 +34,7 @@ class Dim:
     reduced: bool = False
     whole: int = 0
 
-    @property
+    @cached_property
     def size(self) -> sympy.Expr:
         return sympy.expand(sizes.product([a.size for a in self.axes]))
 
