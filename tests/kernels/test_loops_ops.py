@@ -53,7 +53,8 @@ POLYNOMIALS = {
 INCOMPLETE_GAMMA = {"gamma_series", "gamma_fraction"}
 SEPARATE = {
     "round_e4m3", "round_e5m2",  # a GPU's (test_triton_float8.py)
-    "where", "cast", "bitcast", "check_index", "philox_uniform", "philox_normal", "philox_int", *POLYNOMIALS, *INCOMPLETE_GAMMA,
+    "where", "cast", "bitcast", "check_index", "check_divisor", "philox_uniform", "philox_normal", "philox_int",
+    *POLYNOMIALS, *INCOMPLETE_GAMMA,
 }  # fmt: skip
 OWN_TYPE = {
     "nextafter",

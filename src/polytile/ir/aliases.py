@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from polytile.ir.program import Extern, Program
 
+COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+"""Operators on what several processes have. They are under way until `wait_tensor`, which returns its argument itself, though
+its schema does not say so: until then their arguments and results are read and written."""
+
 
 def maybe_aliased(program: Program) -> set[str]:
     """Buffers that a library call takes and may return as its result, or as a part of it, and everything that such a call
@@ -16,9 +20,11 @@ def maybe_aliased(program: Program) -> set[str]:
 
 
 def returns_alias(target: object) -> bool:
-    """Whether a result may share memory with an argument: its schema says so, or it has none."""
+    """Whether a result may share memory with an argument: its schema says so, or it has none, or it is a collective's."""
     schema = getattr(target, "_schema", None)
-    return schema is None or any(r.alias_info is not None for r in schema.returns)
+    if schema is None or getattr(target, "namespace", "") in COLLECTIVES:
+        return True
+    return any(r.alias_info is not None for r in schema.returns)
 
 
 __all__ = ["maybe_aliased", "returns_alias"]
