@@ -205,10 +205,12 @@ def with_epilogue(function: Callable[[torch.Tensor], torch.Tensor]) -> GemmKerne
 
 @pytest.fixture
 def _precision_put_back() -> Iterator[None]:
-    yield
-    torch.set_float32_matmul_precision("highest")
-    for backend in (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
-        backend.fp32_precision = "none"
+    """torch's own test database, where it has been imported, forbids to set flags for good."""
+    with torch.backends.__allow_nonbracketed_mutation():
+        yield
+        torch.set_float32_matmul_precision("highest")
+        for backend in (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+            backend.fp32_precision = "none"
 
 
 SWITCHES: dict[str, Callable[[], None]] = {

@@ -165,7 +165,8 @@ class MultiKernel:
                 key = self._key_of(args)
                 if self._decided(key) is None:
                     with contextlib.suppress(DivisionByZero):
-                        self.dispatcher.insert(self.dispatcher.key_of(*args), self._select(key, args))
+                        entry = self._select(key, args)
+                        self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # it may be split by this very decision
             decided = [self._decided(self.dispatcher.key_of(*args)) for args in calls]
             return [decision for decision in decided if decision is not None]
 
