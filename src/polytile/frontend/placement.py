@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import sympy
@@ -69,7 +70,7 @@ def bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.N
 
 def _returned_bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """A view of these is returned in strides that only a view can have, such as those of every other column, or several views
-    that share elements: who changes one sees it in the others."""
+    that may share elements: who changes one sees it in the others. Nor are several computed that have all elements in all."""
     found, returned = set(), _Views()
     for output in tree_leaves([node.args[0] for node in graph.nodes if node.op == "output"]):
         if not isinstance(output, torch.fx.Node) or not isinstance(output.meta.get("val"), torch.Tensor):
@@ -77,7 +78,7 @@ def _returned_bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
         if not _apart_but_repeated(output.meta["val"]):
             found.add(_base(output))
         returned.add(output)
-    return found | returned.covered()
+    return found | returned.covered() | returned.shared()
 
 
 def _library_bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.Node]:
@@ -123,14 +124,45 @@ class _Views:
 
     def covered(self) -> set[torch.fx.Node]:
         """What has several views, with as many elements as itself in all."""
-        several = [(base, list(views.values())) for base, views in self.views.items() if len(views) > 1]
-        return {base for base, views in several if _covered(base.meta["val"], views)}
+        return {base for base, views in self._several() if _covered(base.meta["val"], views)}
+
+    def shared(self) -> set[torch.fx.Node]:
+        """What has several views of which two may have elements in common."""
+        return {base for base, views in self._several() if any(not _disjoint(a, b) for a, b in combinations(views, 2))}
+
+    def _several(self) -> list[tuple[torch.fx.Node, list[torch.Tensor]]]:
+        return [(base, list(views.values())) for base, views in self.views.items() if len(views) > 1]
 
 
 def _covered(base: torch.Tensor, views: Sequence[torch.Tensor]) -> bool:
     """Whether views have as many elements as their base in all, provably."""
     rest = sum(map(_elements, views), sizes.ZERO) - _elements(base)
     return bool(sizes.is_nonnegative(sympy.expand(rest)))
+
+
+def _disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two views of one tensor provably have no element in common."""
+    if a.dtype != b.dtype:  # their places count in other units
+        return False
+    gap = sizes.as_size(b.storage_offset()) - sizes.as_size(a.storage_offset())
+    runs = [None, *(s for s in map(sizes.as_stride, a.stride()) if s != 0)]
+    return any(_behind(a, b, gap, every) or _behind(b, a, -gap, every) for every in runs)
+
+
+def _behind(a: torch.Tensor, b: torch.Tensor, gap: sympy.Expr, every: sympy.Expr | None) -> bool:
+    """Whether `b`, which begins `gap` elements behind `a`, lies behind it in each run of `every` elements, as columns of the same
+    rows do. None: in the one run of all elements."""
+    if every is None:
+        return sizes.is_nonnegative(sympy.expand(gap - _reach(a) - 1))
+    gap = gap % every if gap.is_Integer and every.is_Integer else sizes.split_by(gap, every)[1]
+    room = every - gap - _reach(b, every)
+    return all(sizes.is_nonnegative(sympy.expand(e - 1)) for e in (gap - _reach(a, every), room))
+
+
+def _reach(tensor: torch.Tensor, every: sympy.Expr | None = None) -> sympy.Expr:
+    """How far the last element, in a run of `every`, lies behind the first."""
+    dims = zip((sizes.unguarded(sizes.as_size(n)) for n in tensor.shape), map(sizes.as_stride, tensor.stride()), strict=True)
+    return sum(((n - 1) * s for n, s in dims if every is None or not _multiple(s, every)), sizes.ZERO)
 
 
 def _elements(tensor: torch.Tensor) -> sympy.Expr:
