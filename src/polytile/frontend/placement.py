@@ -98,8 +98,8 @@ _SCATTERS = {
 
 
 def partly_written(graph: torch.fx.Graph, changed: Container[str]) -> set[torch.fx.Node]:
-    """What a part of an overwritten input becomes when some of it is. It is traced in the input's own strides, which keep all
-    elements apart, though nothing proves it: else eager does not write them."""
+    """What a part of an overwritten input becomes when some of it is. It is traced in the input's own strides, which are taken to
+    keep all elements apart, though nothing proves it: torch promises nothing of tensors that are written where they overlap."""
     parts: set[torch.fx.Node] = {n for n in graph.nodes if n.op == "placeholder" and n.name in changed}
     for node in graph.nodes:
         whole = node.args[0] if node.args else None
