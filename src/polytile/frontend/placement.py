@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, starmap
 from typing import Any
 
 import sympy
@@ -36,6 +36,9 @@ does not count. One load is enough where it is a product's: storing is then the 
 
 LARGEST_VALUE = 96
 """Nodes from which any value is stored, so that kernels stay small enough to read and quick to compile."""
+
+MOST_COMPARED = 32
+"""Returned views of one value of which each two are asked whether they share elements; of more their base is stored unasked."""
 
 
 def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool, distinct: bool) -> Tensor:
@@ -127,8 +130,8 @@ class _Views:
         return {base for base, views in self._several() if _covered(base.meta["val"], views)}
 
     def shared(self) -> set[torch.fx.Node]:
-        """What has several views of which two may have elements in common."""
-        return {base for base, views in self._several() if any(not _disjoint(a, b) for a, b in combinations(views, 2))}
+        """What has several views of which two may have elements in common, or too many to compare."""
+        return {base for base, views in self._several() if len(views) > MOST_COMPARED or not _all_disjoint(views)}
 
     def _several(self) -> list[tuple[torch.fx.Node, list[torch.Tensor]]]:
         return [(base, list(views.values())) for base, views in self.views.items() if len(views) > 1]
@@ -138,6 +141,10 @@ def _covered(base: torch.Tensor, views: Sequence[torch.Tensor]) -> bool:
     """Whether views have as many elements as their base in all, provably."""
     rest = sum(map(_elements, views), sizes.ZERO) - _elements(base)
     return bool(sizes.is_nonnegative(sympy.expand(rest)))
+
+
+def _all_disjoint(views: Sequence[torch.Tensor]) -> bool:
+    return all(starmap(_disjoint, combinations(views, 2)))
 
 
 def _disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
