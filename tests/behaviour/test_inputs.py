@@ -3,6 +3,7 @@ and the check for NaN (SPEC M5)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -252,6 +253,18 @@ def test_powers_of_two_beyond_a_floats_range(dtype: torch.dtype, exponents: torc
     x = x.unsqueeze(1).repeat(1, len(k))
     for base, power in ((x, k), (x[2:, 1:], k[1:])):
         torch.testing.assert_close(run(base, power), torch.ldexp(base, power), equal_nan=True, rtol=1e-6, atol=0)
+
+
+def test_ldexp_below_the_smallest_normal_number_rounds_once() -> None:
+    x = torch.tensor([1.3, -1.3, 1.49, 1.7, 1.2], dtype=torch.float64) * 2.0**-373
+    k = torch.tensor([-701, -701, -702, -700, -330], dtype=torch.int32)
+    want = [math.ldexp(*pair) for pair in zip(x.tolist(), k.tolist(), strict=True)]
+    assert compiled(torch.ldexp, tune="off")(x, k).tolist() == want
+
+
+def test_quotients_of_a_number_by_a_tensor() -> None:
+    for function in (lambda x: 7 // x, lambda x: torch.div(7.5, x, rounding_mode="trunc")):
+        check(function, compiled(function, tune="off"), torch.arange(1, 9))
 
 
 def test_convolution_keeps_channels_last() -> None:

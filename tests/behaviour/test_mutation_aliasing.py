@@ -290,6 +290,40 @@ def test_views_of_what_is_not_returned_share_its_memory(base: Callable[[Tensor],
         assert torch.equal(got[1], torch.full_like(got[1], 2.0))
 
 
+SHARING: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "rows": lambda y: (y[:2], y[1:3]),
+    "block and column": lambda y: (y[1:3, :2], y[:, 1]),
+    "every other": lambda y: (y[::2, 0], y[2, :2]),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_small_views_of_what_is_not_returned_share_its_memory(name: str) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return SHARING[name](x * 2)
+
+    run = compiled(function, tune="off")
+    for shape in ((4, 5), (7, 3)):
+        (x,) = sized(shape)
+        got, want = run(x), function(x)
+        check(function, run, x)
+        for results in (got, want):
+            results[0].fill_(2.0)
+        torch.testing.assert_close(got[1], want[1])
+
+
+def test_views_that_share_nothing_are_stored_alone() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y[:1], y[2:]
+
+    run = compiled(function, tune="off")
+    for shape in ((4, 5), (7, 6)):
+        (x,) = sized(shape)
+        check(function, run, x)
+        assert not same_storage(*run(x))
+
+
 OVERWRITTEN_PARTS: dict[str, Callable[[Tensor], Any]] = {
     "rows": lambda x: x[:-1].add_(1),
     "block": lambda x: x[1:, 1:].mul_(2),

@@ -38,6 +38,14 @@ def test_looking_for_a_function_computes_nothing() -> None:
     assert torch.equal(x, before), "the result may be written over the operand"
 
 
+def test_a_function_is_found_while_candidates_are_tuned_on_flat_tensors() -> None:
+    x, out = torch.rand(12), torch.zeros(12)
+    given = [look(0, x.view(3, 4), whole=True)], {"out": look(1, out.view(3, 4), whole=True)}, (x, out)
+    with torch._C._DisableTorchDispatch():
+        assert calls(torch.erf, aten.erf.out, *given)
+    assert not out.any(), "nothing is computed there either"
+
+
 @pytest.mark.parametrize("shape", [(3, 4), (12,), (4, 3)], ids=str)
 def test_tensors_of_other_shapes_are_looked_at_in_those_of_the_call(shape: tuple[int, ...]) -> None:
     x, out = torch.rand(3, 4), torch.empty(3, 4)

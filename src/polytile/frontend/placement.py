@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from itertools import combinations, starmap
 from typing import Any
 
 import sympy
@@ -35,6 +36,9 @@ does not count. One load is enough where it is a product's: storing is then the 
 
 LARGEST_VALUE = 96
 """Nodes from which any value is stored, so that kernels stay small enough to read and quick to compile."""
+
+MOST_COMPARED = 32
+"""Returned views of one value of which each two are asked whether they share elements; of more their base is stored unasked."""
 
 
 def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool, distinct: bool) -> Tensor:
@@ -69,7 +73,7 @@ def bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.N
 
 def _returned_bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """A view of these is returned in strides that only a view can have, such as those of every other column, or several views
-    that share elements: who changes one sees it in the others."""
+    that may share elements: who changes one sees it in the others. Nor are several computed that have all elements in all."""
     found, returned = set(), _Views()
     for output in tree_leaves([node.args[0] for node in graph.nodes if node.op == "output"]):
         if not isinstance(output, torch.fx.Node) or not isinstance(output.meta.get("val"), torch.Tensor):
@@ -77,7 +81,7 @@ def _returned_bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
         if not _apart_but_repeated(output.meta["val"]):
             found.add(_base(output))
         returned.add(output)
-    return found | returned.covered()
+    return found | returned.covered() | returned.shared()
 
 
 def _library_bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.Node]:
@@ -97,8 +101,8 @@ _SCATTERS = {
 
 
 def partly_written(graph: torch.fx.Graph, changed: Container[str]) -> set[torch.fx.Node]:
-    """What a part of an overwritten input becomes when some of it is. It is traced in the input's own strides, which keep all
-    elements apart, though nothing proves it: else eager does not write them."""
+    """What a part of an overwritten input becomes when some of it is. It is traced in the input's own strides, which are taken to
+    keep all elements apart, though nothing proves it: torch promises nothing of tensors that are written where they overlap."""
     parts: set[torch.fx.Node] = {n for n in graph.nodes if n.op == "placeholder" and n.name in changed}
     for node in graph.nodes:
         whole = node.args[0] if node.args else None
@@ -123,14 +127,49 @@ class _Views:
 
     def covered(self) -> set[torch.fx.Node]:
         """What has several views, with as many elements as itself in all."""
-        several = [(base, list(views.values())) for base, views in self.views.items() if len(views) > 1]
-        return {base for base, views in several if _covered(base.meta["val"], views)}
+        return {base for base, views in self._several() if _covered(base.meta["val"], views)}
+
+    def shared(self) -> set[torch.fx.Node]:
+        """What has several views of which two may have elements in common, or too many to compare."""
+        return {base for base, views in self._several() if len(views) > MOST_COMPARED or not _all_disjoint(views)}
+
+    def _several(self) -> list[tuple[torch.fx.Node, list[torch.Tensor]]]:
+        return [(base, list(views.values())) for base, views in self.views.items() if len(views) > 1]
 
 
 def _covered(base: torch.Tensor, views: Sequence[torch.Tensor]) -> bool:
     """Whether views have as many elements as their base in all, provably."""
     rest = sum(map(_elements, views), sizes.ZERO) - _elements(base)
     return bool(sizes.is_nonnegative(sympy.expand(rest)))
+
+
+def _all_disjoint(views: Sequence[torch.Tensor]) -> bool:
+    return all(starmap(_disjoint, combinations(views, 2)))
+
+
+def _disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two views of one tensor provably have no element in common."""
+    if a.dtype != b.dtype:  # their places count in other units
+        return False
+    gap = sizes.as_size(b.storage_offset()) - sizes.as_size(a.storage_offset())
+    runs = [None, *(s for s in map(sizes.as_stride, a.stride()) if s != 0)]
+    return any(_behind(a, b, gap, every) or _behind(b, a, -gap, every) for every in runs)
+
+
+def _behind(a: torch.Tensor, b: torch.Tensor, gap: sympy.Expr, every: sympy.Expr | None) -> bool:
+    """Whether `b`, which begins `gap` elements behind `a`, lies behind it in each run of `every` elements, as columns of the same
+    rows do. None: in the one run of all elements."""
+    if every is None:
+        return sizes.is_nonnegative(sympy.expand(gap - _reach(a) - 1))
+    gap = gap % every if gap.is_Integer and every.is_Integer else sizes.split_by(gap, every)[1]
+    room = every - gap - _reach(b, every)
+    return all(sizes.is_nonnegative(sympy.expand(e - 1)) for e in (gap - _reach(a, every), room))
+
+
+def _reach(tensor: torch.Tensor, every: sympy.Expr | None = None) -> sympy.Expr:
+    """How far the last element, in a run of `every`, lies behind the first."""
+    dims = zip((sizes.unguarded(sizes.as_size(n)) for n in tensor.shape), map(sizes.as_stride, tensor.stride()), strict=True)
+    return sum(((n - 1) * s for n, s in dims if every is None or not _multiple(s, every)), sizes.ZERO)
 
 
 def _elements(tensor: torch.Tensor) -> sympy.Expr:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch._C import DispatchKey, _SetExcludeDispatchKeyGuard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polytile.errors import IRError
@@ -182,14 +184,20 @@ def calls(
 ) -> bool:
     """Whether `function` with these arguments, tensors like these, is a call of the overload `target`. Nothing is computed: what
     is written may be what is read."""
+    given, more = bound(lambda *given, **more: (given, more), args, named)(tensors)  # laying them out takes operators too
     try:
-        with _Stopping():
-            bound(function, args, named)(tensors)
+        with _seen(DispatchKey.Python), _seen(DispatchKey.PythonTLSSnapshot), _Stopping():
+            function(*given, **more)
     except _Reached as reached:
         return reached.args == (target,)
     except (TypeError, RuntimeError):  # it takes other arguments; what is wrong with them its own operator will say
         return False
     return False
+
+
+def _seen(key: DispatchKey) -> AbstractContextManager[None]:
+    """Operators reach modes of this kind, even while candidates are tuned, which keeps them from all."""
+    return _SetExcludeDispatchKeyGuard(key, False)
 
 
 class _Reached(Exception):

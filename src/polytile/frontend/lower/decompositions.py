@@ -130,8 +130,8 @@ def _ordered_alike(operator: OpOverload) -> Callable[..., Any]:
     """A rule for an operator of two tensors whose fake form asks the last of them how the result lies, where eager asks the first
     that has a say, as every elementwise operator does: operands that lie otherwise are copied into eager's order."""
 
-    def rule(x: Tensor, y: Tensor | float, **more: Any) -> Any:
-        if not isinstance(y, Tensor) or x.ndim * y.ndim == 0:
+    def rule(x: Tensor | float, y: Tensor | float, **more: Any) -> Any:
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.ndim * y.ndim == 0:
             return NotImplemented
         operands = torch.broadcast_tensors(x, y)
         order = _order(*operands)
@@ -238,9 +238,9 @@ def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
         return x * torch.pow(base, exponent)
     steps = 3 if x.dtype == torch.float64 else 1
     left, value = exponent.to(torch.int32).to(torch.int64).clamp(-700 * steps, 700 * steps), x.to(torch.float64)
-    for _ in range(steps):
-        part = left.clamp(-700, 700)
-        value, left = value * ((part + 1023) << 52).view(torch.float64), left - part
+    for more in reversed(range(steps)):  # 2^±700 come last: what is rounded before one of them becomes 0
+        later = left.clamp(-700 * more, 700 * more)
+        value, left = value * ((left - later + 1023) << 52).view(torch.float64), later
     return value.to(x.dtype)
 
 

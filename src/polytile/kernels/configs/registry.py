@@ -37,9 +37,14 @@ _serving: dict[str, Serves] = {}
 
 
 @functools.cache
+def _entries() -> Iterator[importlib.metadata.EntryPoint]:
+    return iter(importlib.metadata.entry_points(group=GROUP))
+
+
 def _plugged() -> None:
-    """Calls what installed packages have to say, once; one that fails is told and left out."""
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    """Calls what installed packages have to say, each once, though it may ask for families itself; one that fails is told and
+    left out."""
+    for entry in _entries():
         try:
             entry.load()()
         except Exception as error:

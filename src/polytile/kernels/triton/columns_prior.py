@@ -150,7 +150,6 @@ class Columns(Estimate):
         return self.work.passes * (CACHE_LATENCY + LEFT * self.met) if self.variant == "split" else 0.0
 
 
-
 class Down(Columns):
     """Of programs that have a stripe of columns each and go down all rows, before another launch goes over the points."""
 

@@ -1,6 +1,6 @@
 """The analytical prior for loops on a GPU: predicted seconds of a config at given sizes.
 
-    t = launch + finish + max(placed, dispatch + ||latency, units|₁.₅, memory, cache|₃)
+    t = launch + begun + finish + max(placed, dispatch + ||latency, units|₁.₅, memory, cache|₃)
                                      the p-norm: what takes longest, and more where others are near and overlap little
 
     memory    the bytes that must come from and go to memory once, but for those that the L2 cache has kept since the call before,
@@ -14,6 +14,7 @@
               instructions; what is brought ahead though the cache has it costs time of its own; of a split row a program
               then waits for what the others have left, in a cluster for the others themselves
     placed    the programs, one after another as the device places them
+    begun     of points: the warps of a program, one after another
     finish    of a split row: the next launch waits for the programs of the one before
 
 Instructions, registers and shuffles are counted as blocks lie in threads (Lying): rows that begin at odd places are loaded

@@ -17,6 +17,7 @@ from dataclasses import replace
 from math import prod
 
 import sympy
+import torch
 
 from polytile import options
 from polytile.ir import expr, sizes
@@ -32,7 +33,7 @@ which the second-level cache does not hold, 224 and 175."""
 SHARERS = 4
 """Points, by stand-in sizes, that must share a value."""
 
-STORABLE = ("float32", "float64")
+STORABLE = (torch.float32, torch.float64)
 
 
 def store_broadcasts(program: Program) -> Program:
@@ -83,7 +84,7 @@ def _largest(loop: Loop, beside: set[sympy.Symbol]) -> list[Node]:
 
 
 def _worth_storing(loop: Loop, value: Node, beside: set[sympy.Symbol]) -> bool:
-    if not isinstance(value, Op) or str(value.dtype).removeprefix("torch.") not in STORABLE:
+    if not isinstance(value, Op) or value.dtype not in STORABLE:
         return False
     nodes = list(expr.walk(value))
     plain = all(not (isinstance(n, Load) and (n.indirect or n.mask is not None)) for n in nodes)
