@@ -6,6 +6,7 @@ themselves on ROCm. Tested with a stand-in for HIP's library; it has not run on 
 
 from __future__ import annotations
 
+import ctypes.util
 from pathlib import Path
 
 import torch
@@ -22,9 +23,9 @@ def present() -> bool:
 
 
 def runtime() -> str:
-    """HIP's library: the one that PyTorch brings, else whichever the system finds."""
+    """HIP's library: the one that PyTorch brings, else whichever the system finds, under a version's name too."""
     brought = Path(torch.__file__).parent / "lib" / NAME
-    return str(brought) if brought.exists() else NAME
+    return str(brought) if brought.exists() else ctypes.util.find_library("amdhip64") or NAME
 
 
 def library() -> str:
