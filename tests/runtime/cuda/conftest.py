@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,23 +26,32 @@ class Call(ctypes.Structure):
     ]
 
 
-class Stub:
-    """The loaded stub: `calls()` are the launches since it was made, other names are its C variables."""
+class Loaded:
+    """A loaded library that stands for a driver's: `calls()` are the launches, of the type `call`, since it was made; other names
+    are its C variables, which begin as `variables` says."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, call: type[ctypes.Structure], variables: Mapping[str, int]) -> None:
         object.__setattr__(self, "library", ctypes.CDLL(str(path)))
-        for name, value in {"count": 0, "launch_error": 0, "load_error": 0, "parameters": 4, "capturing": 0,
-                            "memsets": 0, "tensors": 0, "max_threads": 1024, "described": -1}.items():  # fmt: skip
+        object.__setattr__(self, "call", call)
+        for name, value in variables.items():
             setattr(self, name, value)
 
-    def __getattr__(self, name: str) -> int:
+    def __getattr__(self, name: str) -> Any:
         return ctypes.c_int.in_dll(self.library, f"stub_{name}").value
 
     def __setattr__(self, name: str, value: int) -> None:
         ctypes.c_int.in_dll(self.library, f"stub_{name}").value = value
 
-    def calls(self) -> list[Call]:
-        return list((Call * 64).in_dll(self.library, "stub_calls")[: self.count])
+    def calls(self) -> list[Any]:
+        return list((self.call * 64).in_dll(self.library, "stub_calls")[: self.count])
+
+
+class Stub(Loaded):
+    """The loaded stub of NVIDIA's driver and of torch."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, Call, {"count": 0, "launch_error": 0, "load_error": 0, "parameters": 4, "capturing": 0,
+                                      "memsets": 0, "tensors": 0, "max_threads": 1024, "described": -1})  # fmt: skip
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from polytile.runtime.cuda import device, driver, hip, launch, workers
 from polytile.runtime.formula import encode
 from polytile.tuning.isolation.device import Device
 from tests.kernels.triton_gemm import product
-from tests.runtime.cuda.conftest import Stub
+from tests.runtime.cuda.conftest import Loaded, Stub
 from tests.runtime.cuda.test_candidate import kernel_of, twice
 
 GPU = torch.device("cuda", 0)
@@ -48,22 +48,11 @@ class Call(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Amd:
-    """The loaded stand-in for HIP's library: `calls()` are the launches since it was made, other names its C variables."""
+class Amd(Loaded):
+    """The loaded stand-in for HIP's library."""
 
     def __init__(self, path: Path) -> None:
-        object.__setattr__(self, "library", ctypes.CDLL(str(path)))
-        for name, value in {"count": 0, "parameters": 4, "launch_error": 0, "blocks": 0}.items():
-            setattr(self, name, value)
-
-    def __getattr__(self, name: str) -> int:
-        return ctypes.c_int.in_dll(self.library, f"stub_{name}").value
-
-    def __setattr__(self, name: str, value: int) -> None:
-        ctypes.c_int.in_dll(self.library, f"stub_{name}").value = value
-
-    def calls(self) -> list[Call]:
-        return list((Call * 64).in_dll(self.library, "stub_calls")[: self.count])
+        super().__init__(path, Call, {"count": 0, "parameters": 4, "launch_error": 0, "blocks": 0})
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ _serving: dict[str, Serves] = {}
 
 @functools.cache
 def _entries() -> Iterator[importlib.metadata.EntryPoint]:
+    """Those that have not been called: one iterator for the process, which nobody goes through twice."""
     return iter(importlib.metadata.entry_points(group=GROUP))
 
 
