@@ -28,11 +28,14 @@ SHAPES = ((1, 40, 5), (70, 33, 7), (48, 64, 16), (0, 20, 4), (100, 16, 9))
 """(indices, columns, rows of the table)"""
 
 
-def by_index(padding: bool = False, rows: sympy.Expr | int = S2, dtype: torch.dtype = BF16) -> Loop:
+def by_index(
+    padding: bool = False, rows: sympy.Expr | int = S2, dtype: torch.dtype = BF16, points: sympy.Expr | int = S0
+) -> Loop:
     row = checked("i", P0, rows)
     other = op("ne", load("i", P0, I64), expr.const(PADDING, I64), dtype=torch.bool) if padding else None
     place = expr.indirect_symbol(0) * S1 + P1
-    return loop([store("o", place, load("g", P0 * S1 + P1, dtype), mode="sum", indirect=(row,), mask=other)], {P0: S0, P1: S1})
+    added = store("o", place, load("g", P0 * S1 + P1, dtype), mode="sum", indirect=(row,), mask=other)
+    return loop([added], {P0: points, P1: S1})
 
 
 def by_strided_index() -> Loop:
@@ -99,6 +102,19 @@ def test_indices_along_several_axes_are_added_by_atomics() -> None:
     for name, tensor in given.items():
         torch.testing.assert_close(tensor.double(), want[name].double(), rtol=1e-2, atol=1e-2)
     assert {c["variant"] for c in variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))} == {"scatter"}
+
+
+def test_a_table_to_which_nothing_is_ever_added_is_set_to_zero() -> None:
+    kernel = kernel_of(by_index(points=0))
+    nest = nest_of(kernel.loop)
+    configs = [*variants.configs(kernel, nest, device.named("H100"))]
+    assert {config["variant"] for config in configs} == {"scatter"}
+    sizes = sizes_of(kernel, 20, 5)
+    table = torch.full((100,), torch.nan, dtype=BF16)
+    given = {t.name: table if t.role == "out" else torch.zeros(0, dtype=t.dtype) for t in kernel.tensors}
+    made = generate(kernel, configs[0], facts_of(kernel, sizes))
+    assert not interpret.run(made, given, sizes)
+    assert torch.equal(table, torch.zeros(100, dtype=BF16))
 
 
 def test_one_row_is_stored_without_atomics() -> None:

@@ -68,7 +68,8 @@ def size_of(loop: Loop) -> sympy.Expr:
 
 
 def table_of(loop: Loop) -> Table | None:
-    """The table of a loop that does nothing but add rows to it, each by one index; None for any other."""
+    """The table of a loop that does nothing but add rows to it, each by one index; None for any other, and for one that never
+    adds a row."""
     if len(loop.stores) != 1 or len(loop.axes) != 2 or loop.reduced or len(loop.stores[0].indirect) != 1:
         return None
     (store,), symbol = loop.stores, expr.indirect_symbol(0)
@@ -76,7 +77,7 @@ def table_of(loop: Loop) -> Table | None:
     chosen = expr.free_symbols(index, *((store.mask,) if store.mask is not None else ()))
     points = [axis for axis in loop.axes if axis.symbol in chosen]
     along = [axis for axis in loop.axes if axis.symbol not in chosen]
-    if limit is None or len(points) != 1 or len(along) != 1:
+    if limit is None or len(points) != 1 or len(along) != 1 or points[0].size == 0:
         return None
     dense = sizes.equal(store.index, symbol * along[0].size + along[0].symbol)
     return Table(store, limit, points[0], along[0]) if store.sums and dense else None
