@@ -44,6 +44,7 @@ def test_a_choice_outside_the_table_lists_the_choices() -> None:
         ({"sources": "cpp, cutlas"}, "is 'cpp, cutlas'; choose one or more from cpp, triton, library, cublaslt"),
         ({"sources": " , "}, "choose one or more from cpp"),
         ({"shortlists": 3}, "no option 'shortlists'; did you mean 'shortlist'"),
+        ({3: 1}, "polytile has no option 3"),
         ({"zzz": 3}, r"no option 'zzz'\. Options: cache_dir, "),
         ([("threads", 1)], "takes a mapping from names of options to their values; it was given"),
     ],

@@ -19,7 +19,7 @@ class HintError(PolytileError, ValueError):
 
 
 class SignatureError(PolytileError, ValueError):
-    """The signature of a hand-written kernel cannot be read."""
+    """The signature of a hand-written kernel cannot be read, or what is given for the kernel does not fit it."""
 
 
 class ConfigTableError(PolytileError, ValueError):

@@ -74,7 +74,7 @@ class Explanation:
         lines += ["", "decisions"]
         for decision in self.decisions:
             sizes = sizes_text(decision.sizes)
-            time = f" {decision.seconds * 1e6:.1f} µs" if decision.seconds is not None else ""
+            time = f" {decision.seconds * 1e6:.4g} µs" if decision.seconds is not None else ""
             lines.append(f"  {decision.kernel} [{sizes}] → {decision.candidate}{time}: {decision.provenance}")
         lines += ["", "weights"] if self.weights else []
         for weight in self.weights:

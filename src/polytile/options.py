@@ -208,7 +208,7 @@ _overrides: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextV
 
 def _named(name: str) -> Option:
     if name not in BY_NAME:
-        near = difflib.get_close_matches(name, BY_NAME, n=1)
+        near = difflib.get_close_matches(str(name), BY_NAME, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise OptionError(f"polytile has no option {name!r}{hint} Options: {', '.join(sorted(BY_NAME))}.")
     return BY_NAME[name]

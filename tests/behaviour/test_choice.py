@@ -166,6 +166,11 @@ def test_a_misspelt_name_that_forces_nothing_is_told(entry: str, caplog: pytest.
     assert repr(entry.split(", ")[-1]) in told and ("did you mean 'persistent" in told) == ("persistant" in entry)
 
 
+def test_an_entry_that_names_no_candidate_is_an_error() -> None:
+    with pytest.raises(OptionError, match="option 'force' has the entry 'softmax='; write KERNEL=CANDIDATE or CANDIDATE"):
+        polytile.compile(lambda x: x.sum(-1), options={"force": "looped t1, softmax="})(torch.randn(5, 6))
+
+
 def test_names_that_force_something_are_told_nothing_of(caplog: pytest.LogCaptureFixture) -> None:
     check(softmax, compiled(softmax, force="looped*, softmax=none*, persistent t1"), *sized((9, 600)))
     assert "looped" not in caplog.text and "persistent" not in caplog.text

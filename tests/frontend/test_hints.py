@@ -86,7 +86,7 @@ def test_a_graph_without_dynamic_sizes_takes_a_list_and_no_names() -> None:
         hints.combinations(hints.checked({"s0": [64]}), {})
 
 
-@pytest.mark.parametrize("given", [3, "64", [1.5], [64, -1], [True], {"s0": 64}, {"s0": ["64"]}, {64: 3}])
+@pytest.mark.parametrize("given", [3, "64", [1.5], [64, -1], [True], {"s0": 64}, {"s0": ["64"]}, {64: [3]}, [2**63]])
 def test_what_is_no_size_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match="hints= takes a list of sizes"):
         polytile.compile(product, hints=given)

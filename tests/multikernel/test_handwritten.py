@@ -6,6 +6,7 @@ import functools
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,8 @@ def test_the_decorator_without_a_signature_says_what_it_takes() -> None:
 def test_a_reduction_over_what_is_no_size_is_refused() -> None:
     with pytest.raises(SignatureError, match=r"reduction= names 'K', .* it has M, N"):
         polytile.kernel("x[M, N] -> y[M]", reduction=["N", "K"])(normed)  # type: ignore[arg-type]
+    with pytest.raises(SignatureError, match=r"reduction= takes a list of sizes' names, as \['N'\]; it was given 'MN'"):
+        polytile.kernel("x[MN] -> y[MN]", reduction="MN")(normed)  # type: ignore[arg-type]
 
 
 def test_a_signature_has_roles_numbers_and_scalars() -> None:
@@ -184,8 +187,35 @@ def test_what_a_partial_a_method_or_an_object_calls_tells_it_from_others() -> No
 
 
 def test_names_of_implementations_differ() -> None:
-    kernel = Kernel(signature.parsed("-> y[N]"), normed, (), {})  # type: ignore[arg-type]
+    kernel = Kernel(signature.parsed("-> y[N]"), lambda y, n: None, (), {})
     kernel.implementation(lambda y, n: None, name="one")
     for name in ("one", "reference"):
-        with pytest.raises(ValueError, match=f"cannot name an implementation {name!r}"):
+        with pytest.raises(SignatureError, match=f"cannot name an implementation {name!r}; .* other than reference, one"):
             kernel.implementation(lambda y, n: None, name=name)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (3, r"has to be a function of 2 arguments, \(y, N\); it was given 3"),
+        (lambda y: None, r"has to be a function of 2 arguments, \(y, N\), and cannot be called so"),
+        (functools.partial(lambda factor, y, n: None, 2), "has to have a name: write a def; it was given functools.partial"),
+    ],
+)
+def test_a_reference_that_does_not_take_the_signature_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(SignatureError, match=said):
+        polytile.kernel("-> y[N]")(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"function": lambda y: None}, "implementation .<lambda>. of kernel .* has to be a function of 2 arguments"),
+        ({"function": lambda y, n: None, "valid": 3}, "valid= of implementation '<lambda>' takes a function of the sizes"),
+        ({"function": lambda y, n: None, "cost": 1e-6}, "cost= of implementation .*; it was given 1e-06"),
+    ],
+)
+def test_an_implementation_that_cannot_be_called_or_asked_is_refused(given: dict[str, Any], said: str) -> None:
+    kernel = Kernel(signature.parsed("-> y[N]"), lambda y, n: None, (), {})
+    with pytest.raises(SignatureError, match=said):
+        kernel.implementation(**given)

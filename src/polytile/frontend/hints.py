@@ -19,6 +19,9 @@ Hints = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...]
 
 Values = dict[sympy.Symbol, int]
 
+MOST = 2**63 - 1
+"""The largest size that torch can give a tensor."""
+
 LEAST = 2
 """The smallest size that can be dynamic: of 0 and 1 torch.compile makes graphs of their own, in which they are constants."""
 
@@ -30,10 +33,11 @@ def checked(hints: Sequence[int] | Mapping[str, Sequence[int]] | None, word: str
     named = isinstance(hints, Mapping)
     groups = list(hints.values()) if isinstance(hints, Mapping) else [hints]
     listed = all(isinstance(group, Sequence) and not isinstance(group, str) for group in groups)
-    if not listed or not all(type(size) is int and size >= 0 for group in groups for size in group):
+    listed &= all(isinstance(name, str) for name in hints) if named else True
+    if not listed or not all(type(size) is int and 0 <= size <= MOST for group in groups for size in group):
         raise HintError(
-            f"{word}= takes a list of sizes, or a mapping from names such as 's0' to lists of sizes, integers of 0 or "
-            f"more; it was given {hints!r}."
+            f"{word}= takes a list of sizes, or a mapping from names such as 's0' to lists of sizes, integers from 0 to "
+            f"2**63 - 1; it was given {hints!r}."
         )
     if named:
         return tuple((str(name), tuple(group)) for name, group in zip(hints, groups, strict=True))

@@ -17,7 +17,7 @@ import torch
 
 from polytile import locks
 from polytile import options as settings
-from polytile.errors import InvalidInput
+from polytile.errors import InvalidInput, SignatureError
 from polytile.kernels.candidate import PythonEntry, PythonHandle, handle_of_function
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.links import forced
@@ -105,9 +105,12 @@ class Kernel:
     def __init__(
         self, signature: Signature, reference: Run, reduction: Sequence[str], options: Mapping[str, Any]
     ) -> None:
+        self._reduction = signature.reduction(reduction)
+        signature.check_taken(reference, "what polytile.kernel decorates")
+        if not hasattr(reference, "__qualname__"):
+            raise SignatureError(f"what polytile.kernel decorates has to have a name: write a def; it was given {reference!r}.")
         self.signature, self.reference = signature, reference
         self.name = reference.__name__
-        self._reduction = signature.reduction(reduction)
         self._options = settings.check(options, f"options of kernel {self.name!r}")
         self._implementations: list[Implementation] = []
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
@@ -128,18 +131,31 @@ class Kernel:
         It is called with the tensors and the sizes of the signature and writes the outputs. `valid` says at which sizes it can
         run (asked at both ends of a regime too, whose later calls go to it unasked); `cost` predicts seconds, for what cannot be
         measured, and for ties. `version` is to change with what the function calls: what was measured of
-        another version does not count. Earlier ones are preferred where all else is equal. Raises ValueError for a name
-        that is taken.
+        another version does not count. Earlier ones are preferred where all else is equal. Raises SignatureError for a name
+        that is taken, and for a function that cannot be called so.
         """
         if function is None:
             return functools.partial(self.implementation, name=name, valid=valid, cost=cost, version=version)
         made = Implementation(name or getattr(function, "__name__", ""), function, valid, cost, version)
+        self.signature.check_taken(function, f"implementation {made.name!r} of kernel {self.name!r}")
+        for word, given in (("valid", valid), ("cost", cost)):
+            if given is not None and not callable(given):
+                raise SignatureError(
+                    f"{word}= of implementation {made.name!r} takes a function of the sizes, as lambda sizes: ...; "
+                    f"it was given {given!r}."
+                )
         with self._lock:
-            if made.name in {"", "reference", *(other.name for other in self._implementations)}:
-                raise ValueError(f"kernel {self.name!r} cannot name an implementation {made.name!r}; give it another name=.")
+            self._check_free(made.name)
             self._implementations.append(made)
             self._made.clear()
         return function
+
+    def _check_free(self, name: str) -> None:
+        taken = ["reference", *(other.name for other in self._implementations)]
+        if not name or name in taken:
+            raise SignatureError(
+                f"kernel {self.name!r} cannot name an implementation {name!r}; give it a name= other than {', '.join(taken)}."
+            )
 
     @torch.compiler.disable
     def __call__(self, *tensors: torch.Tensor) -> None:

@@ -175,7 +175,7 @@ class MultiKernel:
             raise ValueError(f"kernel {self.spec.name!r} cannot make arguments for hinted sizes; call it instead.")
         try:
             return tuple(self.spec.make_args(hint))
-        except RuntimeError as error:  # what torch raises when it runs out of memory
+        except (RuntimeError, TypeError) as error:  # torch's: memory does not suffice, or 64 bits do not for the element count
             why = str(error).partition("\n")[0].rstrip(".")
             at = sizes_text(hint.items())
             raise HintError(f"kernel {self.spec.name!r} cannot be tried at the hinted {at}: {why}.") from None

@@ -6,9 +6,11 @@ means the same number wherever it stands, or a number.
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -38,6 +40,8 @@ class Signature:
 
     def reduction(self, names: Sequence[str]) -> tuple[str, ...]:
         """`names`, each of which has to be one of `size_names`. Raises SignatureError for one that is not."""
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise SignatureError(f"reduction= takes a list of sizes' names, as ['N']; it was given {names!r}.")
         for name in names:
             if name not in self.size_names:
                 raise SignatureError(
@@ -45,6 +49,19 @@ class Signature:
                     f"it has {', '.join(self.size_names) or 'none'}."
                 )
         return tuple(names)
+
+    def check_taken(self, function: Callable[..., Any], what: str) -> None:
+        """Raises SignatureError, naming `function` as `what`, where it cannot be called with the tensors, then the sizes."""
+        arguments = (*self.names, *self.size_names)
+        wanted = f"has to be a function of {len(arguments)} arguments, ({', '.join(arguments)})"
+        if not callable(function):
+            raise SignatureError(f"{what} {wanted}; it was given {function!r}.")
+        try:
+            inspect.signature(function).bind(*arguments)
+        except TypeError as error:
+            raise SignatureError(f"{what} {wanted}, and cannot be called so: {error}.") from None
+        except ValueError:  # a function in C that does not say what it takes
+            return
 
     def sizes(self, kernel: str, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """What `size_names` are in a call. Raises InvalidInput, naming `kernel` and the argument, for tensors that do not

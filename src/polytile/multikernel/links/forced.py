@@ -40,13 +40,13 @@ def choose(request: Request) -> Answer | None:
 
 
 def patterns(text: str) -> Iterator[tuple[str, str]]:
-    """(kernel pattern or "", candidate pattern) for each entry of the option."""
-    for entry in text.split(","):
-        kernel, equals, candidate = entry.strip().partition("=")
-        if equals:
-            yield kernel.strip(), candidate.strip()
-        elif kernel:
-            yield "", kernel
+    """(kernel pattern or "", candidate pattern) for each entry of the option; raises OptionError for one without a
+    candidate."""
+    for entry in options.parts(text):
+        kernel, candidate = (part.strip() for part in entry.split("=", 1)) if "=" in entry else ("", entry)
+        if not candidate:
+            raise OptionError(f"option 'force' has the entry {entry!r}; write KERNEL=CANDIDATE or CANDIDATE.")
+        yield kernel, candidate
 
 
 def check(kernel: str, candidates: tuple[str, ...]) -> None:
