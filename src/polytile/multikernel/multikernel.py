@@ -8,8 +8,6 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from polytile import locks, store
 from polytile import options as settings
 from polytile.counters import counters
@@ -18,8 +16,6 @@ from polytile.errors import (
     DeviceLost,
     DivisionByZero,
     HintError,
-    InvalidInput,
-    LaunchFailed,
     LoweringError,
     NoCandidate,
     ResourcesExceeded,
@@ -29,27 +25,25 @@ from polytile.kernels.cpp.checks import NO_DIVISOR
 from polytile.kernels.facts import Facts
 from polytile.multikernel import selector, trace, trials
 from polytile.multikernel.decision import Decision
+from polytile.multikernel.failures import Failures
 from polytile.multikernel.inputs import check_inputs
 from polytile.multikernel.links import forced, plan, prior
 from polytile.multikernel.selector import Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.multikernel.splitting import Regimes, Words
+from polytile.multikernel.temporary import FirstRun, ForNow, Undecided
 from polytile.problem import Measurement, Outcome, sizes_text
 from polytile.runtime import regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.tuning import budget
 from polytile.tuning.environment import environment
-from polytile.tuning.room import MOST_POSTPONED, copy_of
-from polytile.tuning.tune import run, run_once
+from polytile.tuning.room import MOST_POSTPONED
 
 HINTED_SHORTLIST = 6
 """Candidates measured for a hinted size, at least: nobody waits for that call yet, and the sizes are the ones that matter."""
 
 HINTED_CALLS = 10**9
 """Calls that a hinted size is expected to get: compiling always pays."""
-
-_NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
-"""Errors of a run that say something about the arguments, not about the candidate."""
 
 
 class MultiKernel:
@@ -75,12 +69,7 @@ class MultiKernel:
         self._lock = locks.rlock()
         self._choosing: set[int] = set()
         self._regimes = Regimes(spec)
-        self._rejected: dict[str, str] = {}
-        """Candidates that take part nowhere any more, and why: they do not compile, or gave a wrong result once."""
-        self._rejected_at: dict[int, dict[str, str]] = {}
-        """Candidates that cannot run in one regime, and why."""
-        self._wrong_somewhere: dict[str, str] = {}
-        """Candidates that gave a wrong result in one regime alone, and go on elsewhere."""
+        self._failures = Failures()
         self._postponed: dict[int, int] = {}
         """How often a regime's measuring was put off to a later call because memory or time was short."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
@@ -115,7 +104,7 @@ class MultiKernel:
     def faulty(self) -> dict[str, str]:
         """Candidates that do not compile or have given a wrong result, in whatever regime that was, and why."""
         with self._lock:
-            return {**self._wrong_somewhere, **self._rejected}
+            return self._failures.faulty
 
     def decision_at(self, *args: Any) -> Decision | None:
         """The decision that a call with these arguments, or these ints alone, would follow; None if there is none
@@ -185,9 +174,7 @@ class MultiKernel:
         with self._lock:
             self.dispatcher.clear()
             self._regimes = Regimes(self.spec)
-            self._rejected.clear()
-            self._rejected_at.clear()
-            self._wrong_somewhere.clear()
+            self._failures = Failures()
             self._postponed.clear()
 
     def explain(self) -> str:
@@ -198,22 +185,22 @@ class MultiKernel:
     # A regime met for the first time.
 
     def _on_miss(self, key: int, args: tuple[Any, ...]) -> Entry:
-        return self._chosen(args)
+        return self.chosen(args)
 
-    def _chosen(self, args: tuple[Any, ...], met: bool = False) -> Entry:
+    def chosen(self, args: tuple[Any, ...], met: bool = False) -> Entry:
         """The entry for the regime of this call, decided now; or, where the regime has not been `met` and the call must not
         stall, what serves until it is decided."""
         with self._lock, settings.override(**self.options):
             return self._select(self._key_of(args), args, met)
 
-    def _anew(self, standing: _ForNow, args: tuple[Any, ...]) -> Entry | None:
+    def anew(self, standing: ForNow, args: tuple[Any, ...]) -> Entry | None:
         """Decides now what runs calls like this one in place of `standing`; None while another thread is choosing."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
             stands: Any = self.dispatcher.get(self.dispatcher.key_of(*args))
             replaced = stands is not None and not (isinstance(stands, PythonEntry) and stands.call is standing)
-            return stands if replaced else self._replace(args, self._chosen(args, met=True))
+            return stands if replaced else self.replace(args, self.chosen(args, met=True))
         finally:
             self._lock.release()
 
@@ -259,12 +246,12 @@ class MultiKernel:
         run."""
         forced.check(self.spec.name, self.names)
         decision = selector.choose(request) if request.candidates else None
-        self._learn(key, request)
+        self._failures.learn(key, request)
         if decision is None and (decision := selector.eagers_own(request)) is not None:
             trace.resorted(self.spec, decision)
         if decision is None:
             reasons = self._nothing_left(key, request)
-            self._rejected_at.pop(key, None)  # what made them fail may pass, as a lack of memory does
+            self._failures.forgive(key)
             raise NoCandidate(reasons)
         return decision
 
@@ -273,10 +260,10 @@ class MultiKernel:
         that chooses anew after some calls where measuring was put off; else `entry` itself."""
         untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
         if untried and not decision.tried and len(request.candidates) > 1:
-            entry = PythonEntry(_FirstRun(self, decision, entry))
+            entry = PythonEntry(FirstRun(self, decision, entry))
         if decision.postponed and not request.last_chance:
             times = self._postponed[key] = self._postponed.get(key, 0) + 1
-            entry = PythonEntry(_ForNow(self, entry, calls=2 ** (times - 1)))
+            entry = PythonEntry(ForNow(self, entry, calls=2 ** (times - 1)))
         return entry
 
     def _keep(self, decision: Decision, request: Request) -> None:
@@ -292,8 +279,7 @@ class MultiKernel:
             self.dispatcher.insert(before, None)
             if entry is not None:
                 self.dispatcher.insert(after, entry)
-            if before in self._rejected_at:
-                self._rejected_at[after] = self._rejected_at.pop(before)
+            self._failures.move(before, after)
 
     def _standin(self, key: int, args: tuple[Any, ...], may_measure: bool) -> PythonEntry | None:
         """With the option stall "never": what serves this regime until its own kernels are compiled and may be measured; None
@@ -314,7 +300,7 @@ class MultiKernel:
         if not at_hand:
             return None
         best = min(at_hand, key=lambda candidate: candidate.cost(request.sizes))
-        return PythonEntry(_ForNow(self, best.entry(), wanted, calls=1))
+        return PythonEntry(ForNow(self, best.entry(), wanted, calls=1))
 
     def _forms(self, candidate: Candidate, facts: Facts) -> list[Candidate]:
         """The compiled forms of a candidate that are right where `facts` hold."""
@@ -329,7 +315,7 @@ class MultiKernel:
     def _request(self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None) -> Request:
         spec, sizes = self.spec, self.spec.sizes(ints)
         pointers = self._pointers(args)
-        rejected = {**self._rejected, **self._rejected_at.get(key, {})}
+        rejected = self._failures.at(key)
         able = [c for c in self.candidates if c.name not in rejected and self._can_run(c, sizes, ints)]
         facts = spec.facts(ints, pointers)
         return Request(
@@ -370,30 +356,17 @@ class MultiKernel:
             candidate.prepare()
             return candidate.entry()
         except CompilerMissing as error:
-            self._rejected[candidate.name] = str(error)
+            self._failures.add(candidate.name, str(error))
         except DeviceLost:
             raise
         except ResourcesExceeded as error:  # by the code for the facts of this regime; in another it may fit
             self._record(request, candidate, Outcome.RESOURCES, error)
-            self._rejected_at.setdefault(key, {})[candidate.name] = f"{Outcome.RESOURCES.value}: {error}"
+            self._failures.add(candidate.name, f"{Outcome.RESOURCES.value}: {error}", key)
         except Exception as error:
             self._record(request, candidate, Outcome.COMPILE_ERROR, error)
-            self._rejected[candidate.name] = f"{Outcome.COMPILE_ERROR.value}: {error}"
+            self._failures.add(candidate.name, f"{Outcome.COMPILE_ERROR.value}: {error}")
             trace.rejected(self.spec, candidate.name, str(error), Outcome.COMPILE_ERROR)
         return None
-
-    def _learn(self, key: int, request: Request) -> None:
-        """Keeps what the links found out about candidates that fail."""
-        for name, reason in request.rejected.items():
-            if request.outcomes.get(name) in (Outcome.WRONG, Outcome.COMPILE_ERROR):
-                if name not in self._rejected:
-                    trace.rejected(self.spec, name, reason, request.outcomes[name])
-                if request.named(name).origin == "library":  # what is wrong there is so for these numbers alone
-                    self._rejected_at.setdefault(key, {})[name] = self._wrong_somewhere[name] = reason
-                else:
-                    self._rejected[name] = reason
-            else:
-                self._rejected_at.setdefault(key, {})[name] = reason
 
     def _record(self, request: Request, candidate: Candidate, outcome: Outcome, error: Exception) -> None:
         detail = f"{type(error).__name__}: {error}"
@@ -406,7 +379,7 @@ class MultiKernel:
 
     def _nothing_left(self, key: int, request: Request) -> str:
         sizes = sizes_text(request.sizes.items())
-        known = {**self._rejected_at.get(key, {}), **self._rejected, **request.rejected}
+        known = {**self._failures.at(key), **request.rejected}
         reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
         return (
             f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
@@ -419,7 +392,7 @@ class MultiKernel:
         """Takes back a decision that a trial of another kernel's candidate brought about: the next call decides anew."""
         with self._lock:
             if self._regimes.decisions.pop(words, None) is not None:
-                self.dispatcher.insert(regime.pack(words), PythonEntry(_Undecided(self)))
+                self.dispatcher.insert(regime.pack(words), PythonEntry(Undecided(self)))
 
     def _checked_call(self, *args: Any) -> None:
         check_inputs(self.spec, args)
@@ -431,17 +404,17 @@ class MultiKernel:
             sentence = self.spec.checks[code - 1]
             raise DivisionByZero if sentence == NO_DIVISOR else IndexError(f"kernel {self.spec.name!r}: {sentence}")
 
-    def _failed(self, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
+    def failed(self, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
         """The entry to use in place of a candidate that raised `error` in its first run."""
         with self._lock, settings.override(**self.options):
             key = self.dispatcher.key_of(*args)
             candidate = self._by_name[decision.candidate]
             self._record(self._request(key, self.spec.split(args)[1], args), candidate, Outcome.RAISED, error)
-            self._rejected_at.setdefault(key, {})[candidate.name] = f"raised {type(error).__name__}: {error}"
+            self._failures.add(candidate.name, f"raised {type(error).__name__}: {error}", key)
             self._regimes.decisions.pop(self.spec.words_in(key), None)
-            return self._replace(args, self._select(key, args))
+            return self.replace(args, self._select(key, args))
 
-    def _replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:
+    def replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:
         """Makes `entry` the one that runs calls like this one."""
         with self._lock:
             self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
@@ -452,79 +425,6 @@ def _prepared(candidate: Candidate) -> None:
     """Starts compiling it; one that has no source for these facts fails when it is asked for, not here."""
     with contextlib.suppress(LoweringError):
         candidate.prepare()
-
-
-class _ForNow:
-    """Runs `entry` until the candidates that the regime waits for, `wanted`, are compiled, `calls` calls have passed and there is
-    time to measure again; the call after that chooses anew."""
-
-    def __init__(self, owner: MultiKernel, entry: Entry, wanted: Sequence[Candidate] = (), *, calls: int) -> None:
-        self.owner, self.entry, self.wanted, self.calls = owner, entry, wanted, calls
-
-    def __call__(self, *args: Any) -> None:
-        owner = self.owner
-        if self._due() and (entry := owner._anew(self, args)) is not None:
-            run(entry, args)
-            return
-        entry = self.entry
-        run(entry, args)
-        self.calls -= 1
-        if isinstance(entry, PythonEntry) and isinstance(entry.call, _FirstRun):
-            stands: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))  # where it has put what it found to run
-            if stands is not None and not (isinstance(stands, PythonEntry) and isinstance(stands.call, _ForNow)):
-                self.entry = stands
-                owner._replace(args, PythonEntry(self))
-
-    def _due(self) -> bool:
-        made = all(ready(candidate) or failed(candidate) for candidate in self.wanted)
-        return made and self.calls <= 0 and budget.pace.rested()
-
-
-class _Undecided:
-    """Stands in the table in place of a decision that was taken within another kernel's trial, until the next call decides."""
-
-    def __init__(self, owner: MultiKernel) -> None:
-        self.owner = owner
-
-    def __call__(self, *args: Any) -> None:
-        run_once(self.owner._replace(args, self.owner._chosen(args)), args)
-
-
-class _FirstRun:
-    """Runs a candidate that has not been tried at these sizes: if it raises, the call goes on with another.
-
-    What it may have changed by then is put back. After a run without an error the candidate stands in the table itself.
-    """
-
-    def __init__(self, owner: MultiKernel, decision: Decision, entry: Entry) -> None:
-        self.owner, self.decision, self.entry = owner, decision, entry
-
-    def __call__(self, *args: Any) -> None:
-        if not isinstance(self.entry, PythonEntry):
-            self._native(args)
-            return
-        roles = self.owner.spec.roles
-        kept = [(t, copy_of(t)) for t, role in zip(args, roles, strict=False) if role == "inout" and t is not None]
-        try:
-            self.entry.call(*args)
-        except _NOT_THE_KERNELS_FAULT:
-            raise
-        except Exception as error:
-            with torch.no_grad():
-                for tensor, before in kept:
-                    tensor.copy_(before)
-            run_once(self.owner._failed(self.decision, args, error), args)
-        else:
-            self.owner._replace(args, self.entry)
-
-    def _native(self, args: tuple[Any, ...]) -> None:
-        """A GPU kernel: a launch that the driver refuses has changed nothing."""
-        try:
-            run(self.entry, args)
-        except LaunchFailed as error:
-            run(self.owner._failed(self.decision, args, error), args)
-        else:
-            self.owner._replace(args, self.entry)
 
 
 __all__ = ["MultiKernel"]

@@ -76,7 +76,7 @@ def test_a_device_that_is_lost_is_told_and_no_kernel_is_blamed(
     kernel = MultiKernel(SPEC, [Native(stub), Fake("library", origin="library", call=double)])
     with options.override(tune=tune), pytest.raises(DeviceLost, match="lost to this process; start a new one"):
         kernel(*arguments(32))
-    assert not kernel._rejected and not outcomes() - {Outcome.OK}
+    assert not kernel.faulty and not outcomes() - {Outcome.OK}
 
 
 def test_a_device_lost_in_the_middle_of_measuring_ends_the_measuring(stub: Stub, empty_cache: object) -> None:
