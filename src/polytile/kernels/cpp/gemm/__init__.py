@@ -41,6 +41,13 @@ def generate(
 
     Raises ValueError where spec, config and epilogue do not go together.
     """
+    _check(spec, config, epilogue, lanes)
+    if config.form == "tile_kept":
+        return tile.generate(spec, config, name, epilogue, lanes, kept_at)
+    return _FORMS[config.form](spec, config, name, epilogue, lanes)
+
+
+def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int) -> None:
     if spec.dtype not in STORAGE or spec.out_dtype not in RESULTS:
         raise ValueError(
             f"C++ products take {', '.join(STORAGE)}; these are {spec.dtype} with results of {spec.out_dtype}."
@@ -61,11 +68,8 @@ def generate(
         raise ValueError(f"lanes is {lanes}; vectors have a power of two of at least 2 lanes.")
     if config.form == "dot" and (config.nv & (config.nv - 1) or config.nv > lanes):
         raise ValueError(f"form 'dot' takes a power of two of at most {lanes} columns at once; nv is {config.nv}.")
-    if config.form == "tile_kept":
-        if spec.batched or (spec.dtype == "bfloat16" and not config.pairs):
-            raise ValueError("form 'tile_kept' is for products without a batch and, of bfloat16, for pairs of k.")
-        return tile.generate(spec, config, name, epilogue, lanes, kept_at)
-    return _FORMS[config.form](spec, config, name, epilogue, lanes)
+    if config.form == "tile_kept" and (spec.batched or (spec.dtype == "bfloat16" and not config.pairs)):
+        raise ValueError("form 'tile_kept' is for products without a batch and, of bfloat16, for pairs of k.")
 
 
 __all__ = ["ELEMENTS", "STORAGE", "GemmConfig", "GemmSpec", "Machine", "configs", "cost", "generate", "valid"]

@@ -80,13 +80,15 @@ class GemmSpec:
 class GemmConfig:
     """The tunable numbers of one kernel.
 
-    `form`: tile_packed (B copied into panels inside the call), tile_direct (tiles on B as it lies), tile_kept (on panels made
-    before the call, see panels.py), splitk (tile_packed
-    with K divided over the threads: sums depend on their number), stream (rows of B read once, for small M), dot (dot
-    products along K for a B whose k is contiguous), small (one panel on the stack, no workspace). A register tile is
-    `mr` rows by `nv` vectors (dot: `nv` columns). `kc`, `mc`, `nc`: depth, rows and columns of a block (stream: `nc`
-    columns of sums held in L1). `unroll`: k steps in one turn of the inner loop. `pack_a`: copy A into tiles too.
-    `pairs`: bfloat16 only; multiply two k at once and never widen B (AVX512_BF16 instructions where there are any).
+    form        tile_packed: B is copied into panels inside the call; tile_direct: tiles on B as it lies; tile_kept: on panels
+                made before the call (panels.py); splitk: tile_packed with K divided over the threads, so that sums depend on
+                their number; stream: rows of B read once, for small M; dot: dot products along K for a B whose k is
+                contiguous; small: one panel on the stack, no workspace
+    mr, nv      a register tile is `mr` rows by `nv` vectors (dot: `nv` columns)
+    kc, mc, nc  depth, rows and columns of a block (stream: `nc` columns of sums held in L1)
+    unroll      k steps in one turn of the inner loop
+    pack_a      A is copied into tiles too
+    pairs       bfloat16 only: two k are multiplied at once and B is never widened (AVX512_BF16 instructions, if there are any)
     """
 
     form: str

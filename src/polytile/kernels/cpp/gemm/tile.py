@@ -7,8 +7,10 @@ adds the partial sums at the end, small keeps one panel on the stack.
 
 from __future__ import annotations
 
-from polytile.kernels.cpp.gemm import int8, side_by_side, unroll
+from polytile.kernels.cpp.gemm import int8, packing, register_tile
 from polytile.kernels.cpp.gemm.common import MAC, PAIRS, entry, head
+from polytile.kernels.cpp.gemm.packing import packs_a, packs_b, transposed_rows
+from polytile.kernels.cpp.gemm.register_tile import Access, Tile
 from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec, k_per_lane
 
 CONSTANTS = """\
@@ -20,139 +22,6 @@ typedef {pa} PA;                                   // A and B as the register ti
 typedef {pb} PB;
 // Columns before the ragged vector of a panel that are copied with it.
 static inline long copied_before(long cols) {{ return RAGGED && cols > NR - L ? cols / L * L : 0; }}
-"""
-
-# One step of one row of A or column of B, and one step of L columns of a row-major B.
-ELEMENT = """\
-static inline T element(const S* p, long, long) { return value(*p); }
-static inline V columns(const S* p, long, long) { return load(p); }
-static inline V steps_of(const S* p) { return load(p); }
-"""
-PANEL_ROW = """\
-// One step of a whole panel.
-static inline void panel_row(const S* b, long stride, long left, PB* out) {
-  for (long j = 0; j < NV; ++j) store(out + j * L, to_b(columns(b + j * L, stride, left)));
-}
-"""
-ELEMENT_PAIRS = """\
-static inline unsigned element(const S* p, long stride, long left) {
-  return p[0].bits | (left > 1 ? unsigned(p[stride].bits) << 16 : 0);
-}
-static inline V columns(const S* p, long stride, long left) {
-  const U32 low = __builtin_convertvector(*(const U16U*)p, U32);
-  return (V)(left > 1 ? low | __builtin_convertvector(*(const U16U*)(p + stride), U32) << 16 : low);
-}
-static inline V steps_of(const S* p) { return (V)*(const U32U*)p; }
-"""
-
-PACK_A = """\
-// rows x steps of A as [steps][rows]; `from` is a real k, the last step of an odd K is half empty.
-static void pack_a(const Problem& p, long item, long m, long rows, long from, long steps, PA* out) {
-  const S* a = a_of(p, item, m, from);
-  for (long q = 0; q < steps; ++q)
-    for (long i = 0; i < rows; ++i)
-      out[q * rows + i] = element(a + i * p.a_m + STEP * q * p.a_k, p.a_k, p.k - from - STEP * q);
-}
-"""
-
-PACK_A_M = """\
-// rows x steps of A as [steps][rows], from an A whose rows are neighbours: whole vectors are read and stored while
-// the matrix has rows enough, what they store past a step's rows is overwritten by the next step or lies in the next
-// tile's place.
-static void pack_a(const Problem& p, long item, long m, long rows, long from, long steps, PA* out) {
-  const S* a = a_of(p, item, m, from);
-  const bool vectors = m + (rows + L - 1) / L * L <= p.m;
-  for (long q = 0; q < steps; ++q, a += STEP * p.a_k, out += rows) {
-    const long left = p.k - from - STEP * q;
-    if (vectors)
-      for (long i = 0; i < rows; i += L) store(out + i, columns(a + i, p.a_k, left));
-    else
-      for (long i = 0; i < rows; ++i) out[i] = element(a + i, p.a_k, left);
-  }
-}
-"""
-
-PACK_A_K = """\
-// rows x steps of A as [steps][rows], from an A whose k is contiguous: `GROUP` >= rows rows by L steps transposed in
-// registers at a time. What a store writes past a step's rows is overwritten by the next step or lies in the next
-// tile's place.
-static void pack_a(const Problem& p, long item, long m, long rows, long from, long steps, PA* out) {
-  const S* row[GROUP];
-  for (long i = 0; i < GROUP; ++i) row[i] = a_of(p, item, m + least(i, rows - 1), from);
-  const long whole = least(steps, (p.k - from) / STEP) / L * L;
-  for (long q = 0; q < whole; q += L) {
-    V block[GROUP];
-    for (long i = 0; i < GROUP; ++i) block[i] = steps_of(row[i] + STEP * q);
-    transpose_group(block);
-    for (long g = 0; g < L / GROUP; ++g)
-      for (long i = 0; i < GROUP; ++i)
-        __builtin_memcpy(out + (q + g * GROUP + i) * rows, (const T*)&block[i] + g * GROUP, GROUP * sizeof(T));
-  }
-  for (long q = whole; q < steps; ++q)
-    for (long i = 0; i < rows; ++i) out[q * rows + i] = element(row[i] + STEP * q, 1, p.k - from - STEP * q);
-}
-"""
-
-PACK_B_N = """\
-// steps x cols of a row-major B as [steps][NR]; a vector that is not full ends in zeros.
-static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
-  const S* b = b_of(p, item, from, n);
-  const long whole = cols / L;
-  for (long q = 0; q < steps; ++q, b += STEP * p.b_k, out += NR) {
-    const long left = p.k - from - STEP * q;
-    __builtin_prefetch(b + 8 * STEP * p.b_k);
-    if (whole == NV) panel_row(b, p.b_k, left, out);
-    else {
-      for (long j = 0; j < whole; ++j) store(out + j * L, to_b(columns(b + j * L, p.b_k, left)));
-      for (long j = whole * L; j < ceil_div(cols, L) * L; ++j)
-        out[j] = j < cols ? to_b(element(b + j, p.b_k, left)) : PB{};
-    }
-  }
-}
-"""
-
-PACK_B_K = """\
-// steps x cols of a B whose k is contiguous as [steps][NR], L x L blocks transposed in registers; columns past `cols`
-// repeat the last one: their sums are never used.
-static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
-  const long whole = least(steps, (p.k - from) / STEP) / L * L;
-  for (long j = 0; j < cols; j += L) {
-    const S* column[L];
-    for (long i = 0; i < L; ++i) column[i] = b_of(p, item, from, n + least(j + i, cols - 1));
-    for (long q = 0; q < whole; q += L) {
-      V block[L];
-      for (long i = 0; i < L; ++i) block[i] = steps_of(column[i] + STEP * q);
-      transpose(block);
-      for (long i = 0; i < L; ++i) store(out + (q + i) * NR + j, to_b(block[i]));
-    }
-    for (long q = whole; q < steps; ++q)
-      for (long i = 0; i < L; ++i) out[q * NR + j + i] = to_b(element(column[i] + STEP * q, 1, p.k - from - STEP * q));
-  }
-}
-"""
-
-PACK_B_ANY = """\
-// steps x cols of a B with any strides as [steps][NR]; a vector that is not full ends in zeros.
-static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
-  const S* b = b_of(p, item, from, n);
-  for (long q = 0; q < steps; ++q)
-    for (long j = 0; j < ceil_div(cols, L) * L; ++j)
-      out[q * NR + j] = j < cols ? to_b(element(b + STEP * q * p.b_k + j * p.b_n, p.b_k, p.k - from - STEP * q)) : PB{};
-}
-"""
-
-# B read in place: only the last vector of a ragged panel is copied, so that no load passes the end of a row. With RAGGED the
-# vectors before it are too, where that makes a panel of full width: one tile then takes all of it.
-PACK_B_TAIL = """\
-static void pack_b(const Problem& p, long item, long n, long cols, long from, long steps, PB* out) {
-  const long rest = cols % L, rows = least(STEP * steps, p.k - from), before = copied_before(cols);
-  if (!rest) return;
-  const S* b = b_of(p, item, from, n + cols / L * L);
-  for (long q = 0; q < rows; ++q, b += p.b_k, out += before + L) {
-    for (long j = 0; j < before; j += L) copy_n(out + j, b + j - before, L);
-    copy_n(out + before, b, rest);
-  }
-}
 """
 
 COMPUTE = """\
@@ -397,47 +266,21 @@ static void work(const Call& c, long thread, long threads) {
 # weights in L2/L3; 8 and 16 steps gain more from DRAM at M = 8 but lose 10-25 % from L3.
 PREFETCH_STEPS = 4
 
+ACCESS: dict[str, Access] = {"k": "rows", "m": "cols", "any": "both"}
+"""How a register tile reads an A that lies as it came, by its layout."""
+
 WORK = {"tile_packed": TILE_WORK, "tile_direct": TILE_WORK, "tile_kept": TILE_WORK, "splitk": SPLITK_WORK, "small": SMALL_WORK}
-PACK_A_OF = {"k": PACK_A_K, "m": PACK_A_M}
-PACK_B_OF = {"n": PACK_B_N, "k": PACK_B_K, "any": PACK_B_ANY}
-
-
-def packs_a(spec: GemmSpec, config: GemmConfig) -> bool:
-    """Whether A is copied into tiles: asked for, or needed (several k in one lane)."""
-    return config.form != "small" and (config.pack_a or k_per_lane(spec, config) > 1)
-
-
-def packs_b(spec: GemmSpec, config: GemmConfig) -> bool:
-    """Whether B is copied into panels; `small` reads a row-major B in place."""
-    return config.form in ("tile_packed", "splitk") or (config.form == "small" and spec.b_layout != "n")
 
 
 def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, kept_at: int = 0) -> str:
     """The translation unit of one of the tile forms, without the prelude. `kept_at`: where among the pointers kept panels are."""
-    tiled_a, panelled_b, kept = packs_a(spec, config), packs_b(spec, config), config.form == "tile_kept"
-    integers, step, group = spec.dtype == "int8", k_per_lane(spec, config), 1 << (config.mr - 1).bit_length()
-    in_place = step if config.form == "tile_direct" else 1
-    together = spec.b_layout == "n" and side_by_side.whole(step, config.nv) and (panelled_b or in_place > 1)
-    access = "cols" if tiled_a else {"k": "rows", "m": "cols", "any": "both"}[spec.a_layout]
-    ahead = PREFETCH_STEPS if config.form == "tile_direct" else 0
-    transposes = (tiled_a and spec.a_layout == "k" and config.mr <= lanes, panelled_b and spec.b_layout == "k")
-    panel_row = side_by_side.PANEL_ROW if together else PANEL_ROW
     return "".join(
         (
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
-            _constants(spec, config, lanes, group, kept_at),
-            int8.MAC if integers else PAIRS if config.pairs else MAC,
-            int8.ELEMENT if integers else ELEMENT_PAIRS if config.pairs else ELEMENT,
-            int8.CORRECT if integers else CORRECT_NEVER,
-            unroll.SHUFFLE_MACRO if together or any(transposes) else "",
-            unroll.shuffles(lanes) if any(transposes) else "",
-            side_by_side.function(step, lanes) if together else "",
-            panel_row if panelled_b and spec.b_layout == "n" else "",
-            unroll.transpose(lanes, group, "transpose_group") if transposes[0] else "",
-            unroll.transpose(lanes, lanes, "transpose") if transposes[1] else "",
-            _pack_a(spec, tiled_a, transposes[0]),
-            PACK_B_NEVER if kept else PACK_B_OF[spec.b_layout] if panelled_b else PACK_B_TAIL,
-            unroll.tiles(config.mr, config.nv, access, config.unroll, ahead, integers, kept, in_place, panelled_b or kept),
+            _constants(spec, config, lanes, kept_at),
+            int8.MAC if spec.dtype == "int8" else PAIRS if config.pairs else MAC,
+            packing.functions(spec, config, lanes),
+            register_tile.tiles(_register_tile(spec, config)),
             COMPUTE,
             WORK[config.form],
             entry(name),
@@ -445,12 +288,28 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
     )
 
 
-def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, group: int, kept_at: int) -> str:
-    """The numbers and types of a unit; blocks are whole tiles. `group`: rows of A that are transposed together."""
+def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
+    kept, direct = config.form == "tile_kept", config.form == "tile_direct"
+    access: Access = "cols" if packs_a(spec, config) else ACCESS[spec.a_layout]
+    return Tile(
+        config.mr,
+        config.nv,
+        access,
+        config.unroll,
+        ahead=PREFETCH_STEPS if direct else 0,
+        head=spec.dtype == "int8",
+        kept=kept,
+        in_place=k_per_lane(spec, config) if direct else 1,
+        next_panel=kept or packs_b(spec, config),
+    )
+
+
+def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, kept_at: int) -> str:
+    """The numbers and types of a unit; blocks are whole tiles."""
     tiled_a, panelled_b, kept = packs_a(spec, config), packs_b(spec, config), config.form == "tile_kept"
     packed = "unsigned" if config.pairs else "T"
     return CONSTANTS.format(
-        group=group,
+        group=transposed_rows(config),
         mr=config.mr,
         nv=config.nv,
         step=k_per_lane(spec, config),
@@ -466,15 +325,3 @@ def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, group: int, kept_
         pa=packed if tiled_a else "S",
         pb=packed if panelled_b or kept else "S",
     )
-
-
-def _pack_a(spec: GemmSpec, tiled: bool, transposed: bool) -> str:
-    """The function that copies A into tiles: by whole vectors where its layout allows that."""
-    if not tiled:
-        return PACK_A_NEVER
-    return PACK_A_OF[spec.a_layout] if transposed or spec.a_layout == "m" else PACK_A
-
-
-CORRECT_NEVER = "static void correct(PA*, long, long) {}\n"
-PACK_B_NEVER = "static void pack_b(const Problem&, long, long, long, long, long, PB*) {}\n"
-PACK_A_NEVER = "static void pack_a(const Problem&, long, long, long, long, long, PA*) {}\n"

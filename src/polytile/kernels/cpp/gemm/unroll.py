@@ -1,11 +1,10 @@
-"""The fully unrolled inner kernels: register tiles, dot products along K, rank-u updates, transposes in registers."""
+"""The fully unrolled inner kernels: dot products along K, rank-u updates, transposes in registers (register_tile.py: tiles)."""
 
 from __future__ import annotations
 
-from polytile.kernels.cpp.gemm.side_by_side import whole
 
-
-def _lines(indent: int, statements: list[str]) -> str:
+def lines(indent: int, statements: list[str]) -> str:
+    """The statements as lines, indented by so many spaces."""
     return "".join(" " * indent + statement + "\n" for statement in statements)
 
 
@@ -16,76 +15,6 @@ def accumulators(rows: int, columns: int, start: str = "{{}}") -> list[str]:
 
 def unroll_pragma(unroll: int) -> list[str]:
     return [f"#pragma GCC unroll {unroll}"] if unroll > 1 else []
-
-
-def tile(
-    mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False, kept: bool = False, in_place: int = 1,
-    next_panel: bool = False,
-) -> str:
-    """A register tile: o[i, j] = (o[i, j] +) sum over k of a[i, k] * b[k, j], i < mr, j < nv * L.
-
-    `access` says how A is read: "rows" (k contiguous), "cols" (rows contiguous, or a packed tile whose a_k is mr),
-    "both" (neither). `ahead` prefetches B that many steps ahead, for a B read in place whose rows lie too far apart for
-    the hardware to guess. With a `head` what the sums of each row begin at lies before the tile of A. Of `kept` panels
-    each vector of columns runs along k by itself, and `b_k` is how far the next one lies. `in_place` > 1: a step takes so many
-    rows of a B that is not packed, whose number is then what `steps` counts, and brings them side by side. `next_panel`: the
-    tile fetches a part of the panel that comes next, `next.pace` bytes a step, into the second-level cache.
-    Registers: mr * nv sums, nv of B, one of A. Per k: mr * nv FMAs, nv loads, mr broadcasts.
-    """
-    element = {"rows": "a{i}[p]", "cols": "a[{i}]", "both": "*a{i}"}[access]
-    pointers = {
-        "rows": [f"const PA* a{i} = a + {i} * a_m;" for i in range(mr)],
-        "cols": [],
-        "both": [f"const PA* a{i} = a + {i} * a_m;" for i in range(mr)],
-    }[access]
-    advance = {"rows": "", "cols": "a += a_k;", "both": " ".join(f"a{i} += a_k;" for i in range(mr))}[access]
-    loads = [f"const V b{j} = load(b + {j} * {'b_k' if kept else 'L'});" for j in range(nv)]
-    if in_place > 1 and whole(in_place, nv):
-        loads = [f"V row[{nv}];", "side_by_side(b, b_k, left, row);", *(f"const V b{j} = row[{j}];" for j in range(nv))]
-    elif in_place > 1:
-        loads = [f"const V b{j} = to_b(columns(b + {j} * L, b_k, left));" for j in range(nv)]
-    body = loads
-    for i in range(mr):
-        macs = " ".join(f"mac(c{i}_{j}, x, b{j});" for j in range(nv))
-        body.append(f"{{ const V x = broadcast(value({element.format(i=i)})); {macs} }}")
-    if ahead:
-        body += [f"__builtin_prefetch(b + {ahead} * b_k + {j} * L);" for j in range(nv)]
-    if next_panel:
-        body.append("__builtin_prefetch(next.at, 0, 2); next.at += next.pace;")
-    body.append(f"b += {'L' if kept else 'b_k' if in_place == 1 else f'{in_place} * b_k'}; {advance}".rstrip())
-    loop = f"for (long left = steps; left > 0; left -= {in_place}) {{" if in_place > 1 else "for (long p = 0; p < steps; ++p) {"
-    old = [f"c{i}_{j} += load(o + {i} * o_m + {j} * L);" for i in range(mr) for j in range(nv)]
-    new = [f"store(o + {i} * o_m + {j} * L, c{i}_{j});" for i in range(mr) for j in range(nv)]
-    return (
-        f"static void tile{mr}x{nv}"
-        "(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add, Next next) {\n"
-        + _lines(2, accumulators(mr, nv, "broadcast(a[{i}])" if head else "{{}}") + ([f"a += {mr};"] if head else []))
-        + _lines(2, pointers + unroll_pragma(unroll) + [loop])
-        + _lines(4, body)
-        + _lines(2, ["}", "if (add) {"])
-        + _lines(4, old)
-        + _lines(2, ["}", *new])
-        + "}\n"
-    )
-
-
-def tiles(
-    mr: int, nv: int, access: str, unroll: int, ahead: int = 0, head: bool = False, kept: bool = False, in_place: int = 1,
-    next_panel: bool = False,
-) -> str:
-    """Every row tail of an mr x nv tile, in full width and one vector wide, and the tables that choose among them."""
-    widths = (nv, 1) if nv > 1 else (nv,)
-    text = "struct Next { const char* at; long pace; };  // memory that a tile fetches, and how many bytes of it in each step\n"
-    text += "".join(
-        tile(rows, width, access, unroll, ahead, head, kept, in_place, next_panel)
-        for width in widths
-        for rows in range(1, mr + 1)
-    )
-    text += "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool, Next);\n"
-    for name, width in (("WIDE", nv), ("NARROW", 1)):
-        members = ", ".join(f"tile{rows}x{width}" for rows in range(1, mr + 1))
-        text += f"static const Tile {name}[MR + 1] = {{nullptr, {members}}};\n"
-    return text
 
 
 def swap_masks(lanes: int) -> list[tuple[int, list[int], list[int]]]:
@@ -136,7 +65,7 @@ def transpose(lanes: int, rows: int, name: str) -> str:
             if h < rows and not i & h:
                 body.append(f"x = low{h}(v{i}, v{i + h}); v{i + h} = high{h}(v{i}, v{i + h}); v{i} = x;")
     body += [f"v[{i}] = {name};" for i, name in enumerate(names)]
-    return f"static inline void {name}(V* v) {{\n" + _lines(2, body) + "}\n"
+    return f"static inline void {name}(V* v) {{\n" + lines(2, body) + "}\n"
 
 
 def dot(mr: int, columns: int, lanes: int, unroll: int) -> str:
@@ -154,11 +83,11 @@ def dot(mr: int, columns: int, lanes: int, unroll: int) -> str:
     return (
         f"static void dot{mr}x{columns}"
         "(const PA* a, long a_m, const S* b, long b_n, long k, T* o, long o_m) {\n"
-        + _lines(2, accumulators(mr, columns) + ["long p = 0;", *unroll_pragma(unroll), "for (; p < k / W; ++p) {"])
-        + _lines(4, body)
-        + _lines(2, ["}", "if (const long rest = k % W) {"])
-        + _lines(4, tail)
-        + _lines(2, ["}", *(line for i in range(mr) for line in add_across(i, columns, lanes))])
+        + lines(2, accumulators(mr, columns) + ["long p = 0;", *unroll_pragma(unroll), "for (; p < k / W; ++p) {"])
+        + lines(4, body)
+        + lines(2, ["}", "if (const long rest = k % W) {"])
+        + lines(4, tail)
+        + lines(2, ["}", *(line for i in range(mr) for line in add_across(i, columns, lanes))])
         + "}\n"
     )
 
@@ -198,10 +127,10 @@ def update(mr: int, depth: int) -> str:
     return (
         f"static void update{mr}x{depth}"
         "(const S* a, long a_m, long a_k, const S* b, long b_k, long cols, T* sums, long stride) {\n"
-        + _lines(2, [*scalars, "long j = 0;", "for (; j + L <= cols; j += L) {"])
-        + _lines(4, step("load(b + {u} * b_k + j)"))
-        + _lines(2, ["}", "if (j < cols) {"])
-        + _lines(4, step("load_n(b + {u} * b_k + j, cols - j)"))
-        + _lines(2, ["}"])
+        + lines(2, [*scalars, "long j = 0;", "for (; j + L <= cols; j += L) {"])
+        + lines(4, step("load(b + {u} * b_k + j)"))
+        + lines(2, ["}", "if (j < cols) {"])
+        + lines(4, step("load_n(b + {u} * b_k + j, cols - j)"))
+        + lines(2, ["}"])
         + "}\n"
     )
