@@ -38,10 +38,19 @@ def test_source_files_named_are_there(document: Path) -> None:
     assert not [name for name in named if name != "kernels.py" and not any(f.endswith(f"/{name}") for f in files)]
 
 
+OF_TESTS = {"ACCEPT", "TEST_DEVICE"}
+"""Variables that the tests alone read."""
+
+
 @by_document
 def test_variables_named_are_options(document: Path) -> None:
-    named = re.findall(r"\bPOLYTILE_([A-Z_]*[A-Z])", document.read_text())
-    assert not [name for name in named if name.lower() not in options.BY_NAME]
+    named = set(re.findall(r"\bPOLYTILE_([A-Z_]*[A-Z])", document.read_text()))
+    assert not [name for name in named - OF_TESTS if name.lower() not in options.BY_NAME]
+
+
+def test_the_readme_names_every_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"](docs/{page.name})" not in text]
 
 
 @by_document
@@ -67,6 +76,19 @@ def test_the_page_of_kernels_runs_and_chooses(tmp_path: Path) -> None:
     path = tmp_path / "kernels.py"
     called = inside + "\nassert compiled(x, weight).shape == x.shape\n"
     path.write_text(script + "\n" + "".join(f"    {line}\n" for line in called.splitlines()))
-    done = subprocess.run([sys.executable, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert "rms_norm [M=8, N=4096] -> " in printed(path)
+
+
+def test_the_page_on_extending_runs_and_what_it_registers_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "extension.py"
+    asked = "print(polytile.explain(f, torch.randn(3000, 33)))"
+    path.write_text("\n".join([*python_in(ROOT / "docs" / "extending.md"), asked]))
+    told = printed(path)
+    assert "inference0 calls 1 kernels" in told
+    assert "t1: predicted by fewest threads for short rows" in told
+
+
+def printed(script: Path) -> str:
+    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert "rms_norm [M=8, N=4096] -> " in done.stdout
+    return done.stdout
