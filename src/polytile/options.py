@@ -214,19 +214,26 @@ def _named(name: str) -> Option:
     return BY_NAME[name]
 
 
+def _of_type(kind: type, value: Any) -> Any:
+    """`value` as an option of that type has it: texts, as the environment has them, are read. Raises ValueError."""
+    if kind is bool and isinstance(value, str):
+        low = value.strip().lower()
+        if low not in _TRUE + _FALSE:
+            raise ValueError(value)
+        return low in _TRUE
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    if isinstance(value, str) or (kind is float and isinstance(value, int)):
+        return kind(value)
+    raise ValueError(value)
+
+
 def _checked(option: Option, value: Any, origin: str) -> Any:
+    """`value` as the option has it; raises OptionError, which names `origin`, for what it does not take."""
     try:
-        if option.type is bool and isinstance(value, str):
-            low = value.strip().lower()
-            if low not in _TRUE + _FALSE:
-                raise ValueError(value)
-            value = low in _TRUE
-        elif option.type is str and isinstance(value, os.PathLike):
-            value = os.fspath(value)
-        elif not isinstance(value, option.type) or (option.type is int and isinstance(value, bool)):
-            if not isinstance(value, str) and not (option.type is float and isinstance(value, int)):
-                raise ValueError(value)
-            value = option.type(value)
+        value = _of_type(option.type, value)
     except (TypeError, ValueError):
         raise OptionError(
             f"option {option.name!r} ({origin}) is {value!r}; it takes a value of type {option.type.__name__}."

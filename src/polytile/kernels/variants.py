@@ -27,11 +27,14 @@ from polytile.kernels.cpp.streaming import streamable, worth_streaming
 from polytile.kernels.nest import Form, Nest
 from polytile.problem import Config
 
-SCRATCH_LIMIT = (
-    1 << 20
-)  # bytes of kept values a thread may hold: beyond the private caches keeping costs more than computing
-FEWEST = 16  # rows that are worth turning
-NARROW = 16  # elements of a pointwise row that fill a vector
+SCRATCH_LIMIT = 1 << 20
+"""Bytes of kept values a thread may hold: beyond the private caches keeping costs more than computing."""
+
+FEWEST = 16
+"""Rows that are worth turning."""
+
+NARROW = 16
+"""Elements of a pointwise row that fill a vector."""
 
 
 def thread_counts(most: int) -> tuple[int, ...]:

@@ -35,6 +35,8 @@ def convolution(
     output_padding: Sequence[Size | int],
     groups: int,
 ) -> Tensor:
+    """oneDNN's convolution of two-dimensional images on a CPU by a constant weight, of which a copy in oneDNN's own layout is
+    kept. Raises LoweringError, so that ATen's runs, for all others."""
     limit, view = options.get("packed_weights_mib") << 20, weight.view
     numbers = [*stride, *padding, *dilation, groups, *weight.sizes]
     if transposed or weight.rank != 4 or not all(isinstance(n, int) or n.is_Integer for n in numbers):

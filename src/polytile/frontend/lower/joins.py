@@ -229,6 +229,7 @@ def slice_scatter(
     end: Size | int | None = None,
     step: Size | int = 1,
 ) -> Tensor:
+    """`source` with `src` in place of the slice start:end:step of dimension `dim`."""
     require_known_sizes(builder)
     require_loop_dtype(source.dtype)
     d, stride = wrap_dim(dim, source.rank), as_size(step)
@@ -254,6 +255,7 @@ def slice_scatter(
 
 @lowers(aten.select_scatter.default)
 def select_scatter(builder: Builder, source: Tensor, src: Tensor, dim: int, index: Size | int) -> Tensor:
+    """`source` with `src` in place of number `index` of dimension `dim`, which `src` lacks."""
     require_known_sizes(builder)
     require_loop_dtype(source.dtype)
     d = wrap_dim(dim, source.rank)
@@ -305,6 +307,7 @@ def _converted(source: Tensor, dtype: torch.dtype) -> Tensor:
 def diagonal_scatter(
     builder: Builder, source: Tensor, src: Tensor, offset: Size | int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
+    """`source` with `src` in place of a diagonal of two dimensions; along the diagonal runs the last one of `src`."""
     require_loop_dtype(source.dtype)
     a, b = wrap_dim(dim1, source.rank), wrap_dim(dim2, source.rank)
     origin = diagonal_origin(as_size(offset), a, b)

@@ -52,6 +52,8 @@ def _count(x: Tensor, dims: Sequence[int]) -> Size:
 def native_layer_norm(
     input: Tensor, normalized_shape: list[Size], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """(x̂·weight + bias, mean, rstd) with x̂ = (x - mean)·rstd and rstd = 1/√(var + eps) over the last dimensions, those of
+    `normalized_shape`; mean and rstd keep them as size 1."""
     dims = list(range(input.ndim - len(normalized_shape), input.ndim))
     out, mean, rstd = _normalised(_wide(input.contiguous()), dims, eps)
     dtype = _statistics_dtype(input, weight)
@@ -102,6 +104,8 @@ def _sum(x: Tensor, dims: list[int]) -> Tensor:
 def native_group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Size, C: Size, HxW: Size, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """As layer norm over the channels and positions of each of `group` groups of [N, C, ...]; `weight` and `bias` are (C,), mean
+    and rstd (N, group)."""
     x = _wide(input).reshape(N, group, C // group, HxW)
     out, mean, rstd = _normalised_by_channel(x, eps) if _channels_last(input) else _normalised(x, [2, 3], eps)
     dtype = _statistics_dtype(input, weight)
@@ -191,7 +195,11 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> BatchNorm:
-    """(output, saved mean, saved rstd, new running mean, new running variance); channels are dimension 1."""
+    """(output, saved mean, saved rstd, new running mean, new running variance); channels are dimension 1.
+
+    In training output = x̂·weight + bias with the batch's statistics, and new = (1 - momentum)·running + momentum·batch, the
+    variance of the batch unbiased: times n/(n - 1). Else with the running statistics, which stay.
+    """
     scale, shift = (None if p is None else _per_channel(p, input.ndim) for p in (weight, bias))
     dtype = _statistics_dtype(input, weight, running_mean)
     if not training:
@@ -228,6 +236,7 @@ def _legit_functional(
     momentum: float,
     eps: float,
 ) -> BatchNorm:
+    """aten._native_batch_norm_legit_functional: new running statistics are results."""
     return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
@@ -240,7 +249,8 @@ def _with_update_functional(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor | None, ...]:
-    """As `_legit_functional` in training, with the memory that a library's own backward would need: none."""
+    """aten._batch_norm_with_update_functional: as `_legit_functional` in training, with the memory that a library's own backward
+    would need: none."""
     out, mean, rstd, new_mean, new_var = _batch_norm(
         input, weight, bias, running_mean, running_var, True, momentum, eps
     )
@@ -256,12 +266,14 @@ def _legit_no_training(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """aten._native_batch_norm_legit_no_training: by the running statistics."""
     return _batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
 
 
 def _legit_no_stats(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """aten._native_batch_norm_legit.no_stats: nobody keeps running statistics."""
     return _batch_norm(input, weight, bias, None, None, training, momentum, eps)[:3]
 
 
@@ -277,6 +289,8 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """In training d_input = weight·rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = grad_out and the batch's statistics, channel by
+    channel; else weight·rstd·g, as the running statistics do not depend on x. d_weight = Σ g·x̂, d_bias = Σ g."""
     if train:
         mean, rstd = save_mean, save_invstd
     else:
@@ -316,6 +330,7 @@ def batch_norm_backward(
     output_mask: list[bool],
     reserve: Tensor,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The same under the newer name; `save_var` is rstd there too, and `reserve` is empty."""
     return native_batch_norm_backward(
         grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
     )
