@@ -109,3 +109,9 @@ def test_a_file_that_cannot_be_run_says_why(target: Path) -> None:
     target.write_text("import torch\n1 / 0\n")
     result = run("tune", f"{target}:cases")
     assert result.exit_code == 2 and "cannot be run: ZeroDivisionError: division by zero" in result.output
+
+
+def test_a_function_that_cannot_say_what_to_tune_is_named_with_its_error(target: Path) -> None:
+    target.write_text("def cases():\n    return 1 / 0\n")
+    result = run("tune", f"{target}:cases")
+    assert result.exit_code == 2 and "cases cannot say what to tune: ZeroDivisionError: division by zero" in result.output

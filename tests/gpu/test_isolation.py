@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from polytile.problem import Outcome
-from polytile.tuning.isolation.worker import Failure, Kind, borrowed, stop_all
+from polytile.tuning.isolation.endings import Failure
+from polytile.tuning.isolation.worker import Kind, borrowed, stop_all
 from polytile.tuning.room import for_measuring
 from polytile.tuning.task import Task
 from polytile.tuning.tune import tune

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from polytile.cli.plain import in_short
 from polytile.errors import PolytileError
 
 Calls = Sequence[tuple[Any, ...]]
@@ -94,7 +95,10 @@ def calls_of(target: str, shapes: Sequence[str], kind: Kind) -> tuple[Callable[.
             f"{target} cannot be called without arguments ({error}); give --shapes to call it with tensors, or name a "
             "function that returns a callable and a list of argument tuples."
         ) from None
-    found = function()
+    try:
+        found = function()
+    except Exception as error:
+        raise TargetError(f"{target} cannot say what to tune: {in_short(error)}.") from error
     if not (isinstance(found, tuple) and len(found) == 2 and callable(found[0]) and _are_calls(found[1])):
         raise TargetError(
             f"{target} returned {type(found).__name__}; it has to return a callable and a list of argument tuples: "
@@ -120,7 +124,7 @@ def _function(target: str) -> Callable[..., Any]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise TargetError(f"{file} cannot be run: {type(error).__name__}: {error}.") from error
+        raise TargetError(f"{file} cannot be run: {in_short(error)}.") from error
     found = getattr(module, name, None)
     if not callable(found):
         there = ", ".join(n for n, v in vars(module).items() if getattr(v, "__module__", "") == own_name)

@@ -32,8 +32,8 @@ Term = tuple[Size | Node, Node | None]
 def upsample(
     builder: Builder, source: Tensor, name: str, size: Sequence[Size | int], align_corners: bool, scales: Sequence[float]
 ) -> Tensor:
-    """Images [batch, channels, ...] as large as `size`: each point is a weighted sum of the source at one place along each dimension
-    (nearest) or two (linear); `name` is the operator, one of resizing.py."""
+    """Images [batch, channels, ...] as large as `size`: each point is a weighted sum of the source at one place along each
+    dimension (nearest) or two (linear); `name` is the operator, one of resizing.py."""
     base, result, first = builder.realize(source), builder.result_sizes(), 2
     wide = source.compute_dtype
     spatial = list(zip(base.sizes[first:], result[first:], scales, strict=True))

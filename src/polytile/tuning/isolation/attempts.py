@@ -9,9 +9,10 @@ from polytile.kernels.candidate import Candidate, DeviceHandle, Handle, NativeHa
 from polytile.problem import Outcome
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import gpu, worker
+from polytile.tuning.isolation.endings import Failure
 from polytile.tuning.isolation.memory import Unavailable
 from polytile.tuning.isolation.trial import Arena
-from polytile.tuning.isolation.worker import Failure, Finished, Kind
+from polytile.tuning.isolation.worker import Finished, Kind
 from polytile.tuning.task import Attempt, Task, failed, measured, unmade, wrong
 
 log = logging.getLogger("polytile.tuning")

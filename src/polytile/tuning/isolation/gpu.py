@@ -16,8 +16,9 @@ from polytile.runtime.cuda.launch import Descriptor
 from polytile.runtime.formula import evaluate
 from polytile.tuning.clones import ALIGNMENT, Span, bytes_of, extent, overlapping, rounded
 from polytile.tuning.isolation.device import GUARD
+from polytile.tuning.isolation.endings import Failure
 from polytile.tuning.isolation.memory import Memory, Unavailable
-from polytile.tuning.isolation.worker import Failure, Finished, Kind, borrowed
+from polytile.tuning.isolation.worker import Finished, Kind, borrowed
 
 CONTEXT_BYTES = 1 << 30
 """Of a GPU's memory: what a context takes there without any kernel or argument, at most."""

@@ -8,7 +8,6 @@ import enum
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from polytile.problem import Outcome
 from polytile.runtime.cpu import available_bytes
 from polytile.runtime.cuda import driver
 from polytile.tuning.isolation import child
+from polytile.tuning.isolation.endings import Failure, ended, raised
 from polytile.tuning.isolation.memory import Memory, Unavailable
 
 START_SECONDS = 60.0
@@ -37,51 +37,6 @@ IDLE_SECONDS = 5.0
 
 LARGEST_BYTES = 8 << 30
 """Private memory that a worker may have at most; half of what the machine has available where that is less."""
-
-ENDINGS: dict[int, tuple[Outcome, str]] = {
-    signal.SIGSEGV: (Outcome.CRASHED, "segmentation fault"),
-    signal.SIGBUS: (Outcome.CRASHED, "bus error"),
-    signal.SIGABRT: (Outcome.CRASHED, "aborted"),
-    signal.SIGFPE: (Outcome.CRASHED, "arithmetic fault, such as an integer division by zero"),
-    signal.SIGILL: (Outcome.CRASHED, "illegal instruction"),
-    signal.SIGKILL: (Outcome.OUT_OF_MEMORY, "ended by the system, as it does when memory runs out"),
-    signal.SIGXCPU: (Outcome.TIMEOUT, "used the processor without end"),
-    signal.SIGALRM: (Outcome.TIMEOUT, "did not come to an end"),
-}
-"""What the signal that ended a worker says about the kernel."""
-
-LAST_WORDS: tuple[tuple[str, Outcome], ...] = (
-    ("bad_alloc", Outcome.OUT_OF_MEMORY),
-    ("out of memory", Outcome.OUT_OF_MEMORY),
-    ("libgomp: Thread creation failed", Outcome.OUT_OF_MEMORY),
-)
-"""What a process that aborts may have written on stderr, and what it means."""
-
-ERROR_NAMES: dict[str, Outcome] = {"MemoryError": Outcome.OUT_OF_MEMORY, "TimeoutError": Outcome.TIMEOUT}
-"""What the class of an error says about how the kernel ended."""
-
-ERRORS: tuple[tuple[str, Outcome], ...] = (
-    ("out of memory", Outcome.OUT_OF_MEMORY),
-    ("not enough memory", Outcome.OUT_OF_MEMORY),
-    ("cannot allocate memory", Outcome.OUT_OF_MEMORY),
-    ("illegal memory access", Outcome.CRASHED),
-    ("illegal address", Outcome.CRASHED),
-    ("misaligned address", Outcome.CRASHED),
-    ("illegal instruction", Outcome.CRASHED),
-    ("unspecified launch failure", Outcome.CRASHED),
-    ("device-side assert", Outcome.CRASHED),
-    ("launch timed out", Outcome.TIMEOUT),
-)
-"""Words in the message of an error, and how the kernel ended then. All but the first three poison a GPU's context: the worker
-that raised such an error is not used again."""
-
-
-class Failure(Exception):
-    """A kernel did not come to an end as it should: how, and in which words."""
-
-    def __init__(self, outcome: Outcome, detail: str) -> None:
-        super().__init__(detail)
-        self.outcome, self.detail = outcome, detail
 
 
 @dataclass(frozen=True)
@@ -259,11 +214,10 @@ class Worker:
         answer = self._answer(seconds, threads)
         if "error" not in answer:
             return answer
-        detail = f"{answer['error']}: {answer['message']}"
-        outcome = ERROR_NAMES.get(answer["error"]) or _meaning(detail, ERRORS, Outcome.RAISED)
-        if outcome is not Outcome.RAISED:
+        failure = raised(answer["error"], answer["message"])
+        if failure.outcome is not Outcome.RAISED:
             self.stop()
-        raise Failure(outcome, detail)
+        raise failure
 
     def _send(self, *requests: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Sends requests, all of them at once. A process that is gone says why in its answer."""
@@ -311,12 +265,7 @@ class Worker:
         self._stderr.seek(max(0, self._stderr.tell() - 2000))
         words = self._stderr.read().decode(errors="replace").strip()
         self.stop()
-        if status is None or status >= 0:
-            outcome, what = Outcome.CRASHED, f"ended its process with status {status}"
-        else:
-            outcome, what = ENDINGS.get(-status, (Outcome.CRASHED, f"ended by signal {-status}"))
-        last = words.splitlines()[-1] if words else ""
-        return Failure(_meaning(words, LAST_WORDS, outcome), f"{what}{f': {last}' if last else ''}")
+        return ended(status, words)
 
     def _processor_seconds(self) -> float:
         """Seconds that the process's threads have used; the clock where the system does not say."""
@@ -341,11 +290,6 @@ def _memory_limit() -> int:
     """Bytes; 0 where the machine does not say how much it has."""
     available = available_bytes()
     return 0 if available is None else min(LARGEST_BYTES, available // 2)
-
-
-def _meaning(text: str, table: tuple[tuple[str, Outcome], ...], otherwise: Outcome) -> Outcome:
-    low = text.lower()
-    return next((outcome for words, outcome in table if words.lower() in low), otherwise)
 
 
 _lock = threading.RLock()
@@ -409,13 +353,4 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(stop_all)
 
-__all__ = [
-    "Failure",
-    "Finished",
-    "Kind",
-    "Worker",
-    "begin",
-    "borrowed",
-    "for_all_running",
-    "stop_all",
-]
+__all__ = ["Finished", "Kind", "Worker", "begin", "borrowed", "for_all_running", "stop_all"]
