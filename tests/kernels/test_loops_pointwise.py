@@ -245,7 +245,7 @@ def test_three_axes_in_any_order() -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, I64, BOOL, U8], ids=str)
 def test_operands_that_lie_the_other_way_round(dtype: torch.dtype) -> None:
-    """Turned in square tiles, at sizes of whole tiles and blocks and not; one is a window of a larger matrix."""
+    """Transposed in square tiles, at sizes of whole tiles and blocks and not; one is a window of a larger matrix."""
     x, y = load("x", P1 * S0 + P0, dtype), load("y", P0 * S1 + P1, dtype)
     z = load("z", (P1 + 1) * (S0 + 3) + P0 + 2, dtype)
     value = op("maximum", op("maximum", x, y), z)
@@ -259,7 +259,7 @@ def test_operands_that_lie_the_other_way_round(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, I64, BOOL, U8], ids=str)
 def test_rows_so_short_that_lanes_run_along_another_axis(dtype: torch.dtype) -> None:
-    """What lies along the short rows is turned on its way in and out; one operand lies along the lanes, one is a row."""
+    """What lies along the short rows is transposed on its way in and out; one operand lies along the lanes, one is a row."""
     point = P0 * S1 + P1
     value = op("maximum", op("maximum", load("x", point, dtype), load("y", P1 * S0 + P0, dtype)), load("b", P1, dtype))
     case = Case(loop([store("o", point, value)], {P0: S0, P1: S1}), dict.fromkeys("xybo", dtype))
@@ -281,17 +281,17 @@ def test_short_rows_with_gaps_between_them() -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64, I64, BOOL, U8], ids=str)
 def test_short_rows_that_are_all_the_same(dtype: torch.dtype) -> None:
-    """No vector is read, only one number at a time; what is turned on its way out is no wider than a register."""
+    """No vector is read, only one number at a time; what is transposed on its way out is no wider than a register."""
     case = Case(loop([store("o", P0 * S1 + P1, load("b", P1, dtype))], {P0: S0, P1: S1}), dict.fromkeys("bo", dtype))
     for rows, columns in [(1, 1), (50, 3), (64, 15)]:
         case.check({"b": random(columns, dtype), "o": random(rows * columns, dtype)}, {S0: rows, S1: columns})
 
 
 def test_one_of_three_axes_lies_the_other_way_round() -> None:
-    point, turned = (P0 * S1 + P1) * 20 + P2, (P0 * 20 + P2) * S1 + P1
+    point, transposed = (P0 * S1 + P1) * 20 + P2, (P0 * 20 + P2) * S1 + P1
     scale = load("s", P0 * S1 + P1)
     case = Case(
-        loop([store("o", point, op("mul", load("x", turned), scale))], {P0: S0, P1: S1, P2: 20}),
+        loop([store("o", point, op("mul", load("x", transposed), scale))], {P0: S0, P1: S1, P2: 20}),
         dict.fromkeys("xso", F32),
     )
     assert "tiled" in case.variants

@@ -220,7 +220,7 @@ def test_normalisation_with_statistics_weights_and_residual(layout: str) -> None
         case.check(tensors, {S0: rows, S1: length}, relative=TOLERANCE, absolute=1e-4)
 
 
-@pytest.mark.parametrize("rows_first", [True, False], ids=["turned on the way out", "turned on the way in"])
+@pytest.mark.parametrize("rows_first", [True, False], ids=["transposed on the way out", "transposed on the way in"])
 def test_lanes_are_the_rows_whose_results_lie_side_by_side(rows_first: bool) -> None:
     """Of two axes of rows, that along which the transposed tensor is contiguous, whichever side of the loop it is on."""
     rows, columns = (P0 * S1 + P1) * 20 + R0, (P0 * 20 + R0) * S1 + P1

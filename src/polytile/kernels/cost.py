@@ -27,7 +27,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.columns import WIDTH
 from polytile.kernels.cpp.joined import repeats
 from polytile.kernels.cpp.keeping import kept_values
-from polytile.kernels.cpp.short import Turned, short_rows
+from polytile.kernels.cpp.short import Transposed, short_rows
 from polytile.kernels.cpp.squares import Squares, of_variant, tiled_squares
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.variants import Extent, extent
@@ -41,7 +41,7 @@ ACROSS = 2.5e-9  # s to put the lanes of one reduction together
 LEVELS = ((1 << 20, 120e9), (24 << 20, 45e9), (1 << 62, 16e9))  # (bytes up to, bytes/s of one thread)
 LINE = 64  # bytes
 STREAMED = 0.8  # of the time that memory takes, where written lines are not read first
-BY_LANE = {"strided": 2.0, "turned": 0.5, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
+BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
 CONTIGUOUS = 1.0  # multiply-adds of a vector
 KEEPING = ("persistent", "split", "short")  # variants that do not compute costly values again
 
@@ -71,7 +71,7 @@ class LoopPrior:
         axes = {a.symbol: sizes.evaluate(a.size, values) for a in self.kernel.loop.axes + self.kernel.loop.reduced}
         e, length = extent(self.kernel, size), axes.get(nest.vec.symbol, 1)
         layout = self._layout(e, axes, length)
-        work = layout.vectors * self._work + self._turned_vectors(e, axes, length) * BY_LANE["turned"] * self.lanes
+        work = layout.vectors * self._work + self._transposed_vectors(e, axes, length) * BY_LANE["transposed"] * self.lanes
         compute = work / (2 * CLOCK) + max(1, nest.passes) * layout.sweeps * SWEEP
         if nest.form is Form.ROW and variant != "short":
             compute += e.rows * (len(nest.reduces) * ACROSS + self._scalars / (2 * CLOCK))
@@ -103,13 +103,13 @@ class LoopPrior:
         return sum(ops.definition(n.name).cost for n in self.nest.row_values if isinstance(n, Op))
 
     @cached_property
-    def _rows(self) -> Turned | None:
+    def _rows(self) -> Transposed | None:
         """How the variant goes through rows by lanes; None where it does not."""
         return short_rows(self.nest) if self.nest.form is Form.ROW and self.variant == "short" else None
 
     @cached_property
     def _turned(self) -> int:
-        """Accesses that are turned on their way in or out."""
+        """Accesses that are transposed on their way in or out."""
         found = self._rows or self._squares
         return len(found.loads) + len(found.stores) if found is not None else 0
 
@@ -142,8 +142,8 @@ class LoopPrior:
         whole = self.nest.form is Form.ROW and self.variant != "split"
         return Layout(others, vectors * others, e.rows if whole else e.points // 1024)
 
-    def _turned_vectors(self, e: Extent, axes: Mapping[sympy.Symbol, int], length: int) -> float:
-        """Vectors in all squares of what is turned: where an axis ends within a square, the whole square is."""
+    def _transposed_vectors(self, e: Extent, axes: Mapping[sympy.Symbol, int], length: int) -> float:
+        """Vectors in all squares of what is transposed: where an axis ends within a square, the whole square is."""
         if self._squares is not None:
             across, along = axes[self._squares.axis.symbol], length
         else:
@@ -171,7 +171,7 @@ def bandwidth(footprint: float) -> float:
 
 
 def pass_work(nest: Nest, variant: str, lanes: int, squares: Squares | None = None) -> float:
-    """Multiply-adds of a vector over all passes: values are computed again in each pass unless kept. What is turned is read
+    """Multiply-adds of a vector over all passes: values are computed again in each pass unless kept. What is transposed is read
     from and written to tiles."""
     kept = set(kept_values(nest)) if variant in KEEPING else set()
     tiles = {*squares.loads, *squares.stores} if squares else set[Node | Store]()

@@ -1,11 +1,11 @@
 """Which ways there are to schedule a loop, and on how many threads: the candidates of every loop kernel, in canonical order.
 
 plain        pointwise: blocks of the vector axis, divided over threads
-streamed     pointwise: plain, with stores that pass the caches by, for outputs too large for them
+streamed     pointwise: plain, with non-temporal stores, for outputs too large for them
 persistent   reduction: each row read from memory once, costly values kept in a scratch row for later passes
 looped       reduction: every pass reads the row again
-tiled        pointwise: squares of points, so that operands that lie the other way round are turned in registers
-short        short rows: the lanes of a vector are rows, which are turned on their way in and out
+tiled        pointwise: squares of points, in which transposed operands are brought into order in registers
+short        short rows: the lanes of a vector are rows, which are transposed on their way in and out
 split        reduction or scan: all threads share each row (few long rows)
 atomic       accumulation where threads may meet in one element
 """
@@ -31,7 +31,7 @@ SCRATCH_LIMIT = 1 << 20
 """Bytes of kept values a thread may hold: beyond the private caches keeping costs more than computing."""
 
 FEWEST = 16
-"""Rows that are worth turning."""
+"""Rows that are worth transposing."""
 
 NARROW = 16
 """Elements of a pointwise row that fill a vector."""

@@ -137,8 +137,8 @@ def _ordered_alike(operator: OpOverload) -> Callable[..., Any]:
         order = _order(*operands)
         if all(_order(t) == order for t in operands):
             return NotImplemented
-        turned = [t if _order(t) == order else _turned(t, order) for t in operands]
-        return operator(*turned, **more) if all(_order(t) == order for t in turned) else NotImplemented
+        alike = [t if _order(t) == order else _laid_out(t, order) for t in operands]
+        return operator(*alike, **more) if all(_order(t) == order for t in alike) else NotImplemented
 
     return rule
 
@@ -148,7 +148,8 @@ def _order(*tensors: Tensor) -> list[int]:
     return list(compute_elementwise_output_logical_to_physical_perm(*tensors)[0])
 
 
-def _turned(x: Tensor, order: list[int]) -> Tensor:
+def _laid_out(x: Tensor, order: list[int]) -> Tensor:
+    """A copy of `x` whose dimensions lie in this order in memory, outermost first."""
     return x.permute(order).contiguous().permute([order.index(k) for k in range(x.ndim)])
 
 

@@ -200,9 +200,9 @@ def unfold(builder: Builder, source: Tensor, dimension: int, size: Size | int, s
 
 @lowers(aten.flip.default)
 def flip(builder: Builder, source: Tensor, dims: Sequence[int]) -> Tensor:
-    turned = {wrap_dim(d, source.rank) for d in dims} if source.rank else set()
+    flipped = {wrap_dim(d, source.rank) for d in dims} if source.rank else set()
     return reindexed(
-        source, source.sizes, lambda p: tuple(source.sizes[d] - 1 - i if d in turned else i for d, i in enumerate(p))
+        source, source.sizes, lambda p: tuple(source.sizes[d] - 1 - i if d in flipped else i for d, i in enumerate(p))
     )
 
 

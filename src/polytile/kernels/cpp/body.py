@@ -40,7 +40,7 @@ class Body:
     """Emits nodes. `lanes` is the C++ text of the vector lane count; uniform values are vectors of one lane.
 
     `made` says how to get the nodes that are made elsewhere (kept values, scans, the accumulator of a template); `placed`
-    where stores put whole vectors of values for the schedule to write; `streamed` the stores that pass the caches by, by id.
+    where stores put whole vectors of values for the schedule to write; `streamed` the non-temporal stores, by id.
     `adder` is the name of the function for accumulating stores, with {} for the mode. In every scope that vectors are emitted
     to, `tail` and `n` are the tail tag and the number of live lanes.
     """

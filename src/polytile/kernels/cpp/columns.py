@@ -5,7 +5,7 @@ stands in lambdas: pass{k} at a point of the reduced axes, state{k} once k passe
 
 looped   every thread has tiles of its own
 split    all threads together go through each tile, dividing its rows, with a barrier between passes
-short    a column is a row of the loop (`short`): tiles are one vector wide, and what lies along rows is turned
+short    a column is a row of the loop (`short`): tiles are one vector wide, and what lies along rows is transposed
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polytile.kernels.cpp import domain, memory, reductions, scans, text
 from polytile.kernels.cpp.body import Scope, always
 from polytile.kernels.cpp.reductions import running
 from polytile.kernels.cpp.scatter import scattered
-from polytile.kernels.cpp.short import Turned
+from polytile.kernels.cpp.short import Transposed
 from polytile.kernels.cpp.unit import Unit
 from polytile.kernels.nest import is_result
 from polytile.kernels.writer import Writer
@@ -55,8 +55,8 @@ def split_columns(unit: Unit, out: Writer) -> None:
 
 def short_rows(unit: Unit, out: Writer) -> None:
     """Groups of L rows divided over threads."""
-    assert unit.turned is not None
-    tile = _Tile(unit, split=False, turned=unit.turned)
+    assert unit.transposed is not None
+    tile = _Tile(unit, split=False, transposed=unit.transposed)
     tile.declare(out)
     with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
         domain.share(out, "total")
@@ -82,9 +82,9 @@ def _tiles(unit: Unit, out: Writer, tile: _Tile, begin: str, end: str) -> None:
 class _Tile:
     """The code of one tile."""
 
-    def __init__(self, unit: Unit, split: bool, turned: Turned | None = None) -> None:
-        self.unit, self.nest, self.body, self.split, self.turned = unit, unit.nest, unit.body, split, turned
-        self.width = WIDTH if turned is None else 1
+    def __init__(self, unit: Unit, split: bool, transposed: Transposed | None = None) -> None:
+        self.unit, self.nest, self.body, self.split, self.transposed = unit, unit.nest, unit.body, split, transposed
+        self.width = WIDTH if transposed is None else 1
 
     # what lives from lambda to lambda ----------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class _Tile:
         ):
             out.line(f"tile(Full{{}}, Width<{self.width}>{{}}, column, L);")
         out.depth += 1
-        if self.turned is not None:
+        if self.transposed is not None:
             out.line("tile(Part{}, Width<1>{}, column, length - column);")
         else:
             out.line(
@@ -181,10 +181,10 @@ class _Tile:
         with out.block(f"auto pass{k} = [&]({self._head}{acc}{reduced}) PT_INLINE {{", "};"):
             out.extend(scope.lines)
 
-    # turned rows -------------------------------------------------------------------------------------------------------
+    # transposed rows --------------------------------------------------------------------------------------------------
 
     def scratch(self, out: Writer) -> None:
-        """A tile for every value that is turned or kept, with room for whole squares. They stand one behind the other: at
+        """A tile for every value that is transposed or kept, with room for whole squares. They stand one behind the other: at
         distances that are nearly multiples of 4 KiB, a load would wait for the store to another tile before it."""
         length = text.index(self.nest.loop.reduced[0].size)
         values = [(name, text.value_type(value.dtype)) for name, value in self._tile_values()]
@@ -198,15 +198,15 @@ class _Tile:
             place = f"{name} + room"
 
     def _tile_values(self) -> list[tuple[str, Node]]:
-        if self.turned is None:
+        if self.transposed is None:
             return []
-        found = [(self._tile_of(n), n) for n in (*self.turned.loads, *self.turned.kept)]
-        return found + [(self._tile_of(s), s.value) for s in self.turned.stores]
+        found = [(self._tile_of(n), n) for n in (*self.transposed.loads, *self.transposed.kept)]
+        return found + [(self._tile_of(s), s.value) for s in self.transposed.stores]
 
     def _tile_of(self, what: Node | Store) -> str:
         if isinstance(what, Store):
-            assert self.turned is not None
-            return f"out{self.turned.stores.index(what)}"
+            assert self.transposed is not None
+            return f"out{self.transposed.stores.index(what)}"
         return f"tile_{self.body.name(what)}"
 
     def _row(self, what: Node | Store) -> str:
@@ -214,21 +214,21 @@ class _Tile:
 
     def _prepare_tiles(self, k: int) -> None:
         """Tells the body what is in tiles when pass k runs."""
-        if self.turned is None:
+        if self.transposed is None:
             return
-        for node in (*self.turned.loads, *(n for n, made in self.turned.kept.items() if made < k)):
+        for node in (*self.transposed.loads, *(n for n, made in self.transposed.kept.items() if made < k)):
             sign = "-" if isinstance(node, Load) and node.dtype == torch.bool else ""
             self.body.made[id(node)] = always(f"{sign}load<{text.value_type(node.dtype)}, L>({self._row(node)})")
-        self.body.placed = {id(s): self._row(s) for s in self.turned.stores}
+        self.body.placed = {id(s): self._row(s) for s in self.transposed.stores}
 
     def _keep(self, k: int, scope: Scope) -> None:
-        for node, made in self.turned.kept.items() if self.turned else ():
+        for node, made in self.transposed.kept.items() if self.transposed else ():
             if made == k:
                 kind = text.value_type(node.dtype)
                 scope.lines.append(f"store<{kind}, {kind}, L>({self._row(node)}, {self.body.emit(node, scope)});")
 
     def _turn(self, out: Writer, function: str, access: Load | Store) -> None:
-        """One call that turns what `access` goes through between memory and its tile."""
+        """One call that transposes what `access` goes through between memory and its tile."""
         vec, row = self.nest.vec.symbol, self.nest.loop.reduced[0]
         index = sympy.expand(access.index.xreplace({vec: sympy.Symbol("column", integer=True), row.symbol: sizes.ZERO}))
         value = access if isinstance(access, Load) else access.value
@@ -282,7 +282,7 @@ class _Tile:
     # the lambdas in turn -----------------------------------------------------------------------------------------------
 
     def _run(self, out: Writer) -> None:
-        for load in self.turned.loads if self.turned else ():
+        for load in self.transposed.loads if self.transposed else ():
             self._turn(out, "load_tiles", load)
         out.line("Slots<State, width.value> states;")
         self._call_state(out, 0)
@@ -294,7 +294,7 @@ class _Tile:
                 if self.split and self.nest.reduces_in(k):
                     out.line(f"put_together(totals, (Slots<Acc{k}, {WIDTH}>*)all{k}, turn++, thread, workers);")
                 self._call_state(out, k + 1)
-        for store in self.turned.stores if self.turned else ():
+        for store in self.transposed.stores if self.transposed else ():
             self._turn(out, "store_tiles", store)
 
     def _call_state(self, out: Writer, k: int) -> None:

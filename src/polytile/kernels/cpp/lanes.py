@@ -9,7 +9,7 @@ from polytile.ir.expr import Load, Node
 from polytile.kernels.cpp.joined import repeats
 from polytile.kernels.nest import Nest
 
-NARROWEST = 4  # bytes of a lane in squares that are turned: of narrower ones a register has more than a square has rows
+NARROWEST = 4  # bytes of a lane in squares that are transposed: of narrower ones a register has more than a square has rows
 
 
 def lane_bytes(nest: Nest) -> int:

@@ -64,7 +64,7 @@ def _under_vector_mask(body: Body, node: Load, scope: Scope) -> str:
 
 
 def from_tile(node: Load, tile: str) -> str:
-    """The value of a load whose square of points was turned into `tile`, at row u."""
+    """The value of a load whose square of points was transposed into `tile`, at row u."""
     return f"{'-' if node.dtype == torch.bool else ''}load<{text.value_type(node.dtype)}, L>({tile} + u * L)"
 
 

@@ -1,7 +1,7 @@
 """Pointwise loops.
 
 plain      the points of all axes, in order, are divided over threads; every stretch of the vector axis is one sweep
-streamed   the same, with stores that pass the caches by
+streamed   the same, with non-temporal stores
 scattered  stores may meet: each thread owns a range of one axis and goes through the others in order
 """
 

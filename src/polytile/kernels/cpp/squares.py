@@ -1,8 +1,8 @@
-"""Pointwise loops by squares: which accesses lie along another axis than the vector's, so that squares of them are turned.
+"""Pointwise loops by squares: which accesses lie along another axis than the vector's, so that squares of them are transposed.
 
-tiled   the vector axis as it is: operands that lie the other way round
+tiled   the vector axis as it is: transposed operands
 short   the vector axis is so short that most lanes would be empty: vectors run along another axis, and whatever lies along the
-        short one is turned
+        short one is transposed
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Squares:
     stores: tuple[Store, ...]
 
     @property
-    def turned(self) -> tuple[Load | Store, ...]:
+    def transposed(self) -> tuple[Load | Store, ...]:
         return (*self.loads, *self.stores)
 
 
@@ -35,16 +35,16 @@ def tiled_squares(nest: Nest) -> Squares | None:
     """Squares of the vector axis and the one along which the most operands lie; None where there are none."""
     flat = replace(nest, cutting=False)  # sweeps of squares are too short to be cut
     found = [s for s in (_squares(flat, axis) for axis in nest.outer) if s is not None and s.loads]
-    return max(found, key=lambda s: len(s.turned), default=None)
+    return max(found, key=lambda s: len(s.transposed), default=None)
 
 
 def short_squares(nest: Nest) -> Squares | None:
-    """Squares with vectors along the axis for which the most accesses can be turned; None where there is none."""
+    """Squares with vectors along the axis for which the most accesses can be transposed; None where there is none."""
     found = []
     for vec in nest.outer:
         outer = (*(a for a in nest.outer if a is not vec), nest.vec)
         found.append(_squares(replace(nest, vec=vec, outer=outer, cutting=False), nest.vec))
-    return max((s for s in found if s is not None and s.turned), key=lambda s: len(s.turned), default=None)
+    return max((s for s in found if s is not None and s.transposed), key=lambda s: len(s.transposed), default=None)
 
 
 def of_variant(nest: Nest, variant: str) -> Squares | None:

@@ -1,4 +1,4 @@
-"""Stores that pass the caches by (non-temporal): a line that is written whole need not be read first."""
+"""Non-temporal stores, which pass the caches by: a line that is written whole need not be read first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Pointwise loops by squares (`squares`): what lies along another axis than the vector's is turned in registers.
+"""Pointwise loops by squares (`squares`): what lies along another axis than the vector's is transposed in registers.
 
 Such an operand would be loaded lane by lane, each lane from a cache line of its own. Here the loop goes over blocks of the two
-axes: the operand's squares of L × L points are loaded along the axis that lies in memory and turned, and read back by rows.
-Results that lie so are turned on their way out. What lies along the vector axis is gone through by bands of a few rows: rows
+axes: the operand's squares of L × L points are loaded along the axis that lies in memory and transposed, and read back by rows.
+Results that lie so are transposed on their way out. What lies along the vector axis is gone through by bands of a few rows: rows
 that are a power of two apart share places in the first-level cache, which has as few as eight for them.
 """
 
@@ -21,7 +21,7 @@ from polytile.kernels.cpp.squares import Squares
 from polytile.kernels.cpp.unit import Unit
 from polytile.kernels.writer import Writer
 
-ROWS = 64  # points of the other axis in a block: some cache lines of each turned row
+ROWS = 64  # points of the other axis in a block: some cache lines of each transposed row
 BAND = 4  # of them are gone through together
 TILES = 16 << 10  # bytes of all tiles of a block: half of a first-level cache, or a third
 PIECE = 1024  # elements of the vector axis that a thread takes at a time
@@ -40,7 +40,7 @@ def tiled(unit: Unit, out: Writer) -> None:
     out.line(f"const long total = {f'{domain.count(rest)} * ' if rest else ''}pieces * strips;")
     with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
         domain.share(out, "total")
-        for access in squares.turned:
+        for access in squares.transposed:
             out.line(f"alignas(64) {_kind(access)} {_tile(unit, access)}[{ROWS * columns}];")
         out.line("long strip = begin % strips, piece = begin / strips % pieces;")
         domain.place(out, rest, "begin / strips / pieces")
@@ -60,14 +60,14 @@ def tiled(unit: Unit, out: Writer) -> None:
 
 def _columns(unit: Unit, squares: Squares) -> int:
     """Points of the vector axis in a block: a power of two, some vectors at least."""
-    kinds = [_value(a).dtype for a in squares.turned]
+    kinds = [_value(a).dtype for a in squares.transposed]
     most = TILES // (ROWS * sum(4 if dtype == torch.bool else dtype.itemsize for dtype in kinds))
     return max(2 * unit.lanes, 1 << (most.bit_length() - 1))
 
 
 def _block(unit: Unit, out: Writer, squares: Squares) -> None:
-    """The squares of what is turned on its way in, the loop's values band by band, the squares of what is turned on its way
-    out."""
+    """The squares of what is transposed on its way in, the loop's values band by band, the squares of what is transposed on
+    its way out."""
     body, vec = unit.body, unit.nest.vec.symbol
     column = f" + ({vec} - left) * {ROWS}"
     for load in squares.loads:
@@ -87,7 +87,7 @@ def _block(unit: Unit, out: Writer, squares: Squares) -> None:
 
 
 def _turn(unit: Unit, out: Writer, accesses: Sequence[Load | Store], function: str, column: str) -> None:
-    """The calls that turn the squares of `accesses` between memory and their tiles."""
+    """The calls that transpose the squares of `accesses` between memory and their tiles."""
     if not accesses:
         return
     assert unit.squares is not None

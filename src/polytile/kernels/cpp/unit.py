@@ -15,7 +15,7 @@ from polytile.kernels.cpp.keeping import homes, kept_values
 from polytile.kernels.cpp.lanes import lane_bytes
 from polytile.kernels.cpp.prelude import parts_of, prelude
 from polytile.kernels.cpp.random import run_lanes
-from polytile.kernels.cpp.short import Turned, short_rows
+from polytile.kernels.cpp.short import Transposed, short_rows
 from polytile.kernels.cpp.squares import Squares, of_variant
 from polytile.kernels.cpp.streaming import streamable
 from polytile.kernels.nest import Nest, nest_of
@@ -32,15 +32,15 @@ class Unit:
     variant: str
     vector_bytes: int
     nest: Nest = field(init=False)
-    turned: Turned | None = field(init=False)
+    transposed: Transposed | None = field(init=False)
     squares: Squares | None = field(init=False)
     body: Body = field(init=False)
 
     def __post_init__(self) -> None:
         self.nest = nest_of(self.kernel.loop)
-        self.turned = short_rows(self.nest) if self.variant == "short" else None
+        self.transposed = short_rows(self.nest) if self.variant == "short" else None
         self.squares = of_variant(self.nest, self.variant)
-        chosen = self.turned or self.squares
+        chosen = self.transposed or self.squares
         if chosen is not None:
             self.nest = chosen.nest
         self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if self.variant == "atomic" else memory.PLAIN)
@@ -50,7 +50,7 @@ class Unit:
     @property
     def lanes(self) -> int:
         lanes = self.vector_bytes // lane_bytes(self.nest)
-        return lanes if self.turned or self.squares else run_lanes(self.nest, lanes)
+        return lanes if self.transposed or self.squares else run_lanes(self.nest, lanes)
 
     @cached_property
     def kept(self) -> dict[Node, int]:
