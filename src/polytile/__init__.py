@@ -1,8 +1,18 @@
 """polytile: one compile, every shape at full speed.
 
-`import polytile` makes the torch.compile backend "polytile" known. `polytile.compile(f, hints=..., options=...)` is the
-same with more to say; `polytile.explain(f, *args)` shows what became of every operator; `polytile.counters` counts what
-was done. Importing polytile imports neither torch nor the compiler; both come with the first use.
+`import polytile` makes the torch.compile backend "polytile" known. The public names:
+
+compile         torch.compile with this backend, and more to say: hints, kernels compiled ahead, options
+kernel          several kernels that you wrote behind one call
+explain         what became of every operator of a function, which kernels run, and on what grounds
+options         every setting; `options.override(...)` sets some within a block
+counters        a mapping: what was compiled, measured and found on record so far
+save_plan       pins every decision made so far in a file, which the option `plan` follows
+forget_weights  drops the packed copies of weights
+reset           starts `counters` and `explain` anew
+PolytileError   base of every error raised on purpose; the others are in `polytile.errors`
+
+Importing polytile imports neither torch nor the compiler; both come with the first use.
 """
 
 from __future__ import annotations
@@ -14,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from polytile import options
 from polytile.counters import counters
 from polytile.errors import PolytileError
-from polytile.frontend import register
+from polytile.frontend import register as _register
 from polytile.plans import save_plan
 
 if TYPE_CHECKING:
@@ -36,12 +46,17 @@ def compile(
 ) -> Any:
     """`torch.compile` with polytile as the backend and sizes symbolic from the start; also usable as a decorator.
 
-    `hints`: sizes for which kernels are chosen and compiled before the first call needs them: a list that every dynamic size
-    takes in turn, or a mapping from "s0", "s1", ... (dynamic sizes in argument order) to lists; 0 and 1 are never dynamic and
-    passed over. `compile_ahead`: sizes, in the same forms, whose kernels start compiling in the background at once; which of them
-    run is decided by the first call, which finds them made. `options`: rows of `polytile.options`, which hold for this function
-    alone, at compile time and later. Raises OptionError for an unknown option or a bad value, HintError for hints that are no
-    sizes, and, at the first call, for one that names no size.
+    hints          sizes for which kernels are chosen and compiled before the first call needs them: a list that every dynamic
+                   size takes in turn, or a mapping from "s0", "s1", ... (dynamic sizes in argument order) to lists. 0 and 1 are
+                   never dynamic and passed over
+    compile_ahead  sizes, in the same forms, whose kernels start compiling in the background at once; which of them run is decided
+                   by the first call, which finds them made
+    options        rows of `polytile.options`, which hold for this function alone, at compile time and later
+    dynamic        as in torch.compile; with False every new shape compiles anew
+    fullgraph      as in torch.compile: an error where the function is not one graph
+
+    Returns the compiled function; without `function`, a decorator. Raises OptionError for an unknown option or a bad value,
+    HintError for hints that are no sizes, and, at the first call, for one that names no size.
     """
     from polytile.frontend import backend
 
@@ -55,10 +70,13 @@ def kernel(
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Several implementations of one kernel behind one call; decorates the reference, which has to be right and may be slow.
 
-    `signature` names the tensors and their sizes: "x[M, N], weight[N] -> y[M, N]" reads x and weight and writes y. Reference
-    and implementations are called with the tensors, then the sizes: f(x, weight, y, M, N); floating-point tensors reach the
-    reference in float64 as well as in their own type. `reduction` names the sizes whose product is the number of terms that an
-    output element sums. `options` hold for this kernel. docs/kernels.md has examples. Raises SignatureError and OptionError.
+    signature  names the tensors and their sizes: "x[M, N], weight[N] -> y[M, N]" reads x and weight and writes y
+    reduction  names the sizes whose product is the number of terms that an output element sums
+    options    rows of `polytile.options`, which hold for this kernel
+
+    Reference and implementations are called with the tensors, then the sizes: f(x, weight, y, M, N); floating-point tensors reach
+    the reference in float64 as well as in their own type. docs/kernels.md has examples. Raises SignatureError for a signature
+    that cannot be read, a size that it lacks and a function that does not take it, OptionError as `compile` does.
     """
     from polytile.multikernel import handwritten
     from polytile.multikernel import signature as signatures
@@ -68,16 +86,19 @@ def kernel(
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """What became of every operator of `function(*args, **kwargs)` and which kernels run; see
-    `polytile.explanation.explain`."""
+    """Runs `function(*args, **kwargs)` once; returns what became of every operator, and which kernels ran and why.
+
+    Printed, the Explanation is a report; `.operators`, `.decisions`, `.weights` and `.sources` are the same as data. A function
+    that torch.compile or polytile.compile made is called as it is; any other is compiled for this one call.
+    """
     from polytile.explanation import explain as run
 
     return run(function, *args, **kwargs)
 
 
 def reset() -> None:
-    """Starts the counters at zero and forgets which graphs were compiled; kernels, measurements and compiled functions
-    stay."""
+    """Starts `counters` at zero and forgets, for `explain`, which graphs were compiled; kernels, measurements and compiled
+    functions stay."""
     from polytile import compiler
 
     compiler.reset()
@@ -93,4 +114,4 @@ def forget_weights() -> None:
 
 if options.get("interpret"):  # Triton decides when it is imported, which torch's tracer does
     os.environ.setdefault("TRITON_INTERPRET", "1")
-register.install()
+_register.install()

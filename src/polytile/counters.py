@@ -8,16 +8,17 @@ from typing import Any
 
 from polytile import locks
 
-NAMES = (
-    "graphs_compiled",
-    "kernels_generated",
-    "library_calls",
-    "candidates_benchmarked",
-    "store_hits",
-    "dispatch_misses",
-    "compiler_runs",
-    "weights_packed",
-)
+NAMES = {
+    "graphs_compiled": "graphs that a compiled function was made of",
+    "kernels_generated": "different C++ kernels asked for, in the cache or not; Triton kernels compiled",
+    "library_calls": "call sites of operators that run as ATen calls, by operator",
+    "candidates_benchmarked": "candidates timed",
+    "store_hits": "decisions that measurements on record made",
+    "dispatch_misses": "calls that met a regime without an entry in the dispatch table",
+    "compiler_runs": "runs of the C and C++ compiler; Triton kernels compiled",
+    "weights_packed": "packed copies of weights made",
+}
+"""What each of them counts."""
 
 
 class Counters(Mapping[str, Any]):
