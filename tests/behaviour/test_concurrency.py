@@ -19,7 +19,7 @@ from torch import Tensor
 import polytile
 from polytile import store
 from polytile.runtime.cuda import workers
-from polytile.tuning import measure
+from polytile.tuning import measure, racing
 from polytile.tuning.isolation.worker import stop_all
 from tests.behaviour.helpers import check, compiled, copied, decisions, sized
 from tests.waiting import PATIENCE
@@ -99,20 +99,20 @@ torch.testing.assert_close(run(x, torch.zeros(500)), program(x, torch.zeros(500)
 FORK_MEANWHILE = """
 import os, threading
 import torch, polytile
-from polytile.tuning import measure
+from polytile.tuning import racing
 from tests.behaviour.test_concurrency import check_in_child, program
 
 torch.set_num_threads(1)
 run = polytile.compile(program, options={"tune": "all"})
 choosing, forked = threading.Event(), threading.Event()
-race = measure.race
+race = racing.race
 
 def slow(*args, **keywords):
     choosing.set()
     forked.wait()
     return race(*args, **keywords)
 
-measure.race = slow
+racing.race = slow
 x = torch.randn(300, 500)
 thread = threading.Thread(target=run, args=(x, torch.zeros(500)))
 thread.start()
@@ -120,7 +120,7 @@ choosing.wait()
 child = os.fork()
 forked.set()
 if child == 0:
-    measure.race = race
+    racing.race = race
 check_in_child(child, run, (300, 3))  # what the thread is choosing for, and a new regime
 thread.join()
 """
@@ -144,7 +144,7 @@ def interrupted(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(measure, "time_burst"), (measure, "race"), (store.Store, "append")],
+    [(measure, "time_burst"), (racing, "race"), (store.Store, "append")],
     ids=["while timing", "before the race", "while keeping what was measured"],
 )
 def test_after_ctrl_c_in_a_first_call_the_arguments_are_as_they_were_and_the_next_call_works(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polytile.runtime import launcher
-from polytile.tuning import measure, region
+from polytile.tuning import measure, racing, region
 from polytile.tuning.decide import Entrant
 from polytile.tuning.limits import Limits
 from polytile.tuning.region import Region, time_region
@@ -46,8 +46,8 @@ def test_a_race_during_which_the_cores_moved_is_run_again(monkeypatch: pytest.Mo
     costs(monkeypatch, 4e-7, 9e-7, 9e-7)
     monkeypatch.setattr(measure, "replaced", lambda: False)
     monkeypatch.setattr(measure, "time_burst", lambda contender, repeats: 5e-6 * repeats)
-    monkeypatch.setattr(measure, "pause", lambda seconds: None)
+    monkeypatch.setattr(racing, "pause", lambda seconds: None)
     monkeypatch.setattr("polytile.runtime.cpu.waited", lambda: 0.0)
     limits = Limits(rounds=5, seconds=1e-3, final_seconds=1e-3, open_seconds=1e-3, races=3)
     both = [measure.Contender(name, None, (), entrant=Entrant(1.0, 2)) for name in ("a", "b")]  # type: ignore[arg-type]
-    assert [timing.region for timing in measure.race(both, limits)] == [Region(9e-7, 4e-7)] * 2
+    assert [timing.region for timing in racing.race(both, limits)] == [Region(9e-7, 4e-7)] * 2

@@ -23,7 +23,7 @@ from polytile.runtime import compile as compiling
 from polytile.runtime import launcher
 from polytile.store import Store, transfer
 from polytile.store.reading import Record
-from polytile.tuning import measure
+from polytile.tuning import measure, racing
 from polytile.tuning.limits import LIMITS
 from polytile.tuning.replay import Device, Matrix, Recorded, evaluate, matrices
 from tests.store.helpers import KERNEL_TUNERS
@@ -166,9 +166,9 @@ def raced(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> tuple[Device, dict
     """A race of all candidates of the first problem, which takes its samples from the matrix."""
     device, problem = Device(matrix), matrix.problems[0]
     monkeypatch.setattr(measure, "time_burst", device.clock(problem))
-    monkeypatch.setattr(measure, "_involuntary_switches", lambda: 0)
+    monkeypatch.setattr(racing, "_involuntary_switches", lambda: 0)
     contenders = [measure.Contender(c.name, PythonEntry(lambda: None), ()) for c in matrix.candidates[problem]]
-    timings = measure.race(contenders, dataclasses.replace(LIMITS, seconds=60.0, longest=60.0))
+    timings = racing.race(contenders, dataclasses.replace(LIMITS, seconds=60.0, longest=60.0))
     return device, {contender.name: timing for contender, timing in zip(contenders, timings, strict=True)}
 
 
@@ -187,7 +187,7 @@ def test_a_race_drops_clear_losers_early(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_candidate_without_samples_leaves_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = made({8: {"a": 1e-5, "b": Outcome.TIMEOUT}})
     monkeypatch.setattr(measure, "time_burst", Device(matrix).clock(matrix.problems[0]))
-    a, b = measure.race([measure.Contender(name, PythonEntry(lambda: None), ()) for name in "ab"])
+    a, b = racing.race([measure.Contender(name, PythonEntry(lambda: None), ()) for name in "ab"])
     assert a.error is None and a.seconds == pytest.approx(1e-5)
     assert isinstance(b.error, CandidateRejected) and "'b' has no samples to replay: timed out" in str(b.error)
 

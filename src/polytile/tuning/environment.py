@@ -18,7 +18,7 @@ from polytile.runtime import toolchain
 from polytile.runtime.cuda import driver
 
 METHOD = "3"
-"""Version of the way of measuring (measure.py, summary.py); measurements taken another way are not compared."""
+"""Version of the way of measuring (racing.py, summary.py); measurements taken another way are not compared."""
 
 GPU_METHOD = "2"
 """The same for measurements on GPUs (runtime/cuda/timing.py)."""

@@ -17,7 +17,7 @@ from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.store.records import LEAST_REGION, REGION
-from polytile.tuning import measure, progress
+from polytile.tuning import measure, progress, racing
 from polytile.tuning.budget import clock
 from polytile.tuning.decide import Entrant, threads_of
 from polytile.tuning.gate import Gate, Verdict
@@ -122,8 +122,8 @@ class _Trial:
             compiler.settle(min(SETTLE_SECONDS, max(0.0, self.left)))
         self._tell("timing")
         try:
-            timings = measure.race(contenders, within(self.task.limits, self.left))
-        except measure.Stopped as stopped:
+            timings = racing.race(contenders, within(self.task.limits, self.left))
+        except racing.Stopped as stopped:
             self._keep(order, stopped.timings)
             raise
         self._keep(order, timings)

@@ -11,7 +11,7 @@ import torch
 from polytile.kernels.candidate import NativeEntry, PythonEntry
 from polytile.runtime.cuda import timing
 from polytile.runtime.cuda.timing import Timer
-from polytile.tuning import measure
+from polytile.tuning import racing
 from polytile.tuning.measure import Contender, timer_for
 
 GPU = torch.device("cuda", 0)
@@ -67,7 +67,7 @@ def test_recordings_of_one_candidate_share_memory_and_a_race_gives_it_back(graph
     assert graphs[0].pool is graphs[1].pool is not graphs[2].pool
     kept = [weakref.ref(graph.pool) for graph in graphs]
     graphs.clear()
-    measure._tidy([Contender("first", NativeEntry(0), (), timer=first), Contender("second", NativeEntry(0), (), timer=second)])
+    racing._tidy([Contender("first", NativeEntry(0), (), timer=first), Contender("second", NativeEntry(0), (), timer=second)])
     assert [pool() for pool in kept] == [None] * 3
 
 

@@ -12,9 +12,10 @@ import torch
 
 from polytile.kernels.candidate import PythonEntry
 from polytile.runtime import cpu
-from polytile.tuning import measure
+from polytile.tuning import measure, racing
 from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Limits
-from polytile.tuning.measure import Contender, race
+from polytile.tuning.measure import Contender
+from polytile.tuning.racing import race
 
 
 @dataclass
@@ -46,12 +47,12 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine({})
     monkeypatch.setattr(measure, "time_burst", made.burst)
-    monkeypatch.setattr(measure, "clock", lambda: made.now)
-    monkeypatch.setattr(measure, "_involuntary_switches", lambda: 0)
+    monkeypatch.setattr(racing, "clock", lambda: made.now)
+    monkeypatch.setattr(racing, "_involuntary_switches", lambda: 0)
     monkeypatch.setattr(cpu, "waited", lambda: made.waited)
-    monkeypatch.setattr(measure, "pause", made.pause)
+    monkeypatch.setattr(racing, "pause", made.pause)
     monkeypatch.setattr(measure, "replaced", lambda: False)
-    monkeypatch.setattr(measure, "_crowded", measure._Crowded())
+    monkeypatch.setattr(racing, "_crowded", racing._Crowded())
     yield made
 
 
@@ -202,7 +203,7 @@ def test_an_interrupt_in_a_second_race_keeps_what_the_first_has_found(
 
     monkeypatch.setattr(measure, "time_burst", interrupted)
     monkeypatch.setattr(cpu, "waited", lambda: machine.now)
-    with pytest.raises(measure.Stopped) as stopped:
+    with pytest.raises(racing.Stopped) as stopped:
         race(both, dataclasses.replace(THOROUGH, races=100))
     assert all(timing.samples for timing in stopped.value.timings)
 
@@ -246,7 +247,7 @@ def test_bursts_that_the_scheduler_broke_are_taken_again(machine: Machine, monke
         return plain(contender, repeats) * (50 if broken[0] else 1)
 
     monkeypatch.setattr(measure, "time_burst", sometimes_broken)
-    monkeypatch.setattr(measure, "_involuntary_switches", counter)
+    monkeypatch.setattr(racing, "_involuntary_switches", counter)
     (timing,) = race(contenders(machine, a=1e-5))
     assert timing.samples and max(timing.samples) < 2e-5
 
@@ -255,7 +256,7 @@ def test_on_a_machine_that_is_always_busy_there_are_samples_all_the_same(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     switches = iter(range(100_000))
-    monkeypatch.setattr(measure, "_involuntary_switches", lambda: next(switches))
+    monkeypatch.setattr(racing, "_involuntary_switches", lambda: next(switches))
     timings = race(contenders(machine, a=1e-5, b=1e-5))
     assert all(len(timing.samples) >= 10 for timing in timings)
 
