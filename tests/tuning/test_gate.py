@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from polytile.tuning.gate import Gate, compare
+from polytile.tuning.distance import compare
+from polytile.tuning.gate import Gate
 from polytile.tuning.tolerance import tolerance
 
 
@@ -197,7 +198,7 @@ def test_a_reference_that_only_runs_at_the_arguments_precision_is_used_there() -
 
 
 def test_large_outputs_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polytile.tuning.gate.CHUNK", 64)
+    monkeypatch.setattr("polytile.tuning.distance.CHUNK", 64)
     got = torch.randn(7, 33).t()
     right = got.double()
     assert compare(got, right)[0] < 1e-7

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polytile.problem import Outcome
-from polytile.tuning import gate, room
+from polytile.tuning import distance, gate, room
 from polytile.tuning.clones import Clones, Lent
 from polytile.tuning.room import HOST_SECONDS, HOST_SLOWER, NoRoom
 from polytile.tuning.tune import tune
@@ -103,7 +103,7 @@ def test_a_large_problem_is_not_measured_without_room(spare: list[int]) -> None:
 
 def test_results_are_kept_on_the_host_to_compare_later_runs_with(spare: list[int]) -> None:
     copy = room.copy_of(torch.ones(4))
-    assert torch.equal(copy, torch.ones(4)) and gate._bits_equal(torch.ones(4), copy)
+    assert torch.equal(copy, torch.ones(4)) and distance.bits_equal(torch.ones(4), copy)
 
 
 def test_clones_that_fit_are_made_and_others_lent(spare: list[int]) -> None:

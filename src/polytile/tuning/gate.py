@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from polytile.ir.leaning import Leaning, leaning
-from polytile.ir.program import FLOAT8
 from polytile.tuning.clones import Clones, Lent, stand_ins, written_positions
-from polytile.tuning.room import COMPARED_AT_ONCE, copy_of, wide_fits
+from polytile.tuning.distance import bits_equal, compare, computable, pieces, root_mean_square
+from polytile.tuning.room import copy_of, wide_fits
 from polytile.tuning.serial import one_thread
 from polytile.tuning.tolerance import tolerance
-from polytile.tuning.undecided import Count, comparable, counted, firm_error
+from polytile.tuning.undecided import Count, counted, firm_error
 
 log = logging.getLogger("polytile.tuning")
 
@@ -36,9 +36,6 @@ tensors."""
 
 EXCUSE = 4.0
 """A candidate may be this many times as far from float64 as the reference at the arguments' own precision."""
-
-CHUNK = 1 << 15
-"""Elements compared at once: few enough for the cache, so that comparing takes little memory and little time."""
 
 AGAIN, AGAIN_SECONDS = 2, 2e-3
 """How often a candidate runs again, if its first run and the judging of it took no longer than so many seconds."""
@@ -123,7 +120,7 @@ class Gate:
             first = [copy_of(clones.args[position]) for position in self._written]
         for _ in range(again):
             self._run(run, clones)
-            same = all(_bits_equal(clones.args[p], f) for p, f in zip(self._written, first, strict=True))
+            same = all(bits_equal(clones.args[p], f) for p, f in zip(self._written, first, strict=True))
             repeated = verdict if same and clones.damage(inputs=False) is None else self._verdict(clones)
             if not repeated.ok:
                 return replace(repeated, detail=f"{repeated.detail}, in a later run of the same")
@@ -174,13 +171,13 @@ class Gate:
         assert self._expected is not None
         own = self._own_precision() if self._wide else self._expected
         for place, *results in zip(self._written, own, self._expected, *self._leaned, strict=True):
-            got, mine, *rights = map(_computable, (clones.args[place], *results))
+            got, mine, *rights = map(computable, (clones.args[place], *results))
             scale, device = self._scales[place], rights[0].device
             allowed = self._allowed(place)
             with one_thread():
-                errors = (firm_error(near, each, allowed, scale) for near, *each in _pieces(mine.to(device), *rights))
+                errors = (firm_error(near, each, allowed, scale) for near, *each in pieces(mine.to(device), *rights))
                 allowed = max(allowed, EXCUSE * max(errors, default=0.0))
-                counts = (counted(part.to(device), each, allowed, scale) for part, *each in _pieces(got, *rights))
+                counts = (counted(part.to(device), each, allowed, scale) for part, *each in pieces(got, *rights))
                 if not sum(counts, Count()).right:
                     return False
         return True
@@ -261,97 +258,4 @@ class Gate:
         return max((error for error, why in errors if not why), default=0.0)
 
 
-def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | None = None) -> tuple[float, str]:
-    """(largest |got - expected| / (|expected| + scale), what cannot be expressed so: NaN or infinity in the wrong
-    place, unequal integers). `scale` is the root mean square of `expected`, computed if not given. `expected` is
-    compared as rounded to got's dtype where that makes it infinite."""
-    if got.dtype.is_complex:
-        got, expected = torch.view_as_real(got), torch.view_as_real(expected)
-    if got.dtype in FLOAT8:
-        got, expected = _widened(got, expected)
-    with one_thread():
-        if not got.dtype.is_floating_point:
-            same = torch.equal(comparable(got.to(expected.device)), comparable(expected.to(got.dtype)))
-            return (0.0, "") if same else (0.0, "differs from the reference")
-        scale = root_mean_square(expected) if scale is None else scale
-        worst = 0.0
-        for right, mine in _pieces(expected, got):
-            mine = mine.to(right.device)  # the reference of a full device ran on the host
-            distance = _distance(mine, right, scale)
-            if not math.isfinite(distance):  # a NaN, an infinity, or 0 / 0: sort them out
-                same, distance = _careful_distance(mine, right, scale)
-                if not same:
-                    return math.inf, "has NaN or infinite values where the reference has others"
-            worst = max(worst, distance)
-    return worst, ""
-
-
-def _computable(tensor: torch.Tensor) -> torch.Tensor:
-    """8-bit floats, with which torch computes nothing, as float32; others as they are."""
-    return tensor.float() if tensor.dtype in FLOAT8 else tensor
-
-
-def _widened(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """8-bit floats and what is expected of them as float64. What their type has no finite number for is in `expected` what torch
-    makes of it."""
-    rounded = expected.to(got.dtype).double()
-    return got.double(), torch.where(rounded.isfinite(), expected.double(), rounded)
-
-
-def root_mean_square(expected: torch.Tensor) -> float:
-    """Of the finite values; 0 where there are none, and for integers."""
-    if expected.dtype.is_complex:
-        expected = torch.view_as_real(expected)
-    if not expected.dtype.is_floating_point or not expected.numel():
-        return 0.0
-    expected = _computable(expected)
-    squares = 0.0
-    with one_thread():
-        for (piece,) in _pieces(expected):
-            square = float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2
-            if not math.isfinite(square):
-                square = float(piece.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square_().sum())
-            squares += square
-    return math.sqrt(squares / expected.numel())
-
-
-def _distance(got: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
-    """Largest |got - expected| / (|expected| + scale); not finite if any value is not, or if 0 is divided by 0."""
-    distance = got.to(torch.float64, copy=True).sub_(expected).abs_()
-    return float(distance.div_(expected.abs().double().add_(scale)).max()) if got.numel() else 0.0
-
-
-def _careful_distance(got: torch.Tensor, expected: torch.Tensor, scale: float) -> tuple[bool, float]:
-    """(whether the two are finite in the same places and otherwise the same, distance of the finite values)."""
-    finite = expected.to(got.dtype).isfinite()
-    rounded = expected.to(got.dtype)[~finite]
-    if not torch.equal(finite, got.isfinite()) or not torch.equal(_labels(got[~finite]), _labels(rounded)):
-        return False, math.inf
-    differs = finite & (got.double() != expected)
-    return True, _distance(got[differs], expected[differs], scale)
-
-
-def _bits_equal(now: torch.Tensor, before: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and shape hold the same bits, as far as a quick look tells: NaN differs."""
-    with one_thread():
-        return torch.equal(comparable(now.to(before.device)), comparable(before))
-
-
-def _labels(special: torch.Tensor) -> torch.Tensor:
-    """NaN and the two infinities as numbers that compare equal to themselves."""
-    return special.double().nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)
-
-
-def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Tensors of one shape in pieces of at most CHUNK (COMPARED_AT_ONCE) elements, cut along their longest dimensions."""
-    shape = tensors[0].shape
-    chunk = CHUNK if tensors[0].device.type == "cpu" else COMPARED_AT_ONCE
-    if tensors[0].numel() <= chunk:
-        yield tensors
-        return
-    longest = max(range(len(shape)), key=lambda dimension: shape[dimension])
-    for parts in zip(*(tensor.chunk(-(-tensor.numel() // chunk), longest) for tensor in tensors), strict=True):
-        yield from _pieces(*parts)
-
-
-__all__ = ["Gate", "Reference", "Verdict", "compare"]
+__all__ = ["Gate", "Reference", "Verdict"]

@@ -34,7 +34,7 @@ class Count:
 
 
 def counted(got: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: float) -> Count:
-    """`got` beside `rights`, the first of them the reference itself. `allowed` and `scale` are those of `gate.compare`."""
+    """`got` beside `rights`, the first of them the reference itself. `allowed` and `scale` are those of `distance.compare`."""
     if got.dtype.is_complex:
         got, rights = torch.view_as_real(got), [torch.view_as_real(right) for right in rights]
     if got.dtype.is_floating_point:
@@ -50,7 +50,7 @@ def counted(got: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, s
 
 
 def firm_error(mine: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: float) -> float:
-    """The largest error of `mine` where rounding decides nothing, relative as in `gate.compare`; 0 for what is no number."""
+    """The largest error of `mine` where rounding decides nothing, relative as in `distance.compare`; 0 for what is no number."""
     if not mine.dtype.is_floating_point or not mine.numel():
         return 0.0
     exact, *leaned = rights
