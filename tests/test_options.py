@@ -120,6 +120,8 @@ def test_a_registered_option_takes_part_in_the_keys_of_measurements_and_plans() 
 def test_names_that_are_taken_and_options_that_come_with_polytile_stay() -> None:
     with pytest.raises(OptionError, match="an option 'force' already; put the package's name before it"):
         options.register(options.Option("force", int, 0, "Something else."))
+    with pytest.raises(OptionError, match=r"register takes Option\(name, type, default, doc\); it was given 'mine'"):
+        options.register("mine")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="'force' comes with polytile and stays"):
         options.unregister("force")
     with pytest.raises(OptionError, match="'mine' .its default. is 4; choose from 1, 2"):

@@ -101,10 +101,7 @@ def compile_program(
             calls.append((multikernel, call))
             return call
 
-        if options.get("progress") != "off":
-            from polytile.report import progress  # brings rich, which few programs need
-
-            progress.show_from_now_on(lines=options.get("progress") == "lines")
+        _show_progress()
         budget = Budget(options.get("program_seconds"), "the program")
         write = backend(options.get("wrapper"), _device_type(program))
         wrapped = write(program.name, schedule(program, call_of, inplace, traced))
@@ -137,6 +134,14 @@ def record(
     with _lock:
         _compiled.append(weakref.ref(compiled))
     return compiled
+
+
+def _show_progress() -> None:
+    """From now on, where the option `progress` asks for it."""
+    if options.get("progress") != "off":
+        from polytile.report import progress  # brings rich, which few programs need
+
+        progress.show_from_now_on(lines=options.get("progress") == "lines")
 
 
 def _device_type(program: Program) -> str:

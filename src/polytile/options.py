@@ -301,8 +301,10 @@ def override(**values: Any) -> Iterator[None]:
 
 def register(*options: Option) -> None:
     """Adds options of a package outside polytile, which are given like polytile's own. Their values take part in the key of
-    every measurement and of every plan. Raises OptionError for a name that is taken."""
+    every measurement and of every plan. Raises OptionError for a name that is taken and for a default that it does not take."""
     for option in options:
+        if not isinstance(option, Option):
+            raise OptionError(f"polytile.options.register takes Option(name, type, default, doc); it was given {option!r}.")
         if BY_NAME.get(option.name, option) != option:
             raise OptionError(f"there is an option {option.name!r} already; put the package's name before it.")
         _checked(option, option.default, "its default")

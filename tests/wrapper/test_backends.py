@@ -39,6 +39,11 @@ def test_a_backend_may_be_for_one_type_of_device() -> None:
     assert backend("text", "cpu")("p", ()).source == "any"
 
 
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(OptionError, match="'text' has to be a function of a program's name and its lines; it is 4"):
+        register_backend("text", 4)  # type: ignore[arg-type]
+
+
 def test_pythons_own_may_be_replaced() -> None:
     register_backend("python", named("mine"))
     assert backend("python")("p", ()).source == "mine"

@@ -25,7 +25,9 @@ _BACKENDS: dict[tuple[str, str], Backend] = {}
 
 def register_backend(name: str, backend: Backend, device: str = "") -> None:
     """Makes `backend(program_name, lines)` available under `name`, for programs on one type of device or, without
-    `device`, on those that have none of their own; replaces an earlier one."""
+    `device`, on those that have none of their own; replaces an earlier one. Raises OptionError for what cannot be called."""
+    if not callable(backend):
+        raise OptionError(f"wrapper backend {name!r} has to be a function of a program's name and its lines; it is {backend!r}.")
     _BACKENDS[name, device] = backend
 
 
