@@ -20,11 +20,16 @@ INT32_REACH = (1 << 31) - (1 << 20)
 
 @dataclass(frozen=True)
 class Facts:
-    """`divisible`: integer arguments that 16 divides; `aligned`: tensor arguments whose data starts at a multiple of 16 bytes;
-    `wide`: some position in a tensor or in the grid needs int64; `exact`: integer arguments that have one value all over
-    the regime, by name in order; `holding`: the other conditions of the regime that hold, by name; `powers`: powers of two
-    below 16 that divide other integer arguments, or the addresses of other tensors' data, by name; `least`: the smallest values
-    that lengths of rows have in the regime, by name."""
+    """What holds of the arguments of every call in a regime; arguments go by their names.
+
+    divisible  integers that 16 divides
+    aligned    tensors whose data starts at a multiple of 16 bytes
+    wide       some position in a tensor or in the grid needs int64
+    exact      integers that have one value all over the regime, in order
+    holding    the other conditions of the regime that hold
+    powers     powers of two below 16 that divide other integers, or the addresses of other tensors' data
+    least      the smallest values that lengths of rows have in the regime
+    """
 
     divisible: frozenset[str] = frozenset()
     aligned: frozenset[str] = frozenset()

@@ -55,19 +55,26 @@ class ArgInfo:
 class KernelSpec:
     """A kernel as its callers see it. All sub-kernels of a MultiKernel share one.
 
-    The kernel is called with `args` tensors (None where an optional one is absent) and then one int for each of
-    `size_names`. `size_keys` has the regime code of each int and `tensor_keys`, if not empty, of each tensor
-    (runtime/regime.py): what has the code 0 takes no part in any choice, so an int derived from others should have
-    it.
+    The kernel is called with `args` tensors (None where an optional one is absent) and then one int for each of `size_names`.
 
-    `reference(*args)` is called like the kernel, with float64 in place of other floating types, and writes the out
-    and inout tensors; it must be right, not fast. `reduction` names the sizes (or gives the numbers) whose product is
-    the number of terms that an output element sums; `reduction_hint` says how the reduction runs through memory
-    ("inner", "outer", ""). `make_args(sizes)` makes the flat arguments for given sizes by name, some of which may be
-    missing where others imply them; without it nothing can be tuned ahead of a call. `checks` are the sentences for
-    run-time checks 1, 2, ... `conditions` are named formulas of the integers, 0 where the condition does not hold: part of
-    the regime and of the problem; a name with `{}` is said with the formula's value. `target` is where the tensors are and the
-    kernel runs.
+    name            what it is called in messages, plans and the option `force`
+    family, kernel  of its Problems: what kind of work, and the digest of the work itself
+    size_keys       the regime code of each int (runtime/regime.py): what has the code 0 takes no part in any choice, so an int
+                    derived from others should have it
+    tensor_keys     the same of each tensor; empty: nothing about tensors matters
+    layouts         what else about the arguments tells problems apart
+    reduction       names of the sizes (or numbers) whose product is the number of terms that an output element sums
+    reduction_hint  how the reduction runs through memory: "inner", "outer" or ""
+    source_ops      the operators that it came from, for people
+    checks          the sentences for run-time checks 1, 2, ...
+    conditions      named formulas of the integers, 0 where the condition does not hold: part of the regime and of the problem; a
+                    name with `{}` is said with the formula's value
+    target          where the tensors are and the kernel runs
+    device          the fingerprint of that device; empty: this machine's processor
+    reference       `reference(*args)` is called like the kernel, with float64 in place of other floating types, and writes the
+                    out and inout tensors; it must be right, not fast
+    make_args       `make_args(sizes)` makes the flat arguments for given sizes by name, some of which may be missing where others
+                    imply them; without it nothing can be tuned ahead of a call
     """
 
     name: str

@@ -38,6 +38,8 @@ def _simple_buffer(buffer: Buffer) -> Buffer:
 
 
 def simplify_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
+    """The loop with simpler sizes, indices and values: masks and comparisons that its ranges decide, reductions of one element,
+    positions that are no data, then the rules of algebra (rules.py). Stores that never happen are gone."""
     loop = replace(loop, axes=_simple_axes(loop.axes), reduced=_simple_axes(loop.reduced))
     ranges = loop.ranges
     single = bool(loop.reduced) and all(a.size == 1 for a in loop.reduced)

@@ -12,7 +12,7 @@ GPU's products only: generated kernels for a CPU have no such loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -77,6 +77,25 @@ def _added(second: Template, first: Template) -> Loop | None:
     def is_first(node: Node) -> bool:
         return isinstance(node, Load) and node.buffer == first.out.buffer and sizes.equal(node.index, place)
 
+    sums, inside = _sums_of_both(loop, dtype, is_first)
+
+    def read(node: Node) -> bool:
+        own = isinstance(node, Accumulator) or (isinstance(node, Load) and node.buffer == first.out.buffer)
+        return own or (id(node) in inside and id(node) not in sums)
+
+    outside = [node for node in expr.walk(*loop.roots) if id(node) not in inside]
+    if not sums or any(read(child) for node in outside for child in node.children) or any(map(read, loop.roots)):
+        return None
+
+    def rule(node: Node, children: tuple[Node, ...]) -> Node:
+        return sums[id(node)] if id(node) in sums else expr.rebuild(node, children)
+
+    return loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+
+
+def _sums_of_both(loop: Loop, dtype: torch.dtype, is_first: Callable[[Node], bool]) -> tuple[dict[int, Node], set[int]]:
+    """The smallest sums of which the accumulator and the first product's element are terms, by identity, each with what it is
+    without that element; and the nodes of these sums, other terms aside."""
     inside: set[int] = set()
     sums: dict[int, Node] = {}
     for node in expr.walk(*loop.roots):
@@ -93,19 +112,7 @@ def _added(second: Template, first: Template) -> Loop | None:
             total = expr.op("add", node.dtype, total, term)
         sums[id(node)] = total
         inside |= within - {id(term) for term in others}
-
-    def read(node: Node) -> bool:
-        own = isinstance(node, Accumulator) or (isinstance(node, Load) and node.buffer == first.out.buffer)
-        return own or (id(node) in inside and id(node) not in sums)
-
-    outside = [node for node in expr.walk(*loop.roots) if id(node) not in inside]
-    if not sums or any(read(child) for node in outside for child in node.children) or any(map(read, loop.roots)):
-        return None
-
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        return sums[id(node)] if id(node) in sums else expr.rebuild(node, children)
-
-    return loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    return sums, inside
 
 
 def _terms(node: Node, dtype: torch.dtype) -> Iterator[Node]:
