@@ -48,6 +48,15 @@ def decided_at(kernel: MultiKernel) -> set[frozenset[int]]:
     return {frozenset(size for _, size in decision.sizes if size > 1) for decision in kernel.decisions}
 
 
+def test_hints_for_a_graph_of_no_rows_leave_nothing_to_compare() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.softmax(x, -1).sum(0)
+
+    run = polytile.compile(function, hints=[33])
+    for shape in ((0, 3), (0, 40), (5, 7)):
+        check(function, run, *sized(shape))
+
+
 @pytest.mark.parametrize("divisor", [lambda y: y, lambda y: y - 1])
 def test_made_up_divisors_are_no_error(divisor: Callable[[Tensor], Tensor]) -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import polytile
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.runtime.cuda import seeds
-from tests.gpu.comparing import agree, compare, compiled, data, with_gradients
+from tests.gpu.comparing import agree, compare, compiled, data, rejected, with_gradients
 
 pytestmark = pytest.mark.gpu
 
@@ -66,6 +67,16 @@ def test_8_bit_floats_are_converted_as_in_eager(dtype: torch.dtype) -> None:
         got, want = scaled(a, s), (F.rms_norm(a.float(), (n,)) / s).to(dtype)
         torch.testing.assert_close(got.float(), want.float(), rtol=0.26, atol=0.01)
         assert got.dtype == dtype and ((got.float() - want.float()).abs() > 0.02 * want.float().abs()).float().mean() < 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_what_an_integer_type_does_not_hold_becomes_what_eager_makes_of_it(dtype: torch.dtype) -> None:
+    wide = torch.tensor([-1.5, 127.9, 128.0, 255.9, 256.0, 40000.0, 65536.0, 2.0**31, 3e9, -3e9, 1e18], device="cuda")
+    for to in (torch.uint8, torch.int32, torch.int64):
+        call = compiled(lambda a, to=to: a.to(to))
+        for a in (wide.to(dtype), wide.to(dtype).repeat(9).flip(0)):
+            assert torch.equal(call(a), a.to(to)), f"{dtype} to {to}"
+        assert not rejected(), rejected()
 
 
 ALONE: dict[str, Callable[[Tensor], Any]] = {
@@ -265,6 +276,19 @@ def test_every_replay_of_a_captured_dropout_draws_anew() -> None:
     assert not torch.equal(first, second)
     assert torch.equal(replayed(3), first)
     assert not torch.equal(call(ones), call(ones))
+
+
+def test_a_checkpoint_drops_the_same_again_and_its_kernels_are_generated() -> None:
+    def block(a: Tensor) -> Tensor:
+        return F.dropout(a.sin(), 0.5, True) * 2
+
+    call = compiled(lambda a: checkpoint(block, a, use_reentrant=False))
+    for shape in ((100, 200), (33, 7)):
+        x = torch.ones(shape, device="cuda", requires_grad=True)
+        out = call(x)
+        out.sum().backward()
+        assert x.grad is not None and torch.equal(x.grad != 0, out != 0) and 0.3 < float((out != 0).float().mean()) < 0.7
+    assert polytile.counters["kernels_generated"] >= 2
 
 
 def test_gradients_of_dropout_from_the_counter_belong_to_what_was_kept() -> None:

@@ -57,7 +57,8 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
 
 def unsupported(graph: torch.fx.GraphModule) -> str:
     """Why no program can be made of the graph at all, "" if one can: tensors on a device without a code generator,
-    tensors without strides, arguments that memory holds with the other sign, or that are neither tensors nor numbers."""
+    tensors without strides, arguments that memory holds with the other sign, or that are neither tensors nor numbers nor
+    generators."""
     for node in graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
@@ -68,7 +69,7 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
                     return f"polytile generates no kernels for {kind} tensors"
                 if node.op == "placeholder" and value.is_neg():
                     return f"polytile's kernels read what is in memory, and argument {node.name} is marked as negated (is_neg)"
-            elif node.op == "placeholder" and not isinstance(value, _NUMBERS | str | None):
+            elif node.op == "placeholder" and not isinstance(value, _NUMBERS | torch.Generator | str | None):
                 return f"polytile takes tensors and numbers, and argument {node.name} is a {type(value).__name__}"
     return ""
 
@@ -128,6 +129,8 @@ class _Driver:
             self._define(*value.shape, *value.stride())
             return
         size = _number(value) if isinstance(value, _NUMBERS) else None
+        if isinstance(value, torch.Generator):  # library calls take it under a name, as they take sizes
+            size = sympy.Symbol(node.name)
         self._define(size)
         self.inputs.append(Input(node.name, size=size))
         self.env[node] = size

@@ -101,12 +101,13 @@ def _reference(kernel: LoopKernel) -> Any:
 
 
 def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device | None = None) -> Sequence[Any]:
-    """Random flat arguments for the given sizes: tensors just large enough (on `target`, or the CPU), then the
-    integers."""
+    """Random flat arguments for the given sizes: tensors just large enough (on `target`, or the CPU), of no elements for a loop
+    without points, then the integers."""
     values = {s: size[s.name] for s in kernel.symbols}
-    extents: dict[str, int] = {t.name: 1 for t in kernel.tensors}
     ranges = {a.symbol: sizes.evaluate(a.size, values) for a in kernel.loop.axes + kernel.loop.reduced}
-    for access in kernel.loop.accesses():
+    empty = not all(ranges[a.symbol] for a in kernel.loop.axes)
+    extents: dict[str, int] = {t.name: 0 if empty else 1 for t in kernel.tensors}
+    for access in () if empty else kernel.loop.accesses():
         top = {s: max(0, ranges[s] - 1) for s in access.index.free_symbols if s in ranges}
         for k, node in enumerate(access.indirect):
             top[expr.indirect_symbol(k)] = max(0, _index_limit(node, values) - 1)

@@ -51,7 +51,8 @@ class Stub(Loaded):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, Call, {"count": 0, "launch_error": 0, "load_error": 0, "parameters": 4, "capturing": 0,
-                                      "memsets": 0, "tensors": 0, "max_threads": 1024, "described": -1})  # fmt: skip
+                                      "memsets": 0, "tensors": 0, "max_threads": 1024, "described": -1, "delay": 0,
+                                      "launching": 0, "deleted_early": 0})  # fmt: skip
 
 
 @pytest.fixture

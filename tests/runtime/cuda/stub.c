@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MOST = 64 };
 typedef struct {
@@ -14,6 +15,7 @@ typedef struct {
 
 Call stub_calls[MOST];
 int stub_overlaps, stub_cluster, stub_large, stub_count, stub_launch_error, stub_load_error, stub_parameters = 4, stub_capturing, stub_memsets, stub_tensors;
+volatile int stub_delay, stub_launching, stub_deleted_early; /* microseconds that a launch takes; memory let go meanwhile */
 int stub_described = -1; /* the parameter that is a descriptor */
 int stub_max_threads = 1024, stub_shared_limit = 227 * 1024;
 void *stub_stream = (void *)0x77;
@@ -85,6 +87,11 @@ int cuLaunchKernelEx(const CUlaunchConfig *how, void *function, void **parameter
 {
     if (stub_launch_error)
         return stub_launch_error;
+    if (stub_delay) {
+        stub_launching = 1;
+        usleep(stub_delay);
+        stub_launching = 0;
+    }
     Call *call = &stub_calls[stub_count++ % MOST];
     *call = (Call){function, how->stream, depth ? contexts[depth] : NULL, {how->grid[0], how->grid[1], how->grid[2]},
                    how->block[0], how->shared, {0}, {0}};
@@ -112,5 +119,11 @@ int32_t aoti_torch_empty_strided(int64_t rank, const int64_t *sizes, const int64
     stub_tensors++;
     return 0;
 }
-int32_t aoti_torch_delete_tensor_object(void *tensor) { free(tensor); stub_tensors--; return 0; }
+int32_t aoti_torch_delete_tensor_object(void *tensor) 
+{
+    stub_deleted_early += stub_launching;
+    free(tensor);
+    stub_tensors--;
+    return 0;
+}
 int32_t aoti_torch_get_data_ptr(void *tensor, void **pointer) { *pointer = tensor; return 0; }

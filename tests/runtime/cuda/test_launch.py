@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 
 import pytest
 import sympy
@@ -131,6 +133,19 @@ def test_zeroed_scratch_is_kept_for_each_stream_and_grows(stub: Stub) -> None:
     del made
     gc.collect()
     assert stub.tensors == 0
+
+
+def test_kept_scratch_stays_until_another_threads_kernel_is_launched(stub: Stub) -> None:
+    made = plan(stub, (launch.SCRATCH, 0), scratch=(launch.Scratch(encode(4 * N, PLACES), zeroed=True),))
+    stub.delay = 300_000
+    slow = threading.Thread(target=time_burst, args=(entry(made), (X, 1, 100), 1))
+    slow.start()
+    while not stub.launching:
+        time.sleep(0.001)
+    stub.delay = 0
+    time_burst(entry(made), (X, 1, 200), 1)  # needs more, so that the other's memory goes
+    slow.join()
+    assert stub.deleted_early == 0 and stub.tensors == 1 and stub.memsets == 2
 
 
 def test_no_memory_for_scratch_is_out_of_memory(stub: Stub) -> None:

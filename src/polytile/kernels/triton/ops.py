@@ -116,5 +116,5 @@ def convert(arg: str, source: torch.dtype, target: torch.dtype) -> str:
     if target.is_floating_point and target.itemsize <= 2 and source != torch.float32:
         return f"{arg}.to(tl.float32).to({value_type(target)})"
     if source.is_floating_point and target in NARROW:  # through an int that holds the whole value, then its low bits
-        return f"{arg}.to(tl.int32).to({value_type(target)})"
+        return f"{arg}.to({'tl.int64' if target == torch.uint8 else 'tl.int32'}).to({value_type(target)})"
     return f"{arg}.to({value_type(target)})"

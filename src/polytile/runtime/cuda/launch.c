@@ -7,6 +7,7 @@
    another one is. Results: 0; the number of a run-time check that an earlier launch of the plan found violated (a GPU
    reports late); or minus the driver's error. */
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
@@ -106,16 +107,14 @@ static int allocate(int32_t device, int64_t bytes, void **tensor, void **pointer
     return api.data_pointer(*tensor, pointer) == 0 ? 0 : -OUT_OF_MEMORY;
 }
 
-/* Zeroed memory of at least `bytes` that stays with this plan and stream. What a graph records zeroes memory of its own
-   once in each replay. */
+/* Zeroed memory of at least `bytes` that stays with this plan and stream, for the thread that has locked the plan. What a
+   graph records zeroes memory of its own once in each replay. */
 static int keep(Plan *plan, void *stream, int32_t buffer, int64_t bytes, void **pointer)
 {
     int code = 0, status = 0;
     uint64_t recording = 0;
     if (api.capture_info(stream, &status, &recording, NULL, NULL, NULL) != 0 || status == 0)
         recording = 0;
-    while (atomic_flag_test_and_set_explicit(&plan->busy, memory_order_acquire))
-        ;
     Kept *found = NULL;
     for (int i = 0; i < KEPT && found == NULL; i++) {
         Kept *kept = &plan->kept[i];
@@ -131,10 +130,23 @@ static int keep(Plan *plan, void *stream, int32_t buffer, int64_t bytes, void **
         code = allocate(plan->device, bytes, &found->tensor, &found->pointer);
         if (code == 0)
             code = -api.set_bytes((uintptr_t)found->pointer, 0, (size_t)bytes, stream);
+        if (code != 0)
+            found->bytes = -1;
     }
     *pointer = found->pointer;
-    atomic_flag_clear_explicit(&plan->busy, memory_order_release);
     return code;
+}
+
+/* What a plan keeps may be let go for more of it as soon as another thread has the lock: by then the kernels that use it
+   have been launched. Returns whether there is anything to lock. */
+static int lock(Plan *plan)
+{
+    int keeps = 0;
+    for (int i = 0; i < plan->scratch_count; i++)
+        keeps |= plan->scratch[i].zeroed;
+    while (keeps && atomic_flag_test_and_set_explicit(&plan->busy, memory_order_acquire))
+        sched_yield();
+    return keeps;
 }
 
 /* Memory for the plan's scratch buffers; `owned` gets the tensors to delete after the launches. */
@@ -215,9 +227,12 @@ static int run(Plan *plan, void *const *pointers, const long *integers)
     if (api.current_stream(plan->device, &stream) != 0)
         return -INVALID_VALUE;
     memset(owned, 0, sizeof owned);
+    int locked = lock(plan);
     int code = plan->scratch_count > 0 ? provide(plan, integers, stream, memory, owned) : 0;
     for (int i = 0; i < plan->launch_count && code == 0; i++)
         code = start(&plan->launches[i], pointers, integers, memory, plan->error, stream);
+    if (locked)
+        atomic_flag_clear_explicit(&plan->busy, memory_order_release);
     for (int i = 0; i < plan->scratch_count; i++)
         if (owned[i] != NULL)
             api.delete_tensor(owned[i]);
