@@ -97,7 +97,7 @@ class Trials:
         spec = self.kernel.spec
         assert spec.make_args is not None
         args = tuple(spec.make_args(dict(zip(spec.size_names, self._first_call(shape)[1], strict=True))))
-        return self.kernel._request(self.kernel.dispatcher.key_of(*args), spec.split(args)[1], args)
+        return self.kernel.request(self.kernel.dispatcher.key_of(*args), spec.split(args)[1], args)
 
     def _first_call(self, shape: Shape) -> tuple[MultiKernel, list[int]]:
         [calls] = self._compiled.calls(self._traced, [shape])

@@ -14,6 +14,7 @@ NAMES = {
     "library_calls": "call sites of operators that run as ATen calls, by operator",
     "candidates_benchmarked": "candidates timed",
     "store_hits": "decisions that measurements on record made",
+    "sizes_refined": "sizes that were measured because they came often",
     "dispatch_misses": "calls that met a regime without an entry in the dispatch table",
     "compiler_runs": "runs of the C and C++ compiler; Triton kernels compiled",
     "weights_packed": "packed copies of weights made",

@@ -95,6 +95,14 @@ TABLE: tuple[Option, ...] = (
         least=0,
     ),
     Option(
+        "refine",
+        float,
+        0.03,
+        "Part of the time spent in a kernel at sizes that come often, in a regime that others have decided, that measuring its "
+        "candidates at these very sizes may take; 0: never.",
+        least=0,
+    ),
+    Option(
         "gpu_cache",
         str,
         "warm",

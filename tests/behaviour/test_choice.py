@@ -6,6 +6,7 @@ import csv
 import gc
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -317,3 +318,32 @@ def test_each_shape_goes_to_the_candidate_that_is_fastest_there(monkeypatch: pyt
 
 def test_one_cache_directory_is_used_by_these_tests_and_not_the_users() -> None:
     assert os.environ["POLYTILE_CACHE_DIR"] == options.get("cache_dir") != options.BY_NAME["cache_dir"].default
+
+
+# Sizes that come often.
+
+
+def test_results_stay_right_while_sizes_that_come_often_are_measured_by_several_threads() -> None:
+    """With no limit to what it may take, that is at the first look."""
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        x.mul_(1.5)
+        return torch.softmax(x @ weight, -1)
+
+    got = compiled(function, refine=1e6)
+    (weight,) = sized((48, 64))
+    got(torch.randn(736, 48), weight)
+    inputs = {rows: torch.randn(rows, 48) for rows in (752, 832, 1008)}
+    before = polytile.counters["candidates_benchmarked"]
+
+    def work(rows: int) -> None:
+        for number in range(400):
+            x = inputs[rows].clone()
+            result = got(x, weight)
+            if number % 50 == 0:
+                expected = torch.softmax(inputs[rows] * 1.5 @ weight, -1)
+                assert torch.allclose(x, inputs[rows] * 1.5) and torch.allclose(result, expected, atol=1e-5)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, inputs))
+    assert polytile.counters["sizes_refined"] > 0 and polytile.counters["candidates_benchmarked"] > before

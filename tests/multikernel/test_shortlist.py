@@ -44,7 +44,7 @@ def test_beside_loops_on_a_gpu_the_library_takes_no_place(family: str, generated
     candidates = [Fake(f"c{i}") for i in range(8)] + [Fake("aten", origin="library")]
     kernel = MultiKernel(SPEC, candidates)
     args = arguments(32)
-    request = kernel._request(kernel.dispatcher.key_of(*args), (32, 64), args)
+    request = kernel.request(kernel.dispatcher.key_of(*args), (32, 64), args)
     on_gpu = replace(request, spec=spec(family=family, target=torch.device("cuda", 0)))
     assert [c.name for c in shortlist(on_gpu)] == [*[f"c{i}" for i in range(generated)], "aten"]
 

@@ -274,6 +274,56 @@ def test_a_split_regime_has_a_key_and_an_entry_for_each_part(make: Make) -> None
     assert dispatch.key_of(96, 7) == whole
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_single_sizes_may_be_taken_out_of_a_regime(make: Make, split: bool) -> None:
+    calls: list[str] = []
+    entries = {name: PythonEntry(lambda *args, name=name: calls.append(f"{name} {args}")) for name in ("all", "own")}
+    dispatch = make("k", [1, 0, 2], Asked(entries["all"]))
+    whole = dispatch.key_of(100, 7, 3)
+    dispatch.insert(whole, None if split else entries["all"])
+    own = regime.pack([regime.single(100), 3])
+    dispatch.insert(own, entries["own"])
+    assert dispatch.key_of(100, 9, 3) == own != dispatch.key_of(101, 7, 3) and dispatch.get(own) is entries["own"]
+    assert (dispatch.key_of(101, 7, 3) == whole) is not split
+    for size in (100, 101, 100):
+        dispatch(size, 7, 3)
+    assert calls == ["own (100, 7, 3)", "all (101, 7, 3)", "own (100, 7, 3)"]
+    assert dispatch.key_of(100, 7, 4) != own, "in another regime they are not"
+    dispatch.clear()
+    assert dispatch.key_of(100, 7, 3) == whole
+
+
+def test_it_tells_of_the_call_that_was_waited_for_before_it_runs(make: Make) -> None:
+    calls: list[Any] = []
+    entry = PythonEntry(lambda *args: calls.append(args[0]))
+    other = PythonEntry(lambda *args: calls.append(-args[0]))
+
+    def told(args: tuple[Any, ...]) -> None:
+        calls.append(("due", *args))
+        dispatch.insert(dispatch.key_of(*args), other)
+
+    dispatch = make("k", [1], Asked(entry), on_due=told)
+    dispatch.watch(dispatch.key_of(100), 2)
+    dispatch(100)
+    dispatch.watch(dispatch.key_of(100), 3)
+    dispatch.insert(dispatch.key_of(100), entry)
+    for size in (101, 102, 103, 104):
+        dispatch(size)
+    assert calls == [100, 101, 102, ("due", 103), -103, -104]
+
+
+def test_what_is_raised_where_a_call_was_waited_for_is_the_calls(make: Make) -> None:
+    def told(args: tuple[Any, ...]) -> None:
+        raise ValueError("not now")
+
+    dispatch = make("k", [1], Asked(PythonEntry(lambda *args: None)), on_due=told)
+    dispatch(100)
+    dispatch.watch(dispatch.key_of(100), 1)
+    with pytest.raises(ValueError, match="not now"):
+        dispatch(100)
+    dispatch(100)
+
+
 def test_a_decision_may_split_its_own_regime(make: Make) -> None:
     def choose(key: int, arguments: tuple[Any, ...]) -> PythonEntry:
         dispatch.insert(key, None)

@@ -106,3 +106,12 @@ def test_packing_loses_nothing(words: list[int]) -> None:
 def test_a_key_of_another_shape_is_refused() -> None:
     with pytest.raises(OverflowError):
         regime.unpack(1 << 64, 1)
+
+
+@given(st.one_of(st.integers(0, 5000), st.integers(1, 2**40)))
+def test_a_single_size_is_told_apart_from_all_others_and_knows_its_regime(size: int) -> None:
+    word = regime.single(size)
+    assert regime.whole(word) == regime.bucket(size) and regime.bounds(word) == (size, size)
+    assert regime.is_single(word) == (size > regime.EXACT_UP_TO) and not regime.is_part(word)
+    assert regime.divisible(word) == regime.divisible(regime.bucket(size)) or size <= regime.EXACT_UP_TO
+    assert word != regime.single(size + 1)

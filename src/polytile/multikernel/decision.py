@@ -28,8 +28,9 @@ class Decision:
 
     `standings` has every candidate that was considered, in canonical order, with its time at the sizes `measured_at` (no
     sizes: at `sizes`); `notes` what stronger links said in passing. `part_of` is the regime that `regime` is a part of,
-    if that was split. `from_store` says that it rests on measurements taken earlier, `tried` that the candidate ran on these
-    arguments just now, `postponed` that there was no memory or time for measuring all, and a later call may have some.
+    if that was split, or of which it is single sizes that were taken out. `from_store` says that it rests on measurements
+    taken earlier, `tried` that the candidate ran on these arguments just now, `postponed` that there was no memory or time for
+    measuring all, and a later call may have some.
     """
 
     kernel: str

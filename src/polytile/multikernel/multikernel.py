@@ -23,11 +23,12 @@ from polytile.errors import (
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, settled, specialised
 from polytile.kernels.cpp.checks import NO_DIVISOR
 from polytile.kernels.facts import Facts
-from polytile.multikernel import selector, trace, trials
+from polytile.multikernel import refining, selector, trace, trials
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.failures import Failures
 from polytile.multikernel.inputs import check_inputs
 from polytile.multikernel.links import forced, plan, prior
+from polytile.multikernel.refiner import Refiner
 from polytile.multikernel.selector import Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.multikernel.splitting import Regimes, Words
@@ -70,6 +71,7 @@ class MultiKernel:
         self._choosing: set[int] = set()
         self._regimes = Regimes(spec)
         self._failures = Failures()
+        self._refiner = Refiner(self)
         self._postponed: dict[int, int] = {}
         """How often a regime's measuring was put off to a later call because memory or time was short."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
@@ -80,6 +82,7 @@ class MultiKernel:
             self._on_error,
             tuple(formula for _, formula in spec.conditions),
             spec.device_type,
+            self._on_due,
         )
         with settings.override(**self.options):
             checked = settings.get("check_inputs")
@@ -110,7 +113,7 @@ class MultiKernel:
         """The decision that a call with these arguments, or these ints alone, would follow; None if there is none
         yet."""
         with self._lock:
-            return self._decided(self.dispatcher.key_of(*args))
+            return self.decided(self.dispatcher.key_of(*args))
 
     def choose(self, sizes: Mapping[str, int]) -> Decision:
         """What would be chosen at these sizes (all of `spec.size_names`) without measuring; changes nothing.
@@ -120,7 +123,7 @@ class MultiKernel:
         ints = tuple(sizes[name] for name in self.spec.size_names)
         with self._lock, settings.override(**self.options):
             key = self._key_of(ints)
-            request = self._request(key, ints, None)
+            request = self.request(key, ints, None)
             decision = selector.choose(request) if request.candidates else None
             if decision is None:
                 raise NoCandidate(self._nothing_left(key, request))
@@ -131,8 +134,8 @@ class MultiKernel:
         ints = tuple(ints)
         with self._lock, settings.override(**self.options):
             key = self._key_of(ints)
-            if self._decided(key) is None:
-                self._prepare(self._request(key, ints, None))
+            if self.decided(key) is None:
+                self._prepare(self.request(key, ints, None))
 
     def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
         """Chooses ahead of calls for the hinted sizes, on arguments that `spec.make_args` makes at those very sizes;
@@ -148,15 +151,15 @@ class MultiKernel:
         with self._lock, settings.override(**{**self.options, **patient}):
             for args in calls:
                 key = self._key_of(args)
-                if self._decided(key) is None:
-                    self._prepare(self._request(key, self.spec.split(args)[1], args))
+                if self.decided(key) is None:
+                    self._prepare(self.request(key, self.spec.split(args)[1], args))
             for args in calls:
                 key = self._key_of(args)
-                if self._decided(key) is None:
+                if self.decided(key) is None:
                     with contextlib.suppress(DivisionByZero):
                         entry = self._select(key, args)
                         self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # it may be split by this very decision
-            decided = [self._decided(self.dispatcher.key_of(*args)) for args in calls]
+            decided = [self.decided(self.dispatcher.key_of(*args)) for args in calls]
             return [decision for decision in decided if decision is not None]
 
     def _made_up(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
@@ -176,6 +179,7 @@ class MultiKernel:
             self._regimes = Regimes(self.spec)
             self._failures = Failures()
             self._postponed.clear()
+            self._refiner = Refiner(self)
 
     def explain(self) -> str:
         """The decisions as text, one a line."""
@@ -205,14 +209,26 @@ class MultiKernel:
             self._lock.release()
 
     def _key_of(self, args: Sequence[Any]) -> int:
-        """The key of a call, or of ints alone; that of a part where a plan in force splits the regime."""
+        """The key of a call, or of ints alone; that of a part, or of these sizes, where a plan in force says so."""
         key = self.dispatcher.key_of(*args)
         words = self.spec.words_in(key)
-        if not self.spec.is_part(words) and plan.splits(self.spec, self.spec.regime(words)):
+        whole = self.spec.regime(words)
+        if not self.spec.is_part(words) and plan.splits(self.spec, whole):
             self.dispatcher.insert(key, None)
+        elif plan.taken_out(self.spec, whole) and self.dispatcher.get(key) is None:
+            self.dispatcher.insert(key, PythonEntry(Undecided(self)))
+        for sizes in plan.taken_out(self.spec, whole):
+            self.take_out(words, sizes)
         return self.dispatcher.key_of(*args)
 
-    def _decided(self, key: int) -> Decision | None:
+    def take_out(self, words: Words, sizes: Mapping[str, int]) -> None:
+        """Has the next call at these sizes, of the regime `words`, decide for them alone, if none has yet."""
+        own = regime.pack(self.spec.single(words, sizes))
+        if self.dispatcher.get(own) is None:
+            self.dispatcher.insert(own, PythonEntry(Undecided(self)))
+
+    def decided(self, key: int) -> Decision | None:
+        """The decision that stands for a key."""
         return self._regimes.decisions.get(self.spec.words_in(key))
 
     def _select(self, key: int, args: tuple[Any, ...], met: bool = False) -> Entry:
@@ -226,20 +242,32 @@ class MultiKernel:
                 if standin is not None:
                     return standin
             while True:
-                request = self._request(key, self.spec.split(args)[1], None if untimed else args)
-                decision = self._choice(key, request)
-                chosen = request.named(decision.candidate)
-                if decision.seconds is not None:
-                    chosen = settled(chosen, dict(decision.measured_at) or request.sizes)
-                entry = self._made(key, chosen, request)
+                request = self.request(key, self.spec.split(args)[1], None if untimed else args)
+                entry = self.adopted(key, self._choice(key, request), request)
                 if entry is not None:
-                    self._keep(decision, request)
-                    counters.add("store_hits", decision.from_store)
-                    trace.announce(self.spec, self.candidates, decision)
-                    return self._watched(key, decision, entry, request)
+                    break
+            own = self.dispatcher.key_of(*args)
+            alone = self.spec.is_single(self.spec.words_in(own)) and own != key  # what is on record here says otherwise
+            return self._select(own, args, met) if alone else entry
         finally:
             if not reentrant:
                 self._choosing.discard(key)
+
+    def adopted(self, key: int, decision: Decision, request: Request) -> Entry | None:
+        """Files the decision and returns what is to run by it; None where its candidate cannot be made."""
+        chosen = request.named(decision.candidate)
+        if decision.seconds is not None:
+            chosen = settled(chosen, dict(decision.measured_at) or request.sizes)
+        entry = self._made(key, chosen, request)
+        if entry is None:
+            return None
+        self._keep(decision, request)
+        counters.add("store_hits", decision.from_store)
+        trace.announce(self.spec, self.candidates, decision)
+        entry = self._watched(key, decision, entry, request)
+        if not decision.postponed and not trials.within():
+            self._refiner.count(decision, self._regimes.at(request.words, dict(decision.sizes)), request, entry)
+        return entry
 
     def _choice(self, key: int, request: Request) -> Decision:
         """What the selector chooses; eager's own kernel where all candidates were wrong. Raises NoCandidate where nothing can
@@ -280,6 +308,20 @@ class MultiKernel:
             if entry is not None:
                 self.dispatcher.insert(after, entry)
             self._failures.move(before, after)
+            self._refiner.move(whole, part)
+
+    def _on_due(self, args: tuple[Any, ...]) -> None:
+        """The table has counted as many calls of an entry as it was told: looks at this one."""
+        key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
+        free = self._lock.acquire(blocking=False)
+        try:
+            if free:
+                with settings.override(**self.options):
+                    calls = self._refiner.look(key, args)
+        finally:
+            self.dispatcher.watch(key, calls)
+            if free:
+                self._lock.release()
 
     def _standin(self, key: int, args: tuple[Any, ...], may_measure: bool) -> PythonEntry | None:
         """With the option stall "never": what serves this regime until its own kernels are compiled and may be measured; None
@@ -288,7 +330,7 @@ class MultiKernel:
         The best that is at hand: a kernel made for a regime with fewer facts is right here too, if slower; where there
         is none, torch operators do the work.
         """
-        request = self._request(key, self.spec.split(args)[1], args if may_measure else None)
+        request = self.request(key, self.spec.split(args)[1], args if may_measure else None)
         if not request.candidates:
             return None
         wanted, measured = self._prepare(request)
@@ -312,7 +354,8 @@ class MultiKernel:
             return ()
         return [0 if tensor is None else tensor.data_ptr() for tensor in self.spec.split(args)[0]]
 
-    def _request(self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None) -> Request:
+    def request(self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None) -> Request:
+        """What the selector is asked about these integers, in the regime `key`; with `args`, candidates may be tried on them."""
         spec, sizes = self.spec, self.spec.sizes(ints)
         pointers = self._pointers(args)
         rejected = self._failures.at(key)
@@ -391,8 +434,16 @@ class MultiKernel:
     def _take_back(self, words: Words) -> None:
         """Takes back a decision that a trial of another kernel's candidate brought about: the next call decides anew."""
         with self._lock:
-            if self._regimes.decisions.pop(words, None) is not None:
-                self.dispatcher.insert(regime.pack(words), PythonEntry(Undecided(self)))
+            self.decide_anew(words)
+
+    def learn(self, key: int, request: Request) -> None:
+        """Keeps what was found out about candidates that fail while the request was answered for the regime `key`."""
+        self._failures.learn(key, request)
+
+    def decide_anew(self, words: Words) -> None:
+        """Has the next call of this regime decide."""
+        if self._regimes.decisions.pop(words, None) is not None:
+            self.dispatcher.insert(regime.pack(words), PythonEntry(Undecided(self)))
 
     def _checked_call(self, *args: Any) -> None:
         check_inputs(self.spec, args)
@@ -409,7 +460,7 @@ class MultiKernel:
         with self._lock, settings.override(**self.options):
             key = self.dispatcher.key_of(*args)
             candidate = self._by_name[decision.candidate]
-            self._record(self._request(key, self.spec.split(args)[1], args), candidate, Outcome.RAISED, error)
+            self._record(self.request(key, self.spec.split(args)[1], args), candidate, Outcome.RAISED, error)
             self._failures.add(candidate.name, f"raised {type(error).__name__}: {error}", key)
             self._regimes.decisions.pop(self.spec.words_in(key), None)
             return self.replace(args, self._select(key, args))

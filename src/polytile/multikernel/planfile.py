@@ -11,7 +11,8 @@ A plan is JSON that a person can read and `git diff` can show:
     ...]}
 
 A decision is found by the kernel's digest, dtypes, layouts and regime; where a regime is split (splitting.py), the
-decisions are those of its parts, each with "part_of", the whole. Its name and sizes are there for readers. The
+decisions are those of its parts, each with "part_of", the whole; so is that of single sizes taken out of it (refining.py). Its
+name is there for readers, and so are its sizes but for those. The
 environment says where the plan was made; it takes no part in finding a decision, so that a plan works on another
 machine of the same kind.
 """
@@ -67,6 +68,11 @@ class Pinned:
         return self.digest, self.dtypes, self.layouts, self.regime
 
     @property
+    def single(self) -> bool:
+        """Whether it is about single sizes taken out of their regime: a part names its sizes as first..last."""
+        return bool(self.part_of) and ".." not in self.regime
+
+    @property
     def split(self) -> Key:
         """The key of the regime that this one's is a part of."""
         return self.digest, self.dtypes, self.layouts, self.part_of
@@ -108,7 +114,16 @@ class Plan:
     @cached_property
     def split(self) -> frozenset[Key]:
         """The regimes of which parts are pinned."""
-        return frozenset(pinned.split for pinned in self.decisions if pinned.part_of)
+        return frozenset(pinned.split for pinned in self.decisions if pinned.part_of and not pinned.single)
+
+    @cached_property
+    def taken_out(self) -> Mapping[Key, tuple[Mapping[str, int], ...]]:
+        """The single sizes that are pinned, by the key of their regime."""
+        found: dict[Key, tuple[Mapping[str, int], ...]] = {}
+        for pinned in self.decisions:
+            if pinned.single:
+                found[pinned.split] = (*found.get(pinned.split, ()), dict(pinned.sizes))
+        return found
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Plan:

@@ -8,6 +8,8 @@ Answer without a candidate: it has nothing to say, and why is worth telling. Lin
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,9 +81,16 @@ class Request:
         pairs = zip(self.candidates, scores, strict=True)
         return [None if candidate.name in self.rejected else score for candidate, score in pairs]
 
-    def pick(self, scores: Sequence[Score | None], sizes: Mapping[str, int] | None = None) -> Candidate | None:
-        """The candidate to choose by `scores`, one for each of `candidates`, taken at `sizes` (None: at the request's)."""
-        index = pick(scores, noise_band(self.spec.target.type), self._entrants(scores, sizes))
+    def pick(
+        self, scores: Sequence[Score | None], sizes: Mapping[str, int] | None = None, preferred: str = ""
+    ) -> Candidate | None:
+        """The candidate to choose by `scores`, one for each of `candidates`, taken at `sizes` (None: at the request's). Of equals
+        the one named `preferred`, if it is among them."""
+        entrants = [
+            dataclasses.replace(entrant, predicted=-math.inf) if candidate.name == preferred else entrant
+            for candidate, entrant in zip(self.candidates, self._entrants(scores, sizes), strict=True)
+        ]
+        index = pick(scores, noise_band(self.spec.target.type), entrants)
         return None if index is None else self.candidates[index]
 
     def doubtful(self, scores: Sequence[Score | None]) -> bool:
@@ -168,12 +177,12 @@ def must_measure(request: Request) -> bool:
 def choose(request: Request) -> Decision | None:
     """The decision of the first link that has one; None if no candidate can run (`request.rejected` says why)."""
     if len(request.candidates) == 1:
-        return _decision(request, "only", Answer(request.candidates[0], "the only one that can run"), ())
+        return decided(request, "only", Answer(request.candidates[0], "the only one that can run"))
     notes: list[str] = []
     for name, link in chain():
         answer = link(request)
         if answer is not None and answer.candidate is not None:
-            return _decision(request, name, answer, tuple(notes))
+            return decided(request, name, answer, tuple(notes))
         if answer is not None:
             notes.append(answer.provenance)
     return None
@@ -184,11 +193,13 @@ def eagers_own(request: Request) -> Decision | None:
     what eager runs, so that the comparison is at fault, or the numbers are past comparing."""
     wrong = [c for c in request.candidates if c.origin == "library" and request.outcomes.get(c.name) is Outcome.WRONG]
     grounds = "eager's own: the results of all candidates differ from the reference"
-    return _decision(request, "default", Answer(wrong[0], grounds), ()) if wrong else None
+    return decided(request, "default", Answer(wrong[0], grounds)) if wrong else None
 
 
-def _decision(request: Request, link: str, answer: Answer, notes: tuple[str, ...]) -> Decision:
+def decided(request: Request, link: str, answer: Answer, notes: tuple[str, ...] = ()) -> Decision:
+    """The Decision of an answer that has a candidate."""
     assert answer.candidate is not None
+    spec, words = request.spec, request.words
     scores = answer.scores or (None,) * len(request.candidates)
     return Decision(
         request.spec.name,
@@ -203,7 +214,7 @@ def _decision(request: Request, link: str, answer: Answer, notes: tuple[str, ...
         answer.from_store,
         answer.tried,
         tuple((answer.measured_at or {}).items()),
-        request.spec.regime(request.spec.whole(request.words)) if request.spec.is_part(request.words) else "",
+        spec.regime(spec.whole(words)) if spec.is_part(words) or spec.is_single(words) else "",
         answer.postponed,
     )
 
@@ -215,4 +226,4 @@ def _standing(request: Request, candidate: Candidate, score: Score | None) -> St
     return Standing(candidate.name, score.seconds, reason or ("" if score.ok else score.outcome.value))
 
 
-__all__ = ["Answer", "Link", "Request", "chain", "choose", "eagers_own", "may_measure", "measuring", "must_measure"]
+__all__ = ["Answer", "Link", "Request", "chain", "choose", "decided", "eagers_own", "may_measure", "measuring", "must_measure"]

@@ -248,18 +248,27 @@ class KernelSpec:
         codes = [code for code in self.size_keys if code != regime.IGNORE]
         return any(code == regime.BUCKET and regime.is_part(w) for code, w in zip(codes, words, strict=False))
 
+    def is_single(self, words: Sequence[int]) -> bool:
+        """Whether these are the words of single sizes, taken out of their regime."""
+        return regime.holds_single(words, self.size_keys)
+
     def part(self, words: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The words of that part of a regime that has these sizes, of which only the bucketed ones are asked."""
+        return self._within(words, sizes, regime.part)
+
+    def single(self, words: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The words of these sizes alone, which are in the regime or the part of one that has `words`."""
+        return self._within(words, sizes, regime.single)
+
+    def _within(self, words: Sequence[int], sizes: Mapping[str, int], word: Callable[[int], int]) -> tuple[int, ...]:
         bucketed = [
             sizes[name] for name, code in zip(self.size_names, self.size_keys, strict=True) if code == regime.BUCKET
         ]
-        return regime.in_parts(words, self.size_keys, bucketed)
+        return regime.within(words, self.size_keys, bucketed, word)
 
     def whole(self, words: Sequence[int]) -> tuple[int, ...]:
-        """The words of the regime that these are, or that they are a part of."""
-        codes = [code for code in self.size_keys if code != regime.IGNORE]
-        sizes = [regime.whole(w) if code == regime.BUCKET else w for code, w in zip(codes, words, strict=False)]
-        return (*sizes, *words[len(codes) :])
+        """The words of the regime that these are, or that they are a part or single sizes of."""
+        return regime.whole_of(words, self.size_keys)
 
     def regime(self, words: Sequence[int]) -> str:
         """A regime, or a part of one, as text, the same on every machine: "M=7 N=512..723%16 x@64". What plan files
@@ -269,6 +278,8 @@ class KernelSpec:
             word = next(left) if code != regime.IGNORE else 0
             if code == regime.EXACT or (code == regime.BUCKET and word <= regime.EXACT_UP_TO):
                 said.append(f"{name}={word}")
+            elif code == regime.BUCKET and regime.is_single(word):
+                said.append(f"{name}={regime.bounds(word)[0]}")
             elif code == regime.BUCKET:
                 low, high = regime.bounds(word)
                 said.append(f"{name}={low}..{high}" + ("%16" if regime.divisible(word) else ""))

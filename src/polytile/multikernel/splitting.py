@@ -116,9 +116,12 @@ class Regimes:
         self, words: Words, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]
     ) -> list[tuple[Words, Words]]:
         """Files a decision, made for a call with all the sizes `full`, and splits the regimes that it shows not to be of one
-        kind: its own, or some next to it. Returns (regime, part that its decision went to) for each that was split."""
+        kind: its own, or some next to it. Returns (regime, part that its decision went to) for each that was split. What was
+        taken out of its regime says nothing of it."""
         self.decisions[words] = new
-        moved = []
+        moved: list[tuple[Words, Words]] = []
+        if self.spec.is_single(words):
+            return moved
         for whole in self._doubtful(new, candidates, full):
             decision = self.decisions.pop(whole)
             part = self.spec.part(whole, dict(decision.sizes))
@@ -133,6 +136,7 @@ class Regimes:
             words: decision
             for words, decision in self.decisions.items()
             if decision.problem.layouts == new.problem.layouts
+            and not self.spec.is_single(words)
             and distance(dict(decision.sizes), dict(new.sizes), expectation.bucketed) <= NEAR
         }
         evidence = [Evidence.of(decision) for decision in near.values()]

@@ -48,7 +48,8 @@ class ForNow:
 
 
 class Undecided:
-    """Stands in the table in place of a decision that was taken within another kernel's trial, until the next call decides."""
+    """Stands in the table in place of a decision, until the next call decides: of one that was taken within another kernel's
+    trial, or for sizes that are to have their own."""
 
     def __init__(self, owner: MultiKernel) -> None:
         self.owner = owner

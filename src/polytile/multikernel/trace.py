@@ -37,6 +37,11 @@ def announce(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decisi
             log.warning("The metrics table %s cannot be written: %s.", path, error.strerror)
 
 
+def confirmed(decision: Decision, sizes: Sequence[tuple[str, int]], grounds: str) -> None:
+    """What the decision chose for a regime is as good at these sizes of it, which come often."""
+    debug.show(1, lambda: f"polytile: {decision.kernel} [{sizes_text(sizes)}] -> {decision.candidate}, still: {grounds}")
+
+
 def rejected(spec: KernelSpec, candidate: str, detail: str, outcome: Outcome) -> None:
     """A candidate's result was wrong or it did not compile: a defect of its generator, told whatever the options say."""
     what = "gives a wrong result" if outcome is Outcome.WRONG else "did not compile"

@@ -184,16 +184,72 @@ static inline int64_t *append_integer_word(int64_t *words, unsigned char code, l
     return words;
 }
 
-/* The slot of a call. Where the regime is split, `words` become those of the part that the call is in. */
+/* The words of the regime of a call. */
+static inline void words_of(Dispatcher *self, void *const *pointers, const long *integers, int64_t *words)
+{
+    int64_t *next = words;
+    for (Py_ssize_t i = 0; i < self->integers; i++)
+        next = append_integer_word(next, self->codes[i], integers[i]);
+    append_formula_words(self, integers, append_tensor_words(self, pointers, next));
+}
+
+/* The slot that the very sizes of a call have, whose words `words` become then; NULL if they have none. */
+static Slot *single_slot(Dispatcher *self, int64_t *words, const long *integers)
+{
+    int64_t own[self->word_count + 1];
+    memcpy(own, words, (size_t)self->word_count * sizeof(int64_t));
+    for (Py_ssize_t i = 0, word = 0; i < self->integers; word += self->codes[i++] != IGNORE)
+        if (self->codes[i] == BUCKET)
+            own[word] = single(integers[i]);
+    Slot *slot = find(self, own);
+    if (slot->entry == NULL)
+        return NULL;
+    memcpy(words, own, (size_t)self->word_count * sizeof(int64_t));
+    return slot;
+}
+
+/* The slot of a call. Where its sizes have one of their own, or the regime is split, `words` become those of the sizes, or of the
+   part that the call is in. */
 static inline Slot *slot_at(Dispatcher *self, int64_t *words, const long *integers)
 {
-    Slot *slot = find(self, words);
+    Slot *slot = find(self, words), *own;
+    if (slot->taken && (own = single_slot(self, words, integers)) != NULL)
+        return own;
     if (slot->entry != Py_None)
         return slot;
     for (Py_ssize_t i = 0, word = 0; i < self->integers; word += self->codes[i++] != IGNORE)
         if (self->codes[i] == BUCKET)
             words[word] = part(integers[i]);
     return find(self, words);
+}
+
+/* Where `words` are those of single sizes, has calls of their regime look for them. */
+static void take_out(Dispatcher *self, const int64_t *words)
+{
+    int64_t whole[self->word_count + 1];
+    int found = 0;
+    memcpy(whole, words, (size_t)self->word_count * sizeof(int64_t));
+    for (Py_ssize_t i = 0, word = 0; i < self->integers; word += self->codes[i++] != IGNORE)
+        if (self->codes[i] == BUCKET && words[word] >= SINGLE) {
+            whole[word] = bucket(words[word] & ~SINGLE);
+            found = 1;
+        }
+    Slot *slot = found ? find(self, whole) : NULL;
+    if (slot != NULL && slot->entry != NULL)
+        slot->taken = 1;
+}
+
+/* Tells Python of a call that was waited for. -1 and an exception if that raises. */
+static int due(Dispatcher *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    PyObject *tuple = PyTuple_New(count), *none = NULL;
+    for (Py_ssize_t i = 0; tuple != NULL && i < count; i++)
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(arguments[i]));
+    if (tuple != NULL)
+        none = PyObject_CallFunctionObjArgs(self->on_due, tuple, NULL);
+    Py_XDECREF(tuple);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
 }
 
 static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
@@ -207,19 +263,24 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
 
     void *pointers[tensors + 1];
     long integers[self->integers + 1];
-    int64_t words[self->word_count + 1], *next = words;
+    int64_t words[self->word_count + 1];
     for (Py_ssize_t i = 0; i < tensors; i++)
         if (pointer_of(self->name, i, arguments[i], self->device, &pointers[i]) < 0)
             return NULL;
-    for (Py_ssize_t i = 0; i < self->integers; i++) {
+    for (Py_ssize_t i = 0; i < self->integers; i++)
         if (integer_of(self->name, tensors + i, arguments[tensors + i], &integers[i]) < 0)
             return NULL;
-        next = append_integer_word(next, self->codes[i], integers[i]);
-    }
-    append_formula_words(self, integers, append_tensor_words(self, pointers, next));
+    words_of(self, pointers, integers, words);
 
     PyObject *result;
-    Slot slot = *slot_at(self, words, integers);
+    Slot *found = slot_at(self, words, integers);
+    if (found->left > 0 && --found->left == 0) {
+        if (due(self, arguments, count) < 0)
+            return NULL;
+        words_of(self, pointers, integers, words);
+        found = slot_at(self, words, integers);
+    }
+    Slot slot = *found;
     if (slot.entry == NULL) {
         result = miss(self, words, arguments, count, pointers, integers);
     } else { /* own references: another thread may clear the table while the kernel runs */
@@ -235,6 +296,23 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
 }
 
 /* ---- methods ---- */
+
+/* watch(key, calls) */
+static PyObject *dispatcher_watch(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "watch takes a key and a number of calls, not %zd arguments", count);
+    long calls = PyLong_AsLong(arguments[1]);
+    PyObject *bytes = calls == -1 && PyErr_Occurred() ? NULL : unpacked(self, arguments[0]);
+    if (bytes == NULL)
+        return NULL;
+    Slot *slot = find(self, (const int64_t *)PyBytes_AS_STRING(bytes));
+    if (slot->entry != NULL && self->on_due != Py_None)
+        slot->left = calls < 0 ? 0 : calls > INT_MAX ? INT_MAX : (int)calls;
+    Py_DECREF(bytes);
+    Py_RETURN_NONE;
+}
 
 /* insert(key, entry); insert(key, None) splits the regime */
 static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
@@ -259,7 +337,10 @@ static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments,
         Slot *slot = find(self, words);
         old = *slot;
         self->used += old.entry == NULL;
+        content.left = old.left;
+        content.taken = old.taken;
         place(self, slot, words, content);
+        take_out(self, words);
     }
     Py_DECREF(bytes);
     Py_XDECREF(old.entry);
@@ -312,18 +393,16 @@ static PyObject *dispatcher_key_of(PyObject *object, PyObject *const *arguments,
         return bad_count(self, count);
     Py_ssize_t known = self->tensors > tensors ? self->tensors : tensors;
     void *pointers[known + 1];
-    int64_t words[self->word_count + 1], *next = words;
+    int64_t words[self->word_count + 1];
     memset(pointers, 0, sizeof pointers);
     for (Py_ssize_t i = 0; i < tensors; i++)
         if (pointer_of(self->name, i, arguments[i], self->device, &pointers[i]) < 0)
             return NULL;
     long integers[self->integers + 1];
-    for (Py_ssize_t i = 0; i < self->integers; i++) {
+    for (Py_ssize_t i = 0; i < self->integers; i++)
         if (integer_of(self->name, tensors + i, arguments[tensors + i], &integers[i]) < 0)
             return NULL;
-        next = append_integer_word(next, self->codes[i], integers[i]);
-    }
-    append_formula_words(self, integers, append_tensor_words(self, pointers, next));
+    words_of(self, pointers, integers, words);
     slot_at(self, words, integers);
     return packed(words, self->word_count);
 }
@@ -351,12 +430,12 @@ static unsigned char *codes_of(PyObject *tuple, long most, Py_ssize_t *words)
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"name", "key", "tensor_key", "on_miss", "on_error", "formulas", "device", NULL};
-    PyObject *name, *key, *tensor_key, *on_miss, *on_error, *formulas;
+    static char *names[] = {"name", "key", "tensor_key", "on_miss", "on_error", "formulas", "device", "on_due", NULL};
+    PyObject *name, *key, *tensor_key, *on_miss, *on_error, *formulas, *on_due = Py_None;
     int device;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "UO!O!OOO!i", names, &name, &PyTuple_Type, &key,
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "UO!O!OOO!i|O", names, &name, &PyTuple_Type, &key,
                                      &PyTuple_Type, &tensor_key, &on_miss, &on_error, &PyTuple_Type, &formulas,
-                                     &device))
+                                     &device, &on_due))
         return NULL;
     Py_ssize_t integers = PyTuple_GET_SIZE(key), tensors = PyTuple_GET_SIZE(tensor_key);
     if (integers + tensors > MAX_ARGUMENTS)
@@ -370,6 +449,7 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObjec
     self->tensor_key = Py_NewRef(tensor_key);
     self->on_miss = Py_NewRef(on_miss);
     self->on_error = Py_NewRef(on_error);
+    self->on_due = Py_NewRef(on_due);
     self->formulas = Py_NewRef(formulas);
     self->formula_count = self->word_count = PyTuple_GET_SIZE(formulas);
     self->device = device;
@@ -391,6 +471,7 @@ static int dispatcher_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->on_miss);
     Py_VISIT(self->on_error);
+    Py_VISIT(self->on_due);
     for (size_t i = 0; self->slots != NULL && i < self->capacity; i++) {
         Py_VISIT(self->slots[i].entry);
         Py_VISIT(self->slots[i].call);
@@ -405,6 +486,7 @@ static int dispatcher_clear_references(PyObject *object)
         PyErr_Clear();
     Py_XSETREF(self->on_miss, Py_NewRef(Py_None));
     Py_XSETREF(self->on_error, Py_NewRef(Py_None));
+    Py_XSETREF(self->on_due, Py_NewRef(Py_None));
     return 0;
 }
 
@@ -427,12 +509,14 @@ static void dispatcher_dealloc(PyObject *object)
     Py_XDECREF(self->formulas);
     Py_XDECREF(self->on_miss);
     Py_XDECREF(self->on_error);
+    Py_XDECREF(self->on_due);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
 static PyMethodDef dispatcher_methods[] = {
     {"insert", (PyCFunction)(void (*)(void))dispatcher_insert, METH_FASTCALL, "insert(key, entry); no entry: the regime is split"},
+    {"watch", (PyCFunction)(void (*)(void))dispatcher_watch, METH_FASTCALL, "watch(key, calls) asks on_due after so many"},
     {"get", dispatcher_get, METH_O, "get(key) -> entry or None"},
     {"table", dispatcher_table, METH_NOARGS, "table() -> dict of key to entry"},
     {"clear", dispatcher_clear, METH_NOARGS, "clear() forgets every entry"},

@@ -38,6 +38,7 @@ from polytile.runtime.formula import Formula
 MAX_ARGUMENTS = 4096
 OnMiss = Callable[[int, tuple[Any, ...]], Any]
 OnError = Callable[[int], Any]
+OnDue = Callable[[tuple[Any, ...]], Any]
 
 
 class NativeEntry(Protocol):
@@ -65,6 +66,7 @@ class Dispatcher(abc.ABC):
 
     `on_error(code)` may raise the error of a failed run-time check itself; if it returns, or is not given, IndexError
     is raised. Calls raise TypeError for wrong arguments and InvalidInput for tensors that the kernel cannot read.
+    `on_due(arguments)` is told of calls that `watch` asked for, before they run.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Dispatcher(abc.ABC):
         on_error: OnError | None = None,
         formulas: Sequence[Formula] = (),
         device: int = CPU,
+        on_due: OnDue | None = None,
     ) -> Dispatcher:
         module = native.module() if cls is Dispatcher else None
         if module is None:
@@ -94,6 +97,7 @@ class Dispatcher(abc.ABC):
             _Reporter(name, on_error),
             tuple(struct.pack(f"{len(code)}q", *code) for code in formulas),
             device,
+            on_due,
         )
         return made
 
@@ -104,7 +108,12 @@ class Dispatcher(abc.ABC):
     @abc.abstractmethod
     def insert(self, key: int, entry: Entry | None) -> None:
         """Makes `entry` the one that runs for `key`, in place of an earlier one. None splits the regime: calls in it have
-        the keys of its parts from then on (regime.py)."""
+        the keys of its parts from then on (regime.py). An entry for the key of single sizes takes them out of their regime, which
+        must have an entry or be split."""
+
+    @abc.abstractmethod
+    def watch(self, key: int, calls: int) -> None:
+        """Has `on_due` told of the call of the entry for `key` that comes after so many, once; 0: of none."""
 
     @abc.abstractmethod
     def get(self, key: int) -> Entry | None:
@@ -121,7 +130,7 @@ class Dispatcher(abc.ABC):
     @abc.abstractmethod
     def key_of(self, *arguments: Any) -> int:
         """The key of a call: of its integers alone (tensors count as aligned), or of tensors and integers. That of a part
-        where the regime is split."""
+        where the regime is split, of the sizes where they were taken out of it."""
 
 
 class _OncePerKey:
@@ -190,6 +199,7 @@ class PythonDispatcher(Dispatcher):
         on_error: OnError | None = None,
         formulas: Sequence[Formula] = (),
         device: int = CPU,
+        on_due: OnDue | None = None,
     ) -> None:
         self.name, self.key, self.tensor_key = name, tuple(key), tuple(tensor_key)
         self._formulas, self._device = tuple(formulas), device
@@ -202,6 +212,10 @@ class PythonDispatcher(Dispatcher):
         self._resolve = _OncePerKey(on_miss)
         self._report = _Reporter(name, on_error)
         self._table: dict[tuple[int, ...], Entry | None] = {}
+        self._on_due = on_due
+        self._left: dict[tuple[int, ...], int] = {}
+        self._taken: set[tuple[int, ...]] = set()
+        """Regimes of which single sizes have entries of their own."""
 
     def __call__(self, *arguments: Any) -> None:
         tensors = len(arguments) - len(self.key)
@@ -209,6 +223,9 @@ class PythonDispatcher(Dispatcher):
             bad_count(self.name, self._tensors, len(self.key), len(arguments))
         pointers, integers = self._parse(arguments, tensors)
         words = self._words_at(integers, pointers)
+        if self._left and self._waited_for(words) and self._on_due is not None:
+            self._on_due(arguments)
+            words = self._words_at(integers, pointers)
         entry = self._table.get(words)
         if entry is None:
             entry = self._resolve(self, regime.pack(words), arguments)
@@ -223,7 +240,22 @@ class PythonDispatcher(Dispatcher):
     def insert(self, key: int, entry: Entry | None) -> None:
         if entry is not None and not hasattr(entry, "call") and not entry.address:
             raise ValueError("the address of a native entry is 0; it must be that of a loaded kernel")
-        self._table[regime.unpack(key, self._word_count)] = entry
+        words = regime.unpack(key, self._word_count)
+        self._table[words] = entry
+        whole = regime.whole_of(words, self.key)
+        if whole in self._table and regime.holds_single(words, self.key):
+            self._taken.add(whole)
+
+    def watch(self, key: int, calls: int) -> None:
+        words = regime.unpack(key, self._word_count)
+        if words in self._table:
+            self._left[words] = calls
+
+    def _waited_for(self, words: tuple[int, ...]) -> bool:
+        left = self._left.get(words, 0)
+        if left:
+            self._left[words] = left - 1
+        return left == 1
 
     def get(self, key: int) -> Entry | None:
         return self._table.get(regime.unpack(key, self._word_count))
@@ -233,6 +265,8 @@ class PythonDispatcher(Dispatcher):
 
     def clear(self) -> None:
         self._table.clear()
+        self._left.clear()
+        self._taken.clear()
 
     def key_of(self, *arguments: Any) -> int:
         tensors = len(arguments) - len(self.key)
@@ -243,12 +277,13 @@ class PythonDispatcher(Dispatcher):
         return regime.pack(self._words_at(integers, pointers))
 
     def _words_at(self, integers: Sequence[int], pointers: Sequence[int]) -> tuple[int, ...]:
-        """The words of a call: those of its regime or, where that is split, of its part."""
+        """The words of a call: those of its regime; of its sizes where these were taken out; of its part where it is split."""
         words = regime.words_of(self.key, integers, self.tensor_key, pointers, self._formulas)
-        if words in self._table and self._table[words] is None:
-            bucketed = [n for n, code in zip(integers, self.key, strict=True) if code == regime.BUCKET]
-            return regime.in_parts(words, self.key, bucketed)
-        return words
+        bucketed = [n for n, code in zip(integers, self.key, strict=True) if code == regime.BUCKET]
+        if words in self._taken and (own := regime.within(words, self.key, bucketed, regime.single)) in self._table:
+            return own
+        split = words in self._table and self._table[words] is None
+        return regime.within(words, self.key, bucketed) if split else words
 
     def _accepts(self, tensors: int) -> bool:
         if self._tensors >= 0:

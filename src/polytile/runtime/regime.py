@@ -5,7 +5,8 @@ that matters, in argument order, then the values of the formulas that the kernel
 is the words one after another, word 0 lowest.
 
 A regime over which no one candidate holds is split into parts, each with a key of its own: that of the regime with the
-finer words of `part` in place of those of `bucket`.
+finer words of `part` in place of those of `bucket`. Single sizes may be taken out of a regime, split or not, with a key that has
+the words of `single` there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ EXACT_UP_TO = 8
 _FIRST_WORD = 16
 _PART = 4096
 """More than any word of `bucket`; a word of `part` is that of the regime and a multiple of it."""
+
+_SINGLE = 1 << 62
+"""More than any word of `bucket` or `part`, and than any size."""
 
 _WORD_BITS = 64
 _MASK = (1 << _WORD_BITS) - 1
@@ -54,25 +58,39 @@ def part(size: int) -> int:
     return bucket(size) + _PART * (1 + ((size - 1 >> octave - 3) & 7))
 
 
+def single(size: int) -> int:
+    """The word of a size that was taken out of its regime: itself up to 8; above, 2^62 and the size."""
+    return size if size <= EXACT_UP_TO else _SINGLE | size
+
+
 def is_part(word: int) -> bool:
-    """Whether a word, one of `bucket` or `part`, is a part's and not a whole regime's."""
-    return word >= _PART
+    """Whether a word, one of `bucket`, `part` or `single`, is a part's."""
+    return _PART <= word < _SINGLE
+
+
+def is_single(word: int) -> bool:
+    """Whether a word, one of `bucket`, `part` or `single`, is that of one size above 8."""
+    return word >= _SINGLE
 
 
 def whole(word: int) -> int:
-    """The word by `bucket` of the sizes whose word by `part` is `word`."""
+    """The word by `bucket` of the sizes whose word by `part` or `single` is `word`."""
+    if is_single(word):
+        return bucket(word & ~_SINGLE)
     return word % _PART if is_part(word) else word
 
 
 def divisible(word: int) -> bool:
-    """Whether 16 divides the sizes of a word above 8 that `bucket` or `part` has made."""
-    return bool(word % 2)
+    """Whether 16 divides the sizes of a word above 8 that `bucket`, `part` or `single` has made."""
+    return bool(whole(word) % 2)
 
 
 def bounds(word: int) -> tuple[int, int]:
-    """Smallest and largest size (16-divisibility apart) whose word, by `bucket` or by `part`, is `word`."""
+    """Smallest and largest size (16-divisibility apart) whose word, by `bucket`, `part` or `single`, is `word`."""
     if word <= EXACT_UP_TO:
         return word, word
+    if is_single(word):
+        return word & ~_SINGLE, word & ~_SINGLE
     eighth, whole = divmod(word, _PART)
     half_octave = (whole - _FIRST_WORD) // 2
     below, high = (math.isqrt(1 << power) for power in (half_octave, half_octave + 1))
@@ -95,13 +113,28 @@ def ends(word: int, alike: Callable[[int], bool] = lambda size: True) -> tuple[i
     return (low,) if low == high else (low, high)
 
 
-def in_parts(words: Sequence[int], key: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """The words of a part of the regime that has `words`: the one that these sizes, one for each code in `key` that is
-    BUCKET, are in."""
+def within(
+    words: Sequence[int], key: Sequence[int], sizes: Sequence[int], word: Callable[[int], int] = part
+) -> tuple[int, ...]:
+    """The words of what is a part of the regime that has `words`, or single sizes of it: that which these sizes, one for each
+    code in `key` that is BUCKET, are in by `word`."""
     codes = [code for code in key if code != IGNORE]
     left = iter(sizes)
-    finer = [part(next(left)) if code == BUCKET else word for word, code in zip(words, codes, strict=False)]
+    finer = [word(next(left)) if code == BUCKET else as_is for as_is, code in zip(words, codes, strict=False)]
     return (*finer, *words[len(codes) :])
+
+
+def holds_single(words: Sequence[int], key: Sequence[int]) -> bool:
+    """Whether these are the words of single sizes, taken out of their regime."""
+    codes = [code for code in key if code != IGNORE]
+    return any(code == BUCKET and is_single(word) for word, code in zip(words, codes, strict=False))
+
+
+def whole_of(words: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
+    """The words of the regime that these are, or that they are within."""
+    codes = [code for code in key if code != IGNORE]
+    sizes = [whole(word) if code == BUCKET else word for word, code in zip(words, codes, strict=False)]
+    return (*sizes, *words[len(codes) :])
 
 
 def words_of(
@@ -154,5 +187,5 @@ def unpack(key: int, length: int) -> tuple[int, ...]:
 
 
 __all__ = ["ALIGNED_16", "ALIGNED_64", "ALIGNMENT", "ANY", "BUCKET", "DIVISIBLE", "EXACT", "IGNORE", "alignment", "bounds",
-           "bucket", "count", "divisible", "ends", "in_parts", "is_part", "pack", "part", "tensor_word", "unpack", "whole",
-           "word_of", "words_of"]  # fmt: skip
+           "bucket", "count", "divisible", "ends", "holds_single", "is_part", "is_single", "pack", "part", "single",
+           "tensor_word", "unpack", "whole", "whole_of", "within", "word_of", "words_of"]  # fmt: skip

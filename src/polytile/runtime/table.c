@@ -4,6 +4,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
+#include <limits.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
@@ -12,6 +13,7 @@ typedef long (*Kernel)(void *const *pointers, const long *integers, long threads
 
 enum { IGNORE = 0, BUCKET = 1, EXACT = 2, DIVISIBLE = 3 };
 enum { ANY = 0, ALIGNED_64 = 1, ALIGNED_16 = 2, ALIGNMENT = 3 };
+static const int64_t SINGLE = (int64_t)1 << 62;
 
 /* ---- regime keys, as in regime.py ---- */
 
@@ -34,6 +36,12 @@ static inline int64_t part(int64_t size)
     return bucket(size) + 4096 * (1 + (((size - 1) >> (octave - 3)) & 7));
 }
 
+/* The word of a size in the key of sizes that have an entry of their own. */
+static inline int64_t single(int64_t size)
+{
+    return size <= 8 ? size : SINGLE | size;
+}
+
 static inline uint64_t hash_of(const int64_t *words, Py_ssize_t count)
 {
     uint64_t hash = 0x243F6A8885A308D3u;
@@ -51,6 +59,8 @@ typedef struct {
     PyObject *call;  /* Python callable, or NULL for a native kernel */
     Kernel kernel;
     long threads;
+    int left;           /* calls of this entry until on_due is asked; 0: it is not */
+    unsigned char taken; /* of a regime: whether single sizes of it have slots of their own */
 } Slot;
 
 typedef struct {
@@ -60,6 +70,7 @@ typedef struct {
     PyObject *formulas; /* tuple of bytes objects */
     PyObject *on_miss;  /* (dispatcher, key, arguments) -> entry, which it has inserted */
     PyObject *on_error; /* (code) raises */
+    PyObject *on_due;   /* (arguments), when as many calls have passed as watch() was told */
     unsigned char *codes, *tensor_codes;
     Py_ssize_t integers, tensors; /* numbers of arguments; tensors is -1 until the first call */
     Py_ssize_t formula_count, word_count;

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -81,14 +81,17 @@ class Store:
             index = self._index(problem.device, environment_digest(environment))
             return tuple(map(summary_of, index.by_problem.get(problem_digest(problem), ())))
 
-    def nearby(self, problem: Problem, environment: Environment) -> list[tuple[dict[str, int], tuple[Summary, ...]]]:
-        """(sizes, measurements) of every measured problem that differs from `problem` in its sizes alone."""
+    def nearby(
+        self, problem: Problem, environment: Environment, near: Callable[[Mapping[str, int]], bool] = lambda sizes: True
+    ) -> list[tuple[dict[str, int], tuple[Summary, ...]]]:
+        """(sizes, measurements) of every measured problem that differs from `problem` in its sizes alone, and whose sizes are
+        `near`."""
         with self._lock:
             index = self._index(problem.device, environment_digest(environment))
             own = problem_digest(problem)
             relatives = index.by_relatives.get(relatives_digest(problem), {})
-            others = [tuple(map(summary_of, rows)) for name, rows in relatives.items() if name != own]
-            return [(summaries[0].size, summaries) for summaries in others]
+            others = [(summary_of(rows[0]).size, rows) for name, rows in relatives.items() if name != own]
+            return [(sizes, tuple(map(summary_of, rows))) for sizes, rows in others if near(sizes)]
 
     def proven(self, device: str, environment: Environment, source_hash: str) -> bool:
         """Whether a kernel of this source has run to its end here with a right result, and none took its process down."""

@@ -34,7 +34,8 @@ def in_doubt(request: Request, scores: list[Score | None]) -> bool:
 
 
 def recorded(request: Request) -> list[Score | None] | None:
-    """Scores of the request's candidates from the store; None unless they cover the shortlist.
+    """Scores of the request's candidates from the store; None unless they cover the shortlist, where sizes were not taken out of
+    their regime for what is on record of them.
 
     Candidates that failed here before are rejected on the way.
     """
@@ -45,7 +46,8 @@ def recorded(request: Request) -> list[Score | None] | None:
     for candidate, score in zip(request.candidates, scores, strict=True):
         if score is not None and score.outcome is not Outcome.OK:
             request.reject(candidate.name, score.outcome, f"{score.outcome.value}, on record")
-    if all(identity(candidate) in known for candidate in shortlist(request)):
+    alone = request.spec.is_single(request.words)
+    if alone or all(identity(candidate) in known for candidate in shortlist(request)):
         return scores
     return None
 

@@ -53,6 +53,21 @@ def choose(request: Request) -> Answer | None:
         return None if answer is None else dataclasses.replace(answer, postponed=True)
 
 
+def again(request: Request, candidates: Sequence[Candidate]) -> Answer:
+    """The fastest of `candidates`, which something else serves in the meantime; no candidate where there is no time or memory."""
+    tightest = budget.tightest(request.budget)
+    if tightest is not None and tightest.left() <= 0:
+        return Answer(None, f"the time of {tightest.whose} for measuring is spent")
+    if _in_slices():
+        if not budget.pace.rested():
+            return Answer(None, "measuring rests", postponed=True)
+        candidates = _unmeasured(request, candidates) or candidates
+    try:
+        return trial(request, candidates, remember=True)
+    except (torch.OutOfMemoryError, NoRoom):
+        return Answer(None, "there was no memory for measuring")
+
+
 def _in_slices() -> bool:
     """Whether measuring may take only so much of one call, and goes on in later ones."""
     return options.get("stall") == "never"
@@ -193,4 +208,4 @@ def _nothing_to_do(request: Request) -> bool:
     return bool(written) and not any(tensor.numel() for tensor in written)
 
 
-__all__ = ["choose", "trial", "tuner"]
+__all__ = ["again", "choose", "trial", "tuner"]

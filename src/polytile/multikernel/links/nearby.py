@@ -15,7 +15,8 @@ predictions do not say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polytile.kernels.candidate import Candidate
@@ -99,18 +100,24 @@ def champions(request: Request) -> frozenset[str]:
 def _measured(request: Request, radius: float, wanted: set[Identity]) -> Iterator[Neighbour]:
     """The problems within `radius` octaves in each size at which all of `wanted`, at least, were measured."""
     own = dict(request.problem.sizes)
-    bucketed = request.spec.bucketed()
-    word = regime.part if request.spec.is_part(request.words) else regime.bucket
-    for sizes, summaries in request.store.nearby(request.problem, request.environment):
-        octaves = distance(own, sizes, bucketed)
-        known = combine(summaries) if octaves <= radius else {}
+    octaves = functools.partial(distance, own, bucketed=request.spec.bucketed())
+    inside = in_regime(request)
+    for sizes, summaries in request.store.nearby(request.problem, request.environment, lambda sizes: octaves(sizes) <= radius):
+        known = combine(summaries)
         if not known or not wanted <= known.keys():
             continue
         scores = request.scores(known)
         best = request.pick(request.usable(scores), sizes)
         if best is not None:
-            same = all(word(own[name]) == word(sizes[name]) for name in bucketed)
-            yield Neighbour(sizes, octaves, same, best, tuple(scores))
+            yield Neighbour(sizes, octaves(sizes), inside(sizes), best, tuple(scores))
+
+
+def in_regime(request: Request) -> Callable[[Mapping[str, int]], bool]:
+    """Says whether sizes of a problem like the request's are in the same regime, or the same part of one that is split."""
+    bucketed = request.spec.bucketed()
+    word = regime.part if request.spec.is_part(request.words) else regime.bucket
+    own = {name: word(size) if name in bucketed else size for name, size in request.problem.sizes}
+    return lambda sizes: all(own[name] == (word(size) if name in bucketed else size) for name, size in sizes.items())
 
 
 def _surrounded(request: Request, found: Sequence[Neighbour]) -> bool:
@@ -121,4 +128,4 @@ def _surrounded(request: Request, found: Sequence[Neighbour]) -> bool:
     return below and above
 
 
-__all__ = ["RADIUS", "Neighbour", "champions", "choose", "neighbours"]
+__all__ = ["RADIUS", "Neighbour", "champions", "choose", "in_regime", "neighbours"]

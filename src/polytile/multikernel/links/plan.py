@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from polytile import options
@@ -42,6 +43,12 @@ def splits(spec: KernelSpec, regime: str) -> bool:
     """Whether the plan in force, if there is one, pins parts of this regime in place of the whole."""
     path = options.get("plan")
     return bool(path) and key_of(spec, regime) in opened(path).split
+
+
+def taken_out(spec: KernelSpec, regime: str) -> tuple[Mapping[str, int], ...]:
+    """The single sizes of this regime that the plan in force, if there is one, pins by themselves."""
+    path = options.get("plan")
+    return opened(path).taken_out.get(key_of(spec, regime), ()) if path else ()
 
 
 def opened(path: str) -> Plan:
@@ -84,4 +91,4 @@ def _stamp(path: str) -> tuple[int, int]:
         return 0, 0
 
 
-__all__ = ["Plan", "choose", "opened", "splits"]
+__all__ = ["Plan", "choose", "opened", "splits", "taken_out"]
