@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 import polytile
 from polytile.kernels.candidate import PythonEntry
+from polytile.multikernel import refining
 from polytile.runtime import native
 from polytile.runtime.cuda import device, driver
 from polytile.runtime.cuda.timing import REPLAYS, Timer
@@ -53,6 +54,24 @@ def test_a_call_is_recorded_in_a_cuda_graph(known: bool) -> None:
     graph.replay()
     wide = x.double()
     agree(out, torch.softmax(x, -1).sum(0) + x.sum(), torch.softmax(wide, -1).sum(0) + wide.sum())
+
+
+def test_sizes_that_come_often_are_measured_but_not_while_a_graph_is_recorded() -> None:
+    """With no limit to what it may take, that is at the first look that may measure."""
+    call = compiled(lambda a, b: torch.softmax(a @ b, -1), refine=1e6)
+    b, x = data(64, 96), data(1008, 64)
+    call(data(736, 64), b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(refining.LEAST_CALLS + 1):
+            out = call(x, b)
+    assert polytile.counters["sizes_refined"] == 0
+    for _ in range(2 * refining.LEAST_CALLS):
+        again = call(x, b)
+    assert polytile.counters["sizes_refined"] > 0
+    graph.replay()
+    for result in (out, again):
+        agree(result, torch.softmax(x @ b, -1))
 
 
 def test_threads_share_a_kernel() -> None:

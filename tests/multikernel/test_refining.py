@@ -167,16 +167,14 @@ def test_a_plan_pins_it(tmp_path: Path) -> None:
 
 
 def test_sizes_come_often_among_others() -> None:
-    """Every third call; the others are as many sizes as there are."""
+    """Every third call; those between are at seventeen other sizes."""
     rare = Fake("rare", only_at(1024, 0.8 * SECONDS, 1.1 * SECONDS), 1.1 * SECONDS)
     kernel = MultiKernel(SPEC, [Fake("usual", SECONDS, SECONDS), rare])
-    call(kernel, 736)
-    others = [arguments(rows) for rows in range(752, 1024, 16)]
-    hot = arguments(1024)
-    for number in range(12 * ENOUGH):
+    kernel(*arguments(736, 9))
+    hot, *others = [arguments(rows, 9) for rows in (1024, *range(752, 1024, 16))]
+    for number in range(5 * ENOUGH):
         kernel(*(hot if number % 3 == 0 else others[number % len(others)]))
-    assert call(kernel, 1024) == "rare"
-    assert counters["sizes_refined"] <= 1 + 12 * ENOUGH * SECONDS * 2 / 3 / 669
+    assert [decision.regime for decision in kernel.decisions][1:] == ["M=1024 N=9"] and counters["sizes_refined"] == 1
 
 
 def test_no_more_sizes_are_counted_than_there_is_room_for() -> None:
