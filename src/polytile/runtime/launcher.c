@@ -263,14 +263,16 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
 
     void *pointers[tensors + 1];
     long integers[self->integers + 1];
-    int64_t words[self->word_count + 1];
+    int64_t words[self->word_count + 1], *next = words;
     for (Py_ssize_t i = 0; i < tensors; i++)
         if (pointer_of(self->name, i, arguments[i], self->device, &pointers[i]) < 0)
             return NULL;
-    for (Py_ssize_t i = 0; i < self->integers; i++)
+    for (Py_ssize_t i = 0; i < self->integers; i++) {
         if (integer_of(self->name, tensors + i, arguments[tensors + i], &integers[i]) < 0)
             return NULL;
-    words_of(self, pointers, integers, words);
+        next = append_integer_word(next, self->codes[i], integers[i]);
+    }
+    append_formula_words(self, integers, append_tensor_words(self, pointers, next));
 
     PyObject *result;
     Slot *found = slot_at(self, words, integers);
