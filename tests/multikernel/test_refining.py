@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,12 @@ ENOUGH = 3 * refining.LEAST_CALLS
 def either_dispatcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
         monkeypatch.setattr("polytile.multikernel.multikernel.Dispatcher", launcher.PythonDispatcher)
+
+
+@pytest.fixture(autouse=True)
+def time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as the calls would take by the fake clock, and more."""
+    monkeypatch.setattr(refining, "clock", itertools.count(step=10**6).__next__)
 
 
 def only_at(rows: int, there: float, elsewhere: float) -> Speed:
@@ -88,6 +95,18 @@ def test_it_takes_the_share_of_time_that_the_option_says(fake_clock: list[str]) 
         call(kernel, 96)
         assert call(kernel, 112, 6600) == "usual"
         assert call(kernel, 112, 500) == "rare"
+
+
+def test_calls_that_had_no_time_to_take_so_long_are_not_believed(
+    monkeypatch: pytest.MonkeyPatch, fake_clock: list[str]
+) -> None:
+    monkeypatch.setattr(refining, "clock", lambda: 0.0)
+    kernel = MultiKernel(SPEC, two())
+    call(kernel, 96)
+    timed = len(fake_clock)
+    assert call(kernel, 112, 2 * ENOUGH) == "usual" and len(fake_clock) == timed
+    monkeypatch.setattr(refining, "clock", lambda: 2000.0)
+    assert call(kernel, 112, ENOUGH) == "rare"
 
 
 @pytest.mark.parametrize("how", [{"refine": 0}, {"tune": "off"}, {"tune": "all"}, {"force": "usual"}])

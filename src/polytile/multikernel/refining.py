@@ -12,6 +12,8 @@ them. So a call pays for a decrement, and `refiner.py` does the rest. Where anot
 these very sizes are taken out of their regime, which stays as it is: were it split, all its parts would have to be measured
 anew, and may be too wide still.
 
+The calls must have had the time, too, since the regime was decided: what a busy machine made of a kernel then is not believed.
+
 Measured are the regime's choice and those that may beat it: what was not far behind where it was chosen, and what the prior
 and the winners nearby propose. Only what is compiled already takes part; nothing is compiled for it.
 """
@@ -30,6 +32,7 @@ from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.selector import Request
 from polytile.multikernel.splitting import Evidence, Expectation
 from polytile.store import identity
+from polytile.tuning.budget import clock
 from polytile.tuning.decide import Score, combine
 
 SECONDS_EACH = 0.03
@@ -58,12 +61,13 @@ Sizes = frozenset[tuple[str, int]]
 
 @dataclass
 class Arrivals:
-    """What is known of the calls of one entry of the table. `seconds`: of a call, about; `price`: seconds that measuring at
-    other sizes takes; `settled`: sizes about which nothing is open; `begun`: those whose measuring has begun."""
+    """What is known of the calls of one entry of the table, since some moment. `seconds`: of a call, about; `price`: seconds that
+    measuring at other sizes takes; `settled`: sizes about which nothing is open; `begun`: those whose measuring has begun."""
 
     seconds: float
     price: float
     settled: set[Sizes]
+    since: float = field(default_factory=lambda: clock())
     begun: set[Sizes] = field(default_factory=set)
     calls: dict[Sizes, int] = field(default_factory=dict)
 
@@ -108,7 +112,8 @@ def pays(request: Request, decision: Decision, arrived: Arrivals, sizes: Sizes) 
     """Whether the calls at the request's sizes have taken so long, as expected there, that they should be measured."""
     known = Expectation({decision.candidate: request.named(decision.candidate)}, request.sizes, request.spec.bucketed())
     seconds = known.seconds(decision.candidate, dict(request.problem.sizes), Evidence.of(decision))
-    return seconds > 0 and arrived.calls[sizes] >= arrived.needed(seconds)
+    passed = (clock() - arrived.since) * options.get("refine")
+    return seconds > 0 and arrived.calls[sizes] >= arrived.needed(seconds) and passed >= arrived.price
 
 
 def leading(request: Request, decision: Decision) -> list[Candidate]:
