@@ -108,6 +108,7 @@ def measured(
 
 
 def failed(task: Task, index: int, outcome: Outcome, error: Exception) -> Attempt:
+    """The Attempt of a candidate that ended with `error`."""
     detail = f"{type(error).__name__}: {error}"
     return Attempt(task.candidates[index], measured(task, index, outcome, detail=detail), detail=detail)
 
