@@ -63,9 +63,12 @@ class Config:
 class Problem:
     """One piece of work to choose a kernel for.
 
-    `family` is "loop", "mm", ...; `kernel` is the content digest of the work itself (IR text with canonical names, or the
-    template and its epilogue); `sizes` are the concrete run-time sizes by name; `layouts` says what else about the
-    arguments matters (strides order, alignment, divisibility flags); `device` is a device fingerprint.
+    family   "loop", "mm", ...
+    kernel   the content digest of the work itself: IR text with canonical names, or the template and its epilogue
+    sizes    the concrete run-time sizes by name, in elements
+    dtypes   of the tensor arguments, as "float32"
+    layouts  what else about the arguments matters: order of strides, alignment, divisibility, and on a CPU the threads
+    device   a device's fingerprint (runtime/device.py)
     """
 
     family: str

@@ -31,6 +31,13 @@ def test_links_lead_to_files(document: Path) -> None:
 
 
 @by_document
+def test_links_within_a_page_lead_to_headings(document: Path) -> None:
+    text = document.read_text()
+    headings = {re.sub(r"[^\w -]", "", found).lower().replace(" ", "-") for found in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    assert not [anchor for anchor in re.findall(r"\]\(#([^)]+)\)", text) if anchor not in headings]
+
+
+@by_document
 def test_source_files_named_are_there(document: Path) -> None:
     """By their whole path or the end of it, as in `passes/split_axes.py`."""
     files = [path.as_posix() for folder in ("src", "benchmarks", "scripts", "tests") for path in (ROOT / folder).rglob("*.*")]

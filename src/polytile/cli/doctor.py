@@ -56,6 +56,7 @@ class Findings:
 
 
 def worst(findings: Findings) -> Verdict:
+    """The worst verdict of all."""
     return max((finding.verdict for finding in findings.findings), key=ORDER.index)
 
 
@@ -64,6 +65,7 @@ def python() -> Finding:
 
 
 def pytorch() -> Finding:
+    """Whether PyTorch is new enough."""
     import torch
 
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -126,6 +128,7 @@ def compiler() -> Finding:
 
 
 def accelerator() -> Finding:
+    """The GPUs that torch sees, and whether what kernels for them need is there."""
     import torch
 
     from polytile.kernels.triton.candidate import triton_version

@@ -43,6 +43,8 @@ class OperatorReport:
 
 @dataclass(frozen=True)
 class Lowered:
+    """A graph's Program, and what became of each of its operators."""
+
     program: Program
     operators: tuple[OperatorReport, ...]
 

@@ -166,6 +166,7 @@ def const(value: bool | int | float, dtype: torch.dtype) -> Const:
 
 
 def index_value(expr: sympy.Expr, dtype: torch.dtype = torch.int64) -> Node:
+    """An index expression as a value; a constant where it is one."""
     if expr.is_Integer:
         return const(int(expr), dtype)
     return make(Index, dtype=dtype, expr=expr)
@@ -174,6 +175,7 @@ def index_value(expr: sympy.Expr, dtype: torch.dtype = torch.int64) -> Node:
 def load(
     dtype: torch.dtype, buffer: str, index: sympy.Expr, indirect: tuple[Node, ...] = (), mask: Node | None = None
 ) -> Load:
+    """The element `index` of `buffer`, as a value of the compute type `dtype`; see Load."""
     return make(Load, dtype=dtype, buffer=buffer, index=index, indirect=indirect, mask=mask)
 
 

@@ -95,6 +95,7 @@ def _node_text(node: Node, names: dict[int, str]) -> str:
 
 
 def view_text(view: View) -> str:
+    """`buf0+4(s0, s1):(s1, 1)`: buffer, offset, sizes and strides."""
     offset = f"+{index_text(view.offset)}" if view.offset != 0 else ""
     return f"{view.buffer}{offset}{_shape(view.sizes)}:{_shape(view.strides)}"
 
@@ -104,6 +105,7 @@ def _shape(values: Iterable[sympy.Expr]) -> str:
 
 
 def buffer_text(buffer: Buffer) -> str:
+    """A buffer's declaration: name, type, sizes, strides, role."""
     return (
         f"{buffer.name}: {type_name(buffer.dtype)}{_shape(buffer.sizes)} strides {_shape(buffer.strides)} {buffer.role}"
     )
@@ -118,6 +120,7 @@ def _argument(value: object) -> str:
 
 
 def operation_text(op: Loop | Template | Extern | Assert) -> str:
+    """One operation of a program; a loop, and the epilogue of a template, with a line for each value."""
     if isinstance(op, Loop):
         return loop_text(op)
     if isinstance(op, Template):

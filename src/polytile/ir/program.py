@@ -93,11 +93,14 @@ KEPT = algebra.axis("kept")
 
 
 def whole(buffer: Buffer) -> View:
+    """The view of all of a buffer, as it lies."""
     return View(buffer.name, buffer.dtype, buffer.sizes, buffer.strides)
 
 
 @dataclass(frozen=True)
 class Axis:
+    """A dimension of a loop: its symbol runs from 0 to size - 1."""
+
     symbol: sympy.Symbol
     size: sympy.Expr
 

@@ -108,7 +108,7 @@ class LoopPrior:
         return short_rows(self.nest) if self.nest.form is Form.ROW and self.variant == "short" else None
 
     @cached_property
-    def _turned(self) -> int:
+    def _transposed(self) -> int:
         """Accesses that are transposed on their way in or out."""
         found = self._rows or self._squares
         return len(found.loads) + len(found.stores) if found is not None else 0
@@ -149,7 +149,7 @@ class LoopPrior:
         else:
             across, along = e.row, axes[self._rows.nest.vec.symbol] if self._rows is not None else e.rows
         squares = -(-along // self.lanes) * -(-across // self.lanes) * e.points / max(1, across * along)
-        return self._turned * squares * self.lanes
+        return self._transposed * squares * self.lanes
 
     def _memory_seconds(self, e: Extent, axes: Mapping[sympy.Symbol, int]) -> float:
         """What moves between the caches: every pass reads again what the private cache does not hold, and a lane that has a

@@ -36,7 +36,8 @@ def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.T
 
 def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
     """Upper bounds of all positions in tensors that a kernel indexes, one for each tensor, as expressions in its integers."""
-    from polytile.kernels.triton.gemm.unit import epilogue_kernel, symbol
+    from polytile.kernels.triton.gemm.operands import symbol
+    from polytile.kernels.triton.gemm.unit import epilogue_kernel
 
     ends = [
         sum((symbol(f"{name}_stride_{axis}") * symbol(size) for axis, size in axes), sizes.ZERO)

@@ -34,19 +34,15 @@ class GemmKernel:
     Its tensors are A, B, then C, or the epilogue's own tensors e0, e1, ... Its integers are those of the generated kernels' ABI
     (`leading`), then the epilogue's size symbols, then the prologues', then those of `second`, `kept` and `scales`.
 
-    `tf32`: float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled (Dynamo compiles
-    anew when it is turned).
-
-    `prologues`: an operand that has one is not in memory. In its place stand the tensors A0, A1, ... that it is computed from;
-    its strides are those with which it would be stored.
-
-    `kept`: the last tensor, P, holds panels of B that were made before the call, or is absent; the last integer, `kept`, says
-    which (kernels/kept.py).
-
-    `second`: the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
-    tensors follow A and B. A kernel with a second product has no prologues.
-
-    `scales`: how many rows of A and columns of B share one of their scales (kernels/scales.py).
+    tf32       float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled (Dynamo compiles
+               anew when that changes)
+    prologues  an operand that has one is not in memory. In its place stand the tensors A0, A1, ... that it is computed from; its
+               strides are those with which it would be stored
+    kept       the last tensor, P, holds panels of B that were made before the call, or is absent; the last integer, `kept`, says
+               which (kernels/kept.py)
+    second     the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
+               tensors follow A and B. A kernel with a second product has no prologues
+    scales     how many rows of A and columns of B share one of their scales (kernels/scales.py)
     """
 
     spec: GemmSpec

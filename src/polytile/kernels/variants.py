@@ -96,6 +96,7 @@ class Extent:
 
 
 def extent(kernel: LoopKernel, size: Mapping[str, int]) -> Extent:
+    """How many rows the loop has at these sizes, and how many points each."""
     values = {s: size[s.name] for s in kernel.symbols}
     rows, row = ([sizes.evaluate(a.size, values) for a in axes] for axes in (kernel.loop.axes, kernel.loop.reduced))
     return Extent(math.prod(rows), math.prod(row))

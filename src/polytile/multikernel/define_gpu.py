@@ -13,8 +13,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import INT32_REACH, reaches
 from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.triton import vectors
-from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K, EVEN_L
-from polytile.kernels.triton.gemm.unit import symbol
+from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K, EVEN_L, symbol
 from polytile.kernels.triton.loops import loop_candidates as loops
 from polytile.multikernel import define
 from polytile.multikernel.spec import DIVISOR, POWER, WIDE, KernelSpec

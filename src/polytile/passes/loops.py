@@ -46,6 +46,7 @@ def kept_axes(loop: Loop) -> tuple[list[Axis], list[Axis]]:
 
 
 def has_scan(loop: Loop) -> bool:
+    """Whether some value of the loop is a prefix."""
     return any(isinstance(node, Scan) for node in expr.walk(*loop.roots))
 
 
@@ -96,10 +97,12 @@ def map_loops(program: Program, rule: Callable[[Loop], Loop], epilogues: bool = 
 
 
 def merged_origins(*groups: tuple[str, ...]) -> tuple[str, ...]:
+    """Source operators of several operations, each once, in order."""
     return tuple(dict.fromkeys(origin for group in groups for origin in group))
 
 
 def node_count(*roots: Node) -> int:
+    """How many different values the roots are computed from, themselves included."""
     return sum(1 for _ in expr.walk(*roots))
 
 

@@ -24,6 +24,7 @@ def merge_axes(program: Program) -> Program:
 
 
 def merge_loop(loop: Loop) -> Loop:
+    """One loop with its axes merged, pair after pair, and what is left put in order."""
     loop = canonical(loop)
     while True:
         merged = _merge_once(loop)

@@ -38,6 +38,8 @@ from polytile.passes.strides import plain_strides
 
 @dataclass(frozen=True)
 class Pass:
+    """A step of the pipeline; the option `fuse` leaves out those that are a `fusion`."""
+
     name: str
     run: Callable[[Program], Program]
     fusion: bool = False

@@ -19,14 +19,21 @@ from polytile.tuning.limits import LIMITS, Limits
 
 @dataclass(frozen=True)
 class Task:
-    """What to try, and on what. `args` is the caller's flat argument list, tensors first; `names` and `roles`
-    describe the tensors; `reduction` is the number of terms that one output element sums; `coarse` says how far each tensor may
-    be off for what is rounded on its way (kernels/roundings.py), if that is more; `predicted` has the seconds that each candidate
-    is expected to take.
+    """What to try, and on what.
 
-    The candidates named in `apart` run in a worker process first, for at most `trial_seconds`; with `only_apart` one that
-    cannot is not used at all. Once `seconds` have passed no further candidate is begun. `last_chance`: no later call will be
-    asked where this one has no memory to measure in. `kernel` is its name for people, `target` the device that it runs on.
+    args            the caller's flat argument list, tensors first
+    names, roles    of the tensors (roles: multikernel/spec.py)
+    reduction       the number of terms that one output element sums
+    coarse          how far each tensor may be off for what is rounded on its way (kernels/roundings.py), if that is more
+    predicted       the seconds that each candidate is expected to take
+    check_accuracy  compare results with the reference before anything is timed
+    limits          of the race
+    apart           names of candidates that run in a worker process first, for at most `trial_seconds` of processor time; with
+                    `only_apart` one that cannot is not used at all
+    target          the device that the kernel runs on
+    seconds         once they have passed no further candidate is begun
+    last_chance     no later call will be asked where this one has no memory to measure in
+    kernel          its name for people
     """
 
     problem: Problem
@@ -101,6 +108,7 @@ def measured(
 
 
 def failed(task: Task, index: int, outcome: Outcome, error: Exception) -> Attempt:
+    """The Attempt of a candidate that ended with `error`."""
     detail = f"{type(error).__name__}: {error}"
     return Attempt(task.candidates[index], measured(task, index, outcome, detail=detail), detail=detail)
 

@@ -102,6 +102,8 @@ class CheckSizes(Line):
 
 @dataclass(frozen=True)
 class Allocate(Line):
+    """New memory for a buffer, under its name."""
+
     buffer: Buffer
 
 
@@ -147,6 +149,8 @@ class FindKept(Line):
 
 @dataclass(frozen=True)
 class CallKernel(Line):
+    """Calls a kernel that a DefineKernel has named, with the tensors of these names and the integers."""
+
     kernel: str
     tensors: tuple[str, ...]
     sizes: tuple[sympy.Expr, ...]

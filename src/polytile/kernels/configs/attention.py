@@ -39,6 +39,7 @@ BACKWARD: dict[tuple[int, int], tuple[int, int, int, int]] = {
 
 
 def backward(found: Heuristic, dtype: str, head_dim: int, capability: int) -> Flex:
+    """The default backwards, by element type, head size and capability (90: Hopper); BACKWARD has the rows."""
     level = 90 if capability >= 90 else 80 if capability >= 80 else 0
     if dtype == "float32" or not level or found.family == "rocm":
         return _flex(found, 16, 16, 1, 4)
@@ -49,6 +50,7 @@ def backward(found: Heuristic, dtype: str, head_dim: int, capability: int) -> Fl
 
 
 def decode(found: Heuristic, dtype: str, head_dim: int, capability: int) -> FlexDecode:
+    """The default for few queries."""
     if found.family == "rocm":
         return RocmFlexDecode(64, 1, 4)
     deep = capability >= 90 and not (dtype == "float32" and head_dim > 128)
@@ -66,11 +68,13 @@ def forward_set(found: Heuristic, exhaustive: bool = False) -> tuple[Flex, ...]:
 
 
 def backward_set(found: Heuristic, exhaustive: bool = False) -> tuple[Flex, ...]:
+    """What is tried backwards."""
     rocm = found.family == "rocm"
     return tuple(spaces.flex_backward(rocm) if exhaustive else spaces.flex_backward_autotune(rocm))
 
 
 def decode_set(found: Heuristic, exhaustive: bool = False) -> tuple[FlexDecode, ...]:
+    """What is tried for few queries."""
     if exhaustive:
         return tuple(spaces.flex_decode(found.family == "rocm"))
     return tuple(row for row in found.table("flex_decode_autotune") if isinstance(row, FlexDecode))

@@ -16,17 +16,20 @@ ROCM_FLEX_STAGES = (1, 2)
 
 
 def gemm() -> Iterator[Gemm]:
+    """Every block, number of stages and of warps of a product."""
     for m, n, k, stages, warps in product(BLOCKS, BLOCKS, BLOCKS, STAGES, WARPS):
         yield Gemm(m, n, k, stages, warps)
 
 
 def rocm_gemm(default_stages: int) -> Iterator[RocmGemm]:
+    """The same for AMD's GPUs, with one stage or the backend's own number."""
     numbers = product(BLOCKS, BLOCKS, BLOCKS, (1, default_stages), ROCM_WARPS, ROCM_GROUPS, NONKDIM, WAVES)
     for m, n, k, stages, warps, group, nonkdim, waves in numbers:
         yield RocmGemm(m, n, k, stages, warps, group, matrix_instr_nonkdim=nonkdim, waves_per_eu=waves)
 
 
 def flex_forward(rocm: bool) -> Iterator[Flex]:
+    """Blocks of queries by blocks of keys."""
     yield from _flex(((m, n) for m, n in product(FLEX_M, FLEX_N)), rocm, WARPS)
 
 
@@ -51,6 +54,7 @@ def _flex(blocks: Iterator[tuple[int, int]], rocm: bool, warps: tuple[int, ...])
 
 
 def flex_decode(rocm: bool) -> Iterator[FlexDecode]:
+    """Blocks of keys for few queries."""
     if not rocm:
         yield from (FlexDecode(n, stages, w) for n, stages, w in product(FLEX_BLOCKS, FLEX_STAGES, WARPS))
         return

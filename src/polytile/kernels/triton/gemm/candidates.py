@@ -17,8 +17,9 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.triton.candidate import TritonCandidate, Work
 from polytile.kernels.triton.gemm import prior
 from polytile.kernels.triton.gemm.configs import Kind, space
+from polytile.kernels.triton.gemm.operands import symbol
 from polytile.kernels.triton.gemm.schedules import generate
-from polytile.kernels.triton.gemm.unit import Chip, holds_rows, symbol
+from polytile.kernels.triton.gemm.unit import Chip, holds_rows
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.loops import OVERLAPPING
 from polytile.problem import Config, Scalar

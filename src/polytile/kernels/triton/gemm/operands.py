@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import sympy
 import torch
 
 from polytile.kernels.facts import Facts
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 EVEN = 64
 """The condition "K%64" of a regime: blocks along k up to this need no mask where it holds."""
 EVEN_K, EVEN_L = f"K%{EVEN}", f"L%{EVEN}"
+
+
+def symbol(name: str) -> sympy.Symbol:
+    """An integer argument of the kernel: a size or a stride, in elements."""
+    return sympy.Symbol(name, integer=True, positive=True)
 
 
 @dataclass(frozen=True)

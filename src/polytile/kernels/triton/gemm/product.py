@@ -10,9 +10,9 @@ from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir.program import SCALED_ALONG_K
 from polytile.kernels.facts import Facts
-from polytile.kernels.triton.gemm.operands import Operand
+from polytile.kernels.triton.gemm.operands import Operand, symbol
 from polytile.kernels.triton.gemm.prologue import feed
-from polytile.kernels.triton.gemm.unit import Chip, Unit, accumulator, symbol
+from polytile.kernels.triton.gemm.unit import Chip, Unit, accumulator
 from polytile.problem import Config
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import sympy
-
 from polytile.ir.program import Loop
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
+from polytile.kernels.triton.gemm.operands import symbol
 from polytile.kernels.triton.kernel import Scratch, TritonKernel
 from polytile.kernels.triton.reductions import Reduction
 from polytile.kernels.triton.tile import Dim, Tile, blocks
@@ -98,14 +97,14 @@ def completed(unit: Unit, made: TritonKernel) -> TritonKernel:
         reduction.finish(reduction.running(), scope)
     body.stores([store for k in range(nest.passes + 1) for store in nest.row_stores(k)], scope)
     unit.finished(body, scope)
-    last = unit.launch(blocks(_size("M"), ROWS) * _size("batch"), stages=1)
+    last = unit.launch(blocks(symbol("M"), ROWS) * symbol("batch"), stages=1)
     return replace(made, launches=(*made.launches, last), scratch=(*scratch, *made.scratch))
 
 
 def _put_together(unit: Unit, body: Body, reductions: list[Reduction]) -> tuple[Scratch, ...]:
     """Lines that leave the running values of whole rows, PARTS of each; the scratch memory they come from."""
     line, shape = unit.out.line, body.tile.shape(body.tile.all_dims)
-    size = blocks(_size("N"), unit.columns) * _size("batch") * _size("M")
+    size = blocks(symbol("N"), unit.columns) * symbol("batch") * symbol("M")
     parts = [(reduction, name, part) for reduction in reductions
              for name, part in zip(reduction.running(), reduction.parts, strict=True)]  # fmt: skip
     for _, name, part in parts:
@@ -132,10 +131,6 @@ def _place(unit: Unit) -> None:
     if unit.kernel.spec.batched:
         line("item = number // tiles_m")
     line("at_m = number % tiles_m")
-
-
-def _size(name: str) -> sympy.Symbol:
-    return sympy.Symbol(name, integer=True, positive=True)
 
 
 def _rows(unit: Unit) -> str:

@@ -18,11 +18,11 @@ from torch.utils._sympy.functions import Min
 from polytile.errors import LoweringError
 from polytile.kernels.facts import Facts
 from polytile.kernels.triton.gemm import row_epilogue
-from polytile.kernels.triton.gemm.operands import Operand, widened
+from polytile.kernels.triton.gemm.operands import Operand, symbol, widened
 from polytile.kernels.triton.gemm.product import blocks, ceil_div, dot, product, program, scales_at, unit_of
 from polytile.kernels.triton.gemm.prologue import feed
 from polytile.kernels.triton.gemm.stream import stream
-from polytile.kernels.triton.gemm.unit import FINISH_BLOCK, Chip, Unit, accumulator, symbol
+from polytile.kernels.triton.gemm.unit import FINISH_BLOCK, Chip, Unit, accumulator
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.problem import Config
 

@@ -20,7 +20,7 @@ from polytile.kernels.rewrite import one_sweep, plain_reductions
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.gemm import row_epilogue
-from polytile.kernels.triton.gemm.operands import Operand, operands, second_operands
+from polytile.kernels.triton.gemm.operands import Operand, operands, second_operands, symbol
 from polytile.kernels.triton.gemm.shorter import shorten
 from polytile.kernels.triton.helpers import needed
 from polytile.kernels.triton.kernel import KERNEL, Argument, Descriptor, Kind, Launch
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 
 FINISH_BLOCK = (("BLOCK_M", 8), ("BLOCK_N", 128))
 """Blocks of the launch that adds up what the splits have left: small, as there may be few of them."""
-
-
-def symbol(name: str) -> sympy.Symbol:
-    """An integer argument of the kernel."""
-    return sympy.Symbol(name, integer=True, positive=True)
 
 
 @dataclass(frozen=True)
@@ -294,4 +289,4 @@ def _comment(kernel: GemmKernel, config: Config) -> list[str]:
     return [f"# {spec.dtype} product of {layout}{computed}{second}; {config}"]
 
 
-__all__ = ["FINISH_BLOCK", "Chip", "Unit", "accumulator", "epilogue_kernel", "holds_rows", "symbol"]
+__all__ = ["FINISH_BLOCK", "Chip", "Unit", "accumulator", "epilogue_kernel", "holds_rows"]
