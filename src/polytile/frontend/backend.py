@@ -189,14 +189,18 @@ class _Compiler:
             debug.show(3, lambda: graph.print_readable(print_output=False))
             why = unsupported(graph)
             if not why:
-                if self.kind == "inference":
-                    lay_channels_last(graph.graph, training=False)
-                lowered = lower_graph(graph, name, weights_of(graph, self.kind))
-                with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
-                    try:
-                        traced = hinted.sizes_of(graph)
-                        return compiler.compile_program(lowered, self.options, traced, self.hints, self.ahead).call
-                    except CompilerMissing as error:
-                        why = f"no C++ compiler: {error}"
+                try:
+                    return self._program(graph, name)
+                except CompilerMissing as error:
+                    why = f"no C++ compiler: {error}"
             operators, call = library_calls(graph, why)
             return compiler.record(name, operators, SOURCE, call).call
+
+    def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
+        """The graph lowered and compiled. Raises CompilerMissing where there is no C++ compiler."""
+        if self.kind == "inference":
+            lay_channels_last(graph.graph, training=False)
+        lowered = lower_graph(graph, name, weights_of(graph, self.kind))
+        with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
+            traced = hinted.sizes_of(graph)
+            return compiler.compile_program(lowered, self.options, traced, self.hints, self.ahead).call

@@ -170,3 +170,7 @@ def test_a_table_is_overridden_for_good_or_for_a_while() -> None:
     override("xpu", "mm", before)
     with pytest.raises(ConfigTableError, match="no config table 'nn'"):
         override("xpu", "nn", [row])
+    with pytest.raises(ConfigTableError, match=r"table 'mm' of family 'xpu' has rows Gemm\(\.\.\.\), not '64x64'"):
+        override("xpu", "mm", ["64x64"])  # type: ignore[list-item]
+    with pytest.raises(ConfigTableError, match="family 'mine' takes functions as make and serves; it was given 3 and None"):
+        register("mine", 3)  # type: ignore[arg-type]

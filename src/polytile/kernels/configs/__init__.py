@@ -5,6 +5,6 @@ Anything that makes candidates may call; `register` and `override` are for packa
 """
 
 from polytile.kernels.configs.heuristic import Heuristic, Request, Verdict
-from polytile.kernels.configs.registry import families, heuristic, heuristic_of, override, register
+from polytile.kernels.configs.registry import families, heuristic, heuristic_of, override, register, unregister
 
-__all__ = ["Heuristic", "Request", "Verdict", "families", "heuristic", "heuristic_of", "override", "register"]
+__all__ = ["Heuristic", "Request", "Verdict", "families", "heuristic", "heuristic_of", "override", "register", "unregister"]

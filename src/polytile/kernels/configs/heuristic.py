@@ -22,7 +22,7 @@ from polytile import locks
 from polytile.errors import ConfigTableError
 from polytile.kernels.configs import spaces
 from polytile.kernels.configs.files import Tables
-from polytile.kernels.configs.records import KINDS, Gemm, Record
+from polytile.kernels.configs.records import KINDS, PLAIN, Gemm, Record
 
 SMALLEST, SMALLEST_INT8_K = 16, 32
 MOST_ACCUMULATORS = 255
@@ -95,12 +95,16 @@ class Heuristic:
 
     def replace(self, name: str, rows: Iterable[Record]) -> tuple[Record, ...]:
         """Puts `rows` in place of a table, or of none; returns what was there. Raises ConfigTableError for a name that no
-        table has anywhere."""
+        table has anywhere, and for rows of another kind than the table's."""
         if name not in KINDS:
             raise ConfigTableError(f"there is no config table {name!r}; tables are {', '.join(KINDS)}.")
+        given, kind = tuple(rows), PLAIN[KINDS[name]]
+        for row in given:
+            if not isinstance(row, kind):
+                raise ConfigTableError(f"table {name!r} of family {self.family!r} has rows {kind.__name__}(...), not {row!r}.")
         with self._lock:
             before = self._tables.get(name, ())
-            self._tables = {**self._tables, name: tuple(rows)}
+            self._tables = {**self._tables, name: given}
         return before
 
     def configs(self, request: Request) -> tuple[Gemm, ...]:

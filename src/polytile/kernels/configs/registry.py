@@ -81,7 +81,10 @@ def heuristic_of(device: DeviceFacts) -> Heuristic:
 
 def register(family: str, make: Callable[[], Heuristic], serves: Serves | None = None) -> None:
     """Adds a family; `make` is called once, when the family is first asked for. `serves`: for which GPUs it takes the place of
-    their makers' family, none where it is left out. Raises ConfigTableError for a name that is taken."""
+    their makers' family, none where it is left out. Raises ConfigTableError for a name that is taken, and for what cannot be
+    called."""
+    if not callable(make) or not (serves is None or callable(serves)):
+        raise ConfigTableError(f"family {family!r} takes functions as make and serves; it was given {make!r} and {serves!r}.")
     with _lock:
         if family in _makers:
             raise ConfigTableError(f"the device family {family!r} exists; override its tables or choose another name.")
@@ -109,7 +112,8 @@ def _restored(found: Heuristic, name: str, before: tuple[Record, ...]) -> Iterat
 
 
 def override(family: str, name: str, rows: Iterable[Record]) -> AbstractContextManager[None]:
-    """Puts `rows` in place of a family's table, at once and for good, or for the time of a `with`."""
+    """Puts `rows` in place of a family's table, at once and for good, or for the time of a `with`. Raises ConfigTableError for
+    a family or table that is not there and for rows of another kind."""
     found = heuristic(family)
     return _restored(found, name, found.replace(name, rows))
 
