@@ -18,6 +18,7 @@ from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.triton import estimate, prior
 from polytile.kernels.triton.scattered import Table, needs_scratch, size_of, table_of
+from polytile.kernels.triton.sorted_sums import LISTED
 from polytile.problem import Config
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ LOOK = 0.3e-6  # s in which a program looks at the next indices, which the neare
 FINISH = 1.1e-6  # s of another launch
 REGISTERS = 48
 SORT, FOUND, SORTED_REGISTERS = 1.5e-6, 1.0e-6, 72
-"""s of a program that sorts, and for each block of points it goes over; registers of a thread that adds up what is sorted."""
+"""s of the launch that sorts, and for each block of points its programs list; registers of a thread that adds up what is sorted."""
 
 
 def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
@@ -57,11 +58,18 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     return device.launch_seconds + estimate.START - estimate.HIDDEN + FINISH + zeros + (memory**3 + latency**3) ** (1 / 3)
 
 
+def points(kernel: LoopKernel, size: Mapping[str, int]) -> int:
+    """How many points are added up by one index."""
+    table = _table(kernel)
+    assert table is not None
+    return sizes.evaluate(table.points.size, {symbol: size[symbol.name] for symbol in kernel.symbols})
+
+
 def _sorted(config: Config, rows: int, points: int, columns: int, itemsize: int, device: DeviceFacts) -> float:
     """Predicted seconds of `points` points of so many columns that fall on `rows` rows."""
-    chunks, threads = int(config["chunks"]), device.warp * int(config["warps"])
-    sorting = -(-rows // int(config["rows"])) * chunks / (2 * device.sms)
-    sort = max(1.0, sorting) * (SORT + FOUND * -(-points // (chunks * int(config["many"]))))
+    threads, chunks = device.warp * int(config["warps"]), -(-points // int(config["many"]))
+    listed = points / rows / max(1, chunks) * int(config["rows"]) ** 2 / LISTED
+    sort = SORT + FOUND * max(1.0, listed) * max(1.0, -(-rows // int(config["rows"])) * chunks / (2 * device.sms))
     moved = (points + rows) * columns * itemsize
     programs = rows * -(-columns // int(config["x"]))
     places = max(1, min(device.registers_per_sm // (SORTED_REGISTERS * threads), device.blocks_per_sm))
@@ -87,4 +95,4 @@ def _size(kernel: LoopKernel) -> sizes.Size:
     return size_of(kernel.loop)
 
 
-__all__ = ["cost"]
+__all__ = ["cost", "points"]

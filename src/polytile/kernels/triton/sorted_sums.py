@@ -1,9 +1,9 @@
 """The schedule of sums by an index (scattered.py) that first brings the points in the order of their rows, by a counting sort:
 no atomics, no zeros that are stored before, and sums in an order that is the same every time.
 
-    launch 0   program (b, c) goes over chunk c of the points: those that fall on its `rows` rows it lists, row by row, in their
-               order; of each row it keeps where the list of the chunk ends
-    launch 1   a program has a block of columns of one row: it adds up what the lists of all chunks say, `y` points at once, and
+    launch 0   program (b, c) has chunk c of the points, `many` of them: those that fall on its `rows` rows it lists, row by row,
+               in their order; of each row it keeps where the chunk's list of it ends
+    launch 1   a program has a block of columns of one row: it adds up what the lists of all chunks (at most `chunks`) say, `y` points at once, and
                stores the sum, zeros where there is none
 
 Scratch memory: 0 has the ends, chunk by chunk; 1 the lists; 2 and 3 those points of a program that it has still to sort, and their
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir import expr, sizes
 from polytile.ir.program import Axis, Loop, Store
@@ -34,7 +33,8 @@ from polytile.problem import Config
 
 ENDS, ORDER, FOUND, OWN = range(4)
 SORTING = 8
-"""Warps of a program that sorts."""
+LISTED = 4096
+"""Warps of a program that sorts, and elements of its block of rows and the points found."""
 
 
 def sorted_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
@@ -56,18 +56,14 @@ class _Sorted:
         self.wide = ".to(tl.int64)" if unit.facts.wide else ""
         self.kind = torch.int64 if unit.facts.wide else torch.int32
         self.points, self.rows = unit.body.index(table.points.size), unit.body.index(table.rows)
-        unit.constants |= {name.upper(): int(config[name]) for name in ("chunks", "many")}
+        unit.constants["MANY"] = int(config["many"])
 
     def memory(self, number: int) -> str:
         return self.unit.scratch(number, torch.int32 if number == OWN else self.kind)
 
-    def chunk(self) -> None:
-        """How many points a chunk has: whole blocks."""
-        self.out.line(f"chunk = tl.cdiv({self.points}, CHUNKS * MANY) * MANY")
-
 
 class Sorting(_Sorted):
-    """Launch 0: `unit` goes over points, a block of MANY at once."""
+    """Launch 0: `unit` has a block of points."""
 
     def __init__(
         self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table
@@ -84,61 +80,50 @@ class Sorting(_Sorted):
         unit.tile = unit.body.tile = Tile(unit.nest, facts, (self.many,), ())
         unit.constants = {}
         super().__init__(unit, config, table)
-        unit.constants |= {"ROWS": int(config["rows"]), "LISTED": max(16, 4096 // int(config["rows"]))}
+        unit.constants |= {"ROWS": int(config["rows"]), "LISTED": max(16, LISTED // int(config["rows"]))}
 
     def made(self) -> Launch:
         unit, out = self.unit, self.out
-        out.extend([f"row = tl.program_id(0){self.wide} * ROWS", "rows = tl.arange(0, ROWS)[None, :]"])
-        self.chunk()
-        out.extend([f"first = tl.program_id(1){self.wide} * chunk", f"last = tl.minimum(first + chunk, {self.points})"])
+        out.extend([
+            f"row = tl.program_id(0){self.wide} * ROWS",
+            "rows = tl.arange(0, ROWS)[None, :]",
+            f"first = tl.program_id(1){self.wide} * MANY",
+            f"many = first + tl.arange(0, MANY){self.wide}",
+        ])  # fmt: skip
         unit.wait()
-        self._before()
         self._found()
         self._counted()
         self._listed()
-        buckets = FloorDiv(self.table.rows + unit.constants["ROWS"] - 1, sympy.Integer(unit.constants["ROWS"]))
-        return unit.launch(grid=(buckets, sympy.Integer(unit.constants["CHUNKS"]), sizes.ONE))
-
-    def _block(self) -> str:
-        """The rows of the next points; gives the condition under which a point falls on any."""
-        unit, scope = self.unit, Scope()
-        scope.lines.append(f"many = at + tl.arange(0, MANY){self.wide}")
-        conditions = []
-        if not unit.tile.even(self.many):
-            scope.lines.append(f"{self.many.mask} = many < last")
-            conditions.append(self.many.mask)
-        row, *others = [unit.body.emit(root, scope) for root in self.asked]
-        scope.lines.append(f"own = {row}{self.wide or '.to(tl.int32)'} - row")
-        unit.flush(scope)
-        return " & ".join([*conditions, *others, *unit.body.guards(self.asked[:1])])
-
-    def _before(self) -> None:
-        """Where the list of the program begins: after those of all rows before."""
-        self.out.line("before = tl.zeros([MANY], tl.int32)")
-        with self.out.indented("for at in range(first, last, MANY):"):
-            conditions = self._block()
-            self.out.line(f"before += ({' & '.join(filter(None, [conditions, '(own < 0)']))}).to(tl.int32)")
-        self.out.line("start = first + tl.sum(before, 0)")
+        buckets = blocks(self.table.rows, unit.constants["ROWS"])
+        return unit.launch(grid=(buckets, blocks(self.table.points.size, self.many.block), sizes.ONE))
 
     def _found(self) -> None:
-        """Keeps the points that fall on the program's rows."""
-        out = self.out
-        out.line("count = 0")
-        with out.indented("for at in range(first, last, MANY):"):
-            conditions = self._block()
-            out.line(f"mine = {' & '.join(filter(None, [conditions, '(own >= 0) & (own < ROWS)']))}")
-            out.line("place = start + count + tl.associative_scan(mine.to(tl.int32), 0, pt_add) - 1")
-            out.line(f"tl.store({self.memory(FOUND)} + place, many, mask=mine)")
-            out.line(f"tl.store({self.memory(OWN)} + place, own.to(tl.int32), mask=mine)")
-            out.line("count += tl.sum(mine.to(tl.int32), 0)")
-        out.line("tl.debug_barrier()")
+        """Keeps the points that fall on the program's rows, after the places for those of all rows before."""
+        unit, out, scope = self.unit, self.out, Scope()
+        inside = []
+        if not unit.tile.even(self.many):
+            scope.lines.append(f"{self.many.mask} = many < {self.points}")
+            inside.append(self.many.mask)
+        fallen, *others = [unit.body.emit(root, scope) for root in self.asked]
+        inside += [*others, *unit.body.guards(self.asked[:1])]
+        scope.lines.append(f"own = {fallen}{self.wide or '.to(tl.int32)'} - row")
+        unit.flush(scope)
+        out.extend([
+            f"start = first + tl.sum(({' & '.join(['(own < 0)', *inside])}).to(tl.int32), 0)",
+            f"mine = {' & '.join(['(own >= 0) & (own < ROWS)', *inside])}",
+            "place = start + tl.associative_scan(mine.to(tl.int32), 0, pt_add) - 1",
+            f"tl.store({self.memory(FOUND)} + place, many, mask=mine)",
+            f"tl.store({self.memory(OWN)} + place, own.to(tl.int32), mask=mine)",
+            "count = tl.sum(mine.to(tl.int32), 0)",
+            "tl.debug_barrier()",
+        ])  # fmt: skip
 
     def _going(self) -> None:
         """The next of the points found, as one of each row's."""
         self.out.extend([
             "next = at + tl.arange(0, LISTED)",
-            f"own = tl.load({self.memory(OWN)} + start + next, mask=next < count, other=ROWS)",
-            "falls = own[:, None] == rows",
+            f"of = tl.load({self.memory(OWN)} + start + next, mask=next < count, other=ROWS)",
+            "falls = of[:, None] == rows",
         ])  # fmt: skip
 
     def _counted(self) -> None:
@@ -158,8 +143,8 @@ class Sorting(_Sorted):
         with out.indented("for at in range(0, count, LISTED):"):
             self._going()
             out.line(f"point = tl.load({self.memory(FOUND)} + start + next, mask=next < count, other=0)")
-            out.line("place = begin + tl.associative_scan(falls.to(tl.int32), 0, pt_add) - 1")
-            out.line(f"tl.store({self.memory(ORDER)} + place, point[:, None] + tl.zeros([1, ROWS], tl.int32), mask=falls)")
+            out.line("to = begin + tl.associative_scan(falls.to(tl.int32), 0, pt_add) - 1")
+            out.line(f"tl.store({self.memory(ORDER)} + to, point[:, None] + tl.zeros([1, ROWS], tl.int32), mask=falls)")
             out.line("begin += tl.sum(falls.to(tl.int32), 0, keep_dims=True)")
 
 
@@ -175,6 +160,7 @@ class Adding(_Sorted):
         unit.tile = unit.body.tile = Tile(nest, facts, (self.listed, self.columns), ())
         unit.constants = {dim.name: dim.block for dim in unit.tile.dims}
         super().__init__(unit, config, table)
+        unit.constants["CHUNKS"] = int(config["chunks"])
 
     def made(self) -> Launch:
         unit, table, out = self.unit, self.table, self.out
@@ -183,7 +169,6 @@ class Adding(_Sorted):
             out.line("return")
         out.line(f"{self.columns.name.lower()}_at = tl.program_id(0){self.wide}")
         unit.parallel(self.columns)
-        self.chunk()
         unit.wait()
         self._lists()
         out.line(f"total = tl.zeros({unit.tile.shape(unit.tile.all_dims)}, {text.value_type(table.store.value.dtype)})")
@@ -191,7 +176,7 @@ class Adding(_Sorted):
             self._block()
         self._stored()
         count = blocks(table.along.size, self.columns.block)
-        planes = FloorDiv(table.rows + ROWS - 1, sympy.Integer(ROWS))
+        planes = blocks(table.rows, ROWS)
         return unit.launch(grid=(count, sympy.Min(table.rows, sympy.Integer(ROWS)), planes))
 
     def _lists(self) -> None:
@@ -199,9 +184,10 @@ class Adding(_Sorted):
         ends = self.memory(ENDS)
         self.out.extend([
             f"chunks = tl.arange(0, CHUNKS)[None, :]{self.wide}",
+            f"there = chunks * MANY < {self.points}",
             f"ends = {ends} + (chunks * ({self.rows}) + {ROW})",
-            f"begin = tl.where({ROW} > 0, tl.load(ends - 1, mask=(chunks >= 0) & ({ROW} > 0), other=0), chunks * chunk)",
-            "counts = tl.load(ends) - begin",
+            f"begin = tl.where({ROW} > 0, tl.load(ends - 1, mask=there & ({ROW} > 0), other=0), chunks * MANY)",
+            "counts = tl.where(there, tl.load(ends, mask=there, other=0) - begin, 0)",
             "upto = tl.associative_scan(counts, 1, pt_add)",
             "count = tl.sum(tl.ravel(counts), 0)",
         ])  # fmt: skip

@@ -9,8 +9,8 @@ sums         of loops that add up columns too: whole rows, `programs` programs f
 stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
 scatter      sums by an index: blocks as in plain, whose points are added up by atomics
 leaders      such sums of points that seldom share a row: x columns of a point a program, which looks at `many` indices at once
-sorted       such sums of sorted points: x columns of a row a program, y points at once; `chunks` chunks of them are sorted apart,
-             `many` at once, for `rows` rows a program
+sorted       such sums of sorted points: x columns of a row a program, y points at once; up to `chunks` chunks of `many` of them are
+             sorted apart, for `rows` rows a program
 
 Blocks are powers of two; `warps` of 32 threads work on one; `stages` blocks of a loop are under way at once, one where none is
 given. A row is what one point of the parallel axes reduces or scans.
@@ -98,8 +98,8 @@ CLUSTER_ROWS = ((4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
 17.6 without."""
 LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
 """(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
-SORTED = ((256, 8, 2), (256, 16, 4), (512, 8, 4), (1024, 4, 4), (2048, 2, 4), (64, 32, 2))
-SORTING = ((32, 512, 8), (32, 2048, 8), (64, 2048, 8), (64, 2048, 64))
+SORTED = ((256, 8, 2), (256, 16, 4), (512, 8, 4), (1024, 4, 4), (2048, 2, 4), (2048, 4, 8), (64, 32, 2))
+SORTING = ((32, 512, 8), (32, 2048, 8), (64, 2048, 8), (32, 1024, 16), (64, 2048, 64), (128, 1024, 16))
 """(x, y, warps): 16 or 32 values a thread; (rows, many, chunks)."""
 FINISHED = 64
 """Values a thread may hold of what the programs of a row have left."""
@@ -238,6 +238,8 @@ def _smallest(kernel: LoopKernel, nest: Nest) -> int:
 def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:
     """Whether `config` gives right results at these sizes: a persistent one must hold the whole row. Later calls of a regime
     go to it unasked, so it must hold at the regime's largest sizes too."""
+    if config["variant"] == "sorted":
+        return scattered_prior.points(kernel, size) <= int(config["chunks"]) * int(config["many"])
     down = config["variant"] == "looped" and nest.form is Form.COLUMN
     if config["variant"] not in ("persistent", "sums", "cluster") and not down:
         return True
