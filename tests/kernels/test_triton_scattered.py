@@ -75,7 +75,7 @@ CONFIGS = (
     Config.of(variant="scatter", x=16, y=4, warps=4), Config.of(variant="scatter", x=64, y=1, warps=4),
     Config.of(variant="leaders", x=32, many=16, warps=4), Config.of(variant="leaders", x=64, many=64, warps=4),
     Config.of(variant="sorted", x=32, y=4, warps=4, rows=4, many=16, chunks=8),
-    Config.of(variant="sorted", x=16, y=2, warps=4, rows=16, many=64, chunks=2),
+    Config.of(variant="sorted", x=16, y=2, warps=4, rows=16, many=128, chunks=1),
     Config.of(variant="sorted", x=64, y=8, warps=4, rows=2, many=8, chunks=16),
 )  # fmt: skip
 

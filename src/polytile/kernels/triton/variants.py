@@ -10,7 +10,7 @@ stripes      of such loops: r columns a program, all rows of them, x at a time; 
 scatter      sums by an index: blocks as in plain, whose points are added up by atomics
 leaders      such sums of points that seldom share a row: x columns of a point a program, which looks at `many` indices at once
 sorted       such sums of sorted points: x columns of a row a program, y points at once; up to `chunks` chunks of `many` of them are
-             sorted apart, for `rows` rows a program
+             sorted by a cluster each, `rows` rows at once
 
 Blocks are powers of two; `warps` of 32 threads work on one; `stages` blocks of a loop are under way at once, one where none is
 given. A row is what one point of the parallel axes reduces or scans.
@@ -98,9 +98,10 @@ CLUSTER_ROWS = ((4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
 17.6 without."""
 LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
 """(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
-SORTED = ((256, 8, 2), (256, 16, 4), (512, 8, 4), (1024, 4, 4), (2048, 2, 4), (2048, 4, 8), (64, 32, 2))
-SORTING = ((32, 512, 8), (32, 2048, 8), (64, 2048, 8), (32, 1024, 16), (64, 2048, 64), (128, 1024, 16))
-"""(x, y, warps): 16 or 32 values a thread; (rows, many, chunks)."""
+SORTED = ((256, 8, 1), (512, 8, 2), (1024, 4, 4), (1024, 8, 4), (2048, 2, 4), (2048, 4, 8), (4096, 2, 8))
+SORTING = ((32, 512, 1), (32, 512, 8), (32, 1024, 8), (32, 2048, 8), (32, 2048, 16))
+"""(x, y, warps): a thread has 8 or 16 columns of every point, so that none has to be told what others add up; (rows, many,
+chunks)."""
 SCATTERED = ("scatter", "leaders", "sorted")
 FINISHED = 64
 """Values a thread may hold of what the programs of a row have left."""
@@ -109,7 +110,7 @@ FINISHED = 64
 def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config, ...]:
     """All configs of `kernel`, whose layout is `nest`, that fit on the device."""
     if is_scattered(kernel.loop):
-        found = _scattered(rows=table_of(kernel.loop) is not None)
+        found = _scattered(table_of(kernel.loop) is not None, device)
     elif has_sums(kernel.loop):
         found = _sums(device, nest_for(kernel, "stripes")[1]) if nest.form is Form.ROW and not nest.inner else iter(())
     elif nest.form is Form.COLUMN:
@@ -132,12 +133,13 @@ def _plain(nest: Nest) -> Iterator[Config]:
         yield from (Config.of(variant="plain", x=x, y=y, z=z, warps=w) for x, y, z, w in PLAIN_3)
 
 
-def _scattered(rows: bool) -> Iterator[Config]:
+def _scattered(rows: bool, device: DeviceFacts) -> Iterator[Config]:
     yield from (Config.of(variant="scatter", x=x, y=y, warps=w) for x, y, w in PLAIN_2)
     for (x, warps), many in itertools.product(LEADERS if rows else (), MANY):
         yield Config.of(variant="leaders", x=x, warps=warps, many=many)
     for (x, y, warps), (row, many, chunks) in itertools.product(SORTED if rows else (), SORTING):
-        yield Config.of(variant="sorted", x=x, y=y, warps=warps, rows=row, many=many, chunks=chunks)
+        if chunks == 1 or device.capability >= CLUSTERED:
+            yield Config.of(variant="sorted", x=x, y=y, warps=warps, rows=row, many=many, chunks=chunks)
 
 
 def _rows(nest: Nest) -> Iterator[Config]:
