@@ -135,7 +135,8 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 times = {name: us for name, us in row["us"].items() if name in costs}
                 sizes = kernel.sizes(row["shape"])
                 predicted = {name: costs[name](sizes) * 1e6 for name in times}
-                near = [c for c in kernel.kernel.candidates if predicted.get(c.name, math.inf) <= CLEAR_LOSER * min(predicted.values())]
+                most = CLEAR_LOSER * min(predicted.values())
+                near = [c for c in kernel.kernel.candidates if predicted.get(c.name, math.inf) <= most]
                 near.sort(key=lambda c: predicted[c.name])
                 tried = varied(near, SHORTLIST, lambda candidate: getattr(candidate, "traits", ()))
                 found.append({**row, "us": times, "predicted_us": predicted, "shortlist": [c.name for c in tried]})

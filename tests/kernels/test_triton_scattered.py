@@ -143,6 +143,44 @@ def test_an_index_out_of_range_is_told_of(config: Config) -> None:
     assert interpret.run(generate(kernel, config, facts_of(kernel, sizes)), given, sizes) == 1
 
 
+def test_sorted_points_are_added_up_alike_every_time() -> None:
+    kernel = kernel_of(by_index(dtype=F32), F32)
+    sizes = sizes_of(kernel, 70, 16, 3)
+    given, again = tensors(kernel, 70, 16, 3), {}
+    made = generate(kernel, CONFIGS[-1], facts_of(kernel, sizes))
+    assert not any("atomic" in launch.source for launch in made.launches)
+    for name, tensor in given.items():
+        again[name] = tensor.clone()
+    assert not interpret.run(made, given, sizes) and not interpret.run(made, again, sizes)
+    assert all(torch.equal(given[name], again[name]) for name in given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_sums_of_sorted_points_are_rounded_once(dtype: torch.dtype) -> None:
+    kernel = kernel_of(by_index(dtype=dtype), dtype)
+    sizes = sizes_of(kernel, 60, 8, 2)
+    given = tensors(kernel, 60, 8, 2)
+    want = expected(kernel, given, sizes)
+    assert not interpret.run(generate(kernel, CONFIGS[-1], facts_of(kernel, sizes)), given, sizes)
+    for name, tensor in given.items():
+        torch.testing.assert_close(tensor, want[name].to(tensor.dtype), rtol=2e-3 if dtype == torch.float16 else 1e-12, atol=2e-3)
+
+
+def test_no_more_points_are_sorted_than_a_cluster_holds() -> None:
+    kernel = kernel_of(by_index())
+    config, nest = Config.of(variant="sorted", x=256, y=8, warps=1, rows=32, many=512, chunks=8), nest_of(kernel.loop)
+    assert variants.valid(kernel, nest, config, sizes_of(kernel, 4096, 64, 100))
+    assert not variants.valid(kernel, nest, config, sizes_of(kernel, 4097, 64, 100))
+    old = {c["chunks"] for c in variants.configs(kernel, nest, device.named("A100")) if c["variant"] == "sorted"}
+    assert old == {1}
+
+
+def test_kinds_of_sums_by_an_index_are_tried_beside_each_other() -> None:
+    kernel = kernel_of(by_index())
+    configs = variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))
+    assert {variants.traits(config) for config in configs} == {(("variant", name),) for name in variants.SCATTERED}
+
+
 def test_the_table_is_written_whole() -> None:
     kernel = kernel_of(by_index())
     assert {t.role for t in kernel.tensors if not t.dtype == I64} == {"in", "out"}

@@ -28,7 +28,7 @@ LOOK = 0.3e-6  # s in which a program looks at the next indices, which the neare
 FINISH = 1.1e-6  # s of another launch
 REGISTERS = 48
 SORT, FOUND, SORTED_REGISTERS = 1.5e-6, 1.0e-6, 72
-"""s of the launch that sorts, and for each block of points its programs list; registers of a thread that adds up what is sorted."""
+"""s of the launch that sorts, and for each block of points its programs list; registers of a thread that adds up."""
 
 
 def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:

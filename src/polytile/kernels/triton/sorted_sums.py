@@ -1,8 +1,9 @@
 """The schedule of sums by an index (scattered.py) that first brings the points in the order of their rows, by a counting sort:
 no atomics, no zeros that are stored before, and sums in an order that is the same every time.
 
-    launch 0   program (b, c) has chunk c of the points, `many` of them, and counts those that fall on its `rows` rows; the programs
-               of all chunks, a cluster, tell each other, and each knows the places of its own: row by row, in their order
+    launch 0   program (b, c) has chunk c of the points, `many` of them, and counts those that fall on its `rows` rows; the
+               programs of all chunks, a cluster, tell each other, and each knows the places of its own: row by row, in their
+               order
     launch 1   a program has a block of columns of one row: it adds up its points, `y` at once, the numbers of the next of them on
                their way meanwhile, and stores the sum, zeros where there is none
 
@@ -46,9 +47,8 @@ def sorted_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, ov
     assert table is not None
     kind, points = torch.int64 if facts.wide else torch.int32, table.points.size
     told = sympy.expand(blocks(table.rows, int(config["rows"])) * int(config["chunks"]) * (int(config["rows"]) + 1))
-    scratch = (
-        Scratch(kind, table.rows), Scratch(kind, points), Scratch(kind, points), Scratch(torch.int32, points), Scratch(kind, told),
-    )  # fmt: skip
+    types = {ENDS: kind, ORDER: kind, FOUND: kind, OWN: torch.int32, TOLD: kind}
+    scratch = tuple(Scratch(types[k], {ENDS: table.rows, TOLD: told}.get(k, points)) for k in types)
     sorting, adding = (made(kernel, nest, config, facts, overlaps, table).made() for made in (Sorting, Adding))
     return TritonKernel((sorting, adding), scratch)
 

@@ -9,8 +9,8 @@ sums         of loops that add up columns too: whole rows, `programs` programs f
 stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
 scatter      sums by an index: blocks as in plain, whose points are added up by atomics
 leaders      such sums of points that seldom share a row: x columns of a point a program, which looks at `many` indices at once
-sorted       such sums of sorted points: x columns of a row a program, y points at once; up to `chunks` chunks of `many` of them are
-             sorted by a cluster each, `rows` rows at once
+sorted       such sums of sorted points: x columns of a row a program, y points at once; clusters of `chunks` programs, which have
+             `many` points each, sort those of `rows` rows
 
 Blocks are powers of two; `warps` of 32 threads work on one; `stages` blocks of a loop are under way at once, one where none is
 given. A row is what one point of the parallel axes reduces or scans.
@@ -99,7 +99,7 @@ CLUSTER_ROWS = ((4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
 LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
 """(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
 SORTED = ((256, 8, 1), (512, 8, 2), (1024, 4, 4), (1024, 8, 4), (2048, 2, 4), (2048, 4, 8), (4096, 2, 8))
-SORTING = ((32, 512, 1), (32, 512, 8), (32, 1024, 8), (32, 2048, 8), (32, 2048, 16))
+SORTING = ((32, 512, 1), (32, 512, 8), (32, 1024, 8), (32, 2048, 8), (128, 2048, 8), (32, 2048, 16))
 """(x, y, warps): a thread has 8 or 16 columns of every point, so that none has to be told what others add up; (rows, many,
 chunks)."""
 SCATTERED = ("scatter", "leaders", "sorted")
@@ -264,16 +264,16 @@ def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]
 
 
 def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
-    """What the prior's errors go with (links/prior.py): whether loads of a shared row are ahead, whether a block has several rows,
-    and what becomes of sums by an index. Of 345 regimes whose candidates near the best were all measured on an H100 the best of six
-    was 1.0033 times slower than the best of all by the ranking alone, 1.0030 with no more than four of a kind; of 210 choices of the
-    grid 26 and 17 were not among the six. Where it is wrong: a softmax of 33×306322 has its two fastest in fifth and eighth place,
-    after which comes a slower one of the other kind."""
+    """What the prior's errors go with (links/prior.py): whether loads of a shared row are ahead, whether a block has several
+    rows, and what becomes of sums by an index. Of 345 regimes whose near candidates were all measured on an H100 the best of six
+    took 1.0033 times as long as the best of all by the ranking alone, 1.0030 with no more than four of a kind; of 210 choices of
+    the grid 26 and 17 were not among the six. Where it is wrong: a softmax of 33×306322 has its fastest in fifth and eighth
+    place, and one of the other kind, which is slower, is tried instead of the fifth."""
     variant = str(config["variant"])
     if variant == "split":
-        return (("stages", config.get("stages", 1)),)
+        return (("stages", int(config.get("stages", 1) or 1)),)
     if variant == "plain" and config.get("y"):
-        return (("several rows", config["y"] != 1),)
+        return (("rows", min(2, int(config["y"]))),)
     return (("variant", variant),) if variant in SCATTERED else ()
 
 
