@@ -13,7 +13,7 @@ from sympy import Expr
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from polytile.ir import expr, ops
-from polytile.ir.program import Loop
+from polytile.ir.program import Loop, Store
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import variants
@@ -133,6 +133,20 @@ def test_generated_text(name: str) -> None:
     bodies = [one.source[one.source.index("@triton.jit") :] for one in launches]
     heads = [f"# grid {one.grid}, divisible {dict(one.divisible)}\n" for one in launches]
     assert_golden(f"{name}.triton", "\n".join(map("".join, zip(heads, bodies, strict=True))))
+
+
+def test_exponentials_that_are_only_summed_are_fast_ones() -> None:
+    value = load("x", P0 * S1 + R0, F32)
+    most = expr.reduce("max", F32, value)
+    power = op("exp", op("sub", value, most))
+    summed = store("s", P0, expr.reduce("sum", F32, power))
+
+    def source(*stores: Store) -> str:
+        made = generate(kernel_of(loop([summed, *stores], {P0: S0}, {R0: S1})), config(variant="persistent", x=1, r=1024), KNOWN)
+        return made.launches[0].source
+
+    assert "tl.exp(" in source() and "libdevice.exp(" not in source()
+    assert "libdevice.exp(" in source(store("o", P0 * S1 + R0, power))
 
 
 def test_loops_hold_no_division() -> None:

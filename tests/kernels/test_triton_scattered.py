@@ -18,6 +18,7 @@ from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import interpret, variants
 from polytile.kernels.triton.generate import generate
 from polytile.kernels.triton.scattered import size_of, table_of
+from polytile.multikernel.define import make_args
 from polytile.problem import Config
 from polytile.runtime.cuda import device
 from tests.kernels.helpers import BF16, F32, I64, P0, P1, P2, S0, S1, S2, checked, load, loop, op, store
@@ -179,6 +180,13 @@ def test_kinds_of_sums_by_an_index_are_tried_beside_each_other() -> None:
     kernel = kernel_of(by_index())
     configs = variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))
     assert {variants.traits(config) for config in configs} == {(("variant", name),) for name in variants.SCATTERED}
+
+
+def test_indices_made_for_a_measurement_are_all_over_the_table() -> None:
+    kernel = kernel_of(by_index(padding=True))
+    made = make_args(kernel, sizes_of(kernel, 400, 8, 20))
+    (index,) = (arg for arg in made if isinstance(arg, torch.Tensor) and arg.dtype == I64)
+    assert 0 <= int(index.min()) and int(index.max()) < 20 and len(index.unique()) > 10
 
 
 def test_the_table_is_written_whole() -> None:
