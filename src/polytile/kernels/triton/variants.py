@@ -242,7 +242,7 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     """Whether `config` gives right results at these sizes: a persistent one must hold the whole row. Later calls of a regime
     go to it unasked, so it must hold at the regime's largest sizes too."""
     if config["variant"] == "sorted":
-        return scattered_prior.points(kernel, size) <= int(config["chunks"]) * int(config["many"])
+        return _sorts(config, scattered_prior.points(kernel, size))
     down = config["variant"] == "looped" and nest.form is Form.COLUMN
     if config["variant"] not in ("persistent", "sums", "cluster") and not down:
         return True
@@ -254,6 +254,13 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     if shorter and rows[0] <= held[0] // 2 and held[0] > ROWS[0]:
         return False  # right, but never worth its time: there is one of half the length
     return down or all(n <= block for n, block in zip(rows, held, strict=False))
+
+
+def _sorts(config: Config, points: int) -> bool:
+    """Whether a cluster holds so many points, and none that holds fewer would do."""
+    held = int(config["chunks"]) * int(config["many"])
+    fewer = [chunks * many for rows, many, chunks in SORTING if rows == config["rows"] and chunks * many < held]
+    return max(fewer, default=-1) < points <= held
 
 
 def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
