@@ -18,6 +18,7 @@ from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import interpret, variants
 from polytile.kernels.triton.generate import generate
 from polytile.kernels.triton.scattered import size_of, table_of
+from polytile.multikernel.define import make_args
 from polytile.problem import Config
 from polytile.runtime.cuda import device
 from tests.kernels.helpers import BF16, F32, I64, P0, P1, P2, S0, S1, S2, checked, load, loop, op, store
@@ -74,6 +75,9 @@ def sizes_of(kernel: LoopKernel, *numbers: int) -> dict[str, int]:
 CONFIGS = (
     Config.of(variant="scatter", x=16, y=4, warps=4), Config.of(variant="scatter", x=64, y=1, warps=4),
     Config.of(variant="leaders", x=32, many=16, warps=4), Config.of(variant="leaders", x=64, many=64, warps=4),
+    Config.of(variant="sorted", x=32, y=4, warps=4, rows=4, many=16, chunks=8),
+    Config.of(variant="sorted", x=16, y=2, warps=4, rows=16, many=128, chunks=1),
+    Config.of(variant="sorted", x=64, y=8, warps=4, rows=2, many=8, chunks=16),
 )  # fmt: skip
 
 
@@ -138,6 +142,51 @@ def test_an_index_out_of_range_is_told_of(config: Config) -> None:
     given = tensors(kernel, 40, 20, 7)
     next(t for t in given.values() if t.dtype == I64)[17] = 7
     assert interpret.run(generate(kernel, config, facts_of(kernel, sizes)), given, sizes) == 1
+
+
+def test_sorted_points_are_added_up_alike_every_time() -> None:
+    kernel = kernel_of(by_index(dtype=F32), F32)
+    sizes = sizes_of(kernel, 70, 16, 3)
+    given, again = tensors(kernel, 70, 16, 3), {}
+    made = generate(kernel, CONFIGS[-1], facts_of(kernel, sizes))
+    assert not any("atomic" in launch.source for launch in made.launches)
+    for name, tensor in given.items():
+        again[name] = tensor.clone()
+    assert not interpret.run(made, given, sizes) and not interpret.run(made, again, sizes)
+    assert all(torch.equal(given[name], again[name]) for name in given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_sums_of_sorted_points_are_rounded_once(dtype: torch.dtype) -> None:
+    kernel = kernel_of(by_index(dtype=dtype), dtype)
+    sizes = sizes_of(kernel, 60, 8, 2)
+    given = tensors(kernel, 60, 8, 2)
+    want = expected(kernel, given, sizes)
+    assert not interpret.run(generate(kernel, CONFIGS[-1], facts_of(kernel, sizes)), given, sizes)
+    for name, tensor in given.items():
+        torch.testing.assert_close(tensor, want[name].to(tensor.dtype), rtol=2e-3 if dtype == torch.float16 else 1e-12, atol=2e-3)
+
+
+def test_no_more_points_are_sorted_than_a_cluster_holds() -> None:
+    kernel = kernel_of(by_index())
+    config, nest = Config.of(variant="sorted", x=256, y=8, warps=1, rows=32, many=512, chunks=8), nest_of(kernel.loop)
+    assert variants.valid(kernel, nest, config, sizes_of(kernel, 4096, 64, 100))
+    assert not variants.valid(kernel, nest, config, sizes_of(kernel, 4097, 64, 100))
+    old = {c["chunks"] for c in variants.configs(kernel, nest, device.named("A100")) if c["variant"] == "sorted"}
+    assert old == {1}
+
+
+def test_kinds_of_sums_by_an_index_are_tried_beside_each_other() -> None:
+    kernel = kernel_of(by_index())
+    configs = variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))
+    assert {variants.traits(config) for config in configs} == {(("variant", name),) for name in variants.SCATTERED}
+
+
+def test_indices_made_for_a_measurement_are_all_over_the_table() -> None:
+    kernel = kernel_of(by_index(padding=True))
+    made = make_args(kernel, sizes_of(kernel, 400, 8, 20))
+    (index,) = (arg for arg in made if isinstance(arg, torch.Tensor) and arg.dtype == I64)
+    assert 0 <= int(index.min()) and int(index.max()) < 20 and len(index.unique()) > 10
 
 
 def test_the_table_is_written_whole() -> None:

@@ -116,8 +116,25 @@ def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device 
         last = view.index(tuple(n - 1 for n in view.sizes))
         extents[view.buffer] = max(extents[view.buffer], sizes.evaluate(last, values) + 1)
     divides = {load.buffer for n in expr.walk(*kernel.loop.roots) if expr.is_check(n) for load in _divisors(n)}
-    tensors = [_random(extents[t.name], t.dtype, target, int(t.name in divides)) for t in kernel.tensors]
+    ends = _ends(kernel, values)
+    tensors = [_random(extents[t.name], t.dtype, target, int(t.name in divides), ends.get(t.name, 1)) for t in kernel.tensors]
     return [*tensors, *[values[s] for s in kernel.symbols]]
+
+
+def _ends(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str, int]:
+    """The tensors whose elements are indices, and below what they must lie."""
+    found: dict[str, int] = {}
+    for node in expr.walk(*kernel.loop.roots):
+        if isinstance(node, expr.Op) and node.name == "check_index":
+            read, limit = expr.loads(node.args[0]), max(1, _index_limit(node, values))
+            as_it_is = all(below.name in UNCHANGED for below in expr.walk(node.args[0]) if isinstance(below, expr.Op))
+            if len(read) == 1 and as_it_is:
+                found[read[0].buffer] = min(limit, found.get(read[0].buffer, limit))
+    return found
+
+
+UNCHANGED = ("where", "lt", "ne", "cast")
+"""Operations by which an index that is not negative stays what it is, on its way to its check."""
 
 
 def _divisors(check: expr.Op) -> list[expr.Load]:
@@ -136,10 +153,13 @@ def _index_limit(node: expr.Node, values: Mapping[sympy.Symbol, int]) -> int:
     return 1
 
 
-def _random(count: int, dtype: torch.dtype, target: torch.device | None = None, integer: int = 0) -> torch.Tensor:
+def _random(count: int, dtype: torch.dtype, target: torch.device | None, least: int, end: int) -> torch.Tensor:
+    """Numbers; of integers, which may be indices, from `least` on and, where `end` lies above it, below that."""
     if dtype.is_floating_point:
         return torch.randn(count, device=target).to(dtype)
-    return torch.full((count,), integer, dtype=dtype, device=target)  # they may be indices: zero is in every range
+    if dtype == torch.bool or end <= least + 1:
+        return torch.full((count,), least, dtype=dtype, device=target)
+    return torch.randint(least, min(end, 1 + torch.iinfo(dtype).max), (count,), dtype=dtype, device=target)
 
 
 def define_template(template: Template, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:

@@ -56,6 +56,8 @@ class Body:
         self.kernel, self.tile, self.facts = kernel, tile, facts
         self.nest = tile.nest
         self.made: dict[int, Callable[[Scope], str]] = {}
+        stored = {id(root) for store in self.nest.loop.stores for root in store.roots}
+        self.summed = ops.summed_exponentials(self.nest.nodes) - stored
         self.fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
         self.threads = 0
         self.again: set[int] = set()
@@ -125,7 +127,7 @@ class Body:
             case Op(name="philox_uniform") if (numbers := random.uniforms(self, node, scope)) is not None:
                 return numbers
             case Op():
-                return ops.text(node, self._operands(node, scope), self.fast)
+                return ops.text(node, self._operands(node, scope), self.fast or id(node) in self.summed)
         raise AssertionError(f"{type(node).__name__} {node} is made by the schedule, not as a value of its own")
 
     def _operands(self, node: Op, scope: Scope) -> list[str]:

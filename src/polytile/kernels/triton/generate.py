@@ -13,6 +13,7 @@ from polytile.kernels.triton.cluster import cluster
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.scattered import leaders, scatter
 from polytile.kernels.triton.schedules import SCHEDULES
+from polytile.kernels.triton.sorted_sums import sorted_sums
 from polytile.kernels.triton.split import split
 from polytile.kernels.triton.stripes import stripes
 from polytile.kernels.triton.sums import sums
@@ -20,7 +21,8 @@ from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
 MANY: dict[str, Callable[[LoopKernel, Nest, Config, Facts, bool], TritonKernel]] = {
-    "split": split, "cluster": cluster, "sums": sums, "stripes": stripes, "scatter": scatter, "leaders": leaders
+    "split": split, "cluster": cluster, "sums": sums, "stripes": stripes, "scatter": scatter, "leaders": leaders,
+    "sorted": sorted_sums,
 }  # fmt: skip
 """Variants of several launches, or of several programs that wait for each other."""
 

@@ -19,7 +19,7 @@ from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import variants
 from polytile.kernels.triton.candidate import TritonCandidate, Work, start_workers
 from polytile.kernels.triton.generate import generate
-from polytile.problem import Config
+from polytile.problem import Config, Scalar
 from polytile.runtime.cuda import device as devices
 
 INTERPRETED_AS = "H100"
@@ -35,6 +35,14 @@ FLOAT8_FROM = 89
 """Capability from which on all 8-bit floats are converted."""
 
 _made: dict[tuple[str, torch.device], tuple[Candidate, ...]] = {}
+
+
+class LoopCandidate(TritonCandidate):
+    """One config of a loop."""
+
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        return variants.traits(self.config)
 
 
 def unavailable(target: torch.device) -> str:
@@ -77,14 +85,14 @@ def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.devi
     work = Work(kernel, kernel_name(kernel, origins), device, index, functools.partial(generate, kernel, overlaps=overlaps))
     nest = nest_of(kernel.loop)
 
-    def candidate(config: Config) -> TritonCandidate:
+    def candidate(config: Config) -> LoopCandidate:
         def valid(size: Mapping[str, int]) -> bool:
             return variants.valid(kernel, nest, config, size)
 
         def cost(size: Mapping[str, int]) -> float:
             return variants.cost(kernel, nest, config, size, device)
 
-        return TritonCandidate(label(config), config, work, valid, cost)
+        return LoopCandidate(label(config), config, work, valid, cost)
 
     last = InterpretedLoop(kernel)
     try:

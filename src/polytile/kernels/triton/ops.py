@@ -5,10 +5,12 @@ NaN."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from polytile.errors import LoweringError
-from polytile.ir.expr import Op
+from polytile.ir.expr import Node, Op, Reduce
 from polytile.kernels.triton.helpers import POLYNOMIALS
 from polytile.kernels.triton.text import value_type
 
@@ -77,6 +79,25 @@ BOOLS: dict[str, str] = {
 FLOAT8 = {torch.float8_e5m2: "pt_float8e5", torch.float8_e4m3fn: "pt_float8e4nv"}
 NARROW = (torch.int8, torch.int16, torch.uint8, torch.uint16)
 """Integer types whose arithmetic Triton may widen: results are cut back."""
+
+
+def summed_exponentials(nodes: Iterable[Node]) -> frozenset[int]:
+    """exp(x - max x) of which only the sum is asked for, which may be FAST in float32 too, as in sums that go on from block to
+    block: it is off by 2⁻²² + |x - max x|·2⁻²⁴ of itself, and what is far below the largest term adds little."""
+    nodes = tuple(nodes)
+    others = {id(child) for node in nodes if not (isinstance(node, Reduce) and node.kind == "sum") for child in node.children}
+    summed = {id(arg) for node in nodes if isinstance(node, Reduce) and node.kind == "sum" for arg in node.args}
+    exps = [node for node in nodes if isinstance(node, Op) and node.name == "exp" and _below_zero(node)]
+    return frozenset(id(node) for node in exps if id(node) in summed - others)
+
+
+def _below_zero(node: Op) -> bool:
+    """Whether the argument is x - max x."""
+    (arg,) = node.args
+    if not isinstance(arg, Op) or arg.name != "sub":
+        return False
+    value, most = arg.args
+    return isinstance(most, Reduce) and most.kind == "max" and most.args[0] is value
 
 
 def text(node: Op, args: list[str], fast: bool) -> str:

@@ -17,6 +17,7 @@ from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton import vectors
 from polytile.kernels.triton.generate import nest_for
+from polytile.kernels.triton.ops import summed_exponentials
 from polytile.kernels.triton.tile import Tile, divides, tile_of
 from polytile.problem import Config
 
@@ -108,6 +109,7 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     axes = [nest.vec, *nest.outer, *nest.inner]
     extents = {a.symbol: sizes.evaluate(a.size, values) for a in axes}
     fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
+    summed = summed_exponentials(nest.nodes) - {id(root) for store in nest.loop.stores for root in store.roots}
     passes = [node for k in range(nest.passes) for node in nest.nodes_in(k)]
     made = Counter(id(node) for node in passes)
     counted = nest.nodes if nest.form is Form.POINTWISE else passes if again else {id(node): node for node in passes}.values()
@@ -123,7 +125,7 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
             powers=vectors.divisors(kernel, {s.name: n for s, n in values.items()}),
         ),
         tuple(accesses),
-        arithmetic=sum(_instructions(node, fast) for node in counted),
+        arithmetic=sum(_instructions(node, fast or id(node) in summed) for node in counted),
         cost=sum(ops.definition(node.name).cost if isinstance(node, Op) else 1.0 for node in passes),
         updates=sum(UPDATE.get(r.kind, 1.0) for r in nest.reduces) + len(nest.scans),
         merges=sum(MERGE.get(r.kind, 1.0) for r in nest.reduces) + len(nest.scans),

@@ -1,0 +1,237 @@
+"""The schedule of sums by an index (scattered.py) that first brings the points in the order of their rows, by a counting sort:
+no atomics, no zeros that are stored before, and sums in an order that is the same every time.
+
+    launch 0   program (b, c) has chunk c of the points, `many` of them, and counts those that fall on its `rows` rows; the
+               programs of all chunks, a cluster, tell each other, and each knows the places of its own: row by row, in their
+               order
+    launch 1   a program has a block of columns of one row: it adds up its points, `y` at once, the numbers of the next of them on
+               their way meanwhile, and stores the sum, zeros where there is none
+
+Scratch memory: 0 has the end of each row's points in 1, which lists them; 2 and 3 the points of a program that it has still to
+sort, and their rows; 4 what programs tell each other: how many points of the chunk are before the rows, and up to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from polytile.ir import expr, sizes
+from polytile.ir.program import Axis, Loop, Store
+from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import Facts
+from polytile.kernels.nest import Nest, nest_of
+from polytile.kernels.triton import text
+from polytile.kernels.triton.body import Scope
+from polytile.kernels.triton.cluster import MEET
+from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.kernels.triton.ops import convert
+from polytile.kernels.triton.scattered import ROW, Table, table_of
+from polytile.kernels.triton.tile import Dim, Tile, blocks
+from polytile.kernels.triton.unit import ROWS, Unit
+from polytile.problem import Config
+
+ENDS, ORDER, FOUND, OWN, TOLD = range(5)
+SORTING = 8
+LISTED = 4096
+"""Warps of a program that sorts, and elements of its block of rows and the points found."""
+UNKNOWN = sizes.axis("unknown")
+"""The size of what blocks may overhang at any size."""
+
+
+def sorted_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `kernel` under a config with `rows`, `many` and `chunks`."""
+    table = table_of(kernel.loop)
+    assert table is not None
+    kind, points = torch.int64 if facts.wide else torch.int32, table.points.size
+    told = sympy.expand(blocks(table.rows, int(config["rows"])) * int(config["chunks"]) * (int(config["rows"]) + 1))
+    types = {ENDS: kind, ORDER: kind, FOUND: kind, OWN: torch.int32, TOLD: kind}
+    scratch = tuple(Scratch(types[k], {ENDS: table.rows, TOLD: told}.get(k, points)) for k in types)
+    sorting, adding = (made(kernel, nest, config, facts, overlaps, table).made() for made in (Sorting, Adding))
+    return TritonKernel((sorting, adding), scratch)
+
+
+class _Sorted:
+    """A launch in the making."""
+
+    def __init__(self, unit: Unit, config: Config, table: Table) -> None:
+        self.unit, self.table, self.out = unit, table, unit.out
+        self.wide = ".to(tl.int64)" if unit.facts.wide else ""
+        self.kind = torch.int64 if unit.facts.wide else torch.int32
+        self.points, self.rows = unit.body.index(table.points.size), unit.body.index(table.rows)
+
+    def memory(self, number: int) -> str:
+        return self.unit.scratch(number, torch.int32 if number == OWN else self.kind)
+
+
+class Sorting(_Sorted):
+    """Launch 0: `unit` has a block of points."""
+
+    def __init__(
+        self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table
+    ) -> None:
+        many = Axis(sizes.axis("many"), table.points.size)
+        own = tuple(root for root in table.store.roots if root is not table.store.value)
+        self.asked = expr.substitute(own, {table.points.symbol: many.symbol})
+        loop = Loop("sort", (many,), (), tuple(Store("asked", many.symbol, root) for root in self.asked), kernel.loop.origins)
+        tensors = tuple(tensor for tensor in kernel.tensors if tensor.name in loop.reads())
+        alone = LoopKernel(loop, tensors, kernel.symbols)
+        how = Config.of(variant="plain", x=int(config["many"]), warps=SORTING)
+        unit = Unit(alone, nest_of(loop), how, facts, overlaps)
+        self.many = Dim("MANY", (Axis(many.symbol, UNKNOWN),), int(config["many"]))  # the last chunks may have none
+        unit.tile = unit.body.tile = Tile(unit.nest, facts, (self.many,), ())
+        unit.constants = {}
+        super().__init__(unit, config, table)
+        unit.constants |= {name.upper(): int(config[name]) for name in ("many", "rows", "chunks")}
+        unit.constants["LISTED"] = max(16, LISTED // int(config["rows"]))
+
+    def made(self) -> Launch:
+        unit, out = self.unit, self.out
+        out.extend([
+            "bucket, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS",
+            f"row = bucket{self.wide} * ROWS",
+            "rows = tl.arange(0, ROWS)[None, :]",
+            f"first = chunk{self.wide} * MANY",
+            f"many = first + tl.arange(0, MANY){self.wide}",
+        ])  # fmt: skip
+        unit.wait()
+        self._found()
+        self._counted()
+        self._told()
+        self._listed()
+        chunks = unit.constants["CHUNKS"]
+        buckets = blocks(self.table.rows, unit.constants["ROWS"])
+        return unit.launch(grid=(buckets * chunks, sizes.ONE, sizes.ONE), cluster=chunks)
+
+    def _found(self) -> None:
+        """Keeps the points that fall on the program's rows, after the places for those of all rows before."""
+        unit, out, scope = self.unit, self.out, Scope()
+        scope.lines.append(f"{self.many.mask} = many < {self.points}")
+        fallen, *others = [unit.body.emit(root, scope) for root in self.asked]
+        inside = [self.many.mask, *others, *unit.body.guards(self.asked[:1])]
+        scope.lines.append(f"own = {fallen}{self.wide or '.to(tl.int32)'} - row")
+        unit.flush(scope)
+        out.extend([
+            f"before = tl.sum(({' & '.join(['(own < 0)', *inside])}).to(tl.int32), 0)",
+            "start = first + before",
+            f"mine = {' & '.join(['(own >= 0) & (own < ROWS)', *inside])}",
+            "place = start + tl.associative_scan(mine.to(tl.int32), 0, pt_add) - 1",
+            f"tl.store({self.memory(FOUND)} + place, many, mask=mine)",
+            f"tl.store({self.memory(OWN)} + place, own.to(tl.int32), mask=mine)",
+            "count = tl.sum(mine.to(tl.int32), 0)",
+            "tl.debug_barrier()",
+        ])  # fmt: skip
+
+    def _going(self) -> None:
+        """The next of the points found, as one of each row's."""
+        self.out.extend([
+            "next = at + tl.arange(0, LISTED)",
+            f"of = tl.load({self.memory(OWN)} + start + next, mask=next < count, other=ROWS)",
+            "falls = of[:, None] == rows",
+        ])  # fmt: skip
+
+    def _counted(self) -> None:
+        """How many of the points found fall on each row, and how many of the chunk fall on it or on those before."""
+        out = self.out
+        out.line("counts = tl.zeros([1, ROWS], tl.int32)")
+        with out.indented("for at in range(0, count, LISTED):"):
+            self._going()
+            out.line("counts += tl.sum(falls.to(tl.int32), 0, keep_dims=True)")
+        out.line("upto = before + tl.associative_scan(counts, 1, pt_add)")
+
+    def _told(self) -> None:
+        """Where each row's points of the chunk begin: after those of the rows before, and of the row in the chunks before."""
+        out, told = self.out, self.memory(TOLD)
+        out.extend([
+            f"told = {told} + tl.program_id(0){self.wide} * (ROWS + 1)",
+            "tl.store(told, before)",
+            "tl.store(told + 1 + rows, upto)",
+        ])  # fmt: skip
+        if self.unit.constants["CHUNKS"] > 1:
+            out.line(MEET)
+        else:
+            out.line("tl.debug_barrier()")
+        out.extend([
+            "chunks = tl.arange(0, CHUNKS)[:, None]",
+            f"told = {told} + ((bucket * CHUNKS + chunks){self.wide} * (ROWS + 1) + rows)",
+            'ends = tl.load(told + 1, cache_modifier=".cg")',
+            'begins = tl.load(told, cache_modifier=".cg")',
+            "begin = tl.sum(tl.where(chunks < chunk, ends, begins), 0, keep_dims=True)",
+            "end = tl.sum(ends, 0, keep_dims=True)",
+            f"tl.store({self.memory(ENDS)} + (row + rows), end, mask=(row + rows < {self.rows}) & (chunk == 0))",
+        ])  # fmt: skip
+
+    def _listed(self) -> None:
+        out = self.out
+        with out.indented("for at in range(0, count, LISTED):"):
+            self._going()
+            out.line(f"point = tl.load({self.memory(FOUND)} + start + next, mask=next < count, other=0)")
+            out.line("to = begin + tl.associative_scan(falls.to(tl.int32), 0, pt_add) - 1")
+            out.line(f"tl.store({self.memory(ORDER)} + to, point[:, None] + tl.zeros([1, ROWS], tl.int32), mask=falls)")
+            out.line("begin += tl.sum(falls.to(tl.int32), 0, keep_dims=True)")
+
+
+class Adding(_Sorted):
+    """Launch 1: `unit` has a block of columns, and Y of the points that the lists of a row say, at places that they say."""
+
+    def __init__(
+        self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table
+    ) -> None:
+        unit = Unit(kernel, nest, config, facts, overlaps)
+        self.listed = Dim("Y", (Axis(table.points.symbol, UNKNOWN),), int(config["y"]))
+        self.columns = Dim("X", (table.along,), int(config["x"]))
+        unit.tile = unit.body.tile = Tile(nest, facts, (self.listed, self.columns), ())
+        unit.constants = {dim.name: dim.block for dim in unit.tile.dims}
+        super().__init__(unit, config, table)
+
+    def made(self) -> Launch:
+        unit, table, out = self.unit, self.table, self.out
+        out.line(f"{ROW} = (tl.program_id(1) + tl.program_id(2) * {ROWS}){self.wide}")
+        with out.indented(f"if {ROW} >= {self.rows}:"):
+            out.line("return")
+        out.line(f"{self.columns.name.lower()}_at = tl.program_id(0){self.wide}")
+        unit.parallel(self.columns)
+        unit.wait()
+        self._lists()
+        self._next(self.listed.variable, "0")
+        shape = unit.tile.shape(frozenset({self.columns}))
+        out.line(f"total = tl.zeros({shape}, {text.value_type(table.store.value.dtype)})")
+        with out.indented("for at in range(0, count, Y):"):
+            self._block()
+        self._stored()
+        count = blocks(table.along.size, self.columns.block)
+        planes = blocks(table.rows, ROWS)
+        return unit.launch(grid=(count, sympy.Min(table.rows, sympy.Integer(ROWS)), planes))
+
+    def _lists(self) -> None:
+        """Where the row's points are listed."""
+        ends = self.memory(ENDS)
+        self.out.line(f"begin = tl.load({ends} + {ROW} - 1, mask={ROW} > 0, other=0)")
+        self.out.line(f"count = tl.load({ends} + {ROW}) - begin")
+
+    def _next(self, name: str, first: str) -> None:
+        """Y points of the row as `name`, from number `first` on."""
+        self.out.line(f"next = {first} + tl.arange(0, Y)[:, None]")
+        self.out.line(f"{name} = tl.load({self.memory(ORDER)} + begin + next, mask=next < count, other=0)")
+
+    def _block(self) -> None:
+        """Adds points whose numbers are there; those of the next are on their way meanwhile."""
+        unit, inner = self.unit, self.unit.scope.inner()
+        self._next("following", "at + Y")
+        inner.lines.append(f"{self.listed.mask} = at + tl.arange(0, Y)[:, None] < count")
+        value = unit.body.full(self.table.store.value, unit.tile.all_dims, inner)
+        inner.lines.append(f"total += tl.sum(tl.where({self.listed.mask}, {value}, 0.0), 0, keep_dims=True)")
+        inner.lines.append(f"{self.listed.variable} = following")
+        unit.flush(inner)
+
+    def _stored(self) -> None:
+        unit, store = self.unit, self.table.store
+        value = convert("total", store.value.dtype, unit.kernel.storage(store.buffer))
+        place = unit.body.index(store.index.xreplace({expr.indirect_symbol(0): sizes.axis(ROW)}))
+        masks: Sequence[str] = unit.tile.masks(frozenset({self.columns}))
+        unit.out.line(f"tl.store({store.buffer} + ({place}), {value}{', mask=' + masks[0] if masks else ''})")
+
+
+__all__ = ["sorted_sums"]
