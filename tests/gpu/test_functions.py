@@ -209,6 +209,23 @@ def test_programs_of_a_cluster_hold_rows_together(name: str, splits: int) -> Non
     assert {d.candidate.partition(" ")[0] for kernel in kernels for d in kernel.decisions} == {"cluster"}
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="devices have clusters from 9.0 on"
+)
+@pytest.mark.parametrize("splits", [2, 4, 8, 16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_programs_of_a_cluster_hold_columns_together(dtype: torch.dtype, splits: int) -> None:
+    def standard(x: torch.Tensor) -> torch.Tensor:
+        return (x - x.mean(0)) * torch.rsqrt(x.var(0, correction=0) + 1e-5)
+
+    rows = splits * 512
+    for function in (standard, lambda x: torch.softmax(x, 0)):
+        calls = [(data(m, n, dtype=dtype),) for m, n in ((rows, 96), (rows - 77, 100), (rows - 1, 33))]
+        compare(function, *calls, force=f"cluster*splits?{splits} *")
+        kernels = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+        assert {d.candidate.partition(" ")[0] for kernel in kernels for d in kernel.decisions} == {"cluster"}
+
+
 def test_what_follows_a_matmul_and_what_goes_before() -> None:
     compare(
         lambda a, b: torch.relu(a @ b),

@@ -67,7 +67,8 @@ def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[C
         found.append({"variant": "looped", "x": x, "r": r, "r1": part(rows[1:2], 2)})
     if clustered(nest_for(kernel, "cluster")[1]):
         shares = [(2, max(16, 1 << (max(1, lengths[0] - 1) // 2).bit_length())), (4, 1 << max(4, (lengths[0] - 1).bit_length()))]
-        found += [{"variant": "cluster", "x": 1, "r": own, "splits": n} for n, own in shares]
+        block = {"x": 1} if nest.form is Form.ROW else {"x": max(2, x), "resident": 1}
+        found += [{"variant": "cluster", **block, "r": own, "splits": n} for n, own in shares]
     if splittable(nest_for(kernel, "split")[1]):
         found.append({"variant": "split", "x": x, "r": r, "splits": 2})
         found.append({"variant": "split", "x": x, "r": r, "splits": 4, "stages": 3})

@@ -1,4 +1,5 @@
-"""Clusters of programs that hold rows together: under the interpreter against float64, their text, and what the compiler says."""
+"""Clusters of programs that hold rows or columns together: under the interpreter against float64, their text, and what the
+compiler says."""
 
 from __future__ import annotations
 
@@ -19,13 +20,17 @@ from polytile.kernels.triton.cluster import clustered
 from polytile.kernels.triton.generate import generate, nest_for
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
-from tests.kernels.helpers import F32, P0, R0, S0, S1, assert_golden, kernel_of, load, loop, op, store
+from tests.kernels.helpers import F32, P0, R0, S0, S1, Case, assert_golden, kernel_of, load, loop, op, store
 from tests.kernels.interpreted import facts_of
 from tests.kernels.test_loops_golden import column_sum, cumsum, layer_norm, softmax
 from tests.kernels.test_triton_golden import KNOWN, column_norm
 
 H100 = device.named("H100")
 ROWS = Config.of(variant="cluster", x=1, r=16384, warps=16, splits=8)
+
+
+def columns(**blocks: int) -> Config:
+    return Config.of(variant="cluster", warps=8, splits=8, **blocks)
 
 
 def two_meetings() -> Loop:
@@ -35,6 +40,23 @@ def two_meetings() -> Loop:
     total = expr.reduce("sum", F32, op("mul", far, far))
     count = store("c", P0, op("add", load("c", P0), expr.reduce("max", F32, x)))
     return loop([count, store("s", P0, total), store("o", P0 * S1 + R0, op("div", far, total))], {P0: S0}, {R0: S1})
+
+
+def column_softmax() -> Loop:
+    """Exponentials of columns, over their sum."""
+    x = load("x", R0 * S0 + P0)
+    high = op("exp", op("sub", x, expr.reduce("max", F32, x)))
+    return loop([store("o", R0 * S0 + P0, op("div", high, expr.reduce("sum", F32, high)))], {P0: S0}, {R0: S1})
+
+
+def column_weights() -> Case:
+    """Columns of bfloat16 less their means, over their standard deviations, times weights; the means too."""
+    x, count = load("x", R0 * S0 + P0), op("cast", expr.index_value(S1), dtype=F32)
+    both = expr.reduce("welford", F32, x)
+    mean, off = expr.part(both, 0, F32), op("div", expr.part(both, 1, F32), count)
+    out = op("mul", op("mul", op("sub", x, mean), op("rsqrt", off)), load("w", P0))
+    stores = [store("o", R0 * S0 + P0, out), store("m", P0, op("add", mean, load("m", P0)))]
+    return Case(loop(stores, {P0: S0}, {R0: S1}), {"x": torch.bfloat16, "w": F32, "m": F32, "o": torch.bfloat16})
 
 
 def agrees(kernel: LoopKernel, config: Config, facts: Facts, sizes: dict[str, int]) -> None:
@@ -54,6 +76,28 @@ def test_programs_hold_a_row_together(make: Callable[[], Loop], splits: int, r: 
     for rows, length, bare in itertools.product((1, 3), (2, 33, 100, 128), (False, True)):
         sizes = {"n0": rows, "n1": length}
         agrees(kernel, config, Facts(wide=True) if bare else facts_of(kernel, sizes), sizes)
+
+
+@pytest.mark.parametrize("make", [column_norm, column_softmax])
+def test_programs_hold_columns_together(make: Callable[[], Loop]) -> None:
+    kernel, config = kernel_of(make()), Config.of(variant="cluster", x=16, r=32, warps=4, splits=4, resident=1)
+    for columns, length, bare in ((3, 33, False), (48, 128, False), (100, 100, True), (35, 2, True)):
+        sizes = {"n0": columns, "n1": length}
+        agrees(kernel, config, Facts(wide=True) if bare else facts_of(kernel, sizes), sizes)
+
+
+def test_elements_of_16_bits_are_held_as_they_are() -> None:
+    case, config = column_weights(), Config.of(variant="cluster", x=16, r=32, warps=4, splits=4, resident=1)
+    sizes, x, w = {"n0": 40, "n1": 100}, (torch.randn(100, 40) * 2 + 3).bfloat16(), torch.rand(40)
+    m, out = torch.ones(40), torch.zeros(100, 40, dtype=torch.bfloat16)
+    named = {"x": x, "w": w, "m": m, "o": out}
+    made = generate(case.kernel, config, facts_of(case.kernel, sizes))
+    assert made.launches[0].source.count("pt_again(t") >= 2
+    interpret.run(made, {t.name: named[o] for t, o in zip(case.kernel.tensors, case.site.buffers, strict=True)}, sizes)
+    wide = x.double()
+    want = (wide - wide.mean(0)) / wide.std(0, correction=0) * w
+    torch.testing.assert_close(out.double(), want, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(m.double(), wide.mean(0) + 1)
 
 
 def test_a_length_that_is_known_needs_no_masks() -> None:
@@ -78,8 +122,8 @@ def test_where_there_is_a_second_pass_to_spare() -> None:
     def able(make: Callable[[], Loop]) -> bool:
         return clustered(nest_for(kernel_of(make()), "cluster")[1])
 
-    assert all(map(able, (softmax, layer_norm, two_meetings)))
-    assert not any(map(able, (column_sum, column_norm, cumsum)))
+    assert all(map(able, (softmax, layer_norm, two_meetings, column_norm, column_softmax)))
+    assert not any(map(able, (column_sum, cumsum)))
 
 
 def test_a_device_has_clusters_from_9_0_on() -> None:
@@ -100,21 +144,30 @@ def test_no_cluster_is_half_idle(length: int) -> None:
     assert all(variants.cost(kernel, nest, c, size, H100) > 0 for c in mine)
 
 
-def test_generated_text() -> None:
-    (launch,) = generate(kernel_of(layer_norm()), ROWS, KNOWN, overlaps=True).launches
+@pytest.mark.parametrize("name,make,config", [
+    ("layer_norm_cluster", lambda: kernel_of(layer_norm()), ROWS),
+    ("column_weights_cluster", lambda: column_weights().kernel, columns(x=32, r=512, resident=3)),
+])  # fmt: skip
+def test_generated_text(name: str, make: Callable[[], LoopKernel], config: Config) -> None:
+    (launch,) = generate(make(), config, KNOWN, overlaps=True).launches
     head = f"# grid {launch.grid}, clusters of {launch.cluster}, divisible {dict(launch.divisible)}\n"
-    assert_golden("layer_norm_cluster.triton", head + launch.source[launch.source.index("@triton.jit") :])
+    assert_golden(f"{name}.triton", head + launch.source[launch.source.index("@triton.jit") :])
 
 
-@pytest.mark.parametrize("make", [layer_norm, softmax])
-def test_clusters_compile_for_an_h100_without_spills(make: Callable[[], Loop]) -> None:
+@pytest.mark.parametrize("make,config,registers", [
+    (lambda: kernel_of(layer_norm()), ROWS, 255), (lambda: kernel_of(softmax()), ROWS, 255),
+    (lambda: column_weights().kernel, columns(x=32, r=512, resident=2), 128),
+    (lambda: kernel_of(column_softmax()), columns(x=16, r=512, resident=3), 80),
+    (lambda: kernel_of(column_norm()), columns(x=32, r=512, resident=2), 128),
+])  # fmt: skip
+def test_clusters_compile_for_an_h100_without_spills(make: Callable[[], LoopKernel], config: Config, registers: int) -> None:
     pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
-    (launch,) = generate(kernel_of(make()), ROWS, KNOWN).launches
+    (launch,) = generate(make(), config, KNOWN).launches
     try:
         found = cubins.request(cubins.Order("cluster", WORKER, job_of(launch, 90), "test")).result(250)
     finally:
         workers.reset()
-    assert found.binary and found.facts.spills == 0
+    assert found.binary and found.facts.spills == 0 and found.facts.registers <= registers
 
 
 def test_an_error_of_one_program_ends_the_cluster() -> None:

@@ -1,12 +1,15 @@
 """The schedule of rows that a cluster of programs holds: each has its share of the row in registers, as `persistent` has all of
 it, so that everything is read once. Where a reduction is due, all of them leave what their shares come to in scratch memory,
-wait for each other, and each puts it together for itself.
+wait for each other, and each puts it together for itself. Columns are held likewise, a block of them at a time
+(clustered_columns.py).
 
 Programs of a cluster run at the same time, on multiprocessors near each other (compute capability 9.0 and later): none waits for
 one that cannot start. Program 0 of a row stores the row's values.
 """
 
 from __future__ import annotations
+
+import sympy
 
 from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
@@ -23,8 +26,8 @@ MEET, POINTS = "pt_meet()", "points"
 
 
 def clustered(nest: Nest) -> bool:
-    """Whether programs can hold rows together, and there is a second pass that this spares."""
-    return nest.form is Form.ROW and not nest.scans and len(nest.loop.reduced) == 1 and nest.passes > 1
+    """Whether programs can hold rows or columns together, and there is a second pass that this spares."""
+    return nest.form is not Form.POINTWISE and not nest.scans and len(nest.loop.reduced) == 1 and nest.passes > 1
 
 
 def cluster(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
@@ -39,29 +42,46 @@ class Cluster(Split):
         return TritonKernel((self._only(),), tuple(self.memory))
 
     def _only(self) -> Launch:
-        nest, unit = self.nest, Unit(self.kernel, self.nest, self.config, self.facts, self.overlaps)
-        unit.constants["SPLITS"] = self.splits
+        unit = self._begun()
         unit.place(number="(tl.program_id(0) // SPLITS)")
+        self._passes(unit)
+        return self._launch(unit, sizes.product(unit.tile.tiles))
+
+    def _begun(self) -> Unit:
+        unit = Unit(self.kernel, self.nest, self.config, self.facts, self.overlaps)
+        unit.constants["SPLITS"] = self.splits
+        return unit
+
+    def _launch(self, unit: Unit, clusters: sympy.Expr) -> Launch:
+        return unit.launch(grid=(clusters * self.splits, sizes.ONE, sizes.ONE), cluster=self.splits)
+
+    def _passes(self, unit: Unit) -> None:
+        """All passes over the program's share of the block that has its place."""
+        nest = self.nest
         self._share(unit, unit.tile.reduced[0])
         unit.fetch(nest.roots_in(0), unit.scope)
         for k in range(nest.passes + 1):
             self._row_values(unit, k)
             if k < nest.passes:
                 self._meet(unit, [Reduction(unit.body, node) for node in nest.reduces_in(k)])
+                unit.body.forget(unit.scope)
                 unit.body.stores(nest.stores_in(k), unit.scope)
         unit.flush(unit.scope)
-        return unit.launch(grid=(sizes.product(unit.tile.tiles) * self.splits, sizes.ONE, sizes.ONE), cluster=self.splits)
 
     def _share(self, unit: Unit, dim: Dim) -> None:
-        """The positions of the program's own part of the row: all programs have as many, whole vectors."""
+        """The positions of the program's own part of the row: all programs have as many, in a row of memory whole vectors."""
         wide = ".to(tl.int64)" if self.facts.wide else ""
         unit.out.line(f"split = (tl.program_id(0) % SPLITS){wide}")
         size = unit.body.index(dim.size)
-        chunk = dim.name if unit.tile.even(dim) else f"tl.cdiv({size}, 16 * SPLITS) * 16"
+        whole = f"tl.cdiv({size}, 16 * SPLITS) * 16" if self.nest.form is Form.ROW else f"tl.cdiv({size}, SPLITS)"
+        chunk = dim.name if unit.tile.even(dim) else whole
         unit.out.extend([f"chunk = {chunk}", "first = split * chunk"])
         unit.out.line(f"{POINTS} = tl.maximum(tl.minimum(chunk, {size} - first), 0)")
-        unit.along(dim, "first", "tl.minimum(first + chunk, {})")
+        self._along(unit, dim)
         unit.out.line(f"row = {unit.row()}")
+
+    def _along(self, unit: Unit, dim: Dim) -> None:
+        unit.along(dim, "first", "tl.minimum(first + chunk, {})")
 
     def _row_values(self, unit: Unit, k: int) -> None:
         """Stores what is known of the row after k passes."""
@@ -83,8 +103,11 @@ class Cluster(Split):
             unit.flush(unit.scope)
             self._leave(unit, reduction, value)
         unit.out.line(MEET)
+        self._together(unit, reductions)
+
+    def _together(self, unit: Unit, reductions: list[Reduction]) -> None:
         for reduction in reductions:
             reduction.finish(self._left(unit, reduction, unit.scope, before=False), unit.scope)
 
 
-__all__ = ["cluster", "clustered"]
+__all__ = ["Cluster", "cluster", "clustered"]

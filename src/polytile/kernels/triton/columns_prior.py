@@ -7,6 +7,8 @@
               once an iteration, for its warps once a reduction and each thread for its own instructions
     finish    of split columns, of sums across rows and of stripes: another launch or two, or the last program's turn
 
+Columns that clusters hold have one of their own: memory, and by turns of the programs that run at once what they take to agree.
+
 How a block of columns lies in threads is not asked: docs/cuda.md says where that is too coarse.
 """
 
@@ -18,7 +20,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from polytile.kernels.nest import Form
-from polytile.kernels.triton.estimate import LEFT, MET, MOST_REGISTERS, Estimate
+from polytile.kernels.triton.clustered_columns import registers
+from polytile.kernels.triton.estimate import LEFT, MET, MOST_REGISTERS, SM_SHARE, Estimate
 from polytile.kernels.triton.tile import Dim, Tile
 from polytile.kernels.triton.vectors import VECTOR
 from polytile.kernels.triton.work import WHOLE, Work
@@ -38,6 +41,9 @@ ARRIVED = 1.0e-6  # s in which a program that shares columns leaves what it has 
 TAKEN = 20e-9  # s for each running value of columns that a thread of the last program puts together
 EXCHANGE = 5  # instructions in which a lane takes another's running value
 BASE_REGISTERS = 24
+TOLD = 0.8e-6  # s in which programs of a cluster agree on columns, by the binary logarithm of how many they are
+LAID = 0.4e-6  # s for each column of a thread but two
+CACHED = 0.6  # share of memory's time for data that the L2 cache has
 
 
 class Columns(Estimate):
@@ -173,3 +179,21 @@ class Down(Columns):
         meeting = self.steps * self.work.reductions * (REDUCTION + MEETING * self.threads / self.device.warp)
         one = (1 + (self.steps - 1) / self.stages) * MEMORY_LATENCY + meeting + self._own
         return one * max(1.0, self.programs / (self.device.sms * self.places))
+
+
+class Together(Columns):
+    """Of programs of a cluster that hold a block of columns together: a turn of all that run at once is to bring their parts and
+    to write them, and meanwhile to agree, which takes the longer the more of them there are and the more columns a thread has."""
+
+    @property
+    def seconds(self) -> float:
+        at_once = min(self.programs, self.at_once)
+        turns = math.ceil(self.programs / at_once)
+        drawn = self.device.bandwidth * min(1.0, SM_SHARE * at_once / self.places / self.device.sms)
+        moved = self.unique * max(self.missing, CACHED) * self._narrow * turns * at_once / self.programs / drawn
+        agreeing = TOLD * math.log2(self.splits) + LAID * (self._each - 2)
+        return self.launching + MEMORY_LATENCY + moved + turns * (self.work.passes - 1) * agreeing
+
+    @functools.cached_property
+    def registers(self) -> float:
+        return float(registers(self.config))

@@ -41,7 +41,7 @@ class Estimate:
     def __init__(
         self, work: Work, tile: Tile, counts: Mapping[Dim, int], config: Config, device: DeviceFacts
     ) -> None:
-        self.work, self.tile, self.counts, self.device = work, tile, counts, device
+        self.work, self.tile, self.counts, self.config, self.device = work, tile, counts, config, device
         self.variant, self.threads = str(config["variant"]), device.warp * int(config["warps"])
         self.parts = int(config.get("parts", 0) or 0)
         self.splits, self.stages = int(config.get("splits", 1) or 1), int(config.get("stages", 1) or 1)

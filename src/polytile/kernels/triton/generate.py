@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
-from polytile.kernels.nest import Nest, nest_of
+from polytile.kernels.nest import Form, Nest, nest_of
 from polytile.kernels.rewrite import one_sweep, plain_reductions
 from polytile.kernels.triton.cluster import cluster
+from polytile.kernels.triton.clustered_columns import columns_cluster
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.scattered import leaders, scatter
 from polytile.kernels.triton.schedules import SCHEDULES
@@ -47,6 +48,8 @@ def generate(kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool = 
     (from 9.0 on). Raises LoweringError where some operation or type has no Triton form."""
     variant = str(config["variant"])
     own, nest = nest_for(kernel, variant)
+    if variant == "cluster" and nest.form is Form.COLUMN:
+        return columns_cluster(own, nest, config, facts, overlaps)
     if variant in MANY:
         return MANY[variant](own, nest, config, facts, overlaps)
     unit = Unit(own, nest, config, facts, overlaps)

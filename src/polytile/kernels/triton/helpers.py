@@ -166,6 +166,10 @@ def pt_meet():
     )
 """,
     """
+def pt_again(x, zero):
+    return tl.inline_asm_elementwise("xor.b32 $0, $1, $2;", "=r,r,r", [x, zero], x.dtype, is_pure=False, pack=2)
+""",
+    """
 def pt_sqrt(x):
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 """,

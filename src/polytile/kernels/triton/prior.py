@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.nest import Form
-from polytile.kernels.triton.columns_prior import Columns, Down
+from polytile.kernels.triton.columns_prior import Columns, Down, Together
 from polytile.kernels.triton.estimate import LEFT, MET, MOST_REGISTERS, Estimate
 from polytile.kernels.triton.vectors import VECTOR
 from polytile.kernels.triton.work import WHOLE, Access, nest_of_variant, tile_at, work_at
@@ -71,7 +71,7 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     counts = {d: math.prod(work.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
     if not all(counts.values()):
         return device.launch_seconds
-    columns = Down if variant == "stripes" else Columns
+    columns = {"stripes": Down, "cluster": Together}.get(variant, Columns)
     kind = columns if nest.form is Form.COLUMN or work.sums else Rows
     return kind(work, tile, counts, config, device).seconds
 

@@ -180,7 +180,7 @@ class Split:
         """Leaves a reduction's running values, the text `value`, in scratch memory."""
         names = reduction.running("part")
         unit.out.line(f"{', '.join(names)} = {value}")
-        mask = _mask(unit.tile.masks(unit.tile.parallel_dims))
+        mask = masked(unit.tile.masks(unit.tile.parallel_dims))
         for k, name in enumerate(names):
             unit.out.line(f"tl.store({self._memory(unit, reduction, k)} + ({self._place(unit, 'split')}), {name}{mask})")
 
@@ -191,16 +191,20 @@ class Split:
         masks = unit.tile.masks(unit.tile.parallel_dims) + ([f"({which} < split)"] if before else [])
         names = reduction.running("all")
         for k, (name, part) in enumerate(zip(names, reduction.parts, strict=True)):
-            other = f"{_mask(masks)}, other={part.literal}" if masks else ""
-            place = f"{self._memory(unit, reduction, k)} + ({self._place(unit, which)})"
-            scope.lines.append(f'{name} = tl.load({place}{other}, cache_modifier=".cg")')
+            load = self._load(self._memory(unit, reduction, k), self._place(unit, which), masks, part.literal)
+            scope.lines.append(f"{name} = {load}")
         return names
+
+    def _load(self, memory: str, place: str, masks: list[str], other: str) -> str:
+        """The text of a load of what programs have left at `place`; `other` is there where the masks do not hold."""
+        inside = f"{masked(masks)}, other={other}" if masks else ""
+        return f'tl.load({memory} + ({place}){inside}, cache_modifier=".cg")'
 
     def _keep(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
         """Puts a reduction's results together and into scratch memory, one for each row."""
         reduction.finish(self._left(unit, reduction, scope, before=False), scope)
         numbers = self._whole[id(reduction.node)] = []
-        mask = _mask(unit.tile.masks(unit.tile.parallel_dims))
+        mask = masked(unit.tile.masks(unit.tile.parallel_dims))
         for name, dtype in reduction.results(Scope()):
             numbers.append(len(self.memory))
             self.memory.append(Scratch(dtype, unit.rows))
@@ -208,14 +212,14 @@ class Split:
 
     def _know(self, unit: Unit, roots: Iterable[Node], scope: Scope) -> None:
         """Adds to `scope` the results of the reductions that `roots` need."""
-        for node in _outermost(roots):
+        for node in outermost(roots):
             if id(node) in scope.names:
                 continue
             reduction = Reduction(unit.body, node)
             if id(node) not in self._whole:
                 reduction.finish(self._left(unit, reduction, scope, before=False), scope)
                 continue
-            mask = _mask(unit.tile.masks(unit.tile.parallel_dims))
+            mask = masked(unit.tile.masks(unit.tile.parallel_dims))
             for (name, dtype), number in zip(reduction.results(scope), self._whole[id(node)], strict=True):
                 scope.lines.append(f"{name} = tl.load({unit.scratch(number, dtype)} + (row){mask})")
 
@@ -231,11 +235,11 @@ def _roots(stores: Iterable[Store]) -> list[Node]:
     return [root for store in stores for root in store.roots]
 
 
-def _mask(conditions: list[str]) -> str:
+def masked(conditions: list[str]) -> str:
     return f", mask={' & '.join(conditions)}" if conditions else ""
 
 
-def _outermost(roots: Iterable[Node]) -> list[Reduce]:
+def outermost(roots: Iterable[Node]) -> list[Reduce]:
     """The reductions that are reached from `roots` without passing another."""
     found: dict[int, Reduce] = {}
     stack, seen = list(roots), set()

@@ -87,4 +87,9 @@ def interpreted_meet() -> None:
     turn.meet()
 
 
-__all__ = ["interpreted_meet", "together"]
+def interpreted_again(x: Any, zero: Any) -> Any:
+    """`pt_again`, which gives what it gets."""
+    return x
+
+
+__all__ = ["interpreted_again", "interpreted_meet", "together"]

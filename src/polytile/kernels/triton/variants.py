@@ -4,7 +4,7 @@ plain        pointwise; blocks x (the vector axis), y, z
 persistent   whole rows in registers, read once; r (and r1) hold the row, x rows a program
 looped       block after block along the row, read once for each pass
 split        `splits` programs a row, block after block; put together by the last program or by another launch
-cluster      of rows: `splits` programs that run at the same time hold one in registers, r of it each; read once
+cluster      `splits` programs that run at the same time hold a row in registers, r of it each; or x columns; read once
 sums         of loops that add up columns too: whole rows, `programs` programs for all of them; long rows in `parts` of r
 stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
 scatter      sums by an index: blocks as in plain, whose points are added up by atomics
@@ -94,8 +94,11 @@ doing it, batch norms of 131072×64 take 224 registers a thread, which leaves a 
 CLUSTERS, CLUSTERED = (2, 4, 8, 16), 90
 """Programs of a cluster: eight may always be, sixteen on an H100; the capability from which on devices have clusters."""
 CLUSTER_ROWS = ((4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
-"""(r, warps): 16 or 32 values a thread. None of columns: a batch norm of 2048×4096 bfloat16 took 28.7 µs with the best of them,
-17.6 without."""
+"""(r, warps): 16 or 32 values a thread."""
+CLUSTER_COLUMNS = ((16, 512, 8), (16, 1024, 8), (32, 256, 8), (32, 512, 8), (32, 1024, 16))
+CLUSTER_WARPS = {(16, 128): (24, 32), (32, 128): (32,), (32, 256): (16,)}
+"""(x, r, warps); and warps of all programs on a multiprocessor, two programs at least, by the bits of an element and the bytes
+that a thread holds: 80, 64 and 128 registers a thread."""
 LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
 """(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
 SORTED = ((256, 8, 1), (512, 8, 2), (1024, 4, 4), (1024, 8, 4), (2048, 2, 4), (2048, 4, 8), (4096, 2, 8))
@@ -118,7 +121,7 @@ def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config
     else:
         found = (_rows if nest.form is Form.ROW else _plain)(nest)
     if device.capability >= CLUSTERED and not is_scattered(kernel.loop) and not has_sums(kernel.loop):
-        found = itertools.chain(found, _clusters(nest_for(kernel, "cluster")[1]))
+        found = itertools.chain(found, _clusters(kernel, nest_for(kernel, "cluster")[1]))
     most = device.threads_per_block // device.warp
     splits = nest.form is not Form.POINTWISE and not has_sums(kernel.loop) and splittable(nest_for(kernel, "split")[1])
     return tuple(c for c in found if int(c["warps"]) <= most and (splits or c["variant"] != "split"))
@@ -191,9 +194,21 @@ def whole_rows(r: int) -> Iterator[tuple[int, int]]:
         yield 1, 1
 
 
-def _clusters(nest: Nest) -> Iterator[Config]:
+def _clusters(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
+    if clustered(nest) and nest.form is Form.COLUMN:
+        yield from _clustered_columns(kernel, nest)
+        return
     for splits, (r, warps) in itertools.product(CLUSTERS if clustered(nest) else (), CLUSTER_ROWS):
         yield Config.of(variant="cluster", x=1, r=r, warps=warps, splits=splits)
+
+
+def _clustered_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
+    held = [kernel.storage(n.buffer).itemsize for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
+    for splits, (x, r, warps) in itertools.product(CLUSTERS, CLUSTER_COLUMNS):
+        each = x * r * sum(held) // (32 * warps)
+        for resident, rest in (divmod(n, warps) for n in CLUSTER_WARPS.get((8 * min(held), each), ())):
+            if resident > 1 and not rest and x * min(held) >= HELD_RUN:
+                yield Config.of(variant="cluster", x=x, r=r, warps=warps, splits=splits, resident=resident)
 
 
 def _nested_rows(nest: Nest) -> Iterator[Config]:
