@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from polytile.errors import LoweringError, LoweringFailed
 from polytile.frontend import lower
 from polytile.frontend.host_numbers import gathered, kernel_number
-from polytile.frontend.library_calls import Flat, WithCopies, operator_name, results_of, written_views
+from polytile.frontend.library_calls import Flat, WithCopies, complete, operator_name, results_of, written_views
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
@@ -54,6 +54,7 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
     symbol. `weights` are the inputs that are weights, and of which kind (ir.program.Buffer). Raises LoweringFailed, naming the
     operator, where a lowering goes wrong."""
     _load_lowerings()
+    complete(graph.graph)
     return _Driver(graph, name, weights or {}).run()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from polytile.frontend.lower.value import Tensor
 from polytile.ir.program import View
+
+WITH_A_STATE = ("run_with_rng_state", "graphsafe_run_with_rng_state")
+"""Higher-order operators of which torch leaves the results out: they run another under a given state of the random numbers."""
 
 
 class Flat:
@@ -58,6 +62,18 @@ def results_of(node: torch.fx.Node) -> Any:
         return node.meta["val"]
     picked: dict[Any, Any] = {user.args[1]: results_of(user) for user in node.users if user.target is operator.getitem}
     return tuple(picked.get(k) for k in range(max(picked) + 1)) if picked else None
+
+
+def complete(graph: torch.fx.Graph) -> None:
+    """Gives what is drawn under a state of the random numbers the fake results that torch has left out."""
+    values = [node.meta.get("val") for node in graph.nodes]
+    for node in graph.nodes:
+        if str(node.target) in WITH_A_STATE and "val" not in node.meta:
+            at = next(k for k, arg in enumerate(node.args) if isinstance(arg, torch._ops.OpOverload))
+            given = {name: value for name, value in node.kwargs.items() if name != "rng_state"}
+            args, kwargs = torch.fx.map_arg((node.args[at + 1 :], given), lambda argument: argument.meta["val"])
+            with torch._guards.detect_fake_mode(values) or contextlib.nullcontext():
+                node.meta["val"] = node.args[at](*args, **kwargs)
 
 
 def written_views(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[View]:
