@@ -210,17 +210,18 @@ class Adding(_Sorted):
         ends = self.memory(ENDS)
         self.out.line(f"begin = tl.load({ends} + {ROW} - 1, mask={ROW} > 0, other=0)")
         self.out.line(f"count = tl.load({ends} + {ROW}) - begin")
+        self.out.line("numbers = tl.arange(0, Y)[:, None]")
 
     def _next(self, name: str, first: str) -> None:
         """Y points of the row as `name`, from number `first` on."""
-        self.out.line(f"next = {first} + tl.arange(0, Y)[:, None]")
-        self.out.line(f"{name} = tl.load({self.memory(ORDER)} + begin + next, mask=next < count, other=0)")
+        place = f"{self.memory(ORDER)} + begin + {first} + numbers"
+        self.out.line(f"{name} = tl.load({place}, mask={first} + numbers < count, other=0)")
 
     def _block(self) -> None:
         """Adds points whose numbers are there; those of the next are on their way meanwhile."""
         unit, inner = self.unit, self.unit.scope.inner()
         self._next("following", "at + Y")
-        inner.lines.append(f"{self.listed.mask} = at + tl.arange(0, Y)[:, None] < count")
+        inner.lines.append(f"{self.listed.mask} = at + numbers < count")
         value = unit.body.full(self.table.store.value, unit.tile.all_dims, inner)
         inner.lines.append(f"total += tl.sum(tl.where({self.listed.mask}, {value}, 0.0), 0, keep_dims=True)")
         inner.lines.append(f"{self.listed.variable} = following")
