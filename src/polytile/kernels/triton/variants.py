@@ -101,7 +101,7 @@ CLUSTER_WARPS = {(16, 128): (24, 32), (32, 128): (32,), (32, 256): (16,)}
 that a thread holds: 80, 64 and 128 registers a thread."""
 LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
 """(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
-SORTED = ((256, 8, 1), (512, 8, 2), (1024, 4, 4), (1024, 8, 4), (2048, 2, 4), (2048, 4, 8), (4096, 2, 8))
+SORTED = ((256, 8, 1), (512, 8, 2), (1024, 4, 4), (2048, 2, 4))
 SORTING = ((32, 512, 1), (32, 512, 8), (32, 1024, 8), (32, 2048, 8), (128, 2048, 8), (32, 2048, 16))
 """(x, y, warps): a thread has 8 or 16 columns of every point, so that none has to be told what others add up; (rows, many,
 chunks)."""
