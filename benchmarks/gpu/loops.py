@@ -26,6 +26,7 @@ from benchmarks.gpu import candidates, unseen
 from benchmarks.gpu.functions import BY_NAME, DTYPES, SHAPES, TRACED, Function, Shape, shape_of
 from benchmarks.gpu.grid import Cells
 from benchmarks.timing import geomean
+from polytile.kernels.candidate import Candidate
 from polytile.multikernel.links.prior import CLEAR_LOSER, varied
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.selector import Request
@@ -135,12 +136,16 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 times = {name: us for name, us in row["us"].items() if name in costs}
                 sizes = kernel.sizes(row["shape"])
                 predicted = {name: costs[name](sizes) * 1e6 for name in times}
-                most = CLEAR_LOSER * min(predicted.values())
-                near = [c for c in kernel.kernel.candidates if predicted.get(c.name, math.inf) <= most]
-                near.sort(key=lambda c: predicted[c.name])
-                tried = varied(near, SHORTLIST, lambda candidate: getattr(candidate, "traits", ()))
-                found.append({**row, "us": times, "predicted_us": predicted, "shortlist": [c.name for c in tried]})
+                shortlist = tried(kernel.kernel.candidates, predicted)
+                found.append({**row, "us": times, "predicted_us": predicted, "shortlist": shortlist})
     return found
+
+
+def tried(able: Sequence[Candidate], predicted: Mapping[str, float]) -> list[str]:
+    """Those of the candidates with a prediction that a GPU's shortlist has."""
+    most = CLEAR_LOSER * min(predicted.values())
+    near = sorted((c for c in able if predicted.get(c.name, math.inf) <= most), key=lambda c: predicted[c.name])
+    return [c.name for c in varied(near, SHORTLIST, lambda candidate: getattr(candidate, "traits", ()))]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -149,15 +154,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     body = []
     for key in dict.fromkeys((row["function"], row["dtype"]) for row in rows):
         own = [candidates.regrets(dict(row)) for row in rows if (row["function"], row["dtype"]) == key and row["us"]]
-        tried = [_tried(row) for row in rows if (row["function"], row["dtype"]) == key and row["us"]]
-        firsts, bests = sorted(found[0] for found in own), sorted(tried)
+        bests = sorted(_regret(row) for row in rows if (row["function"], row["dtype"]) == key and row["us"])
+        firsts = sorted(found[0] for found in own)
         at = max(0, -(-95 * len(own) // 100) - 1)
         body.append((*key, len(own), f"{geomean(firsts):.3f}", f"{firsts[at]:.2f}", f"{firsts[-1]:.2f}", f"{geomean(bests):.3f}",
                      f"{bests[at]:.2f}"))  # fmt: skip
     return Table.of("the prior's choice over the best candidate", columns, body)
 
 
-def _tried(row: Mapping[str, Any]) -> float:
+def _regret(row: Mapping[str, Any]) -> float:
     """The regret of the best that would be tried."""
     names = row.get("shortlist") or sorted(row["predicted_us"], key=row["predicted_us"].get)[:SHORTLIST]
     return min(row["us"][name] for name in names) / min(row["us"].values())
