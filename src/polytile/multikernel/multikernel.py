@@ -265,7 +265,7 @@ class MultiKernel:
         counters.add("store_hits", decision.from_store)
         trace.announce(self.spec, self.candidates, decision)
         entry = self._watched(key, decision, entry, request)
-        if not decision.postponed and not trials.within():
+        if not trials.within():
             self._refiner.count(decision, self._regimes.at(request.words, dict(decision.sizes)), request, entry)
         return entry
 
