@@ -204,7 +204,7 @@ def _clusters(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
 
 def _clustered_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
     held = [kernel.storage(n.buffer).itemsize for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
-    for splits, (x, r, warps) in itertools.product(CLUSTERS, CLUSTER_COLUMNS):
+    for splits, (x, r, warps) in itertools.product(CLUSTERS if held else (), CLUSTER_COLUMNS):
         each = x * r * sum(held) // (32 * warps)
         for resident, rest in (divmod(n, warps) for n in CLUSTER_WARPS.get((8 * min(held), each), ())):
             if resident > 1 and not rest and x * min(held) >= HELD_RUN:
