@@ -335,3 +335,26 @@ def test_what_is_known_of_single_sizes_says_nothing_of_the_regimes_around() -> N
     call(kernel, 112, ENOUGH)
     assert call(kernel, 144) == "usual"
     assert [d.part_of for d in kernel.decisions] == ["", WHOLE, ""]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_where_all_are_wrong_the_librarys_goes_on_as_in_a_first_call(others: int) -> None:
+    """One of them the next call finds out."""
+
+    def wrong_at_112(x: torch.Tensor, y: torch.Tensor, m: int, n: int) -> None:
+        y.copy_(x * (3 if m == 112 and spoiled else 2))
+
+    spoiled: list[bool] = []
+    slow = [Fake("slow", 1.9 * SECONDS, 1.9 * SECONDS, call=wrong_at_112)] * others
+    library = Fake("aten", 1.1 * SECONDS, 1.1 * SECONDS, origin="library", call=wrong_at_112)
+    kernel = MultiKernel(SPEC, [Fake("usual", SECONDS, SECONDS, call=wrong_at_112), *slow, library])
+    assert call(kernel, 96) == "usual"
+    args = arguments(112)
+    for _ in range(ENOUGH - 1):
+        kernel(*args)
+    spoiled.append(True)
+    for _ in range(2 * ENOUGH):
+        kernel(*args)
+    assert {"usual", "aten"} <= kernel.faulty.keys()
+    spoiled.clear()
+    assert call(kernel, 96) == call(kernel, 112) == "aten"

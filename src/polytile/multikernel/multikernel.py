@@ -440,6 +440,12 @@ class MultiKernel:
         """Keeps what was found out about candidates that fail while the request was answered for the regime `key`."""
         self._failures.learn(key, request)
 
+    def drop(self, key: int) -> None:
+        """The candidate of the regime `key` has failed: the next call decides. What has failed in this regime alone takes part
+        once more, as the library's may have to serve numbers at which all are wrong."""
+        self._failures.forgive(key)
+        self.decide_anew(self.spec.words_in(key))
+
     def decide_anew(self, words: Words) -> None:
         """Has the next call of this regime decide."""
         if self._regimes.decisions.pop(words, None) is not None:

@@ -75,7 +75,7 @@ class Refiner:
             return
         arrived.settle(sizes)
         if decision.candidate in request.rejected:
-            self.owner.decide_anew(request.words)
+            self.owner.drop(key)
         elif answer.scores and (best := refining.better(request, decision.candidate, answer.scores)) is not None:
             self._take_out(request, best, answer)
         else:
