@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import polytile
 from polytile import compiler
 from polytile.frontend.graph import lower_graph, unsupported
+from polytile.frontend.library_calls import complete
 from polytile.ir.program import Extern
 from tests.frontend.lowering import trace
 
@@ -68,3 +69,12 @@ def test_what_is_drawn_under_a_gpus_state_has_the_results_of_its_operator() -> N
     program = lower_graph(graph, "drawn").program
     (call,) = (operation for operation in program.operations if isinstance(operation, Extern))
     assert [program.buffers[name].dtype for name in call.outputs if name is not None] == [torch.float32]
+
+
+def test_results_of_a_higher_order_operator_are_left_to_what_picks_them_apart() -> None:
+    graph, draw, argument = with_a_generator()
+    draw.args, draw.kwargs = (torch.ops.higher_order.flex_attention, *draw.args), {"rng_state": argument}
+    draw.target = torch.ops.higher_order.graphsafe_run_with_rng_state
+    del draw.meta["val"]
+    complete(graph.graph)
+    assert "val" not in draw.meta

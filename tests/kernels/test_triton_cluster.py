@@ -86,6 +86,16 @@ def test_programs_hold_columns_together(make: Callable[[], Loop]) -> None:
         agrees(kernel, config, Facts(wide=True) if bare else facts_of(kernel, sizes), sizes)
 
 
+def test_columns_of_which_nothing_is_read_have_nothing_to_hold() -> None:
+    """Multiples of a row's elements, as positions have them."""
+    x = op("mul", op("cast", expr.index_value(R0), dtype=F32), load("w", P0))
+    high = op("exp", op("sub", x, expr.reduce("max", F32, x)))
+    out = store("o", R0 * S0 + P0, op("div", high, expr.reduce("sum", F32, high)))
+    kernel = kernel_of(loop([out], {P0: S0}, {R0: S1}))
+    nest = nest_of(kernel.loop)
+    assert clustered(nest) and not any(c["variant"] == "cluster" for c in variants.configs(kernel, nest, H100))
+
+
 def test_elements_of_16_bits_are_held_as_they_are() -> None:
     case, config = column_weights(), Config.of(variant="cluster", x=16, r=32, warps=4, splits=4, resident=1)
     sizes, x, w = {"n0": 40, "n1": 100}, (torch.randn(100, 40) * 2 + 3).bfloat16(), torch.rand(40)

@@ -172,6 +172,7 @@ def test_no_more_points_are_sorted_than_a_cluster_holds() -> None:
     config, nest = Config.of(variant="sorted", x=256, y=8, warps=1, rows=32, many=512, chunks=8), nest_of(kernel.loop)
     assert variants.valid(kernel, nest, config, sizes_of(kernel, 4096, 64, 100))
     assert not variants.valid(kernel, nest, config, sizes_of(kernel, 4097, 64, 100))
+    assert not variants.valid(kernel, nest, config, sizes_of(kernel, 4096, 8, 200_000_000)), "more than 2³¹ counts"
     old = {c["chunks"] for c in variants.configs(kernel, nest, device.named("A100")) if c["variant"] == "sorted"}
     assert old == {1}
 

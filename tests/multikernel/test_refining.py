@@ -13,6 +13,7 @@ import torch
 from polytile import options
 from polytile.counters import counters
 from polytile.multikernel import MultiKernel, planfile, refining, selector
+from polytile.multikernel.links import measured
 from polytile.runtime import launcher
 from polytile.tuning import budget
 from tests.multikernel.helpers import SPEC, Fake, Speed, arguments, double, new_process
@@ -116,6 +117,45 @@ def test_options_that_say_no(how: Mapping[str, object], fake_clock: list[str]) -
     call(kernel, 96)
     timed = len(fake_clock)
     assert call(kernel, 112, 2 * ENOUGH) == "usual" and len(fake_clock) == timed
+
+
+@pytest.mark.parametrize("what", ["time", "memory"])
+def test_where_there_is_no_time_or_memory_for_measuring_the_call_goes_on(
+    what: str, monkeypatch: pytest.MonkeyPatch, fake_clock: list[str]
+) -> None:
+    def full(*_: object, **__: object) -> selector.Answer:
+        raise torch.OutOfMemoryError
+
+    kernel = MultiKernel(SPEC, two())
+    kernel.budget = budget.Budget(1000.0, "the program")
+    call(kernel, 96)
+    if what == "time":
+        kernel.budget.charge(1000.0)
+    else:
+        monkeypatch.setattr(measured, "trial", full)
+    timed = len(fake_clock)
+    assert call(kernel, 112, 2 * ENOUGH) == "usual" and len(fake_clock) == timed
+
+
+def test_an_option_that_says_no_later_is_heard(fake_clock: list[str]) -> None:
+    kernel = MultiKernel(SPEC, two())
+    call(kernel, 96)
+    timed = len(fake_clock)
+    with options.override(refine=0):
+        assert call(kernel, 112, 2 * ENOUGH) == "usual" and len(fake_clock) == timed
+
+
+def test_calls_of_a_decision_that_failed_count_for_nothing() -> None:
+    """On record "usual" is the faster one; it raises in its first run, and what is left has not been measured beside anything."""
+    call(MultiKernel(SPEC, two()), 96)
+    new_process()
+
+    def raises(x: torch.Tensor, y: torch.Tensor, m: int, n: int) -> None:
+        raise RuntimeError("no such instruction")
+
+    kernel = MultiKernel(SPEC, [Fake("usual", SECONDS, SECONDS, call=raises), two()[1]])
+    assert call(kernel, 96) == "rare" and kernel.decisions[0].link == "only"
+    assert call(kernel, 112, 2 * ENOUGH) == "rare"
 
 
 @pytest.mark.parametrize("what", ["deterministic", "recording"])
@@ -295,3 +335,26 @@ def test_what_is_known_of_single_sizes_says_nothing_of_the_regimes_around() -> N
     call(kernel, 112, ENOUGH)
     assert call(kernel, 144) == "usual"
     assert [d.part_of for d in kernel.decisions] == ["", WHOLE, ""]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_where_all_are_wrong_the_librarys_goes_on_as_in_a_first_call(others: int) -> None:
+    """One of them the next call finds out."""
+
+    def wrong_at_112(x: torch.Tensor, y: torch.Tensor, m: int, n: int) -> None:
+        y.copy_(x * (3 if m == 112 and spoiled else 2))
+
+    spoiled: list[bool] = []
+    slow = [Fake("slow", 1.9 * SECONDS, 1.9 * SECONDS, call=wrong_at_112)] * others
+    library = Fake("aten", 1.1 * SECONDS, 1.1 * SECONDS, origin="library", call=wrong_at_112)
+    kernel = MultiKernel(SPEC, [Fake("usual", SECONDS, SECONDS, call=wrong_at_112), *slow, library])
+    assert call(kernel, 96) == "usual"
+    args = arguments(112)
+    for _ in range(ENOUGH - 1):
+        kernel(*args)
+    spoiled.append(True)
+    for _ in range(2 * ENOUGH):
+        kernel(*args)
+    assert {"usual", "aten"} <= kernel.faulty.keys()
+    spoiled.clear()
+    assert call(kernel, 96) == call(kernel, 112) == "aten"

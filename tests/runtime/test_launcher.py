@@ -293,6 +293,21 @@ def test_single_sizes_may_be_taken_out_of_a_regime(make: Make, split: bool) -> N
     assert dispatch.key_of(100, 7, 3) == whole
 
 
+def test_a_table_that_grows_keeps_what_is_counted_and_what_was_taken_out(make: Make) -> None:
+    calls: list[Any] = []
+    entries = {name: PythonEntry(lambda *args, name=name: calls.append(name)) for name in ("all", "own")}
+    dispatch = make("k", [1, 2], Asked(entries["all"]), on_due=lambda args: calls.append(("due", *args)))
+    dispatch(100, 0)
+    dispatch.insert(regime.pack([regime.single(100), 0]), entries["own"])
+    dispatch.watch(dispatch.key_of(101, 0), 3)
+    dispatch(101, 0)
+    for other in range(1, 500):
+        dispatch.insert(dispatch.key_of(101, other), entries["all"])
+    for size in (100, 101, 101):
+        dispatch(size, 0)
+    assert calls == ["all", "all", "own", "all", ("due", 101, 0), "all"]
+
+
 def test_it_tells_of_the_call_that_was_waited_for_before_it_runs(make: Make) -> None:
     calls: list[Any] = []
     entry = PythonEntry(lambda *args: calls.append(args[0]))

@@ -68,12 +68,15 @@ def complete(graph: torch.fx.Graph) -> None:
     """Gives what is drawn under a state of the random numbers the fake results that torch has left out."""
     values = [node.meta.get("val") for node in graph.nodes]
     for node in graph.nodes:
-        if str(node.target) in WITH_A_STATE and "val" not in node.meta:
-            at = next(k for k, arg in enumerate(node.args) if isinstance(arg, torch._ops.OpOverload))
-            given = {name: value for name, value in node.kwargs.items() if name != "rng_state"}
-            args, kwargs = torch.fx.map_arg((node.args[at + 1 :], given), lambda argument: argument.meta["val"])
-            with torch._guards.detect_fake_mode(values) or contextlib.nullcontext():
-                node.meta["val"] = node.args[at](*args, **kwargs)
+        if str(node.target) not in WITH_A_STATE or "val" in node.meta:
+            continue
+        at = next((k for k, arg in enumerate(node.args) if isinstance(arg, torch._ops.OpOverload)), None)
+        if at is None:  # a higher-order operator is drawn from again; whoever picks its results apart has them
+            continue
+        given = {name: value for name, value in node.kwargs.items() if name != "rng_state"}
+        args, kwargs = torch.fx.map_arg((node.args[at + 1 :], given), lambda argument: argument.meta["val"])
+        with torch._guards.detect_fake_mode(values) or contextlib.nullcontext():
+            node.meta["val"] = node.args[at](*args, **kwargs)
 
 
 def written_views(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[View]:

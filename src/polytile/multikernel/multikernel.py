@@ -265,7 +265,7 @@ class MultiKernel:
         counters.add("store_hits", decision.from_store)
         trace.announce(self.spec, self.candidates, decision)
         entry = self._watched(key, decision, entry, request)
-        if not decision.postponed and not trials.within():
+        if not trials.within():
             self._refiner.count(decision, self._regimes.at(request.words, dict(decision.sizes)), request, entry)
         return entry
 
@@ -439,6 +439,12 @@ class MultiKernel:
     def learn(self, key: int, request: Request) -> None:
         """Keeps what was found out about candidates that fail while the request was answered for the regime `key`."""
         self._failures.learn(key, request)
+
+    def drop(self, key: int) -> None:
+        """The candidate of the regime `key` has failed: the next call decides. What has failed in this regime alone takes part
+        once more, as the library's may have to serve numbers at which all are wrong."""
+        self._failures.forgive(key)
+        self.decide_anew(self.spec.words_in(key))
 
     def decide_anew(self, words: Words) -> None:
         """Has the next call of this regime decide."""

@@ -29,10 +29,11 @@ class Refiner:
         """Which sizes come to a regime, or a part of one."""
 
     def count(self, decision: Decision, words: Words, request: Request, entry: Entry) -> None:
-        """Has the calls of `entry` counted, which runs the regime `words`, where the decision was measured; takes out of it the
-        sizes at which another candidate is known to be faster."""
-        arrived = refining.arrivals(decision)
+        """Has the calls of `entry` counted, which runs the regime `words`, where the decision was measured and is no stopgap;
+        takes out of it the sizes at which another candidate is known to be faster."""
+        arrived = None if decision.postponed else refining.arrivals(decision)
         if arrived is None or request.spec.is_single(words):
+            self._arrivals.pop(words, None)  # of a decision before
             return
         self._arrivals[words] = arrived
         self.owner.dispatcher.insert(regime.pack(words), entry)
@@ -74,8 +75,8 @@ class Refiner:
             return
         arrived.settle(sizes)
         if decision.candidate in request.rejected:
-            self.owner.decide_anew(request.words)
-        elif (best := refining.better(request, decision.candidate, answer.scores)) is not None:
+            self.owner.drop(key)
+        elif answer.scores and (best := refining.better(request, decision.candidate, answer.scores)) is not None:
             self._take_out(request, best, answer)
         else:
             trace.confirmed(decision, request.problem.sizes, answer.provenance)

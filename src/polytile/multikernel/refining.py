@@ -47,6 +47,9 @@ LEAD = 0.5
 LEAST_CALLS = 251
 """Calls between two looks, at least. A prime: what a program calls in turns is met in turns."""
 
+MOST_CALLS = 1 << 30
+"""Calls after which measuring pays, as far as they are told apart: the table counts no more of them."""
+
 LOOKS = 4
 """Looks before measuring can pay, where all calls are at the same sizes."""
 
@@ -74,11 +77,12 @@ class Arrivals:
     @property
     def interval(self) -> int:
         """Calls until the next look."""
-        return max(LEAST_CALLS, math.ceil(self.needed(self.seconds) / LOOKS) | 1)
+        return max(LEAST_CALLS, math.ceil(min(self.needed(self.seconds), MOST_CALLS) / LOOKS) | 1)
 
     def needed(self, seconds: float) -> float:
-        """Calls of so many seconds after which measuring pays."""
-        return self.price / (options.get("refine") * seconds)
+        """Calls of so many seconds after which measuring pays; infinitely many where no time may go into it any more."""
+        share = options.get("refine")
+        return self.price / (share * seconds) if share else math.inf
 
     def met(self, sizes: Sizes) -> bool:
         """Takes note of a call at these sizes; says whether measuring there may pay. The counts are those of Misra and Gries:

@@ -61,8 +61,7 @@ class Body:
         self.kernel, self.tile, self.facts = kernel, tile, facts
         self.nest = tile.nest
         self.made: dict[int, Callable[[Scope], str]] = {}
-        stored = {id(root) for store in self.nest.loop.stores for root in store.roots}
-        self.summed = ops.summed_exponentials(self.nest.nodes) - stored
+        self.summed = ops.summed_exponentials(self.nest.nodes, self.nest.loop.roots)
         self.fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
         self.threads = 0
         self.again: set[int] = set()

@@ -81,11 +81,13 @@ NARROW = (torch.int8, torch.int16, torch.uint8, torch.uint16)
 """Integer types whose arithmetic Triton may widen: results are cut back."""
 
 
-def summed_exponentials(nodes: Iterable[Node]) -> frozenset[int]:
-    """exp(x - max x) of which only the sum is asked for, which may be FAST in float32 too, as in sums that go on from block to
-    block: it is off by 2⁻²² + |x - max x|·2⁻²⁴ of itself, and what is far below the largest term adds little."""
+def summed_exponentials(nodes: Iterable[Node], roots: Iterable[Node]) -> frozenset[int]:
+    """exp(x - max x) of which only the sum is asked for, by the `nodes` and as one of the `roots`. They may be FAST in float32
+    too, as in sums that go on from block to block: off by 2⁻²² + |x - max x|·2⁻²⁴ of themselves, and what is far below the
+    largest term adds little."""
     nodes = tuple(nodes)
     others = {id(child) for node in nodes if not (isinstance(node, Reduce) and node.kind == "sum") for child in node.children}
+    others.update(map(id, roots))
     summed = {id(arg) for node in nodes if isinstance(node, Reduce) and node.kind == "sum" for arg in node.args}
     exps = [node for node in nodes if isinstance(node, Op) and node.name == "exp" and _below_zero(node)]
     return frozenset(id(node) for node in exps if id(node) in summed - others)

@@ -58,11 +58,12 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     return device.launch_seconds + estimate.START - estimate.HIDDEN + FINISH + zeros + (memory**3 + latency**3) ** (1 / 3)
 
 
-def points(kernel: LoopKernel, size: Mapping[str, int]) -> int:
-    """How many points are added up by one index."""
+def extent(kernel: LoopKernel, size: Mapping[str, int]) -> tuple[int, int]:
+    """How many points are added up by one index, and to how many rows."""
     table = _table(kernel)
     assert table is not None
-    return sizes.evaluate(table.points.size, {symbol: size[symbol.name] for symbol in kernel.symbols})
+    values = {symbol: size[symbol.name] for symbol in kernel.symbols}
+    return sizes.evaluate(table.points.size, values), sizes.evaluate(table.rows, values)
 
 
 def _sorted(config: Config, rows: int, points: int, columns: int, itemsize: int, device: DeviceFacts) -> float:
@@ -95,4 +96,4 @@ def _size(kernel: LoopKernel) -> sizes.Size:
     return size_of(kernel.loop)
 
 
-__all__ = ["cost", "points"]
+__all__ = ["cost", "extent"]

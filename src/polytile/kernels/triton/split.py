@@ -212,7 +212,7 @@ class Split:
 
     def _know(self, unit: Unit, roots: Iterable[Node], scope: Scope) -> None:
         """Adds to `scope` the results of the reductions that `roots` need."""
-        for node in outermost(roots):
+        for node in _outermost(roots):
             if id(node) in scope.names:
                 continue
             reduction = Reduction(unit.body, node)
@@ -239,7 +239,7 @@ def masked(conditions: list[str]) -> str:
     return f", mask={' & '.join(conditions)}" if conditions else ""
 
 
-def outermost(roots: Iterable[Node]) -> list[Reduce]:
+def _outermost(roots: Iterable[Node]) -> list[Reduce]:
     """The reductions that are reached from `roots` without passing another."""
     found: dict[int, Reduce] = {}
     stack, seen = list(roots), set()

@@ -26,6 +26,7 @@ from polytile.ir import sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Axis
 from polytile.kernels.canonical import LoopKernel
+from polytile.kernels.facts import INT32_REACH
 from polytile.kernels.nest import Form, Nest
 from polytile.kernels.triton import prior, scattered_prior
 from polytile.kernels.triton.cluster import clustered
@@ -204,7 +205,7 @@ def _clusters(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
 
 def _clustered_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
     held = [kernel.storage(n.buffer).itemsize for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
-    for splits, (x, r, warps) in itertools.product(CLUSTERS, CLUSTER_COLUMNS):
+    for splits, (x, r, warps) in itertools.product(CLUSTERS if held else (), CLUSTER_COLUMNS):
         each = x * r * sum(held) // (32 * warps)
         for resident, rest in (divmod(n, warps) for n in CLUSTER_WARPS.get((8 * min(held), each), ())):
             if resident > 1 and not rest and x * min(held) >= HELD_RUN:
@@ -257,7 +258,7 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     """Whether `config` gives right results at these sizes: a persistent one must hold the whole row. Later calls of a regime
     go to it unasked, so it must hold at the regime's largest sizes too."""
     if config["variant"] == "sorted":
-        return _sorts(config, scattered_prior.points(kernel, size))
+        return _sorts(config, *scattered_prior.extent(kernel, size))
     down = config["variant"] == "looped" and nest.form is Form.COLUMN
     if config["variant"] not in ("persistent", "sums", "cluster") and not down:
         return True
@@ -271,11 +272,12 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     return down or all(n <= block for n, block in zip(rows, held, strict=False))
 
 
-def _sorts(config: Config, points: int) -> bool:
-    """Whether a cluster holds so many points, and none that holds fewer would do."""
-    held = int(config["chunks"]) * int(config["many"])
-    fewer = [chunks * many for rows, many, chunks in SORTING if rows == config["rows"] and chunks * many < held]
-    return max(fewer, default=-1) < points <= held
+def _sorts(config: Config, points: int, rows: int) -> bool:
+    """Whether a cluster holds so many points, and none that holds fewer would do; what its programs tell each other of so many
+    rows needs no numbers of 64 bits, which the table may do without."""
+    held, told = int(config["chunks"]) * int(config["many"]), 2 * int(config["chunks"]) * rows
+    fewer = [chunks * many for own, many, chunks in SORTING if own == config["rows"] and chunks * many < held]
+    return max(fewer, default=-1) < points <= held and told <= INT32_REACH
 
 
 def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:

@@ -109,7 +109,7 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     axes = [nest.vec, *nest.outer, *nest.inner]
     extents = {a.symbol: sizes.evaluate(a.size, values) for a in axes}
     fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
-    summed = summed_exponentials(nest.nodes) - {id(root) for store in nest.loop.stores for root in store.roots}
+    summed = summed_exponentials(nest.nodes, nest.loop.roots)
     passes = [node for k in range(nest.passes) for node in nest.nodes_in(k)]
     made = Counter(id(node) for node in passes)
     counted = nest.nodes if nest.form is Form.POINTWISE else passes if again else {id(node): node for node in passes}.values()
