@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 
 from polytile import options
 from polytile.counters import counters
+from polytile.errors import OptionError
 from polytile.multikernel import MultiKernel, planfile, refining, selector
 from polytile.multikernel.links import measured
 from polytile.runtime import launcher
@@ -223,6 +224,17 @@ def test_a_plan_pins_it(tmp_path: Path) -> None:
         assert found == {96: "usual", 112: "rare", 128: "usual"}
         assert [decision.link for decision in pinned.decisions] == ["plan"] * 2
     assert counters["candidates_benchmarked"] == 0
+
+
+def test_a_plan_that_does_not_say_at_which_sizes_is_refused(tmp_path: Path) -> None:
+    kernel, path = MultiKernel(SPEC, two()), tmp_path / "plan"
+    call(kernel, 96)
+    call(kernel, 112, ENOUGH)
+    pinned = [replace(entry, sizes=()) if entry.single else entry for entry in planfile.pinned_by(kernel)]
+    planfile.Plan(tuple(pinned), planfile.here()).write(path)
+    new_process()
+    with pytest.raises(OptionError, match="pins kernel .* at sizes without .*save_plan"):
+        call(MultiKernel(SPEC, two(), {"plan": str(path)}), 96)
 
 
 def test_sizes_come_often_among_others() -> None:

@@ -46,9 +46,17 @@ def splits(spec: KernelSpec, regime: str) -> bool:
 
 
 def taken_out(spec: KernelSpec, regime: str) -> tuple[Mapping[str, int], ...]:
-    """The single sizes of this regime that the plan in force, if there is one, pins by themselves."""
+    """The single sizes of this regime that the plan in force, if there is one, pins by themselves. Raises OptionError where the
+    plan leaves one of the sizes out."""
     path = options.get("plan")
-    return opened(path).taken_out.get(key_of(spec, regime), ()) if path else ()
+    pinned = opened(path).taken_out.get(key_of(spec, regime), ()) if path else ()
+    for sizes in pinned:
+        if lacking := spec.bucketed() - sizes.keys():
+            raise OptionError(
+                f"option 'plan': {path} pins kernel {spec.name!r} at sizes without {', '.join(sorted(lacking))}; make the plan "
+                "anew with polytile.save_plan."
+            )
+    return pinned
 
 
 def opened(path: str) -> Plan:
