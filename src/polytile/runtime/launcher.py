@@ -279,10 +279,12 @@ class PythonDispatcher(Dispatcher):
     def _words_at(self, integers: Sequence[int], pointers: Sequence[int]) -> tuple[int, ...]:
         """The words of a call: those of its regime; of its sizes where these were taken out; of its part where it is split."""
         words = regime.words_of(self.key, integers, self.tensor_key, pointers, self._formulas)
+        split = words in self._table and self._table[words] is None
+        if not split and words not in self._taken:
+            return words
         bucketed = [n for n, code in zip(integers, self.key, strict=True) if code == regime.BUCKET]
         if words in self._taken and (own := regime.within(words, self.key, bucketed, regime.single)) in self._table:
             return own
-        split = words in self._table and self._table[words] is None
         return regime.within(words, self.key, bucketed) if split else words
 
     def _accepts(self, tensors: int) -> bool:

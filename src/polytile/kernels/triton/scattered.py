@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv
 
 from polytile.errors import LoweringError
 from polytile.ir import expr, sizes
@@ -29,7 +28,8 @@ from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.kernels.triton.ops import convert
 from polytile.kernels.triton.scratch import on_scratch
-from polytile.kernels.triton.tile import Dim, Tile
+from polytile.kernels.triton.split import masked
+from polytile.kernels.triton.tile import Dim, Tile, blocks
 from polytile.kernels.triton.unit import ROWS, Unit
 from polytile.problem import Config
 
@@ -48,6 +48,22 @@ class Table:
     rows: sympy.Expr
     points: Axis
     along: Axis
+
+    @property
+    def own(self) -> tuple[Node, ...]:
+        """Of a point: its index and, if there is one, its mask."""
+        return tuple(root for root in self.store.roots if root is not self.store.value)
+
+    def asked(self, name: str, many: Axis, origins: tuple[str, ...]) -> Loop:
+        """A loop along `many`, which has the points of the table, that wants nothing but `own` of each."""
+        roots = expr.substitute(self.own, {self.points.symbol: many.symbol})
+        return Loop(name, (many,), (), tuple(Store("asked", many.symbol, root) for root in roots), origins)
+
+    def stored(self, unit: Unit, masks: Sequence[str]) -> None:
+        """Stores `total` in the columns of ROW."""
+        value = convert("total", self.store.value.dtype, unit.kernel.storage(self.store.buffer))
+        place = unit.body.index(self.store.index.xreplace({expr.indirect_symbol(0): sizes.axis(ROW)}))
+        unit.out.line(f"tl.store({self.store.buffer} + ({place}), {value}{masked(masks)})")
 
 
 def is_scattered(loop: Loop) -> bool:
@@ -155,11 +171,9 @@ class Leading:
         (self.columns,) = (dim for dim in self.unit.tile.parallel if table.along in dim.axes)
         self.unit.constants["MANY"] = int(config["many"])
         self.points = self.unit.body.index(table.points.size)
-        self.own = tuple(root for root in table.store.roots if root is not table.store.value)
         many = Axis(sizes.axis("many"), table.points.size)
-        self.asked = expr.substitute(self.own, {table.points.symbol: many.symbol})
-        stores = tuple(Store("asked", many.symbol, root) for root in self.asked)
-        over = nest_of(Loop("asked", (many,), (), stores, kernel.loop.origins))
+        asked = table.asked("asked", many, kernel.loop.origins)
+        self.asked, over = asked.roots, nest_of(asked)
         self.many = Dim("MANY", (many,), int(config["many"]))
         self.ahead = Body(kernel, Tile(replace(over, cutting=False), facts, (self.many,), ()), facts, prefix="m")
 
@@ -179,18 +193,17 @@ class Leading:
             self._block()
             out.line("first += MANY")
         with out.indented("if leads:"):
-            self._stored()
+            table.stored(unit, unit.tile.masks(unit.tile.all_dims))
         unit.body.error |= self.ahead.error
         unit.body.quotients |= self.ahead.quotients
-        blocks = FloorDiv(table.along.size + self.columns.block - 1, sympy.Integer(self.columns.block))
-        planes = FloorDiv(table.points.size + ROWS - 1, sympy.Integer(ROWS))
-        return unit.launch(grid=(blocks, sympy.Min(table.points.size, sympy.Integer(ROWS)), planes))
+        count, planes = blocks(table.along.size, self.columns.block), blocks(table.points.size, ROWS)
+        return unit.launch(grid=(count, sympy.Min(table.points.size, sympy.Integer(ROWS)), planes))
 
     def _own_row(self) -> None:
         """The ROW on which the program's point falls; one that falls on none ends here."""
         unit, scope = self.unit, Scope()
         scope.lines.append(f"{self.table.points.symbol} = {POINT}")
-        row, *conditions = self._fallen(unit.body, self.own, scope)
+        row, *conditions = self._fallen(unit.body, self.table.own, scope)
         scope.lines.append(f"{ROW} = {row}")
         unit.flush(scope)
         if conditions:
@@ -213,13 +226,6 @@ class Leading:
             inner.lines.append(f"total += {unit.body.full(self.table.store.value, unit.tile.all_dims, inner)}")
             inner.lines.append(f"at = {nearest.format('same & (many > at)')}")
             unit.flush(inner)
-
-    def _stored(self) -> None:
-        unit, store = self.unit, self.table.store
-        value = convert("total", store.value.dtype, unit.kernel.storage(store.buffer))
-        place = unit.body.index(store.index.xreplace({expr.indirect_symbol(0): sizes.axis(ROW)}))
-        masks = unit.tile.masks(unit.tile.all_dims)
-        unit.out.line(f"tl.store({store.buffer} + ({place}), {value}{', mask=' + masks[0] if masks else ''})")
 
     def _fallen(self, body: Body, roots: Sequence[Node], scope: Scope) -> list[str]:
         """The row on which a point falls, and the conditions under which it does; `roots`: its index and mask."""

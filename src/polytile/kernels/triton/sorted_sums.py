@@ -13,13 +13,11 @@ sort, and their rows; 4 what programs tell each other: how many points of the ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import sympy
 import torch
 
-from polytile.ir import expr, sizes
-from polytile.ir.program import Axis, Loop, Store
+from polytile.ir import sizes
+from polytile.ir.program import Axis
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Nest, nest_of
@@ -27,7 +25,6 @@ from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.cluster import MEET
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
-from polytile.kernels.triton.ops import convert
 from polytile.kernels.triton.scattered import ROW, Table, table_of
 from polytile.kernels.triton.tile import Dim, Tile, blocks
 from polytile.kernels.triton.unit import ROWS, Unit
@@ -73,9 +70,8 @@ class Sorting(_Sorted):
         self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table
     ) -> None:
         many = Axis(sizes.axis("many"), table.points.size)
-        own = tuple(root for root in table.store.roots if root is not table.store.value)
-        self.asked = expr.substitute(own, {table.points.symbol: many.symbol})
-        loop = Loop("sort", (many,), (), tuple(Store("asked", many.symbol, root) for root in self.asked), kernel.loop.origins)
+        loop = table.asked("sort", many, kernel.loop.origins)
+        self.asked = loop.roots
         tensors = tuple(tensor for tensor in kernel.tensors if tensor.name in loop.reads())
         alone = LoopKernel(loop, tensors, kernel.symbols)
         how = Config.of(variant="plain", x=int(config["many"]), warps=SORTING)
@@ -200,7 +196,7 @@ class Adding(_Sorted):
         out.line(f"total = tl.zeros({shape}, {text.value_type(table.store.value.dtype)})")
         with out.indented("for at in range(0, count, Y):"):
             self._block()
-        self._stored()
+        table.stored(unit, unit.tile.masks(frozenset({self.columns})))
         count = blocks(table.along.size, self.columns.block)
         planes = blocks(table.rows, ROWS)
         return unit.launch(grid=(count, sympy.Min(table.rows, sympy.Integer(ROWS)), planes))
@@ -226,13 +222,6 @@ class Adding(_Sorted):
         inner.lines.append(f"total += tl.sum(tl.where({self.listed.mask}, {value}, 0.0), 0, keep_dims=True)")
         inner.lines.append(f"{self.listed.variable} = following")
         unit.flush(inner)
-
-    def _stored(self) -> None:
-        unit, store = self.unit, self.table.store
-        value = convert("total", store.value.dtype, unit.kernel.storage(store.buffer))
-        place = unit.body.index(store.index.xreplace({expr.indirect_symbol(0): sizes.axis(ROW)}))
-        masks: Sequence[str] = unit.tile.masks(frozenset({self.columns}))
-        unit.out.line(f"tl.store({store.buffer} + ({place}), {value}{', mask=' + masks[0] if masks else ''})")
 
 
 __all__ = ["sorted_sums"]

@@ -235,7 +235,7 @@ def _roots(stores: Iterable[Store]) -> list[Node]:
     return [root for store in stores for root in store.roots]
 
 
-def masked(conditions: list[str]) -> str:
+def masked(conditions: Sequence[str]) -> str:
     return f", mask={' & '.join(conditions)}" if conditions else ""
 
 
