@@ -122,7 +122,7 @@ def measure(name: str, contestants: Sequence[str], cells: Cells, deadline: float
         calls[contestant] = call
         print(f"{name}, {contestant}: first call {took[contestant][0]:.1f} s, all {sum(took[contestant]):.1f} s", flush=True)
     for shape in wanted:
-        us = kernel_times({who: functools.partial(call, *tokens(*shape)) for who, call in calls.items()})
+        us = kernel_times({who: functools.partial(call, *tokens(*shape)) for who, call in calls.items()}, places=1)
         wrong = off(calls, shape)
         first = {who: round(seconds[0], 2) for who, seconds in took.items()}
         added = {"us": us, "first_call_s": first, "first_calls_s": {who: round(sum(found), 2) for who, found in took.items()}}
