@@ -1,4 +1,4 @@
-"""What the prediction of loops on a GPU is expected to know, by times that an H100 took (docs/cuda.md)."""
+"""What the prediction of loops on a GPU is expected to know, by times that an H100 took (docs/cuda-prior.md)."""
 
 from __future__ import annotations
 
