@@ -15,7 +15,7 @@ from polytile.compiler import CompiledProgram
 from polytile.frontend.backend import Backend
 from polytile.ir.program import Extern
 from polytile.multikernel.decision import Decision
-from polytile.problem import sizes_text
+from polytile.problem import sizes_text, time_text
 from polytile.runtime.convolution import KeptConvolution
 from polytile.runtime.weights import Site
 
@@ -74,7 +74,7 @@ class Explanation:
         lines += ["", "decisions"]
         for decision in self.decisions:
             sizes = sizes_text(decision.sizes)
-            time = f" {decision.seconds * 1e6:.4g} µs" if decision.seconds is not None else ""
+            time = f" {time_text(decision.seconds)}" if decision.seconds is not None else ""
             lines.append(f"  {decision.kernel} [{sizes}] → {decision.candidate}{time}: {decision.provenance}")
         lines += ["", "weights"] if self.weights else []
         for weight in self.weights:

@@ -27,6 +27,12 @@ def sizes_text(sizes: Iterable[tuple[str, int]], between: str = ", ") -> str:
     return between.join(f"{name}={size}" for name, size in sizes)
 
 
+def time_text(seconds: float) -> str:
+    """A kernel's time as a person reads it: "4.69 µs", "19 670 µs"; four digits, or all of them before the point."""
+    micros = seconds * 1e6
+    return f"{micros:.4g} µs" if micros < 9999.5 else f"{micros:,.0f} µs".replace(",", " ")
+
+
 @dataclass(frozen=True)
 class Config:
     """The tunable numbers of one kernel (variant, threads, blocks, ...), in a fixed order.

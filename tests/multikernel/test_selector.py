@@ -16,6 +16,7 @@ import torch
 from polytile import counters, options, store
 from polytile.errors import OptionError
 from polytile.multikernel import Decision, MultiKernel, planfile, trace
+from polytile.multikernel.decision import Standing
 from polytile.multikernel.links import model
 from polytile.problem import Config, Problem
 from polytile.tuning import measure
@@ -282,6 +283,25 @@ def test_a_model_is_asked_before_anything_is_timed_and_may_be_unsure(fake_clock:
         assert decided(*pair(), m=320).link == "measured"
     finally:
         model.unregister(learned)
+
+
+def test_what_is_no_model_is_refused_with_what_it_lacks() -> None:
+    class Nameless:
+        def choose(self, problem: Problem, candidates: Sequence[tuple[str, Config]]) -> str | None:
+            return None
+
+    with pytest.raises(OptionError, match="Nameless is a class: register Nameless"):
+        model.register(Nameless)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="has a `name`, which is a text, and a method"):
+        model.register(Nameless())  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="is not registered; those that are: none"):
+        model.unregister(Nameless())  # type: ignore[arg-type]
+
+
+def test_times_of_a_decision_are_read_without_exponents() -> None:
+    assert [str(Standing("a", seconds)) for seconds in (4.6912e-6, 9.9994e-3, 1.967e-2)] == [
+        "a 4.691 µs", "a 9999 µs", "a 19 670 µs"
+    ]  # fmt: skip
 
 
 def test_a_plan_pins_decisions(tmp_path: Path, fake_clock: list[str]) -> None:

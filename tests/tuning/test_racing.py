@@ -127,6 +127,12 @@ def test_a_long_hopeless_candidate_is_called_once_and_no_more(machine: Machine) 
     assert hopeless.seconds == pytest.approx(0.5)
 
 
+@pytest.fixture
+def both(machine: Machine) -> list[Contender]:
+    """A kernel on one thread and on two, which is faster where it has both cores."""
+    return contenders(machine, **{"one thread": 25e-6, "two threads": 13e-6})
+
+
 def busy_until(machine: Machine, end: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program has one of two cores until `end`: whoever uses both waits 7 ms for it, each time."""
     plain = machine.burst
@@ -141,9 +147,8 @@ def busy_until(machine: Machine, end: float, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_kernel_whose_first_calls_waited_for_a_core_is_not_given_up(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, both: list[Contender], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = contenders(machine, **{"one thread": 25e-6, "two threads": 13e-6})
     busy_until(machine, 0.02, monkeypatch)
     one, two = race(both)
     assert len(two.samples) > 3 and two.seconds < 1.4e-5 < one.seconds
@@ -159,9 +164,8 @@ def test_a_kernel_that_is_slow_without_anybody_in_its_way_is_called_once_or_twic
 
 
 def test_where_nobody_waits_a_disturbed_race_is_run_again_and_the_calmest_counts(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, both: list[Contender], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = contenders(machine, **{"one thread": 25e-6, "two threads": 13e-6})
     busy_until(machine, 0.4, monkeypatch)
     one, two = race(both, THOROUGH)
     assert machine.now > 0.4 and two.seconds < 1.4e-5 < one.seconds
@@ -173,9 +177,8 @@ def test_where_nobody_waits_a_disturbed_race_is_run_again_and_the_calmest_counts
 
 
 def test_where_a_call_waits_a_race_that_says_nothing_is_run_once_more_and_not_on_a_machine_that_stays_busy(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, both: list[Contender], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = contenders(machine, **{"one thread": 25e-6, "two threads": 13e-6})
     busy_until(machine, 0.05, monkeypatch)
     one, two = race(both)
     assert two.seconds < 1.4e-5 < one.seconds
@@ -190,9 +193,8 @@ def test_where_a_call_waits_a_race_that_says_nothing_is_run_once_more_and_not_on
 
 
 def test_an_interrupt_in_a_second_race_keeps_what_the_first_has_found(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, both: list[Contender], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = contenders(machine, **{"one thread": 25e-6, "two threads": 13e-6})
     busy_until(machine, 1e9, monkeypatch)
     busy = measure.time_burst
 

@@ -1,10 +1,13 @@
-"""In which order the nodes of an expression are written down, whatever the language."""
+"""How the nodes of a loop are written down, whatever the language: their order, their names, and values before stores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from polytile.ir.expr import Node
+from polytile.ir.expr import Const, Node
+from polytile.ir.program import Store
 
 
 def emission_order(
@@ -26,4 +29,57 @@ def emission_order(
             stack.extend((child, False) for child in reversed(children(node)))
 
 
-__all__ = ["emission_order"]
+class Known(Protocol):
+    """A scope of either language: names of the values known in it, by the ids of their nodes."""
+
+    names: dict[int, str]
+
+
+Scope = TypeVar("Scope", bound=Known)
+
+
+class Emitter(ABC, Generic[Scope]):
+    """Emits nodes into scopes, each once a scope. `made` says how to get those that a schedule makes elsewhere, by their ids.
+
+    Values have the names that the printer gives them (ir.printer): the prefix and a number, in evaluation order, constants left
+    out.
+    """
+
+    def __init__(self, nodes: Iterable[Node], prefix: str = "t") -> None:
+        self.made: dict[int, Callable[[Scope], str]] = {}
+        named = (node for node in nodes if not isinstance(node, Const))
+        self._names = {id(node): f"{prefix}{place}" for place, node in enumerate(named)}
+
+    def name(self, node: Node) -> str:
+        """The variable that holds the node's value: its name in the loop's text."""
+        return self._names[id(node)]
+
+    def emit(self, node: Node, scope: Scope) -> str:
+        """The text of `node`'s value in `scope`, adding lines for it and for what it needs."""
+        for below in emission_order(node, scope.names, self.made, self._needed):
+            scope.names[id(below)] = self._one(below, scope)
+        return scope.names[id(node)]
+
+    def stores(self, stores: Iterable[Store], scope: Scope) -> None:
+        """Adds the lines of stores: all values first, since a store may change what another one's value loads."""
+        stores = list(stores)
+        for store in stores:
+            for root in store.roots:
+                self.emit(root, scope)
+        for store in stores:
+            self._store(store, scope)
+
+    @abstractmethod
+    def _needed(self, node: Node) -> Sequence[Node]:
+        """The nodes that the text of `node` names."""
+
+    @abstractmethod
+    def _one(self, node: Node, scope: Scope) -> str:
+        """Adds the line that makes the node's value from those it needs; the text by which others name it."""
+
+    @abstractmethod
+    def _store(self, store: Store, scope: Scope) -> None:
+        """Adds the lines of one store, whose values are known."""
+
+
+__all__ = ["Emitter", "emission_order"]

@@ -271,6 +271,7 @@ def _at(view: View, buffers: Mapping[str, Buffer]) -> str | View:
 
 
 def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:
+    """A readable name: the first four of its operators, without repetitions, and its digest."""
     words = [re.sub(r"\W", "", o.split(".")[1] if o.count(".") > 1 else o) for o in dict.fromkeys(origins)]
     return f"{'_'.join(words[:4])[:48].strip('_') or 'mm'}_{kernel.digest[:8]}"
 

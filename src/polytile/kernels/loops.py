@@ -27,7 +27,7 @@ FLOAT_BYTES = 4
 
 
 def kernel_name(kernel: LoopKernel, origins: tuple[str, ...]) -> str:
-    """A readable name: what it does and its digest."""
+    """A readable name: the first four of its operators, without repetitions, and its digest."""
     words = [o.split(".")[1] if o.count(".") > 1 else o.split(".")[0] for o in dict.fromkeys(origins)]
     label = "_".join(re.sub(r"\W", "", w).strip("_") for w in words[:4]) or "loop"
     return f"{label[:48]}_{kernel.digest[:8]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from polytile.problem import Problem, sizes_text
+from polytile.problem import Problem, sizes_text, time_text
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Standing:
     note: str = ""
 
     def __str__(self) -> str:
-        time = "" if math.isnan(self.seconds) else f" {self.seconds * 1e6:.4g} µs"
+        time = "" if math.isnan(self.seconds) else f" {time_text(self.seconds)}"
         why = self.note.split("\n", 1)[0]  # a compiler's messages have many lines, a decision has one
         return f"{self.candidate}{time}{f' ({why})' if why else ''}"
 

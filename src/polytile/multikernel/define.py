@@ -60,6 +60,7 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
+    """What a loop's MultiKernel knows of it. A regime is of the sizes that axes depend on; strides and offsets decide nothing."""
     names, rounded = tuple(s.name for s in kernel.symbols), roundings.of_loop(kernel.loop)
     domain: set[sympy.Symbol] = set().union(*[a.size.free_symbols for a in kernel.loop.axes + kernel.loop.reduced])
     return KernelSpec(
@@ -200,6 +201,7 @@ def _product(
 
 
 def template_spec(kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...]) -> KernelSpec:
+    """What a product's MultiKernel, called `name`, knows of it. Of its integers those of gemm_kernel.DECIDING make a regime."""
     rounded = roundings.of_product(kernel)
     return KernelSpec(
         name=name,

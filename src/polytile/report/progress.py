@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from polytile.problem import time_text
 from polytile.tuning.progress import Step, watch
 
 
@@ -48,7 +49,7 @@ class Display:
 
 def described(step: Step) -> str:
     """What a bar says beside itself: the problem, what is being done, the best so far, the time left."""
-    best = f", best {step.best} {step.seconds * 1e6:.4g} µs" if step.best else ""
+    best = f", best {step.best} {time_text(step.seconds)}" if step.best else ""
     left = f", {max(0.0, step.left):.0f} s left" if step.left < math.inf else ""
     return f"{step.problem}: {step.doing}{best}{left}"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from polytile import locks
-from polytile.problem import sizes_text
+from polytile.problem import sizes_text, time_text
 
 log = logging.getLogger("polytile.tuning")
 
@@ -44,7 +44,7 @@ class Step:
         """One line: "softmax n0=64 n1=512: persistent t2 4.69 µs, best of 3"."""
         if not self.finished:
             return f"{self.problem}: {self.doing}, {self.checked} of {self.candidates} candidates checked"
-        best = f"{self.best} {self.seconds * 1e6:.4g} µs, best" if self.best else "none could be used"
+        best = f"{self.best} {time_text(self.seconds)}, best" if self.best else "none could be used"
         return f"{self.problem}: {best} of {self.candidates}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import sympy
@@ -14,7 +14,7 @@ from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp import checks, memory, ops, random, text
 from polytile.kernels.cpp.indices import index_vector
-from polytile.kernels.emission import emission_order
+from polytile.kernels.emission import Emitter
 from polytile.kernels.nest import Nest
 
 
@@ -36,7 +36,7 @@ def always(text: str) -> Callable[[Scope], str]:
     return lambda scope: text
 
 
-class Body:
+class Body(Emitter[Scope]):
     """Emits nodes. `lanes` is the C++ text of the vector lane count; uniform values are vectors of one lane.
 
     `made` says how to get the nodes that are made elsewhere (kept values, scans, the accumulator of a template); `placed`
@@ -46,28 +46,20 @@ class Body:
     """
 
     def __init__(self, kernel: LoopKernel, nest: Nest, lanes: str = "L", adder: str = memory.PLAIN) -> None:
+        super().__init__(nest.nodes)
         self.kernel, self.nest, self.lanes, self.adder = kernel, nest, lanes, adder
-        self.made: dict[int, Callable[[Scope], str]] = {}
         self.placed: dict[int, str] = {}
         self.streamed: frozenset[int] = frozenset()
-        self._names = _names(nest)
         self._checks = checks.numbers(nest.loop)
         self._bound = 0
 
     def lanes_of(self, node: Node) -> str:
         return self.lanes if self.nest.is_vector(node) else "1"
 
-    def name(self, node: Node) -> str:
-        """The variable that holds the node's value: its name in the loop's text."""
-        return self._names[id(node)]
-
     # nodes -------------------------------------------------------------------------------------------------------------
 
-    def emit(self, node: Node, scope: Scope) -> str:
-        """The text of `node`'s value in `scope`, adding lines for it and for what it needs."""
-        for below in emission_order(node, scope.names, self.made, self.nest.operands):
-            scope.names[id(below)] = self._one(below, scope)
-        return scope.names[id(node)]
+    def _needed(self, node: Node) -> tuple[Node, ...]:
+        return self.nest.operands(node)
 
     def _one(self, node: Node, scope: Scope) -> str:
         """Declares the node's variable, unless its text is as good."""
@@ -162,17 +154,5 @@ class Body:
                 scope.lines.append(f"const long {bound[symbol]} = {self.scalar(node, scope)};")
         return sizes.substitute(index, bound), vectors
 
-    def stores(self, stores: Iterable[Store], scope: Scope) -> None:
-        """Adds the lines of stores: all values first, since a store may change what another one's value loads."""
-        stores = list(stores)
-        for store in stores:
-            for root in store.roots:
-                self.emit(root, scope)
-        for store in stores:
-            memory.store(self, store, scope)
-
-
-def _names(nest: Nest) -> dict[int, str]:
-    """The names that the printer gives to values (ir.printer): t0, t1, ... in evaluation order, constants left out."""
-    named = [n for n in nest.nodes if not isinstance(n, Const)]
-    return {id(node): f"t{k}" for k, node in enumerate(named)}
+    def _store(self, store: Store, scope: Scope) -> None:
+        memory.store(self, store, scope)

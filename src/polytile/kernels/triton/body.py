@@ -7,7 +7,7 @@ with none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import sympy
@@ -17,7 +17,7 @@ from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Re
 from polytile.ir.program import Store
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp import checks
-from polytile.kernels.emission import emission_order
+from polytile.kernels.emission import Emitter, emission_order
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, is_result
 from polytile.kernels.triton import memory, ops, random, text
@@ -48,7 +48,7 @@ class Scope:
         return Scope([], dict(self.names), dict(self.fetched))
 
 
-class Body:
+class Body(Emitter[Scope]):
     """Emits nodes. `made` says how to get those that a schedule makes (scans); results of reductions must stand in the scope.
 
     `threads` share a block, 0 where it does not matter; `again` are the loads that a later pass makes too, `last` says that
@@ -58,9 +58,9 @@ class Body:
     """
 
     def __init__(self, kernel: LoopKernel, tile: Tile, facts: Facts, prefix: str = "t") -> None:
+        super().__init__(tile.nest.nodes, prefix)
         self.kernel, self.tile, self.facts = kernel, tile, facts
         self.nest = tile.nest
-        self.made: dict[int, Callable[[Scope], str]] = {}
         self.summed = ops.summed_exponentials(self.nest.nodes, self.nest.loop.roots)
         self.fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
         self.threads = 0
@@ -71,15 +71,10 @@ class Body:
         self.carried: dict[sympy.Expr, sympy.Expr] = {}
         self.firsts: dict[Dim, str] = {}
         self.quotients: set[sympy.Symbol] = set()
-        self._names = _names(self.nest.nodes, prefix)
         self._checks = checks.numbers(self.nest.loop)
         self._dims: dict[int, frozenset[Dim]] = {}
         self._guards: dict[int, str] = {}
         self._clones = 0
-
-    def name(self, node: Node) -> str:
-        """The variable that holds the node's value: its name in the loop's text."""
-        return self._names[id(node)]
 
     def dims(self, node: Node) -> frozenset[Dim]:
         """The dimensions of the block along which the value is full."""
@@ -103,11 +98,8 @@ class Body:
 
     # nodes -----------------------------------------------------------------------------------------------------------
 
-    def emit(self, node: Node, scope: Scope) -> str:
-        """The name of `node`'s value in `scope`, adding lines for it and for what it needs."""
-        for below in emission_order(node, scope.names, self.made, lambda n: n.children):
-            scope.names[id(below)] = self._one(below, scope)
-        return scope.names[id(node)]
+    def _needed(self, node: Node) -> tuple[Node, ...]:
+        return node.children
 
     def _one(self, node: Node, scope: Scope) -> str:
         """Adds the line of the node's variable; a constant is its own name."""
@@ -152,7 +144,7 @@ class Body:
         keeps loads in the order of the text."""
         registers = 0.0
         for root in roots:
-            for node in emission_order(root, scope.names, self.made, lambda n: n.children):
+            for node in emission_order(root, scope.names, self.made, self._needed):
                 if not isinstance(node, Load) or id(node) in scope.fetched or not _early(node):
                     continue
                 each = math.prod(d.block for d in self.place_dims(node.index, node.indirect)) / self.threads
@@ -270,14 +262,8 @@ class Body:
         """The dimensions along which an index varies."""
         return self.tile.varies(frozenset(self.simplified(index).free_symbols)).union(*[self.dims(n) for n in indirect])
 
-    def stores(self, stores: Iterable[Store], scope: Scope) -> None:
-        """Adds the lines of stores: all values first, since a store may change what another one's value loads."""
-        stores = list(stores)
-        for store in stores:
-            for root in store.roots:
-                self.emit(root, scope)
-        for store in stores:
-            memory.store(self, store, scope)
+    def _store(self, store: Store, scope: Scope) -> None:
+        memory.store(self, store, scope)
 
 
 def _early(node: Load) -> bool:
@@ -285,9 +271,3 @@ def _early(node: Load) -> bool:
     return not any(isinstance(below, Reduce | Scan | Accumulator | Part) for below in expr.walk(node)) and all(
         not below.dtype.is_floating_point for below in expr.walk(*node.children)
     )
-
-
-def _names(nodes: tuple[Node, ...], prefix: str) -> dict[int, str]:
-    """The names that the printer gives to values (ir.printer): t0, t1, ... in evaluation order, constants left out."""
-    named = [n for n in nodes if not isinstance(n, Const)]
-    return {id(node): f"{prefix}{k}" for k, node in enumerate(named)}

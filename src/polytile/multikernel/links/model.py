@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from polytile.errors import OptionError
 from polytile.multikernel.selector import Answer, Request
 from polytile.problem import Config, Problem
 
@@ -27,12 +28,20 @@ _models: list[Model] = []
 
 
 def register(model: Model) -> None:
-    """Asks `model` from now on, after those registered earlier."""
+    """Asks `model` from now on, after those registered earlier. Raises OptionError for what is no model, and for a class."""
+    if isinstance(model, type):
+        raise OptionError(f"a model is an object, and {model.__name__} is a class: register {model.__name__}(...).")
+    if not isinstance(getattr(model, "name", None), str) or not callable(getattr(model, "choose", None)):
+        raise OptionError(
+            f"a model has a `name`, which is a text, and a method `choose(problem, candidates)`; {model!r} lacks one of them."
+        )
     _models.append(model)
 
 
 def unregister(model: Model) -> None:
-    """Asks `model` no more. Raises ValueError if it is not registered."""
+    """Asks `model` no more. Raises OptionError if it is not registered."""
+    if model not in _models:
+        raise OptionError(f"{model!r} is not registered; those that are: {', '.join(m.name for m in _models) or 'none'}.")
     _models.remove(model)
 
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 from polytile import options
 from polytile.kernels.candidate import READY_MADE, Candidate
 from polytile.multikernel.selector import Answer, Request, may_measure
+from polytile.problem import time_text
 
 Ranked = TypeVar("Ranked")
 
@@ -26,7 +27,7 @@ def choose(request: Request) -> Answer | None:
     if may_measure(request) or not request.alive:
         return None
     best = min(request.alive, key=lambda candidate: candidate.cost(request.sizes))
-    return Answer(best, f"predicted {best.cost(request.sizes) * 1e6:.4g} µs")
+    return Answer(best, f"predicted {time_text(best.cost(request.sizes))}")
 
 
 CLEAR_LOSER = 1.6
