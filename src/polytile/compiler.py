@@ -150,10 +150,10 @@ def _device_type(program: Program) -> str:
     return types.pop() if len(types) == 1 else ""
 
 
-def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], traced: Values) -> None:
-    """Starts compiling what the first call will need, all kernels side by side."""
+def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Values) -> None:
+    """Starts compiling what a call with these values of the graph's size symbols will need, all kernels side by side."""
     for multikernel, call in calls:
-        values = {**traced, **kept.assumed(call.kept)}
+        values = {**given, **kept.assumed(call.kept)}
         if _known(call, values):
             multikernel.prepare([sizes.evaluate(e, values) for e in call.sizes])
 

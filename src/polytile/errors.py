@@ -11,7 +11,7 @@ class PolytileError(Exception):
 
 
 class OptionError(PolytileError, ValueError):
-    """An option is unknown or its value is of the wrong type."""
+    """An option is unknown, its value is none that it takes, or what a package registers is not what goes there."""
 
 
 class HintError(PolytileError, ValueError):

@@ -1,7 +1,7 @@
 """Problem, Config and Measurement: the plain frozen values that every room shares.
 
-Generation makes candidates for a Problem, selection picks one, tuning measures it, the store keeps the Measurement and
-learning reads it back. Nothing here knows how any of that is done.
+Generation makes candidates for a Problem, selection picks one, tuning measures it, the store keeps the
+Measurement and answers with it later. Nothing here knows how any of that is done.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def test_modules_and_functions_with_graph_breaks() -> None:
 
 
 def test_keyword_arguments_reach_the_function() -> None:
-    polytile.explain(lambda x, *, scale: x * scale, torch.ones(3), scale=2.0)
+    found = polytile.explain(lambda x, *, scale: x * scale, torch.ones(3), scale=2.0)
+    assert "aten.mul.Tensor" in [row.operator for row in found.operators]
 
 
 def test_graphs_are_forgotten_with_the_functions_that_they_belong_to() -> None:

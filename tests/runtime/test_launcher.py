@@ -406,6 +406,7 @@ def test_many_threads_miss_one_key_and_on_miss_is_asked_once(make: Make) -> None
 
 
 def test_other_threads_run_while_a_kernel_runs(make: Make) -> None:
+    """The kernel ends well once another thread has set the flag, and fails after five minutes without."""
     flag = torch.zeros(1, dtype=torch.int64)
     timer = threading.Timer(0.05, lambda: flag.fill_(1))
     timer.start()

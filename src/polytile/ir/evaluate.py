@@ -39,16 +39,12 @@ def run_loop(
     `accumulator` is what `Accumulator` stands for, of the shape of all axes. Raises IndexError where a checked
     index is out of range, IRError where the loop reaches outside a buffer.
     """
-    grid = [(a.symbol, _size(a.size, size_values)) for a in loop.axes + loop.reduced]
+    grid = [(a.symbol, sizes.evaluate(a.size, size_values)) for a in loop.axes + loop.reduced]
     for bounds in _chunks([n for _, n in grid], len(loop.axes)):
         part = accumulator
         if part is not None:
             part = part[tuple(slice(a, b) for a, b in bounds)]
         _Chunk(loop, buffers, size_values, precision, part, bounds).run()
-
-
-def _size(size: sympy.Expr, values: Mapping[sympy.Symbol, int]) -> int:
-    return sizes.evaluate(size, values)
 
 
 def _chunks(lengths: list[int], n_axes: int) -> Iterator[list[tuple[int, int]]]:

@@ -1,4 +1,4 @@
-"""Programs: buffers and the ordered nodes (loops, templates, library calls, size assignments) that fill them."""
+"""Programs: buffers, and the operations that fill them in order (loops, templates, library calls) or check sizes."""
 
 from __future__ import annotations
 
@@ -207,7 +207,9 @@ class Loop:
         """Every load, then every store: what has a buffer, an index, indirect parts and a mask."""
         return [*expr.loads(*self.roots), *self.stores]
 
-    def map_roots(self, rule: Any, index_map: Any = None) -> Loop:
+    def map_roots(
+        self, rule: Callable[[tuple[Node, ...]], tuple[Node, ...]], index_map: Callable[[sympy.Expr], sympy.Expr] | None = None
+    ) -> Loop:
         """The loop with `rule(roots) -> roots` applied to all its values at once and `index_map` to the store indices."""
         new = rule(self.roots)
         stores, at = [], 0
@@ -321,7 +323,7 @@ class Extern:
     """A library (ATen) call: `target(*args, **kwargs)`; every tensor and size among the arguments is a Ref. `outputs` names the
     buffers it allocates, None for results that are not tensors or not used; `many`: the target returns a tuple or list, if
     only of one. `symbols` are sizes that are known only from its result: (symbol, how), how being ("item",), ("item", output
-    number) or ("size", output number, dimension)."""
+    number) or ("size", output number, dimension). `reason` says why it is a library call, `mutates` which buffers it changes."""
 
     name: str
     target: Any
@@ -385,7 +387,11 @@ class Input:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled graph: `operations` in execution order. `outputs` are views (a view of an input aliases it), sizes, or None."""
+    """A compiled graph: `operations` in execution order. `outputs` are views (a view of an input aliases it), sizes, or None.
+
+    `constants` has the tensors of the buffers of that role; `scalars` the sizes that are read from a buffer of one element, once
+    that is filled.
+    """
 
     name: str
     inputs: tuple[Input, ...]
@@ -400,3 +406,7 @@ class Program:
 
     def output_buffers(self) -> set[str]:
         return {o.buffer for o in self.outputs if isinstance(o, View)}
+
+    def observed_buffers(self) -> set[str]:
+        """Those whose contents somebody beside the operations sees: inputs, results, and what sizes are read from."""
+        return self.input_buffers() | self.output_buffers() | set(self.scalars.values())

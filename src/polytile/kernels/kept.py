@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import sympy
 import torch
 
 from polytile import options
@@ -75,11 +76,9 @@ def panels_for(kernel: GemmKernel, b: torch.Tensor, size: Mapping[str, int]) -> 
     return panels.make(b.as_strided((size["K"], size["N"]), strides, b.storage_offset()), lanes_of(kernel.spec))
 
 
-def assumed(calls_kept: Kept | None) -> dict[Any, int]:
+def assumed(argument: Kept | None) -> dict[sympy.Symbol, int]:
     """What is taken for KEPT ahead of calls: weights that nothing is expected to change will be there."""
-    if calls_kept is None:
-        return {}
-    return {KEPT: int(calls_kept.site.eager)}
+    return {} if argument is None else {KEPT: int(argument.site.eager)}
 
 
 __all__ = ["PANELS", "assumed", "lanes_of", "panels_for", "with_kept"]

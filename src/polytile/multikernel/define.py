@@ -18,6 +18,7 @@ from polytile.ir import evaluate, expr, sizes
 from polytile.ir.program import Buffer, Kept, Loop, Template, View
 from polytile.kernels import apart, gemm_args, gemm_kernel, kept, loops, roundings, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize, precision_of
+from polytile.kernels.facts import index_limit
 from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.prologue import Stored
 from polytile.multikernel.multikernel import MultiKernel
@@ -144,14 +145,8 @@ def _divisors(check: expr.Op) -> list[expr.Load]:
 
 def _index_limit(node: expr.Node, values: Mapping[sympy.Symbol, int]) -> int:
     """The size that an indirect index is checked against; 1 where there is none to see."""
-    for below in expr.walk(node):
-        if isinstance(below, expr.Op) and below.name == "check_index":
-            limit = below.args[1]
-            if isinstance(limit, expr.Const):
-                return int(limit.value)
-            if isinstance(limit, expr.Index):
-                return sizes.evaluate(limit.expr, values)
-    return 1
+    limit = index_limit(node)
+    return 1 if limit is None else sizes.evaluate(limit, values)
 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None, least: int, end: int) -> torch.Tensor:

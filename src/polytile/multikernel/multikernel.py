@@ -78,11 +78,11 @@ class MultiKernel:
             spec.name,
             spec.size_keys,
             self._on_miss,
-            spec.tensor_keys,
-            self._on_error,
-            tuple(formula for _, formula in spec.conditions),
-            spec.device_type,
-            self._on_due,
+            tensor_key=spec.tensor_keys,
+            on_error=self._on_error,
+            formulas=tuple(formula for _, formula in spec.conditions),
+            device=spec.device_type,
+            on_due=self._on_due,
         )
         with settings.override(**self.options):
             checked = settings.get("check_inputs")
@@ -362,15 +362,15 @@ class MultiKernel:
         able = [c for c in self.candidates if c.name not in rejected and self._can_run(c, sizes, ints)]
         facts = spec.facts(ints, pointers)
         return Request(
-            spec,
-            spec.problem(ints, pointers),
-            tuple(specialised(candidate, facts) for candidate in able),
-            sizes,
-            ints,
-            spec.words_in(key),
-            args,
-            environment(spec.target),
-            store.current(),
+            spec=spec,
+            problem=spec.problem(ints, pointers),
+            candidates=tuple(specialised(candidate, facts) for candidate in able),
+            sizes=sizes,
+            ints=ints,
+            words=spec.words_in(key),
+            args=args,
+            environment=environment(spec.target),
+            store=store.current(),
             budget=self.budget,
             last_chance=settings.get("tune") == "thorough" or self._postponed.get(key, 0) >= MOST_POSTPONED,
         )

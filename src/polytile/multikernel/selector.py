@@ -202,20 +202,20 @@ def decided(request: Request, link: str, answer: Answer, notes: tuple[str, ...] 
     spec, words = request.spec, request.words
     scores = answer.scores or (None,) * len(request.candidates)
     return Decision(
-        request.spec.name,
-        request.problem,
-        request.spec.deciding(request.ints),
-        request.regime,
-        answer.candidate.name,
-        link,
-        answer.provenance,
-        tuple(_standing(request, c, score) for c, score in zip(request.candidates, scores, strict=True)),
-        notes,
-        answer.from_store,
-        answer.tried,
-        tuple((answer.measured_at or {}).items()),
-        spec.regime(spec.whole(words)) if spec.is_part(words) or spec.is_single(words) else "",
-        answer.postponed,
+        kernel=spec.name,
+        problem=request.problem,
+        sizes=spec.deciding(request.ints),
+        regime=request.regime,
+        candidate=answer.candidate.name,
+        link=link,
+        provenance=answer.provenance,
+        standings=tuple(_standing(request, c, score) for c, score in zip(request.candidates, scores, strict=True)),
+        notes=notes,
+        from_store=answer.from_store,
+        tried=answer.tried,
+        measured_at=tuple((answer.measured_at or {}).items()),
+        part_of=spec.regime(spec.whole(words)) if spec.is_part(words) or spec.is_single(words) else "",
+        postponed=answer.postponed,
     )
 
 

@@ -16,7 +16,7 @@ from polytile.passes.fusion.graph import has_effect
 
 def eliminate_dead_code(program: Program) -> Program:
     """`program` without stores, operations, buffers and constants that nothing depends on."""
-    live = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
+    live = program.observed_buffers()
     kept: list[Operation] = []
     for operation in reversed(program.operations):
         needed = _needed(operation, live)

@@ -28,7 +28,7 @@ from polytile.passes.loops import linear, touching
 
 def choose_layouts(program: Program) -> Program:
     """`program` with temporaries that are written across laid out anew where their readers allow it."""
-    kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
+    kept = program.observed_buffers()
     operations, buffers = list(program.operations), dict(program.buffers)
     users = touching(program.operations)
     for i, operation in enumerate(program.operations):

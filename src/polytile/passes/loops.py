@@ -1,4 +1,4 @@
-"""What passes do to loops: other axes for the same points, other names, other bodies."""
+"""What passes do to loops (other axes for the same points, other names, other bodies), and what they ask of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
+import torch
 
+from polytile import options
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node, Scan
 from polytile.ir.program import Axis, Loop, Operation, Program, Template
@@ -94,6 +96,11 @@ def map_loops(program: Program, rule: Callable[[Loop], Loop], epilogues: bool = 
         return operation
 
     return replace(program, operations=tuple(one(o) for o in program.operations))
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Whether kernels for this device are a GPU's: those that the option `interpret` runs on a CPU's memory are, too."""
+    return device.type == "cuda" or bool(options.get("interpret"))
 
 
 def merged_origins(*groups: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,14 +17,14 @@ from dataclasses import replace
 
 import torch
 
-from polytile import options
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Op, Reduce, Scan
-from polytile.ir.program import SUM, Buffer, Loop, Program, Store
+from polytile.ir.program import ROUNDING, SUM, Buffer, Loop, Program, Store
 from polytile.passes.fusion import cost
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.horizontal import WORTHWHILE
-from polytile.passes.fusion.merge import ROUNDING, Merged, Unfit, merge
+from polytile.passes.fusion.merge import Merged, Unfit, merge
+from polytile.passes.loops import on_gpu
 
 
 def fuse_columns(program: Program) -> Program:
@@ -49,7 +49,7 @@ def _as_sums(operation: object, buffers: Mapping[str, Buffer]) -> Loop | None:
     """A loop of nothing but sums down columns as one along rows that stores SUMs; None for any other operation."""
     if not isinstance(operation, Loop) or len(operation.axes) != 1 or not operation.reduced:
         return None
-    if not _on_gpu(operation, buffers):
+    if not all(on_gpu(buffers[name].device) for name in operation.writes()):
         return None
     stores = [_as_sum(operation, store, buffers[store.buffer].dtype) for store in operation.stores]
     found = tuple(store for store in stores if store is not None)
@@ -68,10 +68,6 @@ def _as_sum(loop: Loop, store: Store, dtype: torch.dtype) -> Store | None:
     (term,) = value.args
     deep = any(isinstance(node, Reduce | Scan) for node in expr.walk(term))
     return None if deep or term.dtype != value.dtype else Store(store.buffer, store.index, term, SUM)
-
-
-def _on_gpu(loop: Loop, buffers: Mapping[str, Buffer]) -> bool:
-    return bool(options.get("interpret")) or all(buffers[name].device.type == "cuda" for name in loop.writes())
 
 
 def _goes_along_rows(loop: Loop) -> bool:

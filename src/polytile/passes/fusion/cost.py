@@ -41,7 +41,11 @@ def traffic(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[dict[str, int], 
     for table, name, elements in accesses:
         whole = max(1, estimate(buffers[name].storage_size))
         table[name] = min(table.get(name, 0) + elements, whole)
-    return tuple({name: n * buffers[name].dtype.itemsize for name, n in table.items()} for table in (reads, writes))  # type: ignore[return-value]
+
+    def in_bytes(elements: Mapping[str, int]) -> dict[str, int]:
+        return {name: n * buffers[name].dtype.itemsize for name, n in elements.items()}
+
+    return in_bytes(reads), in_bytes(writes)
 
 
 def compute(*roots: Node) -> float:

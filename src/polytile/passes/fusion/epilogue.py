@@ -57,7 +57,7 @@ class _State:
     def __init__(self, program: Program, fuse: Fuse) -> None:
         self.program, self.fuse = program, fuse
         self.graph = Graph(program)
-        self.kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
+        self.kept = program.observed_buffers()
         self.readers: dict[str, set[int]] = {}
         self.templates: dict[str, int] = {}
         for i, operation in enumerate(program.operations):

@@ -66,7 +66,7 @@ class Fuser:
         self.users: dict[str, set[int]] = {}
         self.writers: dict[str, set[int]] = {}
         self.readers: dict[str, set[int]] = {}
-        self.kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
+        self.kept = program.observed_buffers()
         for i, operation in self.graph.operations.items():
             for name in operation.reads():
                 self.readers.setdefault(name, set()).add(i)

@@ -31,7 +31,7 @@ def inline_cheap(program: Program) -> Program:
     """`program` without temporaries whose values are as well computed by their readers."""
     operations: list[Operation | None] = list(program.operations)
     users = touching(program.operations)
-    kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
+    kept = program.observed_buffers()
     for i in range(len(operations)):
         producer = operations[i]
         if not isinstance(producer, Loop) or not _is_simple(producer) or producer.stores[0].buffer in kept:

@@ -26,12 +26,11 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
-from polytile import options
 from polytile.ir import expr, sizes
 from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store, Template, View, compute_dtype
 from polytile.passes.fusion.epilogue import hosted, is_pointwise
 from polytile.passes.fusion.merge import Unfit
-from polytile.passes.loops import indices, merged_origins, node_count, reindexed, touching
+from polytile.passes.loops import indices, merged_origins, node_count, on_gpu, reindexed, touching
 from polytile.passes.simplify import simplify_loop
 
 B, M, N, K, H = (sizes.axis(name) for name in "bmnkh")
@@ -46,7 +45,7 @@ def fuse_prologues(program: Program) -> Program:
     """`program` with pointwise producers of operands made prologues."""
     operations: list[Operation | None] = list(program.operations)
     readers = touching(program.operations)
-    kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
+    kept = program.observed_buffers()
     for j, template in enumerate(program.operations):
         for side in (0, 1) if isinstance(template, Template) else ():
             current = operations[j]
@@ -66,8 +65,7 @@ def fuse_prologues(program: Program) -> Program:
 
 def _computable(view: View, buffer: Buffer) -> bool:
     """Whether generated products exist where the operand is, and take one of its type that is computed."""
-    on_gpu = buffer.device.type == "cuda" or bool(options.get("interpret"))
-    return on_gpu and view.dtype == buffer.dtype and view.dtype in OPERANDS
+    return on_gpu(buffer.device) and view.dtype == buffer.dtype and view.dtype in OPERANDS
 
 
 def _fused(

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import torch
 
-from polytile import options
 from polytile.ir import expr, levels, sizes
 from polytile.ir.expr import Scan
 from polytile.ir.program import Loop, Program, Template
 from polytile.passes.fusion.epilogue import attached, finished_by, hosted, is_direct, plain_epilogue
 from polytile.passes.fusion.merge import Domain, Unfit, join
+from polytile.passes.loops import on_gpu
 
 SHORT_ROW = 128
 """Columns up to which a row of a known length counts as one block's: every variant has blocks that wide."""
@@ -42,8 +42,7 @@ def _reduces_rows(loop: Loop) -> bool:
 
 def _with_rows(template: Template, consumer: Loop, program: Program, droppable: frozenset[str]) -> Template:
     """`template` with the reductions of `consumer` in its epilogue. Raises Unfit."""
-    on_gpu = program.buffers[template.a.buffer].device.type == "cuda" or bool(options.get("interpret"))
-    if not on_gpu or template.a.dtype == torch.float64:
+    if not on_gpu(program.buffers[template.a.buffer].device) or template.a.dtype == torch.float64:
         raise Unfit("the product is the library's")
     if consumer.writes() & template.operand_reads():
         raise Unfit("the consumer overwrites an operand of the product")

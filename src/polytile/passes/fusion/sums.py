@@ -17,19 +17,18 @@ from dataclasses import replace
 
 import torch
 
-from polytile import options
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Load, Node, Op
 from polytile.ir.program import ROUNDING, Loop, Operation, Program, Template, View
 from polytile.passes.fusion.epilogue import plain_epilogue
-from polytile.passes.loops import merged_origins, touching
+from polytile.passes.loops import merged_origins, on_gpu, touching
 
 
 def fuse_sums(program: Program) -> Program:
     """`program` with products added to another's sums made part of it."""
     operations: list[Operation | None] = list(program.operations)
     readers = touching(program.operations)
-    kept = program.output_buffers() | program.input_buffers() | set(program.scalars.values())
+    kept = program.observed_buffers()
     for j, operation in enumerate(program.operations):
         if not isinstance(operation, Template) or not _takes_one_more(operation, program):
             continue
@@ -46,8 +45,7 @@ def fuse_sums(program: Program) -> Program:
 
 
 def _takes_one_more(template: Template, program: Program) -> bool:
-    on_gpu = program.buffers[template.a.buffer].device.type == "cuda" or bool(options.get("interpret"))
-    return on_gpu and template.epilogue is not None and _plain(template)
+    return on_gpu(program.buffers[template.a.buffer].device) and template.epilogue is not None and _plain(template)
 
 
 def _plain(template: Template) -> bool:
