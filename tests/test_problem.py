@@ -1,4 +1,4 @@
-"""Problems and Configs as keys: equal ones are equal everywhere, and a hint keeps equal numbers apart (SPEC H2)."""
+"""Problems and Configs as keys: equal ones are equal everywhere, and a hint keeps equal numbers apart."""
 
 from __future__ import annotations
 

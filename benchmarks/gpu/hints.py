@@ -1,4 +1,4 @@
-"""Products compiled for one hint and run at other sizes (SPEC H5).
+"""Products compiled for one hint and run at other sizes.
 
 Part `matrix`: `x @ y`, square, compiled with one hint or with all three, at four sizes, beside eager and, if asked for, the peer
 with one hint each and with its own hints. Every compile begins with an empty store: nothing that one hint has measured is known

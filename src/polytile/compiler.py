@@ -84,7 +84,7 @@ def compile_program(
 ) -> CompiledProgram:
     """Generates everything that `lowered` needs. `given` are the options of this compile; `traced` the sizes that the
     tracer saw: kernels for them start compiling at once, side by side, then those for the sizes in `ahead`. For `hints`
-    kernels are chosen before this returns (SPEC H1-H4).
+    kernels are chosen before this returns.
 
     Raises CompilerMissing where no C++ compiler is found.
     """

@@ -37,7 +37,7 @@ def time_text(seconds: float) -> str:
 class Config:
     """The tunable numbers of one kernel (variant, threads, blocks, ...), in a fixed order.
 
-    `hint` names the sizes the config was made for; it is part of the identity (SPEC H2), so equal numbers made for
+    `hint` names the sizes the config was made for; it is part of the identity, so equal numbers made for
     different hints stay apart. Raises ValueError for a number that is infinite or not a number: stores have no word for it.
     """
 

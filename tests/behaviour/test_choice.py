@@ -1,4 +1,4 @@
-"""What stands behind one call: shared definitions, how a kernel is chosen, and how the choice can be seen (SPEC M1-M12)."""
+"""What stands behind one call: shared definitions, how a kernel is chosen, and how the choice can be seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels made for sizes that have not been seen (SPEC H1-H4, H6)."""
+"""Kernels made for sizes that have not been seen."""
 
 from __future__ import annotations
 

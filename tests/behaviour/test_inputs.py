@@ -1,5 +1,5 @@
 """What a compiled function takes: numbers and tensors in any order, layouts of all kinds, sizes known only at run time,
-and the check for NaN (SPEC M5)."""
+and the check for NaN."""
 
 from __future__ import annotations
 

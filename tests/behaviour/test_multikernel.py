@@ -1,4 +1,4 @@
-"""The behaviours that several kernels behind one call must keep (SPEC M13), forward and, where said, backward."""
+"""The behaviours that several kernels behind one call must keep, forward and, where said, backward."""
 
 from __future__ import annotations
 

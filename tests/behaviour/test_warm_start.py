@@ -1,4 +1,4 @@
-"""What a second process finds on disk: with it, nothing is measured and nothing is compiled (SPEC M8, X2)."""
+"""What a second process finds on disk: with it, nothing is measured and nothing is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hints name a graph's dynamic sizes in argument order; which values that makes, and what is refused (SPEC H1, H6)."""
+"""Hints name a graph's dynamic sizes in argument order; which values that makes, and what is refused."""
 
 from __future__ import annotations
 

@@ -421,9 +421,3 @@ def test_a_machine_describes_itself() -> None:
     assert machine.vector_bytes in (16, 32, 64) and machine.gflops > 1 and 0 < machine.l2 <= machine.l3
     small, large = machine.bandwidth(1 << 16, 1), machine.bandwidth(1 << 34, 1)
     assert small >= large > 0
-
-    def build(text: str, name: str) -> int:
-        return ctypes.cast(compiled(text, name), ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-
-    measured = machine.measured(build)
-    assert measured.gflops > 1 and measured.l2_gbs >= measured.l3_gbs >= measured.dram_gbs > 0

@@ -1,4 +1,4 @@
-"""Divisions of positions: Python's // and %, of negative values too, in every place where a generator writes them (SPEC B4)."""
+"""Divisions of positions: Python's // and %, of negative values too, in every place where a generator writes them."""
 
 from __future__ import annotations
 

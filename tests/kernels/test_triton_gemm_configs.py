@@ -1,4 +1,4 @@
-"""Which candidates a product has on a GPU, where each takes part, and what the prior expects of them (SPEC T9)."""
+"""Which candidates a product has on a GPU, where each takes part, and what the prior expects of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A MultiKernel sends every regime of sizes to its own candidate, and survives candidates that fail (SPEC M1-M6)."""
+"""A MultiKernel sends every regime of sizes to its own candidate, and survives candidates that fail."""
 
 from __future__ import annotations
 
@@ -75,8 +75,6 @@ def test_the_same_buffer_may_be_passed_twice() -> None:
 
 @pytest.mark.parametrize("winner", ["whole", "by rows", "in parts"])
 def test_candidates_with_different_scratch_buffers_share_one_argument_list(winner: str) -> None:
-    """SPEC M2."""
-
     def reference(x: torch.Tensor, y: torch.Tensor, parts: torch.Tensor, m: int, n: int) -> None:
         y.copy_(x * 2)
 

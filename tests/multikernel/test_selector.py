@@ -1,4 +1,4 @@
-"""The chain: who answers, in which order, and what a decision says about where it came from (SPEC M6-M8, M11)."""
+"""The chain: who answers, in which order, and what a decision says about where it came from."""
 
 from __future__ import annotations
 

@@ -131,7 +131,6 @@ def test_mistakes_in_a_spec_are_told() -> None:
 
 
 def test_scratch_buffers_are_merged_by_name_each_as_large_as_the_largest_request() -> None:
-    """SPEC M2."""
     n = sympy.Symbol("n", integer=True, positive=True)
     persistent: list[Scratch] = []
     looped = [Scratch("row", torch.float32, n), Scratch("partial", torch.float32, 64)]

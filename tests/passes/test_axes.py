@@ -1,4 +1,4 @@
-"""Axes: unified by stride, split where an index divides, merged where strides fit, in unit-stride order (SPEC B1-B4)."""
+"""Axes: unified by stride, split where an index divides, merged where strides fit, in unit-stride order."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_nested_divisions_and_modular_indexing() -> None:
 
 
 def test_grouping_wrappers_hide_no_pattern() -> None:
-    """SPEC B3: torch wraps what it does not want expanded."""
+    """torch wraps what it does not want expanded."""
     ranges = {P0: S0, P1: sympy.Integer(4)}
     assert sizes.simplify(FloorDiv(Identity(4 * P0 + P1), 4), ranges) == P0
     assert sizes.simplify(4 * Identity(FloorDiv(P0, 4)) + Identity(Mod(P0, 4)), ranges) == P0

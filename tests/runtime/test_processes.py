@@ -1,4 +1,4 @@
-"""Several processes on one cache directory, and what a process starts (SPEC X1)."""
+"""Several processes on one cache directory, and what a process starts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Everything that a measurement depends on is in its key: a change of any of it measures anew, and going back finds what
-was there (SPEC X2)."""
+was there."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_empty_tensors_are_no_trouble() -> None:
     assert clones.damage() is None and clones.args[1].shape == (3, 0)
 
 
-# A device that is full (SPEC P1). The host stands in for it here.
+# A device that is full. The host stands in for it here.
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """A complete matrix of measurements stands in for a device: selecting, racing, searching and learning need no GPU, no compiler
-and no clock (SPEC A1)."""
+and no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device without memory to spare (SPEC P1): measured in place, checked on the host, or later. The host stands in for it."""
+"""A device without memory to spare: measured in place, checked on the host, or later. The host stands in for it."""
 
 from __future__ import annotations
 

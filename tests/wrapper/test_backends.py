@@ -1,4 +1,4 @@
-"""Wrapper backends are found by name, and packages outside polytile bring their own (SPEC W3)."""
+"""Wrapper backends are found by name, and packages outside polytile bring their own."""
 
 from __future__ import annotations
 

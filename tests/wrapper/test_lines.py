@@ -1,4 +1,4 @@
-"""What wrappers are made of: structured lines and no text to parse (SPEC W1)."""
+"""What wrappers are made of: structured lines and no text to parse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: what dies is freed or taken over, and nothing that lives is ever written over (SPEC W2)."""
+"""Memory: what dies is freed or taken over, and nothing that lives is ever written over."""
 
 from __future__ import annotations
 

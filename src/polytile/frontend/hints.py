@@ -1,4 +1,4 @@
-"""Hints: concrete sizes for a graph's dynamic ones, named by the user in the order of the arguments (SPEC H1-H6)."""
+"""Hints: concrete sizes for a graph's dynamic ones, named by the user in the order of the arguments."""
 
 from __future__ import annotations
 

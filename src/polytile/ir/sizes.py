@@ -57,7 +57,7 @@ def _held_to_one(factor: sympy.Expr, guards: ShapeEnv) -> bool:
 
 
 def ungrouped(expr: sympy.Expr) -> sympy.Expr:
-    """`expr` without torch's grouping wrappers, Identity(x) → x: they would hide patterns from every rule (SPEC B3)."""
+    """`expr` without torch's grouping wrappers, Identity(x) → x: they would hide patterns from every rule."""
     return expr.replace(Identity, lambda inner: inner) if expr.has(Identity) else expr
 
 

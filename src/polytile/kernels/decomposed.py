@@ -54,7 +54,7 @@ class DecomposedLibrary(MatmulLibrary):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """The batch's product, and the parts written and read once more from the cache."""
-        from polytile.kernels.triton.gemm.candidates import device_of
+        from polytile.kernels.triton.loops import device_of
 
         assert self.target is not None
         device = device_of(self.target)

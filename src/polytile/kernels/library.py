@@ -67,7 +67,8 @@ class MatmulLibrary:
 
     def _gpu_cost(self, sizes: Mapping[str, int], target: torch.device) -> float:
         from polytile.kernels.triton.gemm import library_prior
-        from polytile.kernels.triton.gemm.candidates import device_of, kind_of
+        from polytile.kernels.triton.gemm.candidates import kind_of
+        from polytile.kernels.triton.loops import device_of
 
         device, spec = device_of(target), self.kernel.spec
         misaligned = self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes)

@@ -32,7 +32,8 @@ class PaddedLibrary(MatmulLibrary):
     def cost(self, sizes: Mapping[str, int]) -> float:
         """The product at padded sizes, and each operand and the result read and written once more."""
         from polytile.kernels.triton.gemm import library_prior
-        from polytile.kernels.triton.gemm.candidates import device_of, kind_of
+        from polytile.kernels.triton.gemm.candidates import kind_of
+        from polytile.kernels.triton.loops import device_of
 
         assert self.target is not None
         device, size, spec = device_of(self.target), self.kernel.in_dtype.itemsize, self.kernel.spec

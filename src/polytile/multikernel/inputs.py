@@ -1,4 +1,4 @@
-"""The option `check_inputs`: no NaN and no infinity may enter a MultiKernel (SPEC M5)."""
+"""The option `check_inputs`: no NaN and no infinity may enter a MultiKernel."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class MultiKernel:
 
     def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
         """Chooses ahead of calls for the hinted sizes, on arguments that `spec.make_args` makes at those very sizes;
-        the candidates that all the hints need compile side by side. Returns one decision for each hint (SPEC H3, H4).
+        the candidates that all the hints need compile side by side. Returns one decision for each hint.
         Raises HintError for a hint at which there can be no arguments. Where those made up divide by zero, the first call
         chooses.
         """

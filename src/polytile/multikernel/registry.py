@@ -1,4 +1,4 @@
-"""One MultiKernel for each tuple of sub-kernels (SPEC M1), and which ones are alive."""
+"""One MultiKernel for each tuple of sub-kernels, and which ones are alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scratch buffers of sub-kernels, merged into those that their MultiKernel takes (SPEC M2).
+"""Scratch buffers of sub-kernels, merged into those that their MultiKernel takes.
 
 For whoever puts a MultiKernel together from candidates of their own: all candidates are called with one argument list, which
 ends in an argument of role "scratch" for each merged buffer, and the caller allocates it. polytile's own kernels need none of

@@ -1,4 +1,4 @@
-"""Each decision told once: a line on stderr (option debug ≥ 1) and a row of the metrics table (SPEC M11)."""
+"""Each decision told once: a line on stderr (option debug ≥ 1) and a row of the metrics table."""
 
 from __future__ import annotations
 

@@ -90,13 +90,19 @@ def clocks() -> dict[str, str | float]:
         found["mhz"] = int((SCALING / "scaling_cur_freq").read_text()) / 1000
         found["governor"] = (SCALING / "scaling_governor").read_text().strip()
     except (OSError, ValueError):
-        try:
-            with open("/proc/cpuinfo", errors="replace") as file:
-                mhz = next((line.partition(":")[2] for line in file if line.startswith("cpu MHz")), "")
-            found["mhz"] = float(mhz)
-        except (OSError, ValueError):
-            pass  # an architecture that does not tell
+        mhz = told_mhz()
+        if mhz is not None:
+            found["mhz"] = mhz
     return found
+
+
+def told_mhz() -> float | None:
+    """The first core's clock as /proc/cpuinfo tells it; None on an architecture that does not."""
+    try:
+        with open("/proc/cpuinfo", errors="replace") as file:
+            return float(next((line.partition(":")[2] for line in file if line.startswith("cpu MHz")), ""))
+    except (OSError, ValueError):
+        return None
 
 
 def waited() -> float:
@@ -162,6 +168,7 @@ __all__ = [
     "max_clock",
     "parse",
     "side_by_side",
+    "told_mhz",
     "usable_cores",
     "waited",
 ]

@@ -150,7 +150,7 @@ class Block:
 
 
 class Lent:
-    """One group's memory itself, where its device has no room for a copy (SPEC P1). What kernels read of it is kept on the host
+    """One group's memory itself, where its device has no room for a copy. What kernels read of it is kept on the host
     meanwhile, byte for byte, and is back after `give_back`; an output that nobody reads needs no keeping, as the kernel that is
     chosen writes all of it. There are no guards."""
 

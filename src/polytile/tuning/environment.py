@@ -1,5 +1,4 @@
-"""What else, besides the problem and its device, can change the winner: part of every measurement's key (SPEC M8,
-X2)."""
+"""What else, besides the problem and its device, can change the winner: part of every measurement's key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Timing one candidate: bursts of back-to-back calls. racing.py has several of them take turns.
 
-`time_burst` is the one place where a clock is read. A test or a user may replace it (SPEC M7); the selector then asks
+`time_burst` is the one place where a clock is read. A test or a user may replace it; the selector then asks
 for the times of every candidate, believes them, and stores none of them.
 """
 

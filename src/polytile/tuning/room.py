@@ -1,4 +1,4 @@
-"""How much memory a device has to spare for measuring: what lies below the most that the process has used there so far (SPEC P1),
+"""How much memory a device has to spare for measuring: what lies below the most that the process has used there so far,
 or below a modest share of the device.
 
 A process whose peak is lower than that share is not short of memory. Without it a server would never measure its largest

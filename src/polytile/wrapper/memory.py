@@ -1,4 +1,4 @@
-"""Memory planning on lines: an allocation takes over a freed buffer of the same size, type and device (SPEC W2).
+"""Memory planning on lines: an allocation takes over a freed buffer of the same size, type and device.
 
 A buffer that waits to be taken over is held, where freeing it would have let something else use the memory. So it is
 kept only where that does not raise the program's peak, at the sizes that the tracer saw.

@@ -1,4 +1,4 @@
-"""Configs of flex attention: defaults by type, head size and capability, and the sets that are tried (SPEC T3, T7)."""
+"""Configs of flex attention: defaults by type, head size and capability, and the sets that are tried."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""From a table's rows to the configs tried: cutting to the sizes, pruning, finishing, duplicates; families from outside
-(SPEC T3-T6, T8)."""
+"""From a table's rows to the configs tried: cutting to the sizes, pruning, finishing, duplicates; families from outside."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The tables are what was published, every row of them; a file that is not what it should be is refused with the place
-(SPEC T1, T2)."""
+"""The tables are what was published, every row of them; a file that is not what it should be is refused with the place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans launch what they say, where they should, with the right arguments: on a driver that keeps what it is asked (SPEC M4)."""
+"""Plans launch what they say, where they should, with the right arguments: on a driver that keeps what it is asked."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def slice_scatter(
     first = slice_start(builder, n, start, end, stride, count, d)
     if count != 0 and source.view is not None and _copied_back(builder.node):
         if sizes.equal(count, n):
-            return src if src.dtype == source.dtype else _converted(src, source.dtype)
+            return src if src.dtype == source.dtype else converted(src, source.dtype)
         return _written(builder, source, src, d, first, stride)
 
     def at(point: Point) -> Node:
@@ -295,12 +295,8 @@ def _written(builder: Builder, source: Tensor, src: Tensor, d: int, start: Size,
     strides = list(changed.strides)
     offset = sympy.expand(changed.offset + start * strides[d])
     strides[d : d + 1] = [] if step is None else [sympy.expand(step * strides[d])]
-    builder.store(View(changed.buffer, source.dtype, src.sizes, tuple(strides), offset), _converted(src, source.dtype))
+    builder.store(View(changed.buffer, source.dtype, src.sizes, tuple(strides), offset), converted(src, source.dtype))
     return stored(changed, source.device)
-
-
-def _converted(source: Tensor, dtype: torch.dtype) -> Tensor:
-    return computed(source.sizes, dtype, source.device, lambda point: convert(source.at(point), dtype))
 
 
 @lowers(aten.diagonal_scatter.default)

@@ -23,7 +23,7 @@ from polytile.frontend.lower.value import Point, Tensor, broadcast_point, comput
 from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node, Op
-from polytile.ir.program import Scales, Template, View, whole
+from polytile.ir.program import FLOAT8, Scales, Template, View, whole
 from polytile.ir.sizes import ONE, ZERO, Size
 
 aten = torch.ops.aten
@@ -32,7 +32,6 @@ OPERAND_DTYPES = {
     "cpu": (torch.float32, torch.float64, torch.bfloat16),
     "gpu": (torch.float32, torch.bfloat16, torch.float16),
 }
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 WHOLE, BY_ROWS = 0, 1
 """Of `torch.nn.functional.ScalingType`: one scale for an operand, or one for each of its rows or columns."""
 SCALED_ROWS = 128

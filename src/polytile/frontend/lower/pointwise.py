@@ -20,20 +20,13 @@ from polytile.frontend.lower.pointwise_table import TABLE, Element, Row, like, n
 from polytile.frontend.lower.positions import bounds
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.scalars import scalar_tensor
-from polytile.frontend.lower.value import Point, Tensor, computed, convert, widen
+from polytile.frontend.lower.value import LOOP_DTYPES, Point, Tensor, computed, convert, widen
 from polytile.ir import expr
 from polytile.ir.expr import Node
 from polytile.ir.program import FLOAT8
 from polytile.ir.sizes import ONE
 
 Operand = Any  # Tensor, Python number or sympy expression
-
-LOOP_DTYPES = frozenset(
-    {
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.bfloat16, torch.float16, torch.float32, torch.float64,
-    }
-)  # fmt: skip
 
 
 def check_dtypes(*dtypes: torch.dtype) -> None:

@@ -56,8 +56,8 @@ lowers(aten.max_pool3d_with_indices.default)(_lower_max(3))
 def _largest(over: Windows, point: Point) -> tuple[Node, Node]:
     dtype = over.source.compute_dtype
     lowest = smallest(over.source.dtype)
-    value, index = expr.const(lowest, dtype), _first_inside(over, point)
-    best: Node = value
+    best: Node = expr.const(lowest, dtype)
+    index = _first_inside(over, point)
     for step in over.steps:
         node = over.element(point, step, outside=lowest)
         better = expr.op("gt", torch.bool, node, best)

@@ -171,13 +171,16 @@ def _best(kind: str, source: Tensor, dims: Dims) -> Row:
     return row
 
 
+def _position(best: Row) -> Row:
+    """The position of what `best` finds."""
+    return lambda value, point: expr.part(best(value, point), 1, torch.int64)
+
+
 def _lower_best(kind: str) -> Callable[..., Tensor]:
     def lowering(builder: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if x.rank == 0:
             return computed((), torch.int64, x.device, lambda _: expr.const(0, torch.int64))
-        best = _best(kind, x, dim)
-        index: Row = lambda value, point: expr.part(best(value, point), 1, torch.int64)  # noqa: E731
-        return reduce_over(builder, x, dim, keepdim, (index, torch.int64))[0]
+        return reduce_over(builder, x, dim, keepdim, (_position(_best(kind, x, dim)), torch.int64))[0]
 
     return lowering
 
@@ -199,8 +202,7 @@ def _lower_extreme_with_index(kind: str) -> Callable[..., tuple[Tensor, ...]]:
             found = best(value, point)
             return widen(expr.part(found, 0, found.dtype), x.dtype)
 
-        index: Row = lambda value, point: expr.part(best(value, point), 1, torch.int64)  # noqa: E731
-        return reduce_over(builder, x, dim, keepdim, (value_of, x.dtype), (index, torch.int64))
+        return reduce_over(builder, x, dim, keepdim, (value_of, x.dtype), (_position(best), torch.int64))
 
     return lowering
 

@@ -15,6 +15,14 @@ from polytile.ir.program import ROUNDING, View, compute_dtype
 
 Point = tuple[sympy.Expr, ...]
 
+LOOP_DTYPES = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.bfloat16, torch.float16, torch.float32, torch.float64,
+    }
+)  # fmt: skip
+"""Types of elements that generated loops read, compute with and store."""
+
 
 @dataclass(frozen=True)
 class Call:

@@ -16,20 +16,13 @@ import torch
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
-from polytile.frontend.lower.value import Point, Tensor, computed, fresh_axes, stored
+from polytile.frontend.lower.value import LOOP_DTYPES, Point, Tensor, computed, fresh_axes, stored
 from polytile.frontend.placement import is_view
 from polytile.ir import expr, sizes
 from polytile.ir.program import View
 from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
 
 aten = torch.ops.aten
-
-LOOP_DTYPES = frozenset(
-    {
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.bfloat16, torch.float16, torch.float32, torch.float64,
-    }
-)  # fmt: skip
 
 
 # the two ways to look at a tensor -------------------------------------------------------------------------------------

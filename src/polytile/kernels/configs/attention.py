@@ -1,4 +1,4 @@
-"""Configs of flex attention: what is run where nothing is tuned, and what is tried where it is (SPEC T7, T3).
+"""Configs of flex attention: what is run where nothing is tuned, and what is tried where it is.
 
 `capability` is 90 for 9.0 and 0 for a device that is none of NVIDIA's; `head_dim` counts elements; types have torch's names.
 """

@@ -37,7 +37,7 @@ class Xpu(Heuristic):
 
 
 class Rocm(Heuristic):
-    """AMD: blocks in whole matrix instructions, the backend's own pipelining, occupancy by the number of warps (SPEC T6)."""
+    """AMD: blocks in whole matrix instructions, the backend's own pipelining, occupancy by the number of warps."""
 
     def space(self) -> Iterable[Gemm]:
         return spaces.rocm_gemm(self.default_stages)

@@ -1,4 +1,4 @@
-"""The heuristic of one device family: from a table's rows to the configs tried on a problem (SPEC T4-T6, T8).
+"""The heuristic of one device family: from a table's rows to the configs tried on a problem.
 
 A row goes through the steps in order; each gives a config back, its own or a smaller one, or the reason why it is left out.
 
@@ -168,7 +168,7 @@ class Heuristic:
 
 
 def scaled(row: Gemm, request: Request) -> Gemm:
-    """The row with every block cut to its size (SPEC T4), made for the request's hint."""
+    """The row with every block cut to its size, made for the request's hint."""
     smallest_k = SMALLEST_INT8_K if request.int8 else SMALLEST
 
     def cut(block: int, size: int, smallest: int) -> int:

@@ -1,7 +1,7 @@
-"""Config records: the tunable numbers of one kernel of a family of templates, as the tables hold them (SPEC T1).
+"""Config records: the tunable numbers of one kernel of a family of templates, as the tables hold them.
 
 Blocks count elements; `num_warps` is the team of threads that works on one block; `num_stages` the depth of the software
-pipeline, None being the backend's default. Records are values: equal numbers are one config, the hint included (SPEC H2).
+pipeline, None being the backend's default. Records are values: equal numbers are one config, the hint included.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ KINDS: dict[str, str] = {
     "scaled_persistent_mm": "gemm", "mm_plus_mm": "gemm", "conv": "conv", "flex_attn_fwd_autotune": "flex",
     "flex_decode_autotune": "flex_decode", "flex_forward_default": "flex_default", "register_tiles": "register_tile",
 }  # fmt: skip
-"""Table → kind: what tables a family may have (SPEC T2)."""
+"""Table → kind: what tables a family may have."""
 
 
 AMD = ("matrix_instr_nonkdim", "waves_per_eu", "kpack")

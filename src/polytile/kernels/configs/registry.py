@@ -1,4 +1,4 @@
-"""The heuristics by family: each built once, when first asked for, and shared by all threads (SPEC T8).
+"""The heuristics by family: each built once, when first asked for, and shared by all threads.
 
 A package adds a family with `register("hopper", make, serves)`, `make` returning a Heuristic and `serves(device)` saying whether
 it is for a GPU with these facts, or replaces one table with `override("cuda", "mm", rows)`. Both count for whatever is compiled

@@ -1,4 +1,4 @@
-"""Exhaustive spaces: every config worth a search, for when time does not matter (SPEC T3)."""
+"""Exhaustive spaces: every config worth a search, for when time does not matter."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ def _sweep(unit: Unit, out: Writer, scope: Scope, k: int, split: bool) -> None:
         with out.block(head, "});"):
             out.extend(_pass_lines(unit, known, k))
 
-    known = [n for n, made in unit.kept.items() if made < k]
-    sweeps.in_pieces(unit.body, out, scope, unit.nest.nodes_in(k, stop=known), first, last, sweep)
+    earlier = [n for n, made in unit.kept.items() if made < k]
+    sweeps.in_pieces(unit.body, out, scope, unit.nest.nodes_in(k, stop=earlier), first, last, sweep)
     for _ in inner:
         out.close()
 

@@ -45,6 +45,11 @@ class LoopCandidate(TritonCandidate):
         return variants.traits(self.config)
 
 
+def device_of(target: torch.device) -> devices.DeviceFacts:
+    """The facts of the device whose configs are tried: the target's own, or of INTERPRETED_AS where the target is a CPU."""
+    return devices.facts(target.index or 0) if target.type == "cuda" else devices.named(INTERPRETED_AS)
+
+
 def unavailable(target: torch.device) -> str:
     """Why no Triton kernels can be made for tensors on `target`; "" if they can."""
     if importlib.util.find_spec("triton") is None:
@@ -79,7 +84,7 @@ def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.
 
 def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
     on_gpu = target.type == "cuda"
-    device = devices.facts(target.index or 0) if on_gpu else devices.named(INTERPRETED_AS)
+    device = device_of(target)
     index = (target.index or 0) if on_gpu else None
     overlaps = on_gpu and device.capability >= OVERLAPPING
     work = Work(kernel, kernel_name(kernel, origins), device, index, functools.partial(generate, kernel, overlaps=overlaps))
@@ -118,4 +123,4 @@ def prepare() -> None:
         start_workers()
 
 
-__all__ = ["loop_candidates", "prepare", "unavailable"]
+__all__ = ["device_of", "loop_candidates", "prepare", "unavailable"]

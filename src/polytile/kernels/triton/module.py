@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 from typing import Any
 
-from polytile.kernels.triton.kernel import KERNEL
 from polytile.problem import digest
 
 
@@ -16,8 +15,3 @@ def load(source: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "polytile_generated", "__file__": filename}
     exec(compile(source, filename, "exec"), namespace)
     return namespace
-
-
-def kernel(source: str) -> Any:
-    """The `@triton.jit` function of a launch's source."""
-    return load(source)[KERNEL]

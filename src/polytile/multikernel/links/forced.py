@@ -1,4 +1,4 @@
-"""Candidates named by the option `force` or picked by a replaced clock (SPEC M7).
+"""Candidates named by the option `force` or picked by a replaced clock.
 
 `force` is a comma-separated list of patterns with shell wildcards: CANDIDATE, for every kernel that has such a
 candidate, or KERNEL=CANDIDATE for the kernels of that name. The first pattern that fits decides; of several

@@ -1,4 +1,4 @@
-"""Measuring a shortlist and what won at sizes close by, on the caller's own arguments, where nothing is known (SPEC M6)."""
+"""Measuring a shortlist and what won at sizes close by, on the caller's own arguments, where nothing is known."""
 
 from __future__ import annotations
 

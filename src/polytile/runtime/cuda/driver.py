@@ -33,7 +33,7 @@ RELEASE = Path("/proc/driver/nvidia/version")
 """Where Linux tells of the driver; its first line holds the release, as two or three numbers with dots."""
 _RELEASE = re.compile(r"NVRM version:.*?\b(\d+\.\d+(?:\.\d+)?)\b")
 
-_MAX_THREADS, _LOCAL_BYTES, _REGISTERS, _DYNAMIC_SHARED, _LARGE_CLUSTERS = 0, 3, 4, 8, 14
+_MAX_THREADS, _REGISTERS, _DYNAMIC_SHARED, _LARGE_CLUSTERS = 0, 4, 8, 14
 PORTABLE = 8
 """Blocks of a cluster that every device can run which has clusters; more must be asked for."""
 _RELAXED = 2
@@ -60,13 +60,9 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel loaded on one device: its handle and what the driver says of it."""
+    """A kernel loaded on one device, for as long as the process lives."""
 
     handle: int
-    module: int
-    registers: int
-    local_bytes: int
-    max_threads: int
 
 
 _lock = threading.Lock()
@@ -224,11 +220,12 @@ def load(index: int, image: bytes, symbol: str, threads: int, shared: int, clust
         try:
             code = found.cuModuleGetFunction(ctypes.byref(handle), module, symbol.encode())
             _check(code, f"find kernel {symbol} in its own cubin")
-            numbers = [_attribute(found, handle, which) for which in (_REGISTERS, _LOCAL_BYTES, _MAX_THREADS)]
-            if threads > numbers[2]:
+            most = _attribute(found, handle, _MAX_THREADS)
+            if threads > most:
+                registers = _attribute(found, handle, _REGISTERS)
                 raise LaunchFailed(
-                    f"kernel {symbol} needs {threads} threads a block and {numbers[0]} registers a thread; at most "
-                    f"{numbers[2]} threads of it fit a multiprocessor."
+                    f"kernel {symbol} needs {threads} threads a block and {registers} registers a thread; at most "
+                    f"{most} threads of it fit a multiprocessor."
                 )
             code = found.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, shared)
             _check(code, f"give kernel {symbol} {shared} bytes of shared memory")
@@ -238,7 +235,7 @@ def load(index: int, image: bytes, symbol: str, threads: int, shared: int, clust
         except BaseException:
             found.cuModuleUnload(module)
             raise
-    return Function(handle.value or 0, module.value or 0, *numbers)
+    return Function(handle.value or 0)
 
 
 def _attribute(found: ctypes.CDLL, function: ctypes.c_void_p, which: int) -> int:

@@ -210,8 +210,7 @@ def _released(release: Any, block: Any, held: list[Any]) -> None:
 @functools.cache
 def _launcher() -> tuple[int, int, Any]:
     """Address of `polytile_launch`, bytes of a plan, and the function that releases one."""
-    source = "\n".join(path.read_text() for path in SOURCES)
-    library = compiler.compile_c("cuda_launch", source).result()
+    library = prepare().result()
     functions = (ctypes.c_void_p * (len(_DRIVER_FUNCTIONS) + len(_TORCH_FUNCTIONS) + 1))(*_functions())
     configure = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_configure"))
     configure(ctypes.addressof(functions))
@@ -220,9 +219,9 @@ def _launcher() -> tuple[int, int, Any]:
     return library.address("polytile_launch"), int(size), release
 
 
-def prepare() -> None:
-    """Starts compiling the launcher in the background, so that it is there when the first kernel is."""
-    compiler.compile_c("cuda_launch", "\n".join(path.read_text() for path in SOURCES))
+def prepare() -> compiler.Compilation:
+    """Starts compiling the launcher in the background, so that it is there when the first kernel is; returns at once."""
+    return compiler.compile_c("cuda_launch", "\n".join(path.read_text() for path in SOURCES))
 
 
 def reset() -> None:

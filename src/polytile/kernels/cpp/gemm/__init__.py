@@ -3,7 +3,7 @@
 In: a GemmSpec (dtypes, known unit strides), a GemmConfig (form and blocks), perhaps an epilogue in C++.
 Out: `generate` gives the text of a translation unit (without the prelude), `configs` the ones worth trying, `valid` and
 `cost` what can run and how long it should take.
-Callers: the C++ source of candidates; nothing here compiles, runs or measures anything (Machine.measured aside).
+Callers: the C++ source of candidates; nothing here compiles, runs or measures anything.
 """
 
 from __future__ import annotations

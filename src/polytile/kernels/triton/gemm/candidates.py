@@ -21,9 +21,8 @@ from polytile.kernels.triton.gemm.operands import symbol
 from polytile.kernels.triton.gemm.schedules import generate
 from polytile.kernels.triton.gemm.unit import Chip, holds_rows
 from polytile.kernels.triton.kernel import TritonKernel
-from polytile.kernels.triton.loops import OVERLAPPING
+from polytile.kernels.triton.loops import OVERLAPPING, device_of
 from polytile.problem import Config, Scalar
-from polytile.runtime.cuda import device as devices
 
 if TYPE_CHECKING:
     from polytile.kernels.gemm_kernel import GemmKernel
@@ -34,8 +33,6 @@ and 1024 rows on an H100."""
 LIGHT = 8.0
 """Multiply-adds of an epilogue for each element up to which both loops of persistent programs are made one: of 4 (a ReLU, a
 residual) that takes 2 to 7 % off, of 30 (GELU) it adds 10 % (configs.IN_PARTS has the times)."""
-INTERPRETED_AS = "H100"
-"""The device whose configs the interpreter runs."""
 
 
 class GemmCandidate(TritonCandidate):
@@ -89,10 +86,6 @@ def kind_of(kernel: GemmKernel) -> Kind:
         any(each != dtype for each in stored) or any(kernel.prologues),
         kernel.tf32,
     )
-
-
-def device_of(target: torch.device) -> devices.DeviceFacts:
-    return devices.facts(target.index or 0) if target.type == "cuda" else devices.named(INTERPRETED_AS)
 
 
 def accesses(kernel: GemmKernel, size: Mapping[str, int], work: tuple[float, float]) -> prior.Accesses:
@@ -178,4 +171,4 @@ def label(config: Config) -> str:
     return text + (f" {config['splits']} parts" if config.get("splits") else "")
 
 
-__all__ = ["Arguments", "device_of", "gemm_candidates", "kind_of", "label", "traits"]
+__all__ = ["Arguments", "gemm_candidates", "kind_of", "label", "traits"]
