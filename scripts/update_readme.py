@@ -1,4 +1,6 @@
-"""Puts text that a program printed between two markers of a document: `python scripts/update_readme.py demo.txt`.
+"""Puts text that a program printed between two markers of a document, README.md unless another is named:
+
+    python scripts/update_readme.py demo.txt --document docs/demo.md
 
 The text of FILE (standard input for "-") replaces what stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
 """
