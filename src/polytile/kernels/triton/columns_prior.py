@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from polytile.kernels.nest import Form
-from polytile.kernels.triton.clustered_columns import registers
 from polytile.kernels.triton.estimate import LEFT, MET, MOST_REGISTERS, SM_SHARE, Estimate
 from polytile.kernels.triton.tile import Dim, Tile
+from polytile.kernels.triton.unit import registers
 from polytile.kernels.triton.vectors import VECTOR
 from polytile.kernels.triton.work import WHOLE, Work
 from polytile.problem import Config
@@ -84,6 +84,8 @@ class Columns(Estimate):
     @functools.cached_property
     def registers(self) -> float:
         """32-bit registers a thread needs."""
+        if self.config.get("resident"):
+            return float(registers(self.config))
         each = self.work.held if self.variant in WHOLE else self.work.live
         going = max(1.0, self.block / self.threads) * (each + self.work.sums / 4 * max(0, self.parts - 1))
         return BASE_REGISTERS + max(going, 0.0 if self.gathers else self.met * self.work.running)
@@ -203,7 +205,3 @@ class Together(Columns):
         """Of a turn, where elements have 16 bits."""
         packed = any(not a.store and len(a.strides) > 1 and a.itemsize == 2 for a in self.work.accesses)
         return UNPACKED * self.block / self.threads if packed else 0.0
-
-    @functools.cached_property
-    def registers(self) -> float:
-        return float(registers(self.config))
