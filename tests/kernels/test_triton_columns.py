@@ -18,8 +18,8 @@ from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
 from tests.kernels.helpers import F32, P0, P1, R0, S0, S1, S2, Case, assert_golden, kernel_of, load, loop, op, store
 from tests.kernels.interpreted import facts_of
-from tests.kernels.test_triton_cluster import column_weights
 from tests.kernels.test_loops_golden import column_sum
+from tests.kernels.test_triton_cluster import column_weights
 from tests.kernels.test_triton_golden import KNOWN, column_norm
 from tests.kernels.test_triton_prior import SHORTLIST, ranking
 

@@ -74,8 +74,8 @@ HELD_RUN = 64
 """(x, r, warps) of longer columns held whole, which are read once: 32 or 64 values a thread, the latter in some 115 registers;
 and bytes of a row that a block has at least. By 32 a batch norm of 2048×4096 bfloat16 took 20.3 µs, 17.8 shared by programs."""
 PACKED_COLUMNS, PACKED_WARPS = ((32, 512, 4), (32, 1024, 8)), 16
-"""(x, r, warps) of columns of 16 bits held whole that are made floats anew for each pass, 128 values a thread in 128 registers; and
-warps of all programs on a multiprocessor."""
+"""(x, r, warps) of columns of 16 bits held whole that are made floats anew for each pass, 128 values a thread in 128 registers;
+and warps of all programs on a multiprocessor."""
 COLUMNS_AHEAD = ((16, 64, 4, 3), (32, 32, 4, 3), (64, 32, 4, 3), (64, 16, 4, 4), (128, 16, 4, 3))
 """(x, r, warps, stages), split or not, with loads ahead: 0.85 of the time of others in a batch norm of 8192×4096."""
 SPLITS = (4, 8, 16, 32, 64, 128, 256)
@@ -121,7 +121,7 @@ def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config
     elif has_sums(kernel.loop):
         found = _sums(device, nest_for(kernel, "stripes")[1]) if nest.form is Form.ROW and not nest.inner else iter(())
     elif nest.form is Form.COLUMN:
-        found = itertools.chain(_columns(nest), _held_columns(nest, min(_held(kernel, nest), default=1)), _packed_columns(kernel, nest))
+        found = itertools.chain(_columns(nest), _held_columns(kernel, nest))
     else:
         found = (_rows if nest.form is Form.ROW else _plain)(nest)
     if device.capability >= CLUSTERED and not is_scattered(kernel.loop) and not has_sums(kernel.loop):
@@ -246,14 +246,14 @@ def _columns(nest: Nest) -> Iterator[Config]:
             yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits, stages=stages)
 
 
-def _held_columns(nest: Nest, itemsize: int) -> Iterator[Config]:
-    for x, r, warps in HELD_COLUMNS if len(nest.inner) == 1 and nest.passes > 1 else ():
-        if x * itemsize >= HELD_RUN:
+def _held_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
+    if len(nest.inner) != 1 or nest.passes == 1:
+        return
+    held = _held(kernel, nest)
+    for x, r, warps in HELD_COLUMNS:
+        if x * min(held, default=1) >= HELD_RUN:
             yield Config.of(variant="persistent", x=x, r=r, warps=warps)
-
-
-def _packed_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
-    for x, r, warps in PACKED_COLUMNS if len(nest.inner) == 1 and nest.passes > 1 and _held(kernel, nest) == [2] else ():
+    for x, r, warps in PACKED_COLUMNS if held == [2] else ():
         yield Config.of(variant="persistent", x=x, r=r, warps=warps, resident=PACKED_WARPS // warps)
 
 
