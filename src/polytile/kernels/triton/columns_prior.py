@@ -44,7 +44,7 @@ BASE_REGISTERS = 24
 TOLD = 0.8e-6  # s in which programs of a cluster agree on columns, by the binary logarithm of how many they are
 LAID = 0.4e-6  # s for each column of a thread but two
 CACHED = 0.6  # share of memory's time for data that the L2 cache has
-UNPACKED = 80e-9  # s for each element of 16 bits of a thread, of which a register holds two
+UNPACKED = 40e-9  # s for each element of 16 bits of a thread, of which a register holds two
 
 
 class Columns(Estimate):
@@ -187,9 +187,9 @@ class Down(Columns):
 class Together(Columns):
     """Of programs of a cluster that hold a block of columns together: a turn of all that run at once is to bring their parts and
     to write them, and meanwhile to agree, which takes the longer the more of them there are and the more columns a thread has.
-    Elements of 16 bits are made floats anew after each meeting. Of six times of batch norms in float32 on an
-    H100 four are within 5 % of the prediction; 13.5 µs are predicted as 11.0, 5.3 as 7.2. In bfloat16 10.4 are predicted as 13.0
-    and 21.2 as 14.9 (7.9 and 9.8 without what unpacking takes), and in three cases a split was faster."""
+    Elements of 16 bits are made floats anew after each meeting. Of six times of batch norms in float32 on an H100 four are within
+    5 % of the prediction; 13.5 µs are predicted as 11.0, 5.3 as 7.2. Of eight in bfloat16 five are within 11 %; 33.6 are
+    predicted as 40.0, 17.8 as 21.6, 58.1 as 42.7, where splits take 38.9."""
 
     @property
     def seconds(self) -> float:

@@ -99,10 +99,10 @@ CLUSTERS, CLUSTERED = (2, 4, 8, 16), 90
 """Programs of a cluster: eight may always be, sixteen on an H100; the capability from which on devices have clusters."""
 CLUSTER_ROWS = ((4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
 """(r, warps): 16 or 32 values a thread."""
-CLUSTER_COLUMNS = ((16, 512, 8), (16, 1024, 8), (32, 256, 8), (32, 512, 8), (32, 1024, 8), (32, 1024, 16))
-CLUSTER_WARPS = {(16, 128): (24, 32), (16, 256): (16,), (32, 128): (32,), (32, 256): (16,)}
+CLUSTER_COLUMNS = ((16, 512, 8), (16, 1024, 8), (32, 256, 8), (32, 512, 8), (32, 1024, 8))
+CLUSTER_WARPS = {(16, 128): (24,), (16, 256): (16,), (32, 128): (32,), (32, 256): (16,)}
 """(x, r, warps); and warps of all programs on a multiprocessor, two programs at least, by the bits of an element and the bytes
-that a thread holds: 80, 64 and 128 registers a thread."""
+that a thread holds: 80, 128, 64 and 128 registers a thread."""
 LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
 """(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
 SORTED = ((256, 8, 1), (512, 8, 2), (1024, 4, 4), (2048, 2, 4))
