@@ -31,7 +31,7 @@ KEEPS_LITERALS = ("add", "sub", "mul", "div", "minimum", "maximum", "eq", "ne", 
 """Operations in which a plain literal beside a typed operand takes its type."""
 
 
-ZERO = "tl.program_id(2).to(tl.int16)"
+ZERO = "tl.program_id(2)"
 """0 wherever grids have one program along their third axis, which no compiler knows."""
 
 
@@ -52,9 +52,9 @@ class Body(Emitter[Scope]):
     """Emits nodes. `made` says how to get those that a schedule makes (scans); results of reductions must stand in the scope.
 
     `threads` share a block, 0 where it does not matter; `again` are the loads that a later pass makes too, `last` says that
-    this pass reads what one before has read, `forgets` that elements are held as memory holds them (see `forget`); `error`
-    whether a run-time check was emitted, `quotients` the integers of which a quotient is used, `carried` the variables of
-    divisions that the current loop carries. `prefix` begins the names of values.
+    this pass reads what one before has read, `anew` are the lines by which a schedule that forgets (see `forget`) has positions
+    computed once more; `error` whether a run-time check was emitted, `quotients` the integers of which a quotient is used,
+    `carried` the variables of divisions that the current loop carries. `prefix` begins the names of values.
     """
 
     def __init__(self, kernel: LoopKernel, tile: Tile, facts: Facts, prefix: str = "t") -> None:
@@ -66,7 +66,7 @@ class Body(Emitter[Scope]):
         self.threads = 0
         self.again: set[int] = set()
         self.last = False
-        self.forgets = False
+        self.anew: list[str] = []
         self.error = False
         self.carried: dict[sympy.Expr, sympy.Expr] = {}
         self.firsts: dict[Dim, str] = {}
@@ -152,7 +152,7 @@ class Body(Emitter[Scope]):
                 if self.threads >= LARGE and memory.shared(self, node) and registers + own > FETCHED_SHARED:
                     continue
                 registers += own
-                if registers > FETCHED:
+                if registers > FETCHED and not self.anew:
                     return
                 plain = memory.plain(self, node)
                 name = self.name(node) if plain else f"{self.name(node)}_raw"
@@ -160,17 +160,22 @@ class Body(Emitter[Scope]):
                 (scope.names if plain else scope.fetched)[id(node)] = name
 
     def forget(self, scope: Scope) -> None:
-        """Where the schedule `forgets`: lets later values at the block's points be computed anew from elements of 16 bits that
-        were loaded ahead, which are held as they are, two to a register, and not as what was made of them."""
-        loaded = [n for n in self.nest.nodes if isinstance(n, Load) and id(n) in scope.fetched and self.forgets]
-        held = [node for node in loaded if self.kernel.storage(node.buffer).itemsize == 2]
+        """Where there are lines for it: lets positions be computed anew, and later values at the block's points from elements
+        that are held as memory holds them, and not as what was made of them."""
+        held = self.packed(scope)
         for load in held:
             raw = scope.fetched[id(load)]
-            scope.lines.append(f"{raw} = pt_again({raw}, {ZERO})")
+            scope.lines.append(f"{raw} = pt_again({raw}, {ZERO}.to(tl.int16))")
             scope.names.pop(id(load), None)
         for node in self.nest.nodes if held else ():
             if isinstance(node, Op) and self.nest.in_pass(node):
                 scope.names.pop(id(node), None)
+        scope.lines += self.anew
+
+    def packed(self, scope: Scope) -> list[Load]:
+        """Where values are forgotten: the loads made ahead whose elements of 16 bits are held two to a register."""
+        loaded = [n for n in self.nest.nodes if isinstance(n, Load) and id(n) in scope.fetched and self.anew]
+        return [node for node in loaded if self.kernel.storage(node.buffer).itemsize == 2]
 
     def line_of(self, node: Load) -> Dim | None:
         """The dimension along rows in a block of several, if a load in a pass varies along it alone and has an element for each

@@ -23,6 +23,8 @@ from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
 MEET, POINTS = "pt_meet()", "points"
+END = "tl.minimum(first + chunk, {})"
+"""Of a program's part, by the length of the row."""
 
 
 def clustered(nest: Nest) -> bool:
@@ -77,11 +79,8 @@ class Cluster(Split):
         chunk = dim.name if unit.tile.even(dim) else whole
         unit.out.extend([f"chunk = {chunk}", "first = split * chunk"])
         unit.out.line(f"{POINTS} = tl.maximum(tl.minimum(chunk, {size} - first), 0)")
-        self._along(unit, dim)
+        unit.along(dim, "first", END)
         unit.out.line(f"row = {unit.row()}")
-
-    def _along(self, unit: Unit, dim: Dim) -> None:
-        unit.along(dim, "first", "tl.minimum(first + chunk, {})")
 
     def _row_values(self, unit: Unit, k: int) -> None:
         """Stores what is known of the row after k passes."""

@@ -8,23 +8,19 @@ held as they are, two to a register.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import sympy
 import torch
 
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Nest
-from polytile.kernels.triton.cluster import Cluster
-from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.kernels.triton.body import ZERO
+from polytile.kernels.triton.cluster import END, Cluster
+from polytile.kernels.triton.kernel import Scratch, TritonKernel
 from polytile.kernels.triton.reductions import Reduction
 from polytile.kernels.triton.split import masked
 from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
-
-REGISTERS = 1 << 16
-"""Of a multiprocessor."""
 
 
 def columns_cluster(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
@@ -32,25 +28,17 @@ def columns_cluster(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts
     return Columns(kernel, nest, config, facts, overlaps).made()
 
 
-def registers(config: Config) -> int:
-    """Registers that a thread may have where a multiprocessor is to hold `resident` programs."""
-    return REGISTERS // (32 * int(config["warps"]) * int(config["resident"])) // 8 * 8
-
-
 class Columns(Cluster):
     """A kernel in the making."""
 
     def _begun(self) -> Unit:
         unit = super()._begun()
-        unit.body.forgets = True
+        (dim,) = unit.tile.reduced
+        unit.body.anew = [f"first += {ZERO}", *unit.positions(dim, unit.block_at(dim, "first"), END)]
         return unit
 
-    def _launch(self, unit: Unit, clusters: sympy.Expr) -> Launch:
-        return replace(super()._launch(unit, clusters), own=(("maxnreg", registers(self.config)),))
-
     def _together(self, unit: Unit, reductions: list[Reduction]) -> None:
-        """Every program leaves the results once more, for itself alone. Positions are computed anew, or they would take registers
-        until they are needed again: a program's number along the third axis is 0, which the compiler does not know."""
+        """Every program leaves the results once more, for itself alone."""
         unit.fetch([root for k in range(self.nest.passes) for root in self.nest.roots_in(k)], unit.scope)
         unit.flush(unit.scope)
         inner, masks = unit.scope.inner(), unit.tile.masks(unit.tile.parallel_dims)
@@ -65,8 +53,6 @@ class Columns(Cluster):
         unit.out.line("tl.debug_barrier()")
         unit.scope.lines += [f"{name} = {self._load(memory, own, masks, '0')}" for name, memory in kept]
         unit.flush(unit.scope)
-        unit.out.line("first += tl.program_id(2)")
-        self._along(unit, unit.tile.reduced[0])
 
     def _own(self, unit: Unit, dtype: torch.dtype) -> str:
         """Scratch memory with an element for each column and program."""

@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from polytile.kernels.nest import Form
-from polytile.kernels.triton.clustered_columns import registers
 from polytile.kernels.triton.estimate import LEFT, MET, MOST_REGISTERS, SM_SHARE, Estimate
 from polytile.kernels.triton.tile import Dim, Tile
+from polytile.kernels.triton.unit import registers
 from polytile.kernels.triton.vectors import VECTOR
 from polytile.kernels.triton.work import WHOLE, Work
 from polytile.problem import Config
@@ -44,7 +44,7 @@ BASE_REGISTERS = 24
 TOLD = 0.8e-6  # s in which programs of a cluster agree on columns, by the binary logarithm of how many they are
 LAID = 0.4e-6  # s for each column of a thread but two
 CACHED = 0.6  # share of memory's time for data that the L2 cache has
-UNPACKED = 80e-9  # s for each element of 16 bits of a thread, of which a register holds two
+UNPACKED = 40e-9  # s for each element of 16 bits of a thread, of which a register holds two
 
 
 class Columns(Estimate):
@@ -84,6 +84,8 @@ class Columns(Estimate):
     @functools.cached_property
     def registers(self) -> float:
         """32-bit registers a thread needs."""
+        if self.config.get("resident"):
+            return float(registers(self.config))
         each = self.work.held if self.variant in WHOLE else self.work.live
         going = max(1.0, self.block / self.threads) * (each + self.work.sums / 4 * max(0, self.parts - 1))
         return BASE_REGISTERS + max(going, 0.0 if self.gathers else self.met * self.work.running)
@@ -185,9 +187,9 @@ class Down(Columns):
 class Together(Columns):
     """Of programs of a cluster that hold a block of columns together: a turn of all that run at once is to bring their parts and
     to write them, and meanwhile to agree, which takes the longer the more of them there are and the more columns a thread has.
-    Elements of 16 bits are made floats anew after each meeting. Of six times of batch norms in float32 on an
-    H100 four are within 5 % of the prediction; 13.5 µs are predicted as 11.0, 5.3 as 7.2. In bfloat16 10.4 are predicted as 13.0
-    and 21.2 as 14.9 (7.9 and 9.8 without what unpacking takes), and in three cases a split was faster."""
+    Elements of 16 bits are made floats anew after each meeting. Of six times of batch norms in float32 on an H100 four are within
+    5 % of the prediction; 13.5 µs are predicted as 11.0, 5.3 as 7.2. Of eight in bfloat16 five are within 11 %; 33.6 are
+    predicted as 40.0, 17.8 as 21.6, 58.1 as 42.7, where splits take 38.9."""
 
     @property
     def seconds(self) -> float:
@@ -203,7 +205,3 @@ class Together(Columns):
         """Of a turn, where elements have 16 bits."""
         packed = any(not a.store and len(a.strides) > 1 and a.itemsize == 2 for a in self.work.accesses)
         return UNPACKED * self.block / self.threads if packed else 0.0
-
-    @functools.cached_property
-    def registers(self) -> float:
-        return float(registers(self.config))

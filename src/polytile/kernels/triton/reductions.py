@@ -200,7 +200,8 @@ class Reduction:
 
         scope.lines.append(f"{count} = tl.cast({points}, {kind})")
         scope.lines.append(f"{mean} = tl.sum({inside(value)}, {self._over}) / tl.maximum({count}, 1.0)")
-        self.body.forget(scope)
+        if self.body.packed(scope):
+            self.body.forget(scope)
         value = self.body.full(self.node.args[0], self.body.tile.all_dims, scope)
         scope.lines.append(f"{off} = {inside(f'{value} - {mean}')}")
         columns = self.body.tile.parallel_dims

@@ -19,7 +19,7 @@ from polytile.ir import expr
 from polytile.ir.expr import Const, Load, Node
 from polytile.kernels.nest import Nest
 from polytile.kernels.triton import memory, scans
-from polytile.kernels.triton.body import Scope
+from polytile.kernels.triton.body import ZERO, Scope
 from polytile.kernels.triton.divisions import Carried
 from polytile.kernels.triton.reductions import Reduction
 from polytile.kernels.triton.stored import stored_before
@@ -46,7 +46,10 @@ def points(unit: Unit, scope: Scope) -> None:
 
 
 def persistent(unit: Unit) -> None:
-    """Rows held in registers: what one pass computes, later ones use."""
+    """Rows held in registers: what one pass computes, later ones use. Where a multiprocessor is to hold several programs of
+    columns, elements of 16 bits are held as they are."""
+    for dim in unit.tile.reduced if unit.config.get("resident") else ():
+        unit.body.anew += unit.positions(dim, unit.block_at(dim, ZERO))
     unit.place()
     for dim in unit.tile.reduced:
         unit.held(dim)
@@ -62,6 +65,8 @@ def whole_rows(unit: Unit, scope: Scope) -> None:
     for k in range(nest.passes + 1):
         unit.body.stores(nest.row_stores(k), scope)
         if k < nest.passes:
+            if k:
+                unit.body.forget(scope)
             for reduce in nest.reduces_in(k):
                 Reduction(unit.body, reduce).at_once(scope)
             unit.body.stores([store for store in nest.stores_in(k) if not store.sums], scope)

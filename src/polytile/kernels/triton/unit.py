@@ -28,6 +28,13 @@ ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\
 Grid = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
 ROWS = 1 << 15
 """Programs along the second axis of a grid, which may have 65535."""
+REGISTERS = 1 << 16
+"""Of a multiprocessor."""
+
+
+def registers(config: Config) -> int:
+    """Registers that a thread may have where a multiprocessor is to hold `resident` programs."""
+    return REGISTERS // (32 * int(config["warps"]) * int(config["resident"])) // 8 * 8
 
 
 @dataclass(frozen=True)
@@ -81,8 +88,8 @@ class Unit:
     @property
     def _planes(self) -> bool:
         """Whether the grid has an axis of its own for blocks along the last dimension, and two for all others: one division
-        less."""
-        return len(self.tile.parallel) > 1 and self.config["variant"] not in ("split", "cluster")
+        less. Where elements are forgotten (Body.forget) the third one is taken."""
+        return len(self.tile.parallel) > 1 and self.config["variant"] not in ("split", "cluster") and not self.body.anew
 
     def _program(self, axis: int) -> str:
         return self._wide(program(axis, back=False))
@@ -154,7 +161,7 @@ class Unit:
         if least and not self.tile.even(dim):
             self.out.line(f"tl.assume({dim.size} >= {least})")
         at = "0" if dim.block == 1 else f"{self._arange(dim)}{self.tile.along(dim)}"
-        self._reduced(dim, at)
+        self.out.extend(self.positions(dim, at))
 
     @contextmanager
     def going(self, dim: Dim, share: Share | None = None, back: bool = False) -> Iterator[None]:
@@ -173,7 +180,7 @@ class Unit:
         with self.out.indented(f"for {at if not back else dim.variable + '_done'} in {going}:"):
             if back:
                 self.out.line(f"{at} = {first} + ({dim.variable}_blocks - 1 - {dim.variable}_done) * {dim.name}")
-            self._reduced(dim, self.block_at(dim, at))
+            self.out.extend(self.positions(dim, self.block_at(dim, at)))
             yield
 
     def block_at(self, dim: Dim, first: str) -> str:
@@ -187,12 +194,14 @@ class Unit:
         """The positions along a reduced dimension of the block that begins at `first`; `end`: where it ends, by the dimension's
         length."""
         self.body.firsts[dim] = first
-        self._reduced(dim, self.block_at(dim, first), end)
+        self.out.extend(self.positions(dim, self.block_at(dim, first), end))
 
-    def _reduced(self, dim: Dim, at: str, end: str = "{}") -> None:
-        self.out.line(f"{dim.variable} = {at}")
+    def positions(self, dim: Dim, at: str, end: str = "{}") -> list[str]:
+        """The lines that name the positions `at` along a reduced dimension, and where they lie inside it."""
+        lines = [f"{dim.variable} = {at}"]
         if not self.tile.even(dim):
-            self.out.line(f"{dim.mask} = {dim.variable} < {end.format(self.body.index(dim.size))}")
+            lines.append(f"{dim.mask} = {dim.variable} < {end.format(self.body.index(dim.size))}")
+        return lines
 
     @property
     def rows(self) -> sympy.Expr:
@@ -235,6 +244,7 @@ class Unit:
         helpers = needed(body)
         header = HEADER + (ORDER if self.overlaps else "")
         source = "\n\n".join(part for part in (header, helpers, "\n".join(lines) + "\n" + body + "\n") if part)
+        own = (("maxnreg", registers(self.config)),) if self.config.get("resident") else ()
         return Launch(
             source,
             self._arguments(),
@@ -245,6 +255,7 @@ class Unit:
             grid or self._grid(splits),
             self.overlaps,
             cluster=cluster,
+            own=own,
         )
 
     def _arguments(self) -> tuple[Argument, ...]:

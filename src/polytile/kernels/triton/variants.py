@@ -73,6 +73,9 @@ HELD_COLUMNS = ((16, 512, 8), (32, 512, 8), (64, 512, 16), (16, 1024, 8), (16, 1
 HELD_RUN = 64
 """(x, r, warps) of longer columns held whole, which are read once: 32 or 64 values a thread, the latter in some 115 registers;
 and bytes of a row that a block has at least. By 32 a batch norm of 2048×4096 bfloat16 took 20.3 µs, 17.8 shared by programs."""
+PACKED_COLUMNS, PACKED_WARPS = ((32, 512, 4), (32, 1024, 8)), 16
+"""(x, r, warps) of columns of 16 bits held whole that are made floats anew for each pass, 128 values a thread in 128 registers;
+and warps of all programs on a multiprocessor."""
 COLUMNS_AHEAD = ((16, 64, 4, 3), (32, 32, 4, 3), (64, 32, 4, 3), (64, 16, 4, 4), (128, 16, 4, 3))
 """(x, r, warps, stages), split or not, with loads ahead: 0.85 of the time of others in a batch norm of 8192×4096."""
 SPLITS = (4, 8, 16, 32, 64, 128, 256)
@@ -96,10 +99,10 @@ CLUSTERS, CLUSTERED = (2, 4, 8, 16), 90
 """Programs of a cluster: eight may always be, sixteen on an H100; the capability from which on devices have clusters."""
 CLUSTER_ROWS = ((4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
 """(r, warps): 16 or 32 values a thread."""
-CLUSTER_COLUMNS = ((16, 512, 8), (16, 1024, 8), (32, 256, 8), (32, 512, 8), (32, 1024, 16))
-CLUSTER_WARPS = {(16, 128): (24, 32), (32, 128): (32,), (32, 256): (16,)}
+CLUSTER_COLUMNS = ((16, 512, 8), (16, 1024, 8), (32, 256, 8), (32, 512, 8), (32, 1024, 8))
+CLUSTER_WARPS = {(16, 128): (24,), (16, 256): (16,), (32, 128): (32,), (32, 256): (16,)}
 """(x, r, warps); and warps of all programs on a multiprocessor, two programs at least, by the bits of an element and the bytes
-that a thread holds: 80, 64 and 128 registers a thread."""
+that a thread holds: 80, 128, 64 and 128 registers a thread."""
 LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
 """(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
 SORTED = ((256, 8, 1), (512, 8, 2), (1024, 4, 4), (2048, 2, 4))
@@ -118,7 +121,7 @@ def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config
     elif has_sums(kernel.loop):
         found = _sums(device, nest_for(kernel, "stripes")[1]) if nest.form is Form.ROW and not nest.inner else iter(())
     elif nest.form is Form.COLUMN:
-        found = itertools.chain(_columns(nest), _held_columns(nest, _smallest(kernel, nest)))
+        found = itertools.chain(_columns(nest), _held_columns(kernel, nest))
     else:
         found = (_rows if nest.form is Form.ROW else _plain)(nest)
     if device.capability >= CLUSTERED and not is_scattered(kernel.loop) and not has_sums(kernel.loop):
@@ -204,7 +207,7 @@ def _clusters(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
 
 
 def _clustered_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
-    held = [kernel.storage(n.buffer).itemsize for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
+    held = _held(kernel, nest)
     for splits, (x, r, warps) in itertools.product(CLUSTERS if held else (), CLUSTER_COLUMNS):
         each = x * r * sum(held) // (32 * warps)
         for resident, rest in (divmod(n, warps) for n in CLUSTER_WARPS.get((8 * min(held), each), ())):
@@ -243,15 +246,20 @@ def _columns(nest: Nest) -> Iterator[Config]:
             yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits, stages=stages)
 
 
-def _held_columns(nest: Nest, itemsize: int) -> Iterator[Config]:
-    for x, r, warps in HELD_COLUMNS if len(nest.inner) == 1 and nest.passes > 1 else ():
-        if x * itemsize >= HELD_RUN:
+def _held_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
+    if len(nest.inner) != 1 or nest.passes == 1:
+        return
+    held = _held(kernel, nest)
+    for x, r, warps in HELD_COLUMNS:
+        if x * min(held, default=1) >= HELD_RUN:
             yield Config.of(variant="persistent", x=x, r=r, warps=warps)
+    for x, r, warps in PACKED_COLUMNS if held == [2] else ():
+        yield Config.of(variant="persistent", x=x, r=r, warps=warps, resident=PACKED_WARPS // warps)
 
 
-def _smallest(kernel: LoopKernel, nest: Nest) -> int:
-    """Bytes of the smallest element that is read at every point."""
-    return min((kernel.storage(n.buffer).itemsize for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)), default=1)
+def _held(kernel: LoopKernel, nest: Nest) -> list[int]:
+    """Bytes of the elements that are read at every point."""
+    return [kernel.storage(n.buffer).itemsize for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
 
 
 def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:
