@@ -1,9 +1,9 @@
 """Kernel time: a CUDA graph of ten calls, replayed in turns with the others, by events.
 
-Where a call's results lie in memory may decide 13 % of its time: of seventeen graphs of softmaxes of 16384×1024 bfloat16 eleven took
-21.2 to 21.9 µs and the last ones 24.2 to 24.5 in one process, in another sixteen of the same kernel all took 24.3 to 24.5 (an H100).
-So each contestant is recorded several times, with memory of its own, and counts as the mean; ratios of contestants of one process
-say more than those of two.
+Where a call's results lie in memory may decide 15 % of its time: of seventeen graphs of softmaxes of 16384×1024 bfloat16 in one
+process twelve took 21.0 to 21.9 µs and five 23.6 to 24.5, in another sixteen of one kernel took 24.3 to 24.5 (an H100). So each
+contestant is recorded several times, with memory of its own, and counts as the mean. Ratios of contestants of one process say
+more than those of two.
 """
 
 from __future__ import annotations
