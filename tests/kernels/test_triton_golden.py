@@ -121,6 +121,7 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "dropout": (dropout, config(variant="plain", x=1024), KNOWN),
     "gradients_sums": (gradients, config(variant="sums", x=2, r=1024, programs=528, stages=3), KNOWN),
     "gradients_parts": (gradients, config(variant="sums", x=1, r=2048, parts=2, programs=132), KNOWN),
+    "gradients_clusters": (gradients, config(variant="sums", x=1, r=8192, splits=2, programs=132, warps=16, stages=3), KNOWN),
     "gradients_one_program": (gradients, config(variant="sums", x=32, r=64, programs=1), Facts()),
     "gradients_stripes": (gradients, config(variant="stripes", x=4, r=256), KNOWN),
     "padded_rows": (padded_rows, config(variant="looped", x=4, r=64), Facts()),

@@ -17,6 +17,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import interpret, variants
+from polytile.kernels.triton.clustered_sums import has_shares
 from polytile.kernels.triton.generate import generate, nest_for
 from polytile.kernels.triton.stripes import has_stripes
 from polytile.problem import Config
@@ -92,6 +93,62 @@ def test_rows_in_parts(programs: int, parts: int) -> None:
         agree(given, want)
 
 
+@pytest.mark.parametrize("splits,programs,stages", [(2, 2, 1), (4, 12, 3), (16, 128, 1)])
+def test_rows_of_clusters(splits: int, programs: int, stages: int) -> None:
+    """Of 2, 3 and 8 clusters: as many rows as those and fewer, shares that end early and shares of nothing."""
+    kernel, turn = kernel_of(gradients()), itertools.cycle((False, True))
+    for shape in ((1, 40), (7, 33), (13, 64), (3, 250), (0, 20)):
+        sizes = dict(zip(("n0", "n1"), shape, strict=True))
+        r = max(16, (1 << (shape[1] - 1).bit_length()) // splits)
+        config = Config.of(variant="sums", x=1, r=r, splits=splits, warps=4, programs=programs, stages=stages)
+        given = tensors(kernel, sizes)
+        want = expected(kernel, given, sizes)
+        made = generate(kernel, config, Facts(wide=True) if next(turn) else facts_of(kernel, sizes))
+        assert [launch.cluster for launch in made.launches] == ([splits] if programs == splits else [splits, 1])
+        assert not interpret.run(made, given, sizes)
+        agree(given, want)
+
+
+def test_a_cluster_meets_as_often_as_there_are_passes() -> None:
+    """Rows less their greatest value, over the sum of their squares then; that sum beside them."""
+    x = load("x", P0 * S1 + R0)
+    far = op("sub", x, expr.reduce("max", F32, x))
+    total = expr.reduce("sum", F32, op("mul", far, far))
+    rest = [store("t", P0, total), store("o", P0 * S1 + R0, op("div", far, total))]
+    kernel = kernel_of(loop([store("c", R0, far, mode="sum"), *rest], {P0: S0}, {R0: S1}))
+    sizes = {"n0": 5, "n1": 50}
+    given = tensors(kernel, sizes)
+    want = expected(kernel, given, sizes)
+    made = generate(kernel, Config.of(variant="sums", x=1, r=16, splits=4, warps=4, programs=8), Facts())
+    assert made.launches[0].source.count("pt_hear(1") == 2
+    assert not interpret.run(made, given, sizes)
+    agree(given, want)
+
+
+def test_two_sums_of_a_row_are_put_together_at_once() -> None:
+    x = load("x", P0 * S1 + R0)
+    both = op("mul", expr.reduce("sum", F32, x), expr.reduce("sum", F32, op("mul", x, x)))
+    stores = [store("c", R0, x, mode="sum"), store("o", P0 * S1 + R0, op("add", x, both))]
+    kernel = kernel_of(loop(stores, {P0: S0}, {R0: S1}))
+    sizes = {"n0": 5, "n1": 50}
+    given = tensors(kernel, sizes)
+    want = expected(kernel, given, sizes)
+    made = generate(kernel, Config.of(variant="sums", x=1, r=32, splits=2, warps=4, programs=4), facts_of(kernel, sizes))
+    assert made.launches[0].source.count(", pt_add_two)") == 1
+    assert not interpret.run(made, given, sizes)
+    agree(given, want)
+
+
+def test_what_programs_tell_each_other_has_32_bits() -> None:
+    def able(kind: str, dtype: torch.dtype) -> bool:
+        x = load("x", P0 * S1 + R0, dtype)
+        out = store("o", P0 * S1 + R0, op("sub", x, expr.reduce(kind, dtype, x)))
+        return has_shares(nest_for(kernel_of(loop([out], {P0: S0}, {R0: S1})), "sums")[1])
+
+    assert able("sum", F32) and able("max", F32)
+    assert not able("sum", torch.float64) and not able("any", torch.bool)
+
+
 @pytest.mark.parametrize("x,r,stages", [(4, 16, 1), (1, 512, 1), (2, 32, 3)])
 def test_stripes_of_columns(x: int, r: int, stages: int) -> None:
     kernel = kernel_of(gradients())
@@ -157,15 +214,21 @@ def test_a_loop_without_sums_has_no_parts() -> None:
     assert parts(kernel_of(loop([store("o", P0, load("x", P0))], {P0: S0}))) == ()
 
 
+def held(config: Config) -> int:
+    """Points of a row that a config of `sums` holds."""
+    return int(config["r"]) * int(config.get("parts", 1) or 1) * int(config.get("splits", 1) or 1)
+
+
 def test_each_length_of_rows_has_its_configs() -> None:
     h100 = device.named("H100")
     kernel = kernel_of(gradients())
     nest = nest_of(kernel.loop)
     configs = variants.configs(kernel, nest, h100)
     assert {c["variant"] for c in configs} == {"sums", "stripes"} and len(set(map(str, configs))) == len(configs)
+    assert not any(c.get("splits") for c in variants.configs(kernel, nest, device.named("A100")))
     for columns in (3, 16, 17, 64, 600, 1024, 4096, 8192, 16384):
         able = [c for c in configs if variants.valid(kernel, nest, c, {"n0": 4096, "n1": columns})]
-        assert len({c["r"] * int(c.get("parts", 1) or 1) for c in able if c["variant"] == "sums"}) == 1
+        assert len({held(c) for c in able if c["variant"] == "sums"}) == 1
         assert all(variants.cost(kernel, nest, c, {"n0": 4096, "n1": columns}, h100) > 0 for c in able)
 
 

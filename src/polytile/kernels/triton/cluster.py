@@ -15,6 +15,7 @@ from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Form, Nest
+from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.kernel import Launch, TritonKernel
 from polytile.kernels.triton.reductions import Reduction
 from polytile.kernels.triton.split import Split
@@ -46,7 +47,8 @@ class Cluster(Split):
     def _only(self) -> Launch:
         unit = self._begun()
         unit.place(number="(tl.program_id(0) // SPLITS)")
-        self._passes(unit)
+        self.share(unit, unit.tile.reduced[0])
+        self.passes(unit, unit.scope)
         return self._launch(unit, sizes.product(unit.tile.tiles))
 
     def _begun(self) -> Unit:
@@ -57,20 +59,20 @@ class Cluster(Split):
     def _launch(self, unit: Unit, clusters: sympy.Expr) -> Launch:
         return unit.launch(grid=(clusters * self.splits, sizes.ONE, sizes.ONE), cluster=self.splits)
 
-    def _passes(self, unit: Unit) -> None:
-        """All passes over the program's share of the block that has its place."""
+    def passes(self, unit: Unit, scope: Scope) -> None:
+        """All passes over the program's share of the block that has its place, but for sums across rows."""
         nest = self.nest
-        self._share(unit, unit.tile.reduced[0])
-        unit.fetch(nest.roots_in(0), unit.scope)
+        unit.out.line(f"row = {unit.row()}")
+        unit.fetch(nest.roots_in(0), scope)
         for k in range(nest.passes + 1):
-            self._row_values(unit, k)
+            self._row_values(unit, k, scope)
             if k < nest.passes:
-                self._meet(unit, [Reduction(unit.body, node) for node in nest.reduces_in(k)])
-                unit.body.forget(unit.scope)
-                unit.body.stores(nest.stores_in(k), unit.scope)
-        unit.flush(unit.scope)
+                self._meet(unit, [Reduction(unit.body, node) for node in nest.reduces_in(k)], scope)
+                unit.body.forget(scope)
+                unit.body.stores([store for store in nest.stores_in(k) if not store.sums], scope)
+        unit.flush(scope)
 
-    def _share(self, unit: Unit, dim: Dim) -> None:
+    def share(self, unit: Unit, dim: Dim) -> None:
         """The positions of the program's own part of the row: all programs have as many, in a row of memory whole vectors."""
         wide = ".to(tl.int64)" if self.facts.wide else ""
         unit.out.line(f"split = (tl.program_id(0) % SPLITS){wide}")
@@ -80,33 +82,32 @@ class Cluster(Split):
         unit.out.extend([f"chunk = {chunk}", "first = split * chunk"])
         unit.out.line(f"{POINTS} = tl.maximum(tl.minimum(chunk, {size} - first), 0)")
         unit.along(dim, "first", END)
-        unit.out.line(f"row = {unit.row()}")
 
-    def _row_values(self, unit: Unit, k: int) -> None:
+    def _row_values(self, unit: Unit, k: int, scope: Scope) -> None:
         """Stores what is known of the row after k passes."""
         stores = self.nest.row_stores(k)
         if not stores:
             return
-        unit.flush(unit.scope)
-        inner = unit.scope.inner()
+        unit.flush(scope)
+        inner = scope.inner()
         with unit.out.indented("if split == 0:"):
             unit.body.stores(stores, inner)
             unit.flush(inner)
 
-    def _meet(self, unit: Unit, reductions: list[Reduction]) -> None:
+    def _meet(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
         """Puts together what all shares come to."""
         if not reductions:
             return
         for reduction in reductions:
-            value = reduction.over_block(unit.scope, POINTS)
-            unit.flush(unit.scope)
+            value = reduction.over_block(scope, POINTS)
+            unit.flush(scope)
             self._leave(unit, reduction, value)
         unit.out.line(MEET)
-        self._together(unit, reductions)
+        self._together(unit, reductions, scope)
 
-    def _together(self, unit: Unit, reductions: list[Reduction]) -> None:
+    def _together(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
         for reduction in reductions:
-            reduction.finish(self._left(unit, reduction, unit.scope, before=False), unit.scope)
+            reduction.finish(self._left(unit, reduction, scope, before=False), scope)
 
 
 __all__ = ["Cluster", "cluster", "clustered"]

@@ -14,7 +14,7 @@ import torch
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Nest
-from polytile.kernels.triton.body import ZERO
+from polytile.kernels.triton.body import ZERO, Scope
 from polytile.kernels.triton.cluster import END, Cluster
 from polytile.kernels.triton.kernel import Scratch, TritonKernel
 from polytile.kernels.triton.reductions import Reduction
@@ -37,22 +37,22 @@ class Columns(Cluster):
         unit.body.anew = [f"first += {ZERO}", *unit.positions(dim, unit.block_at(dim, "first"), END)]
         return unit
 
-    def _together(self, unit: Unit, reductions: list[Reduction]) -> None:
+    def _together(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
         """Every program leaves the results once more, for itself alone."""
-        unit.fetch([root for k in range(self.nest.passes) for root in self.nest.roots_in(k)], unit.scope)
-        unit.flush(unit.scope)
-        inner, masks = unit.scope.inner(), unit.tile.masks(unit.tile.parallel_dims)
+        unit.fetch([root for k in range(self.nest.passes) for root in self.nest.roots_in(k)], scope)
+        unit.flush(scope)
+        inner, masks = scope.inner(), unit.tile.masks(unit.tile.parallel_dims)
         own = self._place(unit, "split")
         kept: list[tuple[str, str]] = []
         for reduction in reductions:
             reduction.finish(self._left(unit, reduction, inner, before=False), inner)
-            for name, dtype in reduction.results(unit.scope):
+            for name, dtype in reduction.results(scope):
                 kept.append((name, self._own(unit, dtype)))
                 inner.lines.append(f"tl.store({kept[-1][1]} + ({own}), {name}{masked(masks)})")
         unit.flush(inner)
         unit.out.line("tl.debug_barrier()")
-        unit.scope.lines += [f"{name} = {self._load(memory, own, masks, '0')}" for name, memory in kept]
-        unit.flush(unit.scope)
+        scope.lines += [f"{name} = {self._load(memory, own, masks, '0')}" for name, memory in kept]
+        unit.flush(scope)
 
     def _own(self, unit: Unit, dtype: torch.dtype) -> str:
         """Scratch memory with an element for each column and program."""

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from polytile.kernels.nest import Form
-from polytile.kernels.triton.estimate import LEFT, MET, MOST_REGISTERS, SM_SHARE, Estimate
+from polytile.kernels.triton.estimate import LEFT, MOST_REGISTERS, SM_SHARE, Estimate
 from polytile.kernels.triton.tile import Dim, Tile
 from polytile.kernels.triton.unit import registers
 from polytile.kernels.triton.vectors import VECTOR
@@ -36,6 +36,8 @@ REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of i
 COLUMN = 1.2e-9  # s for each value that one warp hands to others where columns are put together
 DISPATCH = 0.25e-9  # s for each program of the first wave until it runs
 ISSUE = 4  # cycles between two instructions of a thread
+HEARD = 0.25e-6  # s that programs of a cluster that add up columns wait for each other, beside loads that go on meanwhile
+CLUSTERS = 4e-6  # s that they take to begin, and the next launch to find their sums, beside what others take
 FINISH = 1.1e-6  # s in which the last program of a split row, or the next launch, finds what the others have left
 ARRIVED = 1.0e-6  # s in which a program that shares columns leaves what it has and learns whether it is the last
 TAKEN = 20e-9  # s for each running value of columns that a thread of the last program puts together
@@ -140,20 +142,22 @@ class Columns(Estimate):
     @property
     def _left(self) -> float:
         """Bytes of sums that programs leave, and that are read again."""
-        return 2.0 * self.running * self.work.sums * math.prod(self.counts[d] for d in self.tile.reduced)
+        return 2.0 * self.running / self.splits * self.work.sums * math.prod(self.counts[d] for d in self.tile.reduced)
 
     @property
     def _finish(self) -> float:
         if self.variant == "split":
             taken = TAKEN * self.met * self.work.running if self._columns else 0.0
             return self.work.passes * FINISH * (2 if self.gathers else 1) + taken
-        return FINISH + self._left / self.device.l2_bandwidth if self.work.sums and self.running > 1 else 0.0
+        if not self.work.sums or self.running == 1:
+            return 0.0
+        return FINISH + self._left / self.device.l2_bandwidth + (CLUSTERS if self.clustered else 0.0)
 
     @property
     def _gathering(self) -> float:
         """What a program of a split row spends on what the others have left, pass after pass."""
-        if self.variant == "cluster":
-            return (self.work.passes - 1) * (MET + LEFT * self.met)
+        if self.clustered:
+            return (self.work.passes - 1) * HEARD
         if self._columns:
             return self.work.passes * CACHE_LATENCY + ARRIVED
         return self.work.passes * (CACHE_LATENCY + LEFT * self.met) if self.variant == "split" else 0.0

@@ -47,7 +47,8 @@ class Estimate:
         self.splits, self.stages = int(config.get("splits", 1) or 1), int(config.get("stages", 1) or 1)
         self.block = math.prod(d.block for d in tile.dims)
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
-        if self.variant == "cluster":
+        self.clustered = self.variant in WHOLE and self.splits > 1
+        if self.clustered:
             self.steps = self.splits
         self.programs = math.prod(-(-counts[d] // d.block) for d in tile.parallel) * self.splits
         chunk = -(-self.steps // self.splits)
@@ -217,6 +218,6 @@ class Estimate:
     @property
     def at_once(self) -> int:
         """Programs that the device holds at a time: of clusters none is parted among groups of multiprocessors."""
-        if self.variant != "cluster":
+        if not self.clustered:
             return self.device.sms * self.places
         return max(1, GROUPS * (self.device.sms // GROUPS * self.places // self.splits)) * self.splits

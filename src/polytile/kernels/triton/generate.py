@@ -11,6 +11,7 @@ from polytile.kernels.nest import Form, Nest, nest_of
 from polytile.kernels.rewrite import one_sweep, plain_reductions
 from polytile.kernels.triton.cluster import cluster
 from polytile.kernels.triton.clustered_columns import columns_cluster
+from polytile.kernels.triton.clustered_sums import clustered_sums
 from polytile.kernels.triton.kernel import TritonKernel
 from polytile.kernels.triton.scattered import leaders, scatter
 from polytile.kernels.triton.schedules import SCHEDULES
@@ -50,6 +51,8 @@ def generate(kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool = 
     own, nest = nest_for(kernel, variant)
     if variant == "cluster" and nest.form is Form.COLUMN:
         return columns_cluster(own, nest, config, facts, overlaps)
+    if variant == "sums" and config.get("splits"):
+        return clustered_sums(own, nest, config, facts, overlaps)
     if variant in MANY:
         return MANY[variant](own, nest, config, facts, overlaps)
     unit = Unit(own, nest, config, facts, overlaps)

@@ -166,6 +166,87 @@ def pt_meet():
     )
 """,
     """
+def pt_open():
+    tl.inline_asm_elementwise(
+        '''
+        .shared .align 8 .b64 told_bytes[2];
+        .shared .align 16 .b8 told_values[2048];
+        {
+        .reg .pred first; .reg .b32 thread, bytes;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        mov.u32 bytes, told_bytes;
+        @first mbarrier.init.shared::cta.b64 [bytes], 1;
+        @first mbarrier.init.shared::cta.b64 [bytes+8], 1;
+        @first fence.mbarrier_init.release.cluster;
+        barrier.cluster.arrive.aligned;
+        barrier.cluster.wait.aligned;
+        mov.u32 $0, 0;
+        }
+        ''', "=r", [], tl.int32, is_pure=False, pack=1
+    )
+""",
+    """
+def pt_tell(value, number: tl.constexpr, turn, split, SPLITS: tl.constexpr):
+    tl.inline_asm_elementwise(
+        '''
+        {
+        .reg .pred tells; .reg .b32 thread, odd, place, bytes;
+        mov.u32 thread, %tid.x;
+        setp.lt.u32 tells, thread, $5;
+        and.b32 odd, $3, 1;
+        mov.u32 place, told_values;
+        mad.lo.u32 place, odd, 1024, place;
+        mad.lo.u32 place, $2, 64, place;
+        mad.lo.u32 place, $4, 4, place;
+        mov.u32 bytes, told_bytes;
+        mad.lo.u32 bytes, odd, 8, bytes;
+        @tells mapa.shared::cluster.u32 place, place, thread;
+        @tells mapa.shared::cluster.u32 bytes, bytes, thread;
+        @tells st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], $1, [bytes];
+        mov.u32 $0, 0;
+        }
+        ''', "=r,r,r,r,r,r", [value, number, turn, split.to(tl.int32), SPLITS], tl.int32, is_pure=False, pack=1
+    )
+""",
+    """
+def pt_hear(numbers: tl.constexpr, turn, SPLITS: tl.constexpr):
+    tl.inline_asm_elementwise(
+        '''
+        {
+        .reg .pred first, all; .reg .b32 thread, odd, bytes, round;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        and.b32 odd, $2, 1;
+        mov.u32 bytes, told_bytes;
+        mad.lo.u32 bytes, odd, 8, bytes;
+        bfe.u32 round, $2, 1, 1;
+        @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [bytes], $1;
+        waiting:
+        mbarrier.try_wait.parity.shared::cta.b64 all, [bytes], round;
+        @!all bra waiting;
+        mov.u32 $0, 0;
+        }
+        ''', "=r,r,r", [4 * numbers * SPLITS, turn], tl.int32, is_pure=False, pack=1
+    )
+""",
+    """
+def pt_told(which, number: tl.constexpr, turn):
+    return tl.inline_asm_elementwise(
+        '''
+        {
+        .reg .b32 odd, place;
+        and.b32 odd, $3, 1;
+        mov.u32 place, told_values;
+        mad.lo.u32 place, odd, 1024, place;
+        mad.lo.u32 place, $2, 64, place;
+        mad.lo.u32 place, $1, 4, place;
+        ld.shared.f32 $0, [place];
+        }
+        ''', "=f,r,r,r", [which, number, turn], dtype=tl.float32, is_pure=False, pack=1
+    )
+""",
+    """
 def pt_again(x, zero):
     return tl.inline_asm_elementwise("xor.b32 $0, $1, $2;", "=r,r,r", [x, zero], x.dtype, is_pure=False, pack=2)
 """,

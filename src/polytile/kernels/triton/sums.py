@@ -58,16 +58,14 @@ class Sum:
 
 def sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launches of `kernel` under a config with `programs`."""
-    made = (PartedSums if config.get("parts") else Sums)(kernel, nest, config, facts, overlaps)
-    first = made.rows()
-    if made.alone:
-        return TritonKernel((first,))
-    scratch = [Scratch(s.store.value.dtype, sympy.expand(made.programs * made.columns.size)) for s in made.sums]
-    return TritonKernel((first, made.gathered()), tuple(scratch))
+    return (PartedSums if config.get("parts") else Sums)(kernel, nest, config, facts, overlaps).made()
 
 
 class Sums:
-    """A kernel in the making."""
+    """A kernel in the making. `number` is that of a program among the `count` that share the rows, which are `programs` at
+    most."""
+
+    number, count = "tl.program_id(0)", "tl.num_programs(0)"
 
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         self.kernel, self.config, self.facts, self.overlaps = kernel, config, facts, overlaps
@@ -76,10 +74,18 @@ class Sums:
         (self.columns,) = self.unit.tile.reduced
         self.blocks = sizes.product(self.unit.tile.tiles)
         self.stages = int(config.get("stages", 1) or 1)
-        self.alone = int(config["programs"]) == 1
+        self.most = int(config["programs"]) // int(config.get("splits", 1) or 1)
+        self.alone = self.most == 1
         self.programs: sympy.Expr = sizes.ONE
         if not self.alone:
-            self.programs = sympy.Min(sympy.Integer(int(config["programs"])), self.blocks)
+            self.programs = sympy.Min(sympy.Integer(self.most), self.blocks)
+
+    def made(self) -> TritonKernel:
+        first = self.rows()
+        if self.alone:
+            return TritonKernel((first,))
+        scratch = [Scratch(s.store.value.dtype, sympy.expand(self.programs * self.columns.size)) for s in self.sums]
+        return TritonKernel((first, self.gathered()), tuple(scratch))
 
     # launch 0 --------------------------------------------------------------------------------------------------------
 
@@ -93,7 +99,10 @@ class Sums:
                 unit.parallel(dim)
             self._block(unit.scope.inner())
         self._end(self.sums)
-        return unit.launch(grid=(self.programs, sizes.ONE, sizes.ONE))
+        return self._launch()
+
+    def _launch(self) -> Launch:
+        return self.unit.launch(grid=(self.programs, sizes.ONE, sizes.ONE))
 
     def _begin(self) -> None:
         """What is done before any block of rows."""
@@ -115,7 +124,7 @@ class Sums:
 
     def _range(self) -> str:
         ahead = f", num_stages={self.stages}" if self.stages > 1 else ""
-        return f"tl.range(tl.program_id(0), {self.unit.body.index(self.blocks)}, tl.num_programs(0){ahead})"
+        return f"tl.range({self.number}, {self.unit.body.index(self.blocks)}, {self.count}{ahead})"
 
     def _leave(self, sums: Sequence[Sum]) -> None:
         """Stores a program's sums in scratch memory."""
@@ -123,7 +132,7 @@ class Sums:
         mask = _mask(unit)
         for one in sums:
             down(unit, one)
-            place = f"tl.program_id(0) * ({unit.body.index(self.columns.size)}) + {self.columns.variable}"
+            place = f"{self.number} * ({unit.body.index(self.columns.size)}) + {self.columns.variable}"
             scratch = unit.scratch(one.number, one.store.value.dtype)
             unit.out.line(f"tl.store({scratch} + ({place}), {one.running}{mask})")
 
@@ -133,7 +142,7 @@ class Sums:
         """Adds up what the programs have left."""
         kernel = self._gathering()
         x = min(WIDEST, max(NARROWEST, max(self.columns.block, self.columns.whole) // GATHERING))
-        r = min(1 << (int(self.config["programs"]) - 1).bit_length(), GATHERED // x)
+        r = min(1 << (self.most - 1).bit_length(), GATHERED // x)
         config = Config.of(variant="looped", x=x, r=r, warps=8)
         numbers = {LEFT.format(one.number): one.number for one in self.sums}
         return on_scratch(kernel, config, self.facts, self.overlaps, numbers)
@@ -260,4 +269,4 @@ def sums_of(loop: Loop) -> list[Sum]:
     return [Sum(store, k) for k, store in enumerate(store for store in loop.stores if store.sums)]
 
 
-__all__ = ["Sum", "add", "begin", "finish", "has_sums", "sums", "sums_of"]
+__all__ = ["Sum", "Sums", "add", "begin", "finish", "has_sums", "sums", "sums_of"]

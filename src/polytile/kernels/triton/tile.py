@@ -163,7 +163,8 @@ def tile_of(nest: Nest, config: Config, facts: Facts) -> Tile:
         rest = tuple(Dim(f"P{k}", (a,), 1) for k, a in enumerate(other_axes(nest)))
         return Tile(nest, facts, rest + tuple(reversed(dims)), ())
     reduced = list(nest.inner) + ([nest.vec] if nest.form is Form.ROW else [])
-    together = block("splits") if config.get("variant") == "cluster" else block("parts") if config.get("parts") else 0
+    shared = "splits" if config.get("variant") in ("cluster", "sums") and config.get("splits") else "parts"
+    together = block(shared) if config.get(shared) else 0
     names = [("R", block("r")), ("R1", block("r1"))] + [(f"R{k}", 1) for k in range(2, len(reduced))]
     inner = [Dim(name, (a,), n, True, n * together) for (name, n), a in zip(names, reversed(reduced), strict=False)]
     if nest.form is Form.ROW:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 Program = Callable[..., None]
 Place = tuple[int, int, int]
 
@@ -41,6 +43,8 @@ def run(program: Program, places: Sequence[Place], args: Mapping[str, Any]) -> N
     from triton.runtime.interpreter import interpreter_builder
 
     going = [_Turn(program, place, args) for place in places]
+    for one in going:
+        one.cluster = going
     while going:
         for one in going:
             interpreter_builder.set_grid_idx(*one.place)
@@ -57,6 +61,8 @@ class _Turn(threading.Thread):
         super().__init__(daemon=True)
         self.program, self.place, self.args = program, place, args
         self.mine, self.others = threading.Semaphore(0), threading.Semaphore(0)
+        self.told: dict[tuple[int, int], Any] = {}
+        self.cluster: Sequence[_Turn] = ()
         self.ended = False
         self.error: Exception | None = None
         self.start()
@@ -82,9 +88,41 @@ class _Turn(threading.Thread):
 
 def interpreted_meet() -> None:
     """`pt_meet`, of a program of a cluster."""
+    _turn().meet()
+
+
+def interpreted_open() -> None:
+    """`pt_open`, of a program of a cluster."""
+
+
+def interpreted_tell(value: Any, number: Any, turn: Any, split: Any, splits: Any) -> None:
+    """`pt_tell`, of a program of a cluster."""
+    _turn().told[_int(number), _int(turn) % 2] = value
+
+
+def interpreted_hear(numbers: Any, turn: Any, splits: Any) -> None:
+    """`pt_hear`, of a program of a cluster."""
+    _turn().meet()
+
+
+def interpreted_told(which: Any, number: Any, turn: Any) -> Any:
+    """`pt_told`, of a program of a cluster."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    values = [one.told[_int(number), _int(turn) % 2] for one in _turn().cluster]
+    array = np.concatenate([value.handle.data.reshape(1) for value in values])
+    return tl.tensor(TensorHandle(array, values[0].dtype), tl.block_type(values[0].dtype, [len(values)]))
+
+
+def _int(value: Any) -> int:
+    return int(value.handle.data.item() if hasattr(value, "handle") else value)
+
+
+def _turn() -> _Turn:
     turn = threading.current_thread()
     assert isinstance(turn, _Turn), "a program meets others outside of a cluster"
-    turn.meet()
+    return turn
 
 
 def interpreted_again(x: Any, zero: Any) -> Any:
@@ -92,4 +130,7 @@ def interpreted_again(x: Any, zero: Any) -> Any:
     return x
 
 
-__all__ = ["interpreted_again", "interpreted_meet", "together"]
+__all__ = [
+    "interpreted_again", "interpreted_hear", "interpreted_meet", "interpreted_open", "interpreted_tell", "interpreted_told",
+    "together",
+]  # fmt: skip
