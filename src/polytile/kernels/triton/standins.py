@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polytile.kernels.triton.together import interpreted_again, interpreted_meet
+from polytile.kernels.triton.together import interpreted_again, interpreted_come, interpreted_meet
 
 _REDUCED: dict[str, Callable[..., Any]] = {
     "pt_add": np.add.reduce, "pt_mul": np.multiply.reduce, "pt_or": np.bitwise_or.reduce, "pt_and": np.bitwise_and.reduce,
@@ -87,7 +87,7 @@ def interpreted_sum(value: Any, axis: int, keep_dims: bool = False) -> Any:
 CALLS: dict[str, Callable[..., Any]] = {
     "tl.sum": interpreted_sum, "tl.reduce": interpreted_reduce, "tl.associative_scan": interpreted_scan,
     "tl.range": interpreted_range, "pt_meet": interpreted_meet,
-    "pt_again": interpreted_again,
+    "pt_again": interpreted_again, "pt_come": interpreted_come, "pt_await": interpreted_meet,
 }  # fmt: skip
 """Functions of Triton, and what is called in place of each."""
 

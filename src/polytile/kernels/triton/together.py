@@ -87,9 +87,13 @@ def interpreted_meet() -> None:
     turn.meet()
 
 
+def interpreted_come() -> None:
+    """`pt_come`, after which `pt_await` meets the others: nothing yet."""
+
+
 def interpreted_again(x: Any, zero: Any) -> Any:
     """`pt_again`, which gives what it gets."""
     return x
 
 
-__all__ = ["interpreted_again", "interpreted_meet", "together"]
+__all__ = ["interpreted_again", "interpreted_come", "interpreted_meet", "together"]
