@@ -147,7 +147,7 @@ def test_exponentials_that_are_only_summed_are_fast_ones() -> None:
         made = generate(kernel_of(loop([summed, *stores], {P0: S0}, {R0: S1})), config(variant="persistent", x=1, r=1024), KNOWN)
         return made.launches[0].source
 
-    assert "tl.exp(" in source() and "libdevice.exp(" not in source()
+    assert "pt_exp(" in source() and "libdevice.exp(" not in source()
     assert "libdevice.exp(" in source(store("o", P0 * S1 + R0, power))
 
 

@@ -24,6 +24,7 @@ from polytile.passes.fusion.horizontal import fuse_horizontally
 from polytile.passes.fusion.inline import inline_cheap
 from polytile.passes.fusion.prologue import fuse_prologues
 from polytile.passes.fusion.row_reductions import fuse_row_reductions
+from polytile.passes.fusion.row_values import fuse_row_values
 from polytile.passes.fusion.sums import fuse_sums
 from polytile.passes.fusion.vertical import fuse_vertically
 from polytile.passes.inplace import reuse
@@ -64,6 +65,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("prologues", fuse_prologues, fusion=True),
     Pass("sums", fuse_sums, fusion=True),
     Pass("row reductions", fuse_row_reductions, fusion=True),
+    Pass("row values", fuse_row_values, fusion=True),
     Pass("merge axes", merge_axes),
     Pass("columns", fuse_columns, fusion=True),
     Pass("roundings", drop_roundings),

@@ -21,7 +21,7 @@ from polytile.kernels.emission import Emitter, emission_order
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, is_result
 from polytile.kernels.triton import memory, ops, random, text
-from polytile.kernels.triton.tile import Dim, Tile, quotient, with_facts
+from polytile.kernels.triton.tile import Dim, Tile, divides, quotient, with_facts
 
 FETCHED, FETCHED_SHARED = 48, 24
 """Registers of a thread that loads ahead of their use may fill; those in programs of LARGE threads, of which a multiprocessor
@@ -123,6 +123,9 @@ class Body(Emitter[Scope]):
                 return self._divisor(node, scope)
             case Op(name="philox_uniform") if (numbers := random.uniforms(self, node, scope)) is not None:
                 return numbers
+            case Op(name="div") if ops.is_total(node.args[1]) and not self.anew:  # at least 1: its reciprocal is a number
+                value, total = self._operands(node, scope)
+                return f"{value} * (1.0 / {total})"
             case Op():
                 return ops.text(node, self._operands(node, scope), self.fast or id(node) in self.summed)
         raise AssertionError(f"{type(node).__name__} {node} is made by the schedule, not as a value of its own")
@@ -185,6 +188,22 @@ class Body(Emitter[Scope]):
             return None
         alone = node.mask is None and not node.indirect and not sizes.has_division(node.index)
         return last if alone and self.place_dims(node.index, ()) == {last} else None
+
+    def vector(self, node: Node) -> int:
+        """Neighbours along the row that each load below `node` is known to bring at once, 1 where some load has no vectors."""
+        if self.nest.form is not Form.ROW:
+            return 1
+        loads = [n for n in expr.walk(node) if isinstance(n, Load) and self.nest.in_pass(n)]
+        return min([self._vector(load) for load in loads], default=1)
+
+    def _vector(self, load: Load) -> int:
+        symbol, most = self.nest.vec.symbol, self.facts.divisor(load.buffer) // self.kernel.storage(load.buffer).itemsize
+        if load.indirect or load.mask is not None or sizes.coefficient(load.index, symbol) != 1:
+            return 1
+        first = sizes.substitute(load.index, {symbol: sizes.ZERO})
+        while most > 1 and not all(e == 0 or divides(most, e, self.facts) for e in (first, self.nest.vec.size)):
+            most //= 2
+        return max(1, most)
 
     def full(self, node: Node, dims: frozenset[Dim], scope: Scope) -> str:
         """The value as a block that is full along `dims`, whatever it varies with."""

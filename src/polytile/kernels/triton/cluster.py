@@ -12,25 +12,30 @@ from __future__ import annotations
 import sympy
 
 from polytile.ir import sizes
+from polytile.ir.expr import Scan
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Form, Nest
+from polytile.kernels.triton import scans
 from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.kernel import Launch, TritonKernel
 from polytile.kernels.triton.reductions import Reduction
-from polytile.kernels.triton.split import Split
+from polytile.kernels.triton.split import Split, splittable
 from polytile.kernels.triton.tile import Dim
 from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
-MEET, POINTS = "pt_meet()", "points"
+MEET, COME, AWAIT, POINTS = "pt_meet()", "pt_come()", "pt_await()", "points"
 END = "tl.minimum(first + chunk, {})"
 """Of a program's part, by the length of the row."""
 
 
 def clustered(nest: Nest) -> bool:
-    """Whether programs can hold rows or columns together, and there is a second pass that this spares."""
-    return nest.form is not Form.POINTWISE and not nest.scans and len(nest.loop.reduced) == 1 and nest.passes > 1
+    """Whether programs can hold rows or columns together, and there is a second pass that this spares: a scan, of which a split
+    needs to know what all before it come to, has one too."""
+    if nest.scans:
+        return nest.form is Form.ROW and splittable(nest)
+    return nest.form is not Form.POINTWISE and len(nest.loop.reduced) == 1 and nest.passes > 1
 
 
 def cluster(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
@@ -68,6 +73,8 @@ class Cluster(Split):
             self._row_values(unit, k, scope)
             if k < nest.passes:
                 self._meet(unit, [Reduction(unit.body, node) for node in nest.reduces_in(k)], scope)
+                for scan in nest.scans_in(k):
+                    self._carried(unit, scan, scope)
                 unit.body.forget(scope)
                 unit.body.stores([store for store in nest.stores_in(k) if not store.sums], scope)
         unit.flush(scope)
@@ -99,15 +106,31 @@ class Cluster(Split):
         if not reductions:
             return
         for reduction in reductions:
-            value = reduction.over_block(scope, POINTS)
-            unit.flush(scope)
-            self._leave(unit, reduction, value)
+            self._tell(unit, reduction, scope)
         unit.out.line(MEET)
         self._together(unit, reductions, scope)
+
+    def _tell(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
+        """Leaves what the program's share comes to."""
+        value = reduction.over_block(scope, POINTS)
+        unit.flush(scope)
+        self._leave(unit, reduction, value)
 
     def _together(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
         for reduction in reductions:
             reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+
+    def _carried(self, unit: Unit, scan: Scan, scope: Scope) -> None:
+        """The prefix of a scan in the program's own share is made while the others come to tell what theirs come to."""
+        self._tell(unit, Reduction(unit.body, scan), scope)
+        unit.out.line(COME)
+        (own,) = scans.prefix(unit.body, scan, scope)
+        unit.flush(scope)
+        unit.out.line(AWAIT)
+        self._carry(unit, scan)
+        (carry,) = scans.carries(unit.body, scan)
+        scope.lines.append(f"{own} = {scans.COMBINE[scan.kind]}({carry}, {own})")
+        scope.names[id(scan)] = own
 
 
 __all__ = ["Cluster", "cluster", "clustered"]

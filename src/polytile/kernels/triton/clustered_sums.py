@@ -39,7 +39,7 @@ def clustered_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts,
 def has_shares(nest: Nest) -> bool:
     """Whether programs can tell each other what their shares come to: single values of 32 bits."""
     told = all(r.kind in KINDS and r.dtype == torch.float32 for r in nest.reduces)
-    return clustered(nest) and told and len(nest.reduces) <= TOLD
+    return clustered(nest) and not nest.scans and told and len(nest.reduces) <= TOLD
 
 
 class ClusteredSums(Sums):

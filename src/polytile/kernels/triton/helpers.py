@@ -150,14 +150,24 @@ def pt_sign_bit(x):
     return (x.to(tl.int32, bitcast=True) >> 24) & 128
 """,
     """
+def pt_exp(x):
+    return tl.exp2(x * 1.4426950408889634)
+""",
+    """
 def pt_online_step(high, total, x):
-    small = tl.exp(-tl.abs(x - high))
+    small = pt_exp(-tl.abs(x - high))
     return tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL), tl.where(x > high, total * small + 1, total + small)
+""",
+    """
+def pt_online_run(high, total, x):
+    last: tl.constexpr = len(x.shape) - 1
+    most = tl.maximum(high, tl.reduce(x, last, pt_max), propagate_nan=tl.PropagateNan.ALL)
+    return most, total * pt_exp(high - most) + tl.sum(pt_exp(x - tl.expand_dims(most, last)), last)
 """,
     """
 def pt_online(max_a, sum_a, max_b, sum_b):
     high = tl.maximum(max_a, max_b, propagate_nan=tl.PropagateNan.ALL)
-    return high, sum_a * tl.exp(max_a - high) + sum_b * tl.exp(max_b - high)
+    return high, sum_a * pt_exp(max_a - high) + sum_b * pt_exp(max_b - high)
 """,
     """
 def pt_meet():
@@ -245,6 +255,14 @@ def pt_told(which, number: tl.constexpr, turn):
         }
         ''', "=f,r,r,r", [which, number, turn], dtype=tl.float32, is_pure=False, pack=1
     )
+""",
+    """
+def pt_come():
+    tl.inline_asm_elementwise("barrier.cluster.arrive.aligned; // $0", "=r", [], tl.int32, is_pure=False, pack=1)
+""",
+    """
+def pt_await():
+    tl.inline_asm_elementwise("barrier.cluster.wait.aligned; // $0", "=r", [], tl.int32, is_pure=False, pack=1)
 """,
     """
 def pt_again(x, zero):

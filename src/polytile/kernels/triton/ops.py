@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 
 from polytile.errors import LoweringError
-from polytile.ir.expr import Node, Op, Reduce
+from polytile.ir.expr import Node, Op, Part, Reduce
 from polytile.kernels.triton.helpers import POLYNOMIALS
 from polytile.kernels.triton.text import value_type
 
@@ -43,7 +43,7 @@ FLOATS: dict[str, str] = {
 }  # fmt: skip
 FAST: dict[str, str] = {
     "round_bf16": "{0}.to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float16).to({T})",
-    "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
+    "exp": "pt_exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
     "rsqrt": "tl.rsqrt({0})", "sigmoid": "tl.sigmoid({0})", "erf": "pt_erf({0})",
 }  # fmt: skip
 """Instead of FLOATS where no tensor of the kernel has more than 16 bits an element: errors of 2⁻²⁰ are far below them."""
@@ -91,6 +91,17 @@ def summed_exponentials(nodes: Iterable[Node], roots: Iterable[Node]) -> frozens
     summed = {id(arg) for node in nodes if isinstance(node, Reduce) and node.kind == "sum" for arg in node.args}
     exps = [node for node in nodes if isinstance(node, Op) and node.name == "exp" and _below_zero(node)]
     return frozenset(id(node) for node in exps if id(node) in summed - others)
+
+
+def is_total(node: Node) -> bool:
+    """Whether a value in float32 is a sum over a row of exp(x - max x), by which all of the row is divided: once it is 1 over it
+    that all are multiplied with."""
+    if node.dtype != torch.float32:
+        return False
+    if isinstance(node, Part):
+        return node.k == 1 and isinstance(node.node, Reduce) and node.node.kind == "online_softmax"
+    (arg,) = node.args if isinstance(node, Reduce) and node.kind == "sum" else (None,)
+    return isinstance(arg, Op) and arg.name == "exp" and _below_zero(arg)
 
 
 def _below_zero(node: Op) -> bool:

@@ -234,5 +234,5 @@ class Rows(Estimate):
     def _gathering(self) -> float:
         """What a program of a split row spends on what the others have left, pass after pass."""
         if self.variant == "cluster":
-            return (self.work.passes - 1) * (MET + LEFT * self.met)
+            return max(1, self.work.passes - 1) * (MET + LEFT * self.met)
         return self.work.passes * (CACHE_LATENCY + LEFT * self.met) if self.variant == "split" else 0.0

@@ -5,7 +5,7 @@ A running value is a block of its own: element (x, r) has seen every r-th point 
     sum, prod, max, min, any, all   the value
     argmax, argmin                  the value and the index at which it stands
     welford                         mean, sum of squared deviations, count
-    online_softmax                  the greatest value m, and the sum of exp(x - m)
+    online_softmax                  the greatest value m, and the sum of exp(x - m); one for all neighbours that a thread has
 
 Every element of a welford's running values has seen as many points as there were blocks, but for those that the row's end
 cuts off the last one: one division a block serves all of them, and their counts are written down after the loop.
@@ -13,14 +13,17 @@ cuts off the last one: one division a block serves all of them, and their counts
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import torch
 
 from polytile.errors import LoweringError
-from polytile.ir.expr import Reduce, Scan
+from polytile.ir.expr import Node, Op, Reduce, Scan
+from polytile.ir.expr import Part as Result
 from polytile.ir.reductions import largest, smallest
-from polytile.kernels.triton import text
+from polytile.kernels.triton import ops, text
 from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.tile import Dim
 
@@ -104,11 +107,26 @@ class Reduction:
 
     def start(self, scope: Scope) -> None:
         """Running values at their start."""
-        shapes = [self.body.tile.shape(self.body.tile.all_dims)] * len(self.parts)
+        shapes = [self._shape] * len(self.parts)
         if self._alike:
             shapes[-1] = "[]"
         for name, part, shape in zip(self.running(), self.parts, shapes, strict=True):
             scope.lines.append(f"{name} = tl.full({shape}, {part.literal}, {text.value_type(part.dtype)})")
+
+    @property
+    def _shape(self) -> str:
+        """Of the running values, of which several neighbours of the block share one where a thread has them all."""
+        shape, run = self.body.tile.shape(self.body.tile.all_dims), self._run
+        return f"{shape[:-1]} // {run}]" if run > 1 else shape
+
+    @functools.cached_property
+    def _run(self) -> int:
+        """Neighbours in the block that a thread loads at once and that enter an online_softmax together: one comparison and one
+        exponential for each, and two more for all of them."""
+        dims, own = self.body.tile.dims, self.body.vector(self.node)
+        along = bool(dims) and dims[-1].axes == (self.body.nest.vec,) and own <= dims[-1].block
+        whole = along and own * self.body.threads <= math.prod(d.block for d in dims)
+        return own if self.kind == "online_softmax" and whole else 1
 
     @property
     def _alike(self) -> bool:
@@ -124,7 +142,10 @@ class Reduction:
                 return
             case "online_softmax":
                 (value,) = self.values(scope)
-                scope.lines.append(f"{', '.join(names)} = pt_online_step({', '.join(names)}, {value})")
+                step = "pt_online_step"
+                if self._run > 1:
+                    step, value = "pt_online_run", f"tl.reshape({value}, {self._shape[:-1]}, {self._run}])"
+                scope.lines.append(f"{', '.join(names)} = {step}({', '.join(names)}, {value})")
                 return
         values = self.values(scope)
         scope.lines.append(f"{', '.join(names)} = {self.combine}({', '.join(names + values)})")
@@ -214,7 +235,27 @@ class Reduction:
         axis, *keep = self._over.split(", ")
         greatest = f"tl.reduce({', '.join([value, axis, 'pt_max', *keep])})"
         scope.lines.append(f"{high} = tl.maximum({greatest}, {self.parts[0].literal}, propagate_nan=tl.PropagateNan.ALL)")
-        return f"{high}, tl.sum(tl.exp({value} - {high}), {self._over})"
+        each = f"pt_exp({value} - {high})"
+        for node in self._exponentials():
+            each, apart = f"{self.name}_exp", ops.text(node, [f"({value} - {high})"], self.body.fast)
+            scope.lines.append(f"{each} = {apart}")
+            self.body.made[id(node)] = functools.partial(self._again, node)
+        return f"{high}, tl.sum({each}, {self._over})"
+
+    def _exponentials(self) -> list[Op]:
+        """exp(x - m) of the greatest value m that an online_softmax gives: what the block holds is made of the block's own one,
+        and needs a factor for the row's. Not where elements of 16 bits are held, which take less room."""
+        exps = [n for n in self.body.nest.nodes if isinstance(n, Op) and n.name == "exp" and not self.body.anew]
+        return [n for n in exps if isinstance(n.args[0], Op) and n.args[0].name == "sub" and self._apart(*n.args[0].args)]
+
+    def _apart(self, value: Node, most: Node) -> bool:
+        return value is self.node.args[0] and isinstance(most, Result) and most.node is self.node and most.k == 0
+
+    def _again(self, node: Op, scope: Scope) -> str:
+        """The exponentials of the block by the greatest value of the row."""
+        factor = ops.text(node, [f"({self.name}_own - {self.name}_0)"], self.body.fast)
+        scope.lines.append(f"{self.name}_factor = {factor}")
+        return f"{self.name}_exp * {self.name}_factor"
 
     def finish(self, running: list[str], scope: Scope) -> None:
         """The results, from running values across the block's reduced dimensions."""

@@ -74,7 +74,16 @@ def _results(body: Body, scan: Scan, scope: Scope, carried: bool) -> list[str]:
 
 
 def _prefix(body: Body, scan: Scan, scope: Scope, carried: bool) -> list[str]:
-    """Adds the lines of the prefix of the current block; returns the variables that hold it."""
+    """Adds the lines of the prefix of the current block, after all before it where `carried`; returns the variables that hold
+    it."""
+    found = prefix(body, scan, scope)
+    if carried:
+        scope.lines.append(f"{', '.join(found)} = {COMBINE[scan.kind]}({', '.join(carries(body, scan) + found)})")
+    return found
+
+
+def prefix(body: Body, scan: Scan, scope: Scope) -> list[str]:
+    """Adds the lines of the prefix of the current block alone; returns the variables that hold it."""
     if scan.kind not in COMBINE:
         raise LoweringError(f"the scan {scan.kind!r} has no Triton form; the operator runs as a library call.")
     (axis,) = body.tile.reduced_at or (0,)
@@ -85,8 +94,6 @@ def _prefix(body: Body, scan: Scan, scope: Scope, carried: bool) -> list[str]:
         scope.lines.append(f"{', '.join(found)} = tl.associative_scan({operand}, {axis}, {combine})")
     else:  # one element at a time
         scope.lines.append(f"{', '.join(found)} = {', '.join(values)}")
-    if carried:
-        scope.lines.append(f"{', '.join(found)} = {combine}({', '.join(carries(body, scan) + found)})")
     return found
 
 

@@ -62,6 +62,7 @@ def whole_rows(unit: Unit, scope: Scope) -> None:
     nest = unit.nest
     scans.prepare_whole(unit.body)
     unit.fetch([root for k in range(nest.passes) for root in nest.roots_in(k)], scope)
+    unit.fetch(picked(nest), scope)
     for k in range(nest.passes + 1):
         unit.body.stores(nest.row_stores(k), scope)
         if k < nest.passes:
@@ -75,6 +76,7 @@ def whole_rows(unit: Unit, scope: Scope) -> None:
 def looped(unit: Unit) -> None:
     """Pass after pass over the row."""
     unit.place()
+    unit.fetch(picked(unit.nest), unit.scope)
     for k in range(unit.nest.passes + 1):
         unit.body.stores(unit.nest.row_stores(k), unit.scope)
         unit.flush(unit.scope)
@@ -150,6 +152,13 @@ def goes_back(nest: Nest, k: int) -> bool:
     """Whether pass k may go through its row from the end: every other one does, since what the one before has read last is
     what the cache still holds."""
     return k % 2 == 1 and not nest.scans
+
+
+def picked(nest: Nest) -> list[Node]:
+    """What is stored once for each row is made of these elements at indices from memory: two loads, of which one waits for the
+    other."""
+    roots = [root for k in range(nest.passes + 1) for store in nest.row_stores(k) for root in store.roots]
+    return [load for load in expr.loads(*roots) if load.indirect and not nest.in_pass(load)]
 
 
 def indices(nest: Nest, k: int) -> list[sympy.Expr]:

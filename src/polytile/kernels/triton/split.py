@@ -29,7 +29,7 @@ from polytile.kernels.triton import scans
 from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.kernels.triton.reductions import Reduction
-from polytile.kernels.triton.schedules import goes_back, one_pass, sweep
+from polytile.kernels.triton.schedules import goes_back, one_pass, picked, sweep
 from polytile.kernels.triton.unit import Share, Unit, program
 from polytile.problem import Config
 
@@ -143,6 +143,8 @@ class Split:
         with unit.out.indented("if arrived == SPLITS - 1:"):
             unit.out.line(f"tl.store({counter} + tl.program_id(0), 0)")
             inner = Scope()
+            if not reductions:
+                unit.fetch(picked(self.nest), inner)
             for reduction in reductions:
                 self._keep(unit, reduction, inner)
             after = self.nest.row_stores(self.nest.passes) if not reductions else []

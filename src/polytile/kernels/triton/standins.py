@@ -14,6 +14,7 @@ import torch
 
 from polytile.kernels.triton.together import (
     interpreted_again,
+    interpreted_come,
     interpreted_hear,
     interpreted_meet,
     interpreted_open,
@@ -94,8 +95,8 @@ def interpreted_sum(value: Any, axis: int, keep_dims: bool = False) -> Any:
 CALLS: dict[str, Callable[..., Any]] = {
     "tl.sum": interpreted_sum, "tl.reduce": interpreted_reduce, "tl.associative_scan": interpreted_scan,
     "tl.range": interpreted_range, "pt_meet": interpreted_meet,
-    "pt_again": interpreted_again, "pt_open": interpreted_open, "pt_tell": interpreted_tell, "pt_hear": interpreted_hear,
-    "pt_told": interpreted_told,
+    "pt_again": interpreted_again, "pt_come": interpreted_come, "pt_await": interpreted_meet,
+    "pt_open": interpreted_open, "pt_tell": interpreted_tell, "pt_hear": interpreted_hear, "pt_told": interpreted_told,
 }  # fmt: skip
 """Functions of Triton, and what is called in place of each."""
 

@@ -125,12 +125,16 @@ def _turn() -> _Turn:
     return turn
 
 
+def interpreted_come() -> None:
+    """`pt_come`, after which `pt_await` meets the others: nothing yet."""
+
+
 def interpreted_again(x: Any, zero: Any) -> Any:
     """`pt_again`, which gives what it gets."""
     return x
 
 
 __all__ = [
-    "interpreted_again", "interpreted_hear", "interpreted_meet", "interpreted_open", "interpreted_tell", "interpreted_told",
-    "together",
+    "interpreted_again", "interpreted_come", "interpreted_hear", "interpreted_meet", "interpreted_open", "interpreted_tell",
+    "interpreted_told", "together",
 ]  # fmt: skip

@@ -103,8 +103,8 @@ GATHERED_COLUMNS = ((32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 16, 4))
 doing it, batch norms of 131072×64 take 224 registers a thread, which leaves a multiprocessor two programs; without it 72."""
 CLUSTERS, CLUSTERED = (2, 4, 8, 16), 90
 """Programs of a cluster: eight may always be, sixteen on an H100; the capability from which on devices have clusters."""
-CLUSTER_ROWS = ((4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
-"""(r, warps): 16 or 32 values a thread."""
+CLUSTER_ROWS = ((4096, 4), (4096, 8), (8192, 4), (8192, 8), (8192, 16), (16384, 8), (16384, 16))
+"""(r, warps): 16 to 64 values a thread."""
 CLUSTER_COLUMNS = ((16, 512, 8), (16, 1024, 8), (32, 256, 8), (32, 512, 8), (32, 1024, 8))
 CLUSTER_WARPS = {(16, 128): (24,), (16, 256): (16,), (32, 128): (32,), (32, 256): (16,)}
 """(x, r, warps); and warps of all programs on a multiprocessor, two programs at least, by the bits of an element and the bytes

@@ -1,0 +1,95 @@
+"""What is added up over all rows is computed row by row in the loop that goes along them, where it picks one of a row's elements.
+
+    loop a for p0 over r0                              loop a for p0 over r0
+      m[p0] = reduce max x[p0, r0]                       loss[p0] = log (reduce sum …) + m - x[p0, t[p0]]
+      s[p0] = reduce sum exp (x[p0, r0] - m[p0])    →
+    loop b over r0                                     loop b over r0
+      out = reduce sum (log s[r0] + m[r0] - x[r0, t[r0]])    out = reduce sum loss[r0]
+
+The last launch of a cross entropy would wait for elements all over the matrix, which nobody has any more, and for the indices by
+which to find them, with few programs to wait beside each other. A row's own program has just had the element.
+
+The loops qualify if b has one value of all rows, nobody else reads what a passes to it, and the values of b that this goes into
+read an element of what a reads, at an index from memory. For GPUs only: a core that has a row goes on to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node, Reduce
+from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store, compute_dtype
+from polytile.passes.fusion.merge import Unfit, merge
+from polytile.passes.loops import on_gpu, reindexed, touching
+
+
+def fuse_row_values(program: Program) -> Program:
+    """`program` with values of rows, of which another loop makes one of all, stored by the loops along the rows."""
+    operations, buffers = list(program.operations), dict(program.buffers)
+    kept = program.observed_buffers()
+    readers = touching(program.operations)
+    for j, total in enumerate(program.operations):
+        if not isinstance(total, Loop) or total.axes or not total.reduced:
+            continue
+        if not all(on_gpu(buffers[name].device) for name in total.writes()):
+            continue
+        for i, rows in _before(operations, j, total):
+            passed = rows.writes() & total.reads()
+            if passed & kept or any(readers[name] != [i, j] for name in passed):
+                continue
+            made = _values(rows, total, passed, buffers)
+            changed = set().union(*[operation.writes() for operation in operations[i + 1 : j]])
+            if made is None or made[0].reads() & changed:
+                continue
+            values, rest, stored = made
+            try:
+                operations[i] = merge(rows, values, {**buffers, **stored}, frozenset(passed)).loop
+            except Unfit:
+                continue
+            operations[j] = rest
+            buffers.update(stored)
+            break
+    return replace(program, operations=tuple(operations), buffers=buffers)
+
+
+def _before(operations: list[Operation], j: int, total: Loop) -> Iterator[tuple[int, Loop]]:
+    """Loops along rows that pass something to `total`."""
+    for i, operation in enumerate(operations[:j]):
+        if isinstance(operation, Loop) and operation.reduced and operation.axes and operation.writes() & total.reads():
+            yield i, operation
+
+
+def _values(
+    rows: Loop, total: Loop, passed: set[str], buffers: Mapping[str, Buffer]
+) -> tuple[Loop, Loop, dict[str, Buffer]] | None:
+    """The loop over rows that stores what `total` adds up of the `passed` buffers, `total` without that, and the buffers that it
+    is stored in; None where they are more than were passed, or no element of the rows is picked."""
+    terms = list(dict.fromkeys(arg for n in expr.walk(*total.roots) if isinstance(n, Reduce) for arg in n.args))
+    terms = [term for term in terms if any(load.buffer in passed for load in expr.loads(term))]
+    picked = any(load.indirect and load.buffer in rows.reads() for load in expr.loads(*terms))
+    if not picked or len(terms) > len(passed) or any(term.dtype != compute_dtype(term.dtype) for term in terms):
+        return None
+    axes = tuple(Axis(sizes.axis(f"p{k}"), axis.size) for k, axis in enumerate(total.reduced))
+    extents = tuple(axis.size for axis in axes)
+    device = buffers[next(iter(total.writes()))].device
+    stored, loads, stores = {}, {}, []
+    for k, term in enumerate(terms):
+        name = f"{total.name}_rows{k}"
+        stored[name] = buffer = Buffer(name, term.dtype, extents, sizes.contiguous_strides(extents), device)
+        index = buffer.index(tuple(axis.symbol for axis in total.reduced))
+        loads[id(term)] = expr.load(term.dtype, name, index)
+        stores.append(Store(name, index, term))
+    alone = Loop(f"{total.name}_rows", total.reduced, (), tuple(stores), total.origins)
+    mapping = {a.symbol: b.symbol for a, b in zip(total.reduced, axes, strict=True)}
+
+    def rule(node: Node, children: tuple[Node, ...]) -> Node:
+        return loads[id(node)] if id(node) in loads else expr.rebuild(node, children)
+
+    rest = total.map_roots(lambda roots: expr.rewrite(roots, rule))
+    unread = passed & rest.reads()
+    return None if unread else (reindexed(alone, axes, (), mapping), rest, stored)
+
+
+__all__ = ["fuse_row_values"]
