@@ -186,6 +186,21 @@ def test_few_and_many_rows_added_into_a_table_of_16_bits() -> None:
     compare(gradient, *calls)
 
 
+@pytest.mark.parametrize("kind", ["scatter", "leaders", "seekers", "sorted"])
+def test_rows_added_into_a_table_in_every_way(kind: str) -> None:
+    def gradient(g: Tensor, index: Tensor) -> Tensor:
+        return torch.ops.aten.embedding_dense_backward(g, index, 300, 3, False)
+
+    calls = []
+    for points, columns in ((5, 1000), (700, 64), (1000, 1600)):
+        index = torch.randint(0, 300, (points,), device="cuda")
+        index[points // 4 : points // 2] = 7
+        calls.append((data(points, columns), index))
+    compare(gradient, *calls, force=f"{kind} *")
+    kernels = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+    assert {d.candidate.partition(" ")[0] for kernel in kernels for d in kernel.decisions} == {kind}
+
+
 def test_batch_norm_in_training_with_gradients_and_statistics() -> None:
     eager, mine = nn.BatchNorm2d(3).cuda(), nn.BatchNorm2d(3).cuda()
     call = torch.compile(mine, backend="polytile", dynamic=True)

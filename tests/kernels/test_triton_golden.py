@@ -114,6 +114,7 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "transpose_add": (transpose_add, config(variant="plain", x=64, y=64), KNOWN),
     "embedding_backward": (embedding_backward, config(variant="plain", x=256, y=1), KNOWN),
     "rows_by_leaders": (rows_by_index, config(variant="leaders", x=1024, many=128), KNOWN),
+    "rows_by_seekers": (rows_by_index, config(variant="seekers", x=1024, many=128), KNOWN),
     "rows_sorted": (rows_by_index, config(variant="sorted", x=1024, y=4, rows=32, many=512, chunks=8), KNOWN),
     "rows_sorted_by_one": (rows_by_index, config(variant="sorted", x=512, y=8, rows=32, many=512, chunks=1), Facts(wide=True)),
     "rows_scattered": (rows_by_index, config(variant="scatter", x=1024, y=1), KNOWN),

@@ -1,5 +1,5 @@
-"""Rows added up by an index into a table: by atomics in between, by the first point of each row, and by
-definition."""
+"""Rows added up by an index into a table: by atomics in between, by the first point of each row, by programs that look for the
+points of a row or are told of them, and by definition."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def sizes_of(kernel: LoopKernel, *numbers: int) -> dict[str, int]:
 CONFIGS = (
     Config.of(variant="scatter", x=16, y=4, warps=4), Config.of(variant="scatter", x=64, y=1, warps=4),
     Config.of(variant="leaders", x=32, many=16, warps=4), Config.of(variant="leaders", x=64, many=64, warps=4),
+    Config.of(variant="seekers", x=32, many=16, warps=4), Config.of(variant="seekers", x=64, many=64, warps=4),
     Config.of(variant="sorted", x=32, y=4, warps=4, rows=4, many=16, chunks=8),
     Config.of(variant="sorted", x=16, y=2, warps=4, rows=16, many=128, chunks=1),
     Config.of(variant="sorted", x=64, y=8, warps=4, rows=2, many=8, chunks=16),
@@ -156,6 +157,21 @@ def test_sorted_points_are_added_up_alike_every_time() -> None:
     assert all(torch.equal(given[name], again[name]) for name in given)
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_row_may_have_more_points_than_are_listed_at_once(chunks: int) -> None:
+    kernel = kernel_of(by_index(dtype=F32), F32)
+    sizes = sizes_of(kernel, 500, 16, 5)
+    given = tensors(kernel, 500, 16, 5)
+    next(t for t in given.values() if t.dtype == I64)[40:460] = 3
+    want = expected(kernel, given, sizes)
+    config = Config.of(variant="sorted", x=16, y=8, warps=1, rows=4, many=512 // chunks, chunks=chunks)
+    made = generate(kernel, config, facts_of(kernel, sizes))
+    assert dict(made.launches[0].constants)["LISTED"] < 420 // chunks
+    assert not interpret.run(made, given, sizes)
+    for name, tensor in given.items():
+        torch.testing.assert_close(tensor.double(), want[name].double(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 def test_sums_of_sorted_points_are_rounded_once(dtype: torch.dtype) -> None:
     kernel = kernel_of(by_index(dtype=dtype), dtype)
@@ -169,7 +185,7 @@ def test_sums_of_sorted_points_are_rounded_once(dtype: torch.dtype) -> None:
 
 def test_no_more_points_are_sorted_than_a_cluster_holds() -> None:
     kernel = kernel_of(by_index())
-    config, nest = Config.of(variant="sorted", x=256, y=8, warps=1, rows=32, many=512, chunks=8), nest_of(kernel.loop)
+    config, nest = Config.of(variant="sorted", x=256, y=8, warps=1, rows=64, many=512, chunks=8), nest_of(kernel.loop)
     assert variants.valid(kernel, nest, config, sizes_of(kernel, 4096, 64, 100))
     assert not variants.valid(kernel, nest, config, sizes_of(kernel, 4097, 64, 100))
     assert not variants.valid(kernel, nest, config, sizes_of(kernel, 4096, 8, 200_000_000)), "more than 2³¹ counts"
@@ -197,7 +213,7 @@ def test_the_table_is_written_whole() -> None:
     assert {s.name for s in size_of(kernel.loop).free_symbols} < names
 
 
-def test_few_points_are_added_up_by_the_first_of_a_row_and_many_by_atomics() -> None:
+def test_the_number_of_points_decides_how_they_are_added_up() -> None:
     h100, kernel = device.named("H100"), kernel_of(by_index())
     nest = nest_of(kernel.loop)
     configs = variants.configs(kernel, nest, h100)
@@ -206,4 +222,6 @@ def test_few_points_are_added_up_by_the_first_of_a_row_and_many_by_atomics() -> 
         return min(configs, key=lambda c: variants.cost(kernel, nest, c, sizes_of(kernel, *numbers), h100))
 
     assert best(4, 1 << 20, 1024)["variant"] == "leaders"
+    assert best(1024, 16384, 1024)["variant"] == "seekers"
+    assert best(16384, 1024, 1024)["variant"] == "sorted"
     assert best(131072, 64, 1024)["variant"] == "scatter"

@@ -13,8 +13,9 @@ from polytile.kernels.triton.cluster import cluster
 from polytile.kernels.triton.clustered_columns import columns_cluster
 from polytile.kernels.triton.clustered_sums import clustered_sums
 from polytile.kernels.triton.kernel import TritonKernel
-from polytile.kernels.triton.scattered import leaders, scatter
+from polytile.kernels.triton.scattered import scatter
 from polytile.kernels.triton.schedules import SCHEDULES
+from polytile.kernels.triton.seekers import leaders, seekers
 from polytile.kernels.triton.sorted_sums import sorted_sums
 from polytile.kernels.triton.split import split
 from polytile.kernels.triton.stripes import stripes
@@ -24,7 +25,7 @@ from polytile.problem import Config
 
 MANY: dict[str, Callable[[LoopKernel, Nest, Config, Facts, bool], TritonKernel]] = {
     "split": split, "cluster": cluster, "sums": sums, "stripes": stripes, "scatter": scatter, "leaders": leaders,
-    "sorted": sorted_sums,
+    "seekers": seekers, "sorted": sorted_sums,
 }  # fmt: skip
 """Variants of several launches, or of several programs that wait for each other."""
 

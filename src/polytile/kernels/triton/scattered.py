@@ -3,10 +3,7 @@ zero. Sums are in the type of their terms, and rounded once.
 
 scatter   launch 0 sets the table to zero, launch 1 adds every point to it by atomics; where its type is narrower than that of
           the sums both do so with scratch memory, and launch 2 stores what that holds; one point is simply stored
-leaders   launch 0 sets the table to zero; in launch 1 a program has a point: the first point of a row adds up all of the row,
-          in their order, and stores the sum
-
-A program of `leaders` looks at `many` indices at once for points of its row. One before its own ends it.
+leaders, seekers, sorted   the sums of a row are one program's for each block of columns (seekers.py, sorted_sums.py)
 """
 
 from __future__ import annotations
@@ -22,21 +19,18 @@ from polytile.ir.expr import Node
 from polytile.ir.program import Axis, Loop, Store
 from polytile.kernels.canonical import LoopKernel, TensorArg
 from polytile.kernels.facts import Facts, index_limit
-from polytile.kernels.nest import Nest, nest_of
-from polytile.kernels.triton import text
-from polytile.kernels.triton.body import Body, Scope
+from polytile.kernels.nest import Nest
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.kernels.triton.ops import convert
 from polytile.kernels.triton.scratch import on_scratch
 from polytile.kernels.triton.split import masked
-from polytile.kernels.triton.tile import Dim, Tile, blocks
-from polytile.kernels.triton.unit import ROWS, Unit
+from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
 
 WHOLE = Config.of(variant="plain", x=4096, warps=8)
 """What goes over the whole table: with programs of 1024 a table of 2 GB in 16 bits takes as long as one of 4 GB in 32."""
 TOTAL = "scratch0"
-POINT, ROW = "point", "row"
+ROW = "row"
 
 
 @dataclass(frozen=True)
@@ -134,16 +128,12 @@ def _apart(loop: Loop) -> bool:
     return axes <= store.index.free_symbols and not axes & expr.free_symbols(*store.indirect)
 
 
-def leaders(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
-    """Zeros, and the sums in their places."""
-    table = table_of(kernel.loop)
-    assert table is not None
-    zeros = Store(table.store.buffer, _everywhere(kernel).symbol, expr.const(0.0, table.store.value.dtype))
+def emptied(kernel: LoopKernel, facts: Facts, overlaps: bool) -> Launch:
+    """Sets the table to zero."""
+    (store,) = kernel.loop.stores
+    zeros = Store(store.buffer, _everywhere(kernel).symbol, expr.const(0.0, store.value.dtype))
     alone = LoopKernel(_over(kernel, zeros), (_table(kernel),), kernel.symbols)
-    return TritonKernel((
-        on_scratch(alone, WHOLE, facts, overlaps, {}),
-        Leading(kernel, nest, config, facts, overlaps, table).made(),
-    ))  # fmt: skip
+    return on_scratch(alone, WHOLE, facts, overlaps, {})
 
 
 def _table(kernel: LoopKernel) -> TensorArg:
@@ -161,76 +151,4 @@ def _over(kernel: LoopKernel, store: Store) -> Loop:
     return Loop(kernel.loop.name, (_everywhere(kernel),), (), (store,), kernel.loop.origins)
 
 
-class Leading:
-    """The launch in the making: `unit` has blocks of columns and one point at a time, `ahead` many points."""
-
-    def __init__(
-        self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table
-    ) -> None:
-        self.unit, self.table, self.facts = Unit(kernel, nest, config, facts, overlaps), table, facts
-        (self.columns,) = (dim for dim in self.unit.tile.parallel if table.along in dim.axes)
-        self.unit.constants["MANY"] = int(config["many"])
-        self.points = self.unit.body.index(table.points.size)
-        many = Axis(sizes.axis("many"), table.points.size)
-        asked = table.asked("asked", many, kernel.loop.origins)
-        self.asked, over = asked.roots, nest_of(asked)
-        self.many = Dim("MANY", (many,), int(config["many"]))
-        self.ahead = Body(kernel, Tile(replace(over, cutting=False), facts, (self.many,), ()), facts, prefix="m")
-
-    def made(self) -> Launch:
-        unit, table, out = self.unit, self.table, self.unit.out
-        wide = ".to(tl.int64)" if self.facts.wide else ""
-        out.line(f"{POINT} = (tl.program_id(1) + tl.program_id(2) * {ROWS}){wide}")
-        with out.indented(f"if {POINT} >= {self.points}:"):
-            out.line("return")
-        out.line(f"{self.columns.name.lower()}_at = tl.program_id(0){wide}")
-        unit.parallel(self.columns)
-        unit.wait()
-        self._own_row()
-        out.line(f"total = tl.full({unit.tile.shape(unit.tile.all_dims)}, 0.0, {text.value_type(table.store.value.dtype)})")
-        out.extend([f"leads = {POINT} >= 0", "first = 0"])
-        with out.indented(f"while leads & (first < {self.points}):"):
-            self._block()
-            out.line("first += MANY")
-        with out.indented("if leads:"):
-            table.stored(unit, unit.tile.masks(unit.tile.all_dims))
-        unit.body.error |= self.ahead.error
-        unit.body.quotients |= self.ahead.quotients
-        count, planes = blocks(table.along.size, self.columns.block), blocks(table.points.size, ROWS)
-        return unit.launch(grid=(count, sympy.Min(table.points.size, sympy.Integer(ROWS)), planes))
-
-    def _own_row(self) -> None:
-        """The ROW on which the program's point falls; one that falls on none ends here."""
-        unit, scope = self.unit, Scope()
-        scope.lines.append(f"{self.table.points.symbol} = {POINT}")
-        row, *conditions = self._fallen(unit.body, self.table.own, scope)
-        scope.lines.append(f"{ROW} = {row}")
-        unit.flush(scope)
-        if conditions:
-            with unit.out.indented(f"if ({' & '.join(conditions)}) == 0:"):
-                unit.out.line("return")
-
-    def _block(self) -> None:
-        """Adds those of the next points that fall on the row, each found as the nearest after the one before."""
-        unit, scope, nearest = self.unit, Scope(), f"tl.min(tl.where({{}}, many, {self.points}), 0)"
-        scope.lines.append(f"many = first + tl.arange(0, MANY){'.to(tl.int64)' if self.facts.wide else ''}")
-        scope.lines.append(f"{self.many.mask} = many < {self.points}")
-        found, *conditions = self._fallen(self.ahead, self.asked, scope)
-        scope.lines.append(f"same = {' & '.join([f'({found} == {ROW})', *conditions, self.many.mask])}")
-        scope.lines.append(f"at = {nearest.format('same')}")
-        scope.lines.append(f"leads = at >= {POINT}")
-        unit.flush(scope)
-        with unit.out.indented(f"while leads & (at < {self.points}):"):
-            inner = unit.scope.inner()
-            inner.lines.append(f"{self.table.points.symbol} = at")
-            inner.lines.append(f"total += {unit.body.full(self.table.store.value, unit.tile.all_dims, inner)}")
-            inner.lines.append(f"at = {nearest.format('same & (many > at)')}")
-            unit.flush(inner)
-
-    def _fallen(self, body: Body, roots: Sequence[Node], scope: Scope) -> list[str]:
-        """The row on which a point falls, and the conditions under which it does; `roots`: its index and mask."""
-        names = [body.emit(node, scope) for node in roots]
-        return [*names, *body.guards(roots[:1])]
-
-
-__all__ = ["is_scattered", "leaders", "needs_scratch", "scatter", "size_of", "table_of"]
+__all__ = ["ROW", "Table", "emptied", "is_scattered", "needs_scratch", "scatter", "size_of", "table_of"]

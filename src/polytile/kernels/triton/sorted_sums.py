@@ -2,13 +2,14 @@
 no atomics, no zeros that are stored before, and sums in an order that is the same every time.
 
     launch 0   program (b, c) has chunk c of the points, `many` of them, and counts those that fall on its `rows` rows; the
-               programs of all chunks, a cluster, tell each other, and each knows the places of its own: row by row, in their
-               order
+               programs of all chunks, a cluster, tell each other, and each knows where its own points of a row begin; how many
+               of the same row are before one it finds by comparing those that it has with each other
     launch 1   a program has a block of columns of one row: it adds up its points, `y` at once, the numbers of the next of them on
                their way meanwhile, and stores the sum, zeros where there is none
 
-Scratch memory: 0 has the end of each row's points in 1, which lists them; 2 and 3 the points of a program that it has still to
-sort, and their rows; 4 what programs tell each other: how many points of the chunk are before the rows, and up to each.
+Scratch memory: 0 has the end of each row's points in 1, which lists them; 2 the points that a program has found, as their number
+in the chunk times `rows` and their row; 3 what programs tell each other: how many points of the chunk are before the rows, and up
+to each.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ from polytile.kernels.triton.tile import Dim, Tile, blocks
 from polytile.kernels.triton.unit import ROWS, Unit
 from polytile.problem import Config
 
-ENDS, ORDER, FOUND, OWN, TOLD = range(5)
-SORTING = 8
-LISTED = 4096
-"""Warps of a program that sorts, and elements of its block of rows and the points found."""
+ENDS, ORDER, FOUND, TOLD = range(4)
+SORTING, LISTED = 4, 64
+"""Warps of a program that sorts, and how many of the points that it has found it compares with each other at once."""
 UNKNOWN = sizes.axis("unknown")
 """The size of what blocks may overhang at any size."""
 
@@ -44,7 +44,7 @@ def sorted_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, ov
     assert table is not None
     kind, points = torch.int64 if facts.wide else torch.int32, table.points.size
     told = sympy.expand(blocks(table.rows, int(config["rows"])) * int(config["chunks"]) * (int(config["rows"]) + 1))
-    types = {ENDS: kind, ORDER: kind, FOUND: kind, OWN: torch.int32, TOLD: kind}
+    types = {ENDS: kind, ORDER: kind, FOUND: torch.int32, TOLD: kind}
     scratch = tuple(Scratch(types[k], {ENDS: table.rows, TOLD: told}.get(k, points)) for k in types)
     sorting, adding = (made(kernel, nest, config, facts, overlaps, table).made() for made in (Sorting, Adding))
     return TritonKernel((sorting, adding), scratch)
@@ -60,7 +60,7 @@ class _Sorted:
         self.points, self.rows = unit.body.index(table.points.size), unit.body.index(table.rows)
 
     def memory(self, number: int) -> str:
-        return self.unit.scratch(number, torch.int32 if number == OWN else self.kind)
+        return self.unit.scratch(number, torch.int32 if number == FOUND else self.kind)
 
 
 class Sorting(_Sorted):
@@ -81,20 +81,19 @@ class Sorting(_Sorted):
         unit.constants = {}
         super().__init__(unit, config, table)
         unit.constants |= {name.upper(): int(config[name]) for name in ("many", "rows", "chunks")}
-        unit.constants["LISTED"] = max(16, LISTED // int(config["rows"]))
+        unit.constants["LISTED"] = LISTED
 
     def made(self) -> Launch:
         unit, out = self.unit, self.out
         out.extend([
             "bucket, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS",
             f"row = bucket{self.wide} * ROWS",
-            "rows = tl.arange(0, ROWS)[None, :]",
+            "rows = tl.arange(0, ROWS)",
             f"first = chunk{self.wide} * MANY",
             f"many = first + tl.arange(0, MANY){self.wide}",
         ])  # fmt: skip
         unit.wait()
         self._found()
-        self._counted()
         self._told()
         self._listed()
         chunks = unit.constants["CHUNKS"]
@@ -102,7 +101,7 @@ class Sorting(_Sorted):
         return unit.launch(grid=(buckets * chunks, sizes.ONE, sizes.ONE), cluster=chunks)
 
     def _found(self) -> None:
-        """Keeps the points that fall on the program's rows, after the places for those of all rows before."""
+        """Counts the points that fall on each of the program's rows, and on all rows before."""
         unit, out, scope = self.unit, self.out, Scope()
         scope.lines.append(f"{self.many.mask} = many < {self.points}")
         fallen, *others = [unit.body.emit(root, scope) for root in self.asked]
@@ -110,63 +109,55 @@ class Sorting(_Sorted):
         scope.lines.append(f"own = {fallen}{self.wide or '.to(tl.int32)'} - row")
         unit.flush(scope)
         out.extend([
-            f"before = tl.sum(({' & '.join(['(own < 0)', *inside])}).to(tl.int32), 0)",
-            "start = first + before",
+            f"less = {' & '.join(['(own < 0)', *inside])}",
             f"mine = {' & '.join(['(own >= 0) & (own < ROWS)', *inside])}",
-            "place = start + tl.associative_scan(mine.to(tl.int32), 0, pt_add) - 1",
-            f"tl.store({self.memory(FOUND)} + place, many, mask=mine)",
-            f"tl.store({self.memory(OWN)} + place, own.to(tl.int32), mask=mine)",
-            "count = tl.sum(mine.to(tl.int32), 0)",
-            "tl.debug_barrier()",
+            "own = tl.where(mine, own, 0).to(tl.int32)",
+            "before, count = tl.reduce((less.to(tl.int32), mine.to(tl.int32)), 0, pt_add_two)",
+            "upto = before + tl.associative_scan(tl.histogram(own, ROWS, mask=mine), 0, pt_add)",
         ])  # fmt: skip
-
-    def _going(self) -> None:
-        """The next of the points found, as one of each row's."""
-        self.out.extend([
-            "next = at + tl.arange(0, LISTED)",
-            f"of = tl.load({self.memory(OWN)} + start + next, mask=next < count, other=ROWS)",
-            "falls = of[:, None] == rows",
-        ])  # fmt: skip
-
-    def _counted(self) -> None:
-        """How many of the points found fall on each row, and how many of the chunk fall on it or on those before."""
-        out = self.out
-        out.line("counts = tl.zeros([1, ROWS], tl.int32)")
-        with out.indented("for at in range(0, count, LISTED):"):
-            self._going()
-            out.line("counts += tl.sum(falls.to(tl.int32), 0, keep_dims=True)")
-        out.line("upto = before + tl.associative_scan(counts, 1, pt_add)")
 
     def _told(self) -> None:
-        """Where each row's points of the chunk begin: after those of the rows before, and of the row in the chunks before."""
+        """Tells the others how many points of the chunk are before each row, and keeps the chunk's own: numbered from its first
+        point on, after the places for those of all rows before."""
         out, told = self.out, self.memory(TOLD)
         out.extend([
             f"told = {told} + tl.program_id(0){self.wide} * (ROWS + 1)",
             "tl.store(told, before)",
             "tl.store(told + 1 + rows, upto)",
+            "start = first + before",
+            "place = start + tl.associative_scan(mine.to(tl.int32), 0, pt_add) - 1",
+            f"tl.store({self.memory(FOUND)} + place, (many - first).to(tl.int32) * ROWS + own, mask=mine)",
         ])  # fmt: skip
-        if self.unit.constants["CHUNKS"] > 1:
-            out.line(MEET)
-        else:
-            out.line("tl.debug_barrier()")
+        out.line(MEET if self.unit.constants["CHUNKS"] > 1 else "tl.debug_barrier()")
         out.extend([
             "chunks = tl.arange(0, CHUNKS)[:, None]",
-            f"told = {told} + ((bucket * CHUNKS + chunks){self.wide} * (ROWS + 1) + rows)",
-            'ends = tl.load(told + 1, cache_modifier=".cg")',
-            'begins = tl.load(told, cache_modifier=".cg")',
-            "begin = tl.sum(tl.where(chunks < chunk, ends, begins), 0, keep_dims=True)",
-            "end = tl.sum(ends, 0, keep_dims=True)",
-            f"tl.store({self.memory(ENDS)} + (row + rows), end, mask=(row + rows < {self.rows}) & (chunk == 0))",
+            f"told = {told} + (bucket * CHUNKS + chunks){self.wide} * (ROWS + 1)",
         ])  # fmt: skip
+        with out.indented("if chunk == 0:"):
+            ends = 'tl.sum(tl.load(told + 1 + rows[None, :], cache_modifier=".cg"), 0)'
+            out.line(f"tl.store({self.memory(ENDS)} + row + rows, {ends}, mask=row + rows < {self.rows})")
 
     def _listed(self) -> None:
-        out = self.out
+        """Lists the points: after those of the rows before, of their row in the chunks before, and of their row in the chunk."""
+        out, found = self.out, f"{self.memory(FOUND)} + start"
+        out.extend([
+            "numbers = tl.arange(0, LISTED)[None, :]",
+            "earlier = tl.arange(0, LISTED)[:, None]",
+            "told += (chunks < chunk).to(tl.int32)",
+        ])  # fmt: skip
         with out.indented("for at in range(0, count, LISTED):"):
-            self._going()
-            out.line(f"point = tl.load({self.memory(FOUND)} + start + next, mask=next < count, other=0)")
-            out.line("to = begin + tl.associative_scan(falls.to(tl.int32), 0, pt_add) - 1")
-            out.line(f"tl.store({self.memory(ORDER)} + to, point[:, None] + tl.zeros([1, ROWS], tl.int32), mask=falls)")
-            out.line("begin += tl.sum(falls.to(tl.int32), 0, keep_dims=True)")
+            out.extend([
+                f"kept = tl.load({found} + at + numbers, mask=at + numbers < count, other=0)",
+                "theirs = kept % ROWS",
+                'to = tl.sum(tl.load(told + theirs, cache_modifier=".cg"), 0, keep_dims=True)',
+            ])  # fmt: skip
+            with out.indented("for other in range(0, at + LISTED, LISTED):"):
+                out.extend([
+                    f"others = tl.load({found} + other + earlier, mask=other + earlier < count, other=0) % ROWS",
+                    "same = (others == theirs) & (other + earlier < at + numbers)",
+                    "to += tl.sum(same.to(tl.int32), 0, keep_dims=True)",
+                ])  # fmt: skip
+            out.line(f"tl.store({self.memory(ORDER)} + to, first + kept // ROWS, mask=at + numbers < count)")
 
 
 class Adding(_Sorted):

@@ -10,6 +10,7 @@ sums         of loops that add up columns too: whole rows, `programs` programs f
 stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
 scatter      sums by an index: blocks as in plain, whose points are added up by atomics
 leaders      such sums of points that seldom share a row: x columns of a point a program, which looks at `many` indices at once
+seekers      such sums of few points: x columns of a row a program, which looks at `many` indices at once
 sorted       such sums of sorted points: x columns of a row a program, y points at once; clusters of `chunks` programs, which have
              `many` points each, sort those of `rows` rows
 
@@ -111,11 +112,14 @@ CLUSTER_WARPS = {(16, 128): (24,), (16, 256): (16,), (32, 128): (32,), (32, 256)
 that a thread holds: 80, 128, 64 and 128 registers a thread."""
 LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
 """(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
-SORTED = ((256, 8, 1), (512, 8, 2), (1024, 4, 4), (2048, 2, 4))
-SORTING = ((32, 512, 1), (32, 512, 8), (32, 1024, 8), (32, 2048, 8), (128, 2048, 8), (32, 2048, 16))
-"""(x, y, warps): a thread has 8 or 16 columns of every point, so that none has to be told what others add up; (rows, many,
+SEEKERS = ((64, 1, 128), (1024, 4, 128), (2048, 4, 128), (1024, 8, 512), (2048, 4, 1024), (2048, 8, 512), (4096, 8, 1024),
+           (4096, 16, 1024))  # fmt: skip
+"""(x, warps, many)"""
+SORTED = ((256, 4, 1), (256, 8, 1), (512, 4, 2), (512, 4, 4), (1024, 4, 4), (2048, 2, 4))
+SORTING = ((32, 1024, 1), (64, 256, 4), (64, 512, 4), (64, 512, 8), (32, 1024, 8), (32, 2048, 8), (128, 2048, 8), (64, 2048, 16))
+"""(x, y, warps): a thread has 4 to 16 columns of every point, so that none has to be told what others add up; (rows, many,
 chunks)."""
-SCATTERED = ("scatter", "leaders", "sorted")
+SCATTERED = ("scatter", "leaders", "seekers", "sorted")
 FINISHED = 64
 """Values a thread may hold of what the programs of a row have left."""
 
@@ -150,6 +154,8 @@ def _scattered(rows: bool, device: DeviceFacts) -> Iterator[Config]:
     yield from (Config.of(variant="scatter", x=x, y=y, warps=w) for x, y, w in PLAIN_2)
     for (x, warps), many in itertools.product(LEADERS if rows else (), MANY):
         yield Config.of(variant="leaders", x=x, warps=warps, many=many)
+    for x, warps, many in SEEKERS if rows else ():
+        yield Config.of(variant="seekers", x=x, warps=warps, many=many)
     for (x, y, warps), (row, many, chunks) in itertools.product(SORTED if rows else (), SORTING):
         if chunks == 1 or device.capability >= CLUSTERED:
             yield Config.of(variant="sorted", x=x, y=y, warps=warps, rows=row, many=many, chunks=chunks)
