@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_leaves
 
 from polytile import options
 from polytile.ir import expr, interpret
@@ -68,18 +67,18 @@ def both(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return most, (most.squeeze(-1) - x.gather(1, target[:, None]).squeeze(-1)).sum()
 
 
-def unpicked(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (x.amax(-1) * target).sum()
+def unpicked(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor]:
+    return ((x.amax(-1) * target).sum(),)
 
 
-@pytest.mark.parametrize("function", [both, unpicked])
-def test_what_others_need_or_nobody_picks_stays(function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("function,picks", [(both, True), (unpicked, False)])
+def test_what_others_need_is_stored_and_what_nobody_picks_stays(function: Callable[..., Any], picks: bool) -> None:
     x, target = given()
     target = target.clamp(min=0)
     program = optimized(function, x, target)
-    assert not any(load.indirect for load in expr.loads(*loops(program)[0].roots))
-    wanted = function(x, target)
-    for found, want in zip(interpret.run(program, [x, target]), tree_leaves(wanted), strict=True):
+    rows = loops(program)[0]
+    assert any(load.indirect for load in expr.loads(*rows.roots)) is picks and len(rows.writes()) == 1 + picks
+    for found, want in zip(interpret.run(program, [x, target]), function(x, target), strict=True):
         torch.testing.assert_close(found, want)
 
 

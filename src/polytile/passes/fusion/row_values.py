@@ -9,8 +9,9 @@
 The last launch of a cross entropy would wait for elements all over the matrix, which nobody has any more, and for the indices by
 which to find them, with few programs to wait beside each other. A row's own program has just had the element.
 
-The loops qualify if b has one value of all rows, nobody else reads what a passes to it, and the values of b that this goes into
-read an element of what a reads, at an index from memory. For GPUs only: a core that has a row goes on to the next.
+The loops qualify if b has one value of all rows, and the values of b that what a passes to it goes into, no more than are passed,
+read an element of what a reads, at an index from memory. What others need of a is stored as before, as for the gradient of that
+cross entropy. For GPUs only: a core that has a row goes on to the next.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import replace
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node, Reduce
 from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store, compute_dtype
-from polytile.passes.fusion.merge import Unfit, merge
+from polytile.passes.fusion.merge import Unfit, merge, stores_on
 from polytile.passes.loops import on_gpu, reindexed, touching
 
 
@@ -31,21 +32,18 @@ def fuse_row_values(program: Program) -> Program:
     kept = program.observed_buffers()
     readers = touching(program.operations)
     for j, total in enumerate(program.operations):
-        if not isinstance(total, Loop) or total.axes or not total.reduced:
-            continue
-        if not all(on_gpu(buffers[name].device) for name in total.writes()):
+        if not isinstance(total, Loop) or total.axes or not total.reduced or not all(map(on_gpu, stores_on(total, buffers))):
             continue
         for i, rows in _before(operations, j, total):
             passed = rows.writes() & total.reads()
-            if passed & kept or any(readers[name] != [i, j] for name in passed):
-                continue
+            alone = frozenset(name for name in passed - kept if readers[name] == [i, j])
             made = _values(rows, total, passed, buffers)
             changed = set().union(*[operation.writes() for operation in operations[i + 1 : j]])
             if made is None or made[0].reads() & changed:
                 continue
             values, rest, stored = made
             try:
-                operations[i] = merge(rows, values, {**buffers, **stored}, frozenset(passed)).loop
+                operations[i] = merge(rows, values, {**buffers, **stored}, alone).loop
             except Unfit:
                 continue
             operations[j] = rest
@@ -73,7 +71,7 @@ def _values(
         return None
     axes = tuple(Axis(sizes.axis(f"p{k}"), axis.size) for k, axis in enumerate(total.reduced))
     extents = tuple(axis.size for axis in axes)
-    device = buffers[next(iter(total.writes()))].device
+    (device,) = stores_on(total, buffers)
     stored, loads, stores = {}, {}, []
     for k, term in enumerate(terms):
         name = f"{total.name}_rows{k}"
