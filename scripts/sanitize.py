@@ -2,11 +2,11 @@
 
 memcheck finds accesses outside of memory and misaligned ones, racecheck races in shared memory; both look at generated kernels
 alone. Memory comes from the driver, not from torch's cache, so that what lies beyond a tensor is no memory. Tests that fault on
-purpose or count memory are left out. What follows the options goes to pytest. Ends with status 0 if all is well, 1 if something
-was found or a test failed, 2 where the tool or the GPU is missing.
+purpose, count memory or record graphs, for which that cache is needed, are left out. What follows the options goes to pytest.
+Ends with status 0 if all is well, 1 if something was found or a test failed, 2 where the tool or the GPU is missing.
 
-`--jobs 8` shares the tests among as many processes. `--brief` runs some of the tests, and of each regime's candidates only what
-is predicted to be best: minutes, not half an hour.
+`--jobs 8` shares the tests among as many processes. `--predicted` runs of each regime's candidates only what is predicted to be
+best, `--brief` some of the tests so: minutes, not half an hour.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOL = "compute-sanitizer"
 TOOLS = ("memcheck", "racecheck")
 TESTS = ("tests/gpu/test_functions.py", "tests/gpu/test_machinery.py")
-LEFT_OUT = ("without_memory", "largest", "scans_along", "warm_process", "cuda_graph")
+LEFT_OUT = (
+    "without_memory", "largest", "scans_along", "warm_process", "graph", "recorded", "captured", "librarys_own",
+)  # fmt: skip
 """Parts of names of tests: of full devices, of tensors that take a sanitizer too long, of processes of their own, of graphs."""
+TIMED = ("timed", "come_often")
+"""The same of tests that need several candidates to be measured."""
 BRIEF = "many_shapes and (float32 or bfloat16) or cluster or its_gradient or batch_norm or 16_bits"
 """Parts of the names of the tests that a brief run has."""
 FOUND = 86
@@ -59,13 +63,14 @@ def missing(tool: str, gpu: bool) -> str:
 def command(tool: str, check: str, tests: Sequence[str], rest: Sequence[str]) -> list[str]:
     """pytest under the tool's `check`."""
     options = ["--tool", check, "--error-exitcode", str(FOUND), "--kernel-name", f"kernel_substring={KERNEL}"]
-    return [tool, *options, sys.executable, "-m", "pytest", "-x", *tests, *rest]
+    return [tool, *options, sys.executable, "-m", "pytest", *tests, *rest]
 
 
-def chosen(brief: bool) -> list[str]:
+def chosen(brief: bool, predicted: bool) -> list[str]:
     """Which tests, as pytest's options."""
     wanted = [f"({BRIEF})"] if brief else []
-    return ["-k", " and ".join([*wanted, *[f"not {part}" for part in LEFT_OUT]])]
+    left_out = [*LEFT_OUT, *(TIMED if brief or predicted else ())]
+    return ["-k", " and ".join([*wanted, *[f"not {part}" for part in left_out]])]
 
 
 def shares(tests: Sequence[str], selection: Sequence[str], jobs: int) -> list[list[str]]:
@@ -101,6 +106,7 @@ def main() -> int:
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--tests", nargs="+", default=TESTS)
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the tests")
+    parser.add_argument("--predicted", action="store_true", help="one candidate a regime: what is predicted to be best")
     parser.add_argument("--brief", action="store_true", help="some of the tests, one candidate a regime")
     arguments, rest = parser.parse_known_args()
     import torch
@@ -110,8 +116,9 @@ def main() -> int:
     if trouble:
         print(f"make sanitize: {trouble}", file=sys.stderr)
         return 2
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} | ({"POLYTILE_TUNE": "off"} if arguments.brief else {})
-    parts = shares(arguments.tests, chosen(arguments.brief), arguments.jobs)
+    untuned = {"POLYTILE_TUNE": "off"} if arguments.brief or arguments.predicted else {}
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", **untuned}
+    parts = shares(arguments.tests, chosen(arguments.brief, arguments.predicted), arguments.jobs)
     results = {}
     for check in arguments.tools:
         results[check] = run([command(tool, check, part, rest) for part in parts], environment)

@@ -135,20 +135,30 @@ def test_an_embedding_and_its_gradient() -> None:
     with_gradients(lambda w: F.embedding(index, w).sin(), data(100, 64))
 
 
+def norm_gradients(g: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor) -> Any:
+    return torch.ops.aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, w, [True, True, True])
+
+
+def of_a_norm(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    x = data(m, n, dtype=dtype)
+    mean, rstd = x.float().mean(-1, keepdim=True), x.float().var(-1, keepdim=True, correction=0).add(1e-5).rsqrt()
+    return data(m, n, dtype=dtype), x, data(n, dtype=dtype), mean, rstd
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_a_norm_at_many_shapes(dtype: torch.dtype) -> None:
-    def gradients(g: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor) -> Any:
-        return torch.ops.aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, w, [True, True, True])
+    compare(norm_gradients, *[of_a_norm(m, n, dtype) for m, n in (*SHAPES, *LONG) if m])
 
-    def make(m: int, n: int) -> tuple[Any, ...]:
-        x = data(m, n, dtype=dtype)
-        mean, rstd = x.float().mean(-1, keepdim=True), x.float().var(-1, keepdim=True, correction=0).add(1e-5).rsqrt()
-        return data(m, n, dtype=dtype), x, data(n, dtype=dtype), mean, rstd
 
-    compare(gradients, *[make(m, n) for m, n in (*SHAPES, *LONG) if m])
-    timed = {s.candidate for kernel in _latest() for d in kernel.decisions for s in d.standings if s.seconds == s.seconds}
-    clusters = any(name.startswith("sums") and "splits=" in name for name in timed)
-    assert clusters or torch.cuda.get_device_capability() < (9, 0)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_clusters_that_add_up_columns_are_timed_and_right(dtype: torch.dtype) -> None:
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("clusters are of compute capability 9.0")
+    compare(norm_gradients, *[of_a_norm(m, n, dtype) for m, n in LONG], persist=False)
+    kernels = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+    standings = [standing for kernel in kernels for decision in kernel.decisions for standing in decision.standings]
+    timed = {standing.candidate for standing in standings if standing.seconds == standing.seconds}
+    assert any(name.startswith("sums") and "splits=" in name for name in timed), sorted(timed)
 
 
 def test_numbers_of_the_host_go_along_with_calls_and_can_be_recorded() -> None:
