@@ -18,6 +18,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 from polytile.kernels.triton.kernel import KERNEL
@@ -84,14 +86,17 @@ def shares(tests: Sequence[str], selection: Sequence[str], jobs: int) -> list[li
 
 
 def run(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> int:
-    """The worst status of commands that run side by side: of several, each is heard when it has ended."""
+    """The worst status of commands that run side by side: of several, each is heard as soon as it has ended."""
     heard = None if len(commands) == 1 else subprocess.PIPE
-    running = [subprocess.Popen(one, cwd=ROOT, env=environment, stdout=heard, stderr=subprocess.STDOUT) for one in commands]
     statuses = []
-    for process in running:
-        said, _ = process.communicate()
-        sys.stdout.write((said or b"").decode(errors="replace"))
-        statuses.append(process.returncode)
+    with ThreadPoolExecutor(len(commands)) as pool:
+        begin = partial(subprocess.run, cwd=ROOT, env=environment, stdout=heard, stderr=subprocess.STDOUT)
+        running = [pool.submit(begin, one) for one in commands]
+        for ended in as_completed(running):
+            process = ended.result()
+            sys.stdout.write((process.stdout or b"").decode(errors="replace"))
+            sys.stdout.flush()
+            statuses.append(process.returncode)
     return FOUND if FOUND in statuses else next((status for status in statuses if status), 0)
 
 

@@ -69,7 +69,8 @@ def main() -> None:
         if "unseen" in given.parts:
             left = given.seconds - (time.monotonic() - began)
             chosen = [f for f in FUNCTIONS[:4] if f.name in given.functions]
-            results["unseen"] = unseen.run(chosen, given.dtypes[0], given.unseen_shapes, left, given.unseen_seed)
+            rows = results["unseen"] = []
+            unseen.run(chosen, given.dtypes[0], given.unseen_shapes, left, given.unseen_seed, rows)
     finally:
         results["cells"] = cells.rows
         if earlier is not None:

@@ -34,10 +34,11 @@ def shapes(count: int, seed: int = 0) -> list[tuple[int, int]]:
     return found
 
 
-def run(functions: list[Function], dtype: str, count: int, seconds: float, seed: int = 0) -> list[dict[str, Any]]:
-    """One row a kernel and shape: the time of the prior's choice over that of the best candidate."""
+def run(
+    functions: list[Function], dtype: str, count: int, seconds: float, seed: int, rows: list[dict[str, Any]]
+) -> None:
+    """Adds a row a kernel and shape to `rows` when it is measured: the time of the prior's choice over the best candidate's."""
     deadline = time.monotonic() + seconds
-    rows: list[dict[str, Any]] = []
     for number, function in enumerate(functions):
         torch._dynamo.reset()
         polytile.reset()
@@ -55,7 +56,6 @@ def run(functions: list[Function], dtype: str, count: int, seconds: float, seed:
                 if len(kernel.decisions) > before.get(id(kernel), 0):  # else the regime is known from another shape
                     rows += _row(function, dtype, shape, kernel)
         print(function.name, *summary([row for row in rows if row["function"] == function.name]), flush=True)
-    return rows
 
 
 def _kernels() -> list[MultiKernel]:
