@@ -90,12 +90,12 @@ def run(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> in
     heard = None if len(commands) == 1 else subprocess.PIPE
     statuses = []
     with ThreadPoolExecutor(len(commands)) as pool:
-        begin = partial(subprocess.run, cwd=ROOT, env=environment, stdout=heard, stderr=subprocess.STDOUT)
+        heard_as = {"stdout": heard, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        begin = partial(subprocess.run, cwd=ROOT, env=environment, **heard_as)
         running = [pool.submit(begin, one) for one in commands]
         for ended in as_completed(running):
             process = ended.result()
-            sys.stdout.write((process.stdout or b"").decode(errors="replace"))
-            sys.stdout.flush()
+            print(process.stdout or "", end="", flush=True)
             statuses.append(process.returncode)
     return FOUND if FOUND in statuses else next((status for status in statuses if status), 0)
 

@@ -319,8 +319,8 @@ def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]
 def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
     """What the prior's errors go with (links/prior.py): whether loads of a shared row are ahead, whether a block has several
     rows, and what becomes of sums by an index. Of 345 regimes whose near candidates were all measured on an H100 the best of six
-    took 1.0033 times as long as the best of all by the ranking alone, 1.0030 with no more than four of a kind. Of 300 choices of
-    the grid 9 are not among the six (benchmarks.gpu.chosen). Where it is wrong: a softmax of 33×306322 has its fastest in fifth
+    took 1.0033 times as long as the best of all by the ranking alone, 1.0030 with no more than four of a kind. Of 293 choices of
+    the grid 7 are not among the six (benchmarks.gpu.chosen). Where it is wrong: a softmax of 33×306322 has its fastest in fifth
     and eighth place, and one of the other kind, which is slower, is tried instead of the fifth."""
     variant = str(config["variant"])
     if variant == "split":
