@@ -70,6 +70,16 @@ def agrees(kernel: LoopKernel, config: Config, facts: Facts, sizes: dict[str, in
         torch.testing.assert_close(tensor.double(), want[name], rtol=1e-4, atol=1e-3)
 
 
+def test_values_of_a_row_are_loaded_before_one_of_its_programs_stores_over_them() -> None:
+    x, total = load("x", P0 * S1 + R0), load("t", P0)
+    off = op("sub", x, expr.reduce("sum", F32, x))
+    later = op("add", total, expr.reduce("sum", F32, op("mul", off, off)))
+    stores = [store("o", P0 * S1 + R0, op("add", off, total)), store("t", P0, later)]
+    (launch,) = generate(kernel_of(loop(stores, {P0: S0}, {R0: S1})), ROWS, Facts()).launches
+    text = launch.source[launch.source.index("def polytile_kernel") :]
+    assert text.index("tl.load(a1 + (p0))") < text.index("pt_meet()")
+
+
 @pytest.mark.parametrize("make", [softmax, layer_norm, two_meetings, cumsum])
 @pytest.mark.parametrize("splits,r", [(2, 64), (4, 32), (16, 16)])
 def test_programs_hold_a_row_together(make: Callable[[], Loop], splits: int, r: int) -> None:

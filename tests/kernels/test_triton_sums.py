@@ -125,6 +125,25 @@ def test_a_cluster_meets_as_often_as_there_are_passes() -> None:
     agree(given, want)
 
 
+@pytest.mark.parametrize("blocks", [{"r": 32, "splits": 4}, {"r": 32, "parts": 4}, {"r": 128}, {"r": 8192}])
+def test_sums_are_made_of_what_was_there_before_a_row_stored_over_it(blocks: dict[str, int]) -> None:
+    """A value of the row, and an element where a thread has too many for loads ahead."""
+    x, total = load("x", P0 * S1 + R0), load("t", P0)
+    off = op("sub", x, expr.reduce("sum", F32, x))
+    later = op("add", total, expr.reduce("sum", F32, op("mul", off, off)))
+    old = load("y", P0 * S1 + R0)
+    stores = [store("t", P0, later), store("y", P0 * S1 + R0, off)]
+    sums = [store("c", R0, op("mul", off, total), mode="sum"), store("d", R0, op("mul", old, off), mode="sum")]
+    kernel = kernel_of(loop([*stores, *sums], {P0: S0}, {R0: S1}))
+    sizes = {"n0": 3, "n1": 100}
+    given = tensors(kernel, sizes)
+    want = expected(kernel, given, sizes)
+    made = generate(kernel, Config.of(variant="sums", x=1, warps=4, programs=4, **blocks), Facts())
+    assert not interpret.run(made, given, sizes)
+    for name, tensor in given.items():
+        torch.testing.assert_close(tensor.double(), want[name], rtol=1e-4, atol=0.1)
+
+
 def test_two_sums_of_a_row_are_put_together_at_once() -> None:
     x = load("x", P0 * S1 + R0)
     both = op("mul", expr.reduce("sum", F32, x), expr.reduce("sum", F32, op("mul", x, x)))

@@ -20,6 +20,7 @@ from polytile.kernels.triton import scans
 from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.kernel import Launch, TritonKernel
 from polytile.kernels.triton.reductions import Reduction
+from polytile.kernels.triton.schedules import of_rows, stored
 from polytile.kernels.triton.split import Split, splittable
 from polytile.kernels.triton.tile import Dim
 from polytile.kernels.triton.unit import Unit
@@ -68,6 +69,7 @@ class Cluster(Split):
         """All passes over the program's share of the block that has its place, but for sums across rows."""
         nest = self.nest
         unit.out.line(f"row = {unit.row()}")
+        unit.fetch(of_rows(nest), scope)
         unit.fetch(nest.roots_in(0), scope)
         for k in range(nest.passes + 1):
             self._row_values(unit, k, scope)
@@ -76,7 +78,7 @@ class Cluster(Split):
                 for scan in nest.scans_in(k):
                     self._carried(unit, scan, scope)
                 unit.body.forget(scope)
-                unit.body.stores([store for store in nest.stores_in(k) if not store.sums], scope)
+                stored(unit, k, scope)
         unit.flush(scope)
 
     def share(self, unit: Unit, dim: Dim) -> None:

@@ -70,7 +70,18 @@ def whole_rows(unit: Unit, scope: Scope) -> None:
                 unit.body.forget(scope)
             for reduce in nest.reduces_in(k):
                 Reduction(unit.body, reduce).at_once(scope)
-            unit.body.stores([store for store in nest.stores_in(k) if not store.sums], scope)
+            stored(unit, k, scope)
+
+
+def stored(unit: Unit, k: int, scope: Scope) -> None:
+    """The stores of pass k but for sums across rows, which are added up later: what these are made of is loaded before, since a
+    store may change it."""
+    stores = unit.nest.stores_in(k)
+    summed = {id(load) for load in expr.loads(*[root for store in stores if store.sums for root in store.roots])}
+    for node in unit.nest.nodes_in(k) if summed else ():
+        if id(node) in summed:
+            unit.body.emit(node, scope)
+    unit.body.stores([store for store in stores if not store.sums], scope)
 
 
 def looped(unit: Unit) -> None:
@@ -159,6 +170,12 @@ def picked(nest: Nest) -> list[Node]:
     other."""
     roots = [root for k in range(nest.passes + 1) for store in nest.row_stores(k) for root in store.roots]
     return [load for load in expr.loads(*roots) if load.indirect and not nest.in_pass(load)]
+
+
+def of_rows(nest: Nest) -> list[Node]:
+    """What passes need of the row alone: where several programs have it, one of them may store over it later."""
+    roots = [root for k in range(nest.passes) for root in nest.roots_in(k)]
+    return [load for load in expr.loads(*roots) if not nest.in_pass(load)]
 
 
 def indices(nest: Nest, k: int) -> list[sympy.Expr]:

@@ -28,7 +28,7 @@ from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.kernels.triton.ops import convert
 from polytile.kernels.triton.reductions import Reduction
-from polytile.kernels.triton.schedules import entering, goes_back, reads_again, whole_rows
+from polytile.kernels.triton.schedules import entering, goes_back, reads_again, stored, whole_rows
 from polytile.kernels.triton.scratch import on_scratch
 from polytile.kernels.triton.unit import Unit
 from polytile.problem import Config
@@ -202,7 +202,7 @@ class PartedSums(Sums):
             unit.fetch(nest.roots_in(k), inner)
             for reduction in reductions:
                 reduction.update(inner)
-            body.stores([store for store in nest.stores_in(k) if not store.sums], inner)
+            stored(unit, k, inner)
             add(unit, [one for one in self._of(part) if one.store in nest.stores_in(k)], inner)
             unit.flush(inner)
         body.again, body.last = set(), False
