@@ -65,7 +65,7 @@ def kernel_times(calls: Mapping[str, Call], rounds: int = 15, places: int = PLAC
             print(f"  {name} cannot be recorded: {type(error).__name__}: {str(error)[:200]}", flush=True)
     samples: dict[str, list[list[float]]] = {name: [[] for _ in range(places)] for name in graphs}
     order = list(graphs)
-    for turn in range(rounds):
+    for turn in range(max(rounds, places)):
         place = turn % places
         for name in order if turn % 2 else reversed(order):
             if turn < LEAST or sum(map(sum, samples[name])) * CALLS < ENOUGH:

@@ -147,6 +147,22 @@ def test_where_there_is_something_to_read_once() -> None:
     assert not able(column_sum)
 
 
+def test_exponentials_beside_an_infinity_are_0() -> None:
+    x = load("x", P0 * S1 + R0)
+    powers = op("exp", op("sub", x, expr.reduce("max", F32, x)))
+    stores = [store("o", P0 * S1 + R0, powers), store("s", P0, expr.reduce("sum", F32, powers))]
+    case = Case(loop(stores, {P0: S0}, {R0: S1}), dict.fromkeys("xos", F32))
+    given, out, total = torch.randn(3, 50), torch.full((3, 50), 7.0), torch.full((3,), 7.0)
+    given[0, 3], given[1, 40] = float("inf"), float("inf")
+    named = {"x": given, "o": out, "s": total}
+    config = Config.of(variant="cluster", x=1, r=16, warps=4, splits=4)
+    tensors = {t.name: named[o] for t, o in zip(case.kernel.tensors, case.site.buffers, strict=True)}
+    interpret.run(generate(case.kernel, config, Facts()), tensors, {"n0": 3, "n1": 50})
+    want = torch.exp(given - given.amax(1, keepdim=True))
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(total, want.sum(1), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 def test_a_device_has_clusters_from_9_0_on() -> None:
     kernel = kernel_of(layer_norm())
     nest = nest_of(kernel.loop)

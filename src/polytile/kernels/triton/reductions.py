@@ -253,8 +253,9 @@ class Reduction:
 
     def _again(self, node: Op, scope: Scope) -> str:
         """The exponentials of the block by the greatest value of the row."""
-        factor = ops.text(node, [f"({self.name}_own - {self.name}_0)"], self.body.fast)
-        scope.lines.append(f"{self.name}_factor = {factor}")
+        own, most = f"{self.name}_own", f"{self.name}_0"
+        factor = ops.text(node, [f"({own} - {most})"], self.body.fast)
+        scope.lines.append(f"{self.name}_factor = tl.where({own} == {most}, 1.0, {factor})")  # infinite values too
         return f"{self.name}_exp * {self.name}_factor"
 
     def finish(self, running: list[str], scope: Scope) -> None:

@@ -76,8 +76,9 @@ def whole_rows(unit: Unit, scope: Scope) -> None:
 def stored(unit: Unit, k: int, scope: Scope) -> None:
     """The stores of pass k but for sums across rows, which are added up later: what these are made of is loaded before, since a
     store may change it."""
-    stores = unit.nest.stores_in(k)
-    summed = {id(load) for load in expr.loads(*[root for store in stores if store.sums for root in store.roots])}
+    stores, written = unit.nest.stores_in(k), unit.kernel.loop.writes()
+    needed = expr.loads(*[root for store in stores if store.sums for root in store.roots])
+    summed = {id(load) for load in needed if load.buffer in written}
     for node in unit.nest.nodes_in(k) if summed else ():
         if id(node) in summed:
             unit.body.emit(node, scope)
@@ -173,9 +174,10 @@ def picked(nest: Nest) -> list[Node]:
 
 
 def of_rows(nest: Nest) -> list[Node]:
-    """What passes need of the row alone: where several programs have it, one of them may store over it later."""
+    """What passes need of the row alone and the loop writes: where several programs have it, one of them may store over it
+    before another has loaded it."""
     roots = [root for k in range(nest.passes) for root in nest.roots_in(k)]
-    return [load for load in expr.loads(*roots) if not nest.in_pass(load)]
+    return [load for load in expr.loads(*roots) if not nest.in_pass(load) and load.buffer in nest.loop.writes()]
 
 
 def indices(nest: Nest, k: int) -> list[sympy.Expr]:
