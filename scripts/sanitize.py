@@ -32,7 +32,7 @@ LEFT_OUT = (
     "without_memory", "largest", "scans_along", "warm_process", "graph", "recorded", "captured", "librarys_own",
 )  # fmt: skip
 """Parts of names of tests: of full devices, of tensors that take a sanitizer too long, of processes of their own, of graphs."""
-TIMED = ("timed", "come_often")
+TIMED = "timed"
 """The same of tests that need several candidates to be measured."""
 BRIEF = "many_shapes and (float32 or bfloat16) or cluster or its_gradient or batch_norm or 16_bits"
 """Parts of the names of the tests that a brief run has."""
@@ -71,7 +71,7 @@ def command(tool: str, check: str, tests: Sequence[str], rest: Sequence[str]) ->
 def chosen(brief: bool, predicted: bool) -> list[str]:
     """Which tests, as pytest's options."""
     wanted = [f"({BRIEF})"] if brief else []
-    left_out = [*LEFT_OUT, *(TIMED if brief or predicted else ())]
+    left_out = [*LEFT_OUT, *([TIMED] if brief or predicted else ())]
     return ["-k", " and ".join([*wanted, *[f"not {part}" for part in left_out]])]
 
 

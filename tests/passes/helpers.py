@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -18,12 +18,23 @@ from polytile.ir import expr, interpret, printer, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Buffer, Input, Loop, Program, Store, Template, View, compute_dtype, whole
 from polytile.ir.verify import verify
+from polytile.passes.pipeline import optimize
+from tests.frontend.lowering import lower
 
 F32, I64, BOOL, BF16 = torch.float32, torch.int64, torch.bool, torch.bfloat16
 S0, S1, S2 = (sympy.Symbol(f"s{i}", positive=True, integer=True) for i in range(3))
 CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parent / "golden"
 Size: TypeAlias = "sympy.Expr | int"
+
+
+def optimized(function: Callable[..., Any], *args: torch.Tensor) -> Program:
+    """A function of tensors of these sizes, lowered with symbolic ones, after all passes."""
+    return optimize(lower(function, *args)).program
+
+
+def loops(program: Program) -> list[Loop]:
+    return [operation for operation in program.operations if isinstance(operation, Loop)]
 
 
 class Net:
@@ -192,5 +203,5 @@ def layer_norm(net: Net, x: Tensor, weight: Tensor, bias: Tensor, count: float) 
 
 __all__ = [
     "BF16", "BOOL", "CPU", "F32", "I64", "S0", "S1", "S2", "Net", "arguments", "assert_golden", "assert_same", "kinds",
-    "layer_norm", "loop_of", "softmax",
+    "layer_norm", "loop_of", "loops", "optimized", "softmax",
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,24 +9,9 @@ import torch
 
 from polytile import options
 from polytile.ir import interpret
-from polytile.ir.program import Loop, Program
-from polytile.passes.pipeline import optimize
-from tests.frontend.lowering import lower
+from tests.passes.helpers import loops, optimized
 
-
-@pytest.fixture(autouse=True)
-def on_gpu() -> Iterator[None]:
-    """CPU tensors stand for a GPU's."""
-    with options.override(interpret=True, verify_ir=True):
-        yield
-
-
-def optimized(function: Callable[..., Any], *args: torch.Tensor) -> Program:
-    return optimize(lower(function, *args)).program
-
-
-def loops(program: Program) -> list[Loop]:
-    return [operation for operation in program.operations if isinstance(operation, Loop)]
+pytestmark = pytest.mark.usefixtures("on_gpu")
 
 
 def layer_norm_backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,11 +18,7 @@ from tests.frontend.lowering import lower
 Function = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
-@pytest.fixture(autouse=True)
-def on_gpu() -> Iterator[None]:
-    """CPU tensors stand for a GPU's."""
-    with options.override(interpret=True, verify_ir=True):
-        yield
+pytestmark = pytest.mark.usefixtures("on_gpu")
 
 
 def optimized(function: Function, args: tuple[torch.Tensor, ...], symbolic: bool = True) -> Program:

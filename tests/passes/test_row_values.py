@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,24 +11,9 @@ import torch.nn.functional as F
 
 from polytile import options
 from polytile.ir import expr, interpret
-from polytile.ir.program import Loop, Program
-from polytile.passes.pipeline import optimize
-from tests.frontend.lowering import lower
+from tests.passes.helpers import loops, optimized
 
-
-@pytest.fixture(autouse=True)
-def on_gpu() -> Iterator[None]:
-    """CPU tensors stand for a GPU's."""
-    with options.override(interpret=True, verify_ir=True):
-        yield
-
-
-def optimized(function: Callable[..., Any], *args: torch.Tensor) -> Program:
-    return optimize(lower(function, *args)).program
-
-
-def loops(program: Program) -> list[Loop]:
-    return [operation for operation in program.operations if isinstance(operation, Loop)]
+pytestmark = pytest.mark.usefixtures("on_gpu")
 
 
 def cross_entropy(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,11 +20,7 @@ Function = Callable[..., torch.Tensor]
 F32 = torch.float32
 
 
-@pytest.fixture(autouse=True)
-def on_gpu() -> Iterator[None]:
-    """CPU tensors stand for a GPU's."""
-    with options.override(interpret=True, verify_ir=True):
-        yield
+pytestmark = pytest.mark.usefixtures("on_gpu")
 
 
 def optimized(function: Function, dtype: torch.dtype = F32) -> Program:

@@ -24,7 +24,8 @@ from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.kernels.triton.ops import convert
 from polytile.kernels.triton.scratch import on_scratch
 from polytile.kernels.triton.split import masked
-from polytile.kernels.triton.unit import Unit
+from polytile.kernels.triton.tile import Dim
+from polytile.kernels.triton.unit import ROWS, Unit
 from polytile.problem import Config
 
 WHOLE = Config.of(variant="plain", x=4096, warps=8)
@@ -128,6 +129,18 @@ def _apart(loop: Loop) -> bool:
     return axes <= store.index.free_symbols and not axes & expr.free_symbols(*store.indirect)
 
 
+def begun(unit: Unit, name: str, count: str, columns: Dim) -> None:
+    """The number of the program's own row or point as `name`, of `count`, by the second and third axis of the grid, and its
+    block of `columns` by the first."""
+    out, wide = unit.out, ".to(tl.int64)" if unit.facts.wide else ""
+    out.line(f"{name} = (tl.program_id(1) + tl.program_id(2) * {ROWS}){wide}")
+    with out.indented(f"if {name} >= {count}:"):
+        out.line("return")
+    out.line(f"{columns.name.lower()}_at = tl.program_id(0){wide}")
+    unit.parallel(columns)
+    unit.wait()
+
+
 def emptied(kernel: LoopKernel, facts: Facts, overlaps: bool) -> Launch:
     """Sets the table to zero."""
     (store,) = kernel.loop.stores
@@ -151,4 +164,4 @@ def _over(kernel: LoopKernel, store: Store) -> Loop:
     return Loop(kernel.loop.name, (_everywhere(kernel),), (), (store,), kernel.loop.origins)
 
 
-__all__ = ["ROW", "Table", "emptied", "is_scattered", "needs_scratch", "scatter", "size_of", "table_of"]
+__all__ = ["ROW", "Table", "begun", "emptied", "is_scattered", "needs_scratch", "scatter", "size_of", "table_of"]

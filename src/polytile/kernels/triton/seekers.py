@@ -24,7 +24,7 @@ from polytile.kernels.nest import Nest, nest_of
 from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.kernel import Launch, TritonKernel
-from polytile.kernels.triton.scattered import ROW, emptied, table_of
+from polytile.kernels.triton.scattered import ROW, begun, emptied, table_of
 from polytile.kernels.triton.tile import Dim, Tile, blocks
 from polytile.kernels.triton.unit import ROWS, Unit
 from polytile.problem import Config
@@ -58,16 +58,6 @@ class _Looking:
         self.asked, over = asked.roots, nest_of(asked)
         self.many = Dim("MANY", (many,), int(config["many"]))
         self.ahead = Body(kernel, Tile(replace(over, cutting=False), facts, (self.many,), ()), facts, prefix="m")
-
-    def _begun(self, name: str, count: sympy.Expr) -> None:
-        """The number of what the program has as `name`, and its columns."""
-        unit, out = self.unit, self.unit.out
-        out.line(f"{name} = (tl.program_id(1) + tl.program_id(2) * {ROWS}){self.wide}")
-        with out.indented(f"if {name} >= {unit.body.index(count)}:"):
-            out.line("return")
-        out.line(f"{self.columns.name.lower()}_at = tl.program_id(0){self.wide}")
-        unit.parallel(self.columns)
-        unit.wait()
 
     def _summed(self, going: str) -> None:
         """Adds up what falls on the row, block after block of indices while `going`."""
@@ -120,7 +110,7 @@ class Leading(_Looking):
 
     def made(self) -> Launch:
         points, out = self.table.points.size, self.unit.out
-        self._begun(POINT, points)
+        begun(self.unit, POINT, self.points, self.columns)
         self._own_row()
         out.line(f"leads = {POINT} >= 0")
         self._summed("leads & ")
@@ -144,7 +134,7 @@ class Seeking(_Looking):
     """The launch of `seekers`."""
 
     def made(self) -> Launch:
-        self._begun(ROW, self.table.rows)
+        begun(self.unit, ROW, self.unit.body.index(self.table.rows), self.columns)
         self._summed("")
         self._stored()
         return self._launch(self.table.rows)

@@ -26,7 +26,7 @@ from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Scope
 from polytile.kernels.triton.cluster import MEET
 from polytile.kernels.triton.kernel import Launch, Scratch, TritonKernel
-from polytile.kernels.triton.scattered import ROW, Table, table_of
+from polytile.kernels.triton.scattered import ROW, Table, begun, table_of
 from polytile.kernels.triton.tile import Dim, Tile, blocks
 from polytile.kernels.triton.unit import ROWS, Unit
 from polytile.problem import Config
@@ -175,12 +175,7 @@ class Adding(_Sorted):
 
     def made(self) -> Launch:
         unit, table, out = self.unit, self.table, self.out
-        out.line(f"{ROW} = (tl.program_id(1) + tl.program_id(2) * {ROWS}){self.wide}")
-        with out.indented(f"if {ROW} >= {self.rows}:"):
-            out.line("return")
-        out.line(f"{self.columns.name.lower()}_at = tl.program_id(0){self.wide}")
-        unit.parallel(self.columns)
-        unit.wait()
+        begun(unit, ROW, self.rows, self.columns)
         self._lists()
         self._next(self.listed.variable, "0")
         shape = unit.tile.shape(frozenset({self.columns}))

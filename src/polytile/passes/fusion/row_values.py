@@ -86,8 +86,8 @@ def _values(
         return loads[id(node)] if id(node) in loads else expr.rebuild(node, children)
 
     rest = total.map_roots(lambda roots: expr.rewrite(roots, rule))
-    unread = passed & rest.reads()
-    return None if unread else (reindexed(alone, axes, (), mapping), rest, stored)
+    still_read = passed & rest.reads()
+    return None if still_read else (reindexed(alone, axes, (), mapping), rest, stored)
 
 
 __all__ = ["fuse_row_values"]
