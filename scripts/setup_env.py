@@ -148,10 +148,10 @@ def borrow_from_host(environment: Environment) -> None:
     (site / "polytile.pth").write_text("\n".join(lines) + "\n")
 
     project = (ROOT / "pyproject.toml").read_text()
-    source = (ROOT / "src" / "polytile" / "__init__.py").read_text()
+    source = (ROOT / "src" / "polytile" / "version.py").read_text()
     version = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
     backend = re.search(r"^\[project\.entry-points\.torch_dynamo_backends\]\n(\w+) = \"(.+)\"$", project, re.MULTILINE)
-    assert version and backend, "pyproject.toml and polytile/__init__.py must state the backend and the version"
+    assert version and backend, "pyproject.toml must state the backend, polytile/version.py the version"
     for old in site.glob("polytile-*.dist-info"):
         shutil.rmtree(old)
     metadata = site / f"polytile-{version[1]}.dist-info"

@@ -21,7 +21,7 @@ from benchmarks.timing import geomean
 from polytile.kernels.candidate import Candidate, specialised
 from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.multikernel import MultiKernel
-from polytile.multikernel.selector import Request
+from polytile.multikernel.request import Request
 from polytile.tuning.limits import GPU_LIMITS
 from polytile.tuning.tune import Task, tune
 

@@ -29,7 +29,7 @@ from benchmarks.timing import geomean
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.links.prior import CLEAR_LOSER, varied
 from polytile.multikernel.multikernel import MultiKernel
-from polytile.multikernel.selector import Request
+from polytile.multikernel.request import Request
 from polytile.report import Table, show
 
 NEAR = 2.0

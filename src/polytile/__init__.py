@@ -26,13 +26,24 @@ from polytile.counters import counters
 from polytile.errors import PolytileError
 from polytile.frontend import register as _register
 from polytile.plans import save_plan
+from polytile.version import __version__
 
 if TYPE_CHECKING:
     from polytile.explanation import Explanation
     from polytile.multikernel.handwritten import Kernel
 
-__version__ = "0.1.0"
-__all__ = ["PolytileError", "compile", "counters", "explain", "forget_weights", "kernel", "options", "reset", "save_plan"]
+__all__ = [
+    "PolytileError",
+    "__version__",
+    "compile",
+    "counters",
+    "explain",
+    "forget_weights",
+    "kernel",
+    "options",
+    "reset",
+    "save_plan",
+]
 
 
 def compile(

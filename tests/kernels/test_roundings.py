@@ -12,7 +12,7 @@ import polytile
 from polytile.ir.program import Loop, Template
 from polytile.kernels import canonical, gemm_args, gemm_kernel, roundings
 from polytile.kernels.roundings import Rounded
-from polytile.multikernel.define import template_spec
+from polytile.multikernel.specs import template_spec
 from polytile.passes.pipeline import optimize
 from polytile.tuning.gate import Gate
 from tests.frontend.lowering import lower

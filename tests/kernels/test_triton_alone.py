@@ -16,8 +16,8 @@ from polytile.ir.program import Loop, Program
 from polytile.kernels.candidate import PythonEntry
 from polytile.kernels.canonical import LoopKernel, canonicalize
 from polytile.kernels.triton import loops
-from polytile.multikernel import define_gpu
-from polytile.multikernel.define import make_args
+from polytile.multikernel import gpu_specs
+from polytile.multikernel.example_inputs import make_args
 from polytile.runtime import regime
 from polytile.runtime.cuda import device as devices
 
@@ -98,6 +98,6 @@ def test_sizes_that_only_the_operator_has_are_part_of_no_regime() -> None:
     (loop,) = program.operations
     kernel = canonicalize(loop, program.buffers)[0]
     assert len(kernel.own_symbols) < len(kernel.symbols)
-    spec = define_gpu.loop_spec(kernel, (), torch.device("cpu"))
+    spec = gpu_specs.loop_spec(kernel, (), torch.device("cpu"))
     for symbol, code in zip(kernel.symbols, spec.size_keys, strict=True):
         assert (code == regime.IGNORE) == (symbol not in kernel.own_symbols)

@@ -10,9 +10,10 @@ import torch
 from polytile.ir.program import ROUNDING, Buffer, Extern, Loop
 from polytile.kernels.canonical import LoopKernel, canonicalize
 from polytile.kernels.facts import Facts
-from polytile.kernels.triton import interpret, loops
+from polytile.kernels.triton import interpret
 from polytile.kernels.triton.generate import generate
 from polytile.runtime.cuda import device
+from polytile.runtime.target import Target
 from tests.frontend.lowering import lower
 from tests.kernels.helpers import BF16, F32, P0, S0, load, loop, op, store
 from tests.kernels.test_triton_golden import config, resources
@@ -66,9 +67,9 @@ def test_conversions_compile_where_loops_have_them(dtype: torch.dtype) -> None:
 
 def test_older_gpus_leave_them_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, converts in (("H100", True), ("L4", True), ("MI300X", True), ("A100", False), ("T4", False)):
-        monkeypatch.setattr(loops.devices, "facts", lambda index, name=name: device.named(name))
-        assert loops.converts_float8(torch.device("cuda", 0)) == converts
-    assert not loops.converts_float8(torch.device("xpu"))
+        monkeypatch.setattr(device, "facts", lambda index, name=name: device.named(name))
+        assert Target.of(torch.device("cuda", 0)).converts_float8 == converts
+    assert not Target.of(torch.device("xpu")).converts_float8
 
 
 def test_a_cpu_leaves_them_to_the_library() -> None:

@@ -16,7 +16,7 @@ from polytile.kernels.configs.records import Gemm, tile_config
 from polytile.kernels.configs.registry import unregister
 from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton.gemm import library_prior, prior
-from polytile.kernels.triton.gemm.candidates import gemm_candidates, kind_of, label
+from polytile.kernels.triton.gemm.candidates import gemm_candidates, label
 from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.problem import Config
 from polytile.runtime.cuda import device
@@ -143,11 +143,11 @@ def test_operands_are_loaded_one_by_one_where_sixteen_does_not_divide_their_rows
 
 
 def test_the_kind_says_what_tensor_cores_take() -> None:
-    assert kind_of(product(torch.bfloat16)) == BF16 and kind_of(product(torch.float32)) == FP32
-    assert kind_of(product(torch.int8, out=torch.int32)).tables == ("int8_mm",)
-    mixed = kind_of(product(torch.float16, stored=(torch.float16, torch.int8)))
+    assert Kind.of(product(torch.bfloat16)) == BF16 and Kind.of(product(torch.float32)) == FP32
+    assert Kind.of(product(torch.int8, out=torch.int32)).tables == ("int8_mm",)
+    mixed = Kind.of(product(torch.float16, stored=(torch.float16, torch.int8)))
     assert mixed.tables == ("mm", "mixed_mm") and mixed.itemsize == 2
-    assert kind_of(product(torch.float8_e4m3fn, out=torch.bfloat16)).tables == ("scaled_mm",)
+    assert Kind.of(product(torch.float8_e4m3fn, out=torch.bfloat16)).tables == ("scaled_mm",)
 
 
 def test_every_config_is_a_candidate_of_its_own() -> None:

@@ -17,8 +17,8 @@ from polytile.kernels.facts import Facts
 from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton import elf
 from polytile.kernels.triton.candidate import WORKER, Work, job_of, triton_version
-from polytile.kernels.triton.gemm.candidates import Arguments, GemmCandidate, kind_of, label
-from polytile.kernels.triton.gemm.configs import space
+from polytile.kernels.triton.gemm.candidates import Arguments, GemmCandidate, label
+from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
 from polytile.kernels.triton.gemm.unit import Chip
 from polytile.problem import Config
@@ -77,7 +77,7 @@ def orders(kernel: GemmKernel, config: Config, facts: Facts) -> list[cubins.Orde
 
 def named(name: str) -> list[cubins.Order]:
     kernel, facts = CASES[name]
-    config = next(c for c in space(kind_of(kernel), H100).configs if label(c) == name)
+    config = next(c for c in space(Kind.of(kernel), H100).configs if label(c) == name)
     return orders(kernel, config, facts)
 
 
@@ -127,7 +127,7 @@ def test_a_launch_passes_what_the_machine_code_takes(
 ) -> None:
     """`described`: what is copied at once, rows and columns of the operand in memory, and elements between its rows."""
     kernel, facts = CASES[name]
-    config = next(c for c in space(kind_of(kernel), H100).configs if label(c) == name)
+    config = next(c for c in space(Kind.of(kernel), H100).configs if label(c) == name)
     work = Work(Arguments(kernel), "product", H100, 0, lambda config, facts: generate(kernel, config, facts, CHIP))
     handle = GemmCandidate(name, config, work, lambda size: True, lambda size: 1e-6).specialise(facts).handle()
     assert handle is not None
@@ -165,7 +165,7 @@ def test_every_schedule_compiles_in_regimes_at_the_edge(regime: str, empty_cache
 
 def test_no_config_holds_more_sums_than_a_thread_has_registers_for() -> None:
     for kernel, _ in CASES.values():
-        for config in space(kind_of(kernel), H100).configs:
+        for config in space(Kind.of(kernel), H100).configs:
             if config["variant"] != "rows":
                 sums = int(config["m"]) * int(config["n"]) / (32 * int(config["warps"]))
                 assert sums <= (64 if kernel.in_dtype in (F32, FP8) else 128)

@@ -16,8 +16,7 @@ from polytile.ir.program import Loop, Program, Template, View
 from polytile.kernels import gemm_args, gemm_kernel, templates
 from polytile.kernels.facts import Facts
 from polytile.kernels.gemm_kernel import GemmKernel
-from polytile.kernels.triton.gemm.candidates import kind_of
-from polytile.kernels.triton.gemm.configs import space
+from polytile.kernels.triton.gemm.configs import Kind, space
 from polytile.multikernel.define import define_template
 from polytile.passes.pipeline import optimize
 from polytile.runtime.cuda import device
@@ -261,5 +260,5 @@ def masked(x: torch.Tensor, keep: torch.Tensor, w: torch.Tensor) -> torch.Tensor
 )
 def test_what_is_made_of_bytes_is_taken_32_at_a_time_along_k(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     program, template = lowered(function, args)
-    kind = kind_of(gemm_kernel.canonicalize(template, program.buffers)[0])
+    kind = Kind.of(gemm_kernel.canonicalize(template, program.buffers)[0])
     assert all(int(c["k"]) >= 32 for c in space(kind, device.named("H100")).configs if c["variant"] != "rows")

@@ -18,7 +18,7 @@ from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import interpret, variants
 from polytile.kernels.triton.generate import generate
 from polytile.kernels.triton.scattered import size_of, table_of
-from polytile.multikernel.define import make_args
+from polytile.multikernel.example_inputs import make_args
 from polytile.problem import Config
 from polytile.runtime.cuda import device
 from tests.kernels.helpers import BF16, F32, I64, P0, P1, P2, S0, S1, S2, checked, load, loop, op, store

@@ -17,7 +17,7 @@ from polytile.kernels.triton import interpret, vectors
 from polytile.kernels.triton.candidate import WORKER, job_of
 from polytile.kernels.triton.generate import generate
 from polytile.kernels.triton.kernel import Launch
-from polytile.multikernel import define_gpu
+from polytile.multikernel import gpu_specs
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, workers
 from tests.kernels.helpers import BF16, I8, P0, P1, S0, S1, S2, Case, kernel_of, load, loop, store
@@ -56,7 +56,7 @@ def test_no_more_is_asked_than_a_vector_of_the_smallest_type_has_elements() -> N
 
 
 def test_a_call_says_which_power_divides_its_rows() -> None:
-    spec = define_gpu.loop_spec(half_norm().kernel, ("test",), torch.device("cpu"))
+    spec = gpu_specs.loop_spec(half_norm().kernel, ("test",), torch.device("cpu"))
     facts = {n: spec.facts((7, n)) for n in (381, 382, 380, 376, 384, 512)}
     assert {n: facts[n].divisor("n1") for n in facts} == {381: 1, 382: 2, 380: 4, 376: 8, 384: 16, 512: 16}
     assert facts[382] == spec.facts((7, 366)) and "n1%2" in spec.regime(spec.words((7, 382)))

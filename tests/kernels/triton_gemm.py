@@ -14,7 +14,7 @@ from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.triton import interpret
 from polytile.kernels.triton.gemm.schedules import SCHEDULES, generate
 from polytile.kernels.triton.gemm.unit import Chip
-from polytile.multikernel.define_gpu import template_spec
+from polytile.multikernel.gpu_specs import template_spec
 from polytile.problem import Config
 
 VARIANTS = (*SCHEDULES, "persistent stores", "persistent stores flat", "tile swapped", "split swapped", "stream swapped")

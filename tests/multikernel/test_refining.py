@@ -13,8 +13,9 @@ import torch
 from polytile import options
 from polytile.counters import counters
 from polytile.errors import OptionError
-from polytile.multikernel import MultiKernel, planfile, refining, selector
+from polytile.multikernel import MultiKernel, planfile, refining
 from polytile.multikernel.links import measured
+from polytile.multikernel.request import Answer
 from polytile.runtime import launcher
 from polytile.tuning import budget
 from tests.multikernel.helpers import SPEC, Fake, Speed, arguments, double, new_process
@@ -124,7 +125,7 @@ def test_options_that_say_no(how: Mapping[str, object], fake_clock: list[str]) -
 def test_where_there_is_no_time_or_memory_for_measuring_the_call_goes_on(
     what: str, monkeypatch: pytest.MonkeyPatch, fake_clock: list[str]
 ) -> None:
-    def full(*_: object, **__: object) -> selector.Answer:
+    def full(*_: object, **__: object) -> Answer:
         raise torch.OutOfMemoryError
 
     kernel = MultiKernel(SPEC, two())
@@ -166,7 +167,7 @@ def test_not_while_nothing_may_be_timed(what: str, monkeypatch: pytest.MonkeyPat
     timed = len(fake_clock)
     with monkeypatch.context() as patch:
         if what == "recording":
-            patch.setattr(selector, "_recording", lambda request: True)
+            patch.setattr("polytile.multikernel.request._recording", lambda request: True)
         else:
             patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
         assert call(kernel, 112, ENOUGH) == "usual" and len(fake_clock) == timed

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from polytile import __version__
 from polytile.cli import plan, store
 from polytile.cli.plain import PlainErrors, StorePlace, store_at
+from polytile.version import __version__
 
 app = typer.Typer(
     name="polytile",

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from polytile import __version__, options
+from polytile import options
 from polytile.errors import DeviceError, PolytileError
 from polytile.report import Table
+from polytile.version import __version__
 
 Verdict = Literal["ok", "fair", "bad"]
 ORDER: tuple[Verdict, ...] = ("ok", "fair", "bad")

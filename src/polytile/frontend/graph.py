@@ -27,6 +27,7 @@ from polytile.frontend.operators import changes_a_copy, changing_call, is_reshap
 from polytile.frontend.placement import advised, bases, fits, laid_out, partly_written, place
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Template, View, whole
+from polytile.runtime.target import Target
 
 aten = torch.ops.aten
 
@@ -65,7 +66,7 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
     for node in graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
-                if value.device.type != "cpu" and (why := _no_kernels_for(value.device)):
+                if why := Target.of(value.device).unavailable:
                     return why
                 if value.layout is not torch.strided or value.is_quantized:
                     kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
@@ -75,12 +76,6 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
             elif node.op == "placeholder" and not isinstance(value, _NUMBERS | torch.Generator | str | None):
                 return f"polytile takes tensors and numbers, and argument {node.name} is a {type(value).__name__}"
     return ""
-
-
-def _no_kernels_for(device: torch.device) -> str:
-    from polytile.kernels.triton.loops import unavailable  # what a GPU needs is imported where there is one
-
-    return unavailable(device)
 
 
 _NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool

@@ -16,6 +16,7 @@ import torch
 
 from polytile.kernels.library import MatmulLibrary
 from polytile.problem import Config, digest
+from polytile.runtime.target import Target
 
 if TYPE_CHECKING:
     from polytile.kernels.gemm_kernel import GemmKernel
@@ -54,10 +55,8 @@ class DecomposedLibrary(MatmulLibrary):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """The batch's product, and the parts written and read once more from the cache."""
-        from polytile.kernels.triton.loops import device_of
-
         assert self.target is not None
-        device = device_of(self.target)
+        device = Target.of(self.target).facts
         again = 2 * 4 * self.parts * sizes["M"] * sizes["N"]
         batched = {**sizes, "batch": self.parts, "K": sizes["K"] // self.parts}
         return super().cost(batched) + device.launch_seconds + again / device.l2_bandwidth

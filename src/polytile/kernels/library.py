@@ -16,6 +16,7 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.gemm_args import operands
 from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.problem import Config, digest
+from polytile.runtime.target import Target
 
 RATE, BYTES, CALL = 80e9, 12e9, 3e-6  # multiply-adds/s and bytes/s of one core, s of a call: for ranking alone
 RATES = {torch.bfloat16: 230e9, torch.int8: 470e9}
@@ -67,13 +68,12 @@ class MatmulLibrary:
 
     def _gpu_cost(self, sizes: Mapping[str, int], target: torch.device) -> float:
         from polytile.kernels.triton.gemm import library_prior
-        from polytile.kernels.triton.gemm.candidates import kind_of
-        from polytile.kernels.triton.loops import device_of
+        from polytile.kernels.triton.gemm.configs import Kind
 
-        device, spec = device_of(target), self.kernel.spec
+        device, spec = Target.of(target).facts, self.kernel.spec
         misaligned = self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes)
         along_k = spec.a_layout == "k", spec.b_layout == "k"
-        product = library_prior.cost(kind_of(self.kernel), sizes, device, along_k, misaligned)
+        product = library_prior.cost(Kind.of(self.kernel), sizes, device, along_k, misaligned)
         again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
         return product + (device.launch_seconds + again / device.bandwidth if self.second_kernel else 0.0)
 

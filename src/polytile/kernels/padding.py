@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from polytile.kernels.library import MatmulLibrary
+from polytile.runtime.target import Target
 
 BYTES = 16
 """What rows of padded operands are a multiple of: the widest load."""
@@ -32,18 +33,17 @@ class PaddedLibrary(MatmulLibrary):
     def cost(self, sizes: Mapping[str, int]) -> float:
         """The product at padded sizes, and each operand and the result read and written once more."""
         from polytile.kernels.triton.gemm import library_prior
-        from polytile.kernels.triton.gemm.candidates import kind_of
-        from polytile.kernels.triton.loops import device_of
+        from polytile.kernels.triton.gemm.configs import Kind
 
         assert self.target is not None
-        device, size, spec = device_of(self.target), self.kernel.in_dtype.itemsize, self.kernel.spec
+        device, size, spec = Target.of(self.target).facts, self.kernel.in_dtype.itemsize, self.kernel.spec
         batch, m, n, k = (sizes[name] for name in ("batch", "M", "N", "K"))
         padded = {"batch": batch, "M": self._up(m), "N": self._up(n), "K": self._up(k)}
         copied = 2 * size * batch * (m * k + k * n + m * n)
         again = 2 * size * batch * m * n if self.unfused else 0
         launches = (5 if self.unfused else 4) * device.launch_seconds
         along_k = spec.a_layout == "k", spec.b_layout == "k"
-        product = library_prior.cost(kind_of(self.kernel), padded, device, along_k)
+        product = library_prior.cost(Kind.of(self.kernel), padded, device, along_k)
         return product + (copied + again) / device.bandwidth + launches
 
     def _up(self, size: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polytile.multikernel import trace
-from polytile.multikernel.selector import Request
+from polytile.multikernel.request import Request
 from polytile.problem import Outcome
 
 

@@ -29,7 +29,7 @@ from polytile.multikernel.failures import Failures
 from polytile.multikernel.inputs import check_inputs
 from polytile.multikernel.links import forced, plan, prior
 from polytile.multikernel.refiner import Refiner
-from polytile.multikernel.selector import Request
+from polytile.multikernel.request import Request, measuring
 from polytile.multikernel.spec import KernelSpec
 from polytile.multikernel.splitting import Regimes, Words
 from polytile.multikernel.temporary import FirstRun, ForNow, Undecided
@@ -387,7 +387,7 @@ class MultiKernel:
         """Starts compiling what a decision at these sizes will need. Returns these candidates, the one that is already known
         to win or a shortlist, and whether they will be measured."""
         known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
-        decided = known is not None and (known.link not in ("prior", "default") or not selector.measuring())
+        decided = known is not None and (known.link not in ("prior", "default") or not measuring())
         wanted = [request.named(known.candidate)] if known is not None and decided else prior.shortlist(request)
         for candidate in wanted:
             _prepared(candidate)

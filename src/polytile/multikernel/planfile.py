@@ -33,6 +33,7 @@ from polytile.multikernel.decision import Decision
 from polytile.multikernel.spec import KernelSpec, threads
 from polytile.runtime import device
 from polytile.tuning.environment import environment
+from polytile.version import __version__
 
 if TYPE_CHECKING:
     from polytile.multikernel.multikernel import MultiKernel
@@ -199,12 +200,10 @@ def compare(before: Plan, after: Plan) -> list[Change]:
 
 def here() -> dict[str, str]:
     """What of this process and machine could make a pinned kernel give other results or take another time."""
-    import polytile
-
     facts = {name: value for name, value in environment() if name != "method"}
     machine = device.describe()
     facts.update({name: str(machine[name]) for name in ("model", "isa", "cores")}, threads=str(threads()))
-    return {"polytile": polytile.__version__, **facts}
+    return {"polytile": __version__, **facts}
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from polytile.kernels.candidate import Candidate, Entry
 from polytile.multikernel import refining, selector, trace, trials
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.links import measured
-from polytile.multikernel.selector import Answer, Request
+from polytile.multikernel.request import Answer, Request, may_measure
 from polytile.multikernel.splitting import Words
 from polytile.runtime import regime
 from polytile.tuning import budget
@@ -59,7 +59,7 @@ class Refiner:
             request = self.owner.request(key, ints, args)
             if decision.candidate not in request.names:
                 arrived.settle(sizes)
-            elif selector.may_measure(request) and refining.pays(request, decision, arrived, sizes):
+            elif may_measure(request) and refining.pays(request, decision, arrived, sizes):
                 self._refine(key, decision, request, arrived)
         return arrived.interval
 

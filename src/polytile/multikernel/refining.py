@@ -29,7 +29,7 @@ from polytile.kernels.candidate import Candidate, ready
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.links.nearby import champions, in_regime
 from polytile.multikernel.links.prior import shortlist
-from polytile.multikernel.selector import Request
+from polytile.multikernel.request import Request
 from polytile.multikernel.splitting import Evidence, Expectation
 from polytile.store import identity
 from polytile.tuning.budget import clock

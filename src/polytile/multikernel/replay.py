@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from polytile import options
 from polytile.multikernel import selector
+from polytile.multikernel.request import Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.multikernel.splitting import Regimes
 from polytile.problem import Problem
@@ -38,7 +39,7 @@ def replay(matrix: Matrix, problems: Sequence[Problem] = (), store: Store | None
         words = regimes.at(spec.words(ints), dict(problem.sizes))
         if words in regimes.decisions:
             return regimes.decisions[words].candidate, SHARED
-        request = selector.Request(
+        request = Request(
             spec, problem, tuple(candidates), dict(problem.sizes), ints, words, (), matrix.environment, known,
             tuner=device.tune,
         )  # fmt: skip

@@ -11,6 +11,7 @@ import sys
 import torch
 
 from polytile.runtime.cpu import cpu, usable_cores
+from polytile.version import __version__
 
 PACKAGES = ("numpy", "sympy", "triton")
 
@@ -30,11 +31,9 @@ def accelerator() -> str:
 
 def environment() -> dict[str, str]:
     """Every value that a stored result carries, by name. All values are text; what the machine lacks is left out."""
-    import polytile
-
     facts = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "polytile": polytile.__version__,
+        "polytile": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",

@@ -7,6 +7,9 @@ Called by `polytile.compiler`; knows ir and runtime.
 
 from polytile.wrapper.backends import Wrapped, backend, register_backend
 from polytile.wrapper.lines import KernelCall, Line
+from polytile.wrapper.python import wrap
 from polytile.wrapper.schedule import schedule
+
+register_backend("python", wrap)
 
 __all__ = ["KernelCall", "Line", "Wrapped", "backend", "register_backend", "schedule"]

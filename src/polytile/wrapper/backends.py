@@ -33,10 +33,6 @@ def register_backend(name: str, backend: Backend, device: str = "") -> None:
 
 def backend(name: str, device: str = "") -> Backend:
     """The backend called `name` for a type of device; raises OptionError naming those there are."""
-    if name == "python" and (name, "") not in _BACKENDS:
-        from polytile.wrapper.python import wrap
-
-        register_backend("python", wrap)
     found = _BACKENDS.get((name, device)) or _BACKENDS.get((name, ""))
     if found is None:
         known = ", ".join(sorted({known for known, _ in _BACKENDS}))

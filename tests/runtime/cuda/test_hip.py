@@ -19,7 +19,7 @@ from polytile.kernels.candidate import NativeEntry
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import nest_of
 from polytile.kernels.templates import gpu_candidates
-from polytile.kernels.triton import loops, variants
+from polytile.kernels.triton import variants
 from polytile.kernels.triton.candidate import TritonCandidate, Work, triton_version
 from polytile.kernels.triton.gemm import candidates
 from polytile.kernels.triton.generate import generate
@@ -27,6 +27,7 @@ from polytile.runtime import compile as compiler
 from polytile.runtime import time_burst
 from polytile.runtime.cuda import device, driver, hip, launch, workers
 from polytile.runtime.formula import encode
+from polytile.runtime.target import Target
 from polytile.tuning.isolation.device import Device
 from tests.kernels.triton_gemm import product
 from tests.runtime.cuda.conftest import Loaded, Stub
@@ -75,7 +76,7 @@ def test_a_gpu_of_amds_is_known_by_its_architecture(amd: Amd) -> None:
     found = device.facts(0)
     assert (found.target, found.family, found.warp, found.capability) == ("gfx942", "rocm", 64, 0)
     assert found == device.named("MI300X") and device.fingerprint(0).startswith("cuda-gfx942-304sm-")
-    assert driver.release() == "HIP 60443483" and not loops.unavailable(GPU)
+    assert driver.release() == "HIP 60443483" and not Target.of(GPU).unavailable
 
 
 def test_an_architecture_without_a_row_takes_the_nearest_of_the_same_maker(amd: Amd, monkeypatch: pytest.MonkeyPatch) -> None:

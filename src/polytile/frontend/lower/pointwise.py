@@ -12,7 +12,6 @@ from typing import Any
 import sympy
 import torch
 
-from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder, Promotion
 from polytile.frontend.lower.overloads import overloads
@@ -25,6 +24,7 @@ from polytile.ir import expr
 from polytile.ir.expr import Node
 from polytile.ir.program import FLOAT8
 from polytile.ir.sizes import ONE
+from polytile.runtime.target import Target
 
 Operand = Any  # Tensor, Python number or sympy expression
 
@@ -348,7 +348,7 @@ def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
     `vmap` hands to operators in place of a tensor, is one of no dimensions."""
     device = builder.result().device
     check_operands(builder, () if stored_alone(x, device) else (x,))
-    if not (dtype in FLOAT8 and has_float8(device)):
+    if not (dtype in FLOAT8 and Target.of(device).converts_float8):
         check_dtypes(dtype)
     out_sizes = builder.result_sizes()
 
@@ -361,16 +361,7 @@ def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
 
 def stored_alone(x: Operand, device: torch.device) -> bool:
     """Whether `x` is a tensor on the device of a type that its kernels convert, and do nothing else with."""
-    return isinstance(x, Tensor) and x.dtype in FLOAT8 and x.device == device and has_float8(device)
-
-
-def has_float8(device: torch.device) -> bool:
-    """Whether generated kernels on the device convert to and from 8-bit floats."""
-    if device.type == "cpu" and not options.get("interpret"):
-        return False
-    from polytile.kernels.triton.loops import converts_float8  # what a GPU needs is imported where there is one
-
-    return converts_float8(device)
+    return isinstance(x, Tensor) and x.dtype in FLOAT8 and x.device == device and Target.of(device).converts_float8
 
 
 def convert_to(value: Node, source: torch.dtype, dtype: torch.dtype) -> Node:

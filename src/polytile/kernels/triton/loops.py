@@ -21,18 +21,7 @@ from polytile.kernels.triton.candidate import TritonCandidate, Work, start_worke
 from polytile.kernels.triton.generate import generate
 from polytile.problem import Config, Scalar
 from polytile.runtime.cuda import device as devices
-
-INTERPRETED_AS = "H100"
-"""The device whose configs the interpreter runs."""
-
-OLDEST = 70
-"""Capability from which on Triton generates code."""
-
-OVERLAPPING = 90
-"""Capability from which on a kernel may be started before the one ahead of it on the stream has ended."""
-
-FLOAT8_FROM = 89
-"""Capability from which on all 8-bit floats are converted."""
+from polytile.runtime.target import Target
 
 _made: dict[tuple[str, torch.device], tuple[Candidate, ...]] = {}
 
@@ -43,33 +32,6 @@ class LoopCandidate(TritonCandidate):
     @property
     def traits(self) -> tuple[tuple[str, Scalar], ...]:
         return variants.traits(self.config)
-
-
-def device_of(target: torch.device) -> devices.DeviceFacts:
-    """The facts of the device whose configs are tried: the target's own, or of INTERPRETED_AS where the target is a CPU."""
-    return devices.facts(target.index or 0) if target.type == "cuda" else devices.named(INTERPRETED_AS)
-
-
-def unavailable(target: torch.device) -> str:
-    """Why no Triton kernels can be made for tensors on `target`; "" if they can."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed (pip install polytile[gpu])"
-    if target.type != "cuda":
-        return f"polytile launches no kernels on {target.type} yet"
-    if not devices.available():
-        return "there is no CUDA device in this process"
-    found = devices.facts(target.index or 0)
-    if not found.arch and found.capability < OLDEST:
-        return f"Triton makes no kernels for {found.name}: its capability is {found.capability / 10}, 7.0 is needed"
-    return ""
-
-
-def converts_float8(target: torch.device) -> bool:
-    """Whether kernels on `target` convert to and from 8-bit floats: the interpreter's, and those of GPUs that have both types."""
-    if target.type != "cuda":
-        return target.type == "cpu"
-    found = devices.facts(target.index or 0)
-    return bool(found.arch) or found.capability >= FLOAT8_FROM
 
 
 def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
@@ -84,9 +46,9 @@ def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.
 
 def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
     on_gpu = target.type == "cuda"
-    device = device_of(target)
+    device = Target.of(target).facts
     index = (target.index or 0) if on_gpu else None
-    overlaps = on_gpu and device.capability >= OVERLAPPING
+    overlaps = Target.of(target).overlaps
     work = Work(kernel, kernel_name(kernel, origins), device, index, functools.partial(generate, kernel, overlaps=overlaps))
     nest = nest_of(kernel.loop)
 
@@ -123,4 +85,4 @@ def prepare() -> None:
         start_workers()
 
 
-__all__ = ["device_of", "loop_candidates", "prepare", "unavailable"]
+__all__ = ["loop_candidates", "prepare"]

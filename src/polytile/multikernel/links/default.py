@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polytile.multikernel.links.prior import is_library
-from polytile.multikernel.selector import Answer, Request
+from polytile.multikernel.request import Answer, Request
 
 
 def choose(request: Request) -> Answer | None:

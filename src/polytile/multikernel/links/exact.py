@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polytile.multikernel.links.prior import shortlist
-from polytile.multikernel.selector import Answer, Request, must_measure
+from polytile.multikernel.request import Answer, Request, must_measure
 from polytile.problem import Outcome
 from polytile.store import identity
 from polytile.tuning.decide import Score, combine

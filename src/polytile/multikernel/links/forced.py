@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from polytile import options
 from polytile.errors import OptionError
 from polytile.multikernel.links import measured
-from polytile.multikernel.selector import Answer, Request
+from polytile.multikernel.request import Answer, Request
 from polytile.tuning import measure
 
 log = logging.getLogger("polytile.multikernel")

@@ -15,7 +15,7 @@ from polytile.multikernel import trials
 from polytile.multikernel.links import exact
 from polytile.multikernel.links.nearby import champions
 from polytile.multikernel.links.prior import shortlist
-from polytile.multikernel.selector import Answer, Request, may_measure
+from polytile.multikernel.request import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.store import identity
 from polytile.store.records import region_excess

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from polytile.errors import OptionError
-from polytile.multikernel.selector import Answer, Request
+from polytile.multikernel.request import Answer, Request
 from polytile.problem import Config, Problem
 
 

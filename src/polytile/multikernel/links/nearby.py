@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from polytile.kernels.candidate import Candidate
 from polytile.multikernel.links.prior import shortlist
-from polytile.multikernel.selector import Answer, Request, must_measure
+from polytile.multikernel.request import Answer, Request, must_measure
 from polytile.multikernel.splitting import Evidence, Expectation, distance
 from polytile.problem import sizes_text
 from polytile.runtime import regime

@@ -15,7 +15,7 @@ from pathlib import Path
 from polytile import options
 from polytile.errors import NotInPlan, OptionError, PlanError
 from polytile.multikernel.planfile import Plan, differences, here, key_of
-from polytile.multikernel.selector import Answer, Request
+from polytile.multikernel.request import Answer, Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.problem import sizes_text
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from polytile import options
 from polytile.kernels.candidate import READY_MADE, Candidate
-from polytile.multikernel.selector import Answer, Request, may_measure
+from polytile.multikernel.request import Answer, Request, may_measure
 from polytile.problem import time_text
 
 Ranked = TypeVar("Ranked")

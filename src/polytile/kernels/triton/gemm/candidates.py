@@ -21,8 +21,8 @@ from polytile.kernels.triton.gemm.operands import symbol
 from polytile.kernels.triton.gemm.schedules import generate
 from polytile.kernels.triton.gemm.unit import Chip, holds_rows
 from polytile.kernels.triton.kernel import TritonKernel
-from polytile.kernels.triton.loops import OVERLAPPING, device_of
 from polytile.problem import Config, Scalar
+from polytile.runtime.target import Target
 
 if TYPE_CHECKING:
     from polytile.kernels.gemm_kernel import GemmKernel
@@ -72,22 +72,6 @@ def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
     return ("variant", " ".join(words)), ("n", config["n"])
 
 
-def kind_of(kernel: GemmKernel) -> Kind:
-    """Of int4 weights, of a mask, or of 8-bit floats that become wider, it is what they are read from that counts: Triton
-    gives a thread as many neighbours along k as fill a load of the type in memory (kWidth 8 for int4, of four threads that
-    share a row), and a step of 16 along k, which they do not fit in, gives results that are wrong on a device and right in
-    the interpreter."""
-    dtype, stored = kernel.in_dtype, kernel.stored
-    read = {tensor.dtype for tensors in kernel.inputs for tensor in tensors}
-    return Kind(
-        dtype.itemsize,
-        any(each.itemsize == 1 and (not each.is_floating_point or dtype.itemsize > 1) for each in read),
-        dtype.is_floating_point and dtype.itemsize == 1,
-        any(each != dtype for each in stored) or any(kernel.prologues),
-        kernel.tf32,
-    )
-
-
 def accesses(kernel: GemmKernel, size: Mapping[str, int], work: tuple[float, float]) -> prior.Accesses:
     """How the operands are read at these sizes, `work` being what their prologues compute. Strides that `size` lacks are those of
     dense operands."""
@@ -111,12 +95,12 @@ def computed(loop: Loop) -> float:
 def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[TritonCandidate, ...]:
     """Every config in canonical order. Raises LoweringError where some operation of the epilogue has no Triton form. A CPU as
     `target` means Triton's interpreter."""
-    device, kind = device_of(target), kind_of(kernel)
+    device, kind = Target.of(target).facts, Kind.of(kernel)
     own = space(kind, device)
     index = (target.index or 0) if target.type == "cuda" else None
     made_a, made_b = kernel.prologues
     work_along = work_of(made_a), work_of(made_b)
-    chip = Chip(device.sms, target.type == "cuda" and device.capability >= OVERLAPPING)
+    chip = Chip(device.sms, Target.of(target).overlaps)
 
     def make(config: Config, facts: Facts) -> TritonKernel:
         return generate(kernel, config, facts, chip)
@@ -171,4 +155,4 @@ def label(config: Config) -> str:
     return text + (f" {config['splits']} parts" if config.get("splits") else "")
 
 
-__all__ = ["Arguments", "gemm_candidates", "kind_of", "label", "traits"]
+__all__ = ["Arguments", "gemm_candidates", "label", "traits"]

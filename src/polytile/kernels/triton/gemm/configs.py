@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from polytile.kernels.configs import Heuristic, Request, heuristic, heuristic_of
 from polytile.kernels.configs.files import Tables
@@ -18,6 +19,9 @@ from polytile.kernels.configs.records import Gemm, tile_config
 from polytile.kernels.triton.gemm.schedules import MOST_ROWS
 from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
+
+if TYPE_CHECKING:
+    from polytile.kernels.gemm_kernel import GemmKernel
 
 SIZES = (16, 32, 64, 128, 256)
 """Sizes by which blocks are cut: at larger ones they are as the tables have them."""
@@ -85,6 +89,22 @@ class Kind:
     float8: bool = False
     mixed: bool = False
     tf32: bool = False
+
+    @classmethod
+    def of(cls, kernel: GemmKernel) -> Kind:
+        """Of int4 weights, of a mask, or of 8-bit floats that become wider, it is what they are read from that counts: Triton
+        gives a thread as many neighbours along k as fill a load of the type in memory (kWidth 8 for int4, of four threads that
+        share a row), and a step of 16 along k, which they do not fit in, gives results that are wrong on a device and right in
+        the interpreter."""
+        dtype, stored = kernel.in_dtype, kernel.stored
+        read = {tensor.dtype for tensors in kernel.inputs for tensor in tensors}
+        return cls(
+            dtype.itemsize,
+            any(each.itemsize == 1 and (not each.is_floating_point or dtype.itemsize > 1) for each in read),
+            dtype.is_floating_point and dtype.itemsize == 1,
+            any(each != dtype for each in stored) or any(kernel.prologues),
+            kernel.tf32,
+        )
 
     @property
     def most_sums(self) -> int:

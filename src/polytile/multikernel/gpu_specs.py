@@ -1,4 +1,4 @@
-"""What a MultiKernel on a GPU takes and is made of, or one under Triton's interpreter on a CPU."""
+"""What a MultiKernel on a GPU knows of its loop or product, or one under Triton's interpreter on a CPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from polytile.kernels.facts import INT32_REACH, reaches
 from polytile.kernels.nest import Form, nest_of
 from polytile.kernels.triton import vectors
 from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K, EVEN_L, symbol
-from polytile.kernels.triton.loops import loop_candidates as loops
-from polytile.multikernel import define
+from polytile.multikernel import specs
+from polytile.multikernel.example_inputs import make_args
 from polytile.multikernel.spec import DIVISOR, POWER, WIDE, KernelSpec
 from polytile.runtime import regime
 from polytile.runtime.cuda.device import fingerprint
@@ -23,10 +23,10 @@ from polytile.runtime.formula import any_above, encode, power_below_16, power_of
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
-    """As define.loop_spec; besides the sizes it matters of every other integer of the loop whether 16 divides it, of every tensor
+    """As specs.loop_spec; besides the sizes it matters of every other integer of the loop whether 16 divides it, of every tensor
     how it is aligned, of the lengths of rows whether they are powers of two and which smaller power divides them, and whether
     positions fit 32 bits."""
-    spec = define.loop_spec(kernel, origins)
+    spec = specs.loop_spec(kernel, origins)
     positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
     powers = tuple(
         (POWER.format(s.name), power_of_two(s, positions)) for s in rows_of(kernel) if s.name in spec.bucketed()
@@ -43,7 +43,7 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device
         ),
         tensor_keys=(regime.ALIGNMENT,) * len(spec.args),
         conditions=((WIDE, any_above(reaches(kernel), INT32_REACH, positions)), *powers, *divisors),
-        make_args=lambda size: define.make_args(kernel, size, target),
+        make_args=lambda size: make_args(kernel, size, target),
         target=target,
         device=fingerprint(target.index or 0) if target.type == "cuda" else "",
     )
@@ -59,9 +59,9 @@ def rows_of(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
 def template_spec(
     kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device
 ) -> KernelSpec:
-    """As define.template_spec; besides the sizes it matters of every stride and tensor whether it is aligned, whether
+    """As specs.template_spec; besides the sizes it matters of every stride and tensor whether it is aligned, whether
     blocks along k need a mask, and whether positions fit 32 bits."""
-    spec = define.template_spec(kernel, name, origins)
+    spec = specs.template_spec(kernel, name, origins)
     positions = {symbol(n): place for place, n in enumerate(spec.size_names)}
     along = {EVEN_K: "K"} if kernel.second is None else {EVEN_K: "K", EVEN_L: "L"}
     even = tuple((name, encode(1 - Min(1, Mod(symbol(size), EVEN)), positions)) for name, size in along.items())
@@ -79,4 +79,4 @@ def template_spec(
     )
 
 
-__all__ = ["loop_spec", "loops", "template_spec"]
+__all__ = ["loop_spec", "template_spec"]
