@@ -8,10 +8,11 @@ from typing import Any
 
 from polytile.ir import sizes
 from polytile.ir.program import Axis
+from polytile.kernels import vectors
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import INT32_REACH, Facts, reaches
 from polytile.kernels.nest import Form, Nest, nest_of
-from polytile.kernels.triton import interpret, vectors
+from polytile.kernels.triton import interpret
 from polytile.kernels.triton.cluster import clustered
 from polytile.kernels.triton.generate import generate, nest_for
 from polytile.kernels.triton.split import splittable

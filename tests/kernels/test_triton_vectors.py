@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from polytile.kernels import vectors
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
-from polytile.kernels.triton import interpret, vectors
+from polytile.kernels.triton import interpret
 from polytile.kernels.triton.candidate import WORKER, job_of
 from polytile.kernels.triton.generate import generate
 from polytile.kernels.triton.kernel import Launch

@@ -29,8 +29,8 @@ from polytile.kernels.cpp.joined import repeats
 from polytile.kernels.cpp.keeping import kept_values
 from polytile.kernels.cpp.short import Transposed, short_rows
 from polytile.kernels.cpp.squares import Squares, of_variant, tiled_squares
+from polytile.kernels.extent import Extent, extent
 from polytile.kernels.nest import Form, Nest
-from polytile.kernels.variants import Extent, extent
 
 CLOCK = 4.0e9  # Hz; two vector multiply-adds a cycle
 CALL = 0.05e-6  # s of a kernel that does nothing

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polytile.errors import LoweringError
-from polytile.kernels import variants
+from polytile.kernels import checks, variants
 from polytile.kernels.alone import library_of
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cost import LoopPrior
-from polytile.kernels.cpp import checks, loops
+from polytile.kernels.cpp import loops
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
 from polytile.kernels.cpp.joined import joined
 from polytile.kernels.cpp.lanes import lane_bytes

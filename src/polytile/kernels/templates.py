@@ -26,6 +26,7 @@ from polytile.kernels.gemm_args import operands
 from polytile.kernels.gemm_kernel import GemmKernel
 from polytile.kernels.library import MatmulLibrary, ScaledLibrary, SumLibrary
 from polytile.kernels.padding import PaddedLibrary
+from polytile.kernels.stored_operands import Stored
 from polytile.problem import Config, digest
 from polytile.runtime import toolchain
 
@@ -59,7 +60,7 @@ def gpu_candidates(
     target: torch.device,
     unfused: Callable[..., None] | None,
     sources: Sequence[str],
-    stored_first: prologue.Stored | None = None,
+    stored_first: Stored | None = None,
 ) -> tuple[Candidate, ...]:
     """The candidates on a GPU, or under Triton's interpreter where `target` is a CPU: Triton's first, then the library's, which
     win no ties since they take longer to call: plain, on padded operands, on parts of K, and cuBLASLt's proposals. A product

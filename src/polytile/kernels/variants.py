@@ -12,9 +12,7 @@ atomic       accumulation where threads may meet in one element
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from polytile import options
 from polytile.ir import sizes
@@ -24,6 +22,7 @@ from polytile.kernels.cpp.scatter import accumulates, owner_axis, scattered
 from polytile.kernels.cpp.short import LONGEST, short_rows
 from polytile.kernels.cpp.squares import of_variant
 from polytile.kernels.cpp.streaming import streamable, worth_streaming
+from polytile.kernels.extent import extent
 from polytile.kernels.nest import Form, Nest
 from polytile.problem import Config
 
@@ -81,25 +80,6 @@ def _splits(nest: Nest) -> bool:
         return True
     one = len(nest.scans) == 1 and nest.scans[0].kind in ("sum", "prod", "logsumexp")
     return nest.form is Form.ROW and not nest.inner and one and nest.passes == 1 and not nest.reduces_in(0)
-
-
-@dataclass(frozen=True)
-class Extent:
-    """Concrete numbers of a loop at given sizes: independent rows (or items), points of a row, points in all."""
-
-    rows: int
-    row: int
-
-    @property
-    def points(self) -> int:
-        return self.rows * self.row
-
-
-def extent(kernel: LoopKernel, size: Mapping[str, int]) -> Extent:
-    """How many rows the loop has at these sizes, and how many points each."""
-    values = {s: size[s.name] for s in kernel.symbols}
-    rows, row = ([sizes.evaluate(a.size, values) for a in axes] for axes in (kernel.loop.axes, kernel.loop.reduced))
-    return Extent(math.prod(rows), math.prod(row))
 
 
 def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]) -> bool:

@@ -17,7 +17,7 @@ from polytile.errors import IRError
 from polytile.ir.program import Buffer, Kept, Loop, Template, View
 from polytile.kernels import apart, gemm_kernel, kept, loops, templates, variants
 from polytile.kernels.canonical import LoopKernel, canonicalize
-from polytile.kernels.prologue import Stored
+from polytile.kernels.stored_operands import Stored
 from polytile.multikernel import specs
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.registry import define

@@ -8,11 +8,10 @@ import sympy
 import torch
 from torch.utils._sympy.functions import Min, Mod
 
-from polytile.kernels import gemm_args, gemm_kernel
+from polytile.kernels import gemm_args, gemm_kernel, vectors
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import INT32_REACH, reaches
 from polytile.kernels.nest import Form, nest_of
-from polytile.kernels.triton import vectors
 from polytile.kernels.triton.gemm.operands import EVEN, EVEN_K, EVEN_L, symbol
 from polytile.multikernel import specs
 from polytile.multikernel.example_inputs import make_args

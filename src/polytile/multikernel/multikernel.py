@@ -21,7 +21,7 @@ from polytile.errors import (
     ResourcesExceeded,
 )
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, settled, specialised
-from polytile.kernels.cpp.checks import NO_DIVISOR
+from polytile.kernels.checks import NO_DIVISOR
 from polytile.kernels.facts import Facts
 from polytile.multikernel import refining, selector, trace, trials
 from polytile.multikernel.decision import Decision

@@ -11,8 +11,9 @@ import torch
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Load, Node, Op
 from polytile.ir.program import Store
+from polytile.kernels import checks
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp import checks, memory, ops, random, text
+from polytile.kernels.cpp import memory, ops, random, text
 from polytile.kernels.cpp.indices import index_vector
 from polytile.kernels.emission import Emitter
 from polytile.kernels.nest import Nest

@@ -15,8 +15,8 @@ import sympy
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import Store
+from polytile.kernels import checks
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cpp import checks
 from polytile.kernels.emission import Emitter, emission_order
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, is_result

@@ -23,8 +23,8 @@ from polytile.kernels.nest import Form
 from polytile.kernels.triton.estimate import LEFT, MOST_REGISTERS, SM_SHARE, Estimate
 from polytile.kernels.triton.tile import Dim, Tile
 from polytile.kernels.triton.unit import registers
-from polytile.kernels.triton.vectors import VECTOR
 from polytile.kernels.triton.work import WHOLE, Work
+from polytile.kernels.vectors import VECTOR
 from polytile.problem import Config
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from polytile.kernels.nest import Form
 from polytile.kernels.triton.split import GATHERING
 from polytile.kernels.triton.tile import Dim, Tile
-from polytile.kernels.triton.vectors import VECTOR
 from polytile.kernels.triton.work import WHOLE, Access, Work, divisible
+from polytile.kernels.vectors import VECTOR
 from polytile.problem import Config
 
 if TYPE_CHECKING:

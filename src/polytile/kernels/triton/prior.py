@@ -36,8 +36,8 @@ from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.nest import Form
 from polytile.kernels.triton.columns_prior import Columns, Down, Together
 from polytile.kernels.triton.estimate import LEFT, MET, MOST_REGISTERS, Estimate
-from polytile.kernels.triton.vectors import VECTOR
 from polytile.kernels.triton.work import WHOLE, Access, nest_of_variant, tile_at, work_at
+from polytile.kernels.vectors import VECTOR
 from polytile.problem import Config
 
 if TYPE_CHECKING:

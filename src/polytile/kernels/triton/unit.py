@@ -12,10 +12,11 @@ from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir import sizes
 from polytile.ir.expr import Node
+from polytile.kernels import vectors
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
 from polytile.kernels.nest import Nest
-from polytile.kernels.triton import text, vectors
+from polytile.kernels.triton import text
 from polytile.kernels.triton.body import Body, Scope
 from polytile.kernels.triton.helpers import needed
 from polytile.kernels.triton.kernel import KERNEL, Argument, Kind, Launch

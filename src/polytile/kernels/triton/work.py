@@ -12,10 +12,10 @@ import sympy
 from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
+from polytile.kernels import vectors
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts, index_limit
 from polytile.kernels.nest import Form, Nest
-from polytile.kernels.triton import vectors
 from polytile.kernels.triton.generate import nest_for
 from polytile.kernels.triton.ops import summed_exponentials
 from polytile.kernels.triton.tile import Tile, divides, tile_of

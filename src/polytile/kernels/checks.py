@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from polytile.errors import DivisionByZero
-from polytile.ir import expr
+from polytile.ir import expr, printer
 from polytile.ir.expr import Const, Index, Node, Op
 from polytile.ir.program import Loop
-from polytile.kernels.cpp import text
 
 NO_DIVISOR = str(DivisionByZero())
 
@@ -41,7 +40,7 @@ def _text(size: Node) -> str:
         case Const():
             return str(size.value)
         case Index():
-            return text.index(size.expr)
+            return printer.index_text(size.expr)
         case Op(name="where"):  # under a mask
             return _text(size.args[1])
     return "that many"
