@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,3 +135,10 @@ def test_other_facts_make_other_code_of_the_same_candidate() -> None:
     made = candidate(twice, torch.randn(6, 10))
     plain, known = made.specialise(Facts(wide=True)), made.specialise(Facts(aligned=frozenset({"a0", "a1"})))
     assert plain.kernel != known.kernel and isinstance(made.config, Config)
+
+
+def test_processes_that_compile_import_triton_alone() -> None:
+    """PyTorch would take longer to import than a kernel takes to compile, and the first call waits for it."""
+    code = "import sys, polytile.kernels.triton.worker; print(*[m for m in ('torch', 'sympy', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.strip()

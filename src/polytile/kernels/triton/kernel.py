@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-
-import sympy
-import torch
+from typing import TYPE_CHECKING
 
 from polytile.problem import digest
+
+if TYPE_CHECKING:  # processes that compile import neither
+    import sympy
+    import torch
 
 KERNEL = "polytile_kernel"
 """Name of the `@triton.jit` function in every source."""

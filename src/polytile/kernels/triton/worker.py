@@ -1,11 +1,18 @@
-"""What worker processes run (runtime/cuda/worker.py): one launch in as plain data, its cubin out."""
+"""What worker processes run (runtime/cuda/worker.py): one launch in as plain data, its cubin out.
+
+The server imports this once, and Triton with it, before it forks a worker. PyTorch is not needed: it would take longer to import
+than a kernel takes to compile.
+"""
 
 from __future__ import annotations
 
 import base64
 from typing import Any
 
-from polytile.ir import sizes
+import triton.backends.compiler
+import triton.compiler
+import triton.language  # noqa: F401  (what every job imports)
+
 from polytile.kernels.triton.compile import to_cubin
 from polytile.kernels.triton.kernel import Argument, Kind, Launch
 
@@ -20,7 +27,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         tuple((name, by) for name, by in job["divisible"]),
         job["num_warps"],
         job["num_stages"],
-        (sizes.ONE, sizes.ONE, sizes.ONE),  # no part of what is compiled
+        (),  # type: ignore[arg-type]  # the grid is no part of what is compiled
         own=tuple((name, value) for name, value in job.get("own", ())),
     )
     cubin = to_cubin(launch, job["arch"])
