@@ -96,16 +96,48 @@ def channels_last_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]
     return rows * columns * channels, ONE, columns * channels, channels
 
 
+@functools.lru_cache(maxsize=200_000)
+def expand(expr: sympy.Expr) -> sympy.Expr:
+    """`sympy.expand(expr)`, divisions included. Each division is expanded once: torch's classes are slow to make, and sizes of
+    padded images in windows hold several, one in the other, in every term."""
+    if not has_division(expr):
+        return sympy.expand(expr)
+    if _is_division(expr):
+        return expr.func(*map(expand, expr.args))
+    divisions = {division: expand(division) for division in _outermost_divisions(expr)}
+    stand_ins = {division: _stand_in(made) for division, made in divisions.items()}
+    flat = sympy.expand(expr.xreplace(stand_ins))
+    made = flat.xreplace({stand_ins[division]: made for division, made in divisions.items()})
+    return made if all(map(_is_division, divisions.values())) else sympy.expand(made)
+
+
+def _is_division(expr: sympy.Expr) -> bool:
+    return isinstance(expr, FloorDiv | ModularIndexing | Mod | PythonMod)
+
+
+def _outermost_divisions(expr: sympy.Expr) -> set[sympy.Expr]:
+    if _is_division(expr):
+        return {expr}
+    return set().union(*map(_outermost_divisions, expr.args)) if expr.args else set()
+
+
+@functools.lru_cache(maxsize=20_000)
+def _stand_in(division: sympy.Expr) -> sympy.Symbol:
+    return sympy.Dummy(integer=True, nonnegative=division.is_nonnegative or None)
+
+
 @functools.lru_cache(maxsize=100_000)
 def is_nonnegative(expr: sympy.Expr) -> bool:
     """Whether `expr` is ≥ 0 for every value of its symbols: each positive symbol s is written s' + 1 with s' ≥ 0 and the
     expanded polynomial must have no negative coefficient (sufficient, not necessary)."""
     if expr.is_Integer:
         return bool(expr >= 0)
+    if has_division(expr):
+        return is_nonnegative(expr.xreplace({division: _stand_in(division) for division in _outermost_divisions(expr)}))
     if expr.is_nonnegative:
         return True
     shifted = expr.xreplace({s: _shifted(s) for s in expr.free_symbols if s.is_positive})
-    expanded = sympy.expand(shifted)
+    expanded = expand(shifted)
     return all(_nonnegative_term(term) for term in sympy.Add.make_args(expanded))
 
 
@@ -120,9 +152,10 @@ def _nonnegative_term(term: sympy.Expr) -> bool:
     return bool(coefficient >= 0) and (rest == 1 or bool(rest.is_nonnegative))
 
 
+@functools.lru_cache(maxsize=100_000)
 def equal(a: sympy.Expr, b: sympy.Expr) -> bool:
     """Whether a = b for every value of the symbols, by expansion."""
-    return a == b or sympy.expand(a - b) == 0
+    return a == b or expand(a - b) == 0
 
 
 @functools.lru_cache(maxsize=100_000)
@@ -136,22 +169,38 @@ def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         return ZERO
     if a.is_Integer and b.is_Integer:
         return a // b if a % b == 0 else None
-    quotient = sympy.cancel(sympy.expand(a) / sympy.expand(b)) if not has_division(a + b) else sympy.expand(a) / b
+    quotient = sympy.cancel(expand(a) / expand(b)) if not has_division(a + b) else expand(a) / b
     numerator, denominator = quotient.as_numer_denom()
-    return sympy.expand(numerator) if denominator == 1 else None
+    return expand(numerator) if denominator == 1 else None
 
 
+@functools.lru_cache(maxsize=200_000)
 def has_division(expr: sympy.Expr) -> bool:
     """Whether a floor-division or modulus stands anywhere in `expr`."""
-    return expr.has(FloorDiv, ModularIndexing, *_MOD_CLASSES)
+    return isinstance(expr, sympy.Basic) and expr.has(FloorDiv, ModularIndexing, *_MOD_CLASSES)
 
 
 def upper_bound(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
     """Largest value of an index that is linear in its axes with nonnegative coefficients; None if it is not."""
-    bound = ZERO
+    return _upper_bound(expr, _own(expr, ranges))
+
+
+def _own(expr: sympy.Expr, ranges: Ranges) -> tuple[tuple[sympy.Symbol, sympy.Expr], ...]:
+    """The ranges of the axes that stand in `expr`."""
+    return tuple((symbol, ranges[symbol]) for symbol in _symbols(expr) if symbol in ranges)
+
+
+@functools.lru_cache(maxsize=200_000)
+def _symbols(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
+    return tuple(sorted(expr.free_symbols, key=str))
+
+
+@functools.lru_cache(maxsize=100_000)
+def _upper_bound(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> sympy.Expr | None:
+    bound, ranges = ZERO, dict(own)
     by_axes: dict[sympy.Expr, sympy.Expr] = {}
-    for term in sympy.Add.make_args(sympy.expand(expr)):
-        if any(isinstance(f, FloorDiv | ModularIndexing | Mod | PythonMod) for f in sympy.preorder_traversal(term)):
+    for term in sympy.Add.make_args(expand(expr)):
+        if has_division(term):
             inner = _division_bound(term, ranges)
             if inner is None:
                 return None
@@ -160,10 +209,10 @@ def upper_bound(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
         factor, axes = term.as_independent(*[s for s in term.free_symbols if s in ranges], as_Add=False)
         by_axes[axes] = by_axes.get(axes, ZERO) + factor
     for axes, factor in by_axes.items():
-        if not is_nonnegative(sympy.expand(factor)):
+        if not is_nonnegative(expand(factor)):
             return None
         bound += factor * axes.xreplace({a: ranges[a] - 1 for a in axes.free_symbols})
-    return sympy.expand(bound)
+    return expand(bound)
 
 
 def _division_bound(term: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
@@ -179,7 +228,7 @@ def _division_bound(term: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
             top = upper_bound(factor.args[0], ranges)
             if top is None:
                 return None
-            exact = divide(sympy.expand(top + 1), factor.args[1])
+            exact = divide(expand(top + 1), factor.args[1])
             result *= (exact - 1) if exact is not None else FloorDiv(top, factor.args[1])
         elif factor in ranges:
             result *= ranges[factor] - 1
@@ -190,10 +239,11 @@ def _division_bound(term: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
     return result
 
 
+@functools.lru_cache(maxsize=100_000)
 def split_by(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
     """(q, r) with expr = divisor·q + r, putting everything that divides exactly into q."""
-    expr = sympy.expand(expr)
-    if sympy.expand(divisor).is_Add:
+    expr = expand(expr)
+    if expand(divisor).is_Add:
         return _long_division(expr, divisor)
     quotient, rest = ZERO, ZERO
     for term in sympy.Add.make_args(expr):
@@ -215,14 +265,14 @@ def _long_division(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, s
         top = sympy.Poly(divisor, symbol)
         if top.LC() == 1:
             quotient, rest = sympy.div(sympy.Poly(expr, symbol), top)
-            return sympy.expand(quotient.as_expr()), sympy.expand(rest.as_expr())
+            return expand(quotient.as_expr()), expand(rest.as_expr())
     return ZERO, expr
 
 
 def _fits_below(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> bool:
     """0 ≤ expr < divisor for every value."""
     bound = upper_bound(expr, ranges)
-    return bound is not None and is_nonnegative(sympy.expand(divisor - 1 - bound))
+    return bound is not None and is_nonnegative(expand(divisor - 1 - bound))
 
 
 def floor_div(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:
@@ -244,7 +294,7 @@ def _reduced(x: sympy.Expr, d: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
     if constant == 0 or not all(n.is_Integer for n in (constant, d, *coefficients)):
         return x, d
     common = sympy.igcd(d, *coefficients)
-    return sympy.expand(terms / common) + constant // common, d // common
+    return expand(terms / common) + constant // common, d // common
 
 
 def modulo(x: sympy.Expr, d: sympy.Expr, ranges: Ranges) -> sympy.Expr:
@@ -265,18 +315,28 @@ def simplify(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
         return expr
     if not has_division(expr):
         return _expanded(expr)
-    rebuilt = _simplify_divisions(ungrouped(expr), ranges)
-    return _rejoin(sympy.expand(rebuilt))
+    return _simplified(expr, _own(expr, ranges))
+
+
+@functools.lru_cache(maxsize=100_000)
+def _simplified(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> sympy.Expr:
+    return _rejoin(expand(_simplify_divisions(ungrouped(expr), dict(own))))
 
 
 @functools.lru_cache(maxsize=100_000)
 def _expanded(expr: sympy.Expr) -> sympy.Expr:
-    return sympy.expand(ungrouped(expr))
+    return expand(ungrouped(expr))
 
 
 def _simplify_divisions(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     if not expr.args or not has_division(expr):
         return expr
+    return _without_divisions(expr, _own(expr, ranges))
+
+
+@functools.lru_cache(maxsize=200_000)
+def _without_divisions(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> sympy.Expr:
+    ranges = dict(own)
     args = [_simplify_divisions(a, ranges) for a in expr.args]
     if isinstance(expr, FloorDiv):
         return floor_div(args[0], args[1], ranges)
@@ -298,13 +358,14 @@ def _rejoin(expr: sympy.Expr) -> sympy.Expr:
                 continue
             x, d = factor.args
             scale = term / factor
-            partner = sympy.Add.make_args(sympy.expand(scale * d * FloorDiv(x, d)))
+            partner = sympy.Add.make_args(expand(scale * d * FloorDiv(x, d)))
             if all(p in terms for p in partner):
                 rest = [t for t in terms if t != term and t not in partner]
-                return _rejoin(sympy.expand(sympy.Add(*rest) + scale * x))
+                return _rejoin(expand(sympy.Add(*rest) + scale * x))
     return expr
 
 
+@functools.lru_cache(maxsize=100_000)
 def coefficient(expr: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
     """c where expr = c·symbol + rest and neither c nor rest holds symbol; None where expr is not linear in symbol."""
     if symbol not in expr.free_symbols:
@@ -318,6 +379,15 @@ def coefficient(expr: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
             return None
         total += rest
     return total
+
+
+def solve(equal_to: sympy.Expr, symbol: sympy.Symbol, value: sympy.Expr) -> sympy.Expr | None:
+    """(value - d) // c where `equal_to` is c·symbol + d, which has the given value; None where it is not of that form."""
+    factor = coefficient(equal_to, symbol)
+    if factor is None or factor == 0:
+        return None
+    rest = expand(equal_to - factor * symbol)
+    return value if factor == 1 and rest == 0 else FloorDiv(value - rest, factor)
 
 
 def substitute(expr: sympy.Expr, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:

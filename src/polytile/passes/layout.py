@@ -106,7 +106,7 @@ def _wanted(operation: Operation, store: Store) -> Layout | None:
         return None
     strides = sizes.contiguous_strides([a.size for a in order])
     new = sum((a.symbol * stride for a, stride in zip(order, strides, strict=True)), sizes.ZERO)
-    return Layout(order, store.index, sympy.expand(new))
+    return Layout(order, store.index, sizes.expand(new))
 
 
 def _is_dense(axes: tuple[Axis, ...], strides: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
@@ -117,7 +117,7 @@ def _is_dense(axes: tuple[Axis, ...], strides: Mapping[sympy.Symbol, sympy.Expr]
         if axis is None:
             return False
         left.remove(axis)
-        stride = sympy.expand(stride * axis.size)
+        stride = sizes.expand(stride * axis.size)
     return True
 
 

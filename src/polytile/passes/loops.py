@@ -82,7 +82,7 @@ def linear(index: sympy.Expr, axes: tuple[sympy.Symbol, ...]) -> Linear | None:
         if len(inside) > 1 or symbol in factor.free_symbols:
             return None
         coefficients[symbol] = coefficients.get(symbol, sizes.ZERO) + factor
-    return Linear({s: sympy.expand(c) for s, c in coefficients.items()}, rest)
+    return Linear({s: sizes.expand(c) for s, c in coefficients.items()}, rest)
 
 
 def map_loops(program: Program, rule: Callable[[Loop], Loop], epilogues: bool = False) -> Program:

@@ -57,7 +57,7 @@ def _mergeable(loop: Loop, outer: Axis, inner: Axis) -> bool:
 
 def _merged(loop: Loop, outer: Axis, inner: Axis) -> Loop:
     """One axis for the two: outer = 0 and inner = the new axis, since every index is linear with fitting strides."""
-    new = Axis(inner.symbol, sympy.expand(outer.size * inner.size))
+    new = Axis(inner.symbol, sizes.expand(outer.size * inner.size))
 
     def group(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return tuple(new if a is inner else a for a in axes if a is not outer)

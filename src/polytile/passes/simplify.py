@@ -97,7 +97,7 @@ def _direct_load(node: Load, index_map: Callable[[sympy.Expr], sympy.Expr]) -> N
         else:
             places[expr.indirect_symbol(k)] = expr.indirect_symbol(len(rest))
             rest.append(value)
-    index = index_map(sympy.expand(node.index.xreplace(places)))
+    index = index_map(sizes.expand(node.index.xreplace(places)))
     return expr.load(node.dtype, node.buffer, index, tuple(rest), node.mask)
 
 
@@ -171,7 +171,7 @@ _INDEX_ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
 def _at_most(difference: sympy.Expr, limit: int, ranges: sizes.Ranges) -> bool:
     """Whether `difference` ≤ limit at every point."""
     top = highest(difference, ranges)
-    return top is not None and sizes.is_nonnegative(sympy.expand(limit - top))
+    return top is not None and sizes.is_nonnegative(sizes.expand(limit - top))
 
 
 def highest(index: sympy.Expr, ranges: sizes.Ranges) -> sympy.Expr | None:
@@ -190,7 +190,7 @@ def highest(index: sympy.Expr, ranges: sizes.Ranges) -> sympy.Expr | None:
             if top is None:
                 return None
             bound += top
-    return sympy.expand(bound)
+    return sizes.expand(bound)
 
 
 def _less(difference: sympy.Expr, ranges: sizes.Ranges) -> bool | None:

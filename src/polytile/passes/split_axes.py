@@ -92,7 +92,7 @@ def _candidates(loop: Loop, divisions: list[sympy.Expr]) -> Iterator[_Split]:
             if inner is None or inner == 1 or (axis, inner) in tried:
                 continue
             tried.add((axis, inner))
-            outer = sizes.divide(sympy.expand(axis.size), inner)
+            outer = sizes.divide(sizes.expand(axis.size), inner)
             if outer is not None and outer != 1:
                 yield _Split(_split(loop, axis, outer, inner), axis.symbol, inner)
 

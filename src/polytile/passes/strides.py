@@ -67,6 +67,6 @@ def without_max(index: sympy.Expr, elements: sympy.Expr) -> sympy.Expr:
     found = {}
     for largest in index.atoms(*_MAXIMA):
         others = [a for a in largest.args if a != 1]
-        if len(others) == 1 < len(largest.args) and sizes.divide(sympy.expand(elements), others[0]) is not None:
+        if len(others) == 1 < len(largest.args) and sizes.divide(sizes.expand(elements), others[0]) is not None:
             found[largest] = others[0]
-    return sympy.expand(index.xreplace(found)) if found else index
+    return sizes.expand(index.xreplace(found)) if found else index

@@ -91,9 +91,9 @@ def position(value: Node, n: Size, ranges: sizes.Ranges, wraps: bool = True, che
     """
     found = bounds(value, ranges)
     if wraps and isinstance(value, expr.Const) and value.value < 0:
-        value = expr.index_value(sympy.expand(n + int(value.value)))
+        value = expr.index_value(sizes.expand(n + int(value.value)))
         found = bounds(value, ranges)
-    from_zero, below_n = found.at_least(ZERO), found.at_most(sympy.expand(n - 1))
+    from_zero, below_n = found.at_least(ZERO), found.at_most(sizes.expand(n - 1))
     if from_zero and below_n and isinstance(value, expr.Const | expr.Index):
         return value.expr if isinstance(value, expr.Index) else sympy.Integer(int(value.value))
     value = value if value.dtype == torch.int64 else expr.op("cast", torch.int64, value)
@@ -133,15 +133,15 @@ class Bounds:
     high: tuple[Size, ...] = ()
 
     def at_least(self, value: Size) -> bool:
-        return any(sizes.is_nonnegative(sympy.expand(bound - value)) for bound in self.low)
+        return any(sizes.is_nonnegative(sizes.expand(bound - value)) for bound in self.low)
 
     def at_most(self, value: Size) -> bool:
-        return any(sizes.is_nonnegative(sympy.expand(value - bound)) for bound in self.high)
+        return any(sizes.is_nonnegative(sizes.expand(value - bound)) for bound in self.high)
 
     def __add__(self, other: Bounds) -> Bounds:
         return Bounds(
-            tuple(sympy.expand(a + b) for a in self.low for b in other.low)[:_MOST],
-            tuple(sympy.expand(a + b) for a in self.high for b in other.high)[:_MOST],
+            tuple(sizes.expand(a + b) for a in self.low for b in other.low)[:_MOST],
+            tuple(sizes.expand(a + b) for a in self.high for b in other.high)[:_MOST],
         )
 
     def __neg__(self) -> Bounds:
@@ -210,4 +210,4 @@ def _extreme(index: Size, ranges: sizes.Ranges, largest: bool) -> tuple[Size, ..
             return () if bound is None else (bound,)
         at_end = sizes.is_nonnegative(factor) == largest
         result = result.xreplace({axis: ranges[axis] - 1 if at_end else ZERO})
-    return (sympy.expand(result),)
+    return (sizes.expand(result),)

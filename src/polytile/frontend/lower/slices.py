@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
@@ -101,7 +100,7 @@ def counts_from_front(builder: Builder, index: Size) -> bool | None:
 
 
 def _slice_length(start: Size, end: Size, step: Size) -> Size:
-    return sizes.simplify(sizes.floor_div(sympy.expand(end - start + step - 1), step, {}), {})
+    return sizes.simplify(sizes.floor_div(sizes.expand(end - start + step - 1), step, {}), {})
 
 
 def _traced_start(builder: Builder, dim: int) -> Size:
@@ -109,7 +108,7 @@ def _traced_start(builder: Builder, dim: int) -> Size:
     traced, result = traced_argument(builder), builder.result()
     takes_part = builder.node is not None and builder.node.target in (aten.slice.Tensor, aten.select.int)
     if traced is not None and takes_part and dim < traced.dim():
-        moved = sympy.expand(as_size(result.storage_offset()) - as_size(traced.storage_offset()))
+        moved = sizes.expand(as_size(result.storage_offset()) - as_size(traced.storage_offset()))
         start = sizes.divide(moved, as_stride(traced.stride(dim)))
         if start is not None:
             return start
@@ -128,7 +127,7 @@ def selected_index(builder: Builder, index: Size, n: Size, dim: int) -> Size:
     """`index` counted from the front of a dimension of size `n`."""
     known = counts_from_front(builder, index)
     if known is not None:
-        return index if known else sympy.expand(index + n)
+        return index if known else sizes.expand(index + n)
     if free_unbacked_symbols(index):
         raise LoweringError(f"index {index} is known only when the program runs.")
     return _traced_start(builder, dim)
@@ -156,7 +155,7 @@ def _pieces(builder: Builder, source: Tensor, lengths: Sequence[Size], dim: int)
         dims = [kept(source, i) for i in range(source.rank)]
         dims[d] = Dim(n, ((d, ONE),))
         results.append(strided(builder, source, dims, {d: start}, k))
-        start = sympy.expand(start + n)
+        start = sizes.expand(start + n)
     return tuple(results)
 
 

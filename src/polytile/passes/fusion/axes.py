@@ -98,7 +98,7 @@ def _strides(pieces: list[_Piece], index: sympy.Expr, axes: tuple[Axis, ...]) ->
     for piece in pieces:
         if piece.match is not None or piece.axis not in form.coefficients:
             continue
-        stride = sympy.expand(form.coefficients[piece.axis] * piece.weight)
+        stride = sizes.expand(form.coefficients[piece.axis] * piece.weight)
         if stride in found:
             return None
         found[stride] = piece
@@ -109,10 +109,10 @@ def _split(pieces: list[_Piece], strides: Strides, piece: _Piece, inner: sympy.E
     """Splits `piece` (already taken from `strides`) into an outer piece and an inner one of size `inner`, which it
     becomes."""
     count = sizes.divide(piece.size, inner)
-    outer_stride = sympy.expand(stride * inner)
+    outer_stride = sizes.expand(stride * inner)
     if count is None or outer_stride in strides:
         return False
-    outer = _Piece(piece.axis, count, sympy.expand(piece.weight * inner))
+    outer = _Piece(piece.axis, count, sizes.expand(piece.weight * inner))
     pieces.insert(pieces.index(piece), outer)
     strides[outer_stride] = outer
     piece.size = inner

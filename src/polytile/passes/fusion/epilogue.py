@@ -156,5 +156,5 @@ def _pieces(unified: Unified, loop: Loop) -> dict[sympy.Symbol, sympy.Expr]:
             quotient = sizes.floor_div(axis.symbol, weight, ranges)
             outermost = shared is held[0]
             pieces[shared.axis.symbol] = quotient if outermost else sizes.modulo(quotient, shared.axis.size, ranges)
-            weight = sympy.expand(weight * shared.axis.size)
+            weight = sizes.expand(weight * shared.axis.size)
     return pieces

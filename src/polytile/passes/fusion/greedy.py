@@ -103,8 +103,8 @@ class Fuser:
 
     def _facts(self, loop: Loop) -> Facts:
         reads, writes = cost.traffic(loop, self.program.buffers)
-        rows = sympy.expand(sizes.product([a.size for a in loop.axes]))
-        points = sympy.expand(rows * sizes.product([a.size for a in loop.reduced]))
+        rows = sizes.expand(sizes.product([a.size for a in loop.axes]))
+        points = sizes.expand(rows * sizes.product([a.size for a in loop.reduced]))
         scatter = any(s.mode != "set" or s.indirect for s in loop.stores)
         return Facts(loop, reads, writes, points, rows, scatter)
 

@@ -152,7 +152,7 @@ def solve(stored: sympy.Expr, wanted: sympy.Expr, producer: Loop, ranges: Mapped
         axes.remove(axis)
         mapping[axis.symbol] = rest if not axes else sizes.modulo(rest, axis.size, ranges)
         rest = sizes.floor_div(rest, axis.size, ranges)
-        stride = sympy.expand(stride * axis.size)
+        stride = sizes.expand(stride * axis.size)
     if any(sizes.has_division(e) for e in mapping.values()):
         raise Unfit("the element read needs a division")
     return mapping

@@ -205,9 +205,9 @@ def _check_levels(loop: Loop, first: Loop, second: Loop, droppable: frozenset[st
     kept = [(first, s) for s in first.stores if s.buffer not in droppable] + [(second, s) for s in second.stores]
     for (origin, before), after in zip(kept, loop.stores, strict=True):
         points = origin.axes + (origin.reduced if element_level(origin, before) else ())
-        want = sympy.expand(sizes.product([a.size for a in points]))
+        want = sizes.expand(sizes.product([a.size for a in points]))
         now = loop.axes + (loop.reduced if element_level(loop, after) else ())
-        if sympy.expand(sizes.product([a.size for a in now])) != want:
+        if sizes.expand(sizes.product([a.size for a in now])) != want:
             raise Unfit(f"the store to {after.buffer} would run at other points")
 
 

@@ -1,0 +1,55 @@
+"""The algebra of sizes: what it rewrites keeps its value, and what it calls nonnegative is."""
+
+from __future__ import annotations
+
+import sympy
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._sympy.functions import FloorDiv, Mod
+
+from polytile.ir import sizes
+
+S, T = (sympy.Symbol(name, integer=True, positive=True) for name in "st")
+P, Q = sizes.axis("p"), sizes.axis("q")
+LEAVES = st.sampled_from([S, T, P, Q]) | st.integers(0, 5).map(sympy.Integer)
+
+
+def _grown(inner: st.SearchStrategy[sympy.Expr]) -> st.SearchStrategy[sympy.Expr]:
+    pair = st.tuples(inner, inner)
+    divided = st.tuples(inner, st.sampled_from([sympy.Integer(2), sympy.Integer(4), S, 2 * T]))
+    return (
+        pair.map(lambda ab: ab[0] + ab[1])
+        | pair.map(lambda ab: ab[0] * ab[1])
+        | divided.map(lambda xd: FloorDiv(*xd))
+        | divided.map(lambda xd: Mod(*xd))
+    )
+
+
+INDICES = st.recursive(LEAVES, _grown, max_leaves=8)
+POINTS = [(s, t, p, q) for s in (1, 2, 7) for t in (1, 4, 9) for p in (0, s - 1) for q in (0, (t - 1) // 2, t - 1)]
+RANGES = {P: S, Q: T}
+
+
+def values(index: sympy.Expr) -> list[int]:
+    """Of an index with 0 ≤ p < s and 0 ≤ q < t."""
+    return [sizes.evaluate(sympy.sympify(index), {S: s, T: t, P: p, Q: q}) for s, t, p, q in POINTS]
+
+
+@given(INDICES)
+def test_expanding_and_simplifying_keep_the_value(index: sympy.Expr) -> None:
+    assert values(sizes.expand(index)) == values(index)
+    assert values(sizes.simplify(index, RANGES)) == values(index)
+
+
+@given(INDICES, INDICES)
+def test_what_is_called_nonnegative_is(a: sympy.Expr, b: sympy.Expr) -> None:
+    for difference in (a - b, a):
+        if sizes.is_nonnegative(sizes.expand(difference)):
+            assert min(values(difference)) >= 0
+
+
+@given(INDICES)
+def test_no_index_is_above_its_bound(index: sympy.Expr) -> None:
+    bound = sizes.upper_bound(sizes.simplify(index, RANGES), RANGES)
+    if bound is not None:
+        assert all(here <= most for here, most in zip(values(index), values(bound), strict=True))
