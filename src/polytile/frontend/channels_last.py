@@ -32,11 +32,15 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves, tree_map
 
 from polytile.frontend.lower.overloads import overloads
-from polytile.frontend.lower.registry import TABLE
+from polytile.frontend.lower.random import is_drawn
+from polytile.frontend.lower.registry import TABLE, load
 from polytile.frontend.placement import is_view
 from polytile.frontend.resizing import UPSAMPLE
 
 aten = torch.ops.aten
+
+TRACED = "polytile_traced"
+"""Under this name the `meta` of a node that is laid out otherwise has the value that was traced."""
 
 DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16)}
 """By type of device, the types in which convolutions want their channels last. Tensor cores want so too (bfloat16 and float16 on
@@ -64,12 +68,13 @@ def lay_channels_last(graph: torch.fx.Graph, training: bool) -> None:
     """Has convolutions read and write images with their channels last. In `training` only those of a type among TRAINED, and with
     their weights laid out alike, as no packed copy of a weight is kept then. `graph` is one of functional ATen operators whose
     nodes have fake values. It returns the same values in the same strides afterwards."""
+    load()
     convolutions = [node for node in graph.nodes if _gains(node) and not (training and _dtype(node) not in TRAINED)]
     makers = _makers(convolutions)
     traced: dict[torch.fx.Node, Any] = {}
     for node in graph.nodes:
         if node in makers or (_picks(node) and node.args[0] in makers and not _returned(node)):
-            traced[node] = node.meta["val"]
+            traced[node] = node.meta[TRACED] = node.meta["val"]
             node.meta["val"] = tree_map(lambda value: _channels_last(value) if _is_image(value) else value, traced[node])
     for node, value in traced.items():
         readers = [user for user in node.users if user not in makers and not _picks(user) and not _takes_any_layout(user)]
@@ -133,7 +138,7 @@ def _can_follow(node: torch.fx.Node) -> bool:
     if node.target in IMAGES:
         return _gains(node)
     tags = getattr(node.target, "tags", ())
-    pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    pointwise = torch.Tag.pointwise in tags and not is_drawn(node.target)
     return (pointwise or node.target in WINDOWS) and bool(_images(node))
 
 
@@ -156,9 +161,11 @@ def _node(node: torch.fx.Node, k: int) -> torch.fx.Node:
 
 
 def _takes_any_layout(node: torch.fx.Node) -> bool:
-    """Whether an operator's lowering reads values, wherever they are, and not memory."""
+    """Whether an operator's lowering reads values, wherever they are, and not memory. Random numbers fill memory in an order that
+    follows the strides of an argument."""
     tensors = any(isinstance(value, torch.Tensor) for value in _values(node))
-    return _gains(node) or not tensors or (node.target in TABLE and not is_view(node.target))
+    lowered = node.target in TABLE and not is_view(node.target) and not is_drawn(node.target)
+    return _gains(node) or not tensors or lowered
 
 
 def _read_through_clone(node: torch.fx.Node, readers: list[torch.fx.Node], value: torch.Tensor) -> None:
@@ -167,7 +174,7 @@ def _read_through_clone(node: torch.fx.Node, readers: list[torch.fx.Node], value
         return
     with node.graph.inserting_after(node):
         clone = node.graph.call_function(aten.clone.default, (node,))
-    clone.meta = {**node.meta, "val": value}
+    clone.meta = {name: kept for name, kept in node.meta.items() if name != TRACED} | {"val": value}
     for reader in readers:
         reader.replace_input_with(node, clone)
 

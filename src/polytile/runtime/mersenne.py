@@ -45,12 +45,12 @@ def prepare() -> None:
 
 
 def bernoulli_(tensor: torch.Tensor, p: float) -> torch.Tensor:
-    """`tensor.bernoulli_(p)` for a dense tensor: the same numbers in the same places, and the same state after them.
+    """`tensor.bernoulli_(p)`: the same numbers in the same places, and the same state after them.
 
     As `Tensor.bernoulli_` it may run in several threads; a thread that draws from the default generator by other means
     at the same moment may see numbers that are drawn here too.
     """
-    if tensor.device.type != "cpu" or tensor.dtype != torch.bool or tensor.numel() < FEWEST:
+    if tensor.device.type != "cpu" or tensor.dtype != torch.bool or tensor.numel() < FEWEST or not _is_dense(tensor):
         return tensor.bernoulli_(p)
     draw = _checked()
     if draw is None:
@@ -58,6 +58,10 @@ def bernoulli_(tensor: torch.Tensor, p: float) -> torch.Tensor:
     with _LOCK:
         _fill(draw, torch.default_generator, tensor, p)
     return tensor
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def _fill(draw: Draw, generator: torch.Generator, tensor: torch.Tensor, p: float) -> None:

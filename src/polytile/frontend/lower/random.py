@@ -36,6 +36,11 @@ COUNTERS_PER_OPERATOR = 2**40
 _UNIFORM_BITS = {torch.bfloat16: 8, torch.float16: 11}
 
 
+def is_drawn(target: object) -> bool:
+    """Whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
 def from_counter() -> bool:
     """Whether kernels generate random numbers themselves."""
     return bool(options.get("random") == "philox")
@@ -44,15 +49,27 @@ def from_counter() -> bool:
 # eager's own stream ---------------------------------------------------------------------------------------------------
 
 
-def drawn_bernoulli(builder: Builder, like_result: torch.Tensor, dtype: torch.dtype, p: float) -> Tensor:
-    """Fresh memory laid out as `like_result`, filled by bernoulli_(p): the call that eager makes, on the same
+def drawn(builder: Builder, like: torch.Tensor, dtype: torch.dtype, filling: Any, *values: Any) -> Tensor:
+    """Fresh memory laid out as `like`, which is traced, filled by the operator `filling`: the call that eager makes, on the same
     elements in the same order."""
-    if like_result.device.type == "cpu":
+    check_dtypes(dtype)
+    if any(isinstance(value, Tensor) for value in values):
+        raise LoweringError("numbers of its distribution are in memory.")
+    if like.device.type == "cpu" and filling is aten.bernoulli_.float:
         mersenne.prepare()
-    shape = tuple(sizes.as_size(n) for n in like_result.shape)
-    strides = tuple(sizes.as_size(n) for n in like_result.stride())
+    shape = tuple(sizes.as_size(n) for n in like.shape)
+    strides = tuple(sizes.as_size(n) for n in like.stride())
     reason = "random numbers come from eager's own stream"
-    return _filled(builder, shape, strides, dtype, like_result.device, aten.bernoulli_.float, (p,), reason)
+    return _filled(builder, shape, strides, dtype, like.device, filling, values, reason)
+
+
+def _overwritten(builder: Builder) -> torch.Tensor:
+    """What eager fills where the current node stands for an operator that overwrites its first argument: that argument, as it
+    was traced. Where its elements share memory, or some lie in another type, the traced result."""
+    assert builder.node is not None
+    result, argument = builder.result(), builder.node.args[0]
+    given = argument.meta["val"] if isinstance(argument, torch.fx.Node) else result
+    return given if given.dtype == result.dtype and all(sizes.as_size(s) != 0 for s in given.stride()) else result
 
 
 def _filled(
@@ -62,7 +79,7 @@ def _filled(
     dtype: torch.dtype,
     device: torch.device,
     filling: Any,
-    values: tuple[float, ...],
+    values: tuple[Any, ...],
     reason: str,
 ) -> Tensor:
     """Fresh memory that the operator `filling` fills, called with it and `values`."""
@@ -77,7 +94,7 @@ def _filled(
     )
     builder.emit(
         Extern(
-            builder.name("lib"), filling, (Ref(whole(buffer)), *values), (), (None,), origins, reason,
+            builder.name("lib"), filling, (Ref(whole(buffer)), *map(builder.argument, values)), (), (None,), origins, reason,
             mutates=(buffer.name,),
         )
     )  # fmt: skip
@@ -96,7 +113,7 @@ def native_dropout(builder: Builder, x: Tensor, p: float, train: bool | None) ->
     elif from_counter():
         mask = counted_bernoulli(builder, x.sizes, torch.bool, x.device, 1 - p)
     elif x.device.type == "cpu":
-        mask = drawn_bernoulli(builder, builder.result(1), torch.bool, 1 - p)
+        mask = drawn(builder, builder.result(1), torch.bool, aten.bernoulli_.float, 1 - p)
     else:
         raise LoweringError(f"on {x.device.type} eager draws dropout masks inside its own kernel.")
     return _dropped(x, mask, p), mask
@@ -116,14 +133,22 @@ def _full_mask(x: Tensor, value: bool) -> Tensor:
 
 
 @lowers(*overloads("bernoulli.p"))
-def bernoulli_p(builder: Builder, x: Tensor, p: float, generator: Any = None) -> Tensor:
-    """0 and 1 in the type of `x`, whose values are not read."""
+def bernoulli_p(builder: Builder, x: Tensor, p: float = 0.5, generator: Any = None) -> Tensor:
+    """0 and 1 in the type of `x`, whose values are not read. The graph has this operator for `torch.bernoulli(x, p)`, of which
+    eager's result is row-major, and for all that fills memory by `bernoulli_`."""
     _require_default(generator)
     result = builder.result()
     check_dtypes(result.dtype)
     if from_counter():
         return counted_bernoulli(builder, x.sizes, result.dtype, x.device, p)
-    return drawn_bernoulli(builder, result, result.dtype, p)
+    like = result if _called(builder) in (None, torch.bernoulli, "bernoulli") else _overwritten(builder)
+    return drawn(builder, like, result.dtype, aten.bernoulli_.float, p)
+
+
+def _called(builder: Builder) -> Any:
+    """The function, or the name of the method, of the user's program that the current node comes from; None if not known."""
+    stack = builder.node.meta.get("source_fn_stack") if builder.node is not None else None
+    return stack[-1][1] if stack else None
 
 
 def _require_default(generator: Any) -> None:
@@ -231,14 +256,43 @@ def _real(builder: Builder) -> torch.dtype:
     return torch.float64 if builder.result().dtype == torch.float64 else torch.float32
 
 
+def _drawn_alike(builder: Builder, filling: Any, *values: Any) -> Tensor:
+    """The numbers by which eager fills what the current node returns."""
+    if builder.node is not None and builder.node.kwargs.get("pin_memory"):
+        raise LoweringError("its result is wanted in pinned memory.")
+    return drawn(builder, builder.result(), builder.result().dtype, filling, *values)
+
+
 @lowers(*overloads("rand rand_like"))
 def rand(builder: Builder, *arguments: Any, **settings: Any) -> Tensor:
+    if not from_counter():
+        return _drawn_alike(builder, aten.uniform_.default)
     return counted(builder, "philox_uniform", _real(builder), uniform_number(builder.result().dtype))
 
 
 @lowers(*overloads("randn randn_like"))
 def randn(builder: Builder, *arguments: Any, **settings: Any) -> Tensor:
+    if not from_counter():
+        return _drawn_alike(builder, aten.normal_.default)
     return counted(builder, "philox_normal", _real(builder), lambda z, _: z)
+
+
+def _drawn_over(builder: Builder, filling: Any, *values: Any) -> Tensor:
+    """The numbers by which eager overwrites the first argument of the current node."""
+    return drawn(builder, _overwritten(builder), builder.result().dtype, filling, *values)
+
+
+def _lower_overwriting(filling: Any) -> Callable[..., Tensor]:
+    def lowering(builder: Builder, x: Tensor, *values: Any, generator: Any = None) -> Tensor:
+        _require_default(generator)
+        return _drawn_over(builder, filling, *values)
+
+    return lowering
+
+
+for _name in ("exponential", "geometric", "cauchy", "log_normal", "random", "random.from", "random.to"):
+    _packet, _, _overload = _name.partition(".")
+    lowers(*overloads(_name))(_lower_overwriting(getattr(getattr(aten, f"{_packet}_"), _overload or "default")))
 
 
 @lowers(*overloads("bernoulli"))
@@ -255,6 +309,8 @@ def bernoulli(builder: Builder, p: Tensor, generator: Any = None) -> Tensor:
 @lowers(*overloads("uniform"))
 def uniform(builder: Builder, x: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Tensor:
     _require_default(generator)
+    if not from_counter():
+        return _drawn_over(builder, aten.uniform_.default, low, high)
     unit = uniform_number(builder.result().dtype)
 
     def element(u: Node, point: Point) -> Node:
@@ -266,6 +322,8 @@ def uniform(builder: Builder, x: Tensor, low: float = 0.0, high: float = 1.0, ge
 @lowers(*overloads("normal_functional"))
 def normal(builder: Builder, x: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
     _require_default(generator)
+    if not from_counter():
+        return _drawn_over(builder, aten.normal_.default, mean, std)
     return counted(
         builder,
         "philox_normal",
@@ -279,6 +337,8 @@ def _lower_randint(bounds: Callable[..., tuple[int, int]]) -> Callable[..., Tens
         """low + n mod (high - low) of a 63-bit number n: no range of 2³² or less is uneven by more than one part in
         2³¹."""
         low, high = bounds(*arguments)
+        if not from_counter():
+            return _drawn_alike(builder, getattr(aten.random_, "from"), low, high)
         if not all(isinstance(v, int) for v in (low, high)):
             raise LoweringError("the bounds of randint are not numbers.")
 

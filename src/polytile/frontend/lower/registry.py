@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -20,3 +23,11 @@ def lowers(*overloads: Any) -> Callable[[Lowering], Lowering]:
         return fn
 
     return register
+
+
+@functools.cache
+def load() -> None:
+    """Imports every file of this folder, so that TABLE is complete."""
+    folder, _, _ = __name__.rpartition(".")
+    for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
+        importlib.import_module(f"{folder}.{module.name}")
