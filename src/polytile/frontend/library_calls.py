@@ -18,11 +18,14 @@ WITH_A_STATE = ("run_with_rng_state", "graphsafe_run_with_rng_state")
 
 
 class Flat:
-    """A higher-order operator whose nested results come as one flat list; `like` has their structure."""
+    """An operator whose nested results come as one flat list; `like` has their structure."""
 
     def __init__(self, target: Any, like: Any) -> None:
         self.target, self.__name__ = target, operator_name(target)
         self.structure = tree_map(lambda _: None, like)
+        for name in ("_schema", "namespace", "tags"):  # what passes ask of an operator
+            if hasattr(target, name):
+                setattr(self, name, getattr(target, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         return _flat(self.target(*args, **kwargs), self.structure)
@@ -53,6 +56,13 @@ def _flat(result: Any, structure: Any) -> list[Any]:
     if isinstance(structure, dict):
         return [leaf for key, inner in structure.items() for leaf in _flat(result[key], inner)]
     return [result]
+
+
+def is_nested(target: Any, results: Any) -> bool:
+    """Whether there may be lists or tuples among the results of a call."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    return isinstance(results, tuple | list) and any(isinstance(part, tuple | list | dict) for part in results)
 
 
 def results_of(node: torch.fx.Node) -> Any:

@@ -26,6 +26,7 @@ from polytile.ir.program import (
     Template,
     View,
     compute_dtype,
+    place_of,
 )
 
 Argument = torch.Tensor | int
@@ -177,6 +178,15 @@ def _learn(fact: tuple[sympy.Expr, int, str], values: dict[sympy.Symbol, int]) -
 # programs ------------------------------------------------------------------------------------------------------------
 
 
+def _told(results: Sequence[Any], how: tuple[Any, ...]) -> int:
+    """The number that `how` (ir.program.Extern) finds in the results of a call."""
+    what, output, dim = place_of(how)
+    value = results[output]
+    if what == "item":
+        return int(value.item() if isinstance(value, torch.Tensor) else value)
+    return int(value.storage_offset() if what == "offset" else getattr(value, what)(dim))
+
+
 class _Run:
     """One execution: the tensors and size values so far."""
 
@@ -244,9 +254,7 @@ class _Run:
         result = operation.target(*self.argument(operation.args), **kwargs)
         results = list(result) if isinstance(result, tuple | list) else [result]
         for symbol, how in operation.symbols:
-            value = results[how[1] if len(how) > 1 else 0]
-            value = value.shape[how[2]] if how[0] == "size" else value
-            self.values[symbol] = int(value.item() if isinstance(value, torch.Tensor) else value)
+            self.values[symbol] = sizes.evaluate(how, self.values) if isinstance(how, sympy.Expr) else _told(results, how)
         for name, value in zip(operation.outputs, results, strict=False):
             if name is not None:
                 self.need({name})

@@ -135,7 +135,8 @@ def operation_text(op: Loop | Template | Extern | Assert) -> str:
     if isinstance(op, Extern):
         outputs = ", ".join(o or "_" for o in op.outputs)
         args = ", ".join([_argument(a) for a in op.args] + [f"{k}={_argument(v)}" for k, v in op.kwargs])
-        symbols = "".join(f" defines {s} by {' '.join(map(str, how))}" for s, how in op.symbols)
+        ways = [(s, str(how) if isinstance(how, sympy.Expr) else " ".join(map(str, how))) for s, how in op.symbols]
+        symbols = "".join(f" defines {symbol} by {how}" for symbol, how in ways)
         target = op.target.__name__ if isinstance(op.target, FunctionType) else op.target
         return f"library {op.name}: {outputs} = {target}({args}){symbols}  # {op.reason}"
     return f"assert {op.condition}  # {op.message}"

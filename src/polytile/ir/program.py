@@ -322,8 +322,9 @@ class Ref:
 class Extern:
     """A library (ATen) call: `target(*args, **kwargs)`; every tensor and size among the arguments is a Ref. `outputs` names the
     buffers it allocates, None for results that are not tensors or not used; `many`: the target returns a tuple or list, if
-    only of one. `symbols` are sizes that are known only from its result: (symbol, how), how being ("item",), ("item", output
-    number) or ("size", output number, dimension). `reason` says why it is a library call, `mutates` which buffers it changes."""
+    only of one. `symbols` are numbers that are known only from its result: (symbol, how), how being ("item",), ("item", output
+    number), ("size" or "stride", output number, dimension), ("offset", output number), or an expression of symbols that are known
+    by then. `reason` says why it is a library call, `mutates` which buffers it changes."""
 
     name: str
     target: Any
@@ -332,7 +333,7 @@ class Extern:
     outputs: tuple[str | None, ...]
     origins: tuple[str, ...] = ()
     reason: str = ""
-    symbols: tuple[tuple[sympy.Symbol, tuple[Any, ...]], ...] = ()
+    symbols: tuple[tuple[sympy.Symbol, tuple[Any, ...] | sympy.Expr], ...] = ()
     mutates: tuple[str, ...] = ()
     many: bool = False
 
@@ -341,6 +342,12 @@ class Extern:
 
     def writes(self) -> set[str]:
         return {o for o in self.outputs if o is not None} | set(self.mutates)
+
+
+def place_of(how: tuple[Any, ...]) -> tuple[str, int, int | None]:
+    """What of which output, and along which dimension, an entry of Extern.symbols reads."""
+    what, output, dim = (list(how) + [0, None][len(how) - 1 :])[:3]
+    return what, output, dim
 
 
 @dataclass(frozen=True)

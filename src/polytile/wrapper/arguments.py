@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv
 
+from polytile.errors import IRError
 from polytile.ir import sizes
 from polytile.ir.program import Program
 from polytile.wrapper import lines
-from polytile.wrapper.lines import BindSize, Line, ReadSize
+from polytile.wrapper.lines import BindSize, FindKept, Line, PickSize, ReadSize, TakeArguments
 
 Fact = tuple[sympy.Expr, Callable[[sympy.Symbol], Line]]
 """A size expression of an argument, and the line that binds a symbol to its value."""
@@ -57,13 +57,13 @@ def _solve(facts: Sequence[Fact], known: dict[sympy.Symbol, None], fresh: Callab
     """c·s + d = value for the first expression in which s alone is unknown: s = (value - d) // c."""
     for size, line in facts:
         unknown = [s for s in sorted(size.free_symbols, key=str) if s not in known]
-        factor = sizes.coefficient(size, unknown[0]) if len(unknown) == 1 else None
-        if factor is None:
+        if len(unknown) != 1 or sizes.coefficient(size, unknown[0]) is None:
             continue
         value = sizes.axis(fresh("size"))
+        solution = sizes.solve(size, unknown[0], value)
+        assert solution is not None
         known[unknown[0]] = None
-        rest = sympy.expand(size - factor * unknown[0])
-        return [line(value), BindSize(unknown[0], FloorDiv(value - rest, factor))]
+        return [line(value), BindSize(unknown[0], solution)]
     return []
 
 
@@ -86,6 +86,17 @@ def _symbols_in(value: object) -> set[str]:
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         return set().union(*[_symbols_in(v) for v in vars(value).values()])
     return set()
+
+
+def check_bound(all_lines: Sequence[Line]) -> None:
+    """Raises IRError where a line reads a symbol that no line before it binds."""
+    bound: set[str] = set()
+    for line in all_lines:
+        own = {line.symbol.name} if isinstance(line, BindSize | ReadSize | PickSize | FindKept) else set()
+        bound |= set(line.names) if isinstance(line, TakeArguments) else set()
+        if unbound := used_symbols([line]) - own - bound:
+            raise IRError(f"{type(line).__name__} needs {', '.join(sorted(unbound))}, and nothing before it tells that.")
+        bound |= own
 
 
 def without_unused(head: Sequence[Line], body: Sequence[Line]) -> list[Line]:

@@ -185,13 +185,14 @@ class PickOutput(Line):
 
 @dataclass(frozen=True)
 class PickSize(Line):
-    """`symbol` is what a library call returned: the result itself, or size `dim` of its output `k` (None: its only
-    result)."""
+    """`symbol` is what a library call returned: output `k` (None: its only result) itself, an "item", or the "size" or "stride"
+    of that along `dim`, or its "offset" in memory, in elements."""
 
     symbol: sympy.Symbol
     source: str
     k: int | None = None
     dim: int | None = None
+    what: str = "item"
 
 
 @dataclass(frozen=True)

@@ -212,8 +212,8 @@ class _Writer:
         self.add(f"{line.buffer.name} = _as_declared({_picked(line.source, line.k)}, {self._numbers(line.buffer.strides)})")
 
     def pick_size(self, line: lines.PickSize) -> None:
-        size = "" if line.dim is None else f".size({line.dim})"
-        self.add(f"{line.symbol} = {_picked(line.source, line.k)}{size}")
+        read = {"item": "", "offset": ".storage_offset()"}.get(line.what, f".{line.what}({line.dim})")
+        self.add(f"{line.symbol} = {_picked(line.source, line.k)}{read}")
 
     def on_device(self, line: lines.OnDevice) -> None:
         self.device, index = line.device, line.device.index or 0

@@ -11,9 +11,9 @@ import torch
 
 from polytile.ir import sizes
 from polytile.ir.aliases import maybe_aliased
-from polytile.ir.program import KEPT, Assert, Extern, Kept, Loop, Operation, Program, Ref, Template, View
+from polytile.ir.program import KEPT, Assert, Extern, Kept, Loop, Operation, Program, Ref, Template, View, place_of
 from polytile.wrapper import lines
-from polytile.wrapper.arguments import argument_lines, without_unused
+from polytile.wrapper.arguments import argument_lines, check_bound, without_unused
 from polytile.wrapper.lines import Argument, KernelCall, Line
 from polytile.wrapper.memory import plan
 
@@ -28,12 +28,15 @@ def schedule(
     traced: Mapping[sympy.Symbol, int] | None = None,
 ) -> tuple[Line, ...]:
     """The lines of `program`. `call_of` says how each loop and template is called; `inplace` maps a new buffer to one
-    that dies where it is born and whose memory it may take; `traced` has the sizes by which memory is weighed."""
+    that dies where it is born and whose memory it may take; `traced` has the sizes by which memory is weighed. Raises IRError
+    where a line needs a size that is not known by then."""
     made = _Schedule(program, call_of, inplace or {})
     head, body = argument_lines(program, made.fresh), made.body()
     planned = plan(body, program, traced or {}, made.taken)
     constants = [lines.Constant(name, value) for name, value in program.constants.items()]
-    return (*constants, *made.defined, *_on_its_device(program), *without_unused(head, planned), *planned)
+    arguments = without_unused(head, planned)
+    check_bound([*arguments, *planned])
+    return (*constants, *made.defined, *_on_its_device(program), *arguments, *planned)
 
 
 class _Schedule:
@@ -167,9 +170,11 @@ class _Schedule:
         if result is None:
             return
         for symbol, how in operation.symbols:
-            output = how[1] if len(how) > 1 else 0
-            dim = how[2] if how[0] == "size" else None
-            self.out.append(lines.PickSize(symbol, result, output if operation.many else None, dim))
+            if isinstance(how, sympy.Expr):
+                self.out.append(lines.BindSize(symbol, how))
+                continue
+            what, output, dim = place_of(how)
+            self.out.append(lines.PickSize(symbol, result, output if operation.many else None, dim, what))
         for k, name in enumerate(operation.outputs):
             if name is not None:
                 buffer = self.program.buffers[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -235,35 +235,64 @@ class Builder:
         results in `results` (default: the current node's) say. Returns Tensors (or sizes) shaped like the results."""
         results = self.node.meta.get("val") if results is None and self.node is not None else results
         outputs: list[str | None] = []
-        symbols: list[tuple[sympy.Symbol, tuple[Any, ...]]] = []
+        facts: list[tuple[sympy.Expr, tuple[Any, ...]]] = []
 
         def one(value: Any) -> Any:
             k = len(outputs)
             if not isinstance(value, torch.Tensor):
                 outputs.append(None)
                 number = _number(value)
-                symbols.extend((s, ("item", k)) for s in _symbols(number) if self.define(s))
+                facts.append((_told(number), ("item", k)))
                 return number
             shape = tuple(sizes.as_size(n) for n in value.shape)
             buffer = self.new_buffer(
                 shape, value.dtype, value.device, tuple(sizes.as_stride(n) for n in value.stride())
             )
             outputs.append(buffer.name)
-            symbols.extend(
-                (n, ("size", k, d)) for d, n in enumerate(shape) if isinstance(n, sympy.Symbol) and self.define(n)
-            )
+            facts.extend((n, ("size", k, d)) for d, n in enumerate(shape))
+            facts.extend((sizes.as_size(s), ("stride", k, d)) for d, s in enumerate(value.stride()))
+            facts.append((sizes.as_size(value.storage_offset()), ("offset", k)))
             return stored(whole(buffer), value.device)
 
         many = isinstance(results, tuple | list)
         values = tuple(one(r) for r in results) if many else one(results)
-        self.emit(
-            Extern(
-                self.name("lib"), target, tuple(self.argument(a) for a in args),
-                tuple((k, self.argument(v)) for k, v in kwargs.items()), tuple(outputs), (self.origin,), reason, tuple(symbols),
-                many=many,
-            )
-        )  # fmt: skip
+        given = tuple(self.argument(a) for a in args), tuple((k, self.argument(v)) for k, v in kwargs.items())
+        told = [*self._told(facts)]
+        values = tuple(self._named(v, k, told) for k, v in enumerate(values)) if many else self._named(values, 0, told)
+        self.emit(Extern(self.name("lib"), target, *given, tuple(outputs), (self.origin,), reason, tuple(told), many=many))
         return values
+
+    def _told(self, facts: Sequence[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[sympy.Symbol, Any]]:
+        """Values for the symbols that have none yet, from what is known of a call's results: expressions, and where to find each.
+        A symbol that stands alone in one is that; one that is alone without a value in one that is linear in it is solved for."""
+        ahead = [(each, how) for each, how in facts if isinstance(each, sympy.Expr) and not each.is_number]
+        for each, how in ahead:
+            if isinstance(each, sympy.Symbol) and self.define(each):
+                yield each, how
+        while solved := self._solved(ahead):
+            symbol, value, how, solution = solved
+            self.define(symbol)
+            yield value, how
+            yield symbol, solution
+
+    def _named(self, value: Any, k: int, told: list[tuple[sympy.Symbol, Any]]) -> Any:
+        """`value`, output `k` of a call; under a name of its own where it is an expression of symbols that nothing tells, such as
+        whether two sizes are equal of which one is known under the other's name."""
+        if not isinstance(value, sympy.Basic) or all(map(self.defined, value.free_symbols)):
+            return value
+        truth = not isinstance(value, sympy.Expr)
+        symbol = sympy.Symbol(self.name("told"), integer=truth or value.is_integer, real=True)
+        self.define(symbol)
+        told.append((symbol, ("item", k)))
+        return sympy.Eq(symbol, 1) if truth else symbol
+
+    def _solved(self, facts: Sequence[tuple[sympy.Expr, tuple[Any, ...]]]) -> tuple[Any, ...] | None:
+        for each, how in facts:
+            unknown = [s for s in each.free_symbols if not self.defined(s)]
+            if len(unknown) == 1 and sizes.coefficient(each, unknown[0]) is not None:
+                value = sizes.axis(self.name("told"))
+                return unknown[0], value, how, sizes.solve(each, unknown[0], value)
+        return None
 
     def argument(self, value: Any) -> Any:
         """A library call's argument: tensors stored, sizes wrapped, everything else as it is."""
@@ -318,11 +347,9 @@ def _number(value: Any) -> Any:
     return value if node is None else node.expr
 
 
-def _symbols(value: Any) -> list[sympy.Symbol]:
-    """The symbol that a number returned by a call gives a value to: itself, or u where a truth value is u = 1."""
-    if isinstance(value, sympy.Eq) and value.rhs == 1:
-        value = value.lhs
-    return [value] if isinstance(value, sympy.Symbol) else []
+def _told(value: Any) -> Any:
+    """What a number returned by a call is the value of: itself, or u where a truth value is u = 1."""
+    return value.lhs if isinstance(value, sympy.Eq) and value.rhs == 1 else value
 
 
 def _stand_in(value: Any) -> Any:
