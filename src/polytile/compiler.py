@@ -16,6 +16,8 @@ import sympy
 
 from polytile import debug, locks, options, runtime
 from polytile.counters import counters
+from polytile.frontend import failures
+from polytile.frontend.failures import Failure
 from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.ir import sizes
 from polytile.ir.program import Extern, Loop, Program, Template
@@ -43,6 +45,7 @@ class CompiledProgram:
     program: Program | None = None
     calls: tuple[tuple[MultiKernel, KernelCall], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
 
     @property
     def multikernels(self) -> tuple[MultiKernel, ...]:
@@ -72,6 +75,7 @@ def reset() -> None:
     with _lock:
         _compiled.clear()
     counters.reset()
+    failures.reset()
     runtime.compile.reset()
 
 
@@ -115,7 +119,7 @@ def compile_program(
         if isinstance(operation, Extern):
             counters.add_library_call(str(operation.target))
     debug.show(2, lambda: wrapped.source)
-    return record(program.name, lowered.operators, wrapped.source, wrapped.call, program, calls, given)
+    return record(program.name, lowered.operators, wrapped.source, wrapped.call, program, calls, given, lowered.failures)
 
 
 def record(
@@ -126,9 +130,10 @@ def record(
     program: Program | None = None,
     calls: Sequence[tuple[MultiKernel, KernelCall]] = (),
     given: Mapping[str, Any] | None = None,
+    failed: Sequence[Failure] = (),
 ) -> CompiledProgram:
     """Counts a compiled graph and keeps it for `explain()` as long as `call` is alive."""
-    compiled = CompiledProgram(name, operators, source, call, program, tuple(calls), dict(given or {}))
+    compiled = CompiledProgram(name, operators, source, call, program, tuple(calls), dict(given or {}), tuple(failed))
     call.polytile_program = compiled  # type: ignore[attr-defined]
     counters.add("graphs_compiled")
     with _lock:

@@ -13,6 +13,7 @@ import torch
 from polytile import compiler
 from polytile.compiler import CompiledProgram
 from polytile.frontend.backend import Backend
+from polytile.frontend.failures import Failure
 from polytile.ir.program import Extern
 from polytile.multikernel.decision import Decision
 from polytile.problem import sizes_text, time_text
@@ -57,13 +58,15 @@ class WeightRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`str()` of it is the report; the rows are for programs. `sources` has the wrapper of each graph."""
+    """`str()` of it is the report; the rows are for programs. `sources` has the wrapper of each graph, `failures` what polytile
+    failed to compile."""
 
     graphs: tuple[str, ...]
     operators: tuple[OperatorRow, ...]
     decisions: tuple[DecisionRow, ...]
     sources: tuple[str, ...] = field(default=(), repr=False)
     weights: tuple[WeightRow, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{len(self.graphs)} graph(s): {', '.join(self.graphs)}", "", "operators"]
@@ -76,6 +79,8 @@ class Explanation:
             sizes = sizes_text(decision.sizes)
             time = f" {time_text(decision.seconds)}" if decision.seconds is not None else ""
             lines.append(f"  {decision.kernel} [{sizes}] → {decision.candidate}{time}: {decision.provenance}")
+        lines += ["", "failures"] if self.failures else []
+        lines += [f"  {failed.reason}; {failed.script or 'no script'} shows it again" for failed in self.failures]
         lines += ["", "weights"] if self.weights else []
         for weight in self.weights:
             size = " × ".join(map(str, weight.sizes))
@@ -113,7 +118,8 @@ def report(programs: Sequence[CompiledProgram]) -> Explanation:
     rows = tuple(OperatorRow(op, how, reason, n) for (op, how, reason), n in sorted(operators.items()))
     decisions = tuple(_row(d) for m in multikernels for d in m.decisions)
     weights = tuple(row for program in programs for row in _weights(program))
-    return Explanation(tuple(p.name for p in programs), rows, decisions, tuple(p.source for p in programs), weights)
+    failed = tuple(failure for program in programs for failure in program.failures)
+    return Explanation(tuple(p.name for p in programs), rows, decisions, tuple(p.source for p in programs), weights, failed)
 
 
 def _weights(program: CompiledProgram) -> Iterator[WeightRow]:

@@ -194,6 +194,14 @@ TABLE: tuple[Option, ...] = (
         "Most MiB that packed copies of constant weights may take, all of them together; 0: none are made.",
         least=0,
     ),
+    Option(
+        "on_failure",
+        str,
+        "library",
+        "What to do with a graph or an operator that polytile fails to compile. library: run it as ATen calls and report it; "
+        "raise: raise the error, for those who work on polytile.",
+        choices=("library", "raise"),
+    ),
     Option("verify_ir", bool, False, "Run the verifier between all passes."),
     Option("fuse", bool, True, "Fuse loops; off makes one kernel for each operator."),
     Option(

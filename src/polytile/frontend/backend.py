@@ -13,16 +13,17 @@ import torch
 import torch.fx
 from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.utils import flatten_graph_inputs
-from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from polytile import compiler, debug, runtime
 from polytile import options as settings
-from polytile.errors import CompilerMissing, HintError, NotInPlan, OptionError, PlanError
+from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
 from polytile.frontend.channels_last import lay_channels_last
-from polytile.frontend.eager import SOURCE, library_calls
+from polytile.frontend.eager import SOURCE, library_calls, say_once, with_own_code
+from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
 from polytile.frontend.floats import restart_if_fixed
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
@@ -98,26 +99,64 @@ def _compile(
         return flatten_graph_inputs(
             graph, example_inputs, lambda flat, values: _compile(flat, values, given, hints, ahead, strict=False)
         )
+    with settings.override(**given), _collector_at_rest():
+        try:
+            return _compiled(graph, example_inputs, given, hints, ahead, strict)
+        except Exception as error:
+            if is_raised(error):
+                raise
+            return _uncompiled(graph, example_inputs, error)
+
+
+def _compiled(
+    graph: Any, example_inputs: Sequence[Any], given: Mapping[str, Any], hints: Hints, ahead: Hints, strict: bool
+) -> Callable[..., Any]:
     traced = hinted.sizes_of(graph)
     wanted = [*hinted.combinations(hints, traced, strict), *hinted.marked(graph, traced)]
     early = hinted.combinations(ahead, traced, strict, "compile_ahead")
-    with settings.override(**given), _collector_at_rest(), kept_whole():
-        runtime.prepare_launcher()
-        if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
-            from polytile.kernels.triton.loops import prepare  # what a GPU needs is imported where there is one
+    runtime.prepare_launcher()
+    if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
+        from polytile.kernels.triton.loops import prepare  # what a GPU needs is imported where there is one
 
-            prepare()
-        restart_if_fixed(graph)
+        prepare()
+    restart_if_fixed(graph)
+    failed: list[Failure] = []
+    with kept_whole():
         return aot_module_simplified(
             graph,
             example_inputs,
-            fw_compiler=_Compiler("forward", given, wanted, early),
-            bw_compiler=_Compiler("backward", given, wanted, early),
-            inference_compiler=_Compiler("inference", given, wanted, early),
+            fw_compiler=_Compiler("forward", given, wanted, early, failed),
+            bw_compiler=_Compiler("backward", given, wanted, early, failed),
+            inference_compiler=_Compiler("inference", given, wanted, early, failed),
             decompositions=decompositions(),
             partition_fn=_partition,
             keep_inference_input_mutations=True,
         )
+
+
+def _uncompiled(graph: Any, example_inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:
+    """Dynamo's graph as ATen calls, after `error` kept AOTAutograd from taking it apart by polytile's rules. Raises `error` where
+    it cannot be taken apart without them either: then it is about the graph."""
+    name, graphs = compiler.program_name("graph"), []
+
+    def plain(gm: torch.fx.GraphModule, example_inputs: Any) -> Boxed:
+        graphs.append(gm)
+        boxed: Boxed = make_boxed_func(gm)
+        return boxed
+
+    try:
+        call = aot_module_simplified(graph, example_inputs, fw_compiler=plain, keep_inference_input_mutations=True)
+    except Exception:
+        raise error from None
+    why = failure("graph", name, error, graph)
+
+    def run(*args: Any) -> Any:
+        return call(*args)
+
+    with_own_code(run)
+    operators = [report for each in graphs for report in library_calls(each, why.reason)[0]]
+    compiler.record(name, tuple(operators), SOURCE, run, failed=[why])
+    return run
 
 
 def _partition(
@@ -140,10 +179,6 @@ def _collector_at_rest() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-CALLERS = (HintError, NotInPlan, OptionError, PlanError)
-"""Errors about what the caller has asked for."""
 
 
 @contextlib.contextmanager
@@ -169,12 +204,14 @@ def _handed_on(kind: type[Exception]) -> type[Exception]:
 
 @dataclass(frozen=True)
 class _Compiler:
-    """One of AOTAutograd's three compilers under one compile's options; the backward one may run long after it."""
+    """One of AOTAutograd's three compilers under one compile's options; the backward one may run long after it. `failed`, which
+    the three have in common, are the graphs that could not be compiled."""
 
     kind: str
     options: Mapping[str, Any]
     hints: Sequence[Values]
     ahead: Sequence[Values] = ()
+    failed: list[Failure] = field(default_factory=list)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         if self.kind != "backward":
@@ -187,14 +224,26 @@ class _Compiler:
         with settings.override(**self.options):
             name = compiler.program_name(self.kind)
             debug.show(3, lambda: graph.print_readable(print_output=False))
-            why = unsupported(graph)
-            if not why:
-                try:
+            if self.failed:  # what the forward graph leaves for the backward one lies as ATen's operators left it
+                return self._library_calls(graph, name, self.failed[0].reason)
+            try:
+                why = unsupported(graph)
+                if not why:
                     return self._program(graph, name)
-                except CompilerMissing as error:
-                    why = f"no C++ compiler: {error}"
-            operators, call = library_calls(graph, why)
-            return compiler.record(name, operators, SOURCE, call).call
+            except CompilerMissing as error:
+                why = f"no C++ compiler: {error}"
+            except Exception as error:
+                if is_raised(error):
+                    raise
+                self.failed.append(failure("graph", name, error, graph))
+                return self._library_calls(graph, name, self.failed[-1].reason, self.failed[-1:])
+            say_once(why)
+            return self._library_calls(graph, name, why)
+
+    def _library_calls(self, graph: torch.fx.GraphModule, name: str, why: str, failed: Sequence[Failure] = ()) -> Boxed:
+        graph.recompile()
+        operators, call = library_calls(graph, why)
+        return compiler.record(name, operators, SOURCE, call, failed=failed).call
 
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph lowered and compiled. Raises CompilerMissing where there is no C++ compiler."""

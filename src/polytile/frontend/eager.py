@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.fx
 
 from polytile.counters import counters
+from polytile.frontend.channels_last import TRACED
 from polytile.frontend.graph import OperatorReport
 
 log = logging.getLogger("polytile")
@@ -19,23 +21,49 @@ SOURCE = "# the ATen graph is run as it is"
 _warned: set[str] = set()
 
 
-def library_calls(
-    graph: torch.fx.GraphModule, why: str
-) -> tuple[tuple[OperatorReport, ...], Callable[[list[Any]], list[Any]]]:
-    """What became of the graph's operators, and a callable that takes the list of arguments, which it empties. `why` is
-    logged once."""
+def say_once(why: str) -> None:
+    """Logs, the first time, why no kernels are generated for a graph."""
     if why not in _warned:
         _warned.add(why)
         log.warning("polytile generates no kernels for this graph and runs ATen's instead: %s", why)
+
+
+def library_calls(
+    graph: torch.fx.GraphModule, why: str
+) -> tuple[tuple[OperatorReport, ...], Callable[[list[Any]], list[Any]]]:
+    """What became of the graph's operators, and a callable that takes the list of arguments, which it empties."""
+    orders = [_eager_order(node) for node in graph.graph.nodes if node.op == "placeholder"]
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     operators = [str(target) for target in targets if isinstance(target, torch._ops.OpOverload)]
     for operator in operators:
         counters.add_library_call(operator)
 
     def call(args: list[Any]) -> list[Any]:
-        values = list(args)
+        values = [value if order is None else _in_order(value, order) for value, order in zip(args, orders, strict=True)]
         args.clear()
         return list(graph(*values))
 
+    with_own_code(call)
     call._boxed_call = True  # type: ignore[attr-defined]
     return tuple(OperatorReport(operator, "library", why) for operator in operators), call
+
+
+def with_own_code(call: Callable[..., Any]) -> None:
+    """Gives a function a code object of its own, by which `explain` tells whether it ran."""
+    assert isinstance(call, types.FunctionType)
+    call.__code__ = call.__code__.replace()
+
+
+def _eager_order(node: torch.fx.Node) -> list[int] | None:
+    """The dimensions of an argument from the outermost in memory on, as ATen's operators would have left it; None where the
+    forward graph leaves it so."""
+    traced = node.meta.get(TRACED)
+    if traced is None:
+        return None
+    strides = [getattr(getattr(s, "node", None), "hint", s) or 1 for s in traced.stride()]
+    return sorted(range(len(strides)), key=lambda d: -strides[d])
+
+
+def _in_order(value: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """`value` with its dimensions in this order in memory: views that the graph takes of it are of that."""
+    return torch.empty_permuted(value.shape, order, dtype=value.dtype, device=value.device).copy_(value)

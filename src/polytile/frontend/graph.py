@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import operator
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,15 +14,24 @@ import torch.fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from polytile.errors import LoweringError, LoweringFailed
-from polytile.frontend import lower
+from polytile.frontend.failures import Failure, failure, is_raised
 from polytile.frontend.host_numbers import gathered, kernel_number
-from polytile.frontend.library_calls import Flat, WithCopies, complete, operator_name, results_of, written_views
+from polytile.frontend.library_calls import (
+    Flat,
+    WithCopies,
+    complete,
+    is_nested,
+    operator_name,
+    results_of,
+    written_views,
+)
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.registry import TABLE
+from polytile.frontend.lower.random import is_drawn
+from polytile.frontend.lower.registry import TABLE, load
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
 from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
-from polytile.frontend.placement import advised, bases, fits, laid_out, partly_written, place
+from polytile.frontend.placement import advised, bases, fits, is_new, laid_out, partly_written, place
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Template, View, whole
 from polytile.runtime.target import Target
@@ -44,17 +51,18 @@ class OperatorReport:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph's Program, and what became of each of its operators."""
+    """A graph's Program, what became of each of its operators, and the lowerings that failed."""
 
     program: Program
     operators: tuple[OperatorReport, ...]
+    failures: tuple[Failure, ...] = ()
 
 
 def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, str] | None = None) -> Lowered:
     """The Program of a functional ATen graph whose nodes carry fake values in `meta["val"]`; never specialises a
-    symbol. `weights` are the inputs that are weights, and of which kind (ir.program.Buffer). Raises LoweringFailed, naming the
-    operator, where a lowering goes wrong."""
-    _load_lowerings()
+    symbol. `weights` are the inputs that are weights, and of which kind (ir.program.Buffer). An operator whose lowering goes
+    wrong is a library call, or, with the option on_failure="raise", a LoweringFailed that names it."""
+    load()
     complete(graph.graph)
     return _Driver(graph, name, weights or {}).run()
 
@@ -80,16 +88,6 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
 
 _NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
 
-_loaded = False
-
-
-def _load_lowerings() -> None:
-    global _loaded
-    if not _loaded:
-        for module in pkgutil.iter_modules(lower.__path__):
-            importlib.import_module(f"{lower.__name__}.{module.name}")
-        _loaded = True
-
 
 class _Driver:
     """The state of one walk over a graph. `env` has what each node became: a Tensor, a sympy number, a tuple of these,
@@ -102,6 +100,7 @@ class _Driver:
         self.inputs: list[Input] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.reports: list[OperatorReport] = []
+        self.failures: list[Failure] = []
         self.outputs: tuple[View | sympy.Basic | None, ...] = ()
         self.bases = bases(graph.graph, TABLE.keys() | _HANDLERS.keys())
         self.changed = _changed_inputs(graph.graph)
@@ -114,7 +113,7 @@ class _Driver:
         fixed = {each.buffer for each in self.inputs if each.buffer is not None} - self.changed
         buffers, operations = self.builder.buffers, gathered(self.builder.operations, fixed)
         program = Program(self.name, tuple(self.inputs), buffers, operations, self.outputs, self.constants)
-        return Lowered(program, tuple(self.reports))
+        return Lowered(program, tuple(self.reports), tuple(self.failures))
 
     # kinds of node ---------------------------------------------------------------------------------------------------
 
@@ -159,7 +158,7 @@ class _Driver:
     def _placed(self, node: torch.fx.Node, result: Any) -> Any:
         if not isinstance(result, Tensor):
             return result
-        return place(self.builder, node, result, node in self.bases, distinct=node in self.partly_written)
+        return place(self.builder, node, result, node in self.bases, written=node in self.partly_written)
 
     # one operator ----------------------------------------------------------------------------------------------------
 
@@ -169,8 +168,7 @@ class _Driver:
         if lowering is None:
             number = isinstance(node.meta.get("val"), _NUMBERS)
             reason = "its result is a number on the host" if number else f"{name} has no lowering"
-            self._store_as_traced(node.all_input_nodes)
-            return self._library(node, *self._arguments(node), reason)
+            return self._unlowered(node, reason)
         args, kwargs = self._arguments(node)
         mark = self.builder.mark()
         taken = functools.partial(kernel_number, self.builder, _device(node))
@@ -181,12 +179,16 @@ class _Driver:
             result = lowering(self.builder, *given, **named)
         except LoweringError as error:
             self.builder.undo(mark)
-            return self._library(node, args, kwargs, str(error))
+            return self._unlowered(node, str(error))
         except Exception as error:
-            raise LoweringFailed(
-                f"the lowering of {name} raised {type(error).__name__}: {error} The node is {node.format_node()}. "
-                f"This is a defect of polytile."
-            ) from error
+            if is_raised(error):
+                raise LoweringFailed(
+                    f"the lowering of {name} raised {type(error).__name__}: {error} The node is {node.format_node()}. "
+                    f"This is a defect of polytile."
+                ) from error
+            self.builder.undo(mark)
+            self.failures.append(failure("lowering", name, error, self.graph))
+            return self._unlowered(node, self.failures[-1].reason)
         self._report(node, done, result)
         return self._with_call(node, args, kwargs, result, done)
 
@@ -223,21 +225,24 @@ class _Driver:
         args = tuple(_plain(a) for a in torch.fx.map_arg(node.args, self._value))
         return args, {k: _plain(v) for k, v in torch.fx.map_arg(dict(node.kwargs), self._value).items()}
 
-    def _store_as_traced(self, nodes: Iterable[torch.fx.Node]) -> None:
-        """Stores what is not stored yet in the strides that were traced: those of a library's results may follow them."""
-        for node in nodes:
-            value = self.env[node]
-            if isinstance(value, Tensor) and value.view is None:
-                self.env[node] = laid_out(self.builder, value, node.meta["val"])
+    def _unlowered(self, node: torch.fx.Node, reason: str) -> Any:
+        """The node as a library call on arguments in the strides that were traced: those of its results may follow them, and so
+        does the order in which random numbers fill memory."""
+        drawn = is_drawn(node.target)
+        for given in node.all_input_nodes:
+            value = self.env[given]
+            if isinstance(value, Tensor) and (value.view is None or (drawn and fits(value, given))):
+                self.env[given] = laid_out(self.builder, value, given.meta["val"], is_new(given))
+        return self._library(node, *self._arguments(node), reason)
 
     def _value(self, node: torch.fx.Node) -> Any:
         return self.env[node]
 
     def _library(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
-        """The node as a library call. Results of higher-order operators may be nested; those of ATen are not."""
+        """The node as a library call. Results of higher-order operators and of users' own may be nested."""
         target, results = node.target, results_of(node)
         leaves, spec = tree_flatten(results)
-        nested = not isinstance(target, torch._ops.OpOverload)
+        nested = is_nested(target, results)
         if nested:
             target, results = Flat(target, results), leaves
         if self._may_return_changed(target, args):
@@ -326,7 +331,7 @@ class _Driver:
                 continue
             needed = any(user.op == "output" or user not in self.env for user in node.users if user is not writer)
             if needed and any(load.buffer == buffer for load in expr.loads(value.node)):
-                self.env[node] = laid_out(self.builder, value, node.meta["val"])
+                self.env[node] = laid_out(self.builder, value, node.meta["val"], is_new(node))
 
     # results ---------------------------------------------------------------------------------------------------------
 
@@ -344,11 +349,11 @@ class _Driver:
         """The value of `node`, stored in the strides that were traced: whoever gets a result relies on them, the caller
         and the backward graph, which was traced with them. Raises LoweringFailed where they cannot be had."""
         value, fake = self.env[node], node.meta["val"]
-        if not fits(value, fake):
+        if not fits(value, node):
             strides = ", ".join(map(str, fake.stride()))
             raise LoweringFailed(f"{node.format_node()} cannot be returned with the traced strides ({strides}).")
         self.builder.node = node
-        self.env[node] = laid_out(self.builder, value, fake)
+        self.env[node] = laid_out(self.builder, value, fake, is_new(node))
         return self.env[node]
 
     def _named(self, name: str, value: torch.Tensor, role: str, weight: str | None) -> Tensor:

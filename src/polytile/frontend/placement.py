@@ -17,6 +17,7 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from polytile.frontend.lower.builder import Builder
@@ -41,11 +42,13 @@ MOST_COMPARED = 32
 """Returned views of one value of which each two are asked whether they share elements; of more their base is stored unasked."""
 
 
-def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool, distinct: bool) -> Tensor:
+def place(builder: Builder, node: torch.fx.Node, value: Tensor, needed: bool, written: bool) -> Tensor:
     """`value`, the result of `node`: stored if it is `needed`, or large, or if it has several users and is costly, reads
-    much, or is returned anyway; else as it is. Its traced strides are known to be `distinct`, or have to be proved so."""
+    much, or is returned anyway; else as it is. `written`: it is what an overwritten input becomes, whose traced strides are
+    taken to keep all elements apart."""
+    distinct = written or is_new(node)
     if value.node is None:
-        return laid_out(builder, value, node.meta["val"], distinct) if needed and distinct else value
+        return laid_out(builder, value, node.meta["val"], distinct) if needed and written else value
     nodes = list(expr.walk(value.node))
     small = len(nodes) < LARGEST_VALUE and not needed
     if small and (len(node.users) < 2 or not _worth_keeping(builder, node, value, nodes)):
@@ -140,7 +143,7 @@ class _Views:
 def _covered(base: torch.Tensor, views: Sequence[torch.Tensor]) -> bool:
     """Whether views have as many elements as their base in all, provably."""
     rest = sum(map(_elements, views), sizes.ZERO) - _elements(base)
-    return bool(sizes.is_nonnegative(sympy.expand(rest)))
+    return bool(sizes.is_nonnegative(sizes.expand(rest)))
 
 
 def _all_disjoint(views: Sequence[torch.Tensor]) -> bool:
@@ -160,10 +163,10 @@ def _behind(a: torch.Tensor, b: torch.Tensor, gap: sympy.Expr, every: sympy.Expr
     """Whether `b`, which begins `gap` elements behind `a`, lies behind it in each run of `every` elements, as columns of the same
     rows do. None: in the one run of all elements."""
     if every is None:
-        return sizes.is_nonnegative(sympy.expand(gap - _reach(a) - 1))
+        return sizes.is_nonnegative(sizes.expand(gap - _reach(a) - 1))
     gap = gap % every if gap.is_Integer and every.is_Integer else sizes.split_by(gap, every)[1]
     room = every - gap - _reach(b, every)
-    return all(sizes.is_nonnegative(sympy.expand(e - 1)) for e in (gap - _reach(a, every), room))
+    return all(sizes.is_nonnegative(sizes.expand(e - 1)) for e in (gap - _reach(a, every), room))
 
 
 def _reach(tensor: torch.Tensor, every: sympy.Expr | None = None) -> sympy.Expr:
@@ -221,10 +224,25 @@ def advised(result: Any, fake: Any) -> Any:
     return replace(result, layout=wanted) if alike else result
 
 
-def fits(value: Tensor, fake: torch.Tensor) -> bool:
-    """Whether `laid_out` can give `value` the traced strides: it has them, or they provably keep all elements apart."""
+def fits(value: Tensor, node: torch.fx.Node) -> bool:
+    """Whether `laid_out` can give `value`, of `node`, the traced strides: it has them, or they keep all elements apart."""
+    fake = node.meta["val"]
     strides = tuple(sizes.as_stride(s) for s in fake.stride())
-    return (value.view is not None and _same_strides(value, strides)) or _apart_but_repeated(fake)
+    return (value.view is not None and _same_strides(value, strides)) or is_new(node) or _apart_but_repeated(fake)
+
+
+_STRIDED = {torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default}
+
+
+def is_new(node: torch.fx.Node) -> bool:
+    """Whether the result of `node` is memory of its own, whose strides keep all elements apart, though nothing may prove it:
+    operators leave no others. Sizes such as (s // 4) * (s // (s // 4)) beside strides in s prove nothing."""
+    while node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    target, fake = node.target, node.meta.get("val")
+    made = isinstance(target, OpOverload) and target not in _STRIDED and not is_view(target)
+    strides = [s for value in tree_leaves(fake) if isinstance(value, torch.Tensor) for s in value.stride()]
+    return made and all(sizes.as_size(s) != 0 for s in strides)
 
 
 def _apart_but_repeated(fake: torch.Tensor) -> bool:
@@ -294,14 +312,14 @@ def _in_some_order(dims: Sequence[tuple[sympy.Expr, sympy.Expr]], span: sympy.Ex
     if not dims:
         return True
     for k, (n, s) in enumerate(dims):
-        if _multiple(s, span) and _in_some_order([*dims[:k], *dims[k + 1 :]], sympy.expand(s * n)):
+        if _multiple(s, span) and _in_some_order([*dims[:k], *dims[k + 1 :]], sizes.expand(s * n)):
             return True
     return False
 
 
 def _multiple(stride: sympy.Expr, span: sympy.Expr) -> bool:
     """stride = c·span for some c ≥ 1."""
-    quotient = sizes.divide(sympy.expand(stride), span) if not sizes.has_division(stride + span) else None
+    quotient = sizes.divide(sizes.expand(stride), span) if not sizes.has_division(stride + span) else None
     if quotient is None:
         return sizes.equal(stride, span)
-    return bool(sizes.is_nonnegative(sympy.expand(quotient - 1)))
+    return bool(sizes.is_nonnegative(sizes.expand(quotient - 1)))

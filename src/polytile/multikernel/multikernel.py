@@ -23,7 +23,7 @@ from polytile.errors import (
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, settled, specialised
 from polytile.kernels.checks import NO_DIVISOR
 from polytile.kernels.facts import Facts
-from polytile.multikernel import refining, selector, trace, trials
+from polytile.multikernel import last_resort, refining, selector, trace, trials
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.failures import Failures
 from polytile.multikernel.inputs import check_inputs
@@ -195,7 +195,12 @@ class MultiKernel:
         """The entry for the regime of this call, decided now; or, where the regime has not been `met` and the call must not
         stall, what serves until it is decided."""
         with self._lock, settings.override(**self.options):
-            return self._select(self._key_of(args), args, met)
+            try:
+                return self._select(self._key_of(args), args, met)
+            except Exception as error:
+                if not last_resort.is_defect(error):
+                    raise
+                return last_resort.entry(self.spec, self.candidates, self.spec.sizes(self.spec.split(args)[1]), error)
 
     def anew(self, standing: ForNow, args: tuple[Any, ...]) -> Entry | None:
         """Decides now what runs calls like this one in place of `standing`; None while another thread is choosing."""
@@ -318,6 +323,10 @@ class MultiKernel:
             if free:
                 with settings.override(**self.options):
                     calls = self._refiner.look(key, args)
+        except Exception as error:
+            if not last_resort.is_defect(error):
+                raise
+            last_resort.tell(self.spec, "measure more of", error)
         finally:
             self.dispatcher.watch(key, calls)
             if free:

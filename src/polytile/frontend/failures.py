@@ -1,0 +1,90 @@
+"""What polytile fails to compile: told once, with a script that shows it again, and left to ATen's operators.
+
+    graph → polytile raises KeyError → warning, counter, explain(), script below the cache directory → the graph as ATen calls
+
+With the option on_failure="raise", for those who work on polytile, the error is raised instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch.fx
+from torch._dynamo.exc import TorchDynamoException
+
+from polytile import locks, options
+from polytile.counters import counters
+from polytile.errors import CacheError, DeviceLost, HintError, NotInPlan, OptionError, PlanError
+from polytile.frontend.reproducer import script
+from polytile.problem import digest
+from polytile.runtime import cache
+
+log = logging.getLogger("polytile")
+
+CALLERS = (HintError, NotInPlan, OptionError, PlanError)
+"""Errors about what the caller has asked for."""
+
+RAISED = (*CALLERS, DeviceLost, TorchDynamoException)
+"""Errors that are no failures of polytile: they go to the caller, or to Dynamo, which traces anew."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """`what` could not be compiled, for the reason `error`; the file `script` shows it again, "" where none could be written."""
+
+    what: str
+    error: str
+    script: str
+
+    @property
+    def reason(self) -> str:
+        """Why a library call stands in its place."""
+        return f"{self.what} failed: {self.error}"
+
+
+_lock = locks.lock()
+_told: set[tuple[str, str]] = set()
+
+
+def reset() -> None:
+    """Forgets which failures have been told."""
+    with _lock:
+        _told.clear()
+
+
+def is_raised(error: Exception) -> bool:
+    """Whether an error is raised and not replaced by ATen calls."""
+    return isinstance(error, RAISED) or bool(options.get("on_failure") == "raise")
+
+
+def failure(kind: str, name: str, error: Exception, graph: torch.fx.GraphModule) -> Failure:
+    """Counts and tells that `name`, of the `kind` "graph" or "lowering", failed in `graph`; an error of a kind is told once."""
+    text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    what = f"the lowering of {name}" if kind == "lowering" else f"the {kind} {name}"
+    made = Failure(what, text, _written(graph, name, f"{type(error).__name__}: {error}"))
+    counters.add("failures")
+    with _lock:
+        first = (kind, text) not in _told
+        _told.add((kind, text))
+    if first:
+        again = f" {made.script} shows it again; please send it with a report." if made.script else ""
+        log.warning("polytile failed to compile %s and runs ATen's operators instead (%s).%s", made.what, text, again)
+        log.info("polytile failed", exc_info=error)
+    return made
+
+
+def _written(graph: torch.fx.GraphModule, name: str, text: str) -> str:
+    """Where the script that compiles `graph` again is; "" where the cache directory takes none."""
+    try:
+        content = script(graph, text)
+        stem = "".join(c if c.isalnum() else "_" for c in name)
+        return str(cache.current().write(f"failures/{stem}-{digest(content)[:8]}.py", content.encode(), sealed=False))
+    except CacheError as error:
+        log.info("%s", error)
+    except Exception:  # of a graph that is odd enough to fail here too
+        log.info("There is no script for the failure of %s.", name, exc_info=True)
+    return ""
+
+
+__all__ = ["CALLERS", "Failure", "failure", "is_raised", "reset"]

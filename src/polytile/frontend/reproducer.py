@@ -1,0 +1,136 @@
+"""A graph as a script of its own: ATen or Dynamo graph, arguments of the same kind, one compile by polytile."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+
+from polytile import options
+from polytile.frontend.hints import sizes_of
+
+UNKNOWN = 3
+"""Stands for a size that is known only at run time."""
+
+_PYTREES = {"fx_pytree": "torch.fx", "pytree": "torch.utils"}
+
+_TEMPLATE = '''\
+"""polytile {version}, torch {torch}, Python {python}, failed to compile this graph:
+
+{error}
+"""
+
+import torch
+from math import inf, nan
+from torch import device
+
+import polytile
+{imports}
+
+def tensor(sizes, strides, dtype, where):
+    """Random numbers under these sizes and strides."""
+    room = 1 + sum((n - 1) * s for n, s in zip(sizes, strides)) if 0 not in sizes else 0
+    if dtype.is_floating_point or dtype.is_complex:
+        numbers = torch.randn(room, dtype=torch.complex64 if dtype.is_complex else torch.float32)
+    else:
+        numbers = torch.randint(0, 2, (room,))
+    return numbers.to(dtype).to(where).as_strided(sizes, strides)
+
+
+class Graph(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+{constants}
+{forward}
+
+def arguments():
+    return [
+{arguments}
+    ]
+
+
+if __name__ == "__main__":
+    options = {options!r}
+    with torch.no_grad():
+        compiled = torch.compile(Graph(), backend="polytile", dynamic=True, options={{**options, "on_failure": "raise"}})
+        compiled(*arguments())
+    print("polytile compiles this graph.")
+'''
+
+
+def script(graph: torch.fx.GraphModule, error: str) -> str:
+    """The text of a script that compiles `graph` under the options in force, which may raise `error` again."""
+    from polytile import __version__
+
+    code = graph.graph.python_code("self")
+    values = sizes_of(graph)
+    given = [_argument(node, values) for node in graph.graph.nodes if node.op == "placeholder"]
+    return _TEMPLATE.format(
+        version=__version__, torch=torch.__version__, python=sys.version.split()[0],
+        error=error.replace("\\", "/").replace('"""', "'''"),
+        imports="".join(_imports(code.globals)),
+        constants="".join(f"        {line}\n" for line in _constants(graph)),
+        forward="".join(f"    {line}\n" for line in code.src.strip().splitlines()),
+        arguments="\n".join(f"        {text}," for text in given),
+        options={name: options.get(name) for name in options.BY_NAME if options.get(name) != options.BY_NAME[name].default
+                 and not options.BY_NAME[name].path},
+    )  # fmt: skip
+
+
+def _imports(names: Mapping[str, Any]) -> Iterator[str]:
+    """What the code of the graph names beside torch."""
+    for name, value in names.items():
+        module, own = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        if name in ("torch", "device", "inf", "nan"):
+            continue
+        if name == "NoneType":
+            yield "NoneType = type(None)\n"
+        elif name in _PYTREES:
+            yield f"from {_PYTREES[name]} import _pytree as {name}\n"
+        elif module and own.isidentifier():
+            yield f"from {module} import {own} as {name}\n"
+        else:
+            yield f"# {name} = {value!r}\n"
+
+
+def _constants(graph: torch.fx.GraphModule) -> Iterator[str]:
+    """The tensors that the graph holds, with random numbers in the place of theirs."""
+    for name in dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr"):
+        value: Any = graph
+        for part in name.split("."):
+            value = getattr(value, part)
+        if isinstance(value, torch.Tensor):
+            where, _, last = name.rpartition(".")
+            owner = f"self.{where}" if where else "self"
+            yield f"{owner}.{last} = {_tensor(value, {})}"
+
+
+def _argument(node: torch.fx.Node, values: Mapping[sympy.Symbol, int]) -> str:
+    value = node.meta.get("val", node.meta.get("example_value"))
+    if isinstance(value, torch.Tensor):
+        return _tensor(value, values)
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return repr(_number(value, values))
+    return "torch.Generator()" if isinstance(value, torch.Generator) else repr(value)
+
+
+def _tensor(value: torch.Tensor, values: Mapping[sympy.Symbol, int]) -> str:
+    sizes, strides = ([_number(n, values) for n in extents] for extents in (value.shape, value.stride()))
+    return f"tensor({sizes}, {strides}, {value.dtype}, {str(value.device)!r})"
+
+
+def _number(value: Any, values: Mapping[sympy.Symbol, int]) -> Any:
+    """The number that the tracer saw."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    known = value.node.expr.xreplace({s: sympy.Integer(n) for s, n in values.items()})
+    known = known.xreplace({s: sympy.Integer(UNKNOWN) for s in known.free_symbols})
+    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+    return kind(known)
+
+
+__all__ = ["script"]
