@@ -56,3 +56,18 @@ def test_of_three_dimensions(size: tuple[int, int, int]) -> None:
     call = compiled(function)
     for shape in ((2, 3, 7, 6, 5), (1, 2, 9, 10, 11)):
         _check(function, call, torch.randn(shape).requires_grad_())
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_integers_are_refused_as_eager_refuses_them(rank: int) -> None:
+    def function(x: Tensor) -> Tensor:
+        pool: Tensor = getattr(F, f"adaptive_avg_pool{rank}d")(x.argmax(1), 5)
+        return pool
+
+    for size in (1, 12):
+        x = torch.randn(2, 3, 3, *[size] * rank)
+        with pytest.raises(NotImplementedError) as eager:
+            function(x)
+        with pytest.raises(NotImplementedError) as mine:
+            compiled(function)(x)
+        assert str(mine.value) == str(eager.value)

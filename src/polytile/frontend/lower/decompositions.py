@@ -79,7 +79,10 @@ def _softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_
 
 
 def _adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
-    """torch's own rule, where it compares no size that is known only at run time: that would make a graph for each."""
+    """torch's own rule, where it compares no size that is known only at run time: that would make a graph for each. Of types that
+    the operator does not take it would say something else than eager."""
+    if not x.is_floating_point():
+        return NotImplemented
     pairs = zip(x.shape[-2:], output_size, strict=True)
     if not all((isinstance(n, int) and isinstance(m, int)) or statically_known_true(n % m == 0) for n, m in pairs):
         return NotImplemented
