@@ -15,8 +15,8 @@ LAST = torch.channels_last
 WEIGHT, POINT = torch.randn(4, 3, 3, 3) / 5, torch.randn(4, 3, 1, 1)
 
 MADE: dict[str, Callable[[Tensor], Tensor]] = {
-    "by a convolution": lambda x: F.conv2d(x, WEIGHT),
-    "by a convolution, channels last": lambda x: F.conv2d(x.contiguous(memory_format=LAST), POINT).relu(),
+    "by a convolution": lambda x: F.conv2d(x, WEIGHT.to(x.device)),
+    "by a convolution, channels last": lambda x: F.conv2d(x.contiguous(memory_format=LAST), POINT.to(x.device)).relu(),
     "as a permutation": lambda x: x.permute(3, 2, 1, 0),
     "by a sum of a permutation": lambda x: x.permute(0, 2, 3, 1).sum(1) * 2,
     "with steps": lambda x: x[:, :, ::2, 1:],
@@ -51,11 +51,12 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
 def drawn(function: Callable[[Tensor], list[Tensor]], x: Tensor) -> list[Tensor]:
     torch.manual_seed(5)
     with torch.no_grad():
-        return [*function(x), torch.rand(3)]
+        return [*function(x), torch.rand(3, device=x.device)]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("made", MADE)
-def test_numbers_are_eagers_in_every_layout(made: str) -> None:
+def test_numbers_are_eagers_in_every_layout(made: str, device: str) -> None:
     def function(x: Tensor) -> list[Tensor]:
         y = MADE[made](x)
         return [draw(y) for draw in DRAWN.values()]
@@ -63,6 +64,6 @@ def test_numbers_are_eagers_in_every_layout(made: str) -> None:
     polytile.compile(lambda x: x + 1)(torch.randn(3))  # what is compiled first has no say in it
     call = polytile.compile(function)
     for shape in ((2, 3, 6, 7), (3, 3, 9, 5)):
-        x = torch.randn(shape)
+        x = torch.randn(shape, device=device)
         for name, mine, theirs in zip([*DRAWN, "what follows"], drawn(call, x), drawn(function, x), strict=True):
             torch.testing.assert_close(mine, theirs, msg=lambda text, name=name: f"{name}: {text}")
