@@ -67,6 +67,11 @@ class Summary:
         return dict(json.loads(self.sizes))
 
 
+GATE = ("gate", 2)
+"""Stands in the state of a measurement with a wrong result: the version of the rules by which the accuracy gate called it wrong.
+Verdicts by other rules are passed over. Those of version 1, which has no mark, measured errors of sums that cancel to about 0
+against the result rather than against the terms."""
+
 REGION, LEAST_REGION = "region_seconds", "least_region_seconds"
 """The names in a measurement's state of what an empty parallel region took, and of the least that was seen by then."""
 
@@ -75,6 +80,11 @@ def region_excess(state: Iterable[tuple[str, Any]]) -> float:
     """By how many seconds the first exceeds the second; 0 where they are not there."""
     facts = dict(state)
     return float(facts[REGION]) - float(facts[LEAST_REGION]) if REGION in facts and LEAST_REGION in facts else 0.0
+
+
+def counts(outcome: str, state: str) -> bool:
+    """Whether a measurement with these columns says anything about a candidate today."""
+    return outcome != Outcome.WRONG.value or compact(GATE) in state
 
 
 def compact(value: Any) -> str:
@@ -245,6 +255,7 @@ def pairs(text: str) -> tuple[tuple[str, Any], ...]:
 
 
 __all__ = [
+    "GATE",
     "LEAST_REGION",
     "REGION",
     "Environment",
@@ -255,6 +266,7 @@ __all__ = [
     "compact",
     "config_of",
     "config_text",
+    "counts",
     "environment_digest",
     "finite_or_text",
     "identity",
