@@ -62,6 +62,11 @@ class Summary:
         return region_excess(pairs(self.state)) if REGION in self.state else 0.0
 
     @property
+    def disturbed(self) -> float:
+        """For which part of the race the process's threads waited for a core."""
+        return disturbed(pairs(self.state)) if DISTURBED in self.state else 0.0
+
+    @property
     def size(self) -> dict[str, int]:
         """The problem's sizes by name."""
         return dict(json.loads(self.sizes))
@@ -74,6 +79,16 @@ against the result rather than against the terms."""
 
 REGION, LEAST_REGION = "region_seconds", "least_region_seconds"
 """The names in a measurement's state of what an empty parallel region took, and of the least that was seen by then."""
+
+
+DISTURBED = "disturbed"
+"""The name in a measurement's state of the part of the race for which the process's threads waited for a core that another program
+had."""
+
+
+def disturbed(state: Iterable[tuple[str, Any]]) -> float:
+    """That part; 0 where it is not there."""
+    return float(dict(state).get(DISTURBED, 0.0))
 
 
 def region_excess(state: Iterable[tuple[str, Any]]) -> float:
@@ -255,6 +270,7 @@ def pairs(text: str) -> tuple[tuple[str, Any], ...]:
 
 
 __all__ = [
+    "DISTURBED",
     "GATE",
     "LEAST_REGION",
     "REGION",
@@ -267,6 +283,7 @@ __all__ = [
     "config_of",
     "config_text",
     "counts",
+    "disturbed",
     "environment_digest",
     "finite_or_text",
     "identity",

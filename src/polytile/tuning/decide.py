@@ -19,6 +19,14 @@ from polytile.store.records import Identity, Summary
 WIDEST_BAND = 0.05
 """However noisy the measurement, a candidate 5 % slower than the fastest does not count as equal to it."""
 
+BUSY = 0.1
+"""A reading is taken under load where the process's threads waited for a core for a larger part of the race. Beside a program that
+has one of two cores all of the time it is 0.5 and more, on a machine with nothing else to do below 0.01."""
+
+MOST_TIMES = 3
+"""How often the candidates of one problem are measured, at most, while the choice between them stays in doubt, or rests on readings
+that were taken under load."""
+
 REGION_TIMES = 2.0
 """How many times what an empty parallel region costs more a kernel of several threads does: 1.5-2.2 times in loops of 2-8 µs,
 which also bring their data from core to core, up to 3 in products."""
@@ -54,13 +62,20 @@ def threads_of(config: Config) -> int:
 @dataclass(frozen=True)
 class Score:
     """Seconds of one candidate and their relative standard error; or how else it ended. `times`: how often it was
-    measured; `excess`: what an empty parallel region cost then beyond the least seen."""
+    measured; `excess`: what an empty parallel region cost then beyond the least seen; `disturbed`: for which part of the
+    race the process's threads waited for a core."""
 
     seconds: float
     noise: float = 0.0
     outcome: Outcome = Outcome.OK
     times: int = 1
     excess: float = 0.0
+    disturbed: float = 0.0
+
+    @property
+    def provisional(self) -> bool:
+        """Whether it was taken under load, and is to be taken again."""
+        return self.ok and self.disturbed > BUSY and self.times < MOST_TIMES
 
     @property
     def ok(self) -> bool:
@@ -129,7 +144,7 @@ def combine(summaries: Iterable[Summary], condition: str = "back-to-back") -> di
     """One score for each candidate from all its measurements of one problem, oldest first.
 
     A wrong result, ever, is final. Otherwise the newest measurement says whether it runs, and the time is the lower
-    median over all that did: one measuring process with a busy neighbour does not move it.
+    median over all that did, but for those taken under load where others were not.
     """
     by_candidate: dict[Identity, list[Summary]] = {}
     for summary in summaries:
@@ -145,8 +160,9 @@ def _score(rows: Sequence[Summary]) -> Score:
     timed = sorted(able, key=lambda row: (row.seconds, row.noise))
     if not timed or rows[-1].outcome is not Outcome.OK:
         return Score(math.nan, math.inf, rows[-1].outcome if rows[-1].outcome is not Outcome.OK else Outcome.RAISED)
-    middle = timed[(len(timed) - 1) // 2]
-    return Score(middle.seconds, middle.noise, times=len(timed), excess=middle.region_excess)
+    calm = [row for row in timed if row.disturbed <= BUSY] or timed
+    middle = calm[(len(calm) - 1) // 2]
+    return Score(middle.seconds, middle.noise, times=len(timed), excess=middle.region_excess, disturbed=middle.disturbed)
 
 
-__all__ = ["UNKNOWN", "WIDEST_BAND", "Entrant", "Score", "combine", "doubtful", "pick", "threads_of"]
+__all__ = ["BUSY", "MOST_TIMES", "UNKNOWN", "WIDEST_BAND", "Entrant", "Score", "combine", "doubtful", "pick", "threads_of"]
