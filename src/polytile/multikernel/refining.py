@@ -145,8 +145,8 @@ def leading(request: Request, decision: Decision) -> list[Candidate]:
 
 
 def on_record(request: Request, chosen: str) -> tuple[Score | None, ...] | None:
-    """The scores on record at the request's sizes; None where they say nothing of the `chosen` candidate beside another one, or where
-    that is to be measured again."""
+    """The scores on record at the request's sizes; None where they say nothing of the `chosen` candidate beside another one, or
+    where that is to be measured again."""
     scores = request.usable(request.scores(combine(request.store.exact(request.problem, request.environment))))
     timed = {c.name for c, score in zip(request.candidates, scores, strict=True) if score is not None and score.ok}
     known = chosen in timed and len(timed) > 1 and not request.provisional(chosen, scores)

@@ -82,8 +82,8 @@ REGION, LEAST_REGION = "region_seconds", "least_region_seconds"
 
 
 DISTURBED = "disturbed"
-"""The name in a measurement's state of the part of the race for which the process's threads waited for a core that another program
-had."""
+"""The name in a measurement's state of the part of the race for which the process's threads waited for a core that another
+program had."""
 
 
 def disturbed(state: Iterable[tuple[str, Any]]) -> float:

@@ -20,12 +20,11 @@ WIDEST_BAND = 0.05
 """However noisy the measurement, a candidate 5 % slower than the fastest does not count as equal to it."""
 
 BUSY = 0.1
-"""A reading is taken under load where the process's threads waited for a core for a larger part of the race. Beside a program that
-has one of two cores all of the time it is 0.5 and more, on a machine with nothing else to do below 0.01."""
+"""A reading is taken under load where the process's threads waited for a core for a larger part of the race."""
 
 MOST_TIMES = 3
-"""How often the candidates of one problem are measured, at most, while the choice between them stays in doubt, or rests on readings
-that were taken under load."""
+"""How often the candidates of one problem are measured, at most, while the choice between them stays in doubt, or rests on
+readings that were taken under load."""
 
 REGION_TIMES = 2.0
 """How many times what an empty parallel region costs more a kernel of several threads does: 1.5-2.2 times in loops of 2-8 µs,
@@ -37,14 +36,16 @@ MOST_CREDIT = 1e-6
 
 @dataclass(frozen=True)
 class Entrant:
-    """What is known of a candidate before it is timed: the seconds that its own model predicts, the threads it runs on."""
+    """What is known of a candidate before it is timed: the seconds that its own model predicts, the threads it runs on, whether
+    it is the library's."""
 
     predicted: float = math.inf
     threads: int = 1
+    library: bool = False
 
     @classmethod
     def of(cls, candidate: Candidate, sizes: Mapping[str, int]) -> Entrant:
-        return cls(candidate.cost(sizes), threads_of(candidate.config))
+        return cls(candidate.cost(sizes), threads_of(candidate.config), candidate.origin == "library")
 
     def judged(self, seconds: float, excess: float) -> float:
         """The seconds to judge it by, where a parallel region cost `excess` seconds more than it has before (region.py)."""
@@ -96,15 +97,21 @@ def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant
     can run.
 
     "As fast": within `band` (relative), or within the two measurements' own standard error where that is larger, up to
-    WIDEST_BAND. Two tunings with 2 % noise agree on a gap of up to 1 % in 35-46 % of cases by argmin, in 83-98 % with a
-    2 % band, at a mean cost of 0.02 % (simulated). None stands for a candidate without a score; without `entrants` all
+    WIDEST_BAND; but within `band` of the library's in any case, as a tuned program must not be slower than eager. Two tunings
+    with 2 % noise agree on a gap of up to 1 % in 35-46 % of cases by argmin, in 83-98 % with a 2 % band, at a mean cost of
+    0.02 % (simulated). None stands for a candidate without a score; without `entrants` all
     are alike.
     """
     judged = _judged(scores, entrants)
     if not judged:
         return None
-    best = _fastest(judged)
-    return next(index for index, score in judged.items() if _as_fast(score, best, band))
+    best, known = _fastest(judged), entrants or [UNKNOWN] * len(scores)
+    library = min((score.seconds for index, score in judged.items() if known[index].library), default=math.inf)
+    return next(
+        index
+        for index, score in judged.items()
+        if _as_fast(score, best, band) and (known[index].library or score.seconds <= library * (1 + band))
+    )
 
 
 def doubtful(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> bool:

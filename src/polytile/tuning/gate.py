@@ -2,10 +2,10 @@
 
 A candidate runs once on poisoned clones of the caller's arguments; every argument that it writes to must then agree
 with the reference, which runs on the same arguments in float64. Where the two disagree the candidate is held against
-the reference at the arguments' own precision as well: a formula that overflows in float32 does so in every float32 kernel, and a
-candidate need only be about as good as the straightforward one. Where comparisons of computed values decide, the reference tells
-which elements rounding may decide either way (undecided.py). Where terms cancel, errors are measured against the size of the terms
-rather than of the result (terms.py).
+the reference at the arguments' own precision as well: a formula that overflows in float32 does so in every float32
+kernel, and a candidate need only be about as good as the straightforward one. Where comparisons of computed values
+decide, the reference tells which elements rounding may decide either way (undecided.py). Where terms cancel, errors are
+measured against the size of the terms rather than of the result (terms.py).
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ class Gate:
 
     @cached_property
     def _terms(self) -> Scales:
-        """For each written argument its elements' root mean square and the size of their terms; nothing where the reference does not
-        tell, or where there is no room."""
+        """For each written argument its elements' root mean square and the size of their terms; nothing where the reference does
+        not tell, or where there is no room."""
         if not self._on_host and not wide_fits(self._args, self._roles):
             return {}
         floats = [t.dtype.to_real() if t.is_complex() else t.dtype for t in self._args[: len(self._roles)] if _computes(t)]

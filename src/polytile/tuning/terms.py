@@ -1,10 +1,11 @@
 """The size of the terms that a result is made of, which is what the rounding of a right kernel is relative to.
 
-A sum of large terms may cancel to about 0: the gradient of a bias before a normalisation, the mean of what a group norm gives.
-Every order of adding leaves another remainder, and none is near the others relative to the result. Monte Carlo arithmetic (D. S.
-Parker, 1997) tells how large the terms were: the reference runs again with each value that it computes, and each term that it adds
-up, off by a random relative amount. How far results move, divided by that amount, is the root of the sum of the squares of their
-terms, for any reference that is made of torch's operators. Integers stay as they are, since kernels compute them exactly.
+A sum of large terms may cancel to about 0: the gradient of a bias before a normalisation, the mean of what a group norm
+gives. Every order of adding leaves another remainder, and none is near the others relative to the result. Monte Carlo
+arithmetic (D. S. Parker, 1997) tells how large the terms were: the reference runs again with each value that it computes,
+and each term that it adds up, off by a random relative amount. How far results move, divided by that amount, is the root
+of the sum of the squares of their terms, for any reference that is made of torch's operators. Integers stay as they are,
+since kernels compute them exactly.
 
 Comparisons and roundings decide in all runs as they did in the first, where nothing was off: what rounding may decide is
 undecided.py's business.
@@ -38,12 +39,13 @@ INTEGERS = float(1 << 24)
 """Integers below this are exact in float32, sums and products of them too."""
 
 EXACT = frozenset(
-    "clone _to_copy copy contiguous cat stack index _unsafe_index index_select gather where masked_fill masked_select "
-    "masked_scatter select_scatter slice_scatter as_strided_scatter scatter flip roll repeat repeat_interleave take "
-    "constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d neg abs relu clamp clamp_min clamp_max "
-    "minimum maximum fmin fmax amax amin max min aminmax sort topk kthvalue median cummax cummin fill zero zeros_like ones_like "
-    "full_like empty_like new_empty new_zeros new_ones new_full nan_to_num embedding max_pool2d_with_indices "
-    "max_pool3d_with_indices unfold_copy im2col tril triu diag copysign rand_like randn_like bernoulli".split()
+    "clone _to_copy copy contiguous cat stack index _unsafe_index index_select gather where masked_fill "
+    "masked_select masked_scatter select_scatter slice_scatter as_strided_scatter scatter flip roll repeat "
+    "repeat_interleave take constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d "
+    "neg abs relu clamp clamp_min clamp_max minimum maximum fmin fmax amax amin max min aminmax sort topk kthvalue "
+    "median cummax cummin fill zero zeros_like ones_like full_like empty_like new_empty new_zeros new_ones new_full "
+    "nan_to_num embedding max_pool2d_with_indices max_pool3d_with_indices unfold_copy im2col tril triu diag "
+    "copysign rand_like randn_like bernoulli".split()
 )
 """ATen's operators that hand values on, or choose among them, and round nothing."""
 
