@@ -266,6 +266,11 @@ static void work(const Call& c, long thread, long threads) {
 # weights in L2/L3; 8 and 16 steps gain more from DRAM at M = 8 but lose 10-25 % from L3.
 PREFETCH_STEPS = 4
 
+CHAIN = 512
+"""Products of float32 or float64 that are added up in a row. The rounding of a sum grows with the root of their number: of 16000 in
+a row the root mean square error is 7 times the library's, of 512 and then of these sums 1.7 times. bfloat16's own rounding is
+larger than either."""
+
 ACCESS: dict[str, Access] = {"k": "rows", "m": "cols", "any": "both"}
 """How a register tile reads an A that lies as it came, by its layout."""
 
@@ -301,6 +306,7 @@ def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
         kept=kept,
         in_place=k_per_lane(spec, config) if direct else 1,
         next_panel=kept or packs_b(spec, config),
+        chain=CHAIN if spec.dtype == spec.accumulator and spec.dtype != "int8" else 0,
     )
 
 
