@@ -163,15 +163,15 @@ def test_every_config_of_the_tables_is_right(dtype: str, a_layout: str, b_layout
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_long_product_is_off_by_less_than_twice_as_much_as_the_librarys(form: str) -> None:
-    """Of the root mean square of all errors. Sums of the whole of K in a row would be off by 3 to 6 times as much."""
+    """Of the root mean square of all errors. Sums of the whole of K in a row would be off by 7 times as much."""
     torch.manual_seed(2)
-    m, n, k = 16, 96, 16_000
     spec = GemmSpec(a_layout="k", b_layout=FORM_LAYOUTS[form][0])
     config = max((c for c in configs(spec, LANES["float32"]) if c.form == form), key=lambda config: config.kc)
-    a, b = operands(spec, 1, m, n, k)
-    exact = a.double() @ b.double()
-    errors = [float((c.double() - exact).square().mean().sqrt()) for c in (matmul(kernel(spec, config), a, b), a @ b)]
-    assert errors[0] < 2 * errors[1]
+    for m, n, k in ((1, 512, 500), (16, 96, 1000), (16, 96, 16_000)):
+        a, b = operands(spec, 1, m, n, k)
+        exact = a.double() @ b.double()
+        errors = [float((c.double() - exact).square().mean().sqrt()) for c in (matmul(kernel(spec, config), a, b), a @ b)]
+        assert errors[0] < 2 * errors[1]
 
 
 @pytest.mark.parametrize(("form", "lanes"), list(zip(FORMS, (4, 8, 4, 4, 8, 8), strict=True)))

@@ -66,7 +66,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
         (
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
             MAC,
-            CONSTANTS.format(mr=config.mr, nc=max(config.nc // lanes, 1) * lanes, kc=config.kc),
+            CONSTANTS.format(mr=config.mr, nc=max(config.nc // lanes, 1) * lanes, kc=min(config.kc, unroll.CHAIN)),
             "".join(unroll.update(rows, u) for rows, u in sorted(kernels)),
             tables,
             WORK,

@@ -12,6 +12,7 @@ from polytile.kernels.cpp.gemm.common import MAC, PAIRS, entry, head
 from polytile.kernels.cpp.gemm.packing import packs_a, packs_b, transposed_rows
 from polytile.kernels.cpp.gemm.register_tile import Access, Tile
 from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec, k_per_lane
+from polytile.kernels.cpp.gemm.unroll import CHAIN
 
 CONSTANTS = """\
 constexpr long MR = {mr}, NV = {nv}, NR = NV * L, STEP = {step}, KC = {kc}, MC = {mc}, NC = {nc}, GROUP = {group};
@@ -265,11 +266,6 @@ static void work(const Call& c, long thread, long threads) {
 # Measured on Zen 5 with weights in DRAM: 4 steps ahead is 5-15 % faster than none at M = 4..32 and costs nothing with
 # weights in L2/L3; 8 and 16 steps gain more from DRAM at M = 8 but lose 10-25 % from L3.
 PREFETCH_STEPS = 4
-
-CHAIN = 512
-"""Products of float32 or float64 that are added up in a row. The rounding of a sum grows with the root of their number: of 16000 in
-a row the root mean square error is 7 times the library's, of 512 and then of these sums 1.7 times. bfloat16's own rounding is
-larger than either."""
 
 ACCESS: dict[str, Access] = {"k": "rows", "m": "cols", "any": "both"}
 """How a register tile reads an A that lies as it came, by its layout."""
