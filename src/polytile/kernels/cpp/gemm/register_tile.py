@@ -61,8 +61,8 @@ class Tile:
         """The loop over runs of k of which each is added to what is in `o`; one at least."""
         if not self.chain:
             return []
-        loop = f"for (long p = 0, end, first = 1; first || p < steps; first = 0, add = true) {{ end = least(p + {self.chain}, steps);"
-        return [*self._pointers(), loop]
+        loop = "for (long p = 0, end, first = 1; first || p < steps; first = 0, add = true) {"
+        return [*self._pointers(), loop, f"  end = least(p + {self.chain}, steps);"]
 
     def _pointers(self) -> list[str]:
         return [] if self.access == "cols" else [f"const PA* a{i} = a + {i} * a_m;" for i in range(self.mr)]
