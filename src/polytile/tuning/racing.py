@@ -272,10 +272,12 @@ class _Race:
         for turn in itertools.count(limits.rounds):
             self._round(turn, limits.final_bursts if short else 1)
             spent, racing = clock() - begun, self.racing
-            late = spent > limits.open_seconds or clock() - self.started > limits.longest
+            turns = turn + 1 - limits.rounds
+            late = spent > limits.open_seconds and (turns >= limits.open_rounds or (not short and self._settled()))
+            late = late or clock() - self.started > limits.longest
             if len(racing) < 2 or (late and all(lane.samples for lane in racing)):
                 return
-            enough = turn + 1 - limits.rounds >= limits.final_rounds or spent > limits.final_seconds
+            enough = turns >= limits.final_rounds or spent > limits.final_seconds
             if enough and turn % limits.trial_rounds == 0 and self._settled() and not self._noisy():
                 return
 
