@@ -86,21 +86,21 @@ class _Exact(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not any(map(_rounds, pytree.tree_leaves((args, kwargs)))):
-            return func(*args, **kwargs)
         name, schema = func.overloadpacket.__name__.rstrip("_"), func._schema
+        written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+        view = not written and any(result.alias_info is not None for result in schema.returns)
+        if view or not any(map(_rounds, pytree.tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
         if name == "_to_copy" and _narrows(args[0], kwargs.get("dtype")):
             kwargs = {**kwargs, "dtype": args[0].dtype}
         exact, pointwise = name in EXACT, torch.Tag.pointwise in func.tags
-        written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         if not exact and not pointwise:
             named = zip(schema.arguments, args, strict=False)
             args = tuple(arg if a.name in written else pytree.tree_map(self.moved, arg) for a, arg in named)
         found = func(*args, **kwargs)
-        if written or any(result.alias_info is not None for result in schema.returns):
-            if written and pointwise and not exact:
-                for result in filter(_rounds, pytree.tree_leaves(found)):
-                    result.copy_(self.moved(result))
+        if written:
+            for result in filter(_rounds, pytree.tree_leaves(found) if pointwise and not exact else ()):
+                result.copy_(self.moved(result))
             return found
         return pytree.tree_map(lambda result: self.result(result, exact, name in JUMPS), found)
 
