@@ -97,21 +97,18 @@ def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant
     can run.
 
     "As fast": within `band` (relative), or within the two measurements' own standard error where that is larger, up to
-    WIDEST_BAND; but within `band` of the library's in any case, as a tuned program must not be slower than eager. Two tunings
-    with 2 % noise agree on a gap of up to 1 % in 35-46 % of cases by argmin, in 83-98 % with a 2 % band, at a mean cost of
-    0.02 % (simulated). None stands for a candidate without a score; without `entrants` all
-    are alike.
+    WIDEST_BAND; but within `band` of the library's in any case, as a tuned program must not be slower than eager, and under
+    load faster than that by more than the error. Two tunings with 2 % noise agree on a gap of up to 1 % in 35-46 % of cases
+    by argmin, in 83-98 % with a 2 % band, at a mean cost of 0.02 % (simulated). None stands for a candidate without a score;
+    without `entrants` all are alike.
     """
     judged = _judged(scores, entrants)
     if not judged:
         return None
     best, known = _fastest(judged), entrants or [UNKNOWN] * len(scores)
-    library = min((score.seconds for index, score in judged.items() if known[index].library), default=math.inf)
-    return next(
-        index
-        for index, score in judged.items()
-        if _as_fast(score, best, band) and (known[index].library or score.seconds <= library * (1 + band))
-    )
+    library = min((i for i in judged if known[i].library), key=lambda index: judged[index].seconds, default=None)
+    fast = (index for index, score in judged.items() if _as_fast(score, best, band))
+    return next((i for i in fast if library is None or known[i].library or _beats(judged[i], judged[library], band)), library)
 
 
 def doubtful(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> bool:
@@ -136,6 +133,13 @@ def _judged(scores: Sequence[Score | None], entrants: Sequence[Entrant]) -> dict
         index: replace(able[index], seconds=known[index].judged(able[index].seconds, able[index].excess))
         for index in sorted(able, key=lambda index: known[index].predicted)
     }
+
+
+def _beats(score: Score, library: Score, band: float) -> bool:
+    """Whether a candidate may run in place of the library's: it is no slower, or, of readings under load, it surely is faster."""
+    if max(score.disturbed, library.disturbed) > BUSY:
+        return score.seconds * (1 + math.hypot(score.noise, library.noise)) < library.seconds
+    return score.seconds <= library.seconds * (1 + band)
 
 
 def _fastest(judged: Mapping[int, Score]) -> Score:
