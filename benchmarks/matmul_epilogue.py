@@ -7,6 +7,7 @@ choice that follows the moment. `python -m benchmarks.matmul --parts epilogue` r
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -55,7 +56,7 @@ def measure(seconds: float) -> dict[str, Found]:
                 off = float((call() - right).abs().max() / right.abs().max())
                 assert off <= TOLERANCE, f"The result of {m}x{k}x{n} is {off:.1e} off eager's."
                 compile.settle(SETTLED)
-                direct = compare({OWN: call, PEER: lambda x=x, w=w: relu_mm(x, w)}, seconds=seconds)
+                direct = compare({OWN: call, PEER: functools.partial(relu_mm, x, w)}, seconds=seconds)
                 cell = {"ratio": round(direct.ratio(OWN, PEER), 4), "candidates": list(chosen(recorded))}
                 found[f"{m}x{k}x{n}"] = {**cell, **direct.as_json()}
     return found

@@ -223,8 +223,9 @@ def _timed(task: Task, index: int, timing: measure.Timing, max_error: float | No
     if timing.error is not None:
         return failed(task, index, Outcome.RAISED, timing.error)
     region = timing.region
-    state = () if math.isnan(region.seconds) else ((REGION, region.seconds), (LEAST_REGION, region.least))
-    state += ((DISTURBED, round(timing.disturbed, 3)),) if timing.disturbed else ()
+    parallel = {} if math.isnan(region.seconds) else {REGION: region.seconds, LEAST_REGION: region.least}
+    busy = {DISTURBED: round(timing.disturbed, 3)} if timing.disturbed else {}
+    state = tuple({**parallel, **busy}.items())
     ok = measured(task, index, Outcome.OK, timing.samples, max_error, state=state)
     return Attempt(task.candidates[index], ok, timing.seconds, timing.noise)
 
