@@ -89,13 +89,13 @@ def table(runs: Sequence[Mapping[str, Found]], threads: int) -> Table:
 
 
 def show_runs(number: int, threads: int, seconds: float, name: str, keep: bool) -> None:
-    """Makes so many runs, shows them, and with `keep` adds them to benchmarks/results/matmul.json under `name`."""
+    """Makes so many runs, shows them, and with `keep` adds them to benchmarks/results/matmul_epilogue.json under `name`."""
     runs = [run(threads, seconds) for _ in range(number)]
     show(table(runs, threads))
     if keep:
         isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
         named = f"{name} t{threads}" + (f" {isa}" if isa else "")
-        record.add("matmul", "epilogue", {named: runs})
+        record.add("matmul_epilogue", "runs", {named: runs})
 
 
 def main() -> None:
