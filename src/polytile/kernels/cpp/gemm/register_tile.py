@@ -43,22 +43,23 @@ class Tile:
         points = [(i, j) for i in range(self.mr) for j in range(self.nv)]
         start = "broadcast(a[{i}])" if self.head else "{{}}"
         past_head = [f"a += {self.mr};"] if self.head else []
+        deep = 4 if self.chain else 2
         return (
             f"static void tile{self.mr}x{self.nv}"
             "(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add, Next next) {\n"
             + lines(2, self._chains())
-            + lines(2, accumulators(self.mr, self.nv, start) + past_head)
-            + lines(2, [*([] if self.chain else self._pointers()), *unroll_pragma(self.unroll), self._loop()])
-            + lines(4, [*self._loads(), *self._products(), *self._prefetches(), self._advance()])
-            + lines(2, ["}", "if (add) {"])
-            + lines(4, [f"c{i}_{j} += load(o + {i} * o_m + {j} * L);" for i, j in points])
-            + lines(2, ["}", *(f"store(o + {i} * o_m + {j} * L, c{i}_{j});" for i, j in points)])
-            + ("  }\n" if self.chain else "")
+            + lines(deep, accumulators(self.mr, self.nv, start) + past_head)
+            + lines(deep, [*([] if self.chain else self._pointers()), *unroll_pragma(self.unroll), self._loop()])
+            + lines(deep + 2, [*self._loads(), *self._products(), *self._prefetches(), self._advance()])
+            + lines(deep, ["}", "if (add) {"])
+            + lines(deep + 2, [f"c{i}_{j} += load(o + {i} * o_m + {j} * L);" for i, j in points])
+            + lines(deep, ["}", *(f"store(o + {i} * o_m + {j} * L, c{i}_{j});" for i, j in points)])
+            + lines(2, ["}"] if self.chain else [])
             + "}\n"
         )
 
     def _chains(self) -> list[str]:
-        """The loop over runs of k of which each is added to what is in `o`; one at least."""
+        """The loop over runs of k, one at least, of which each is added to what is in `o`."""
         if not self.chain:
             return []
         loop = "for (long p = 0, end, first = 1; first || p < steps; first = 0, add = true) {"
