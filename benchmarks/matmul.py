@@ -3,6 +3,7 @@
 One dynamic compile for a dtype and a number of threads, twelve numbers of rows, four weights, in turns with eager's own call. The
 weights are what the call is given ("row-major", "linear"), or parameters of a module that stay as they are ("constant", in a
 linear layer's layout "constant-linear"), for each of which Dynamo compiles anew.
+With `--parts epilogue`: relu(a @ b) in several runs (`matmul_epilogue.py`).
 Dynamo's share of a call is left out (`direct.py`). A run of a part of the suite replaces those cells of the results file.
 """
 
@@ -17,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import record
+from benchmarks import matmul_epilogue, record
 from benchmarks.compilers import forget
 from benchmarks.direct import Recorded
 from benchmarks.loops import chosen
 from benchmarks.timing import Comparison, compare, disturbance, geomean
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
-from polytile.runtime import compile
+from polytile.runtime import compile, cpu
 
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WEIGHTS = ((1024, 1024), (4096, 1024), (1024, 4096), (4096, 11008))
@@ -188,14 +189,25 @@ def size_of(text: str) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--parts", nargs="*", choices=("products", "epilogue"), default=["products", "epilogue"])
+    parser.add_argument("--runs", type=int, default=3, help="processes that time the products with an epilogue, in turn")
     parser.add_argument("--dtypes", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--threads", nargs="*", type=int, default=sorted({1, torch.get_num_threads()}))
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
     parser.add_argument("--weights", nargs="*", type=size_of, default=list(WEIGHTS), help="K and N, such as 4096x1024")
     parser.add_argument("--seconds", type=float, default=0.3, help="how long to measure each cell")
+    parser.add_argument("--name", default=cpu.cpu().model, help="under which the runs of the epilogue are kept")
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/matmul.json")
     given = parser.parse_args()
+    if "products" in given.parts:
+        products(given)
+    if "epilogue" in given.parts:
+        matmul_epilogue.show_runs(given.runs, max(given.threads), given.seconds, given.name, given.json)
+
+
+def products(given: argparse.Namespace) -> None:
+    """Plain products of each dtype, layout and number of threads."""
     groups = []
     with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64):  # a module is compiled for each weight
         for dtype in given.dtypes:

@@ -87,7 +87,12 @@ class Comparison:
 
 def disturbance(comparisons: Iterable[Comparison]) -> str:
     """A sentence for under a table: how busy other processes were, at most, while its numbers were taken."""
-    return f"Other processes used at most {max(one.others for one in comparisons):.2f} cores meanwhile."
+    return disturbance_of(one.others for one in comparisons)
+
+
+def disturbance_of(cores: Iterable[float]) -> str:
+    """The same of the cores that other processes kept busy during each comparison."""
+    return f"Other processes used at most {max(cores):.2f} cores meanwhile."
 
 
 class OtherLoad:

@@ -9,6 +9,7 @@ import pytest
 
 from polytile import options, store
 from polytile.runtime import launcher
+from polytile.tuning import racing
 from polytile.tuning.isolation import attempts
 from tests.multikernel.helpers import Call
 
@@ -34,6 +35,12 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(launcher, "time_burst", time_burst)
     return timed
+
+
+@pytest.fixture(autouse=True)
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No race is disturbed, whatever else the machine does."""
+    monkeypatch.setattr(racing._Race, "disturbed", lambda race: 0.0)
 
 
 class Everything(set[Any]):

@@ -13,6 +13,8 @@ from polytile.problem import Config, Measurement, Outcome, Resources
 from polytile.store import Store, check, cleanup, kernel_tuner, transfer
 from polytile.store.place import Place, Server
 from polytile.store.reading import Record, records
+from polytile.store.records import GATE
+from polytile.tuning.decide import combine
 from tests.store.helpers import ENVIRONMENT
 
 Make = Callable[..., Measurement]
@@ -101,7 +103,7 @@ def test_a_program_reads_what_others_add_when_it_asks_again(place: Place, measur
 
 def test_the_view_of_decisions_follows_the_rules_of_choosing(place: Place, measurement: Make) -> None:
     """A wrong result is final, the newest says whether it runs, the lower median counts."""
-    wrong = measurement(candidate="wrong", outcome=Outcome.WRONG)
+    wrong = dataclasses.replace(measurement(candidate="wrong", outcome=Outcome.WRONG), state=(GATE,))
     crashed = measurement(candidate="crashed", outcome=Outcome.CRASHED)
     filled(
         place, wrong, measurement(candidate="wrong", seconds=1e-6), measurement(candidate="crashed", seconds=1e-6), crashed,
@@ -111,6 +113,17 @@ def test_the_view_of_decisions_follows_the_rules_of_choosing(place: Place, measu
     question = "SELECT family, candidate, seconds FROM decisions"
     ((family, candidate, seconds),) = _asked(place, question)
     assert (family, candidate) == ("loop", "steady") and seconds == pytest.approx(3e-5, rel=0.01)
+
+
+def test_a_verdict_by_earlier_rules_of_the_gate_counts_for_nothing(place: Place, measurement: Make) -> None:
+    """Neither one without a mark, as older stores have it and other tuners write it, nor one with another version's."""
+    wrong = measurement(outcome=Outcome.WRONG)
+    filled(place, wrong, dataclasses.replace(wrong, state=(("gate", 1),)), measurement())
+    for verdict, counts in ((), False), ((dataclasses.replace(wrong, state=(GATE,)),), True):
+        filled(place, *verdict)
+        (score,) = combine(Store(place).exact(wrong.problem, ENVIRONMENT)).values()
+        assert score.ok is not counts
+        assert len(_asked(place, "SELECT candidate FROM decisions")) == (not counts)
 
 
 def test_the_view_of_candidates_says_who_they_are_and_what_they_need(place: Place, measurement: Make) -> None:

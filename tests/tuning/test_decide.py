@@ -119,3 +119,18 @@ def test_a_choice_by_the_prediction_within_the_band_is_in_doubt_near_its_edge() 
     assert not doubtful([Score(1.0, 0.001), Score(1.01, 0.001)], 0.02, entrants)
     assert doubtful([Score(1.0, 0.001), Score(1.021, 0.001)], 0.02, entrants)
     assert not doubtful([Score(1.0, 0.001), Score(1.021, 0.001)], 0.02)
+
+
+def test_nothing_noisy_is_chosen_that_is_slower_than_the_library_by_more_than_the_band() -> None:
+    noisy = [Score(1.04, 0.05), Score(1.0, 0.05), Score(1.01, 0.05)]
+    promised = [Entrant(1.0), Entrant(2.0), Entrant(3.0)]
+    assert pick(noisy, 0.02, promised) == 0
+    assert pick(noisy, 0.02, [*promised[:2], Entrant(3.0, library=True)]) == 1, "3 % slower than the library"
+    assert pick(noisy, 0.04, [*promised[:2], Entrant(3.0, library=True)]) == 0
+    assert pick([Score(1.04, 0.05), None, Score(1.0, 0.05)], 0.02, [*promised[:2], Entrant(3.0, library=True)]) == 2
+
+
+def test_readings_under_load_replace_the_library_only_by_what_is_surely_faster() -> None:
+    known = [Entrant(1.0), Entrant(2.0, library=True)]
+    for seconds, disturbed, chosen in ((0.9, 0.0, 0), (0.9, 0.6, 1), (0.7, 0.6, 0)):
+        assert pick([Score(seconds, 0.1, disturbed=disturbed), Score(1.0, 0.1, disturbed=disturbed)], 0.02, known) == chosen

@@ -338,3 +338,12 @@ def test_on_a_gpu_an_open_thorough_race_keeps_what_another_recording_may_find_fa
     assert len(edge.samples) == len(best.samples) == len(close.samples) > 5 == len(slow.samples)
     *_, close, slow = race(some, dataclasses.replace(GPU_THOROUGH, clear=0.0))
     assert len(close.samples) == 5 == len(slow.samples)
+
+
+def test_of_long_kernels_between_which_the_choice_is_open_enough_bursts_are_taken(machine: Machine) -> None:
+    machine.noise = 0.3
+    race(contenders(machine, one=8e-3, other=8.3e-3))
+    assert min(machine.count("one"), machine.count("other")) > LIMITS.sure_rounds + LIMITS.open_rounds
+    machine.noise, machine.calls = 0.0, []
+    race(contenders(machine, one=8e-3, other=9.3e-3))
+    assert machine.count("one") <= LIMITS.sure_rounds + 2, "the choice is clear"

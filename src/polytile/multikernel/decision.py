@@ -30,7 +30,7 @@ class Decision:
     sizes: at `sizes`); `notes` what stronger links said in passing. `part_of` is the regime that `regime` is a part of,
     if that was split, or of which it is single sizes that were taken out. `from_store` says that it rests on measurements
     taken earlier, `tried` that the candidate ran on these arguments just now, `postponed` that there was no memory or time for
-    measuring all, and a later call may have some.
+    measuring all, and a later call may have some, `provisional` that the times were taken while other programs had the cores.
     """
 
     kernel: str
@@ -47,6 +47,7 @@ class Decision:
     measured_at: tuple[tuple[str, int], ...] = ()
     part_of: str = ""
     postponed: bool = field(default=False, compare=False)
+    provisional: bool = field(default=False, compare=False)
 
     @property
     def seconds(self) -> float | None:
@@ -62,7 +63,8 @@ class Decision:
 
     def __str__(self) -> str:
         against = f"; others: {', '.join(map(str, self.runners_up))}" if self.runners_up else ""
-        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
+        busy = ("taken while other programs had the cores, to be measured again",) if self.provisional else ()
+        notes = f" ({'; '.join((*self.notes, *busy))})" if self.notes or busy else ""
         return f"{self.kernel} [{sizes_text(self.sizes)}] -> {self.candidate}: {self.provenance}{notes}{against}"
 
 

@@ -65,7 +65,7 @@ class Refiner:
 
     def _refine(self, key: int, decision: Decision, request: Request, arrived: refining.Arrivals) -> None:
         """Gives the request's sizes an entry of their own if another candidate than the regime's is faster there, by what is on
-        record or is measured now."""
+        record or is measured now. Where the regime's decision is provisional and rests on these sizes, it is made anew."""
         sizes = frozenset(request.problem.sizes)
         request.store.refresh()
         scores = refining.on_record(request, decision.candidate) if sizes not in arrived.begun else None
@@ -73,9 +73,14 @@ class Refiner:
         if answer.postponed:
             arrived.begun.add(sizes)
             return
+        if answer.scores and request.provisional(decision.candidate, answer.scores):
+            arrived.wait(sizes)
+            return
         arrived.settle(sizes)
         if decision.candidate in request.rejected:
             self.owner.drop(key)
+        elif answer.scores and decision.provisional and sizes == refining.decided_by(decision):
+            self.owner.decide_anew(self.owner.spec.words_in(key))
         elif answer.scores and (best := refining.better(request, decision.candidate, answer.scores)) is not None:
             self._take_out(request, best, answer)
         else:

@@ -14,6 +14,11 @@ anew, and may be too wide still.
 
 The calls must have had the time, too, since the regime was decided: what a busy machine made of a kernel then is not believed.
 
+A regime whose times were taken while other programs had the cores is provisional: the sizes that decided it are measured again as
+those of others are, when that pays, and the regime is decided anew by what is found. So a decision of a busy moment costs
+no more than `refine` says, in this process or in a later one that finds it on record, and MOST_TIMES (tuning/decide.py) times at
+most.
+
 Measured are the regime's choice and those that may beat it: what was not far behind where it was chosen, and what the prior
 and the winners nearby propose. Only what is compiled already takes part; nothing is compiled for it.
 """
@@ -95,6 +100,12 @@ class Arrivals:
         self.calls[sizes] = self.calls.get(sizes, 0) + self.interval
         return self.calls[sizes] >= self.needed(self.seconds)
 
+    def wait(self, sizes: Sizes) -> None:
+        """What was measured at these sizes does not count: it is to be done again when it pays again."""
+        self.begun.discard(sizes)
+        self.calls.pop(sizes, None)
+        self.since = clock()
+
     def settle(self, sizes: Sizes) -> None:
         """Nothing is to be measured at these sizes any more."""
         self.settled.add(sizes)
@@ -109,7 +120,12 @@ def arrivals(decision: Decision) -> Arrivals | None:
         return None
     seconds = max(1e-9, decision.seconds or 0.0)
     price = timed * (SECONDS_EACH + CALLS_EACH * seconds)
-    return Arrivals(seconds, price, {frozenset(decision.measured_at or decision.sizes)})
+    return Arrivals(seconds, price, set() if decision.provisional else {decided_by(decision)})
+
+
+def decided_by(decision: Decision) -> Sizes:
+    """The sizes whose times the decision rests on."""
+    return frozenset(decision.measured_at or decision.sizes)
 
 
 def pays(request: Request, decision: Decision, arrived: Arrivals, sizes: Sizes) -> bool:
@@ -129,10 +145,12 @@ def leading(request: Request, decision: Decision) -> list[Candidate]:
 
 
 def on_record(request: Request, chosen: str) -> tuple[Score | None, ...] | None:
-    """The scores on record at the request's sizes; None where they say nothing of the `chosen` candidate beside another one."""
+    """The scores on record at the request's sizes; None where they say nothing of the `chosen` candidate beside another one, or
+    where that is to be measured again."""
     scores = request.usable(request.scores(combine(request.store.exact(request.problem, request.environment))))
     timed = {c.name for c, score in zip(request.candidates, scores, strict=True) if score is not None and score.ok}
-    return tuple(scores) if chosen in timed and len(timed) > 1 else None
+    known = chosen in timed and len(timed) > 1 and not request.provisional(chosen, scores)
+    return tuple(scores) if known else None
 
 
 def better(
@@ -163,4 +181,4 @@ def known_better(request: Request, decision: Decision) -> Iterator[Mapping[str, 
             yield sizes
 
 
-__all__ = ["Arrivals", "Sizes", "arrivals", "better", "known_better", "leading", "on_record", "pays"]
+__all__ = ["Arrivals", "Sizes", "arrivals", "better", "decided_by", "known_better", "leading", "on_record", "pays"]

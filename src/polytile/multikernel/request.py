@@ -96,6 +96,12 @@ class Request:
         pairs = zip(self.candidates, scores, strict=True)
         return [UNKNOWN if score is None else Entrant.of(candidate, at) for candidate, score in pairs]
 
+    def provisional(self, candidate: str, scores: Sequence[Score | None]) -> bool:
+        """Whether the time of this candidate among `scores`, one for each of `candidates`, was taken under load and is to be
+        taken again."""
+        pairs = zip(self.candidates, scores, strict=True)
+        return any(score is not None and score.provisional for known, score in pairs if known.name == candidate)
+
     def reject(self, candidate: str, outcome: Outcome, reason: str) -> None:
         self.rejected[candidate] = reason
         self.outcomes[candidate] = outcome

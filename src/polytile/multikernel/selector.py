@@ -90,6 +90,7 @@ def decided(request: Request, link: str, answer: Answer, notes: tuple[str, ...] 
         measured_at=tuple((answer.measured_at or {}).items()),
         part_of=spec.regime(spec.whole(words)) if spec.is_part(words) or spec.is_single(words) else "",
         postponed=answer.postponed,
+        provisional=request.provisional(answer.candidate.name, scores),
     )
 
 

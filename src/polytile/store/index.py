@@ -8,6 +8,7 @@ from typing import Any
 from polytile.problem import Outcome
 from polytile.store.database import Database
 from polytile.store.place import Place
+from polytile.store.records import counts
 
 DEADLY = tuple(outcome.value for outcome in (Outcome.CRASHED, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY))
 """Outcomes that would have taken the user's process down, had the kernel run there."""
@@ -31,9 +32,9 @@ class Index:
     """For each place read from: the generation of its database and the number of the last row read of it."""
 
     def add(self, row: SummaryRow) -> bool:
-        """Takes in the row; whether it was not known yet."""
-        _, uid, problem, relatives, _, _, _, source_hash, outcome, *_ = row
-        if uid in self.seen:
+        """Takes in the row; whether it was not known yet. A verdict by earlier rules of the accuracy gate counts for nothing."""
+        _, uid, problem, relatives, _, _, _, source_hash, outcome, *_, state = row
+        if uid in self.seen or not counts(outcome, state):
             return False
         self.seen.add(uid)
         if outcome in DEADLY:

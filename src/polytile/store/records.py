@@ -62,19 +62,44 @@ class Summary:
         return region_excess(pairs(self.state)) if REGION in self.state else 0.0
 
     @property
+    def disturbed(self) -> float:
+        """For which part of the race the process's threads waited for a core."""
+        return disturbed(pairs(self.state)) if DISTURBED in self.state else 0.0
+
+    @property
     def size(self) -> dict[str, int]:
         """The problem's sizes by name."""
         return dict(json.loads(self.sizes))
 
 
+GATE = ("gate", 2)
+"""Stands in the state of a measurement with a wrong result: the version of the rules by which the accuracy gate called it wrong.
+Verdicts by other rules are passed over. Those of version 1, which has no mark, measured errors of sums that cancel to about 0
+against the result rather than against the terms."""
+
 REGION, LEAST_REGION = "region_seconds", "least_region_seconds"
 """The names in a measurement's state of what an empty parallel region took, and of the least that was seen by then."""
+
+
+DISTURBED = "disturbed"
+"""The name in a measurement's state of the part of the race for which the process's threads waited for a core that another
+program had."""
+
+
+def disturbed(state: Iterable[tuple[str, Any]]) -> float:
+    """That part; 0 where it is not there."""
+    return float(dict(state).get(DISTURBED, 0.0))
 
 
 def region_excess(state: Iterable[tuple[str, Any]]) -> float:
     """By how many seconds the first exceeds the second; 0 where they are not there."""
     facts = dict(state)
     return float(facts[REGION]) - float(facts[LEAST_REGION]) if REGION in facts and LEAST_REGION in facts else 0.0
+
+
+def counts(outcome: str, state: str) -> bool:
+    """Whether a measurement with these columns says anything about a candidate today."""
+    return outcome != Outcome.WRONG.value or compact(GATE) in state
 
 
 def compact(value: Any) -> str:
@@ -245,6 +270,8 @@ def pairs(text: str) -> tuple[tuple[str, Any], ...]:
 
 
 __all__ = [
+    "DISTURBED",
+    "GATE",
     "LEAST_REGION",
     "REGION",
     "Environment",
@@ -255,6 +282,8 @@ __all__ = [
     "compact",
     "config_of",
     "config_text",
+    "counts",
+    "disturbed",
     "environment_digest",
     "finite_or_text",
     "identity",

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-VERSION = 3
+from polytile.problem import Outcome
+from polytile.store.records import GATE, compact
+
+VERSION = 4
 APPLICATION_ID = 0x706F6C79
 """Marks a SQLite file as ours ("poly")."""
 
@@ -54,7 +57,10 @@ CREATE VIEW candidates AS
 """Each candidate of each kernel: name, config and source hash are who it is, and what is known of it. A view, as these are
 columns of each measurement: one row says all there is to say about an attempt."""
 
-DECISIONS = """
+WRONG = f"(outcome = '{Outcome.WRONG.value}' AND CAST(state AS TEXT) LIKE '%{compact(GATE)}%')"
+"""Whether a measurement has the verdict of the accuracy gate as it is now that the result was wrong."""
+
+DECISIONS = f"""
 CREATE VIEW decisions AS
     WITH runs AS (
         SELECT id, problem, environment, candidate, config, source_hash, outcome, seconds,
@@ -63,9 +69,9 @@ CREATE VIEW decisions AS
             ROW_NUMBER() OVER (PARTITION BY problem, environment, candidate, CAST(config AS TEXT), source_hash, outcome
                                ORDER BY seconds) AS place,
             COUNT(*) OVER (PARTITION BY problem, environment, candidate, CAST(config AS TEXT), source_hash, outcome) AS times,
-            SUM(CASE WHEN outcome = 'wrong result' THEN 1 ELSE 0 END) OVER (
+            SUM(CASE WHEN {WRONG} THEN 1 ELSE 0 END) OVER (
                 PARTITION BY problem, environment, candidate, CAST(config AS TEXT), source_hash) AS wrong
-        FROM measurements WHERE condition = 'back-to-back'),
+        FROM measurements WHERE condition = 'back-to-back' AND (outcome <> '{Outcome.WRONG.value}' OR {WRONG})),
     able AS (
         SELECT problem, environment, candidate, CAST(config AS TEXT) AS config, source_hash FROM runs
         WHERE age = 1 AND outcome = 'ok' AND wrong = 0),
@@ -78,7 +84,8 @@ CREATE VIEW decisions AS
     SELECT p.family, p.kernel, p.sizes, p.device, k.environment, k.candidate, k.config, k.source_hash, k.seconds
     FROM ranked k JOIN problems p ON p.digest = k.problem WHERE k.place = 1"""
 """For people: the fastest candidate of each problem in each environment, by the rules of tuning/decide.py (a wrong result
-is final, the newest measurement says whether it runs, the lower median counts). What is launched minds ties, the
+by the gate's present rules is final, the newest measurement says whether it runs, the lower median counts). What is launched
+minds ties, the
 cost of parallel regions and validity as well, which no table holds."""
 
 KEEP = {
@@ -111,8 +118,9 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
         "{decisions}",
     ),
     2: ("{candidates}",),
+    3: ("DROP VIEW decisions", "{decisions}"),
 }
-"""Version → what makes the next one of it. Only ever adds columns and tables: no measurement is rewritten."""
+"""Version → what makes the next one of it. Only ever adds columns, tables and views: no measurement is rewritten."""
 
 ADD_PROBLEM = """
 INSERT INTO problems (digest, relatives, family, kernel, sizes, dtypes, layouts, device)

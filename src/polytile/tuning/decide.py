@@ -19,6 +19,13 @@ from polytile.store.records import Identity, Summary
 WIDEST_BAND = 0.05
 """However noisy the measurement, a candidate 5 % slower than the fastest does not count as equal to it."""
 
+BUSY = 0.1
+"""A reading is taken under load where the process's threads waited for a core for a larger part of the race."""
+
+MOST_TIMES = 3
+"""How often the candidates of one problem are measured, at most, while the choice between them stays in doubt, or rests on
+readings that were taken under load."""
+
 REGION_TIMES = 2.0
 """How many times what an empty parallel region costs more a kernel of several threads does: 1.5-2.2 times in loops of 2-8 µs,
 which also bring their data from core to core, up to 3 in products."""
@@ -29,14 +36,16 @@ MOST_CREDIT = 1e-6
 
 @dataclass(frozen=True)
 class Entrant:
-    """What is known of a candidate before it is timed: the seconds that its own model predicts, the threads it runs on."""
+    """What is known of a candidate before it is timed: the seconds that its own model predicts, the threads it runs on, whether
+    it is the library's."""
 
     predicted: float = math.inf
     threads: int = 1
+    library: bool = False
 
     @classmethod
     def of(cls, candidate: Candidate, sizes: Mapping[str, int]) -> Entrant:
-        return cls(candidate.cost(sizes), threads_of(candidate.config))
+        return cls(candidate.cost(sizes), threads_of(candidate.config), candidate.origin == "library")
 
     def judged(self, seconds: float, excess: float) -> float:
         """The seconds to judge it by, where a parallel region cost `excess` seconds more than it has before (region.py)."""
@@ -54,13 +63,20 @@ def threads_of(config: Config) -> int:
 @dataclass(frozen=True)
 class Score:
     """Seconds of one candidate and their relative standard error; or how else it ended. `times`: how often it was
-    measured; `excess`: what an empty parallel region cost then beyond the least seen."""
+    measured; `excess`: what an empty parallel region cost then beyond the least seen; `disturbed`: for which part of the
+    race the process's threads waited for a core."""
 
     seconds: float
     noise: float = 0.0
     outcome: Outcome = Outcome.OK
     times: int = 1
     excess: float = 0.0
+    disturbed: float = 0.0
+
+    @property
+    def provisional(self) -> bool:
+        """Whether it was taken under load, and is to be taken again."""
+        return self.ok and self.disturbed > BUSY and self.times < MOST_TIMES
 
     @property
     def ok(self) -> bool:
@@ -81,15 +97,18 @@ def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant
     can run.
 
     "As fast": within `band` (relative), or within the two measurements' own standard error where that is larger, up to
-    WIDEST_BAND. Two tunings with 2 % noise agree on a gap of up to 1 % in 35-46 % of cases by argmin, in 83-98 % with a
-    2 % band, at a mean cost of 0.02 % (simulated). None stands for a candidate without a score; without `entrants` all
-    are alike.
+    WIDEST_BAND; but within `band` of the library's in any case, as a tuned program must not be slower than eager, and under
+    load faster than that by more than the error. Two tunings with 2 % noise agree on a gap of up to 1 % in 35-46 % of cases
+    by argmin, in 83-98 % with a 2 % band, at a mean cost of 0.02 % (simulated). None stands for a candidate without a score;
+    without `entrants` all are alike.
     """
     judged = _judged(scores, entrants)
     if not judged:
         return None
-    best = _fastest(judged)
-    return next(index for index, score in judged.items() if _as_fast(score, best, band))
+    best, known = _fastest(judged), entrants or [UNKNOWN] * len(scores)
+    library = min((i for i in judged if known[i].library), key=lambda index: judged[index].seconds, default=None)
+    fast = (index for index, score in judged.items() if _as_fast(score, best, band))
+    return next((i for i in fast if library is None or known[i].library or _beats(judged[i], judged[library], band)), library)
 
 
 def doubtful(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> bool:
@@ -116,6 +135,13 @@ def _judged(scores: Sequence[Score | None], entrants: Sequence[Entrant]) -> dict
     }
 
 
+def _beats(score: Score, library: Score, band: float) -> bool:
+    """Whether a candidate may run in place of the library's: it is no slower, or, of readings under load, it surely is faster."""
+    if max(score.disturbed, library.disturbed) > BUSY:
+        return score.seconds * (1 + math.hypot(score.noise, library.noise)) < library.seconds
+    return score.seconds <= library.seconds * (1 + band)
+
+
 def _fastest(judged: Mapping[int, Score]) -> Score:
     return min(judged.values(), key=lambda score: score.seconds)
 
@@ -129,7 +155,7 @@ def combine(summaries: Iterable[Summary], condition: str = "back-to-back") -> di
     """One score for each candidate from all its measurements of one problem, oldest first.
 
     A wrong result, ever, is final. Otherwise the newest measurement says whether it runs, and the time is the lower
-    median over all that did: one measuring process with a busy neighbour does not move it.
+    median over all that did, but for those taken under load where others were not.
     """
     by_candidate: dict[Identity, list[Summary]] = {}
     for summary in summaries:
@@ -145,8 +171,9 @@ def _score(rows: Sequence[Summary]) -> Score:
     timed = sorted(able, key=lambda row: (row.seconds, row.noise))
     if not timed or rows[-1].outcome is not Outcome.OK:
         return Score(math.nan, math.inf, rows[-1].outcome if rows[-1].outcome is not Outcome.OK else Outcome.RAISED)
-    middle = timed[(len(timed) - 1) // 2]
-    return Score(middle.seconds, middle.noise, times=len(timed), excess=middle.region_excess)
+    calm = [row for row in timed if row.disturbed <= BUSY] or timed
+    middle = calm[(len(calm) - 1) // 2]
+    return Score(middle.seconds, middle.noise, times=len(timed), excess=middle.region_excess, disturbed=middle.disturbed)
 
 
-__all__ = ["UNKNOWN", "WIDEST_BAND", "Entrant", "Score", "combine", "doubtful", "pick", "threads_of"]
+__all__ = ["BUSY", "MOST_TIMES", "UNKNOWN", "WIDEST_BAND", "Entrant", "Score", "combine", "doubtful", "pick", "threads_of"]

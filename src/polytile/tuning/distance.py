@@ -16,10 +16,10 @@ CHUNK = 1 << 15
 """Elements compared at once on a CPU: few enough for the cache."""
 
 
-def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | None = None) -> tuple[float, str]:
+def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | torch.Tensor | None = None) -> tuple[float, str]:
     """(largest |got - expected| / (|expected| + scale), what cannot be expressed so: NaN or infinity in the wrong
-    place, unequal integers). `scale` is the root mean square of `expected`, computed if not given. `expected` is
-    compared as rounded to got's dtype where that makes it infinite."""
+    place, unequal integers). `scale` is one number or one for each element (for each part of a complex one); the root mean square
+    of `expected` if not given. `expected` is compared as rounded to got's dtype where that makes it infinite."""
     if got.dtype.is_complex:
         got, expected = torch.view_as_real(got), torch.view_as_real(expected)
     if got.dtype in FLOAT8:
@@ -30,15 +30,23 @@ def compare(got: torch.Tensor, expected: torch.Tensor, scale: float | None = Non
             return (0.0, "") if same else (0.0, "differs from the reference")
         scale = root_mean_square(expected) if scale is None else scale
         worst = 0.0
-        for right, mine in pieces(expected, got):
+        for right, mine, size in pieces(expected, got, scaling(scale, expected)):
             mine = mine.to(right.device)  # the reference of a full device ran on the host
-            distance = _distance(mine, right, scale)
+            distance = _distance(mine, right, size)
             if not math.isfinite(distance):  # a NaN, an infinity, or 0 / 0: sort them out
-                same, distance = _careful_distance(mine, right, scale)
+                same, distance = _careful_distance(mine, right, size)
                 if not same:
                     return math.inf, "has NaN or infinite values where the reference has others"
             worst = max(worst, distance)
     return worst, ""
+
+
+def scaling(scale: float | torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """`scale` for each element of `expected`, or of its parts; one number takes no memory."""
+    if isinstance(scale, torch.Tensor):
+        return scale.to(expected.device)
+    shape = (*expected.shape, 2) if expected.dtype.is_complex else expected.shape
+    return torch.full((), scale, dtype=torch.float64, device=expected.device).expand(shape)
 
 
 def computable(tensor: torch.Tensor) -> torch.Tensor:
@@ -70,20 +78,20 @@ def root_mean_square(expected: torch.Tensor) -> float:
     return math.sqrt(squares / expected.numel())
 
 
-def _distance(got: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
+def _distance(got: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float:
     """Largest |got - expected| / (|expected| + scale); not finite if any value is not, or if 0 is divided by 0."""
     distance = got.to(torch.float64, copy=True).sub_(expected).abs_()
     return float(distance.div_(expected.abs().double().add_(scale)).max()) if got.numel() else 0.0
 
 
-def _careful_distance(got: torch.Tensor, expected: torch.Tensor, scale: float) -> tuple[bool, float]:
+def _careful_distance(got: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> tuple[bool, float]:
     """(whether the two are finite in the same places and otherwise the same, distance of the finite values)."""
     finite = expected.to(got.dtype).isfinite()
     rounded = expected.to(got.dtype)[~finite]
     if not torch.equal(finite, got.isfinite()) or not torch.equal(_labels(got[~finite]), _labels(rounded)):
         return False, math.inf
     differs = finite & (got.double() != expected)
-    return True, _distance(got[differs], expected[differs], scale)
+    return True, _distance(got[differs], expected[differs], scale[differs])
 
 
 def bits_equal(now: torch.Tensor, before: torch.Tensor) -> bool:
@@ -109,4 +117,4 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         yield from pieces(*parts)
 
 
-__all__ = ["bits_equal", "compare", "computable", "pieces", "root_mean_square"]
+__all__ = ["bits_equal", "compare", "computable", "pieces", "root_mean_square", "scaling"]

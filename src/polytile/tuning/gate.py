@@ -2,9 +2,10 @@
 
 A candidate runs once on poisoned clones of the caller's arguments; every argument that it writes to must then agree
 with the reference, which runs on the same arguments in float64. Where the two disagree the candidate is held against
-the reference at the arguments' own precision as well: a formula that overflows or cancels in float32 does so in every
-float32 kernel, and a candidate need only be about as good as the straightforward one. Where comparisons of computed values
-decide, the reference tells which elements rounding may decide either way (undecided.py).
+the reference at the arguments' own precision as well: a formula that overflows in float32 does so in every float32
+kernel, and a candidate need only be about as good as the straightforward one. Where comparisons of computed values
+decide, the reference tells which elements rounding may decide either way (undecided.py). Where terms cancel, errors are
+measured against the size of the terms rather than of the result (terms.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,9 +23,10 @@ import torch
 
 from polytile.ir.leaning import Leaning, leaning
 from polytile.tuning.clones import Clones, Lent, stand_ins, written_positions
-from polytile.tuning.distance import bits_equal, compare, computable, pieces, root_mean_square
+from polytile.tuning.distance import bits_equal, compare, computable, pieces, root_mean_square, scaling
 from polytile.tuning.room import copy_of, wide_fits
 from polytile.tuning.serial import one_thread
+from polytile.tuning.terms import OFF, sizes_of_terms
 from polytile.tuning.tolerance import tolerance
 from polytile.tuning.undecided import Count, counted, firm_error
 
@@ -33,6 +35,9 @@ log = logging.getLogger("polytile.tuning")
 Reference = Callable[..., None]
 """Called with the kernel's own flat arguments, tensors then ints; writes the written ones. Must accept float64
 tensors."""
+
+Scales = Mapping[int, "float | torch.Tensor"]
+"""By the position of a written argument what errors are relative to besides |expected|: one number, or one for each element."""
 
 EXCUSE = 4.0
 """A candidate may be this many times as far from float64 as the reference at the arguments' own precision."""
@@ -46,7 +51,8 @@ SMALL = 1 << 20
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the results were right; the largest error relative to |expected| + rms(expected); what was wrong."""
+    """Whether the results were right; the largest error relative to |expected| + rms(expected), and where that is too large
+    to the size of the terms as well; what was wrong."""
 
     ok: bool
     max_error: float | None = None
@@ -90,7 +96,7 @@ class Gate:
             if self._expected is None:
                 log.warning("Candidates are used without a check of their results, for %s.", self.unavailable)
         written = zip(self._written, self._expected or (), strict=self._expected is not None)
-        self._scales = {position: root_mean_square(right) for position, right in written}
+        self._scales: Scales = {position: root_mean_square(right) for position, right in written}
 
     @cached_property
     def clones(self) -> Clones:
@@ -146,14 +152,44 @@ class Gate:
             return Verdict(False, None, "wrote " + where.format(self._names[beside]))
         if self._expected is None:
             return Verdict(True, None, self.unavailable)
-        verdict = self._compare(self._expected, clones)
+        verdict = self._beside(self._expected, clones, self._scales)
+        if verdict.ok or not self._terms:
+            return verdict
+        second = self._beside(self._expected, clones, self._terms)
+        return second if second.ok else verdict
+
+    def _beside(self, expected: Sequence[torch.Tensor], clones: Clones, scales: Scales) -> Verdict:
+        """Judges what a run wrote by errors relative to |expected| + `scales`."""
+        verdict = self._compare(expected, clones, scales)
         if not verdict.ok and self._leaned:
-            return Verdict(True) if self._decided_as_well(clones) else verdict
+            return Verdict(True) if self._decided_as_well(clones, scales) else verdict
         if not verdict.ok and self._wide:
-            excused = self._compare(own := self._own_precision(), clones)
-            if excused.ok or (verdict.max_error or math.inf) <= EXCUSE * self._error_of(own):
+            own = self._own_precision()
+            least = self._compare(own, clones, scales if scales is self._terms else {})
+            if least.ok or (verdict.max_error or math.inf) <= EXCUSE * self._error_of(own, scales):
                 return Verdict(True, verdict.max_error)
         return verdict
+
+    @cached_property
+    def _terms(self) -> Scales:
+        """For each written argument its elements' root mean square and the size of their terms; nothing where the reference does
+        not tell, or where there is no room."""
+        if not self._on_host and not wide_fits(self._args, self._roles):
+            return {}
+        floats = [t.dtype.to_real() if t.is_complex() else t.dtype for t in self._args[: len(self._roles)] if _computes(t)]
+        off = OFF[torch.float64] if self._wide else max((OFF[dtype] for dtype in floats if dtype in OFF), default=0.0)
+
+        def evaluate() -> list[torch.Tensor] | None:
+            args = stand_ins(self._args, self._roles, self._wide, self._on_host)
+            return self._evaluate(args) if args is not None else None
+
+        try:
+            sizes = sizes_of_terms(evaluate, off) if off else None
+        except torch.OutOfMemoryError:
+            return {}
+        finally:
+            self.unavailable = ""
+        return {p: size.add_(self._scales[p]) for p, size in zip(self._written, sizes or (), strict=sizes is not None)}
 
     @cached_property
     def _leaned(self) -> tuple[list[torch.Tensor], ...]:
@@ -165,19 +201,19 @@ class Gate:
         other = self._leaning(by, -1) if first is not None else None
         return (first, other) if first is not None and other is not None else ()
 
-    def _decided_as_well(self, clones: Clones) -> bool:
+    def _decided_as_well(self, clones: Clones, scales: Scales) -> bool:
         """Whether results differ from the reference only where rounding may decide, elsewhere about as little as its own do at
         the arguments' precision."""
         assert self._expected is not None
         own = self._own_precision() if self._wide else self._expected
         for place, *results in zip(self._written, own, self._expected, *self._leaned, strict=True):
             got, mine, *rights = map(computable, (clones.args[place], *results))
-            scale, device = self._scales[place], rights[0].device
+            scale, device = scaling(scales[place], rights[0]), rights[0].device
             allowed = self._allowed(place)
             with one_thread():
-                errors = (firm_error(near, each, allowed, scale) for near, *each in pieces(mine.to(device), *rights))
+                errors = (firm_error(near, each, allowed, s) for near, s, *each in pieces(mine.to(device), scale, *rights))
                 allowed = max(allowed, EXCUSE * max(errors, default=0.0))
-                counts = (counted(part.to(device), each, allowed, scale) for part, *each in pieces(got, *rights))
+                counts = (counted(part.to(device), each, allowed, s) for part, s, *each in pieces(got, scale, *rights))
                 if not sum(counts, Count()).right:
                     return False
         return True
@@ -233,12 +269,12 @@ class Gate:
         self.unavailable = ""
         return [args[i] for i in self._written]
 
-    def _compare(self, expected: Sequence[torch.Tensor], clones: Clones) -> Verdict:
+    def _compare(self, expected: Sequence[torch.Tensor], clones: Clones, scales: Scales) -> Verdict:
         worst = 0.0
         for position, right in zip(self._written, expected, strict=True):
             got, place = clones.args[position], f"argument {self._names[position]!r}"
             allowed = self._allowed(position) * (1 if right.dtype != got.dtype else 2)
-            error, why = compare(got, right, self._scales.get(position) if expected is self._expected else None)
+            error, why = compare(got, right, scales.get(position))
             worst = max(worst, error)
             if why:
                 return Verdict(False, math.inf, f"{place} {why}")
@@ -251,11 +287,16 @@ class Gate:
         dtype = self._args[position].dtype
         return max(tolerance(dtype, self._reduction), self._coarse.get(position, 0.0) if dtype.is_floating_point else 0.0)
 
-    def _error_of(self, own: Sequence[torch.Tensor]) -> float:
+    def _error_of(self, own: Sequence[torch.Tensor], scales: Scales) -> float:
         """Distance of the reference at the arguments' own precision from the one in float64."""
         assert self._expected is not None
-        errors = [compare(mine, right) for mine, right in zip(own, self._expected, strict=True)]
-        return max((error for error, why in errors if not why), default=0.0)
+        both = zip(self._written, own, self._expected, strict=True)
+        errors = [compare(mine, right, scales[position]) for position, mine, right in both]
+        return max((error for error, why in errors if not why and math.isfinite(error)), default=0.0)
+
+
+def _computes(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor) and (arg.dtype.is_floating_point or arg.dtype.is_complex)
 
 
 __all__ = ["Gate", "Reference", "Verdict"]

@@ -37,7 +37,10 @@ class Limits:
     final_seconds: float = 0.01
     """When the final has taken so much time, it ends if the choice is settled and the times are known well."""
     open_seconds: float = 0.02
-    """When the final has taken so much time, it ends in any case."""
+    """When the final has taken so much time and `open_rounds`, it ends in any case."""
+    open_rounds: int = 5
+    """Turns of each front-runner in the final while the choice is open: of kernels of some ms `open_seconds` are one turn or two,
+    and beside the three bursts of the rounds before say little on a machine that others use."""
     longest: float = 3.0
     """When so much time is spent, the race ends with whatever it has; each candidate has one burst at least."""
     hopeless: float = 3.0
@@ -82,6 +85,7 @@ GPU_LIMITS = Limits(
     seconds=0.08,
     final_seconds=0.02,
     open_seconds=0.04,
+    open_rounds=1,
     gated=False,
 )
 """A burst is one replay of a graph of up to 50 calls: more would take longer to record than to run. A single call is no measure

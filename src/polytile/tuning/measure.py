@@ -42,13 +42,15 @@ class Contender:
 @dataclass(frozen=True)
 class Timing:
     """Seconds per call of each burst, their low quantile and its relative error; or what was raised. `region`: what a
-    parallel region cost meanwhile, where some contender has several threads."""
+    parallel region cost meanwhile, where some contender has several threads. `disturbed`: for which part of the race the
+    process's threads had to wait for a core."""
 
     samples: tuple[float, ...] = ()
     seconds: float = float("nan")
     noise: float = float("inf")
     error: Exception | None = None
     region: Region = UNKNOWN_REGION
+    disturbed: float = 0.0
 
 
 def time_burst(contender: Contender, repeats: int) -> float:

@@ -6,6 +6,7 @@ those left runs on end, as it will in a program. docs/tuning.md says why.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import resource
@@ -80,7 +81,7 @@ def _calmest(contenders: Sequence[Contender], limits: Limits) -> list[Timing]:
         try:
             race = _Race(contenders, limits)
             timings = race.run()
-            disturbed = race.disturbed() if races > 1 else 0.0
+            disturbed = race.disturbed()
             if kept is None or disturbed < least:
                 least, kept = disturbed, timings
             if least <= limits.calm or races == 1:
@@ -93,7 +94,7 @@ def _calmest(contenders: Sequence[Contender], limits: Limits) -> list[Timing]:
             found = kept or (interrupt.timings if isinstance(interrupt, Stopped) else None)
             raise interrupt if found is None else Stopped(found) from None
     assert kept is not None, "a race is run at least once"
-    return kept
+    return [dataclasses.replace(timing, disturbed=least) for timing in kept]
 
 
 class _Lane:
@@ -207,8 +208,8 @@ class _Race:
 
     def disturbed(self) -> float:
         """For how much of the time since the start the process's threads, together, have waited for a core; all of it if the
-        cores have moved meanwhile, by what a parallel region costs. 0 where no clock is read."""
-        if measure.replaced():
+        cores have moved meanwhile, by what a parallel region costs. 0 where no clock is read, and on a GPU."""
+        if measure.replaced() or not self.limits.gated:
             return 0.0
         ratio = self._region().seconds / self.region.seconds
         if ratio > MOVED or ratio < 1 / MOVED:
@@ -271,10 +272,12 @@ class _Race:
         for turn in itertools.count(limits.rounds):
             self._round(turn, limits.final_bursts if short else 1)
             spent, racing = clock() - begun, self.racing
-            late = spent > limits.open_seconds or clock() - self.started > limits.longest
+            turns = turn + 1 - limits.rounds
+            late = spent > limits.open_seconds and (turns >= limits.open_rounds or (not short and self._settled()))
+            late = late or clock() - self.started > limits.longest
             if len(racing) < 2 or (late and all(lane.samples for lane in racing)):
                 return
-            enough = turn + 1 - limits.rounds >= limits.final_rounds or spent > limits.final_seconds
+            enough = turns >= limits.final_rounds or spent > limits.final_seconds
             if enough and turn % limits.trial_rounds == 0 and self._settled() and not self._noisy():
                 return
 

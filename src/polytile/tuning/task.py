@@ -12,6 +12,7 @@ from polytile.errors import CompilerMissing, DeviceLost, ResourcesExceeded
 from polytile.ir.program import CPU
 from polytile.kernels.candidate import Candidate
 from polytile.problem import Measurement, Outcome, Problem, Scalar
+from polytile.store.records import GATE
 from polytile.tuning.environment import environment
 from polytile.tuning.gate import Reference, Verdict
 from polytile.tuning.limits import LIMITS, Limits
@@ -126,7 +127,7 @@ def unmade(task: Task, index: int, error: Exception) -> Attempt:
 
 def wrong(task: Task, index: int, verdict: Verdict) -> Attempt:
     """The Attempt of a candidate that the gate has rejected."""
-    about = measured(task, index, Outcome.WRONG, max_error=verdict.max_error, detail=verdict.detail)
+    about = measured(task, index, Outcome.WRONG, max_error=verdict.max_error, detail=verdict.detail, state=(GATE,))
     return Attempt(task.candidates[index], about, detail=verdict.detail)
 
 

@@ -16,7 +16,7 @@ from polytile.errors import DeviceLost
 from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
-from polytile.store.records import LEAST_REGION, REGION
+from polytile.store.records import DISTURBED, LEAST_REGION, REGION
 from polytile.tuning import measure, progress, racing
 from polytile.tuning.budget import clock
 from polytile.tuning.decide import Entrant, threads_of
@@ -223,7 +223,9 @@ def _timed(task: Task, index: int, timing: measure.Timing, max_error: float | No
     if timing.error is not None:
         return failed(task, index, Outcome.RAISED, timing.error)
     region = timing.region
-    state = () if math.isnan(region.seconds) else ((REGION, region.seconds), (LEAST_REGION, region.least))
+    parallel = {} if math.isnan(region.seconds) else {REGION: region.seconds, LEAST_REGION: region.least}
+    busy = {DISTURBED: round(timing.disturbed, 3)} if timing.disturbed else {}
+    state = tuple({**parallel, **busy}.items())
     ok = measured(task, index, Outcome.OK, timing.samples, max_error, state=state)
     return Attempt(task.candidates[index], ok, timing.seconds, timing.noise)
 

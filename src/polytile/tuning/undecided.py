@@ -33,7 +33,7 @@ class Count:
         return not self.wrong and self.differing <= max(FEW, SHARE * self.undecided)
 
 
-def counted(got: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: float) -> Count:
+def counted(got: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: torch.Tensor) -> Count:
     """`got` beside `rights`, the first of them the reference itself. `allowed` and `scale` are those of `distance.compare`."""
     if got.dtype.is_complex:
         got, rights = torch.view_as_real(got), [torch.view_as_real(right) for right in rights]
@@ -49,7 +49,7 @@ def counted(got: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, s
     return Count(int((differs & ~right).sum()), int(differs.sum()), int(may_differ.sum()))
 
 
-def firm_error(mine: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: float) -> float:
+def firm_error(mine: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: torch.Tensor) -> float:
     """The largest error of `mine` where rounding decides nothing, relative as in `distance.compare`; 0 for what is no number."""
     if not mine.dtype.is_floating_point or not mine.numel():
         return 0.0
@@ -64,7 +64,7 @@ def comparable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
-def _close(got: torch.Tensor, right: torch.Tensor, allowed: float, scale: float) -> torch.Tensor:
+def _close(got: torch.Tensor, right: torch.Tensor, allowed: float, scale: torch.Tensor) -> torch.Tensor:
     near = (got.double() - right).abs() <= allowed * (right.double().abs() + scale)
     return near | (got == right) | (got.isnan() & right.isnan())
 

@@ -1,31 +1,34 @@
 static void tile2x3(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add, Next next) {
-  V c0_0 = {}, c0_1 = {}, c0_2 = {};
-  V c1_0 = {}, c1_1 = {}, c1_2 = {};
   const PA* a0 = a + 0 * a_m;
   const PA* a1 = a + 1 * a_m;
-  for (long p = 0; p < steps; ++p) {
-    const V b0 = load(b + 0 * b_k);
-    const V b1 = load(b + 1 * b_k);
-    const V b2 = load(b + 2 * b_k);
-    { const V x = broadcast(value(a0[p])); mac(c0_0, x, b0); mac(c0_1, x, b1); mac(c0_2, x, b2); }
-    { const V x = broadcast(value(a1[p])); mac(c1_0, x, b0); mac(c1_1, x, b1); mac(c1_2, x, b2); }
-    __builtin_prefetch(next.at, 0, 2); next.at += next.pace;
-    b += L;
+  for (long p = 0, end, first = 1; first || p < steps; first = 0, add = true) {
+    end = least(p + 384, steps);
+    V c0_0 = {}, c0_1 = {}, c0_2 = {};
+    V c1_0 = {}, c1_1 = {}, c1_2 = {};
+    for (; p < end; ++p) {
+      const V b0 = load(b + 0 * b_k);
+      const V b1 = load(b + 1 * b_k);
+      const V b2 = load(b + 2 * b_k);
+      { const V x = broadcast(value(a0[p])); mac(c0_0, x, b0); mac(c0_1, x, b1); mac(c0_2, x, b2); }
+      { const V x = broadcast(value(a1[p])); mac(c1_0, x, b0); mac(c1_1, x, b1); mac(c1_2, x, b2); }
+      __builtin_prefetch(next.at, 0, 2); next.at += next.pace;
+      b += L;
+    }
+    if (add) {
+      c0_0 += load(o + 0 * o_m + 0 * L);
+      c0_1 += load(o + 0 * o_m + 1 * L);
+      c0_2 += load(o + 0 * o_m + 2 * L);
+      c1_0 += load(o + 1 * o_m + 0 * L);
+      c1_1 += load(o + 1 * o_m + 1 * L);
+      c1_2 += load(o + 1 * o_m + 2 * L);
+    }
+    store(o + 0 * o_m + 0 * L, c0_0);
+    store(o + 0 * o_m + 1 * L, c0_1);
+    store(o + 0 * o_m + 2 * L, c0_2);
+    store(o + 1 * o_m + 0 * L, c1_0);
+    store(o + 1 * o_m + 1 * L, c1_1);
+    store(o + 1 * o_m + 2 * L, c1_2);
   }
-  if (add) {
-    c0_0 += load(o + 0 * o_m + 0 * L);
-    c0_1 += load(o + 0 * o_m + 1 * L);
-    c0_2 += load(o + 0 * o_m + 2 * L);
-    c1_0 += load(o + 1 * o_m + 0 * L);
-    c1_1 += load(o + 1 * o_m + 1 * L);
-    c1_2 += load(o + 1 * o_m + 2 * L);
-  }
-  store(o + 0 * o_m + 0 * L, c0_0);
-  store(o + 0 * o_m + 1 * L, c0_1);
-  store(o + 0 * o_m + 2 * L, c0_2);
-  store(o + 1 * o_m + 0 * L, c1_0);
-  store(o + 1 * o_m + 1 * L, c1_1);
-  store(o + 1 * o_m + 2 * L, c1_2);
 }
 static inline long kept_vector(const Problem& p) { return ceil_div(p.k, STEP) * L; }
 

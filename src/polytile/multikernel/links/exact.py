@@ -6,10 +6,7 @@ from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.request import Answer, Request, must_measure
 from polytile.problem import Outcome
 from polytile.store import identity
-from polytile.tuning.decide import Score, combine
-
-MOST_TIMES = 3
-"""How often the candidates of one problem are measured, at most, while the choice between them stays in doubt."""
+from polytile.tuning.decide import MOST_TIMES, Score, combine
 
 
 def choose(request: Request) -> Answer | None:
@@ -52,4 +49,4 @@ def recorded(request: Request) -> list[Score | None] | None:
     return None
 
 
-__all__ = ["MOST_TIMES", "choose", "in_doubt", "recorded"]
+__all__ = ["choose", "in_doubt", "recorded"]

@@ -18,7 +18,7 @@ from polytile.multikernel.links.prior import shortlist
 from polytile.multikernel.request import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
 from polytile.store import identity
-from polytile.store.records import region_excess
+from polytile.store.records import disturbed, region_excess
 from polytile.tuning import budget, tune
 from polytile.tuning.circumstances import completed, state
 from polytile.tuning.decide import Score, combine, noise_band
@@ -123,8 +123,10 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     scores: dict[str, Score] = {}
     for attempt in attempts:
         if attempt.ok and attempt.measurement is not None:
-            excess = region_excess(attempt.measurement.state)
-            scores[attempt.candidate.name] = Score(attempt.seconds, attempt.noise, excess=excess)
+            moment = attempt.measurement.state
+            scores[attempt.candidate.name] = Score(
+                attempt.seconds, attempt.noise, excess=region_excess(moment), disturbed=disturbed(moment)
+            )
         elif not attempt.untried:
             request.reject(attempt.candidate.name, _outcome(attempt.measurement), attempt.detail)
     in_order = tuple(scores.get(candidate.name) for candidate in request.candidates)

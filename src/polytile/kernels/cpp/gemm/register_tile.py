@@ -23,6 +23,7 @@ class Tile:
     kept        of kept panels each vector of columns runs along k by itself, and `b_k` is how far the next one lies
     in_place    > 1: a step takes so many rows of a B that is not packed, whose number is then what `steps` counts, and brings
                 them side by side
+    chain       how many products are added up in a row before they are added to the sums so far, in `o`; 0: any number
     next_panel  the tile fetches a part of the panel that comes next, `next.pace` bytes a step, into the second-level cache
     """
 
@@ -35,23 +36,34 @@ class Tile:
     kept: bool = False
     in_place: int = 1
     next_panel: bool = False
+    chain: int = 0
 
     def function(self) -> str:
         """The C++ function tile{mr}x{nv}."""
         points = [(i, j) for i in range(self.mr) for j in range(self.nv)]
         start = "broadcast(a[{i}])" if self.head else "{{}}"
         past_head = [f"a += {self.mr};"] if self.head else []
+        deep = 4 if self.chain else 2
         return (
             f"static void tile{self.mr}x{self.nv}"
             "(const PA* a, long a_m, long a_k, const PB* b, long b_k, long steps, T* o, long o_m, bool add, Next next) {\n"
-            + lines(2, accumulators(self.mr, self.nv, start) + past_head)
-            + lines(2, [*self._pointers(), *unroll_pragma(self.unroll), self._loop()])
-            + lines(4, [*self._loads(), *self._products(), *self._prefetches(), self._advance()])
-            + lines(2, ["}", "if (add) {"])
-            + lines(4, [f"c{i}_{j} += load(o + {i} * o_m + {j} * L);" for i, j in points])
-            + lines(2, ["}", *(f"store(o + {i} * o_m + {j} * L, c{i}_{j});" for i, j in points)])
+            + lines(2, self._chains())
+            + lines(deep, accumulators(self.mr, self.nv, start) + past_head)
+            + lines(deep, [*([] if self.chain else self._pointers()), *unroll_pragma(self.unroll), self._loop()])
+            + lines(deep + 2, [*self._loads(), *self._products(), *self._prefetches(), self._advance()])
+            + lines(deep, ["}", "if (add) {"])
+            + lines(deep + 2, [f"c{i}_{j} += load(o + {i} * o_m + {j} * L);" for i, j in points])
+            + lines(deep, ["}", *(f"store(o + {i} * o_m + {j} * L, c{i}_{j});" for i, j in points)])
+            + lines(2, ["}"] if self.chain else [])
             + "}\n"
         )
+
+    def _chains(self) -> list[str]:
+        """The loop over runs of k, one at least, of which each is added to what is in `o`."""
+        if not self.chain:
+            return []
+        loop = "for (long p = 0, end, first = 1; first || p < steps; first = 0, add = true) {"
+        return [*self._pointers(), loop, f"  end = least(p + {self.chain}, steps);"]
 
     def _pointers(self) -> list[str]:
         return [] if self.access == "cols" else [f"const PA* a{i} = a + {i} * a_m;" for i in range(self.mr)]
@@ -59,7 +71,7 @@ class Tile:
     def _loop(self) -> str:
         if self.in_place > 1:
             return f"for (long left = steps; left > 0; left -= {self.in_place}) {{"
-        return "for (long p = 0; p < steps; ++p) {"
+        return "for (; p < end; ++p) {" if self.chain else "for (long p = 0; p < steps; ++p) {"
 
     def _loads(self) -> list[str]:
         """One step of B: b0 ... b{nv-1}."""

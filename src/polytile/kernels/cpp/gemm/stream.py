@@ -8,7 +8,7 @@ from polytile.kernels.cpp.gemm.cost import stream_depth
 from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec
 
 CONSTANTS = """\
-constexpr long MR = {mr}, NC = {nc};
+constexpr long MR = {mr}, NC = {nc}, KC = {kc};
 """
 
 WORK = """\
@@ -17,18 +17,22 @@ static inline long most_threads(const Problem& p) { return p.batch * ceil_div(p.
 static void open(Call&) {}
 static void close(Call&) {}
 
-// Rows [m, m + rows) x columns [n, n + cols) over the whole of K, then the epilogue.
+// Rows [m, m + rows) x columns [n, n + cols) over the whole of K, then the epilogue. No sum is of more than KC products in a row:
+// where K is longer, partial sums are added up.
 static void block(const Problem& p, long item, long m, long rows, long n, long cols) {
-  alignas(64) T sums[MR * NC];
-  const long padded = ceil_div(cols, L) * L, u = DEPTH[rows];
-  for (long i = 0; i < rows; ++i)
-    for (long j = 0; j < padded; j += L) store(sums + i * padded + j, V{});
-  long k = 0;
-  for (; k + u <= p.k; k += u)
-    UPDATE[rows](a_of(p, item, m, k), p.a_m, p.a_k, b_of(p, item, k, n), p.b_k, cols, sums, padded);
-  for (; k < p.k; ++k)
-    UPDATE_ONE[rows](a_of(p, item, m, k), p.a_m, p.a_k, b_of(p, item, k, n), p.b_k, cols, sums, padded);
-  finish(p, item, m, n, rows, cols, sums, padded);
+  alignas(64) T sums[MR * NC], totals[MR * NC];
+  const long padded = ceil_div(cols, L) * L, count = rows * padded, u = DEPTH[rows];
+  for (long k = 0, first = 1; first || k < p.k; first = 0) {
+    const long end = k + least(KC, p.k - k);
+    for (long i = 0; i < count; i += L) store(sums + i, V{});
+    for (; k + u <= end; k += u)
+      UPDATE[rows](a_of(p, item, m, k), p.a_m, p.a_k, b_of(p, item, k, n), p.b_k, cols, sums, padded);
+    for (; k < end; ++k)
+      UPDATE_ONE[rows](a_of(p, item, m, k), p.a_m, p.a_k, b_of(p, item, k, n), p.b_k, cols, sums, padded);
+    if (p.k > KC)
+      for (long i = 0; i < count; i += L) store(totals + i, first ? load(sums + i) : load(totals + i) + load(sums + i));
+  }
+  finish(p, item, m, n, rows, cols, p.k > KC ? totals : sums, padded);
 }
 
 static void work(const Call& c, long thread, long threads) {
@@ -62,7 +66,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
         (
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
             MAC,
-            CONSTANTS.format(mr=config.mr, nc=max(config.nc // lanes, 1) * lanes),
+            CONSTANTS.format(mr=config.mr, nc=max(config.nc // lanes, 1) * lanes, kc=min(config.kc, unroll.CHAIN)),
             "".join(unroll.update(rows, u) for rows, u in sorted(kernels)),
             tables,
             WORK,

@@ -12,6 +12,7 @@ from polytile.kernels.cpp.gemm.common import MAC, PAIRS, entry, head
 from polytile.kernels.cpp.gemm.packing import packs_a, packs_b, transposed_rows
 from polytile.kernels.cpp.gemm.register_tile import Access, Tile
 from polytile.kernels.cpp.gemm.spec import GemmConfig, GemmSpec, k_per_lane
+from polytile.kernels.cpp.gemm.unroll import CHAIN
 
 CONSTANTS = """\
 constexpr long MR = {mr}, NV = {nv}, NR = NV * L, STEP = {step}, KC = {kc}, MC = {mc}, NC = {nc}, GROUP = {group};
@@ -301,6 +302,7 @@ def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
         kept=kept,
         in_place=k_per_lane(spec, config) if direct else 1,
         next_panel=kept or packs_b(spec, config),
+        chain=CHAIN if spec.dtype == spec.accumulator and spec.dtype != "int8" else 0,
     )
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+CHAIN = 384
+"""Products of float32 or float64 that are added up in a row, at most. The rounding of a sum grows with the root of their
+number: of 16000 in a row the root mean square error was 7 times the library's, of 512 and then of these sums 1.4-2.1 times.
+bfloat16's own rounding is larger than either."""
+
 
 def lines(indent: int, statements: list[str]) -> str:
     """The statements as lines, indented by so many spaces."""
