@@ -6,8 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from polytile.cli import why_command
+from polytile.multikernel import conditions
 from polytile.multikernel.planfile import Pinned, Plan, here
 from polytile.problem import Outcome
 from tests.cli.helpers import DIGEST, filled, measured, named, run
@@ -96,9 +98,13 @@ def test_only_the_latest_source_of_a_candidate_counts(store: Path) -> None:
     assert "→ persistent t1" in result.output and len(rows(result.output)) == 5
 
 
+def pinned(regime: str) -> Pinned:
+    return Pinned("softmax", regime, "split t9", "s", DIGEST, ("float32",), conditions=conditions.pinned(torch.device("cpu")))
+
+
 def test_a_plan_answers_first(store: Path, tmp_path: Path) -> None:
     regime = "M=64..90%16 N=512..724%16"
-    Plan((Pinned("softmax", regime, "split t9", "s", DIGEST, ("float32",)),), here()).write(tmp_path / "p")
+    Plan((pinned(regime),), here()).write(tmp_path / "p")
     inside = run("why", "softmax", "80", "512", "--plan", tmp_path / "p")
     assert inside.exit_code == 0 and f"→ split t9: pinned by {tmp_path / 'p'} for {regime}" in inside.output
     for outside in ("72", "96"):
@@ -107,7 +113,7 @@ def test_a_plan_answers_first(store: Path, tmp_path: Path) -> None:
 
 
 def test_a_plan_for_rows_that_a_power_of_two_divides_answers_for_those_alone(store: Path, tmp_path: Path) -> None:
-    Plan((Pinned("softmax", "M=64..90%16 N=363..512 N%4", "split t9", "s", DIGEST, ("float32",)),), here()).write(tmp_path / "p")
+    Plan((pinned("M=64..90%16 N=363..512 N%4"),), here()).write(tmp_path / "p")
     answers = {n: "split t9" in run("why", "softmax", "80", n, "--plan", tmp_path / "p").output for n in ("380", "382", "381")}
     assert answers == {"380": True, "382": False, "381": False}
 

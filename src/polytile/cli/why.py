@@ -35,6 +35,8 @@ class Here:
     device: str
     environment: Mapping[str, str]
     threads: int
+    pinned: tuple[str, ...] = ()
+    """The conditions by which a plan is read (multikernel/conditions.py)."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def why(kernel: Kernel, sizes: Mapping[str, int], here: Here, plan: tuple[str, P
     asked = tuple(sizes.items())
     if plan is not None:
         name, content = plan
-        pinned = [p for p in content.decisions if p.digest == kernel.digest and covers(p, sizes)]
+        of_kernel = (p for p in content.decisions if p.digest == kernel.digest and p.conditions == here.pinned)
+        pinned = [p for p in of_kernel if covers(p, sizes)]
         if pinned:
             return [Why(asked, p.candidate, f"pinned by {name} for {p.regime}") for p in pinned]
     groups = _groups(kernel.records)

@@ -11,14 +11,17 @@ from polytile import options
 from polytile.cli.kernels import Kernel, the_one
 from polytile.cli.plain import sizes_text
 from polytile.cli.why import Here, Why, sizes_of, why
+from polytile.kernels.variants import most_threads
+from polytile.multikernel.conditions import pinned
 from polytile.multikernel.planfile import Plan
-from polytile.multikernel.spec import threads
 from polytile.report import Column, Table
 from polytile.report.tables import micros, ratio
 from polytile.runtime import device
 from polytile.runtime.cuda.device import available, fingerprint
 from polytile.store.place import Place
 from polytile.tuning.environment import environment
+
+GPU = torch.device("cuda")
 
 
 def answer(word: str, words: Sequence[str], store: Place, plan: Path | None) -> tuple[list[Table], bool]:
@@ -47,13 +50,14 @@ def answers(kernel: Kernel, sizes: Mapping[str, int], plan: tuple[str, Plan] | N
 
 def here() -> Here:
     """This process, as calls made in it on the processor would be."""
-    return Here(device.fingerprint(), dict(environment()), threads())
+    return Here(device.fingerprint(), dict(environment()), most_threads(), pinned(torch.device("cpu")))
 
 
 def gpus() -> list[Here]:
     """The same for calls on each GPU."""
-    facts = dict(environment(torch.device("cuda"))) if available() else {}
-    return [Here(fingerprint(index), facts, threads()) for index in range(torch.cuda.device_count() if facts else 0)]
+    facts, under = (dict(environment(GPU)), pinned(GPU)) if available() else ({}, ())
+    count = torch.cuda.device_count() if facts else 0
+    return [Here(fingerprint(index), facts, most_threads(), under) for index in range(count)]
 
 
 def table_of(name: str, asked: str, found: Why) -> Table:
