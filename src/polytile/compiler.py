@@ -24,6 +24,7 @@ from polytile.multikernel import MultiKernel, alive
 from polytile.multikernel.define import define_loop, define_template
 from polytile.multikernel.links import forced
 from polytile.passes.pipeline import optimize
+from polytile.runtime import programs
 from polytile.runtime.neutral import neutral
 from polytile.tuning import budget
 from polytile.wrapper import KernelCall, backend, schedule
@@ -106,7 +107,8 @@ def compile_program(
         forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
         for values in (traced, *ahead):
             _prepare(calls, values)
-        _warm(calls, hints)
+        with programs.on_behalf(programs.file_of(wrapped.call)):
+            _warm(calls, hints)
     for operation in program.operations:
         if isinstance(operation, Extern):
             counters.add_library_call(str(operation.target))

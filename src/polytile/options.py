@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import difflib
 import functools
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from polytile.errors import OptionError
+
+log = logging.getLogger("polytile")
+
+PREFIX = "POLYTILE_"
+"""How the variables of the environment begin that give options values."""
 
 KERNELS, PROGRAMS, NOTHING = "kernels", "programs", "nothing"
 """What an option's values keep apart; see Option."""
@@ -46,7 +52,7 @@ class Option:
 
     @property
     def variable(self) -> str:
-        return "POLYTILE_" + self.name.upper()
+        return PREFIX + self.name.upper()
 
 
 TABLE: tuple[Option, ...] = (
@@ -217,9 +223,10 @@ TABLE: tuple[Option, ...] = (
     Option(
         "sources",
         str,
-        "cpp,triton,library,cublaslt",
-        "Sources of candidates for products that take part, in order, comma-separated.",
-        choices=("cpp", "triton", "library", "cublaslt"),
+        "triton,library,cpp,cublaslt",
+        "Sources of candidates for products that take part, comma-separated. Of candidates that are as fast as each other, "
+        "within the noise, one of the source named first is chosen.",
+        choices=("triton", "library", "cpp", "cublaslt"),
         listed=True,
         keys=PROGRAMS,
     ),
@@ -332,6 +339,27 @@ def cache_dir() -> Path:
     return Path(_absolute(get("cache_dir") or BY_NAME["cache_dir"].default))
 
 
+def unknown_variables() -> dict[str, str]:
+    """Variables of the environment that begin like those of options and are none; with the nearest one, or ""."""
+    known = {option.variable: option for option in BY_NAME.values()}
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), "") for name in unknown}
+
+
+def check_environment() -> None:
+    """Reads every option, for whoever begins to use polytile: raises OptionError for a variable with a value that its option does
+    not take, and warns of those that no option has, each once."""
+    for name in tuple(BY_NAME):
+        get(name)
+    for name, nearest in unknown_variables().items():
+        _tell_of_unknown(name, f"did you mean {nearest}?" if nearest else "docs/options.md lists them.")
+
+
+@functools.cache
+def _tell_of_unknown(name: str, advice: str) -> None:
+    log.warning("The environment sets %s, but polytile has no such option; %s", name, advice)
+
+
 def check(values: Mapping[str, Any], origin: str = "options=") -> dict[str, Any]:
     """`values` with every name and value checked; raises OptionError naming the option, and the nearest known one where there
     is none of that name."""
@@ -428,6 +456,8 @@ def _modes_as_markdown() -> str:
 
 
 __all__ = [
-    "BY_NAME", "KERNELS", "MODES", "NOTHING", "PROGRAMS", "TABLE", "Mode", "Option", "as_markdown", "cache_dir", "check", "get",
-    "of_kernels", "of_mode", "overridden", "override", "parts", "register", "registered", "restored", "unregister",
+    "BY_NAME", "KERNELS", "MODES", "NOTHING", "PROGRAMS", "TABLE", "Mode", "Option", "as_markdown", "cache_dir", "check",
+    "check_environment", "get",
+    "of_kernels", "of_mode", "overridden", "override", "parts", "register", "registered", "restored", "unknown_variables",
+    "unregister",
 ]  # fmt: skip

@@ -114,6 +114,15 @@ def test_two_values_of_an_option_that_is_in_the_text_of_programs_give_two_progra
             assert text_of(model, {option.name: other_value(option)}) != before, option.name
 
 
+@pytest.mark.parametrize("sources", ["cpp,library", "library,cpp", "triton,cpp"])
+def test_candidates_of_a_product_come_in_the_order_of_their_sources(sources: str) -> None:
+    run = polytile.compile(lambda x, w: x @ w, options={"tune": "off", "sources": sources})
+    run(torch.randn(12, 48), torch.randn(48, 40))
+    (kernel,) = compiler.compiled_programs()[-1].multikernels
+    origins = list(dict.fromkeys(candidate.origin for candidate in kernel.candidates))
+    assert origins == [source for source in sources.split(",") if source != "triton"]
+
+
 # What used to leak from one program into another.
 
 
@@ -217,7 +226,8 @@ def test_a_plan_is_followed_under_the_conditions_that_it_was_made_under(tmp_path
     Plan(tuple(planfile.pinned_by(made)), planfile.here()).write(tmp_path / "p")
     following = {"plan": str(tmp_path / "p"), "plan_missing": "error"}
     pair(threads=3, mine_level=1, **following)(*arguments(32))
-    with pytest.raises(NotInPlan, match="the plan pins it for threads=3, option mine_level=1, here are threads=5, option mine_level=1"):
+    told = "the plan pins it for threads=3, option mine_level=1, here are threads=5, option mine_level=1"
+    with pytest.raises(NotInPlan, match=told):
         pair(threads=5, mine_level=1, **following)(*arguments(32))
     with pytest.raises(NotInPlan, match="here are threads=3 "):
         pair(threads=3, **following)(*arguments(32))

@@ -72,7 +72,8 @@ def compile(
 
 
 def _given(mode: str | None, options: Mapping[str, Any] | None, origin: str) -> dict[str, Any]:
-    """The options of one compile."""
+    """The options of one compile. Raises OptionError for those, and for what the environment sets, that cannot be."""
+    settings.check_environment()
     given = {**settings.of_mode(mode), **settings.check(options or {}, origin)}
     if mode == "reduce-overhead":
         _tell_once("mode 'reduce-overhead' is the same as 'default' here: polytile records no CUDA graphs (docs/options.md).")

@@ -30,7 +30,8 @@ class Decision:
     sizes: at `sizes`); `notes` what stronger links said in passing. `part_of` is the regime that `regime` is a part of,
     if that was split, or of which it is single sizes that were taken out. `from_store` says that it rests on measurements
     taken earlier, `tried` that the candidate ran on these arguments just now, `postponed` that there was no memory or time for
-    measuring all, and a later call may have some.
+    measuring all, and a later call may have some. `programs` are the file names of the programs that it was made for
+    (runtime/programs.py).
     """
 
     kernel: str
@@ -47,6 +48,7 @@ class Decision:
     measured_at: tuple[tuple[str, int], ...] = ()
     part_of: str = ""
     postponed: bool = field(default=False, compare=False)
+    programs: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @property
     def seconds(self) -> float | None:

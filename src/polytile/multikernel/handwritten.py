@@ -112,6 +112,7 @@ class Kernel:
             raise SignatureError(f"what polytile.kernel decorates has to have a name: write a def; it was given {reference!r}.")
         self.signature, self.reference = signature, reference
         self.name = reference.__name__
+        settings.check_environment()
         self._options = settings.check(options, f"options of kernel {self.name!r}")
         self._implementations: list[Implementation] = []
         self._made: dict[tuple[Any, ...], MultiKernel] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytile import locks, store
@@ -34,7 +34,7 @@ from polytile.multikernel.spec import KernelSpec
 from polytile.multikernel.splitting import Regimes, Words
 from polytile.multikernel.temporary import FirstRun, ForNow, Undecided
 from polytile.problem import Measurement, Outcome, sizes_text
-from polytile.runtime import regime
+from polytile.runtime import programs, regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
@@ -78,6 +78,8 @@ class MultiKernel:
         self._refiner = Refiner(self)
         self._postponed: dict[int, int] = {}
         """How often a regime's measuring was put off to a later call because memory or time was short."""
+        self._noted: set[int] | None = None
+        """The keys of calls, while someone wants to know them."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
             spec.name,
             spec.size_keys,
@@ -300,25 +302,47 @@ class MultiKernel:
             entry = PythonEntry(ForNow(self, entry, calls=2 ** (times - 1)))
         return entry
 
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[set[int]]:
+        """Within the block, the set that it is given gets the key of every decision that calls follow, whoever it was made
+        for."""
+        with self._lock:
+            self._noted = noted = set[int]()
+            keys = list(self.dispatcher.table())
+        for key in keys:
+            self.dispatcher.watch(key, 1)
+        try:
+            yield noted
+        finally:
+            self._noted = None
+            for key in keys:
+                self.dispatcher.watch(key, self._refiner.interval(self.spec.words_in(key)))
+
     def _keep(self, decision: Decision, request: Request) -> None:
         """Files a decision, and splits regimes for whose sizes it shows that one candidate is not the best everywhere. A decision
         taken within another kernel's trial is filed until that trial ends."""
+        before = self._regimes.decisions.get(request.words)
+        decision = dataclasses.replace(decision, programs=programs.running() | (before.programs if before else set()))
         if trials.within():
             self._regimes.decisions[request.words] = decision
             trials.at_end(functools.partial(self._take_back, request.words))
             return
         for whole, part in self._regimes.keep(request.words, decision, self.candidates, request.sizes):
-            before, after = regime.pack(whole), regime.pack(part)
-            entry = self.dispatcher.get(before)
-            self.dispatcher.insert(before, None)
+            old, new = regime.pack(whole), regime.pack(part)
+            entry = self.dispatcher.get(old)
+            self.dispatcher.insert(old, None)
             if entry is not None:
-                self.dispatcher.insert(after, entry)
-            self._failures.move(before, after)
+                self.dispatcher.insert(new, entry)
+            self._failures.move(old, new)
             self._refiner.move(whole, part)
 
     def _on_due(self, args: tuple[Any, ...]) -> None:
         """The table has counted as many calls of an entry as it was told: looks at this one."""
         key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
+        if (noted := self._noted) is not None:
+            noted.add(key)
+            self.dispatcher.watch(key, calls)
+            return
         free = self._lock.acquire(blocking=False)
         try:
             if free:

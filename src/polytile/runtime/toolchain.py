@@ -48,9 +48,9 @@ EXTENSION_FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-w", "-fno-strict-a
 
 VARIABLES = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "LD_RUN_PATH", "SDKROOT",
-    "MACOSX_DEPLOYMENT_TARGET", "SOURCE_DATE_EPOCH", "CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS",
+    "MACOSX_DEPLOYMENT_TARGET", "SOURCE_DATE_EPOCH", "GCC_EXEC_PREFIX", "CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS",
 )  # fmt: skip
-PREFIXES = ("GCC_", "CCC_", "CLANG_", "NIX_")
+PREFIXES = ("CCC_", "CLANG_", "NIX_CFLAGS", "NIX_CXX", "NIX_LDFLAGS")
 """Variables of the environment, and beginnings of their names, that a compiler reads, or a wrapper installed in its place. They
 reach the compiler, which may need them to work, and are part of every key."""
 
