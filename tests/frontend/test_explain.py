@@ -88,7 +88,7 @@ def test_decisions_of_other_functions_are_not_listed_though_the_kernels_are_the_
 
     one, other = polytile.compile(softmax), polytile.compile(alike, hints={"s0": [33], "s1": [2000]})
     one(torch.randn(40, 300)), one(torch.randn(7, 5)), other(torch.randn(12, 900))
-    (kernel,) = {kernel for program in compiler.compiled_programs() for kernel in program.multikernels}
+    (kernel,) = {kernel for program in compiler.compiled_programs()[-2:] for kernel in program.multikernels}
     assert len(kernel.decisions) == 4
     assert sizes(one, 40, 300) == {(40, 300), (7, 5)}
     assert sizes(other, 12, 900) == {(12, 900), (33, 2000)}
