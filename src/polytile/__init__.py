@@ -138,7 +138,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     """Runs `function(*args, **kwargs)` once; returns what became of every operator, and which kernels ran and why.
 
     Printed, the Explanation is a report; `.operators`, `.decisions`, `.weights` and `.sources` are the same as data. A function
-    that torch.compile or polytile.compile made is called as it is; any other is compiled for this one call.
+    that torch.compile or polytile.compile made is called as it is, under the gradient mode in which it has run; any other is
+    compiled for this one call.
     """
     from polytile.explanation import explain as run
 

@@ -259,6 +259,7 @@ MODES: tuple[Mode, ...] = (
 """The modes that torch.compile(mode=...) may name. An option that is given beside one is stronger than it."""
 
 BY_NAME: dict[str, Option] = {option.name: option for option in TABLE}
+_OWN = frozenset(BY_NAME)
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("polytile_options", default=None)
@@ -422,14 +423,15 @@ def register(*options: Option) -> None:
 def unregister(*names: str) -> None:
     """Takes registered options away again; raises OptionError for polytile's own and for unknown ones."""
     for name in names:
-        if _named(name) in TABLE:
+        if _named(name).name in _OWN:
             raise OptionError(f"option {name!r} comes with polytile and stays.")
         del BY_NAME[name]
 
 
 def registered() -> dict[str, str]:
     """Name and value in force, as text, of every registered option that keeps kernels apart and is not at its default."""
-    given = ((option, get(name)) for name, option in tuple(BY_NAME.items()) if option not in TABLE and option.keys == KERNELS)
+    added = [option for name, option in tuple(BY_NAME.items()) if name not in _OWN and option.keys == KERNELS]
+    given = ((option, get(option.name)) for option in added)
     return {option.name: repr(value) for option, value in given if value != option.default}
 
 
