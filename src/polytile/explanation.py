@@ -90,11 +90,10 @@ class Explanation:
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Runs `function(*args, **kwargs)` once and reports on the graphs that ran in it, with the decisions made for them.
 
-    A function that torch.compile, `nn.Module.compile` or polytile.compile made is called as it is. Where what was compiled for
-    it so far does not fit the call as such, but under another gradient mode (`torch.no_grad()`, say), it is called under that:
-    nothing is compiled but for a call of a kind that has not run yet. Any other function is compiled for this one call, with
-    polytile's defaults and symbolic sizes; so are the graphs that the call compiles and does not run, such as a backward one,
-    reported on.
+    A function that torch.compile, `nn.Module.compile` or polytile.compile made is called as it is. If nothing that was compiled
+    for it fits the call in the gradient mode in force, it is called in another mode in which it has run, such as under
+    `torch.no_grad()`. Only where there is none is something compiled. Any other function is compiled for this one call, with
+    polytile's defaults and symbolic sizes. Graphs that the call compiles and does not run, such as a backward one, are listed.
     """
     compiled = function if _is_compiled(function) else torch.compile(function, backend=Backend(), dynamic=True)
     before = compiler.compiled_programs()

@@ -223,9 +223,9 @@ TABLE: tuple[Option, ...] = (
     Option(
         "sources",
         str,
-        "triton,library,cpp,cublaslt",
-        "Sources of candidates for products that take part, comma-separated. Of candidates that are as fast as each other, "
-        "within the noise, one of the source named first is chosen.",
+        "",
+        "Sources of candidates for products that take part, comma-separated; empty: all. Of candidates that are as fast as each "
+        "other, within the noise, one of the source named first is chosen; if none is named, the best predicted.",
         choices=("triton", "library", "cpp", "cublaslt"),
         listed=True,
         keys=PROGRAMS,
@@ -298,7 +298,7 @@ def _checked(option: Option, value: Any, origin: str) -> Any:
             f"option {option.name!r} ({origin}) is {value!r}; it takes a value of type {option.type.__name__}."
         ) from None
     named = parts(value) if option.listed else (value,)
-    if option.choices and not (named and set(named) <= set(option.choices)):
+    if option.choices and value != option.default and not (named and set(named) <= set(option.choices)):
         many = " one or more" if option.listed else ""
         raise OptionError(
             f"option {option.name!r} ({origin}) is {value!r}; choose{many} from {', '.join(map(str, option.choices))}."

@@ -108,6 +108,7 @@ def test_the_order_of_sources_decides_between_candidates_of_products_that_are_as
 
     assert winner("cpp,triton,library") == "cpp" and winner("triton,library,cpp") == "triton"
     assert winner("library,cpp") == "decomposed", "which is the library's"
+    assert winner("") == "cpp", "the best predicted"
     assert winner("triton,library,cpp", family="loop") == "cpp", "only products have sources: the best predicted"
     assert winner("triton,cpp", origins=("library", "library", "cpp")) == "cpp", "what takes part unasked comes last"
 

@@ -32,6 +32,9 @@ from polytile.runtime import toolchain
 
 log = logging.getLogger("polytile.kernels")
 
+SOURCES = ("triton", "library", "cpp", "cublaslt")
+"""All sources of candidates, in canonical order."""
+
 PRODUCT = "product"
 """The name under which an epilogue that runs alone reads the stored product."""
 

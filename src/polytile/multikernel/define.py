@@ -58,7 +58,7 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
 def define_template(template: Template, buffers: Mapping[str, Buffer]) -> Call:
     """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
     kernel, site = gemm_kernel.canonicalize(template, buffers)
-    sources = settings.parts(settings.get("sources"))
+    sources = settings.parts(settings.get("sources")) or templates.SOURCES
     if "cpp" in sources and not settings.get("interpret"):
         kernel, site = kept.with_kept(kernel, site, template, buffers)
     target = buffers[template.a.buffer].device

@@ -1,8 +1,8 @@
 """From times to a choice, the same on every machine that measured about the same.
 
-Two things keep a choice from following the moment. Candidates within the noise band count as equal; of them one of the source
-that the option `sources` names first is chosen, and of these the best predicted, as predictions are the same in every process.
-And kernels of several threads are judged as if a parallel region cost the least that it was seen to cost, not what it did at
+Two things keep a choice from following the moment. Candidates within the noise band count as equal, and the best predicted of
+them is chosen, as predictions are the same in every process; where the option `sources` names sources, of the first of them. And
+kernels of several threads are judged as if a parallel region cost the least that it was seen to cost, not what it did at
 that moment.
 """
 
@@ -58,10 +58,11 @@ PART_OF = {"padding": "library", "decomposed": "library"}
 
 
 def place_of(origin: str, family: str) -> int:
-    """The place of a product's candidate of this origin by the option `sources`; 0 in other families, which have none."""
-    if family in ("loop", "user"):
-        return 0
+    """The place of a product's candidate of this origin by the option `sources`; 0 if that names none, and in other families,
+    which have no sources."""
     sources = options.parts(options.get("sources"))
+    if not sources or family in ("loop", "user"):
+        return 0
     source = PART_OF.get(origin, origin)
     return sources.index(source) if source in sources else len(sources)
 
