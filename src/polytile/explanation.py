@@ -122,8 +122,8 @@ Mode = Callable[[], contextlib.AbstractContextManager[Any]]
 
 def _modes() -> tuple[Mode, ...]:
     """The gradient modes in which a function may have run: the one in force first."""
-    others = (torch.no_grad, torch.inference_mode, *(() if torch.is_grad_enabled() else (torch.enable_grad,)))
-    return contextlib.nullcontext, *others
+    without: tuple[Mode, ...] = (contextlib.nullcontext, torch.no_grad, torch.inference_mode)
+    return without if torch.is_grad_enabled() else (*without, torch.enable_grad)
 
 
 NOT_COMPILED = "Detected recompile when torch.compile stance is 'fail_on_recompile'"

@@ -34,7 +34,8 @@ def answer(
     kernels = found if every else meant(found, word)
     if len(kernels) > 1 and not every:
         return [list_of(word, kernels)], FAILED
-    tables, known, in_force = [], True, plan_in_force(plan)
+    tables: list[Table] = []
+    known, in_force = True, plan_in_force(plan)
     for kernel in kernels:
         for sizes in all_sizes(kernel, words) if every else [sizes_of(kernel, words)]:
             asked = sizes_text(tuple(sizes.items()))
@@ -92,9 +93,10 @@ def here() -> Here:
 
 def gpus() -> list[Here]:
     """The same for calls on each GPU."""
-    facts, under = (dict(environment(GPU)), pinned(GPU)) if available() else ({}, ())
-    count = torch.cuda.device_count() if facts else 0
-    return [Here(fingerprint(index), facts, most_threads(), under) for index in range(count)]
+    if not available():
+        return []
+    facts, under = dict(environment(GPU)), pinned(GPU)
+    return [Here(fingerprint(index), facts, most_threads(), under) for index in range(torch.cuda.device_count())]
 
 
 def table_of(name: str, asked: str, found: Why) -> Table:

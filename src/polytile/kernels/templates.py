@@ -76,7 +76,8 @@ def gpu_candidates(
         only = (SumLibrary if kernel.second is not None else ScaledLibrary)(kernel, unfused, target)
     made: dict[str, Callable[[], Sequence[Candidate]]] = {"triton": lambda: of_triton}
     if only is not None:
-        made["library"] = lambda: [only]
+        alone = [only]
+        made["library"] = lambda: alone
     else:
         made["library"] = lambda: _of_library(kernel, target, unfused)
         made["cublaslt"] = lambda: _of_cublaslt(kernel, name, target, unfused)
@@ -96,7 +97,7 @@ def _of_triton(kernel: GemmKernel, name: str, target: torch.device) -> Sequence[
 
 
 def _of_library(kernel: GemmKernel, target: torch.device, unfused: Callable[..., None] | None) -> Sequence[Candidate]:
-    whole = [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
+    whole: list[Candidate] = [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
     return [*whole, *row_scales.candidates(kernel, target), *decomposed.candidates(kernel, unfused, target)]
 
 

@@ -322,7 +322,7 @@ class MultiKernel:
         """Files a decision, and splits regimes for whose sizes it shows that one candidate is not the best everywhere. A decision
         taken within another kernel's trial is filed until that trial ends."""
         before = self._regimes.decisions.get(request.words)
-        decision = dataclasses.replace(decision, programs=programs.running() | (before.programs if before else set()))
+        decision = dataclasses.replace(decision, programs=programs.running() | (before.programs if before else frozenset()))
         if trials.within():
             self._regimes.decisions[request.words] = decision
             trials.at_end(functools.partial(self._take_back, request.words))

@@ -101,8 +101,9 @@ class Pinned:
         if not all(isinstance(text, str) for text in texts.values()):
             raise TypeError(f"the decision {json.dumps(entry)} has something else than text where text belongs")
         sizes = tuple((name, int(size)) for name, size in entry["sizes"].items())
-        lists = {name: tuple(entry[name]) for name in ("dtypes", "layouts", "conditions")}
-        return Pinned(**texts, **lists, sizes=sizes, part_of=str(entry.get("part_of", "")))
+        dtypes, layouts, conditions = (tuple(entry[name]) for name in ("dtypes", "layouts", "conditions"))
+        part_of = str(entry.get("part_of", ""))
+        return Pinned(**texts, dtypes=dtypes, layouts=layouts, sizes=sizes, part_of=part_of, conditions=conditions)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import contextvars
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 _BEGINNING = "<polytile "
@@ -30,11 +31,11 @@ def file_of(call: Callable[..., Any]) -> str:
 def running() -> frozenset[str]:
     """The file names of the programs that this thread is in, and of the one on whose behalf it works."""
     found = {_behalf.get()} - {""}
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(_BEGINNING):
             found.add(frame.f_code.co_filename)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return frozenset(found)
 
 
