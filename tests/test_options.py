@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from polytile import options
+import polytile
+from polytile import compiler, options
 from polytile.errors import OptionError
+from polytile.frontend import backend
 from polytile.multikernel import planfile
 from polytile.tuning.environment import environment
 
@@ -41,8 +45,8 @@ def test_a_choice_outside_the_table_lists_the_choices() -> None:
         ({"threads": -1}, "option 'threads' .* is -1; it takes 0 or more"),
         ({"shortlist": 0}, "option 'shortlist' .* is 0; it takes 1 or more"),
         ({"noise_band": float("nan")}, "option 'noise_band' .* is nan; it takes 0 or more"),
-        ({"sources": "cpp, cutlas"}, "is 'cpp, cutlas'; choose one or more from cpp, triton, library, cublaslt"),
-        ({"sources": " , "}, "choose one or more from cpp"),
+        ({"sources": "cpp, cutlas"}, "is 'cpp, cutlas'; choose one or more from triton, library, cpp, cublaslt"),
+        ({"sources": " , "}, "choose one or more from triton"),
         ({"shortlists": 3}, "no option 'shortlists'; did you mean 'shortlist'"),
         ({3: 1}, "polytile has no option 3"),
         ({"zzz": 3}, r"no option 'zzz'\. Options: cache_dir, "),
@@ -66,6 +70,58 @@ def test_a_bad_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("POLYTILE_PERSIST", "perhaps")
     with pytest.raises(OptionError, match="environment variable POLYTILE_PERSIST.*'perhaps'"):
         options.get("persist")
+
+
+def test_whoever_begins_to_use_polytile_is_told_of_a_bad_variable(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("POLYTILE_TRIAL_SECONDZ", "1")
+    monkeypatch.setenv("POLYTILE_ELSEWHERE", "1")
+    for _ in range(2):
+        polytile.compile(torch.sin)
+    told = [message for message in caplog.messages if "but polytile has no such option" in message]
+    assert len(told) == 2 and "POLYTILE_TRIAL_SECONDZ" in told[1] and "did you mean POLYTILE_TRIAL_SECONDS?" in told[1]
+    monkeypatch.setenv("POLYTILE_REFINE", "lots")  # which is read long after the first call
+    said = "environment variable POLYTILE_REFINE.*'lots'; it takes a value of type float"
+    with pytest.raises(OptionError, match=said):
+        polytile.compile(torch.sin)
+    with pytest.raises(OptionError, match=said):
+        torch.compile(lambda x: x.sin(), backend="polytile")(torch.ones(3))
+    with pytest.raises(OptionError, match=said):
+        polytile.kernel("x[M] -> y[M]")(lambda x, y, M: None)
+
+
+# Modes.
+
+
+@pytest.mark.parametrize("mode", [None, *(mode.name for mode in options.MODES)])
+def test_a_mode_of_torch_compile_stands_for_options(mode: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    def patient(compiled: Any, x: torch.Tensor) -> tuple[Any, ...]:
+        compiled(x)
+        (kernel,) = compiler.compiled_programs()[-1].multikernels
+        return tuple(kernel.options[name] for name in ("tune", "shortlist", "gpu_shortlist", "expected_calls"))
+
+    options._tell_of_unknown.cache_clear(), backend._tell_once.cache_clear()
+    much = (mode or "").startswith("max-autotune")
+    with warnings.catch_warnings(), options.override(persist=False):
+        warnings.simplefilter("error")
+        found = patient(torch.compile(lambda x: x.sin() + 1, backend="polytile", mode=mode), torch.randn(5))
+        own = patient(polytile.compile(lambda x: x.cos() + 1, mode=mode, options={"shortlist": 2}), torch.randn(5))
+    assert found == (("thorough", 6, 12, 10**9) if much else ("auto", 3, 6, 10_000))
+    assert own == (found[0], 2, *found[2:]), "an option is stronger than the mode"
+    assert [m for m in caplog.messages if "mode" in m] == (
+        ["mode 'reduce-overhead' is the same as 'default' here: polytile records no CUDA graphs (docs/options.md)."]
+        if mode == "reduce-overhead"
+        else []
+    )
+
+
+def test_an_unknown_mode_is_refused_and_the_known_are_named() -> None:
+    said = "polytile has no mode 'fastest'; choose from default, reduce-overhead, max-autotune-no-cudagraphs, max-autotune"
+    with pytest.raises(OptionError, match=said):
+        polytile.compile(torch.sin, mode="fastest")
+    with pytest.raises(OptionError, match=said):
+        torch.compile(lambda x: x.sin(), backend="polytile", mode="fastest")(torch.ones(3))
 
 
 LEVEL = options.Option("mine_level", int, 3, "How hard another package tries.", choices=(1, 2, 3))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from polytile import options
 from polytile.counters import counters
@@ -46,12 +46,43 @@ __all__ = [
 ]
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+"""A function or a module: compiled, it has the type that it had."""
+
+
+@overload
+def compile(
+    function: Function,
+    *,
+    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    dynamic: bool | None = True,
+    fullgraph: bool = False,
+) -> Function: ...
+
+
+@overload
+def compile(
+    function: None = None,
+    *,
+    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    dynamic: bool | None = True,
+    fullgraph: bool = False,
+) -> Callable[[Function], Function]: ...
+
+
 def compile(
     function: Callable[..., Any] | None = None,
     *,
     hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
     compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
     dynamic: bool | None = True,
     fullgraph: bool = False,
 ) -> Any:
@@ -63,16 +94,23 @@ def compile(
     compile_ahead  sizes, in the same forms, whose kernels start compiling in the background at once; which of them run is decided
                    by the first call, which finds them made
     options        rows of `polytile.options`, which hold for this function alone, at compile time and later
+    mode           as in torch.compile: "max-autotune" and the like, each of which stands for some options (docs/options.md)
     dynamic        as in torch.compile; with False every new shape compiles anew
     fullgraph      as in torch.compile: an error where the function is not one graph
 
-    Returns the compiled function; without `function`, a decorator. Raises OptionError for an unknown option or a bad value,
-    HintError for hints that are no sizes, and, at the first call, for one that names no size.
+    Returns the compiled function; without `function`, a decorator. Raises OptionError for an unknown option or mode or a bad
+    value, HintError for hints that are no sizes, and, at the first call, for one that names no size.
     """
     from polytile.frontend import backend
 
     return backend.compile(
-        function, hints=hints, compile_ahead=compile_ahead, options=options, dynamic=dynamic, fullgraph=fullgraph
+        function,
+        hints=hints,
+        compile_ahead=compile_ahead,
+        options=options,
+        mode=mode,
+        dynamic=dynamic,
+        fullgraph=fullgraph,
     )
 
 
@@ -100,7 +138,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     """Runs `function(*args, **kwargs)` once; returns what became of every operator, and which kernels ran and why.
 
     Printed, the Explanation is a report; `.operators`, `.decisions`, `.weights` and `.sources` are the same as data. A function
-    that torch.compile or polytile.compile made is called as it is; any other is compiled for this one call.
+    that torch.compile or polytile.compile made is called as it is, under the gradient mode in which it has run; any other is
+    compiled for this one call.
     """
     from polytile.explanation import explain as run
 

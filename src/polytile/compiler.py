@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -26,8 +26,9 @@ from polytile.multikernel import MultiKernel, alive
 from polytile.multikernel.define import define_loop, define_template
 from polytile.multikernel.links import forced
 from polytile.passes.pipeline import optimize
+from polytile.runtime import programs
 from polytile.runtime.neutral import neutral
-from polytile.tuning.budget import Budget
+from polytile.tuning import budget
 from polytile.wrapper import KernelCall, backend, schedule
 
 Values = Mapping[sympy.Symbol, int]
@@ -44,7 +45,6 @@ class CompiledProgram:
     call: Callable[[list[Any]], list[Any]]
     program: Program | None = None
     calls: tuple[tuple[MultiKernel, KernelCall], ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
 
     @property
@@ -81,13 +81,12 @@ def reset() -> None:
 
 def compile_program(
     lowered: Lowered,
-    given: Mapping[str, Any],
     traced: Values,
     hints: Sequence[Values] = (),
     ahead: Sequence[Values] = (),
 ) -> CompiledProgram:
-    """Generates everything that `lowered` needs. `given` are the options of this compile; `traced` the sizes that the
-    tracer saw: kernels for them start compiling at once, side by side, then those for the sizes in `ahead`. For `hints`
+    """Generates everything that `lowered` needs, under the options in force. `traced` are the sizes that the tracer
+    saw: kernels for them start compiling at once, side by side, then those for the sizes in `ahead`. For `hints`
     kernels are chosen before this returns.
 
     Raises CompilerMissing where no C++ compiler is found.
@@ -98,28 +97,27 @@ def compile_program(
 
         def call_of(operation: Loop | Template) -> KernelCall:
             if isinstance(operation, Template):
-                multikernel, tensors, extents = define_template(operation, program.buffers, given)
+                multikernel, tensors, extents = define_template(operation, program.buffers)
             else:
-                multikernel, tensors, extents = define_loop(operation, program.buffers, given)
+                multikernel, tensors, extents = define_loop(operation, program.buffers)
             call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents)
             calls.append((multikernel, call))
             return call
 
         _show_progress()
-        budget = Budget(options.get("program_seconds"), "the program")
         write = backend(options.get("wrapper"), _device_type(program))
-        wrapped = write(program.name, schedule(program, call_of, inplace, traced))
-        for multikernel, _ in calls:
-            multikernel.budget = budget
+        with budget.program(options.get("program_seconds")):
+            wrapped = write(program.name, schedule(program, call_of, inplace, traced))
         forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
         for values in (traced, *ahead):
             _prepare(calls, values)
-        _warm(calls, hints)
+        with programs.on_behalf(programs.file_of(wrapped.call)):
+            _warm(calls, hints)
     for operation in program.operations:
         if isinstance(operation, Extern):
             counters.add_library_call(str(operation.target))
     debug.show(2, lambda: wrapped.source)
-    return record(program.name, lowered.operators, wrapped.source, wrapped.call, program, calls, given, lowered.failures)
+    return record(program.name, lowered.operators, wrapped.source, wrapped.call, program, calls, lowered.failures)
 
 
 def record(
@@ -129,11 +127,10 @@ def record(
     call: Callable[[list[Any]], list[Any]],
     program: Program | None = None,
     calls: Sequence[tuple[MultiKernel, KernelCall]] = (),
-    given: Mapping[str, Any] | None = None,
     failed: Sequence[Failure] = (),
 ) -> CompiledProgram:
     """Counts a compiled graph and keeps it for `explain()` as long as `call` is alive."""
-    compiled = CompiledProgram(name, operators, source, call, program, tuple(calls), dict(given or {}), tuple(failed))
+    compiled = CompiledProgram(name, operators, source, call, program, tuple(calls), tuple(failed))
     call.polytile_program = compiled  # type: ignore[attr-defined]
     counters.add("graphs_compiled")
     with _lock:

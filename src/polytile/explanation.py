@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import cProfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,11 @@ from polytile.compiler import CompiledProgram
 from polytile.frontend.backend import Backend
 from polytile.frontend.failures import Failure
 from polytile.ir.program import Extern
+from polytile.multikernel import MultiKernel
 from polytile.multikernel.decision import Decision
 from polytile.problem import sizes_text, time_text
 from polytile.runtime.convolution import KeptConvolution
+from polytile.runtime.programs import file_of
 from polytile.runtime.weights import Site
 
 
@@ -90,36 +93,77 @@ class Explanation:
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Runs `function(*args, **kwargs)` once and reports on the graphs that were compiled for the call or ran in it.
+    """Runs `function(*args, **kwargs)` once and reports on the graphs that ran in it, with the decisions made for them.
 
-    A function that torch.compile or polytile.compile made is called as it is; any other is compiled for this one call,
-    with polytile's defaults and symbolic sizes.
+    A function that torch.compile, `nn.Module.compile` or polytile.compile made is called as it is. If nothing that was compiled
+    for it fits the call in the gradient mode in force, it is called in another mode in which it has run, such as under
+    `torch.no_grad()`. Only where there is none is something compiled. Any other function is compiled for this one call, with
+    polytile's defaults and symbolic sizes. Graphs that the call compiles and does not run, such as a backward one, are listed.
     """
     compiled = function if _is_compiled(function) else torch.compile(function, backend=Backend(), dynamic=True)
     before = compiler.compiled_programs()
     profile = cProfile.Profile()  # the only way to see them run: compiled programs are plain functions and leave no trace
-    profile.runcall(compiled, *args, **kwargs)
-    ran = [entry.code for entry in profile.getstats()]
-    codes = set(map(id, ran))  # by identity: code objects of two programs with the same text are equal
-    programs = [
-        p for p in compiler.compiled_programs() if p not in before or id(getattr(p.call, "__code__", None)) in codes
-    ]
-    return report(programs)
+    with contextlib.ExitStack() as noting:
+        noted = {m: noting.enter_context(m.noting()) for m in {m: None for p in before for m in p.multikernels}}
+        if compiled is not function or not any(_ran_under(mode, profile, compiled, args, kwargs) for mode in _modes()):
+            profile.runcall(compiled, *args, **kwargs)
+    ran = _ran(profile)
+    return report([p for p in compiler.compiled_programs() if p not in before or p in ran], noted)
+
+
+def _ran(profile: cProfile.Profile) -> list[CompiledProgram]:
+    """The programs that the profile has seen run; by identity, as code objects of two programs with the same text are equal."""
+    codes = {id(entry.code) for entry in profile.getstats()}
+    return [program for program in compiler.compiled_programs() if id(getattr(program.call, "__code__", None)) in codes]
 
 
 def _is_compiled(function: Any) -> bool:
-    return hasattr(function, "_torchdynamo_orig_callable") or isinstance(function, torch._dynamo.OptimizedModule)
+    in_place = getattr(function, "_compiled_call_impl", None) is not None  # by nn.Module.compile
+    return in_place or hasattr(function, "_torchdynamo_orig_callable") or isinstance(function, torch._dynamo.OptimizedModule)
 
 
-def report(programs: Sequence[CompiledProgram]) -> Explanation:
-    """The rows of the given graphs."""
+Mode = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def _modes() -> tuple[Mode, ...]:
+    """The gradient modes in which a function may have run: the one in force first."""
+    without: tuple[Mode, ...] = (contextlib.nullcontext, torch.no_grad, torch.inference_mode)
+    return without if torch.is_grad_enabled() else (*without, torch.enable_grad)
+
+
+NOT_COMPILED = "Detected recompile when torch.compile stance is 'fail_on_recompile'"
+"""How Dynamo's error begins."""
+
+
+def _ran_under(
+    mode: Mode, profile: cProfile.Profile, compiled: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Calls the function under a gradient mode, if what was compiled for it so far fits; else it is not begun."""
+    with mode(), torch.compiler.set_stance("fail_on_recompile"):
+        try:
+            profile.runcall(compiled, *args, **kwargs)
+        except RuntimeError as error:
+            if NOT_COMPILED not in str(error):
+                raise
+            profile.clear()
+            return False
+    return True
+
+
+def report(programs: Sequence[CompiledProgram], noted: Mapping[MultiKernel, Collection[int]] | None = None) -> Explanation:
+    """The rows of the given graphs. Their decisions are those made for them, and those that calls of them followed, whose keys
+    are in `noted`."""
     operators = collections.Counter((r.operator, r.how, r.reason) for p in programs for r in p.operators)
-    multikernels = dict.fromkeys(m for p in programs for m in p.multikernels)
     rows = tuple(OperatorRow(op, how, reason, n) for (op, how, reason), n in sorted(operators.items()))
-    decisions = tuple(_row(d) for m in multikernels for d in m.decisions)
+    files = {file_of(program.call) for program in programs}
+    decisions: dict[Decision, None] = {}
+    for multikernel in dict.fromkeys(m for p in programs for m in p.multikernels):
+        followed = [multikernel.decided(key) for key in (noted or {}).get(multikernel, ())]
+        decisions |= dict.fromkeys(d for d in multikernel.decisions if d in followed or not files.isdisjoint(d.programs))
     weights = tuple(row for program in programs for row in _weights(program))
+    sources = tuple(program.source for program in programs)
     failed = tuple(failure for program in programs for failure in program.failures)
-    return Explanation(tuple(p.name for p in programs), rows, decisions, tuple(p.source for p in programs), weights, failed)
+    return Explanation(tuple(p.name for p in programs), rows, tuple(map(_row, decisions)), sources, weights, failed)
 
 
 def _weights(program: CompiledProgram) -> Iterator[WeightRow]:

@@ -174,7 +174,7 @@ def test_options_of_one_compile_stay_with_it() -> None:
 
 
 def test_an_unknown_source_of_candidates_is_refused() -> None:
-    with pytest.raises(OptionError, match="sources.*libary.; choose one or more from cpp, triton, library"):
+    with pytest.raises(OptionError, match="sources.*libary.; choose one or more from triton, library, cpp"):
         compiled(lambda x: x @ x.t(), sources="cpp,libary")(*sized((4, 9)))
 
 

@@ -23,6 +23,18 @@ def test_version() -> None:
     assert result.exit_code == 0 and result.output.strip() == f"polytile {polytile.__version__}"
 
 
+@pytest.mark.parametrize("words", [[], ["why"], ["tune"], ["doctor"], ["store"], ["store", "ls"], ["plan", "diff"]], ids=" ".join)
+def test_help_is_asked_for_in_two_ways_everywhere(words: list[str]) -> None:
+    short, long = run(app, [*words, "-h"]), run(app, [*words, "--help"])
+    assert short.exit_code == long.exit_code == 0 and short.output == long.output and "Usage" in short.output
+
+
+def test_a_command_says_first_which_variable_has_a_bad_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYTILE_REFINE", "lots")
+    result = run(app, ["configs", "cpu", "64", "64", "64"])
+    assert result.exit_code == 2 and "environment variable POLYTILE_REFINE) is 'lots'" in result.output
+
+
 def test_doctor_reports_every_subject_and_succeeds(empty_cache: Path) -> None:
     result = run(app, ["doctor"])
     assert result.exit_code == 0, result.output

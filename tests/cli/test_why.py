@@ -6,8 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from polytile.cli import why_command
+from polytile.multikernel import conditions
 from polytile.multikernel.planfile import Pinned, Plan, here
 from polytile.problem import Outcome
 from tests.cli.helpers import DIGEST, filled, measured, named, run
@@ -96,9 +98,13 @@ def test_only_the_latest_source_of_a_candidate_counts(store: Path) -> None:
     assert "→ persistent t1" in result.output and len(rows(result.output)) == 5
 
 
+def pinned(regime: str) -> Pinned:
+    return Pinned("softmax", regime, "split t9", "s", DIGEST, ("float32",), conditions=conditions.pinned(torch.device("cpu")))
+
+
 def test_a_plan_answers_first(store: Path, tmp_path: Path) -> None:
     regime = "M=64..90%16 N=512..724%16"
-    Plan((Pinned("softmax", regime, "split t9", "s", DIGEST, ("float32",)),), here()).write(tmp_path / "p")
+    Plan((pinned(regime),), here()).write(tmp_path / "p")
     inside = run("why", "softmax", "80", "512", "--plan", tmp_path / "p")
     assert inside.exit_code == 0 and f"→ split t9: pinned by {tmp_path / 'p'} for {regime}" in inside.output
     for outside in ("72", "96"):
@@ -107,7 +113,7 @@ def test_a_plan_answers_first(store: Path, tmp_path: Path) -> None:
 
 
 def test_a_plan_for_rows_that_a_power_of_two_divides_answers_for_those_alone(store: Path, tmp_path: Path) -> None:
-    Plan((Pinned("softmax", "M=64..90%16 N=363..512 N%4", "split t9", "s", DIGEST, ("float32",)),), here()).write(tmp_path / "p")
+    Plan((pinned("M=64..90%16 N=363..512 N%4"),), here()).write(tmp_path / "p")
     answers = {n: "split t9" in run("why", "softmax", "80", n, "--plan", tmp_path / "p").output for n in ("380", "382", "381")}
     assert answers == {"380": True, "382": False, "381": False}
 
@@ -119,7 +125,7 @@ def test_a_plan_for_rows_that_a_power_of_two_divides_answers_for_those_alone(sto
         (("softmax", "K=3"), "'K=3' is no size of kernel softmax_228d962c; give its sizes as M=… N=…."),
         (("softmax", "M=many"), "'M=many' is no size"),
         (("softmax", "1", "2", "3"), "'3' is no size"),
-        (("softmax",), "was measured at several M (64, 2000); add M=… to the sizes."),
+        (("softmax",), "was measured at several M (64, 2000); add M=… to the sizes, or --all."),
     ],
 )
 def test_what_was_asked_wrongly_is_said(store: Path, words: tuple[str, ...], said: str) -> None:
@@ -131,8 +137,27 @@ def test_a_name_that_fits_several_kernels_lists_them(store: Path) -> None:
     filled(store, measured(kernel="0123456789abcdef"))
     named(store, "softmax_backward_01234567")
     result = run("why", "softmax", "64", "512")
-    assert result.exit_code == 2 and "may mean softmax_228d962c, softmax_backward_01234567" in result.output
-    assert run("why", "softmax_228d962c", "64", "512").exit_code == 0
+    assert result.exit_code == 2 and "'softmax' may mean 2 kernels" in result.output
+    assert rows(result.output)[1:] == [
+        ["1", "softmax_228d962c", "228d", "2", "5", "M=64 N=512; M=2000 N=512"],
+        ["2", "softmax_backward_01234567", "0123", "1", "1", "M=64 N=512"],
+    ]
+    assert "in place of softmax; or add --all." in result.output
+    for beginning in ("228d", "softmax_2", "softmax_228d962c"):
+        assert "**softmax_228d962c at M=64 N=512 → looped t1" in run("why", beginning, "64", "512").output
+    assert run("why", "backward", "64").exit_code == 0, "a part of the name that no other has"
+
+
+def test_all_kernels_that_a_name_fits_are_asked_about_at_all_their_sizes(store: Path) -> None:
+    filled(store, measured(kernel="0123456789abcdef"))
+    named(store, "softmax_backward_01234567")
+    result = run("why", "softmax", "--all")
+    assert result.exit_code == 0
+    assert [line.split(" →")[0] for line in result.output.splitlines() if " → " in line] == [
+        "**softmax_228d962c at M=64 N=512", "**softmax_228d962c at M=2000 N=512", "**softmax_backward_01234567 at M=64 N=512",
+    ]  # fmt: skip
+    assert "M=2000" not in run("why", "softmax", "M=64", "--all").output
+    assert run("why", "softmax", "K=3", "--all").exit_code == 2
 
 
 def test_a_kernel_measured_on_this_machines_gpu_is_asked_about_there(

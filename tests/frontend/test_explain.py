@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -70,6 +72,56 @@ def test_a_compiled_function_is_explained_as_it_is_also_when_nothing_is_compiled
     assert polytile.counters["graphs_compiled"] == before
     assert len(explanation.graphs) == 1 and "aten.cos.default" not in hows(explanation)
     assert {24} <= {size for d in explanation.decisions for _, size in d.sizes}
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def test_decisions_of_other_functions_are_not_listed_though_the_kernels_are_the_same() -> None:
+    def alike(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1)
+
+    def sizes(run: Any, *shape: int) -> set[tuple[int, ...]]:
+        found = polytile.explain(run, torch.randn(*shape)).decisions
+        return {tuple(size for _, size in row.sizes) for row in found}
+
+    one, other = polytile.compile(softmax), polytile.compile(alike, hints={"s0": [33], "s1": [2000]})
+    one(torch.randn(40, 300)), one(torch.randn(7, 5)), other(torch.randn(12, 900))
+    (kernel,) = {kernel for program in compiler.compiled_programs()[-2:] for kernel in program.multikernels}
+    assert len(kernel.decisions) == 4
+    assert sizes(one, 40, 300) == {(40, 300), (7, 5)}
+    assert sizes(other, 12, 900) == {(12, 900), (33, 2000)}
+    assert sizes(other, 40, 300) == {(12, 900), (33, 2000), (40, 300)}, "what it runs by was decided for another"
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.lin(x))
+
+
+@pytest.mark.parametrize("how, ran_under", [
+    ("polytile.compile", torch.no_grad), ("polytile.compile", torch.enable_grad), ("module.compile", torch.inference_mode),
+])  # fmt: skip
+def test_what_has_run_is_explained_and_nothing_compiled(how: str, ran_under: Any) -> None:
+    model, x = Layer(), torch.randn(6, 4)
+    if how == "module.compile":
+        model.compile(backend="polytile", dynamic=True)
+    run = polytile.compile(model) if how == "polytile.compile" else model
+    with ran_under():
+        run(x)
+    before = polytile.counters["graphs_compiled"]
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            explanation = polytile.explain(run, torch.randn(7, 4))
+            kind = "forward" if ran_under is torch.enable_grad else "inference"
+            assert [graph.rstrip("0123456789") for graph in explanation.graphs] == [kind] and explanation.decisions
+            assert torch.is_grad_enabled() is (mode is torch.enable_grad)
+    assert polytile.counters["graphs_compiled"] == before
 
 
 def test_modules_and_functions_with_graph_breaks() -> None:

@@ -57,7 +57,7 @@ def test_a_generator_goes_to_the_library_call_that_draws_from_it_and_the_rest_is
     lowered = lower_graph(graph, "drawn")
     assert [report.operator for report in lowered.operators if report.how == "library"] == ["aten.bernoulli.default"]
     x, generator = torch.randn(7, 3), torch.Generator()
-    (got,) = compiler.compile_program(lowered, {}, {}, [], ()).call([x, generator.manual_seed(3)])
+    (got,) = compiler.compile_program(lowered, {}, [], ()).call([x, generator.manual_seed(3)])
     assert torch.equal(got, torch.bernoulli(x.sigmoid(), generator=generator.manual_seed(3)) * x)
 
 

@@ -169,7 +169,8 @@ def test_operands_may_be_stored_first(name: str) -> None:
     args = make(5, 18, 34)
     program, template = lowered(function, args)
     kernel, given, result = flat(program, template, args)
-    multikernel, _, _ = define_template(template, program.buffers, {"tune": "off", "force": "stored first"})
+    with options.override(tune="off", force="stored first"):
+        multikernel, _, _ = define_template(template, program.buffers)
     multikernel(*given)
     assert multikernel.decisions[0].candidate == "stored first"
     torch.testing.assert_close(result.double(), exact(function, args), rtol=1e-4, atol=1e-3)
@@ -185,7 +186,8 @@ def test_a_product_that_stores_its_operand_first_never_costs_more_than_its_own_p
     args = make(5, 18, 34)
     program, template = lowered(function, args)
     kernel, given, _ = flat(program, template, args)
-    multikernel, _, _ = define_template(template, program.buffers, {"tune": "off"})
+    with options.override(tune="off"):
+        multikernel, _, _ = define_template(template, program.buffers)
     size = dict(zip(kernel.size_names, given[len(kernel.tensors) :], strict=True))
     stored = multikernel.candidates[-1]
     assert stored.name == "stored first" and stored.origin == "library"

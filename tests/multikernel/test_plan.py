@@ -71,9 +71,9 @@ def test_an_empty_plan_is_a_plan(tmp_path: Path) -> None:
         ("{", "no plan file"),
         ("[]", "no plan file"),
         ('{"format": "polytile plan"}', "no 'version'"),
-        ('{"format": "polytile plan", "version": 99}', "version 99, this polytile reads 1"),
-        ('{"format": "polytile plan", "version": 1, "environment": {}, "decisions": [{"kernel": "k"}]}', "no 'regime'"),
-        ('{"format": "polytile plan", "version": 1, "environment": {}, "decisions": 7}', "no plan file"),
+        ('{"format": "polytile plan", "version": 99}', "version 99, this polytile reads 2"),
+        ('{"format": "polytile plan", "version": 2, "environment": {}, "decisions": [{"kernel": "k"}]}', "no 'regime'"),
+        ('{"format": "polytile plan", "version": 2, "environment": {}, "decisions": 7}', "no plan file"),
     ],
 )
 def test_a_file_that_is_no_plan_is_an_error_that_says_why(tmp_path: Path, text: str, problem: str) -> None:

@@ -17,8 +17,9 @@ import pytest
 
 from polytile import counters, options
 from polytile.errors import CompileFailed, CompilerMissing
-from polytile.runtime import SourceRejected, cache, compile_cpp, compile_log, load
+from polytile.runtime import SourceRejected, cache, compile_cpp, compile_log, load, toolchain
 from polytile.runtime import compile as compiler
+from polytile.tuning.environment import environment
 from tests.compilers import in_company, most_at_once, stand_in
 from tests.runtime.helpers import entry, forget, library, returned, tiny
 from tests.waiting import PATIENCE
@@ -71,7 +72,7 @@ def test_a_later_process_finds_a_kernel_that_was_first_asked_for_by_another_name
     assert compile_cpp("second", tiny(4)).result().path == path and counters["compiler_runs"] == 0
 
 
-@pytest.mark.parametrize("what", ["source", "flags", "processor", "compiler"])
+@pytest.mark.parametrize("what", ["source", "flags", "processor", "compiler", "CPATH", "CXXFLAGS", "GCC_EXEC_PREFIX"])
 def test_whatever_can_change_the_binary_changes_the_key(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = compile_cpp("k", tiny(1)).result()
     compiler.reset()
@@ -80,8 +81,26 @@ def test_whatever_can_change_the_binary_changes_the_key(what: str, monkeypatch: 
     elif what == "compiler":
         another = dataclasses.replace(compiler.toolchain.find(), version="another version")
         monkeypatch.setattr(compiler.toolchain, "find", lambda: another)
+    elif what.isupper():
+        before = toolchain.find(), environment()
+        monkeypatch.setenv(what, "/usr/lib/gcc/" if what == "GCC_EXEC_PREFIX" else "/nowhere")
+        assert what in toolchain.find().version and toolchain.find().identity != before[0].identity and environment() != before[1]
     second = compile_cpp("k", tiny(2 if what == "source" else 1), flags=("-DX",) if what == "flags" else ()).result()
     assert second.key != first.key
+
+
+def test_a_compiler_reads_what_its_key_has_and_writes_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`g++` here is a script that takes more flags from the environment, as those of some distributions do."""
+    script = tmp_path / "g++"
+    script.write_text(f'#!/bin/sh\nexec {toolchain.find().path} $CXXFLAGS "$@"\n')
+    script.chmod(0o755)
+    source = 'extern "C" long k(void* const* p, const long* s, long t) { return NUMBER; }'
+    monkeypatch.setenv("DEPENDENCIES_OUTPUT", str(tmp_path / "dependencies"))
+    with options.override(cxx=str(script)):
+        for number in (3, 4):
+            monkeypatch.setenv("CXXFLAGS", f"-DNUMBER={number}")
+            assert returned(compile_cpp("k", source).result().address("k")) == number
+    assert not (tmp_path / "dependencies").exists()
 
 
 def test_rejected_source_carries_command_messages_and_the_file(home: Path) -> None:

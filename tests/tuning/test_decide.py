@@ -11,7 +11,7 @@ import pytest
 from polytile.problem import Outcome
 from polytile.store import Summary
 from polytile.store.records import LEAST_REGION, REGION, compact
-from polytile.tuning.decide import Entrant, Score, combine, doubtful, pick
+from polytile.tuning.decide import Entrant, Score, combine, doubtful, pick, place_of
 
 
 def scores(*seconds: float | None) -> list[Score | None]:
@@ -96,6 +96,21 @@ def test_of_equals_the_best_predicted_is_chosen_whatever_the_order() -> None:
     assert pick(near, 0.02, entrants) == 2
     assert pick(near[::-1], 0.02, entrants[::-1]) == 1
     assert pick(near, 0.02, [Entrant(1.0)] * 4) == 0, "predicted alike: the canonical order"
+
+
+def test_the_order_of_sources_decides_between_candidates_of_products_that_are_as_fast() -> None:
+    from polytile import options
+
+    def winner(sources: str, family: str = "mm", origins: tuple[str, ...] = ("cpp", "decomposed", "triton")) -> str:
+        with options.override(sources=sources):
+            entrants = [Entrant(predicted, 1, place_of(o, family)) for o, predicted in zip(origins, (1.0, 2.0, 3.0), strict=True)]
+        return origins[pick(scores(1.0, 1.01, 1.015), 0.02, entrants) or 0]
+
+    assert winner("cpp,triton,library") == "cpp" and winner("triton,library,cpp") == "triton"
+    assert winner("library,cpp") == "decomposed", "which is the library's"
+    assert winner("") == "cpp", "the best predicted"
+    assert winner("triton,library,cpp", family="loop") == "cpp", "only products have sources: the best predicted"
+    assert winner("triton,cpp", origins=("library", "library", "cpp")) == "cpp", "what takes part unasked comes last"
 
 
 def test_kernels_of_several_threads_are_judged_as_if_a_region_cost_the_least_seen() -> None:

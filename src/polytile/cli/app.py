@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from polytile import options
 from polytile.cli import plan, store
 from polytile.cli.plain import PlainErrors, StorePlace, store_at
 from polytile.version import __version__
@@ -19,6 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",  # a paragraph of a docstring is one in the help, wherever its lines end
 )
 app.add_typer(store.app)
@@ -29,10 +31,14 @@ DeviceOfShapes = Annotated[str, typer.Option(help="Device of the tensors made fo
 
 
 @app.callback(invoke_without_command=True)
-def version_option(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+def before_all(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and stop.")
+) -> None:
     if version:
         typer.echo(f"polytile {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand != "doctor":  # which tells of it among the rest
+        options.check_environment()
 
 
 @app.command()
@@ -55,7 +61,7 @@ def explain_choice(
         str,
         typer.Argument(
             metavar="KERNEL|FILE.py:FUNCTION",
-            help="A kernel's name, a part of it, or the beginning of its digest; or a function, for all of its kernels.",
+            help="The beginning of a kernel's name or digest, or a part of its name; or a function, for all of its kernels.",
         ),
     ],
     sizes: Annotated[
@@ -69,12 +75,16 @@ def explain_choice(
     plan: Annotated[
         Path | None, typer.Option(help="A plan to take as being in force. Default: the one that the option plan names.")
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Answer for every kernel that KERNEL fits, at every size that it was measured at.")
+    ] = False,
     store: StorePlace = None,
 ) -> None:
     """Say which candidate runs a kernel at some sizes, on what grounds, and how the others did.
 
     The answer is for this machine, environment and number of threads. Where nothing is known, the nearest measurement
-    is shown and in what it differs; the status is then 1. A function is compiled and called, and nothing is measured.
+    is shown and in what it differs; the status is then 1. Where KERNEL fits several kernels they are listed, with what to type
+    for each; the status is then 2. A function is compiled and called, and nothing is measured.
     """
     from polytile.cli import why_command, why_program
     from polytile.report import show
@@ -85,11 +95,12 @@ def explain_choice(
         reports, found = why_program.answer(
             kernel, sizes or [], shapes or [], Kind(dtype, device), store_at(store), plan
         )
+        status = 0 if found else 1
     else:
-        reports, found = why_command.answer(kernel, sizes or [], store_at(store), plan)
+        reports, status = why_command.answer(kernel, sizes or [], store_at(store), plan, every)
     for report in reports:
         show(report)
-    raise typer.Exit(0 if found else 1)
+    raise typer.Exit(status)
 
 
 @app.command("tune")

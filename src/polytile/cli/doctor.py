@@ -207,11 +207,9 @@ def store() -> Finding:
 
 def settings() -> Finding:
     """Options that the environment sets, and variables that look like options and are none."""
-    known = {option.variable for option in options.TABLE}
-    given = sorted(name for name in os.environ if name.startswith("POLYTILE_"))
-    unknown = [name for name in given if name not in known]
+    unknown = options.unknown_variables()
     try:
-        values = [f"{o.name}={_said(o.name, options.get(o.name))}" for o in options.TABLE if o.variable in given]
+        values = [f"{o.name}={_said(o.name, options.get(o.name))}" for o in options.TABLE if o.variable in os.environ]
     except PolytileError as trouble:
         return Finding("options", "bad", "the environment sets one to a value it does not take", str(trouble))
     found = ", ".join(values) or "defaults"

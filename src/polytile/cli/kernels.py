@@ -61,13 +61,18 @@ def matching(store: Place, word: str) -> list[Kernel]:
     return found
 
 
-def the_one(store: Place, word: str) -> Kernel:
-    """The kernel that `word` means. Raises StoreError where there is none, or several and none of exactly that name."""
-    found = matching(store, word)
+def meant(found: Sequence[Kernel], word: str) -> Sequence[Kernel]:
+    """Those of the kernels found by `word` that it may mean: the one of that very name, else those whose name or digest begins
+    with it, else all."""
     exactly = [kernel for kernel in found if word in (*kernel.names, kernel.digest)]
-    if len(found) > 1 and len(exactly) != 1:
-        raise StoreError(f"{word!r} may mean {', '.join(kernel.name for kernel in found)}; say more of the name.")
-    return exactly[0] if exactly else found[0]
+    beginning = [kernel for kernel in found if any(name.startswith(word) for name in (*kernel.names, kernel.digest))]
+    return exactly or beginning or found
+
+
+def shortest(kernel: Kernel, found: Sequence[Kernel]) -> str:
+    """The shortest beginning of its digest, of four digits or more, that means this one of the kernels alone."""
+    beginnings = (kernel.digest[:length] for length in range(4, len(kernel.digest)))
+    return next((word for word in beginnings if [k for k in found if k.matches(word)] == [kernel]), kernel.digest)
 
 
 def names_beside(store: Place) -> Mapping[str, Sequence[str]]:
@@ -88,4 +93,4 @@ def names_of(problem: Problem, known: Mapping[str, Sequence[str]]) -> tuple[str,
     return tuple(known.get(digest, ())) or (f"{problem.family}_{digest}",)
 
 
-__all__ = ["Kernel", "kernels", "matching", "names_beside", "names_of", "the_one"]
+__all__ = ["Kernel", "kernels", "matching", "meant", "names_beside", "names_of", "shortest"]

@@ -20,7 +20,7 @@ from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.store.reading import Record
 from polytile.store.records import Identity, summary_of
-from polytile.tuning.decide import Entrant, Score, combine, noise_band, pick, threads_of
+from polytile.tuning.decide import Entrant, Score, combine, noise_band, pick, place_of, threads_of
 
 WORD = re.compile(r"(?P<name>\w+)=(?P<low>-?\d+)(?:\.\.(?P<high>\d+)(?P<divides>%16)?)?")
 """One size of a regime's text, as KernelSpec.regime writes it."""
@@ -35,6 +35,8 @@ class Here:
     device: str
     environment: Mapping[str, str]
     threads: int
+    pinned: tuple[str, ...] = ()
+    """The conditions by which a plan is read (multikernel/conditions.py)."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,8 @@ class Why:
     differs: tuple[str, ...] = field(default=())
 
 
-def sizes_of(kernel: Kernel, words: Sequence[str]) -> dict[str, int]:
-    """Sizes from "NAME=SIZE" words, or plain numbers in the kernel's order; those not given are taken from the store where
-    they are the same everywhere. Raises StoreError where a word is no size, or a size is missing."""
+def given_sizes(kernel: Kernel, words: Sequence[str]) -> dict[str, int]:
+    """Sizes from "NAME=SIZE" words, or plain numbers in the kernel's order. Raises StoreError where a word is no size."""
     sizes: dict[str, int] = {}
     for place, word in enumerate(words):
         name, equals, number = word.partition("=")
@@ -70,11 +71,18 @@ def sizes_of(kernel: Kernel, words: Sequence[str]) -> dict[str, int]:
             names = " ".join(f"{name}=…" for name in kernel.size_names)
             raise StoreError(f"{word!r} is no size of kernel {kernel.name}; give its sizes as {names}.")
         sizes[name] = int(number)
+    return sizes
+
+
+def sizes_of(kernel: Kernel, words: Sequence[str]) -> dict[str, int]:
+    """Sizes as `given_sizes` reads them; those not given are taken from the store where they are the same everywhere. Raises
+    StoreError where a word is no size, or a size is missing."""
+    sizes = given_sizes(kernel, words)
     for name in kernel.size_names:
         values = {dict(record.measurement.problem.sizes)[name] for record in kernel.records}
         if name not in sizes and len(values) > 1:
             raise StoreError(
-                f"kernel {kernel.name} was measured at several {name} ({_some(values)}); add {name}=… to the sizes."
+                f"kernel {kernel.name} was measured at several {name} ({_some(values)}); add {name}=… to the sizes, or --all."
             )
         sizes.setdefault(name, values.pop() if len(values) == 1 else 0)
     return {name: sizes[name] for name in kernel.size_names}
@@ -85,7 +93,8 @@ def why(kernel: Kernel, sizes: Mapping[str, int], here: Here, plan: tuple[str, P
     asked = tuple(sizes.items())
     if plan is not None:
         name, content = plan
-        pinned = [p for p in content.decisions if p.digest == kernel.digest and covers(p, sizes)]
+        of_kernel = (p for p in content.decisions if p.digest == kernel.digest and p.conditions == here.pinned)
+        pinned = [p for p in of_kernel if covers(p, sizes)]
         if pinned:
             return [Why(asked, p.candidate, f"pinned by {name} for {p.regime}") for p in pinned]
     groups = _groups(kernel.records)
@@ -204,7 +213,12 @@ def _entrants(records: Sequence[Record]) -> dict[Identity, Entrant]:
     """What was known of each candidate before it was last measured."""
     measured = [(record.measurement, summary_of(record.rows.summary).who) for record in records]
     return {
-        who: Entrant(math.inf if one.predicted is None else one.predicted, threads_of(one.config)) for one, who in measured
+        who: Entrant(
+            math.inf if one.predicted is None else one.predicted,
+            threads_of(one.config),
+            place_of(one.origin, one.problem.family),
+        )
+        for one, who in measured
     }
 
 
@@ -218,4 +232,4 @@ def _some(values: set[int]) -> str:
     return ", ".join(map(str, shown[:6])) + (", …" if len(shown) > 6 else "")
 
 
-__all__ = ["Here", "Ranked", "Why", "covers", "differences", "same_regime", "sizes_of", "why"]
+__all__ = ["Here", "Ranked", "Why", "covers", "differences", "given_sizes", "same_regime", "sizes_of", "why"]

@@ -8,26 +8,67 @@ from pathlib import Path
 import torch
 
 from polytile import options
-from polytile.cli.kernels import Kernel, the_one
-from polytile.cli.plain import sizes_text
-from polytile.cli.why import Here, Why, sizes_of, why
+from polytile.cli.kernels import Kernel, matching, meant, shortest
+from polytile.cli.plain import FAILED, sizes_text
+from polytile.cli.why import Here, Why, given_sizes, sizes_of, why
+from polytile.errors import StoreError
+from polytile.kernels.variants import most_threads
+from polytile.multikernel.conditions import pinned
 from polytile.multikernel.planfile import Plan
-from polytile.multikernel.spec import threads
 from polytile.report import Column, Table
-from polytile.report.tables import micros, ratio
+from polytile.report.tables import count, micros, ratio
 from polytile.runtime import device
 from polytile.runtime.cuda.device import available, fingerprint
 from polytile.store.place import Place
 from polytile.tuning.environment import environment
 
+GPU = torch.device("cuda")
 
-def answer(word: str, words: Sequence[str], store: Place, plan: Path | None) -> tuple[list[Table], bool]:
-    """The tables to print, and whether there is an answer. Raises PolytileError as its parts do."""
-    kernel = the_one(store, word)
-    sizes = sizes_of(kernel, words)
-    found = answers(kernel, sizes, plan_in_force(plan))
-    asked = sizes_text(tuple(sizes.items()))
-    return [table_of(f"{kernel.name} at {asked}", asked, one) for one in found], all(one.candidate for one in found)
+
+def answer(
+    word: str, words: Sequence[str], store: Place, plan: Path | None, every: bool = False
+) -> tuple[list[Table], int]:
+    """The tables to print, and the status: 0 if there is an answer, 1 if something is not known, FAILED if the word means several
+    kernels, which are listed unless `every` one is asked about. Raises PolytileError as its parts do."""
+    found = matching(store, word)
+    kernels = found if every else meant(found, word)
+    if len(kernels) > 1 and not every:
+        return [list_of(word, kernels)], FAILED
+    tables: list[Table] = []
+    known, in_force = True, plan_in_force(plan)
+    for kernel in kernels:
+        for sizes in all_sizes(kernel, words) if every else [sizes_of(kernel, words)]:
+            asked = sizes_text(tuple(sizes.items()))
+            for one in answers(kernel, sizes, in_force):
+                tables.append(table_of(f"{kernel.name} at {asked}", asked, one))
+                known = known and one.candidate is not None
+    if not tables:
+        raise StoreError(f"no kernel that {word!r} fits was measured at {' '.join(words)}.")
+    return tables, 0 if known else 1
+
+
+def list_of(word: str, kernels: Sequence[Kernel]) -> Table:
+    """The kernels that a word may mean, with what to type for each."""
+    rows = []
+    for number, kernel in enumerate(kernels, 1):
+        at = list(dict.fromkeys(sizes_text(record.measurement.problem.sizes) for record in kernel.records))
+        shown = "; ".join(at[:2]) + ("; …" if len(at) > 2 else "")
+        rows.append((number, kernel.name, shortest(kernel, kernels), len(at), len(kernel.records), shown))
+    names = [Column("#", count), "kernel", "type", Column("sizes", count), Column("measurements", count), "such as"]
+    note = f"Type more of the name, or the digits under `type`, in place of {word}; or add --all."
+    return Table.of(f"{word!r} may mean {len(kernels)} kernels", names, rows, [note])
+
+
+def all_sizes(kernel: Kernel, words: Sequence[str]) -> list[dict[str, int]]:
+    """The sizes at which the kernel was measured, in order, of which those asked for are as asked; none for a kernel of other
+    sizes."""
+    try:
+        asked = given_sizes(kernel, words)
+    except StoreError:
+        return []
+    measured = {record.measurement.problem.sizes for record in kernel.records}
+    found = sorted({tuple({**dict(sizes), **asked}.items()) for sizes in measured})
+    return [dict(sizes) for sizes in found]
 
 
 def plan_in_force(named: Path | None) -> tuple[str, Plan] | None:
@@ -47,13 +88,15 @@ def answers(kernel: Kernel, sizes: Mapping[str, int], plan: tuple[str, Plan] | N
 
 def here() -> Here:
     """This process, as calls made in it on the processor would be."""
-    return Here(device.fingerprint(), dict(environment()), threads())
+    return Here(device.fingerprint(), dict(environment()), most_threads(), pinned(torch.device("cpu")))
 
 
 def gpus() -> list[Here]:
     """The same for calls on each GPU."""
-    facts = dict(environment(torch.device("cuda"))) if available() else {}
-    return [Here(fingerprint(index), facts, threads()) for index in range(torch.cuda.device_count() if facts else 0)]
+    if not available():
+        return []
+    facts, under = dict(environment(GPU)), pinned(GPU)
+    return [Here(fingerprint(index), facts, most_threads(), under) for index in range(torch.cuda.device_count())]
 
 
 def table_of(name: str, asked: str, found: Why) -> Table:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
-import warnings
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,8 @@ from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.resizing import kept_whole
 from polytile.frontend.weights import weights_of
 
+log = logging.getLogger("polytile")
+
 Boxed = Callable[[list[Any]], Any]
 
 
@@ -44,15 +47,11 @@ def polytile(
 ) -> Callable[..., Any]:
     """Compiles one Dynamo graph; `torch.compile(f, backend="polytile", dynamic=True)` calls it.
 
-    `options` are rows of `polytile.options`; raises OptionError for one that is not. `mode` is accepted for
-    torch.compile's sake: "default" and None mean the same, others draw a warning.
+    `options` are rows of `polytile.options`, `mode` stands for some of them (`polytile.options.MODES`); raises OptionError for
+    what is neither.
     """
-    if mode not in (None, "default"):
-        warnings.warn(
-            f"polytile has no mode {mode!r}; it tunes as its options say (see docs/options.md).", stacklevel=2
-        )
     with _shown_plainly():
-        given = settings.check(options or {}, "options= of torch.compile")
+        given = _given(mode, options, "options= of torch.compile")
         return _compile(graph, example_inputs, given, (), (), strict=False)
 
 
@@ -62,14 +61,29 @@ def compile(
     hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
     compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
     dynamic: bool | None = True,
     fullgraph: bool = False,
 ) -> Any:
     """See `polytile.compile`."""
-    given = settings.check(options or {}, "options= of polytile.compile")
+    given = _given(mode, options, "options= of polytile.compile")
     ahead = hinted.checked(compile_ahead, "compile_ahead")
     backend = Backend(tuple(sorted(given.items())), hinted.checked(hints), ahead)
     return torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+
+
+def _given(mode: str | None, options: Mapping[str, Any] | None, origin: str) -> dict[str, Any]:
+    """The options of one compile. Raises OptionError for those, and for what the environment sets, that cannot be."""
+    settings.check_environment()
+    given = {**settings.of_mode(mode), **settings.check(options or {}, origin)}
+    if mode == "reduce-overhead":
+        _tell_once("mode 'reduce-overhead' is the same as 'default' here: polytile records no CUDA graphs (docs/options.md).")
+    return given
+
+
+@functools.cache
+def _tell_once(sentence: str) -> None:
+    log.warning(sentence)
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,7 @@ def _compile(
         )
     with settings.override(**given), _collector_at_rest():
         try:
-            return _compiled(graph, example_inputs, given, hints, ahead, strict)
+            return _compiled(graph, example_inputs, hints, ahead, strict)
         except Exception as error:
             if is_raised(error):
                 raise
@@ -109,7 +123,7 @@ def _compile(
 
 
 def _compiled(
-    graph: Any, example_inputs: Sequence[Any], given: Mapping[str, Any], hints: Hints, ahead: Hints, strict: bool
+    graph: Any, example_inputs: Sequence[Any], hints: Hints, ahead: Hints, strict: bool
 ) -> Callable[..., Any]:
     traced = hinted.sizes_of(graph)
     wanted = [*hinted.combinations(hints, traced, strict), *hinted.marked(graph, traced)]
@@ -121,13 +135,14 @@ def _compiled(
         prepare()
     restart_if_fixed(graph)
     failed: list[Failure] = []
+    held = settings.overridden()  # the backward graph may be compiled much later, and in another thread
     with kept_whole():
         return aot_module_simplified(
             graph,
             example_inputs,
-            fw_compiler=_Compiler("forward", given, wanted, early, failed),
-            bw_compiler=_Compiler("backward", given, wanted, early, failed),
-            inference_compiler=_Compiler("inference", given, wanted, early, failed),
+            fw_compiler=_Compiler("forward", held, wanted, early, failed),
+            bw_compiler=_Compiler("backward", held, wanted, early, failed),
+            inference_compiler=_Compiler("inference", held, wanted, early, failed),
             decompositions=decompositions(),
             partition_fn=_partition,
             keep_inference_input_mutations=True,
@@ -221,7 +236,7 @@ class _Compiler:
         return torch._dynamo.disable(untraced(gm), reason="a compiled backward graph")
 
     def _compile(self, graph: torch.fx.GraphModule) -> Boxed:
-        with settings.override(**self.options):
+        with settings.restored(self.options):
             name = compiler.program_name(self.kind)
             debug.show(3, lambda: graph.print_readable(print_output=False))
             if self.failed:  # what the forward graph leaves for the backward one lies as ATen's operators left it
@@ -252,4 +267,4 @@ class _Compiler:
         lowered = lower_graph(graph, name, weights_of(graph, self.kind))
         with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
             traced = hinted.sizes_of(graph)
-            return compiler.compile_program(lowered, self.options, traced, self.hints, self.ahead).call
+            return compiler.compile_program(lowered, traced, self.hints, self.ahead).call

@@ -32,6 +32,9 @@ from polytile.runtime import toolchain
 
 log = logging.getLogger("polytile.kernels")
 
+SOURCES = ("triton", "library", "cpp", "cublaslt")
+"""All sources of candidates, in canonical order."""
+
 PRODUCT = "product"
 """The name under which an epilogue that runs alone reads the stored product."""
 
@@ -44,13 +47,14 @@ def candidates(
     unfused: Callable[..., None] | None,
     sources: Sequence[str],
 ) -> tuple[Candidate, ...]:
-    """The candidates on a CPU, from the `sources` asked for: the library, with `unfused` run on its product, then a generated
-    kernel for each config of this instruction set and each number of threads. The library's where no source has any."""
-    found: list[Candidate] = []
-    if "library" in sources:
-        found.append(MatmulLibrary(kernel, unfused))
-    if "cpp" in sources:
-        found += _generated(kernel, name, threads)
+    """The candidates on a CPU, from the `sources` asked for and in their order: the library, with `unfused` run on its product;
+    a generated kernel for each config of this instruction set and each number of threads. The library's where no source has
+    any."""
+    made: dict[str, Callable[[], Sequence[Candidate]]] = {
+        "library": lambda: [MatmulLibrary(kernel, unfused)],
+        "cpp": lambda: _generated(kernel, name, threads),
+    }
+    found = [candidate for source in sources if source in made for candidate in made[source]()]
     return tuple(found) or (MatmulLibrary(kernel, unfused),)
 
 
@@ -62,35 +66,53 @@ def gpu_candidates(
     sources: Sequence[str],
     stored_first: Stored | None = None,
 ) -> tuple[Candidate, ...]:
-    """The candidates on a GPU, or under Triton's interpreter where `target` is a CPU: Triton's first, then the library's, which
-    win no ties since they take longer to call: plain, on padded operands, on parts of K, and cuBLASLt's proposals. A product
-    without a Triton form has the library's alone. For a product with prologues, `stored_first` stands for every candidate that
-    takes its operands from memory."""
+    """The candidates on a GPU, or under Triton's interpreter where `target` is a CPU, from the `sources` asked for and in their
+    order: Triton's; the library's, plain, on padded operands and on parts of K; cuBLASLt's proposals. A product without a Triton
+    form has the library's alone. For a product with prologues, `stored_first` stands for every candidate that takes its operands
+    from memory, and takes part whatever the sources, as the library's does for two products and for scaled ones."""
+    of_triton = _of_triton(kernel, name, target) if "triton" in sources else ()
+    only: Candidate | None = stored_first
+    if only is None and (kernel.second is not None or kernel.scales is not None):
+        only = (SumLibrary if kernel.second is not None else ScaledLibrary)(kernel, unfused, target)
+    made: dict[str, Callable[[], Sequence[Candidate]]] = {"triton": lambda: of_triton}
+    if only is not None:
+        alone = [only]
+        made["library"] = lambda: alone
+    else:
+        made["library"] = lambda: _of_library(kernel, target, unfused)
+        made["cublaslt"] = lambda: _of_cublaslt(kernel, name, target, unfused)
+    left_out = "library" not in sources and (only is not None or not of_triton)
+    in_order = (*sources, "library") if left_out else sources
+    return tuple(candidate for source in in_order if source in made for candidate in made[source]())
+
+
+def _of_triton(kernel: GemmKernel, name: str, target: torch.device) -> Sequence[Candidate]:
     from polytile.kernels.triton.gemm.candidates import gemm_candidates
 
-    found: list[Candidate] = []
-    if "triton" in sources:
-        try:
-            found += gemm_candidates(kernel, name, target)
-        except LoweringError as error:
-            log.info("%s runs as a library call: %s", name, error)
-    if stored_first is not None:
-        return (*found, stored_first)
-    if kernel.second is not None or kernel.scales is not None:
-        alone = SumLibrary if kernel.second is not None else ScaledLibrary
-        return (*found, alone(kernel, unfused, target))
-    if "library" in sources or not found:
-        found += [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
-        found += row_scales.candidates(kernel, target)
-        found += decomposed.candidates(kernel, unfused, target)
-    if "cublaslt" in sources and target.type == "cuda" and torch.version.hip is None:
-        from polytile.kernels import cublaslt
+    try:
+        return gemm_candidates(kernel, name, target)
+    except LoweringError as error:
+        log.info("%s runs as a library call: %s", name, error)
+        return ()
 
-        try:
-            found += cublaslt.candidates(kernel, unfused, target)
-        except DeviceError as error:
-            log.warning("%s has no candidates of cuBLASLt: %s", name, error)
-    return tuple(found)
+
+def _of_library(kernel: GemmKernel, target: torch.device, unfused: Callable[..., None] | None) -> Sequence[Candidate]:
+    whole: list[Candidate] = [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
+    return [*whole, *row_scales.candidates(kernel, target), *decomposed.candidates(kernel, unfused, target)]
+
+
+def _of_cublaslt(
+    kernel: GemmKernel, name: str, target: torch.device, unfused: Callable[..., None] | None
+) -> Sequence[Candidate]:
+    if target.type != "cuda" or torch.version.hip is not None:
+        return ()
+    from polytile.kernels import cublaslt
+
+    try:
+        return cublaslt.candidates(kernel, unfused, target)
+    except DeviceError as error:
+        log.warning("%s has no candidates of cuBLASLt: %s", name, error)
+        return ()
 
 
 @functools.cache

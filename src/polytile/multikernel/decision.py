@@ -31,6 +31,7 @@ class Decision:
     if that was split, or of which it is single sizes that were taken out. `from_store` says that it rests on measurements
     taken earlier, `tried` that the candidate ran on these arguments just now, `postponed` that there was no memory or time for
     measuring all, and a later call may have some, `provisional` that the times were taken while other programs had the cores.
+    `programs` are the file names of the programs that it was made for (runtime/programs.py).
     """
 
     kernel: str
@@ -48,6 +49,7 @@ class Decision:
     part_of: str = ""
     postponed: bool = field(default=False, compare=False)
     provisional: bool = field(default=False, compare=False)
+    programs: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @property
     def seconds(self) -> float | None:

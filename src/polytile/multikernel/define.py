@@ -26,27 +26,25 @@ from polytile.runtime.target import Target
 Call = tuple[MultiKernel, tuple[str | View | Kept, ...], tuple[sympy.Expr, ...]]
 
 
-def define_loop(loop: Loop, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
+def define_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Call:
     """The MultiKernel of a loop, the buffers to pass and the integers to pass."""
     kernel, site = canonicalize(loop, buffers)
-    made = _multikernel(kernel, loop.origins, target_of(loop, buffers), options)
+    made = _multikernel(kernel, loop.origins, target_of(loop, buffers))
     return made, site.buffers, site.sizes
 
 
-def _multikernel(
-    kernel: LoopKernel, origins: tuple[str, ...], target: torch.device, options: Mapping[str, Any]
-) -> MultiKernel:
+def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> MultiKernel:
     if Target.of(target).native:
         candidates = loops.loop_candidates(kernel, origins, variants.most_threads())
-        return define(specs.loop_spec(kernel, origins), candidates, options)
+        return define(specs.loop_spec(kernel, origins), candidates)
     from polytile.kernels.triton.loops import loop_candidates as gpu_loops
     from polytile.multikernel import gpu_specs
 
-    made = [_multikernel(part, origins, target, options) for part, _ in apart.parts(kernel)]
+    made = [_multikernel(part, origins, target) for part, _ in apart.parts(kernel)]
     candidates = gpu_loops(kernel, origins, target)
     if made:
         candidates = (apart.Apart(kernel, made), *candidates)
-    return define(gpu_specs.loop_spec(kernel, origins, target), candidates, options)
+    return define(gpu_specs.loop_spec(kernel, origins, target), candidates)
 
 
 def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
@@ -57,47 +55,44 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
     return devices.pop()
 
 
-def define_template(template: Template, buffers: Mapping[str, Buffer], options: Mapping[str, Any]) -> Call:
+def define_template(template: Template, buffers: Mapping[str, Buffer]) -> Call:
     """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
     kernel, site = gemm_kernel.canonicalize(template, buffers)
-    sources = settings.parts(options.get("sources", settings.get("sources")))
+    sources = settings.parts(settings.get("sources")) or templates.SOURCES
     if "cpp" in sources and not settings.get("interpret"):
         kernel, site = kept.with_kept(kernel, site, template, buffers)
     target = buffers[template.a.buffer].device
-    first = [
-        define_loop(loop, buffers, options)[0] if loop is not None else None for loop in template.prologues
-    ]
-    return _product(kernel, template.origins, target, options, sources, first), site.buffers, site.sizes
+    first = [define_loop(loop, buffers)[0] if loop is not None else None for loop in template.prologues]
+    return _product(kernel, template.origins, target, sources, first), site.buffers, site.sizes
 
 
 def _product(
     kernel: gemm_kernel.GemmKernel,
     origins: tuple[str, ...],
     target: torch.device,
-    options: Mapping[str, Any],
     sources: Sequence[str],
     first: Sequence[MultiKernel | None] = (),
 ) -> MultiKernel:
     """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
-    fallback = _unfused(kernel, options, target)
+    fallback = _unfused(kernel, target)
     name = gemm_kernel.kernel_name(kernel, origins)
     if Target.of(target).native:
         threads = variants.thread_counts(variants.most_threads())
         candidates = templates.candidates(kernel, name, threads, fallback, sources)
-        return define(specs.template_spec(kernel, name, origins), candidates, options)
+        return define(specs.template_spec(kernel, name, origins), candidates)
     from polytile.multikernel import gpu_specs
 
     stored = None
     if any(kernel.prologues):
-        stored = Stored(kernel, first, _product(kernel.plain, origins, target, options, sources))
+        stored = Stored(kernel, first, _product(kernel.plain, origins, target, sources))
     candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
-    return define(gpu_specs.template_spec(kernel, name, origins, target), candidates, options)
+    return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
 
 
-def _unfused(kernel: gemm_kernel.GemmKernel, options: Mapping[str, Any], target: torch.device) -> Any:
+def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> Any:
     """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
     arguments."""
     if kernel.epilogue is None:
         return None
     alone = templates.epilogue_alone(kernel)
-    return _multikernel(alone, alone.loop.origins, target, options)
+    return _multikernel(alone, alone.loop.origins, target)

@@ -19,6 +19,7 @@ from polytile import locks
 from polytile import options as settings
 from polytile.errors import InvalidInput, SignatureError
 from polytile.kernels.candidate import PythonEntry, PythonHandle, handle_of_function
+from polytile.multikernel.conditions import changing
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.links import forced
 from polytile.multikernel.multikernel import MultiKernel
@@ -111,6 +112,7 @@ class Kernel:
             raise SignatureError(f"what polytile.kernel decorates has to have a name: write a def; it was given {reference!r}.")
         self.signature, self.reference = signature, reference
         self.name = reference.__name__
+        settings.check_environment()
         self._options = settings.check(options, f"options of kernel {self.name!r}")
         self._implementations: list[Implementation] = []
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
@@ -163,7 +165,8 @@ class Kernel:
         and NoCandidate where nothing can run."""
         sizes = self.signature.sizes(self.name, tensors)
         kinds = tuple((tensor.dtype, tensor.device, tensor.is_contiguous()) for tensor in tensors)
-        made = self._made.get(kinds) or self._define(kinds)
+        now = changing()
+        made = self._made.get((kinds, now)) or self._define(kinds, now)
         with torch.no_grad():
             made(*tensors, *sizes)
 
@@ -172,8 +175,8 @@ class Kernel:
         """What was chosen so far, and on what grounds."""
         return tuple(decision for made in tuple(self._made.values()) for decision in made.decisions)
 
-    def _define(self, kinds: tuple[tuple[torch.dtype, torch.device, bool], ...]) -> MultiKernel:
-        """The MultiKernel for tensors of these element types, devices and contiguities."""
+    def _define(self, kinds: tuple[tuple[torch.dtype, torch.device, bool], ...], now: Any) -> MultiKernel:
+        """The MultiKernel for tensors of these element types, devices and contiguities, under the conditions `now`."""
         devices = {device for _, device, _ in kinds}
         if len(devices) != 1:
             raise InvalidInput(
@@ -183,10 +186,10 @@ class Kernel:
             last = Implementation("reference", self.reference, origin="reference")
             most = len(self._implementations)
             given = {"shortlist": max(1, most), "gpu_shortlist": max(1, most), **self._options}
-            made = define(self._spec(kinds, devices.pop()), (*self._implementations, last), given, id(self))
-            with settings.override(**self._options):
+            with settings.restored(given):
+                made = define(self._spec(kinds, devices.pop()), (*self._implementations, last), id(self))
                 forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
-            return self._made.setdefault(kinds, made)
+            return self._made.setdefault((kinds, now), made)
 
     def _spec(self, kinds: Sequence[tuple[torch.dtype, torch.device, bool]], device: torch.device) -> KernelSpec:
         signature = self.signature

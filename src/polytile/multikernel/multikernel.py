@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytile import locks, store
@@ -23,7 +23,7 @@ from polytile.errors import (
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, settled, specialised
 from polytile.kernels.checks import NO_DIVISOR
 from polytile.kernels.facts import Facts
-from polytile.multikernel import last_resort, refining, selector, trace, trials
+from polytile.multikernel import conditions, last_resort, refining, selector, trace, trials
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.failures import Failures
 from polytile.multikernel.inputs import check_inputs
@@ -34,9 +34,9 @@ from polytile.multikernel.spec import KernelSpec
 from polytile.multikernel.splitting import Regimes, Words
 from polytile.multikernel.temporary import FirstRun, ForNow, Undecided
 from polytile.problem import Measurement, Outcome, sizes_text
-from polytile.runtime import regime
+from polytile.runtime import programs, regime
 from polytile.runtime.launcher import Dispatcher
-from polytile.tuning import budget
+from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.room import MOST_POSTPONED
 
@@ -51,12 +51,17 @@ class MultiKernel:
     """A kernel with several implementations.
 
     `candidates` come in canonical order, with different names. `options` are those of the compile that this kernel
-    belongs to; they are in force whenever it has to choose. `dispatch` is what generated code calls, with the kernel's
+    belongs to; they are in force whenever it has to choose. `budget` is what the program that the kernel is part of may spend on
+    measuring, all its kernels together. `dispatch` is what generated code calls, with the kernel's
     flat arguments: the first call of a regime chooses its candidate (selector.py), and all later ones go straight to
     it. Any number of threads may call."""
 
     def __init__(
-        self, spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[str, Any] | None = None
+        self,
+        spec: KernelSpec,
+        candidates: Sequence[Candidate],
+        options: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.spec = spec
         self.candidates = tuple(candidates)
@@ -65,8 +70,7 @@ class MultiKernel:
         if not self.candidates or len(self._by_name) != len(self.candidates):
             names = ", ".join(repr(candidate.name) for candidate in self.candidates) or "none"
             raise ValueError(f"kernel {spec.name!r} needs candidates with different names; it was given {names}.")
-        self.budget: budget.Budget | None = None
-        """What the program that the kernel is part of may spend on measuring, all its kernels together."""
+        self.budget = budget
         self._lock = locks.rlock()
         self._choosing: set[int] = set()
         self._regimes = Regimes(spec)
@@ -74,6 +78,8 @@ class MultiKernel:
         self._refiner = Refiner(self)
         self._postponed: dict[int, int] = {}
         """How often a regime's measuring was put off to a later call because memory or time was short."""
+        self._noted: set[int] | None = None
+        """The keys of calls, while someone wants to know them."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
             spec.name,
             spec.size_keys,
@@ -84,8 +90,10 @@ class MultiKernel:
             device=spec.device_type,
             on_due=self._on_due,
         )
-        with settings.override(**self.options):
+        with settings.restored(self.options):
             checked = settings.get("check_inputs")
+            self.pinned = conditions.pinned(spec.target)
+            """What a plan is told of the conditions under which this kernel chooses."""
         self.dispatch: Callable[..., None] = self._checked_call if checked else self.dispatcher
 
     def __call__(self, *args: Any) -> None:
@@ -121,7 +129,7 @@ class MultiKernel:
         Raises NoCandidate where nothing can run.
         """
         ints = tuple(sizes[name] for name in self.spec.size_names)
-        with self._lock, settings.override(**self.options):
+        with self._lock, settings.restored(self.options):
             key = self._key_of(ints)
             request = self.request(key, ints, None)
             decision = selector.choose(request) if request.candidates else None
@@ -132,7 +140,7 @@ class MultiKernel:
     def prepare(self, ints: Sequence[int]) -> None:
         """Starts compiling, in the background, what a first call at these integers is going to need."""
         ints = tuple(ints)
-        with self._lock, settings.override(**self.options):
+        with self._lock, settings.restored(self.options):
             key = self._key_of(ints)
             if self.decided(key) is None:
                 self._prepare(self.request(key, ints, None))
@@ -144,11 +152,11 @@ class MultiKernel:
         chooses.
         """
         calls = [self._made_up(hint) for hint in hints]
-        with self._lock, settings.override(**self.options):
+        with self._lock, settings.restored(self.options):
             thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
             tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
         patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune, "stall": "wait"}
-        with self._lock, settings.override(**{**self.options, **patient}):
+        with self._lock, settings.restored({**self.options, **patient}):
             for args in calls:
                 key = self._key_of(args)
                 if self.decided(key) is None:
@@ -194,7 +202,7 @@ class MultiKernel:
     def chosen(self, args: tuple[Any, ...], met: bool = False) -> Entry:
         """The entry for the regime of this call, decided now; or, where the regime has not been `met` and the call must not
         stall, what serves until it is decided."""
-        with self._lock, settings.override(**self.options):
+        with self._lock, settings.restored(self.options):
             try:
                 return self._select(self._key_of(args), args, met)
             except Exception as error:
@@ -299,29 +307,51 @@ class MultiKernel:
             entry = PythonEntry(ForNow(self, entry, calls=2 ** (times - 1)))
         return entry
 
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[set[int]]:
+        """Within the block, the set that it is given gets the key of every decision that calls follow, whoever it was made
+        for."""
+        with self._lock:
+            self._noted = noted = set[int]()
+            keys = list(self.dispatcher.table())
+        for key in keys:
+            self.dispatcher.watch(key, 1)
+        try:
+            yield noted
+        finally:
+            self._noted = None
+            for key in keys:
+                self.dispatcher.watch(key, self._refiner.interval(self.spec.words_in(key)))
+
     def _keep(self, decision: Decision, request: Request) -> None:
         """Files a decision, and splits regimes for whose sizes it shows that one candidate is not the best everywhere. A decision
         taken within another kernel's trial is filed until that trial ends."""
+        before = self._regimes.decisions.get(request.words)
+        decision = dataclasses.replace(decision, programs=programs.running() | (before.programs if before else frozenset()))
         if trials.within():
             self._regimes.decisions[request.words] = decision
             trials.at_end(functools.partial(self._take_back, request.words))
             return
         for whole, part in self._regimes.keep(request.words, decision, self.candidates, request.sizes):
-            before, after = regime.pack(whole), regime.pack(part)
-            entry = self.dispatcher.get(before)
-            self.dispatcher.insert(before, None)
+            old, new = regime.pack(whole), regime.pack(part)
+            entry = self.dispatcher.get(old)
+            self.dispatcher.insert(old, None)
             if entry is not None:
-                self.dispatcher.insert(after, entry)
-            self._failures.move(before, after)
+                self.dispatcher.insert(new, entry)
+            self._failures.move(old, new)
             self._refiner.move(whole, part)
 
     def _on_due(self, args: tuple[Any, ...]) -> None:
         """The table has counted as many calls of an entry as it was told: looks at this one."""
         key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
+        if (noted := self._noted) is not None:
+            noted.add(key)
+            self.dispatcher.watch(key, calls)
+            return
         free = self._lock.acquire(blocking=False)
         try:
             if free:
-                with settings.override(**self.options):
+                with settings.restored(self.options):
                     calls = self._refiner.look(key, args)
         except Exception as error:
             if not last_resort.is_defect(error):
@@ -472,7 +502,7 @@ class MultiKernel:
 
     def failed(self, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
         """The entry to use in place of a candidate that raised `error` in its first run."""
-        with self._lock, settings.override(**self.options):
+        with self._lock, settings.restored(self.options):
             key = self.dispatcher.key_of(*args)
             candidate = self._by_name[decision.candidate]
             self._record(self.request(key, self.spec.split(args)[1], args), candidate, Outcome.RAISED, error)

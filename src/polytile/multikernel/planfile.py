@@ -2,15 +2,16 @@
 
 A plan is JSON that a person can read and `git diff` can show:
 
-    {"format": "polytile plan", "version": 1,
+    {"format": "polytile plan", "version": 2,
     "environment": {
      "torch": "2.13.0", ...},
     "decisions": [
     {"kernel": "softmax_1f0c9a52", "regime": "M=512..723%16", "candidate": "looped t2", "source": ..., "digest": ...,
-     "dtypes": [...], "layouts": [...], "sizes": {...}},
+     "dtypes": [...], "layouts": [...], "conditions": ["threads=2"], "sizes": {...}},
     ...]}
 
-A decision is found by the kernel's digest, dtypes, layouts and regime; where a regime is split (splitting.py), the
+A decision is found by the kernel's digest, dtypes, layouts, the conditions that change how its candidate runs (conditions.py) and
+the regime; where a regime is split (splitting.py), the
 decisions are those of its parts, each with "part_of", the whole; so is that of single sizes taken out of it (refining.py). Its
 name is there for readers, and so are its sizes but for those. The
 environment says where the plan was made; it takes no part in finding a decision, so that a plan works on another
@@ -29,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 from polytile import files
 from polytile.errors import PlanError
+from polytile.kernels.variants import most_threads
 from polytile.multikernel.decision import Decision
-from polytile.multikernel.spec import KernelSpec, threads
+from polytile.multikernel.spec import KernelSpec
 from polytile.runtime import device
 from polytile.tuning.environment import environment
 from polytile.version import __version__
@@ -38,10 +40,10 @@ from polytile.version import __version__
 if TYPE_CHECKING:
     from polytile.multikernel.multikernel import MultiKernel
 
-FORMAT, VERSION = "polytile plan", 1
+FORMAT, VERSION = "polytile plan", 2
 
-Key = tuple[str, tuple[str, ...], tuple[str, ...], str]
-"""What a decision is about: kernel digest, dtypes, layouts, regime."""
+Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], str]
+"""What a decision is about: kernel digest, dtypes, layouts, conditions, regime."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,17 @@ class Pinned:
     layouts: tuple[str, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
     part_of: str = ""
+    conditions: tuple[str, ...] = ()
 
     @staticmethod
-    def of(spec: KernelSpec, decision: Decision, source: str) -> Pinned:
-        digest, dtypes, layouts, regime = key_of(spec, decision.regime)
+    def of(spec: KernelSpec, conditions: tuple[str, ...], decision: Decision, source: str) -> Pinned:
+        digest, dtypes, layouts, _, regime = key_of(spec, conditions, decision.regime)
         sizes, whole = decision.sizes, decision.part_of
-        return Pinned(spec.name, regime, decision.candidate, source, digest, dtypes, layouts, sizes, whole)
+        return Pinned(spec.name, regime, decision.candidate, source, digest, dtypes, layouts, sizes, whole, conditions)
 
     @property
     def key(self) -> Key:
-        return self.digest, self.dtypes, self.layouts, self.regime
+        return self.digest, self.dtypes, self.layouts, self.conditions, self.regime
 
     @property
     def single(self) -> bool:
@@ -76,7 +79,7 @@ class Pinned:
     @property
     def split(self) -> Key:
         """The key of the regime that this one's is a part of."""
-        return self.digest, self.dtypes, self.layouts, self.part_of
+        return self.digest, self.dtypes, self.layouts, self.conditions, self.part_of
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -87,6 +90,7 @@ class Pinned:
             "digest": self.digest,
             "dtypes": list(self.dtypes),
             "layouts": list(self.layouts),
+            "conditions": list(self.conditions),
             "sizes": dict(self.sizes),
             **({"part_of": self.part_of} if self.part_of else {}),
         }
@@ -97,8 +101,9 @@ class Pinned:
         if not all(isinstance(text, str) for text in texts.values()):
             raise TypeError(f"the decision {json.dumps(entry)} has something else than text where text belongs")
         sizes = tuple((name, int(size)) for name, size in entry["sizes"].items())
-        dtypes, layouts = tuple(entry["dtypes"]), tuple(entry["layouts"])
-        return Pinned(**texts, dtypes=dtypes, layouts=layouts, sizes=sizes, part_of=str(entry.get("part_of", "")))
+        dtypes, layouts, conditions = (tuple(entry[name]) for name in ("dtypes", "layouts", "conditions"))
+        part_of = str(entry.get("part_of", ""))
+        return Pinned(**texts, dtypes=dtypes, layouts=layouts, sizes=sizes, part_of=part_of, conditions=conditions)
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,10 @@ class Plan:
     @cached_property
     def by_key(self) -> Mapping[Key, Pinned]:
         return {pinned.key: pinned for pinned in self.decisions}
+
+    def elsewhere(self, key: Key) -> tuple[tuple[str, ...], ...]:
+        """The other conditions under which the plan pins what `key` is about."""
+        return tuple(p.conditions for p in self.decisions if (*p.key[:3], p.regime) == (*key[:3], key[4]) and p.key != key)
 
     @cached_property
     def split(self) -> frozenset[Key]:
@@ -202,7 +211,7 @@ def here() -> dict[str, str]:
     """What of this process and machine could make a pinned kernel give other results or take another time."""
     facts = {name: value for name, value in environment() if name != "method"}
     machine = device.describe()
-    facts.update({name: str(machine[name]) for name in ("model", "isa", "cores")}, threads=str(threads()))
+    facts.update({name: str(machine[name]) for name in ("model", "isa", "cores")}, threads=str(most_threads()))
     return {"polytile": __version__, **facts}
 
 
@@ -216,10 +225,10 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str
     ]
 
 
-def key_of(spec: KernelSpec, regime: str) -> Key:
-    """What a decision about this kernel in this regime is found by."""
+def key_of(spec: KernelSpec, conditions: tuple[str, ...], regime: str) -> Key:
+    """What a decision about this kernel in this regime, under these conditions, is found by."""
     dtypes = tuple(str(arg.dtype).removeprefix("torch.") for arg in spec.args)
-    return spec.kernel, dtypes, tuple(spec.layouts), regime
+    return spec.kernel, dtypes, tuple(spec.layouts), conditions, regime
 
 
 def pinned_by(multikernel: MultiKernel) -> list[Pinned]:
@@ -228,7 +237,8 @@ def pinned_by(multikernel: MultiKernel) -> list[Pinned]:
     decisions = multikernel.decisions
     chosen = {decision.candidate for decision in decisions}
     sources = {candidate.name: candidate.source_hash for candidate in multikernel.candidates if candidate.name in chosen}
-    return [Pinned.of(multikernel.spec, decision, sources[decision.candidate]) for decision in decisions]
+    spec, conditions = multikernel.spec, multikernel.pinned
+    return [Pinned.of(spec, conditions, decision, sources[decision.candidate]) for decision in decisions]
 
 
 def _lines(parts: Sequence[str]) -> str:

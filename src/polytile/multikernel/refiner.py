@@ -47,6 +47,11 @@ class Refiner:
             arrived = self._arrivals[part] = self._arrivals.pop(whole)
             self.owner.dispatcher.watch(regime.pack(part), arrived.interval)
 
+    def interval(self, words: Words) -> int:
+        """The calls until the next look at one of this regime; 0 where its calls are not counted."""
+        arrived = self._arrivals.get(words)
+        return 0 if arrived is None else arrived.interval
+
     def look(self, key: int, args: tuple[Any, ...]) -> int:
         """Measures at the sizes of this call if they come often and that pays. Returns the calls until the next look."""
         spec, decision = self.owner.spec, self.owner.decided(key)

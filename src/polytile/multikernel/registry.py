@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from polytile import locks
-from polytile import options as settings
+from polytile import locks, options
 from polytile.kernels.candidate import Candidate
+from polytile.multikernel.conditions import conditions
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.spec import KernelSpec
 from polytile.store.records import config_text
+from polytile.tuning import budget
 
 _lock = locks.lock()
 _defined: weakref.WeakValueDictionary[Any, MultiKernel] = weakref.WeakValueDictionary()
 
 
-def define(
-    spec: KernelSpec, candidates: Sequence[Candidate], options: Mapping[str, Any] | None = None, owner: int = 0
-) -> MultiKernel:
-    """The MultiKernel of these sub-kernels: an existing one if it has the same tuple of them, the same arguments, the same
-    options and the same owner, whatever its name and the operators it came from; else a new one. Whether inputs are checked is
-    decided when a kernel is made, so `check_inputs` counts among the options even where it was set for the whole process.
+def define(spec: KernelSpec, candidates: Sequence[Candidate], owner: int = 0) -> MultiKernel:
+    """The MultiKernel of these sub-kernels. It keeps the options in force.
+
+    An existing one if it has the same tuple of sub-kernels, the same arguments, conditions (conditions.py) and owner, and is
+    measured on behalf of the same program where that has a budget, whatever its name and operators; else a new one.
     """
     same_work = dataclasses.replace(spec, name="", source_ops=())
     alike = tuple(_made_alike(candidate) for candidate in candidates)
-    options = {"check_inputs": settings.get("check_inputs"), **(options or {})}
-    key = (same_work, alike, tuple(sorted(options.items())), owner)
+    here, of_program = conditions(spec.target), budget.of_program()
+    key = (same_work, alike, here, of_program, owner)
     with _lock:
         known = _defined.get(key)
         if known is None:
-            known = _defined[key] = MultiKernel(spec, candidates, options)
+            given = {**options.overridden(), **options.of_kernels()}
+            known = _defined[key] = MultiKernel(spec, candidates, given, of_program)
         return known
 
 

@@ -80,7 +80,7 @@ class Request:
         """The candidate to choose by `scores`, one for each of `candidates`, taken at `sizes` (None: at the request's). Of equals
         the one named `preferred`, if it is among them."""
         entrants = [
-            dataclasses.replace(entrant, predicted=-math.inf) if candidate.name == preferred else entrant
+            dataclasses.replace(entrant, predicted=-math.inf, place=-1) if candidate.name == preferred else entrant
             for candidate, entrant in zip(self.candidates, self._entrants(scores, sizes), strict=True)
         ]
         index = pick(scores, noise_band(self.spec.target.type), entrants)
@@ -94,7 +94,8 @@ class Request:
         """What was known of each candidate beforehand; nothing is asked of those without a score."""
         at = {**self.sizes, **(sizes or {})}
         pairs = zip(self.candidates, scores, strict=True)
-        return [UNKNOWN if score is None else Entrant.of(candidate, at) for candidate, score in pairs]
+        family = self.problem.family
+        return [UNKNOWN if score is None else Entrant.of(candidate, family, at) for candidate, score in pairs]
 
     def provisional(self, candidate: str, scores: Sequence[Score | None]) -> bool:
         """Whether the time of this candidate among `scores`, one for each of `candidates`, was taken under load and is to be

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from polytile import options
 from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.kernels.facts import Facts
 from polytile.kernels.roundings import Rounded
+from polytile.multikernel.conditions import team
 from polytile.problem import Problem
 from polytile.runtime import device, regime
 from polytile.runtime.arguments import CPU, CUDA
@@ -223,13 +223,12 @@ class KernelSpec:
         `layouts` ends with the flags and, on a CPU, the number of threads that a kernel may use, so that problems which
         differ in sizes alone are in the same kind of regime.
         """
-        team = () if self.target.type == "cuda" else (f"threads={threads()}",)
         return Problem(
             self.family,
             self.kernel,
             self.deciding(ints),
             tuple(str(arg.dtype).removeprefix("torch.") for arg in self.args),
-            (*self.layouts, *self.flags(ints, pointers), *team),
+            (*self.layouts, *self.flags(ints, pointers), *team(self.target)),
             self.device or device.fingerprint(),
         )
 
@@ -322,9 +321,4 @@ class KernelSpec:
         return math.prod(sizes[part] if isinstance(part, str) else part for part in terms)
 
 
-def threads() -> int:
-    """Most threads that a kernel may use now."""
-    return options.get("threads") or torch.get_num_threads()
-
-
-__all__ = ["DIVISOR", "POWER", "ROLES", "WIDE", "ArgInfo", "KernelSpec", "threads"]
+__all__ = ["DIVISOR", "POWER", "ROLES", "WIDE", "ArgInfo", "KernelSpec"]

@@ -346,7 +346,7 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "LC_ALL": "C"},
+        env=toolchain.environment(),
         start_new_session=True,
     )
     state = _state

@@ -26,7 +26,7 @@ from polytile.runtime.cpu import cpu
 
 log = logging.getLogger("polytile")
 
-FORMAT = 3
+FORMAT = 4
 """Version of the record on disk; raise it when the fields of Toolchain change their meaning."""
 
 DEFAULT_COMPILERS = ("g++", "clang++")
@@ -45,6 +45,17 @@ the process already, and to look through the C++ libraries for it takes a sixth 
 
 EXTENSION_FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-w", "-fno-strict-aliasing")
 """Flags of the launcher, a C extension of this Python."""
+
+VARIABLES = (
+    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "LD_RUN_PATH", "SDKROOT",
+    "MACOSX_DEPLOYMENT_TARGET", "SOURCE_DATE_EPOCH", "GCC_EXEC_PREFIX", "CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS",
+)  # fmt: skip
+PREFIXES = ("CCC_", "CLANG_", "NIX_CFLAGS", "NIX_CXX", "NIX_LDFLAGS")
+"""Variables of the environment, and beginnings of their names, that a compiler reads, or a wrapper installed in its place. They
+reach the compiler, which may need them to work, and are part of every key."""
+
+DIVERTING = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES")
+"""Variables that have GCC write files of its own somewhere. They do not reach it."""
 
 ISA_TABLE: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("avx512", 16, ("AVX512F", "AVX512BW", "AVX512DQ", "AVX512VL")),
@@ -68,9 +79,9 @@ INSTALL = (
 class Toolchain:
     """A working C++ compiler and what it makes of this machine.
 
-    `command` starts the compiler (`path` is its first word), `version` is the first line of its --version and the flags that the
-    command has, `native` the flags that ask for this machine's instruction set, `isa` a name of ISA_TABLE or "scalar", `lanes`
-    the floats of one vector register, `macros` a digest of all predefined macros.
+    `command` starts the compiler (`path` is its first word), `version` is the first line of its --version, with the flags that
+    the command has and the variables that the compiler reads, `native` the flags that ask for this machine's instruction set,
+    `isa` a name of ISA_TABLE or "scalar", `lanes` the floats of one vector register, `macros` a digest of all predefined macros.
     """
 
     command: tuple[str, ...]
@@ -101,7 +112,7 @@ class Toolchain:
         return f"{self.kind}; {self.version}; {self.isa} {self.macros}; {cpu().identity}"
 
 
-_known: dict[tuple[str, ...], Toolchain] = {}
+_known: dict[tuple[Any, ...], Toolchain] = {}
 
 
 def find() -> Toolchain:
@@ -109,11 +120,22 @@ def find() -> Toolchain:
 
     A process that finds the record of an earlier one on disk starts no program.
     """
-    asked = (options.get("cxx"), os.environ.get("CXX", ""), os.environ.get("PATH", ""))
+    asked = (options.get("cxx"), os.environ.get("CXX", ""), os.environ.get("PATH", ""), variables())
     if asked not in _known:
         command = _locate(asked[0], asked[1])
         _known[asked] = _recall(command) or _remember(command, _examine(command))
     return _known[asked]
+
+
+def variables() -> tuple[str, ...]:
+    """What the environment tells the compiler, as NAME=VALUE, by name."""
+    found = ((name, value) for name, value in os.environ.items() if name in VARIABLES or name.startswith(PREFIXES))
+    return tuple(f"{name}={value}" for name, value in sorted(found) if value)
+
+
+def environment() -> dict[str, str]:
+    """The environment to start the compiler in."""
+    return {**{name: value for name, value in os.environ.items() if name not in DIVERTING}, "LC_ALL": "C"}
 
 
 def reset() -> None:
@@ -162,7 +184,7 @@ def _record_name(command: tuple[str, ...]) -> str:
         if program:
             status = os.stat(program)
             stamps.append((program, status.st_mtime_ns, status.st_size))
-    return f"toolchain/{digest(json.dumps([FORMAT, command, stamps, cpu().identity]))}.json"
+    return f"toolchain/{digest(json.dumps([FORMAT, command, stamps, variables(), cpu().identity]))}.json"
 
 
 def _recall(command: tuple[str, ...]) -> Toolchain | None:
@@ -203,7 +225,7 @@ def describe(command: tuple[str, ...], version: str, native: tuple[str, ...], ma
     return Toolchain(
         command=command,
         kind=kind,
-        version=" ".join([(version.splitlines() or [""])[0].strip(), *_flags_of(command)]),
+        version=" ".join([(version.splitlines() or [""])[0].strip(), *_flags_of(command), *variables()]),
         native=native,
         isa=isa,
         lanes=lanes,
@@ -218,7 +240,7 @@ def _output(command: tuple[str, ...], *arguments: str) -> str | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C"},
+            env=environment(),
             timeout=60,
         )
     except (OSError, subprocess.TimeoutExpired):

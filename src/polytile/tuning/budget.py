@@ -68,6 +68,25 @@ def campaign(seconds: float) -> Iterator[Campaign]:
         _campaign.reset(token)
 
 
+_program: contextvars.ContextVar[Budget | None] = contextvars.ContextVar("polytile_program_budget", default=None)
+
+
+@contextlib.contextmanager
+def program(seconds: float) -> Iterator[None]:
+    """Within the block, in this thread, the kernels of one program are defined. Measuring them may take so many seconds, all
+    together (0: no limit)."""
+    token = _program.set(Budget(seconds, "the program") if seconds > 0 else None)
+    try:
+        yield
+    finally:
+        _program.reset(token)
+
+
+def of_program() -> Budget | None:
+    """The budget of the program whose kernels are being defined; None where it has no limit."""
+    return _program.get()
+
+
 class Pace:
     """Spreads the measuring of all kernels over many calls. Any number of threads may use it."""
 
@@ -93,4 +112,6 @@ def tightest(*budgets: Budget | None) -> Budget | None:
     return min(limited, key=Budget.left, default=None)
 
 
-__all__ = ["REST", "SLICE_SECONDS", "Budget", "Campaign", "Pace", "campaign", "clock", "pace", "tightest"]
+__all__ = [
+    "REST", "SLICE_SECONDS", "Budget", "Campaign", "Pace", "campaign", "clock", "of_program", "pace", "program", "tightest",
+]  # fmt: skip

@@ -1,8 +1,9 @@
 """From times to a choice, the same on every machine that measured about the same.
 
-Two things keep a choice from following the moment: candidates within the noise band count as equal, and the best predicted of
-them is chosen, as predictions are the same in every process; and kernels of several threads are judged as if a parallel region
-cost the least that it was seen to cost, not what it did at that moment.
+Two things keep a choice from following the moment. Candidates within the noise band count as equal, and the best predicted of
+them is chosen, as predictions are the same in every process; where the option `sources` names sources, of the first of them. And
+kernels of several threads are judged as if a parallel region cost the least that it was seen to cost, not what it did at
+that moment.
 """
 
 from __future__ import annotations
@@ -36,16 +37,23 @@ MOST_CREDIT = 1e-6
 
 @dataclass(frozen=True)
 class Entrant:
-    """What is known of a candidate before it is timed: the seconds that its own model predicts, the threads it runs on, whether
-    it is the library's."""
+    """What is known of a candidate before it is timed: the seconds that its own model predicts, the threads it runs on, the place
+    of its source among those that it competes with, and whether it is the library's."""
 
     predicted: float = math.inf
     threads: int = 1
+    place: int = 0
     library: bool = False
 
     @classmethod
-    def of(cls, candidate: Candidate, sizes: Mapping[str, int]) -> Entrant:
-        return cls(candidate.cost(sizes), threads_of(candidate.config), candidate.origin == "library")
+    def of(cls, candidate: Candidate, family: str, sizes: Mapping[str, int]) -> Entrant:
+        place = place_of(candidate.origin, family)
+        return cls(candidate.cost(sizes), threads_of(candidate.config), place, candidate.origin == "library")
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Of two that are as fast as each other, the one for which this is less is chosen."""
+        return self.place, self.predicted
 
     def judged(self, seconds: float, excess: float) -> float:
         """The seconds to judge it by, where a parallel region cost `excess` seconds more than it has before (region.py)."""
@@ -53,6 +61,19 @@ class Entrant:
 
 
 UNKNOWN = Entrant()
+
+PART_OF = {"padding": "library", "decomposed": "library"}
+"""Origins of candidates that come from a source of another name."""
+
+
+def place_of(origin: str, family: str) -> int:
+    """The place of a product's candidate of this origin by the option `sources`; 0 if that names none, and in other families,
+    which have no sources."""
+    sources = options.parts(options.get("sources"))
+    if not sources or family in ("loop", "user"):
+        return 0
+    source = PART_OF.get(origin, origin)
+    return sources.index(source) if source in sources else len(sources)
 
 
 def threads_of(config: Config) -> int:
@@ -93,8 +114,8 @@ def noise_band(device: str) -> float:
 
 
 def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> int | None:
-    """Index of the best predicted candidate that is as fast as the fastest, the first of those predicted alike; None if none
-    can run.
+    """Index of the first candidate, by the order of `entrants` (Entrant.order), that is as fast as the fastest; None if none can
+    run.
 
     "As fast": within `band` (relative), or within the two measurements' own standard error where that is larger, up to
     WIDEST_BAND; but within `band` of the library's in any case, as a tuned program must not be slower than eager, and under
@@ -126,12 +147,12 @@ def doubtful(scores: Sequence[Score | None], band: float, entrants: Sequence[Ent
 
 
 def _judged(scores: Sequence[Score | None], entrants: Sequence[Entrant]) -> dict[int, Score]:
-    """The scores of those that run, by index, with the seconds that they are judged by, the best predicted first."""
+    """The scores of those that run, by index, with the seconds that they are judged by, in the order in which they are chosen."""
     known = entrants or [UNKNOWN] * len(scores)
     able = {index: score for index, score in enumerate(scores) if score is not None and score.ok}
     return {
         index: replace(able[index], seconds=known[index].judged(able[index].seconds, able[index].excess))
-        for index in sorted(able, key=lambda index: known[index].predicted)
+        for index in sorted(able, key=lambda index: known[index].order)
     }
 
 
@@ -176,4 +197,4 @@ def _score(rows: Sequence[Summary]) -> Score:
     return Score(middle.seconds, middle.noise, times=len(timed), excess=middle.region_excess, disturbed=middle.disturbed)
 
 
-__all__ = ["BUSY", "MOST_TIMES", "UNKNOWN", "WIDEST_BAND", "Entrant", "Score", "combine", "doubtful", "pick", "threads_of"]
+__all__ = ["BUSY", "MOST_TIMES", "UNKNOWN", "WIDEST_BAND", "Entrant", "Score", "combine", "doubtful", "pick", "place_of", "threads_of"]

@@ -14,7 +14,7 @@ import torch
 from polytile import options
 from polytile.errors import CompilerMissing
 from polytile.runtime import toolchain
-from polytile.runtime.cuda import driver
+from polytile.runtime.cuda import driver, workers
 
 METHOD = "3"
 """Version of the way of measuring (racing.py, summary.py); measurements taken another way are not compared."""
@@ -58,12 +58,15 @@ GPU_SWITCHES: tuple[tuple[str, object], ...] = (
 
 def environment(target: torch.device | None = None) -> tuple[tuple[str, str], ...]:
     """(name, value) pairs, sorted by name: torch, compiler and its flags, settings of the libraries, method of measuring;
-    on a GPU torch, Triton, CUDA's libraries, the driver, whether caches are warm, and the method."""
+    on a GPU torch, Triton and what the environment tells it, CUDA's libraries, the driver, whether caches are warm, and the
+    method."""
     if target is not None and target.type == "cuda":
-        found = _gpu_environment(options.get("gpu_cache"), _values(GPU_VARIABLES))
+        compiler = tuple(workers.compiler_environment().items())
+        found = _gpu_environment(options.get("gpu_cache"), _values(GPU_VARIABLES), compiler)
         switches = GPU_SWITCHES
     else:
-        found, switches = _environment(options.get("cxx"), _values(("CXX", *VARIABLES))), SWITCHES
+        asked = options.get("cxx"), _values(("CXX", *VARIABLES)), toolchain.variables()
+        found, switches = _environment(*asked), SWITCHES
     told = [(name, str(said)) for name, default in switches if (said := attrgetter(name)(torch.backends)) != default]
     told += [(f"option {name}", value) for name, value in options.registered().items()]
     return tuple(sorted((*found, *told))) if told else found
@@ -84,7 +87,7 @@ def _set(variables: Sequence[str], values: Sequence[str]) -> dict[str, str]:
 
 
 @functools.cache
-def _environment(option: str, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _environment(option: str, values: tuple[str, ...], compiler_reads: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     try:
         found = toolchain.find()
         compiler, flags = f"{found.kind} {found.version}", " ".join(found.flags)
@@ -95,12 +98,14 @@ def _environment(option: str, values: tuple[str, ...]) -> tuple[tuple[str, str],
 
 
 @functools.cache
-def _gpu_environment(caches: str, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _gpu_environment(
+    caches: str, values: tuple[str, ...], compiler_reads: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, str], ...]:
     facts = {"torch": torch.__version__, "driver": driver.release(), "caches": caches, "method": GPU_METHOD, "triton": "none"}
     for package in GPU_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
-    return tuple(sorted({**facts, **_set(GPU_VARIABLES, values)}.items()))
+    return tuple(sorted({**facts, **_set(GPU_VARIABLES, values), **dict(compiler_reads)}.items()))
 
 
 __all__ = ["GPU_METHOD", "GPU_SWITCHES", "GPU_VARIABLES", "METHOD", "SWITCHES", "VARIABLES", "environment", "present"]

@@ -19,7 +19,7 @@ from polytile.runtime import compile as compiler
 from polytile.store.records import DISTURBED, LEAST_REGION, REGION
 from polytile.tuning import measure, progress, racing
 from polytile.tuning.budget import clock
-from polytile.tuning.decide import Entrant, threads_of
+from polytile.tuning.decide import Entrant, place_of, threads_of
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.limits import within
@@ -131,11 +131,12 @@ class _Trial:
     def _entrants(self) -> dict[int, Entrant]:
         """Those that may be timed, by index, in the order of `decide.pick`."""
         promise = dict(enumerate(self.task.predicted))
+        passed, family = {index: self.task.candidates[index] for index in sorted(self.passed)}, self.task.problem.family
         known = {
-            index: Entrant(promise.get(index, math.inf), threads_of(self.task.candidates[index].config))
-            for index in sorted(self.passed)
+            index: Entrant(promise.get(index, math.inf), threads_of(candidate.config), place_of(candidate.origin, family))
+            for index, candidate in passed.items()
         }
-        return dict(sorted(known.items(), key=lambda pair: pair[1].predicted))
+        return dict(sorted(known.items(), key=lambda pair: pair[1].order))
 
     def _keep(self, order: Sequence[int], timings: Sequence[measure.Timing]) -> None:
         for index, timing in zip(order, timings, strict=True):

@@ -14,12 +14,12 @@ import sympy
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
+from polytile.runtime import programs
 from polytile.wrapper import lines, tensors
 from polytile.wrapper.backends import Wrapped
 from polytile.wrapper.lines import Argument, Line
 
 _printer = PythonPrinter()
-_programs = itertools.count()
 INDENT = "    "
 OPERATIONS = 3  # of a symbolic number from which on it is computed once
 
@@ -40,7 +40,7 @@ def wrap(name: str, all_lines: tuple[Line, ...]) -> Wrapped:
     for line in all_lines:
         writer.write(line)
     source = writer.source()
-    file = f"<polytile {name} {next(_programs)}>"
+    file = programs.new_file(name)
     scope = dict(writer.scope)
     exec(compile(source, file, "exec"), scope)
     call = scope["call"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from polytile.problem import Config, Resources
 from polytile.runtime import time_burst
 from polytile.runtime.cuda import cubins, device, workers
 from polytile.runtime.formula import evaluate
+from polytile.tuning.environment import environment
 from tests.frontend.lowering import lower
 from tests.runtime.cuda.conftest import Stub
 from tests.waiting import PATIENCE
@@ -129,6 +132,36 @@ def test_a_worker_that_dies_fails_its_job_alone(empty_cache: Path) -> None:
         assert done.wait(PATIENCE)
     pool.stop()
     assert "died" in str(answers[0]["error"]) and answers[1] == {"fine": True}
+
+
+def test_what_the_environment_tells_triton_is_in_the_key_and_reaches_the_worker(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key() -> str:
+        return cubins.Order("k", "tests.runtime.cuda.telling", {}, "test").key
+
+    ptxas = tmp_path / "ptxas"
+    ptxas.write_text("the first")
+    for name in os.environ:
+        if name.startswith(("TRITON_", "DISABLE_")) and name != "TRITON_INTERPRET":
+            monkeypatch.delenv(name)
+    plain, measured = key(), environment(torch.device("cuda"))
+    for name, value in (("DISABLE_PTXAS_OPT", "1"), ("TRITON_DEFAULT_FP_FUSION", "0"), ("TRITON_PTXAS_PATH", str(ptxas))):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert key() != plain and name in dict(environment(torch.device("cuda"))), name
+            before = key()
+            ptxas.write_text("the other one")
+            assert (key() != before) is (name == "TRITON_PTXAS_PATH")
+    for name in ("TRITON_CACHE_DIR", "TRITON_KERNEL_OVERRIDE"):
+        monkeypatch.setenv(name, "1")
+        assert key() == plain and environment(torch.device("cuda")) == measured, name
+    for value in ("1", "0"):
+        monkeypatch.setenv("DISABLE_PTXAS_OPT", value)
+        order = cubins.Order("k", "tests.runtime.cuda.telling", {}, "test")
+        told = json.loads(cubins.request(order).result(PATIENCE).binary)
+        assert told["DISABLE_PTXAS_OPT"] == value and "TRITON_KERNEL_OVERRIDE" not in told and "TRITON_CACHE_DIR" in told
+    workers.reset()
 
 
 def test_other_facts_make_other_code_of_the_same_candidate() -> None:

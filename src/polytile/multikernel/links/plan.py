@@ -14,7 +14,8 @@ from pathlib import Path
 
 from polytile import options
 from polytile.errors import NotInPlan, OptionError, PlanError
-from polytile.multikernel.planfile import Plan, differences, here, key_of
+from polytile.multikernel.conditions import pinned as pinned_under
+from polytile.multikernel.planfile import Key, Plan, differences, here, key_of
 from polytile.multikernel.request import Answer, Request
 from polytile.multikernel.spec import KernelSpec
 from polytile.problem import sizes_text
@@ -27,9 +28,12 @@ def choose(request: Request) -> Answer | None:
     path = options.get("plan")
     if not path:
         return None
-    pinned = opened(path).by_key.get(key_of(request.spec, request.regime))
+    key = _key(request.spec, request.regime)
+    pinned = opened(path).by_key.get(key)
     if pinned is None:
-        return _missing(request, path, "not in the plan")
+        others = " or ".join(", ".join(conditions) or "defaults" for conditions in opened(path).elsewhere(key))
+        now = ", ".join(pinned_under(request.spec.target)) or "defaults"
+        return _missing(request, path, f"the plan pins it for {others}, here are {now}" if others else "not in the plan")
     candidate = next((candidate for candidate in request.alive if candidate.name == pinned.candidate), None)
     if candidate is None:
         return _missing(request, path, f"the plan's {pinned.candidate!r} cannot run here")
@@ -42,14 +46,14 @@ def choose(request: Request) -> Answer | None:
 def splits(spec: KernelSpec, regime: str) -> bool:
     """Whether the plan in force, if there is one, pins parts of this regime in place of the whole."""
     path = options.get("plan")
-    return bool(path) and key_of(spec, regime) in opened(path).split
+    return bool(path) and _key(spec, regime) in opened(path).split
 
 
 def taken_out(spec: KernelSpec, regime: str) -> tuple[Mapping[str, int], ...]:
     """The single sizes of this regime that the plan in force, if there is one, pins by themselves. Raises OptionError where the
     plan leaves one of the sizes out."""
     path = options.get("plan")
-    pinned = opened(path).taken_out.get(key_of(spec, regime), ()) if path else ()
+    pinned = opened(path).taken_out.get(_key(spec, regime), ()) if path else ()
     for sizes in pinned:
         if lacking := spec.bucketed() - sizes.keys():
             raise OptionError(
@@ -57,6 +61,10 @@ def taken_out(spec: KernelSpec, regime: str) -> tuple[Mapping[str, int], ...]:
                 "anew with polytile.save_plan."
             )
     return pinned
+
+
+def _key(spec: KernelSpec, regime: str) -> Key:
+    return key_of(spec, pinned_under(spec.target), regime)
 
 
 def opened(path: str) -> Plan:

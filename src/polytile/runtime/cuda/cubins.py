@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,19 @@ class Cubin:
 @dataclass(frozen=True)
 class Order:
     """One kernel to compile: `job` is what the worker module's `run` takes, `identity` what else decides the result
-    (versions of compilers); `suffix` is that of the source text, which the job has under "source"."""
+    (versions of compilers), besides what the environment tells these at the time; `suffix` is that of the source text, which
+    the job has under "source"."""
 
     name: str
     module: str
     job: Mapping[str, Any]
     identity: str
     suffix: str = ".py"
+    environment: Mapping[str, str] = field(default_factory=workers.compiler_environment)
 
     @property
     def key(self) -> str:
-        return digest(json.dumps([FORMAT, self.identity, self.job], sort_keys=True), 24)
+        return digest(json.dumps([FORMAT, self.identity, self.environment, self.job], sort_keys=True), 24)
 
     def stem(self, cache: Cache) -> str:
         """Name of its files in the cache, without their suffixes."""

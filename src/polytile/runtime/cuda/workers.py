@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -33,6 +34,19 @@ WORKER_BYTES = 1 << 30
 START_SECONDS = 120.0
 """A server takes 1-3 s to import what it needs, longer on a machine whose disk is cold."""
 
+READ_BY_COMPILERS = ("TRITON_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_", "AMDGCN_", "DISABLE_", "USE_IR_LOC")
+"""How the names of variables begin that Triton, LLVM and the assemblers read. Those that are set are part of the key of what is
+compiled, as a new Triton may have new ones; they reach the worker, as TRITON_PTXAS_PATH may be what makes it work."""
+
+INDIFFERENT = (
+    "TRITON_CACHE_DIR", "TRITON_CACHE_MANAGER", "TRITON_REMOTE_CACHE_BACKEND", "TRITON_HOME", "TRITON_DUMP_DIR",
+    "TRITON_KERNEL_DUMP", "TRITON_ALWAYS_COMPILE", "TRITON_PRINT_AUTOTUNING", "TRITON_CACHE_AUTOTUNING",
+)  # fmt: skip
+"""Those of them by which the same code comes out, and that reach the worker too."""
+
+CLEARED = ("TRITON_INTERPRET", "TRITON_KERNEL_OVERRIDE", "TRITON_OVERRIDE_DIR")
+"""Those that would have a worker compile nothing, or put some other code in place of a kernel's. They do not reach it."""
+
 Answer = dict[str, Any]
 Done = Callable[[Answer], None]
 
@@ -41,21 +55,35 @@ class WorkerDied(CompileFailed):
     """The process that was compiling a kernel ended, or was ended for taking too long."""
 
 
+def compiler_environment() -> dict[str, str]:
+    """What this process's environment tells the compilers of GPU kernels, by name; of a file also how large and how old it is."""
+    names = sorted(n for n in os.environ if n.startswith(READ_BY_COMPILERS) and n not in (*INDIFFERENT, *CLEARED))
+    return {name: os.environ[name] + _stamp(os.environ[name]) for name in names if os.environ[name]}
+
+
+def _stamp(value: str) -> str:
+    """Tells a program, such as an assembler, from the one that takes its place under the same name."""
+    with contextlib.suppress(OSError, ValueError):
+        status = os.stat(value)
+        if stat.S_ISREG(status.st_mode):
+            return f" ({status.st_size} bytes, {status.st_mtime_ns})"
+    return ""
+
+
 class _Server:
     """The process that forks workers."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         paths = [str(Path(__file__).parents[3]), *sys.path]  # what this process can import, the server can
         own = {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "CUDA_VISIBLE_DEVICES": ""}
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | own
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("worker.py")), module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env=environment,
+                env={**environment, **own},
                 start_new_session=True,
             )
         self.control = ours
@@ -89,11 +117,12 @@ class _Server:
 
 
 class Workers:
-    """A pool for the jobs of one module: `submit` returns at once, `done` is called in some thread with the answer, which
-    is {"error": text} where there was none."""
+    """A pool for the jobs of one module, in this process's environment as it is now: `submit` returns at once, `done` is called
+    in some thread with the answer, which is {"error": text} where there was none."""
 
     def __init__(self, module: str) -> None:
         self.module = module
+        self.environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
         self.jobs: queue.SimpleQueue[tuple[Mapping[str, Any], Done]] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.threads = 0
@@ -104,7 +133,7 @@ class Workers:
         """Starts the server, so that what it imports is there when the first job comes."""
         with self.lock:
             if self.server is None or self.server.process.poll() is not None:
-                self.server = _Server(self.module)
+                self.server = _Server(self.module, self.environment)
 
     def submit(self, job: Mapping[str, Any], done: Done) -> None:
         self.start()
@@ -168,16 +197,17 @@ def _lost(error: Exception) -> str:
     return f"the process that compiled the kernel died ({error})"
 
 
-_pools: dict[str, Workers] = {}
+_pools: dict[tuple[Any, ...], Workers] = {}
 _lock = threading.Lock()
 
 
 def pool(module: str) -> Workers:
-    """The pool of `module`, the same in every call."""
+    """The pool of `module` for what the environment tells compilers now, the same in every call."""
+    key = (module, *compiler_environment().items())
     with _lock:
-        if module not in _pools:
-            _pools[module] = Workers(module)
-        return _pools[module]
+        if key not in _pools:
+            _pools[key] = Workers(module)
+        return _pools[key]
 
 
 def reset() -> None:
@@ -196,4 +226,4 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
-__all__ = ["WorkerDied", "Workers", "pool", "reset"]
+__all__ = ["WorkerDied", "Workers", "compiler_environment", "pool", "reset"]
