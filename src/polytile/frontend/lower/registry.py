@@ -27,7 +27,7 @@ def lowers(*overloads: Any) -> Callable[[Lowering], Lowering]:
 
 @functools.cache
 def load() -> None:
-    """Imports every file of this folder, so that TABLE is complete."""
-    folder, _, _ = __name__.rpartition(".")
-    for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
-        importlib.import_module(f"{folder}.{module.name}")
+    """Fills TABLE, once: imports every file of this folder. Whatever asks the table comes after it."""
+    home = importlib.import_module(__name__.rpartition(".")[0])
+    for module in pkgutil.iter_modules(home.__path__):
+        importlib.import_module(f"{home.__name__}.{module.name}")
