@@ -76,10 +76,11 @@ def explain_choice(
     The answer is for this machine, environment and number of threads. Where nothing is known, the nearest measurement
     is shown and in what it differs; the status is then 1. A function is compiled and called, and nothing is measured.
     """
-    from polytile.cli import why_command, why_program
+    from polytile.cli import why_command
     from polytile.report import show
 
-    if why_program.is_function(kernel):
+    if why_command.is_function(kernel):
+        from polytile.cli import why_program
         from polytile.cli.targets import Kind
 
         reports, found = why_program.answer(
@@ -147,9 +148,9 @@ def replay_measurements(
 @app.command("configs")
 def show_configs(
     family: Annotated[str, typer.Argument(help="A device family: cpu, cuda, rocm, xpu, or one that was registered.")],
-    m: Annotated[int, typer.Argument(help="M: rows of the product.", min=0)],
-    n: Annotated[int, typer.Argument(help="N: columns of the product.", min=0)],
-    k: Annotated[int, typer.Argument(help="K: the length of its sums.", min=0)],
+    m: Annotated[int, typer.Argument(help="M: rows of the product.", min=1)],
+    n: Annotated[int, typer.Argument(help="N: columns of the product.", min=1)],
+    k: Annotated[int, typer.Argument(help="K: the length of its sums.", min=1)],
     table: Annotated[
         str, typer.Option(help="mm, int8_mm, persistent_mm, ... Default: register_tiles on a CPU, else mm.")
     ] = "",

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from polytile import options
 from polytile.cli.kernels import Kernel, the_one
 from polytile.cli.plain import sizes_text
 from polytile.cli.why import Here, Why, sizes_of, why
 from polytile.multikernel.planfile import Plan
-from polytile.multikernel.spec import threads
 from polytile.report import Column, Table
 from polytile.report.tables import micros, ratio
-from polytile.runtime import device
-from polytile.runtime.cuda.device import available, fingerprint
+from polytile.runtime import device, pytorch
 from polytile.store.place import Place
-from polytile.tuning.environment import environment
+from polytile.tuning.environment import of_kind
+
+
+def is_function(word: str) -> bool:
+    """Whether the word names a function in a file (why_program.py) rather than a kernel."""
+    return ".py:" in word
 
 
 def answer(word: str, words: Sequence[str], store: Place, plan: Path | None) -> tuple[list[Table], bool]:
@@ -47,13 +48,12 @@ def answers(kernel: Kernel, sizes: Mapping[str, int], plan: tuple[str, Plan] | N
 
 def here() -> Here:
     """This process, as calls made in it on the processor would be."""
-    return Here(device.fingerprint(), dict(environment()), threads())
+    return Here(device.fingerprint(), dict(of_kind("cpu")), pytorch.threads())
 
 
 def gpus() -> list[Here]:
     """The same for calls on each GPU."""
-    facts = dict(environment(torch.device("cuda"))) if available() else {}
-    return [Here(fingerprint(index), facts, threads()) for index in range(torch.cuda.device_count() if facts else 0)]
+    return [Here(fingerprint, dict(of_kind("cuda")), pytorch.threads()) for fingerprint in pytorch.gpus()]
 
 
 def table_of(name: str, asked: str, found: Why) -> Table:
@@ -73,4 +73,4 @@ def table_of(name: str, asked: str, found: Why) -> Table:
                     rows, notes)  # fmt: skip
 
 
-__all__ = ["answer", "answers", "gpus", "here", "plan_in_force", "table_of"]
+__all__ = ["answer", "answers", "gpus", "here", "is_function", "plan_in_force", "table_of"]

@@ -27,11 +27,6 @@ GUESSES = ("prior", "model", "default")
 """Links of the selector that answer without a measurement."""
 
 
-def is_function(word: str) -> bool:
-    """Whether the word names a function in a file rather than a kernel."""
-    return ".py:" in word
-
-
 def answer(
     target: str, sizes: Sequence[str], shapes: Sequence[str], kind: Kind, store: Place, plan: Path | None
 ) -> tuple[list[Table], bool]:
@@ -88,4 +83,4 @@ def _why(decision: Decision) -> Why:
     return Why(decision.measured_at or decision.sizes, decision.candidate, decision.provenance, tuple(ranked))
 
 
-__all__ = ["answer", "decisions", "is_function"]
+__all__ = ["answer", "decisions"]

@@ -30,13 +30,14 @@ from typing import TYPE_CHECKING, Any
 from polytile import files
 from polytile.errors import PlanError
 from polytile.multikernel.decision import Decision
-from polytile.multikernel.spec import KernelSpec, threads
 from polytile.runtime import device
+from polytile.runtime.pytorch import threads
 from polytile.tuning.environment import environment
 from polytile.version import __version__
 
 if TYPE_CHECKING:
     from polytile.multikernel.multikernel import MultiKernel
+    from polytile.multikernel.spec import KernelSpec
 
 FORMAT, VERSION = "polytile plan", 1
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from polytile import options
 from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.kernels.facts import Facts
 from polytile.kernels.roundings import Rounded
@@ -19,6 +18,7 @@ from polytile.problem import Problem
 from polytile.runtime import device, regime
 from polytile.runtime.arguments import CPU, CUDA
 from polytile.runtime.formula import Formula, evaluate
+from polytile.runtime.pytorch import threads
 from polytile.tuning.tolerance import coarseness
 
 WIDE = "wide"
@@ -322,9 +322,4 @@ class KernelSpec:
         return math.prod(sizes[part] if isinstance(part, str) else part for part in terms)
 
 
-def threads() -> int:
-    """Most threads that a kernel may use now."""
-    return options.get("threads") or torch.get_num_threads()
-
-
-__all__ = ["DIVISOR", "POWER", "ROLES", "WIDE", "ArgInfo", "KernelSpec", "threads"]
+__all__ = ["DIVISOR", "POWER", "ROLES", "WIDE", "ArgInfo", "KernelSpec"]

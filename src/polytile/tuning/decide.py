@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from polytile import options
-from polytile.kernels.candidate import Candidate
 from polytile.problem import Config, Outcome
 from polytile.store.records import Identity, Summary
+
+if TYPE_CHECKING:
+    from polytile.kernels.candidate import Candidate
 
 WIDEST_BAND = 0.05
 """However noisy the measurement, a candidate 5 % slower than the fastest does not count as equal to it."""
