@@ -164,7 +164,7 @@ def cache() -> Finding:
 
     if not options.get("persist"):
         return Finding("cache directory", "ok", "none: the option persist is off")
-    asked = options.cache_dir()
+    asked = service.within(options.cache_dir())
     in_force = service.directory()
     if in_force != asked:
         advice = f"make {asked} writable for you and for nobody else, or set POLYTILE_CACHE_DIR to another directory."

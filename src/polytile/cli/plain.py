@@ -41,9 +41,10 @@ class PlainErrors(TyperGroup):
 
 def store_at(named: str | None) -> Place:
     """The store that a command works on; it may not exist. Raises StoreError where the name is none of a store."""
+    from polytile.runtime import cache
     from polytile.store.place import FILE_NAME, place_of
 
-    return place_of(named or options.get("store") or options.cache_dir() / FILE_NAME)
+    return place_of(named or options.get("store") or cache.within(options.cache_dir()) / FILE_NAME)
 
 
 def date(seconds: float | None) -> str:

@@ -358,7 +358,7 @@ class MultiKernel:
         """What the selector is asked about these integers, in the regime `key`; with `args`, candidates may be tried on them."""
         spec, sizes = self.spec, self.spec.sizes(ints)
         pointers = self._pointers(args)
-        rejected = self._failures.at(key)
+        rejected = self._failures.at(key, sizes)
         able = [c for c in self.candidates if c.name not in rejected and self._can_run(c, sizes, ints)]
         facts = spec.facts(ints, pointers)
         return Request(
@@ -422,7 +422,7 @@ class MultiKernel:
 
     def _nothing_left(self, key: int, request: Request) -> str:
         sizes = sizes_text(request.sizes.items())
-        known = {**self._failures.at(key), **request.rejected}
+        known = {**self._failures.at(key, request.sizes), **request.rejected}
         reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
         return (
             f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
@@ -468,6 +468,8 @@ class MultiKernel:
             candidate = self._by_name[decision.candidate]
             self._record(self.request(key, self.spec.split(args)[1], args), candidate, Outcome.RAISED, error)
             self._failures.add(candidate.name, f"raised {type(error).__name__}: {error}", key)
+            if self.spec.family == "user":
+                trace.rejected(self.spec, candidate.name, f"{type(error).__name__}: {error}", Outcome.RAISED)
             self._regimes.decisions.pop(self.spec.words_in(key), None)
             return self.replace(args, self._select(key, args))
 
