@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from polytile import debug, locks, options, runtime
+from polytile import debug, locks, options
 from polytile.counters import counters
 from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.ir import sizes
@@ -24,6 +24,7 @@ from polytile.multikernel import MultiKernel, alive
 from polytile.multikernel.define import define_loop, define_template
 from polytile.multikernel.links import forced
 from polytile.passes.pipeline import optimize
+from polytile.runtime import compile as compiling
 from polytile.runtime.neutral import neutral
 from polytile.tuning.budget import Budget
 from polytile.wrapper import KernelCall, backend, schedule
@@ -72,7 +73,7 @@ def reset() -> None:
     with _lock:
         _compiled.clear()
     counters.reset()
-    runtime.compile.reset()
+    compiling.reset()
 
 
 def compile_program(

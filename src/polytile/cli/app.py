@@ -107,6 +107,10 @@ def tune_ahead(
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure only as much as a program does in its first calls, and nothing twice.")
     ] = False,
+    exhaustive: Annotated[
+        bool,
+        typer.Option("--exhaustive", help="Measure every candidate, of a GPU's products all configs there are. Takes hours."),
+    ] = False,
 ) -> None:
     """Compile a function and call it at some sizes, so that later programs find everything measured.
 
@@ -121,7 +125,9 @@ def tune_ahead(
     from polytile.cli.targets import Kind, jobs_of
     from polytile.cli.tune import tune
 
-    raise typer.Exit(tune(jobs_of(target, shapes or [], Kind(dtype, device)), save_plan, seconds, not quick))
+    if quick and exhaustive:
+        raise typer.BadParameter("--quick measures little and --exhaustive everything; leave one of them out.")
+    raise typer.Exit(tune(jobs_of(target, shapes or [], Kind(dtype, device)), save_plan, seconds, not quick, exhaustive))
 
 
 @app.command("replay")

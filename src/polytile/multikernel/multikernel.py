@@ -43,6 +43,9 @@ from polytile.tuning.room import MOST_POSTPONED
 HINTED_SHORTLIST = 6
 """Candidates measured for a hinted size, at least: nobody waits for that call yet, and the sizes are the ones that matter."""
 
+HINTED = ", for a hint"
+"""What the grounds of a decision say besides where a hint asked for it."""
+
 HINTED_CALLS = 10**9
 """Calls that a hinted size is expected to get: compiling always pays."""
 
@@ -154,13 +157,26 @@ class MultiKernel:
                 if self.decided(key) is None:
                     self._prepare(self.request(key, self.spec.split(args)[1], args))
             for args in calls:
-                key = self._key_of(args)
-                if self.decided(key) is None:
-                    with contextlib.suppress(DivisionByZero):
-                        entry = self._select(key, args)
-                        self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # it may be split by this very decision
+                with contextlib.suppress(DivisionByZero):
+                    self._choose_for_hint(args)
             decided = [self.decided(self.dispatcher.key_of(*args)) for args in calls]
             return [decision for decision in decided if decision is not None]
+
+    def _choose_for_hint(self, args: tuple[Any, ...]) -> None:
+        """Decides for the regime of these arguments; where a decision at other sizes of it stands, for these sizes alone, so that
+        each hint has a kernel of its own."""
+        key, ints = self._key_of(args), self.spec.split(args)[1]
+        standing = self.decided(key)
+        if standing is not None and standing.sizes != self.spec.deciding(ints):
+            self.take_out(self.spec.words_in(key), self.spec.sizes(ints))
+            key = self._key_of(args)
+        if self.decided(key) is None:
+            entry = self._select(key, args)
+            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # it may be split by this very decision
+        words = self.spec.words_in(self.dispatcher.key_of(*args))
+        decision = self._regimes.decisions.get(words)
+        if decision is not None and HINTED not in decision.provenance:
+            self._regimes.decisions[words] = dataclasses.replace(decision, provenance=decision.provenance + HINTED)
 
     def _made_up(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
         if self.spec.make_args is None:
