@@ -79,10 +79,10 @@ def in_short(error: Exception) -> str:
     """An error's class and first line; of torch's tracer, whose first line is a heading, what stands below it or what an operator
     has said."""
     first, *others = str(error).strip().splitlines() or ["no message"]
-    told = next((line.strip() for line in others if line.strip().startswith(EXPLANATION)), "")
-    if refused := TRACED.search(first):
-        return f"{refused['error']}: {refused['message']}".rstrip(".")
-    return f"{type(error).__name__}: {told.removeprefix(EXPLANATION) or first}".rstrip(".")
+    told = next((line.strip() for line in others if line.strip().startswith(EXPLANATION)), first).removeprefix(EXPLANATION)
+    refused = TRACED.search(told)
+    what = f"{refused['error']}: {refused['message']}" if refused else f"{type(error).__name__}: {told}"
+    return what.rstrip(".")
 
 
 @contextlib.contextmanager

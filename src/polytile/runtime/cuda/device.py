@@ -55,11 +55,6 @@ class DeviceFacts:
         """What kernels are compiled for."""
         return self.arch or self.capability
 
-    @property
-    def flops(self) -> float:
-        """fp32 operations a second outside of the tensor cores: 128 lanes a multiprocessor, two an instruction."""
-        return 2 * 128 * self.sms * self.clock
-
 
 TABLE: tuple[DeviceFacts, ...] = (
     DeviceFacts("NVIDIA H100 80GB HBM3", 90, 132, 1.98e9, 3020 * GB, 50 * MIB, 7000 * GB),
