@@ -106,6 +106,7 @@ class Kind:
             dtype.is_floating_point and dtype.itemsize == 1,
             any(each != dtype for each in stored) or any(kernel.prologues),
             kernel.tf32,
+            kernel.second is not None,
         )
 
     @property
