@@ -65,7 +65,7 @@ def test_a_command_that_only_reads_does_without_torch(place: Path, words: tuple[
 def test_what_is_said_of_pytorch_without_it_is_what_it_says_itself() -> None:
     import torch
 
-    assert pytorch.release() == torch.__version__ and pytorch.hip() == torch.version.hip
+    assert (pytorch._read().__version__, pytorch._read().hip) == (torch.__version__, torch.version.hip)
     assert pytorch.folder() == Path(torch.__file__).parent
 
 

@@ -49,7 +49,7 @@ def folder() -> Path:
 
 
 @functools.cache
-def _about() -> ModuleType:
+def _read() -> ModuleType:
     """The module torch.version, run by itself."""
     spec = importlib.util.spec_from_file_location("polytile_torch_version", folder() / "version.py")
     assert spec is not None and spec.loader is not None
@@ -60,12 +60,14 @@ def _about() -> ModuleType:
 
 def release() -> str:
     """What torch.__version__ says: "2.13.0+cpu"."""
-    return str(_about().__version__)
+    torch = sys.modules.get("torch")
+    return str((torch or _read()).__version__)
 
 
 def hip() -> str | None:
     """The release of ROCm that this PyTorch is a build for; None for others."""
-    found: str | None = getattr(_about(), "hip", None)
+    torch = sys.modules.get("torch")
+    found: str | None = getattr(torch.version if torch is not None else _read(), "hip", None)
     return found
 
 
