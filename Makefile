@@ -7,7 +7,7 @@
 # make models   whole models and many random expressions against eager (about half an hour, 2 cores)
 # make bench   every benchmark; results go to benchmarks/results/
 # make bench-gpu   loops on an NVIDIA GPU against eager and the peer: make bench-gpu GPU="--parts grid --dtypes bf16 --seconds 300"
-# make lint    ruff and mypy
+# make lint    ruff, mypy, and a search for names that nothing uses
 # make clean   removes what the above made in this directory
 
 PYTHON ?= python3
@@ -64,6 +64,7 @@ bench-gpu: $(STAMP)
 lint: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+	$(RUN) -m scripts.dead_code
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from polytile import debug, locks, options, runtime
+from polytile import debug, locks, options
 from polytile.counters import counters
 from polytile.frontend import failures
 from polytile.frontend.failures import Failure
@@ -26,6 +26,7 @@ from polytile.multikernel import MultiKernel, alive
 from polytile.multikernel.define import define_loop, define_template
 from polytile.multikernel.links import forced
 from polytile.passes.pipeline import optimize
+from polytile.runtime import compile as compiling
 from polytile.runtime import programs
 from polytile.runtime.neutral import neutral
 from polytile.tuning import budget
@@ -76,7 +77,7 @@ def reset() -> None:
         _compiled.clear()
     counters.reset()
     failures.reset()
-    runtime.compile.reset()
+    compiling.reset()
 
 
 def compile_program(

@@ -60,7 +60,8 @@ TABLE: tuple[Option, ...] = (
         "cache_dir",
         str,
         "~/.cache/polytile",
-        "Directory of everything polytile keeps on disk; empty: the default.",
+        "Directory of everything polytile keeps on disk; empty: the default. In one that every user may write to, files are kept "
+        "in a directory of the user's own.",
         path=True,
     ),
     Option(
@@ -99,6 +100,14 @@ TABLE: tuple[Option, ...] = (
     Option("shortlist", int, 3, "Most candidates that are measured at sizes for which nothing is known.", least=1),
     Option(
         "gpu_shortlist", int, 6, "The same for kernels on a GPU, where candidates compile in parallel processes.", least=1
+    ),
+    Option(
+        "configs",
+        str,
+        "tables",
+        "Which configs a product on a GPU may take: those of its device family's tables, or exhaustive: the family's whole space "
+        "besides, hundreds of kernels, for `polytile tune --exhaustive` (docs/configs.md).",
+        choices=("tables", "exhaustive"),
     ),
     Option(
         "expected_calls",

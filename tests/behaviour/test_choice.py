@@ -160,7 +160,7 @@ def test_forcing_a_candidate_that_the_named_kernel_lacks_names_those_it_has() ->
         compiled(softmax, force=f"{name}=persistant t1")(x)
 
 
-@pytest.mark.parametrize("entry", ["persistant t1", "some_kernel=persistent t1", "*=persistant*", "split*, tile_packed"])
+@pytest.mark.parametrize("entry", ["persistant t1", "some_kernel=persistent t1", "*=persistant*", "looped*, tile_packed"])
 def test_a_misspelt_name_that_forces_nothing_is_told(entry: str, caplog: pytest.LogCaptureFixture) -> None:
     check(softmax, compiled(softmax, force=entry, tune="off"), *sized((9, 600)))
     (told,) = (record.getMessage() for record in caplog.records if "force" in record.getMessage())

@@ -19,6 +19,15 @@ OPTIONS = {"interpret": True, "persist": False, "sources": "triton", "tune": "of
 FP8 = torch.float8_e4m3fn
 
 
+def test_a_config_of_the_exhaustive_space_alone_runs_and_is_right() -> None:
+    forced = "tile 16x32x64 s1 w2"
+    given = {**OPTIONS, "configs": "exhaustive", "force": f"*={forced}"}
+    x, y = half(40, 70), half(70, 24)
+    run = polytile.compile(torch.matmul, options=given)
+    torch.testing.assert_close(run(x, y).double(), x.double() @ y.double(), rtol=2e-2, atol=2e-2)
+    assert forced in str(polytile.explain(run, x, y))
+
+
 def int8(*shape: int) -> torch.Tensor:
     return torch.randint(-10, 10, shape, dtype=torch.int8)
 

@@ -11,7 +11,9 @@ from torch import Tensor
 import polytile
 from polytile.errors import HintError
 from polytile.multikernel import MultiKernel
+from polytile.runtime import compile as compiling
 from tests.behaviour.helpers import check, decisions, graphs, multikernel, multikernels, sized
+from tests.waiting import PATIENCE
 
 HINTS = [16, 64, 256]
 
@@ -83,10 +85,27 @@ def test_each_hint_gets_its_decision_when_the_function_is_compiled(kind: str, em
     assert graphs() == (1, 1)
 
 
+def test_hints_of_one_regime_have_a_kernel_each(empty_cache: object) -> None:
+    """Chosen and measured at its own size, whatever the other hint's is, and told as such."""
+    run = polytile.compile(matmul, hints={"s0": [70, 90]})
+    check(matmul, run, *sized((20, 40), (40, 30)))
+    kernel = multikernel("mm")
+    hinted = {dict(d.sizes)["M"]: d for d in kernel.decisions if d.provenance.endswith(", for a hint")}
+    assert set(hinted) == {70, 90} and len(kernel.decisions) == 3
+    assert hinted[90].part_of == hinted[70].regime and all(dict(d.problem.sizes)["M"] == m for m, d in hinted.items())
+    counts = dict(polytile.counters)
+    for rows in (70, 90, 85):
+        check(matmul, run, *sized((rows, 40), (40, 30)))
+    assert polytile.counters["dispatch_misses"] == counts["dispatch_misses"] and len(kernel.decisions) == 3
+    told = str(polytile.explain(run, *sized((70, 40), (40, 30))))
+    assert told.count(", for a hint") == 2
+
+
 def test_what_is_compiled_ahead_is_at_hand_when_its_size_comes(empty_cache: object) -> None:
     """No decision is made before: the call makes it, and compiles nothing."""
     run = polytile.compile(matmul, compile_ahead={"s0": [3], "s1": [4096]}, options={"tune": "off", "sources": "cpp"})
     check(matmul, run, *sized((96, 100), (100, 80)))
+    compiling.settle(PATIENCE)  # in the background
     kernel, runs = multikernel("mm"), polytile.counters["compiler_runs"]
     assert len(kernel.decisions) == 1
     check(matmul, run, *sized((3, 4096), (4096, 80)))

@@ -27,6 +27,7 @@ def test_names_that_are_not_known_are_refused() -> None:
         (("npu", 1, 2, 3), "there is no device family 'npu'"),
         (("cuda", 1, 2, 3, "--table", "conv"), "holds no configs of matrix products"),
         (("cuda", 1, 2, 3, "--dtype", "half"), "there is no type 'half' here"),
+        (("cuda", 0, 64, 64), "Invalid value for"),
         (("cuda", 1, 2, 3, "--device", "Z9"), "no GPU named 'Z9'"),
         (("cpu", 1, 2, 3, "--dtype", "float16"), "no register tiles for float16"),
     ):

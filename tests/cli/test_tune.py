@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from polytile import options
 from polytile.multikernel.links import measured
 from polytile.multikernel.planfile import Plan
+from polytile.multikernel.selector import Request
 from polytile.store.reading import records
 from tests.cli.helpers import new_process, run
 
@@ -52,6 +54,25 @@ def test_what_a_function_returns_is_tuned_once(target: Path, empty_cache: Path) 
     new_process()
     again = run("tune", f"{target}:cases", "--quick")
     assert "2 of 2 calls, 0 candidates measured" in again.output and "measured before" in again.output
+
+
+def test_exhaustive_measures_every_candidate_of_the_whole_space(
+    target: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, frozenset[str]]] = []
+    shortlisted = measured.shortlist
+
+    def seen(request: Request) -> Any:
+        asked.append((options.get("configs"), request.names))
+        return shortlisted(request)
+
+    monkeypatch.setattr(measured, "shortlist", seen)
+    result = run("tune", f"{target}:softmax", "--exhaustive", "--shapes", "20x300")
+    assert result.exit_code == 0
+    ((configs, names),) = asked
+    assert configs == "exhaustive" and {m.measurement.candidate for m in records(empty_cache / "store.sqlite3")} == names
+    refused = run("tune", f"{target}:softmax", "--exhaustive", "--quick", "--shapes", "20x300")
+    assert refused.exit_code == 2 and "measures little" in refused.output
 
 
 def test_a_function_is_called_with_tensors_of_the_given_shapes(target: Path) -> None:

@@ -6,10 +6,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-import torch
 
 from polytile.cli import why_command
-from polytile.multikernel import conditions
+from polytile.multikernel.pinned import pinned as under
 from polytile.multikernel.planfile import Pinned, Plan, here
 from polytile.problem import Outcome
 from tests.cli.helpers import DIGEST, filled, measured, named, run
@@ -99,7 +98,7 @@ def test_only_the_latest_source_of_a_candidate_counts(store: Path) -> None:
 
 
 def pinned(regime: str) -> Pinned:
-    return Pinned("softmax", regime, "split t9", "s", DIGEST, ("float32",), conditions=conditions.pinned(torch.device("cpu")))
+    return Pinned("softmax", regime, "split t9", "s", DIGEST, ("float32",), conditions=under("cpu"))
 
 
 def test_a_plan_answers_first(store: Path, tmp_path: Path) -> None:

@@ -74,9 +74,11 @@ def test_with_an_empty_store_the_prediction_stands_alone(kernels: Path) -> None:
         (("smooth", "64", "512"), "give --shapes in place of 64 512"),
         (("nothing", "--shapes", "4x4"), "has no function 'nothing'"),
         (("broken", "--shapes", "4x4"), "cannot be called: ValueError: no such thing"),
+        (("product", "--shapes", "4x5,6x7"), "cannot be called: RuntimeError: a and b must have same reduction dim"),
         (("product", "--shapes", "4x4,5x4"), "must have same reduction dim"),
     ],
 )
-def test_what_cannot_be_asked_is_said(kernels: Path, words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_asked_is_said(kernels: Path, words: tuple[str, ...], said: str, caplog: pytest.LogCaptureFixture) -> None:
     result = run("why", f"{kernels}:{words[0]}", *words[1:])
     assert result.exit_code == 2 and said in result.output, result.output
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], "torch logs no traceback besides"

@@ -75,6 +75,29 @@ def test_an_overridden_table_is_what_products_are_made_of() -> None:
     assert space(BF16, H100).configs == before.configs
 
 
+def test_an_exhaustive_space_has_the_tables_configs_and_all_others_that_fit() -> None:
+    from_tables = set(space(BF16, H100).configs)
+    with options.override(configs="exhaustive"):
+        every, small = set(space(BF16, H100).configs), able(BF16, 64, 32, 4096)
+        assert from_tables < every
+        assert {"tile 32x256x128 s2 w8", "tile 16x16x16 s5 w1", "persistent 64x64x256 s1 w4"} <= {label(c) for c in every}
+        added = every - from_tables
+        assert {label(c) for c in small} > {label(c) for c in small if c in from_tables}
+        assert all(int(c["m"]) <= 64 and int(c["n"]) <= 32 for c in small if c in added)
+        assert not any(c["variant"] == "persistent" and int(c["warps"]) == 2 for c in added)
+        largest = max((int(c["m"]) + int(c["n"])) * int(c["k"]) * int(c["stages"]) * 2 for c in added)
+        assert largest <= H100.shared_per_block
+        assert 300 < len(added) < 1125 * 2
+    assert set(space(BF16, H100).configs) == from_tables
+
+
+def test_sums_of_two_products_have_configs_of_a_table_of_their_own() -> None:
+    dual = Kind(2, dual=True)
+    names, plain = ({label(c) for c in space(kind, H100).configs} for kind in (dual, BF16))
+    assert "tile 64x64x64 s1 w8" in names - plain
+    assert set(space(BF16, H100).configs) < set(space(dual, H100).configs)
+
+
 def test_kernels_with_limits_stay_within_them() -> None:
     assert not any(c["variant"] == "rows" for c in able(BF16, 5, 64, 64))
     assert any(c["variant"] == "rows" for c in able(BF16, 4, 64, 64))

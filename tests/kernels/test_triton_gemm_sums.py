@@ -78,6 +78,7 @@ def test_candidates_are_whole_blocks_and_the_library() -> None:
     kernel = pair(BF16)
     found = gpu_candidates(kernel, "mm", CPU, None, ("triton", "library", "cublaslt"))
     assert {candidate.name.split()[0] for candidate in found} == {"tile", "aten"}
+    assert "tile 64x64x64 s1 w8" in {candidate.name for candidate in found}, "of the table mm_plus_mm alone"
     full = {**kernel.dense_strides({"M": 64, "N": 64, "K": 64, "L": 64}), "M": 64, "N": 64, "K": 64, "L": 64}
     longer = {**full, "L": 4096}
     assert all(candidate.cost(full) < candidate.cost(longer) for candidate in found if candidate.valid(full))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from polytile import store
 from polytile.errors import InvalidInput, SignatureError
 from polytile.multikernel import signature
 from polytile.multikernel.handwritten import Implementation, Kernel
+from tests.multikernel.failing_kernels import add_one
 from tests.multikernel.handwritten_kernels import normed, rms_norm, scaled_by
+from tests.waiting import PATIENCE
 
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 
@@ -37,6 +41,101 @@ def test_only_a_right_implementation_runs_and_one_that_crashes_costs_a_worker(em
     assert chosen[4].candidate in ("whole", "by_rows") and chosen[300].candidate == "whole"
     notes = {standing.candidate: standing.note for standing in chosen[4].standings}
     assert "is off by" in notes["unscaled"] and "crashed" in notes["crashing"]
+
+
+def tried(n: int) -> set[str]:
+    """What add_one has on record at this size, after a call at it."""
+    x, y = torch.randn(n), torch.empty(n)
+    add_one(x, y)
+    torch.testing.assert_close(y, x + 1)
+    return {m.candidate for m in store.current().measurements() if dict(m.problem.sizes) == {"N": n}}
+
+
+def test_one_that_fails_is_told_and_one_that_takes_its_process_down_is_not_tried_again(
+    empty_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.forget()
+    every = {"right", "raising", "crashing", "endless"}
+    assert tried(100) == every
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        f"Candidate {name!r} of kernel 'add_one' {what} and is not used"
+        for name, what in (("raising", "raises an error"), ("crashing", "crashes"), ("endless", "does not come to an end"))
+    ]
+    assert "ValueError: 100 is not to its liking" in caplog.text and "aborted" in caplog.text
+    caplog.clear()
+    assert tried(1000) == {"right", "raising"}  # it may run at other sizes
+    assert caplog.records == []
+    for made in add_one._made.values():  # another process
+        made.forget()
+    store.forget()
+    assert tried(2000) == {"right", "raising"}
+    assert "'crashing' of kernel 'add_one' crashes and is not used: crashed at N=100, on record" in caplog.text
+    assert "'endless' of kernel 'add_one' does not come to an end and is not used: timed out at N=100, on record" in caplog.text
+    assert tried(10) == {"right", "raising", "endless"}  # no smaller size is known to be without end
+
+
+def test_a_valid_that_raises_is_told_once_and_a_cost_that_does_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    @polytile.kernel("x[N] -> y[N]")
+    def copied(x: Any, y: Any, n: int) -> None:
+        y.copy_(x)
+
+    copied.implementation(lambda x, y, n: y.copy_(x), name="misled", valid=lambda sizes: sizes["M"] > 3)
+    copied.implementation(lambda x, y, n: y.copy_(x), name="unsure", cost=lambda sizes: 1 / (sizes["N"] - 5))
+    for n in (5, 6, 5):
+        copied(torch.ones(n), y := torch.zeros(n))
+        assert y.tolist() == [1.0] * n
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "valid= of implementation 'misled' of kernel 'copied' raised KeyError: 'M' at N=5; it is not used where that is so.",
+        "cost= of implementation 'unsure' of kernel 'copied' raised ZeroDivisionError: division by zero at N=5; it is taken for "
+        "0.001 s there.",
+    ]
+
+
+def test_a_tensor_that_requires_a_gradient_is_refused_and_not_silently_left_without() -> None:
+    x, weight, y = torch.randn(4, 6), torch.randn(6, requires_grad=True), torch.empty(4, 6)
+    with pytest.raises(InvalidInput, match="argument 'weight' of kernel 'rms_norm' requires a gradient, .* torch.no_grad"):
+        rms_norm(x, weight, y)
+    with torch.no_grad():
+        rms_norm(x, weight, y)
+    rms_norm(x, weight.detach(), y)
+
+
+def test_one_that_has_a_prediction_keeps_no_other_from_being_measured(empty_cache: Path) -> None:
+    @polytile.kernel("x[N] -> y[N]")
+    def copied(x: Any, y: Any, n: int) -> None:
+        y.copy_(x)
+
+    copied.implementation(lambda x, y, n: y.copy_(x), name="predicted", cost=lambda sizes: 1e-6)
+    copied.implementation(lambda x, y, n: y.copy_(x), name="unpredicted")
+    copied.implementation(lambda x, y, n: y.copy_(x), name="slow", cost=lambda sizes: 1.0)
+    copied(torch.ones(70), torch.zeros(70))
+    (decision,) = copied.decisions
+    measured = {standing.candidate for standing in decision.standings if standing.seconds == standing.seconds}
+    assert measured == {"predicted", "unpredicted"}
+
+
+MAIN = """
+import polytile, torch
+
+@polytile.kernel("x[N] -> y[N]")
+def copied(x, y, n):
+    y.copy_(x)
+
+@copied.implementation
+def at_once(x, y, n):
+    y.copy_(x)
+
+copied(torch.ones(9), torch.zeros(9))
+print(*(standing.candidate for standing in copied.decisions[0].standings if standing.seconds > 0))
+"""
+
+
+def test_what_a_script_itself_defines_runs_in_it_without_a_warning(tmp_path: Path, empty_cache: Path) -> None:
+    (tmp_path / "script.py").write_text(MAIN)
+    words = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert (done.stdout, done.stderr) == ("at_once\n", "")
 
 
 def test_it_is_not_asked_where_it_says_that_it_cannot_run(empty_cache: Path) -> None:

@@ -114,13 +114,45 @@ def test_a_file_in_place_of_the_directory_falls_back(home: Path, caplog: pytest.
     assert len(caplog.records) == 1
 
 
-def test_a_directory_that_everybody_may_write_to_is_not_even_read(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_in_a_directory_that_everybody_may_write_to_it_is_one_of_the_users_own(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cache.current().write("planted", b"payload")
     home.chmod(0o777)
     cache.reset()
     assert cache.current().read("planted") is None
+    path = cache.current().write("kept", b"payload")
+    own = home / f"user-{os.getuid()}"
+    assert cache.directory() == own == path.parent and stat.S_IMODE(own.stat().st_mode) == 0o700
+    cache.reset()
+    assert cache.current().read("kept") == b"payload" and cache.within(own) == own
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("planted", ["another user's", "writable for all", "a link", "a file"])
+def test_what_stands_in_the_place_of_ones_own_directory_is_not_even_read(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    cache.current()
+    home.chmod(0o777)
+    own, elsewhere = home / f"user-{os.getuid()}", tmp_path / "elsewhere"
+    own.mkdir(mode=0o700)
+    cache.Cache(own).write("planted", b"payload")
+    if planted == "another user's":
+        if os.getuid() == 0:
+            os.chown(own, 4711, -1)
+        else:
+            monkeypatch.setattr(os, "getuid", lambda: 4711)
+            own.rename(home / "user-4711")
+    elif planted == "writable for all":
+        own.chmod(0o777)
+    else:
+        own.rename(elsewhere)
+        own.symlink_to(elsewhere) if planted == "a link" else own.write_text("")
+    cache.reset()
+    assert cache.current().read("planted") is None
     assert cache.directory() == cache.private().root
-    assert "every user may write to it" in caplog.text
+    assert len(caplog.records) == 1 and "cannot be used" in caplog.text
 
 
 def test_nowhere_to_write_is_an_error_that_says_what_to_do(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,21 @@ def test_a_user_who_may_only_read_finds_everything_and_keeps_what_is_measured_in
     assert kept.exact(measurement(1).problem, ENVIRONMENT) and len(records(tmp_path / "s")) == 2
 
 
+def test_what_to_do_is_said_for_what_the_server_answers(database: Server, measurement: Make) -> None:
+    Store(database).append(measurement(1))
+    _prepared(database, "DROP ROLE IF EXISTS stranger", "CREATE ROLE stranger LOGIN")
+    for server, advice in (
+        (Server(database.url.replace("user=polytile", "user=stranger")), "GRANT USAGE ON SCHEMA polytile and SELECT"),
+        (Server(database.url.replace("user=polytile", "user=nobody_known")), "check the user in the URL"),
+        (Server(database.url.replace("/store_", "/nothing_")), "create the database, or name another"),
+        (NOBODY_THERE, "is the server there?"),
+    ):
+        with pytest.raises(StoreError) as refused:
+            records(server)
+        assert advice in str(refused.value)
+        assert ("is the server there" in str(refused.value)) == (server is NOBODY_THERE)
+
+
 def test_a_missing_database_and_an_empty_one_are_told_apart(database: Server) -> None:
     with pytest.raises(StoreError, match="there is no measurement store in postgresql://.*run a compiled program"):
         records(database)

@@ -86,10 +86,11 @@ def explain_choice(
     is shown and in what it differs; the status is then 1. Where KERNEL fits several kernels they are listed, with what to type
     for each; the status is then 2. A function is compiled and called, and nothing is measured.
     """
-    from polytile.cli import why_command, why_program
+    from polytile.cli import why_command
     from polytile.report import show
 
-    if why_program.is_function(kernel):
+    if why_command.is_function(kernel):
+        from polytile.cli import why_program
         from polytile.cli.targets import Kind
 
         reports, found = why_program.answer(
@@ -117,6 +118,10 @@ def tune_ahead(
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure only as much as a program does in its first calls, and nothing twice.")
     ] = False,
+    exhaustive: Annotated[
+        bool,
+        typer.Option("--exhaustive", help="Measure every candidate, of a GPU's products all configs there are. Takes hours."),
+    ] = False,
 ) -> None:
     """Compile a function and call it at some sizes, so that later programs find everything measured.
 
@@ -131,7 +136,9 @@ def tune_ahead(
     from polytile.cli.targets import Kind, jobs_of
     from polytile.cli.tune import tune
 
-    raise typer.Exit(tune(jobs_of(target, shapes or [], Kind(dtype, device)), save_plan, seconds, not quick))
+    if quick and exhaustive:
+        raise typer.BadParameter("--quick measures little and --exhaustive everything; leave one of them out.")
+    raise typer.Exit(tune(jobs_of(target, shapes or [], Kind(dtype, device)), save_plan, seconds, not quick, exhaustive))
 
 
 @app.command("replay")
@@ -158,9 +165,9 @@ def replay_measurements(
 @app.command("configs")
 def show_configs(
     family: Annotated[str, typer.Argument(help="A device family: cpu, cuda, rocm, xpu, or one that was registered.")],
-    m: Annotated[int, typer.Argument(help="M: rows of the product.", min=0)],
-    n: Annotated[int, typer.Argument(help="N: columns of the product.", min=0)],
-    k: Annotated[int, typer.Argument(help="K: the length of its sums.", min=0)],
+    m: Annotated[int, typer.Argument(help="M: rows of the product.", min=1)],
+    n: Annotated[int, typer.Argument(help="N: columns of the product.", min=1)],
+    k: Annotated[int, typer.Argument(help="K: the length of its sums.", min=1)],
     table: Annotated[
         str, typer.Option(help="mm, int8_mm, persistent_mm, ... Default: register_tiles on a CPU, else mm.")
     ] = "",

@@ -18,6 +18,7 @@ from typing import Literal
 from polytile import options
 from polytile.errors import DeviceError, PolytileError
 from polytile.report import Table
+from polytile.runtime import pytorch as torch_facts
 from polytile.version import __version__
 
 Verdict = Literal["ok", "fair", "bad"]
@@ -66,14 +67,15 @@ def python() -> Finding:
 
 
 def pytorch() -> Finding:
-    """Whether PyTorch is new enough."""
-    import torch
-
-    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    """Whether PyTorch is there and new enough. It is not imported, which takes seconds."""
     least = ".".join(map(str, MINIMUM_TORCH))
-    if release < MINIMUM_TORCH:
-        return Finding("PyTorch", "bad", torch.__version__, f"polytile needs PyTorch {least} or newer; upgrade it.")
-    return Finding("PyTorch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    try:
+        found = torch_facts.release()
+    except (ImportError, OSError) as trouble:
+        return Finding("PyTorch", "bad", "none", f"polytile needs PyTorch {least} or newer; install it ({trouble}).")
+    if tuple(int(part) for part in found.split("+")[0].split(".")[:2]) < MINIMUM_TORCH:
+        return Finding("PyTorch", "bad", found, f"polytile needs PyTorch {least} or newer; upgrade it.")
+    return Finding("PyTorch", "ok", f"{found}, {torch_facts.torch_threads()} threads")
 
 
 def packages() -> Finding:
@@ -113,7 +115,7 @@ def compiler() -> Finding:
 
     try:
         tools = toolchain.find()
-        library = service.compile_cpp("doctor_probe", PROBE).result()
+        library = service.compile_cpp("doctor_probe", PROBE, openmp=False).result()
         address = library.address("polytile_probe")
     except CompilerMissing as trouble:
         return Finding("C++ compiler", "fair", "none; every operator runs as a library call", str(trouble))
@@ -129,7 +131,10 @@ def compiler() -> Finding:
 
 
 def accelerator() -> Finding:
-    """The GPUs that torch sees, and whether what kernels for them need is there."""
+    """The GPUs that torch sees, and whether what kernels for them need is there. Only where there is a driver is torch imported
+    and asked."""
+    if not torch_facts.drivers():
+        return Finding("GPU", "ok", "none; kernels are for the processor")
     import torch
 
     from polytile.kernels.triton.candidate import triton_version
@@ -159,7 +164,7 @@ def cache() -> Finding:
 
     if not options.get("persist"):
         return Finding("cache directory", "ok", "none: the option persist is off")
-    asked = options.cache_dir()
+    asked = service.within(options.cache_dir())
     in_force = service.directory()
     if in_force != asked:
         advice = f"make {asked} writable for you and for nobody else, or set POLYTILE_CACHE_DIR to another directory."

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from polytile import options
 from polytile.errors import StoreError
 from polytile.problem import Problem
+from polytile.runtime import cache
 from polytile.store.place import Place, Server
 from polytile.store.reading import Record, records
 
@@ -79,8 +80,8 @@ def names_beside(store: Place) -> Mapping[str, Sequence[str]]:
     """First digits of a kernel's digest → names, from the generated sources beside the store, or, of a server, in
     this machine's cache directory."""
     names: dict[str, list[str]] = {}
-    cache = options.cache_dir() if isinstance(store, Server) else store.parent
-    for source in sorted(path for pattern in SOURCES for path in cache.glob(pattern)):
+    beside = cache.within(options.cache_dir()) if isinstance(store, Server) else store.parent
+    for source in sorted(path for pattern in SOURCES for path in beside.glob(pattern)):
         match = SOURCE.fullmatch(source.name)
         if match and match["name"] not in names.setdefault(match["digest"], []):
             names[match["digest"]].append(match["name"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,9 +44,10 @@ class PlainErrors(TyperGroup):
 
 def store_at(named: str | None) -> Place:
     """The store that a command works on; it may not exist. Raises StoreError where the name is none of a store."""
+    from polytile.runtime import cache
     from polytile.store.place import FILE_NAME, place_of
 
-    return place_of(named or options.get("store") or options.cache_dir() / FILE_NAME)
+    return place_of(named or options.get("store") or cache.within(options.cache_dir()) / FILE_NAME)
 
 
 def date(seconds: float | None) -> str:
@@ -64,12 +68,36 @@ def environment_text(facts: Mapping[str, str]) -> str:
 EXPLANATION = "Explanation: "
 """How torch's tracer begins the line that says what happened."""
 
+TRACED = re.compile(r"failed to run FX node .* got (?P<error>\w+)\((?P<quote>['\"])(?P<message>.*?)(?P=quote)\)")
+"""How it says that an operator has refused its arguments."""
+
+LOGS_WHAT_IT_RAISES = "torch._subclasses.fake_tensor"
+"""The logger on which torch puts the traceback of an error that it raises as well."""
+
 
 def in_short(error: Exception) -> str:
-    """An error's class and first line; of torch's tracer, whose first line is a heading, what stands below it."""
+    """An error's class and first line; of torch's tracer, whose first line is a heading, what stands below it or what an operator
+    has said."""
     first, *others = str(error).strip().splitlines() or ["no message"]
-    told = next((line.strip() for line in others if line.strip().startswith(EXPLANATION)), "")
-    return f"{type(error).__name__}: {told.removeprefix(EXPLANATION) or first}".rstrip(".")
+    told = next((line.strip() for line in others if line.strip().startswith(EXPLANATION)), first).removeprefix(EXPLANATION)
+    refused = TRACED.search(told)
+    what = f"{refused['error']}: {refused['message']}" if refused else f"{type(error).__name__}: {told}"
+    return what.rstrip(".")
 
 
-__all__ = ["FAILED", "PlainErrors", "StorePlace", "date", "environment_text", "in_short", "sizes_text", "store_at"]
+@contextlib.contextmanager
+def told_once() -> Iterator[None]:
+    """Within the block torch does not log the traceback of an error that the command reports."""
+    logger = logging.getLogger(LOGS_WHAT_IT_RAISES)
+
+    def without_traceback(record: logging.LogRecord) -> bool:
+        return not record.exc_info
+
+    logger.addFilter(without_traceback)
+    try:
+        yield
+    finally:
+        logger.removeFilter(without_traceback)
+
+
+__all__ = ["FAILED", "PlainErrors", "StorePlace", "date", "environment_text", "in_short", "sizes_text", "store_at", "told_once"]

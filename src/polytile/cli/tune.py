@@ -23,7 +23,7 @@ from rich.progress import (
 
 import polytile
 from polytile import options, store
-from polytile.cli.plain import FAILED, in_short, sizes_text
+from polytile.cli.plain import FAILED, in_short, sizes_text, told_once
 from polytile.cli.targets import Job
 from polytile.multikernel import Decision, alive
 from polytile.report import Column, Table, show
@@ -65,8 +65,11 @@ class Run:
     ended: str = ""
 
 
-def tune(jobs: Sequence[Job], plan: Path | None = None, seconds: float = 0.0, thorough: bool = True) -> int:
-    """Calls the compiled functions with each of their arguments and reports; returns the process's exit status.
+def tune(
+    jobs: Sequence[Job], plan: Path | None = None, seconds: float = 0.0, thorough: bool = True, exhaustive: bool = False
+) -> int:
+    """Calls the compiled functions with each of their arguments and reports; returns the process's exit status. `exhaustive`:
+    every candidate is measured, of the family's whole space of configs.
 
     After `seconds` (0: no limit) nothing more is measured: calls under way end with the best found so far, others are
     not made.
@@ -76,7 +79,8 @@ def tune(jobs: Sequence[Job], plan: Path | None = None, seconds: float = 0.0, th
         console.print("The option persist is off: what is measured now is gone when this command ends.")
     run = Run(sum(len(job.calls) for job in jobs))
     mode = "thorough" if thorough and options.get("tune") == "auto" else options.get("tune")
-    with options.override(tune=mode), campaign(seconds) as time_for_all, for_measuring(), torch.no_grad():
+    searched = {"tune": "all", "configs": "exhaustive"} if exhaustive else {"tune": mode}
+    with options.override(**searched), campaign(seconds) as time_for_all, for_measuring(), torch.no_grad(), told_once():
         with _progress(console, run.total) as tell:
             try:
                 _make_calls(jobs, run, time_for_all, tell)

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from polytile import options
 from polytile.cli.kernels import Kernel, matching, meant, shortest
 from polytile.cli.plain import FAILED, sizes_text
 from polytile.cli.why import Here, Why, given_sizes, sizes_of, why
 from polytile.errors import StoreError
-from polytile.kernels.variants import most_threads
-from polytile.multikernel.conditions import pinned
+from polytile.multikernel.pinned import pinned
 from polytile.multikernel.planfile import Plan
 from polytile.report import Column, Table
 from polytile.report.tables import count, micros, ratio
-from polytile.runtime import device
-from polytile.runtime.cuda.device import available, fingerprint
+from polytile.runtime import device, pytorch
 from polytile.store.place import Place
-from polytile.tuning.environment import environment
+from polytile.tuning.environment import of_kind
 
-GPU = torch.device("cuda")
 
+def is_function(word: str) -> bool:
+    """Whether the word names a function in a file (why_program.py) rather than a kernel."""
+    return ".py:" in word
 
 def answer(
     word: str, words: Sequence[str], store: Place, plan: Path | None, every: bool = False
@@ -88,15 +86,12 @@ def answers(kernel: Kernel, sizes: Mapping[str, int], plan: tuple[str, Plan] | N
 
 def here() -> Here:
     """This process, as calls made in it on the processor would be."""
-    return Here(device.fingerprint(), dict(environment()), most_threads(), pinned(torch.device("cpu")))
+    return Here(device.fingerprint(), dict(of_kind("cpu")), pytorch.threads(), pinned("cpu"))
 
 
 def gpus() -> list[Here]:
     """The same for calls on each GPU."""
-    if not available():
-        return []
-    facts, under = dict(environment(GPU)), pinned(GPU)
-    return [Here(fingerprint(index), facts, most_threads(), under) for index in range(torch.cuda.device_count())]
+    return [Here(fingerprint, dict(of_kind("cuda")), pytorch.threads(), pinned("cuda")) for fingerprint in pytorch.gpus()]
 
 
 def table_of(name: str, asked: str, found: Why) -> Table:
@@ -116,4 +111,4 @@ def table_of(name: str, asked: str, found: Why) -> Table:
                     rows, notes)  # fmt: skip
 
 
-__all__ = ["answer", "answers", "gpus", "here", "plan_in_force", "table_of"]
+__all__ = ["answer", "answers", "gpus", "here", "is_function", "plan_in_force", "table_of"]

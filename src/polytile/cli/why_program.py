@@ -15,7 +15,7 @@ import torch
 import polytile
 from polytile import options
 from polytile.cli.kernels import Kernel, kernels
-from polytile.cli.plain import in_short, sizes_text
+from polytile.cli.plain import in_short, sizes_text, told_once
 from polytile.cli.targets import Kind, TargetError, jobs_of
 from polytile.cli.why import Ranked, Why
 from polytile.cli.why_command import answers, plan_in_force, table_of
@@ -25,11 +25,6 @@ from polytile.store.place import Place, Server
 
 GUESSES = ("prior", "model", "default")
 """Links of the selector that answer without a measurement."""
-
-
-def is_function(word: str) -> bool:
-    """Whether the word names a function in a file rather than a kernel."""
-    return ".py:" in word
 
 
 def answer(
@@ -57,7 +52,7 @@ def decisions(target: str, shapes: Sequence[str], kind: Kind, store: Place, plan
     """What is decided for each kernel when the function is called, with measuring off, by kernel and sizes."""
     found: dict[tuple[int, str], Decision] = {}
     named = store.url if isinstance(store, Server) else str(store)
-    with options.override(tune="off", store=named, plan=plan), torch.no_grad():
+    with options.override(tune="off", store=named, plan=plan), torch.no_grad(), told_once():
         for job in jobs_of(target, shapes, kind):
             compiled = polytile.compile(job.function)
             for args in job.calls:
@@ -88,4 +83,4 @@ def _why(decision: Decision) -> Why:
     return Why(decision.measured_at or decision.sizes, decision.candidate, decision.provenance, tuple(ranked))
 
 
-__all__ = ["answer", "decisions", "is_function"]
+__all__ = ["answer", "decisions"]

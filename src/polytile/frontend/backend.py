@@ -18,7 +18,7 @@ from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from polytile import compiler, debug, runtime
+from polytile import compiler, debug
 from polytile import options as settings
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
@@ -32,6 +32,7 @@ from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.resizing import kept_whole
 from polytile.frontend.weights import weights_of
+from polytile.runtime import native
 
 log = logging.getLogger("polytile")
 
@@ -128,7 +129,7 @@ def _compiled(
     traced = hinted.sizes_of(graph)
     wanted = [*hinted.combinations(hints, traced, strict), *hinted.marked(graph, traced)]
     early = hinted.combinations(ahead, traced, strict, "compile_ahead")
-    runtime.prepare_launcher()
+    native.prepare()
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
         from polytile.kernels.triton.loops import prepare  # what a GPU needs is imported where there is one
 

@@ -172,6 +172,7 @@ class Candidate(Protocol):
     recipe: str                  equal for candidates of one source, and known before that is generated; `source_hash`
     traits: Iterable             what it has in common with its near copies; nothing
     interpreted: bool            none of its code is run by the processor itself; False
+    of_main: bool                the main script defines it, which another process could only import by running it; False
     source_path: str             where its source can be read; origin and source hash are shown
     resources, compile_seconds   what its compiler reports (problem.Resources; seconds); unknown
     told(sizes) → dict           what it is at these sizes, for the record; nothing

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polytile import options
 from polytile.ir import sizes
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.cpp.keeping import homes, kept_values
@@ -42,13 +41,6 @@ def thread_counts(most: int) -> tuple[int, ...]:
     while counts[-1] * 4 < most:
         counts.append(counts[-1] * 4)
     return tuple(dict.fromkeys([*counts, most]))
-
-
-def most_threads() -> int:
-    """The threads a kernel may use: option `threads`, else torch's own number."""
-    import torch
-
-    return int(options.get("threads")) or torch.get_num_threads()
 
 
 def configs(kernel: LoopKernel, nest: Nest, most: int) -> tuple[Config, ...]:

@@ -6,11 +6,17 @@ MultiKernel, called with the kernel's flat arguments, and its Decisions, each wi
 table), tuning (trials), store (what is known), kernels (candidates), ir.
 """
 
-from polytile.multikernel.decision import Decision, Standing
-from polytile.multikernel.multikernel import MultiKernel
-from polytile.multikernel.registry import alive
-from polytile.multikernel.scratch import Scratch, merge_scratch
-from polytile.multikernel.spec import ArgInfo, KernelSpec
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polytile.multikernel.decision import Decision, Standing
+    from polytile.multikernel.multikernel import MultiKernel
+    from polytile.multikernel.registry import alive
+    from polytile.multikernel.scratch import Scratch, merge_scratch
+    from polytile.multikernel.spec import ArgInfo, KernelSpec
 
 __all__ = [
     "ArgInfo",
@@ -22,3 +28,19 @@ __all__ = [
     "alive",
     "merge_scratch",
 ]
+
+_HOMES = {
+    "decision": ("Decision", "Standing"),
+    "multikernel": ("MultiKernel",),
+    "registry": ("alive",),
+    "scratch": ("Scratch", "merge_scratch"),
+    "spec": ("ArgInfo", "KernelSpec"),
+}
+"""The module of each name: it is imported with the name's first use, as most bring torch."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

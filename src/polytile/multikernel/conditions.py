@@ -1,8 +1,10 @@
-"""What decides, besides a kernel's text and the sizes of a call, which candidate runs it. The one place that makes its keys.
+"""What decides, besides a kernel's text and the sizes of a call, which candidate runs it. The one place that makes its keys,
+with pinned.py, which needs no PyTorch.
 
     within a process    all of Conditions: programs share a kernel, and its decisions, only where they are equal (registry.py)
-    in the store        `team` among the layouts of the problem (spec.py); the environment
-    in a plan           `pinned`: a plan takes the place of the options by which choices are made, and of measuring (planfile.py)
+    in the store        `team` (pinned.py) among the layouts of the problem (spec.py); the environment
+    in a plan           `pinned` (pinned.py): a plan takes the place of the options by which choices are made, and of measuring
+                        (planfile.py)
 
 The options that take part are the rows of `polytile.options.TABLE`, and the registered ones, that tell kernels apart.
 """
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from polytile import options
-from polytile.kernels.variants import most_threads
+from polytile.multikernel.pinned import pinned
 from polytile.store.records import Environment
 from polytile.tuning.environment import environment
 
@@ -32,17 +34,7 @@ class Conditions:
 def conditions(target: torch.device) -> Conditions:
     """Those of a kernel on `target`, as they are now."""
     given = tuple((name, repr(value)) for name, value in options.of_kernels().items())
-    return Conditions(given, pinned(target), environment(target), torch.are_deterministic_algorithms_enabled())
-
-
-def team(target: torch.device) -> tuple[str, ...]:
-    """The number of threads that a kernel may use, of which a GPU's does not depend."""
-    return () if target.type == "cuda" else (f"threads={most_threads()}",)
-
-
-def pinned(target: torch.device) -> tuple[str, ...]:
-    """What changes how a pinned candidate runs: its team, and registered options that are not at their defaults."""
-    return (*team(target), *(f"option {name}={value}" for name, value in options.registered().items()))
+    return Conditions(given, pinned(target.type), environment(target), torch.are_deterministic_algorithms_enabled())
 
 
 def changing() -> tuple[object, ...]:
@@ -52,4 +44,4 @@ def changing() -> tuple[object, ...]:
     return repr(sorted(given.items())) if given else "", torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
 
 
-__all__ = ["Conditions", "changing", "conditions", "pinned", "team"]
+__all__ = ["Conditions", "changing", "conditions"]

@@ -21,6 +21,7 @@ from polytile.kernels.stored_operands import Stored
 from polytile.multikernel import specs
 from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.registry import define
+from polytile.runtime import pytorch
 from polytile.runtime.target import Target
 
 Call = tuple[MultiKernel, tuple[str | View | Kept, ...], tuple[sympy.Expr, ...]]
@@ -35,7 +36,7 @@ def define_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Call:
 
 def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> MultiKernel:
     if Target.of(target).native:
-        candidates = loops.loop_candidates(kernel, origins, variants.most_threads())
+        candidates = loops.loop_candidates(kernel, origins, pytorch.threads())
         return define(specs.loop_spec(kernel, origins), candidates)
     from polytile.kernels.triton.loops import loop_candidates as gpu_loops
     from polytile.multikernel import gpu_specs
@@ -77,7 +78,7 @@ def _product(
     fallback = _unfused(kernel, target)
     name = gemm_kernel.kernel_name(kernel, origins)
     if Target.of(target).native:
-        threads = variants.thread_counts(variants.most_threads())
+        threads = variants.thread_counts(pytorch.threads())
         candidates = templates.candidates(kernel, name, threads, fallback, sources)
         return define(specs.template_spec(kernel, name, origins), candidates)
     from polytile.multikernel import gpu_specs

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,14 +27,46 @@ from polytile.multikernel.multikernel import MultiKernel
 from polytile.multikernel.registry import alive, define
 from polytile.multikernel.signature import Signature
 from polytile.multikernel.spec import ArgInfo, KernelSpec
-from polytile.problem import Config, digest
+from polytile.problem import Config, digest, sizes_text
 from polytile.runtime import regime
+
+log = logging.getLogger("polytile.multikernel")
 
 Run = Callable[..., None]
 Sizes = Mapping[str, int]
 
 UNPREDICTED = 1e-3
-"""Seconds that an implementation without a prediction is taken to need: alike for all, so that all are measured."""
+"""Seconds that an implementation is taken to need where none has a prediction: alike for all, so that all are measured."""
+
+
+class Asked:
+    """A function of the sizes that came with an implementation. Where it raises, `otherwise` is the answer, and a warning says so
+    the first time."""
+
+    def __init__(self, function: Callable[[Sizes], Any], said: str, otherwise: Any, then: str) -> None:
+        self.function, self.said, self.otherwise, self.then = function, said, otherwise, then
+        self._told = False
+
+    def __call__(self, sizes: Sizes) -> Any:
+        try:
+            return type(self.otherwise)(self.function(sizes))
+        except Exception as error:
+            if not self._told:
+                self._told = True
+                at = sizes_text(sizes.items())
+                log.warning("%s raised %s: %s at %s; %s.", self.said, type(error).__name__, error, at, self.then)
+            return self.otherwise
+
+
+class LikeTheBest:
+    """The prediction of an implementation that has none of its own: that of the best predicted, so that no other's keeps it from
+    being measured."""
+
+    def __init__(self, predictions: Sequence[Callable[[Sizes], float]]) -> None:
+        self.predictions = tuple(predictions)
+
+    def __call__(self, sizes: Sizes) -> float:
+        return min((predicted(sizes) for predicted in self.predictions), default=UNPREDICTED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +90,14 @@ class Implementation:
         return digest(f"{self.version} {_text_of(self.run)}")
 
     def valid(self, sizes: Sizes) -> bool:
-        return self.when is None or bool(self.when(sizes))
+        return self.when is None or self.when(sizes)
 
     def cost(self, sizes: Sizes) -> float:
-        return UNPREDICTED if self.predicted is None else float(self.predicted(sizes))
+        return UNPREDICTED if self.predicted is None else self.predicted(sizes)
+
+    @property
+    def of_main(self) -> bool:
+        return getattr(self.run, "__module__", "") == "__main__"
 
     def prepare(self) -> None:
         """Nothing is known of how it is made; its first run may compile."""
@@ -70,7 +107,7 @@ class Implementation:
 
     def handle(self) -> PythonHandle | None:
         """None for what a script itself defines: another process would have to run the script to find it again."""
-        return None if getattr(self.run, "__module__", "") == "__main__" else handle_of_function(self.run)
+        return None if self.of_main else handle_of_function(self.run)
 
 
 def _text_of(run: Run) -> str:
@@ -115,6 +152,7 @@ class Kernel:
         settings.check_environment()
         self._options = settings.check(options, f"options of kernel {self.name!r}")
         self._implementations: list[Implementation] = []
+        self._costs: dict[str, Callable[[Sizes], float]] = {}
         self._made: dict[tuple[Any, ...], MultiKernel] = {}
         self._lock = locks.lock()
         functools.update_wrapper(self, reference)
@@ -138,7 +176,7 @@ class Kernel:
         """
         if function is None:
             return functools.partial(self.implementation, name=name, valid=valid, cost=cost, version=version)
-        made = Implementation(name or getattr(function, "__name__", ""), function, valid, cost, version)
+        made = Implementation(name or getattr(function, "__name__", ""), function, version=version)
         self.signature.check_taken(function, f"implementation {made.name!r} of kernel {self.name!r}")
         for word, given in (("valid", valid), ("cost", cost)):
             if given is not None and not callable(given):
@@ -146,8 +184,13 @@ class Kernel:
                     f"{word}= of implementation {made.name!r} takes a function of the sizes, as lambda sizes: ...; "
                     f"it was given {given!r}."
                 )
+        of = f"of implementation {made.name!r} of kernel {self.name!r}"
+        if valid is not None:
+            made = dataclasses.replace(made, when=Asked(valid, f"valid= {of}", False, "it is not used where that is so"))
         with self._lock:
             self._check_free(made.name)
+            if cost is not None:
+                self._costs[made.name] = Asked(cost, f"cost= {of}", UNPREDICTED, f"it is taken for {UNPREDICTED:g} s there")
             self._implementations.append(made)
             self._made.clear()
         return function
@@ -161,14 +204,25 @@ class Kernel:
 
     @torch.compiler.disable
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Runs the implementation that is best at these sizes. Raises InvalidInput for tensors that do not fit the signature,
-        and NoCandidate where nothing can run."""
+        """Runs the implementation that is best at these sizes. Raises InvalidInput for tensors that do not fit the signature or
+        that autograd would have to follow, and NoCandidate where nothing can run."""
         sizes = self.signature.sizes(self.name, tensors)
+        if torch.is_grad_enabled():
+            self._check_gradients(tensors)
         kinds = tuple((tensor.dtype, tensor.device, tensor.is_contiguous()) for tensor in tensors)
         now = changing()
         made = self._made.get((kinds, now)) or self._define(kinds, now)
         with torch.no_grad():
             made(*tensors, *sizes)
+
+    def _check_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
+        for (name, _, _), tensor in zip(self.signature.tensors, tensors, strict=True):
+            if tensor.requires_grad:
+                raise InvalidInput(
+                    f"argument {name!r} of kernel {self.name!r} requires a gradient, and none flows through this call. Call it "
+                    "under torch.no_grad() or with detached tensors, or make it an operator with a gradient of its own, as "
+                    "docs/kernels.md shows."
+                )
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -183,11 +237,14 @@ class Kernel:
                 f"kernel {self.name!r} was given tensors on {', '.join(sorted(map(str, devices)))}; all have to be on one device."
             )
         with self._lock:
-            last = Implementation("reference", self.reference, origin="reference")
-            most = len(self._implementations)
+            others = LikeTheBest(tuple(self._costs.values()))
+            last = Implementation("reference", self.reference, predicted=others, origin="reference")
+            given_by = self._costs.get
+            first = [dataclasses.replace(one, predicted=given_by(one.name, others)) for one in self._implementations]
+            most = len(first)
             given = {"shortlist": max(1, most), "gpu_shortlist": max(1, most), **self._options}
             with settings.restored(given):
-                made = define(self._spec(kinds, devices.pop()), (*self._implementations, last), id(self))
+                made = define(self._spec(kinds, devices.pop()), (*first, last), id(self))
                 forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
             return self._made.setdefault((kinds, now), made)
 

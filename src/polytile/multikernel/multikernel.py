@@ -23,11 +23,12 @@ from polytile.errors import (
 from polytile.kernels.candidate import Candidate, Entry, PythonEntry, failed, ready, settled, specialised
 from polytile.kernels.checks import NO_DIVISOR
 from polytile.kernels.facts import Facts
-from polytile.multikernel import conditions, last_resort, refining, selector, trace, trials
+from polytile.multikernel import last_resort, refining, selector, trace, trials
 from polytile.multikernel.decision import Decision
 from polytile.multikernel.failures import Failures
 from polytile.multikernel.inputs import check_inputs
 from polytile.multikernel.links import forced, plan, prior
+from polytile.multikernel.pinned import pinned
 from polytile.multikernel.refiner import Refiner
 from polytile.multikernel.request import Request, measuring
 from polytile.multikernel.spec import KernelSpec
@@ -42,6 +43,9 @@ from polytile.tuning.room import MOST_POSTPONED
 
 HINTED_SHORTLIST = 6
 """Candidates measured for a hinted size, at least: nobody waits for that call yet, and the sizes are the ones that matter."""
+
+HINTED = ", for a hint"
+"""What the grounds of a decision say besides where a hint asked for it."""
 
 HINTED_CALLS = 10**9
 """Calls that a hinted size is expected to get: compiling always pays."""
@@ -92,7 +96,7 @@ class MultiKernel:
         )
         with settings.restored(self.options):
             checked = settings.get("check_inputs")
-            self.pinned = conditions.pinned(spec.target)
+            self.pinned = pinned(spec.target.type)
             """What a plan is told of the conditions under which this kernel chooses."""
         self.dispatch: Callable[..., None] = self._checked_call if checked else self.dispatcher
 
@@ -162,13 +166,26 @@ class MultiKernel:
                 if self.decided(key) is None:
                     self._prepare(self.request(key, self.spec.split(args)[1], args))
             for args in calls:
-                key = self._key_of(args)
-                if self.decided(key) is None:
-                    with contextlib.suppress(DivisionByZero):
-                        entry = self._select(key, args)
-                        self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # it may be split by this very decision
+                with contextlib.suppress(DivisionByZero):
+                    self._choose_for_hint(args)
             decided = [self.decided(self.dispatcher.key_of(*args)) for args in calls]
             return [decision for decision in decided if decision is not None]
+
+    def _choose_for_hint(self, args: tuple[Any, ...]) -> None:
+        """Decides for the regime of these arguments; where a decision at other sizes of it stands, for these sizes alone, so that
+        each hint has a kernel of its own."""
+        key, ints = self._key_of(args), self.spec.split(args)[1]
+        standing = self.decided(key)
+        if standing is not None and standing.sizes != self.spec.deciding(ints):
+            self.take_out(self.spec.words_in(key), self.spec.sizes(ints))
+            key = self._key_of(args)
+        if self.decided(key) is None:
+            entry = self._select(key, args)
+            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # it may be split by this very decision
+        words = self.spec.words_in(self.dispatcher.key_of(*args))
+        decision = self._regimes.decisions.get(words)
+        if decision is not None and HINTED not in decision.provenance:
+            self._regimes.decisions[words] = dataclasses.replace(decision, provenance=decision.provenance + HINTED)
 
     def _made_up(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
         if self.spec.make_args is None:
@@ -397,7 +414,7 @@ class MultiKernel:
         """What the selector is asked about these integers, in the regime `key`; with `args`, candidates may be tried on them."""
         spec, sizes = self.spec, self.spec.sizes(ints)
         pointers = self._pointers(args)
-        rejected = self._failures.at(key)
+        rejected = self._failures.at(key, sizes)
         able = [c for c in self.candidates if c.name not in rejected and self._can_run(c, sizes, ints)]
         facts = spec.facts(ints, pointers)
         return Request(
@@ -461,7 +478,7 @@ class MultiKernel:
 
     def _nothing_left(self, key: int, request: Request) -> str:
         sizes = sizes_text(request.sizes.items())
-        known = {**self._failures.at(key), **request.rejected}
+        known = {**self._failures.at(key, request.sizes), **request.rejected}
         reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
         return (
             f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
@@ -507,6 +524,8 @@ class MultiKernel:
             candidate = self._by_name[decision.candidate]
             self._record(self.request(key, self.spec.split(args)[1], args), candidate, Outcome.RAISED, error)
             self._failures.add(candidate.name, f"raised {type(error).__name__}: {error}", key)
+            if self.spec.family == "user":
+                trace.rejected(self.spec, candidate.name, f"{type(error).__name__}: {error}", Outcome.RAISED)
             self._regimes.decisions.pop(self.spec.words_in(key), None)
             return self.replace(args, self._select(key, args))
 

@@ -30,15 +30,15 @@ from typing import TYPE_CHECKING, Any
 
 from polytile import files
 from polytile.errors import PlanError
-from polytile.kernels.variants import most_threads
 from polytile.multikernel.decision import Decision
-from polytile.multikernel.spec import KernelSpec
 from polytile.runtime import device
+from polytile.runtime.pytorch import threads
 from polytile.tuning.environment import environment
 from polytile.version import __version__
 
 if TYPE_CHECKING:
     from polytile.multikernel.multikernel import MultiKernel
+    from polytile.multikernel.spec import KernelSpec
 
 FORMAT, VERSION = "polytile plan", 2
 
@@ -211,7 +211,7 @@ def here() -> dict[str, str]:
     """What of this process and machine could make a pinned kernel give other results or take another time."""
     facts = {name: value for name, value in environment() if name != "method"}
     machine = device.describe()
-    facts.update({name: str(machine[name]) for name in ("model", "isa", "cores")}, threads=str(most_threads()))
+    facts.update({name: str(machine[name]) for name in ("model", "isa", "cores")}, threads=str(threads()))
     return {"polytile": __version__, **facts}
 
 

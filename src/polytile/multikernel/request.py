@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from polytile.store import Store, identity
 from polytile.store.records import Environment, Identity
 from polytile.tuning.budget import Budget
 from polytile.tuning.decide import UNKNOWN, Entrant, Score, doubtful, noise_band, pick
+from polytile.tuning.isolation import policy
 from polytile.tuning.tune import Tuner
 
 
@@ -102,6 +103,14 @@ class Request:
         taken again."""
         pairs = zip(self.candidates, scores, strict=True)
         return any(score is not None and score.provisional for known, score in pairs if known.name == candidate)
+
+    def without_deadly(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """`candidates` without those that took their process down before (isolation/policy.py), which are rejected."""
+        asked = list(candidates)
+        died = self.store.died(self.problem.device, self.environment)
+        for candidate, outcome, reason in policy.deadly(asked, self.sizes, died):
+            self.reject(candidate.name, outcome, reason)
+        return [candidate for candidate in asked if candidate.name not in self.rejected]
 
     def reject(self, candidate: str, outcome: Outcome, reason: str) -> None:
         self.rejected[candidate] = reason

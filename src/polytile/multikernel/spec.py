@@ -14,7 +14,7 @@ import torch
 from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.kernels.facts import Facts
 from polytile.kernels.roundings import Rounded
-from polytile.multikernel.conditions import team
+from polytile.multikernel.pinned import team
 from polytile.problem import Problem
 from polytile.runtime import device, regime
 from polytile.runtime.arguments import CPU, CUDA
@@ -228,7 +228,7 @@ class KernelSpec:
             self.kernel,
             self.deciding(ints),
             tuple(str(arg.dtype).removeprefix("torch.") for arg in self.args),
-            (*self.layouts, *self.flags(ints, pointers), *team(self.target)),
+            (*self.layouts, *self.flags(ints, pointers), *team(self.target.type)),
             self.device or device.fingerprint(),
         )
 

@@ -26,6 +26,15 @@ COLUMNS = tuple(
 part of `latencies_us` is empty where the sub-kernel was not timed."""
 
 
+DEFECTS = {
+    Outcome.WRONG: "gives a wrong result",
+    Outcome.COMPILE_ERROR: "did not compile",
+    Outcome.CRASHED: "crashes",
+    Outcome.TIMEOUT: "does not come to an end",
+    Outcome.RAISED: "raises an error",
+}
+
+
 def announce(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decision) -> None:
     """Tells of a decision as the options `debug` and `metrics` ask."""
     debug.show(1, lambda: f"polytile: {decision}")
@@ -43,9 +52,9 @@ def confirmed(decision: Decision, sizes: Sequence[tuple[str, int]], grounds: str
 
 
 def rejected(spec: KernelSpec, candidate: str, detail: str, outcome: Outcome) -> None:
-    """A candidate's result was wrong or it did not compile: a defect of its generator, told whatever the options say."""
-    what = "gives a wrong result" if outcome is Outcome.WRONG else "did not compile"
-    log.warning("Candidate %r of kernel %r %s and is not used: %s.", candidate, spec.name, what, detail)
+    """A candidate's result was wrong, or there is none: a defect of its generator or author, told whatever the options say."""
+    why = detail.removeprefix(f"{outcome.value}: ").rstrip(".")
+    log.warning("Candidate %r of kernel %r %s and is not used: %s.", candidate, spec.name, DEFECTS[outcome], why)
 
 
 def resorted(spec: KernelSpec, decision: Decision) -> None:

@@ -8,8 +8,6 @@ import os
 import platform
 import sys
 
-import torch
-
 from polytile.runtime.cpu import cpu, usable_cores
 from polytile.version import __version__
 
@@ -23,6 +21,8 @@ def memory_gib() -> float:
 
 def accelerator() -> str:
     """Name, memory and compute capability of the CUDA device in use; empty without one."""
+    import torch
+
     if not torch.cuda.is_available():
         return ""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -31,6 +31,8 @@ def accelerator() -> str:
 
 def environment() -> dict[str, str]:
     """Every value that a stored result carries, by name. All values are text; what the machine lacks is left out."""
+    import torch
+
     facts = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "polytile": __version__,

@@ -5,11 +5,22 @@ Dispatchers (regime key -> entry), burst timings, the device's fingerprint. Any 
 Nothing is started at import: no compiler, no thread. A warm process starts no compiler and no other program at all.
 """
 
-from polytile.runtime.compile import Compilation, Library, SourceRejected, compile_cpp, compile_log, load
-from polytile.runtime.device import describe, fingerprint
-from polytile.runtime.launcher import Dispatcher, PythonDispatcher, empty_strided_cpu, empty_strided_cuda, time_burst
-from polytile.runtime.native import prepare as prepare_launcher
-from polytile.runtime.toolchain import Toolchain
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polytile.runtime.compile import Compilation, Library, SourceRejected, compile_cpp, compile_log, load
+    from polytile.runtime.device import describe, fingerprint
+    from polytile.runtime.launcher import (
+        Dispatcher,
+        PythonDispatcher,
+        empty_strided_cpu,
+        empty_strided_cuda,
+        time_burst,
+    )
+    from polytile.runtime.toolchain import Toolchain
 
 __all__ = [
     "Compilation",
@@ -25,6 +36,20 @@ __all__ = [
     "empty_strided_cuda",
     "fingerprint",
     "load",
-    "prepare_launcher",
     "time_burst",
 ]
+
+_HOMES = {
+    "compile": ("Compilation", "Library", "SourceRejected", "compile_cpp", "compile_log", "load"),
+    "device": ("describe", "fingerprint"),
+    "launcher": ("Dispatcher", "PythonDispatcher", "empty_strided_cpu", "empty_strided_cuda", "time_burst"),
+    "toolchain": ("Toolchain",),
+}
+"""The module of each name: it is imported with the name's first use, as most bring torch."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,8 +4,9 @@ Every file that a program will trust (a shared object, a record of the toolchain
 sealed with a checksum line, and renamed into place. A reader sees the whole file or none. A file whose seal does not
 match its name and content is renamed to `*.bad` with a warning and counts as absent, so it is made again.
 
-A directory that cannot be used (no permission, read-only, full, open to everybody) costs one warning; from then on this
-process keeps its files in a private temporary directory and still reads what a trusted first directory holds.
+In a directory that every user may write to, files go to one of the user's own, which nobody else may write to. A directory that
+cannot be used (no permission, read-only, full, somebody else's) costs one warning; from then on this process keeps its files in a
+private temporary directory and still reads what a trusted first directory holds.
 """
 
 from __future__ import annotations
@@ -244,7 +245,11 @@ def _opened(root: Path) -> Cache:
         if not root.is_absolute():
             raise FileNotFoundError(errno.ENOENT, "this user has no home directory")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        distrust = _distrust(root.stat())
+        status = root.stat()
+        if (own := within(root)) != root:
+            own.mkdir(mode=0o700, exist_ok=True)
+            root, cache, status = own, Cache(own), own.lstat()
+        distrust = _distrust(status)
         if distrust:
             cache.give_up(PermissionError(errno.EACCES, distrust), trusted=False)
         elif not os.access(root, os.W_OK | os.X_OK):
@@ -256,8 +261,20 @@ def _opened(root: Path) -> Cache:
     return cache
 
 
+def within(root: Path) -> Path:
+    """Where in the directory `root` the files of this user are kept: in itself, or, where every user may write to it, in one of
+    the user's own, which may still have to be made."""
+    try:
+        shared = root.stat().st_mode & stat.S_IWOTH
+    except OSError:
+        return root
+    return root / f"user-{os.getuid()}" if shared else root
+
+
 def _distrust(status: os.stat_result) -> str | None:
     """Why code must not be loaded from a directory with this status: someone else could have put it there."""
+    if not stat.S_ISDIR(status.st_mode):
+        return "what stands in its place is no directory"
     if status.st_mode & stat.S_IWOTH:
         return "every user may write to it, so its kernels cannot be trusted"
     if status.st_uid not in (0, os.getuid()):
@@ -296,4 +313,4 @@ def reset() -> None:
     _opened.cache_clear()
 
 
-__all__ = ["Cache", "current", "directory", "folder", "private", "reset", "seal", "unseal", "write_atomically"]
+__all__ = ["Cache", "current", "directory", "folder", "private", "reset", "seal", "unseal", "within", "write_atomically"]

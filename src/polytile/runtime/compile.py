@@ -222,8 +222,9 @@ def _stop(process: subprocess.Popen[str]) -> None:
 _Words = tuple[str, ...]
 
 
-def compile_cpp(name: str, source: str, flags: tuple[str, ...] = ()) -> Compilation:
-    """Asks for the shared object of the C++ `source` of the kernel `name`; returns at once.
+def compile_cpp(name: str, source: str, flags: tuple[str, ...] = (), openmp: bool = True) -> Compilation:
+    """Asks for the shared object of the C++ `source` of the kernel `name`; returns at once. `openmp`: it may start threads,
+    by the runtime that torch brings.
 
     The result raises CompilerMissing, SourceRejected (a CompileFailed) or CacheError. Equal sources share one result.
     """
@@ -234,7 +235,7 @@ def compile_cpp(name: str, source: str, flags: tuple[str, ...] = ()) -> Compilat
             counters.add("kernels_generated")
 
     def words(tools: toolchain.Toolchain) -> tuple[_Words, _Words]:
-        runtime = _openmp_flags()
+        runtime = _openmp_flags() if openmp else ()
         return (*tools.flags, *runtime, *flags), () if runtime else tools.libraries
 
     return _request(name, source, "c++", words)

@@ -8,23 +8,21 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from polytile.errors import CompilerMissing
 from polytile.problem import digest
-from polytile.runtime import toolchain
+from polytile.runtime import pytorch, toolchain
 from polytile.runtime.cpu import cache_sizes, cpu, max_clock, usable_cores
 
 
 def describe() -> dict[str, Any]:
     """Facts about the CPU and the libraries, all plain JSON values.
 
-    `threads` is torch.get_num_threads() now; `cores` are those this process may use; `caches` are bytes by name;
+    `threads` is PyTorch's number of threads now; `cores` are those this process may use; `caches` are bytes by name;
     `flags` is a digest of the processor's flags; `max_mhz` is there where the system says how fast the clock may run; `isa`
     and `compiler` come from the compiler ("unknown" and "none" where there is none).
     """
     isa, compiler = _compiler()
-    threads = torch.get_num_threads()
+    threads = pytorch.torch_threads()
     return {**_fixed(), "cores": usable_cores(), "threads": threads, "isa": isa, "compiler": compiler}
 
 
@@ -59,7 +57,7 @@ def _fixed() -> dict[str, Any]:
         "flags": digest(" ".join(cpu().flags)),
         "caches": cache_sizes(),
         **max_clock(),
-        "torch": torch.__version__,
+        "torch": pytorch.release(),
         "libc": _libc(),
     }
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from polytile.runtime.formula import Formula, evaluate
+if TYPE_CHECKING:
+    from polytile.runtime.formula import Formula
 
 IGNORE, BUCKET, EXACT, DIVISIBLE = 0, 1, 2, 3
 """Codes of an integer argument: it does not matter; its regime bucket matters; its value; whether 16 divides it."""
@@ -147,7 +149,13 @@ def words_of(
     """The words of one call: `key` and `tensor_key` hold the codes, `pointers` the addresses of the tensors' data."""
     words = [word_of(code, n) for code, n in zip(key, integers, strict=True) if code != IGNORE]
     words += [tensor_word(code, p) for code, p in zip(tensor_key, pointers, strict=False) if code != ANY]
-    return (*words, *[evaluate(formula, integers) for formula in formulas])
+    return (*words, *_values(formulas, integers)) if formulas else tuple(words)
+
+
+def _values(formulas: Sequence[Formula], integers: Sequence[int]) -> list[int]:
+    from polytile.runtime.formula import evaluate  # it brings torch, which reading sizes does not need
+
+    return [evaluate(formula, integers) for formula in formulas]
 
 
 def word_of(code: int, integer: int) -> int:

@@ -26,8 +26,8 @@ class Index:
     seen: set[str] = field(default_factory=set)
     ran: set[str] = field(default_factory=set)
     """Source hashes of which some kernel ran to its end with a right result."""
-    died: set[str] = field(default_factory=set)
-    """Source hashes of which some kernel took its process down."""
+    died: dict[str, list[SummaryRow]] = field(default_factory=dict)
+    """Source hashes of which some kernel took its process down, and the rows that say so."""
     read: dict[Place, tuple[int, int]] = field(default_factory=dict)
     """For each place read from: the generation of its database and the number of the last row read of it."""
 
@@ -38,7 +38,7 @@ class Index:
             return False
         self.seen.add(uid)
         if outcome in DEADLY:
-            self.died.add(source_hash)
+            self.died.setdefault(source_hash, []).append(row)
         elif outcome == Outcome.OK.value:
             self.ran.add(source_hash)
         rows = self.by_problem.get(problem)

@@ -184,13 +184,31 @@ def reading(server: Server) -> Iterator[tuple[Connection, tuple[type[Exception],
     except Unusable as error:
         raise StoreError(f"the measurement store {server} cannot be read: {error}.") from None
     except _psycopg().Error as error:
-        raise StoreError(
-            f"the measurement store {server} cannot be read ({_words(error)}); is the server there, and does the database "
-            "exist?"
-        ) from None
+        raise unreadable(server, error) from None
     finally:
         if connection is not None:
             connection.close()
+
+
+ADVICE = (
+    ("permission denied", f"GRANT USAGE ON SCHEMA {SCHEMA} and SELECT ON ALL TABLES IN SCHEMA {SCHEMA} to the user in the URL, "
+     "or name another user."),
+    ("authentication failed", "check the user and the password in the URL."),
+    ("no pg_hba.conf entry", "the server does not let this user in from this machine; its pg_hba.conf says who may."),
+    ("role", "check the user in the URL."),
+    ("database", "create the database, or name another."),
+)  # fmt: skip
+"""Words of a server that answers but refuses, and what to do then."""
+
+
+def unreadable(server: Server, error: BaseException) -> StoreError:
+    """What to raise where the server, or psycopg, refuses to read the store."""
+    words = _words(error)
+    refused = "FATAL:" in words or getattr(error, "sqlstate", None)
+    advice = "is the server there?"
+    if refused:
+        advice = next((what for word, what in ADVICE if word in words), "see the server's log.")
+    return StoreError(f"the measurement store {server} cannot be read ({words}); {advice}")
 
 
 def _psycopg() -> Any:
@@ -265,4 +283,4 @@ def _words(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-__all__ = ["SCHEMA", "ServerDatabase", "reading"]
+__all__ = ["SCHEMA", "ServerDatabase", "reading", "unreadable"]

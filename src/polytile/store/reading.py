@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from polytile.errors import StoreError
 from polytile.problem import Measurement
@@ -104,12 +103,12 @@ def record_of(row: Row) -> Record:
     return Record(uid, taken_at, measurement_of(rest[:-DERIVED_COLUMNS]))
 
 
-def _unreadable(place: Place, error: Any) -> StoreError:
-    advice = (
-        "is the server there, and does the database exist?"
-        if isinstance(place, Server)
-        else "a program that uses it sets it aside and begins a new one."
-    )
+def _unreadable(place: Place, error: Exception) -> StoreError:
+    if isinstance(place, Server):
+        from polytile.store import postgres
+
+        return postgres.unreadable(place, error)
+    advice = "a program that uses it sets it aside and begins a new one."
     return StoreError(f"the measurement store {place} cannot be read ({str(error).strip()}); {advice}")
 
 

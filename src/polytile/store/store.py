@@ -99,6 +99,12 @@ class Store:
             index = self._index(device, environment_digest(environment))
             return source_hash in index.ran and source_hash not in index.died
 
+    def died(self, device: str, environment: Environment) -> Mapping[str, tuple[Summary, ...]]:
+        """The kernels' sources of which one took its process down here, and where."""
+        with self._lock:
+            died = self._index(device, environment_digest(environment)).died
+            return {source: tuple(map(summary_of, rows)) for source, rows in died.items()}
+
     def refresh(self) -> int:
         """Reads what other processes have added since the last look; returns how many measurements that was."""
         with self._lock:
@@ -246,7 +252,7 @@ def _named() -> tuple[Place, Path | None]:
         raise OptionError(f"option 'store': {error}") from None
     if place is not None and not isinstance(place, Server):
         return place, None
-    from polytile.runtime import cache  # not at the top: it imports torch, which reading a store does not need
+    from polytile.runtime import cache
 
     found = cache.current()
     file = found.root / FILE_NAME

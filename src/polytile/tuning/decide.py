@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from polytile import options
-from polytile.kernels.candidate import Candidate
 from polytile.problem import Config, Outcome
 from polytile.store.records import Identity, Summary
+
+if TYPE_CHECKING:
+    from polytile.kernels.candidate import Candidate
 
 WIDEST_BAND = 0.05
 """However noisy the measurement, a candidate 5 % slower than the fastest does not count as equal to it."""
@@ -197,4 +200,16 @@ def _score(rows: Sequence[Summary]) -> Score:
     return Score(middle.seconds, middle.noise, times=len(timed), excess=middle.region_excess, disturbed=middle.disturbed)
 
 
-__all__ = ["BUSY", "MOST_TIMES", "UNKNOWN", "WIDEST_BAND", "Entrant", "Score", "combine", "doubtful", "pick", "place_of", "threads_of"]
+__all__ = [
+    "BUSY",
+    "MOST_TIMES",
+    "UNKNOWN",
+    "WIDEST_BAND",
+    "Entrant",
+    "Score",
+    "combine",
+    "doubtful",
+    "pick",
+    "place_of",
+    "threads_of",
+]

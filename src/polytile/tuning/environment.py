@@ -6,15 +6,18 @@ import contextlib
 import functools
 import importlib.metadata
 import os
+import sys
 from collections.abc import Sequence
 from operator import attrgetter
-
-import torch
+from typing import TYPE_CHECKING
 
 from polytile import options
 from polytile.errors import CompilerMissing
-from polytile.runtime import toolchain
+from polytile.runtime import pytorch, toolchain
 from polytile.runtime.cuda import driver, workers
+
+if TYPE_CHECKING:
+    import torch
 
 METHOD = "3"
 """Version of the way of measuring (racing.py, summary.py); measurements taken another way are not compared."""
@@ -60,22 +63,33 @@ def environment(target: torch.device | None = None) -> tuple[tuple[str, str], ..
     """(name, value) pairs, sorted by name: torch, compiler and its flags, settings of the libraries, method of measuring;
     on a GPU torch, Triton and what the environment tells it, CUDA's libraries, the driver, whether caches are warm, and the
     method."""
-    if target is not None and target.type == "cuda":
+    return of_kind("cpu" if target is None else target.type)
+
+
+def of_kind(kind: str) -> tuple[tuple[str, str], ...]:
+    """The same for devices of a kind: "cpu" or "cuda"."""
+    if kind == "cuda":
         compiler = tuple(workers.compiler_environment().items())
         found = _gpu_environment(options.get("gpu_cache"), _values(GPU_VARIABLES), compiler)
         switches = GPU_SWITCHES
     else:
         asked = options.get("cxx"), _values(("CXX", *VARIABLES)), toolchain.variables()
         found, switches = _environment(*asked), SWITCHES
-    told = [(name, str(said)) for name, default in switches if (said := attrgetter(name)(torch.backends)) != default]
-    told += [(f"option {name}", value) for name, value in options.registered().items()]
+    told = _switched(switches) + [(f"option {name}", value) for name, value in options.registered().items()]
     return tuple(sorted((*found, *told))) if told else found
 
 
 def present() -> list[tuple[tuple[str, str], ...]]:
     """The environments of this machine's devices: the processor's and, where there is a GPU, that of the GPUs."""
-    gpu = [environment(torch.device("cuda"))] if torch.cuda.is_available() else []
-    return [environment(), *gpu]
+    return [of_kind("cpu"), *([of_kind("cuda")] if pytorch.gpus() else [])]
+
+
+def _switched(switches: Sequence[tuple[str, object]]) -> list[tuple[str, str]]:
+    """Those that a program has set; where torch was not imported there is nobody who could have."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    return [(name, str(said)) for name, default in switches if (said := attrgetter(name)(torch.backends)) != default]
 
 
 def _values(variables: Sequence[str]) -> tuple[str, ...]:
@@ -93,7 +107,7 @@ def _environment(option: str, values: tuple[str, ...], compiler_reads: tuple[str
         compiler, flags = f"{found.kind} {found.version}", " ".join(found.flags)
     except CompilerMissing:
         compiler, flags = "none", ""
-    facts = {"torch": torch.__version__, "compiler": compiler, "flags": flags, "method": METHOD}
+    facts = {"torch": pytorch.release(), "compiler": compiler, "flags": flags, "method": METHOD}
     return tuple(sorted({**facts, **_set(VARIABLES, values[1:])}.items()))
 
 
@@ -101,7 +115,7 @@ def _environment(option: str, values: tuple[str, ...], compiler_reads: tuple[str
 def _gpu_environment(
     caches: str, values: tuple[str, ...], compiler_reads: tuple[tuple[str, str], ...]
 ) -> tuple[tuple[str, str], ...]:
-    facts = {"torch": torch.__version__, "driver": driver.release(), "caches": caches, "method": GPU_METHOD, "triton": "none"}
+    facts = {"torch": pytorch.release(), "driver": driver.release(), "caches": caches, "method": GPU_METHOD, "triton": "none"}
     for package in GPU_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)

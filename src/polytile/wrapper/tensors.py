@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from polytile.runtime import empty_strided_cpu, empty_strided_cuda, mersenne
+from polytile.runtime import mersenne
+from polytile.runtime.launcher import empty_strided_cpu, empty_strided_cuda
 
 
 def as_declared(result: torch.Tensor | None, strides: tuple[int, ...]) -> torch.Tensor | None:

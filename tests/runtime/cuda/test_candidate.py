@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from polytile.kernels.triton.candidate import Specialised, TritonCandidate, Work
 from polytile.kernels.triton.generate import generate
 from polytile.problem import Config, Resources
 from polytile.runtime import time_burst
-from polytile.runtime.cuda import cubins, device, workers
+from polytile.runtime.cuda import cubins, device, worker, workers
 from polytile.runtime.formula import evaluate
 from polytile.tuning.environment import environment
 from tests.frontend.lowering import lower
@@ -175,3 +176,25 @@ def test_processes_that_compile_import_triton_alone() -> None:
     code = "import sys, polytile.kernels.triton.worker; print(*[m for m in ('torch', 'sympy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.strip()
+
+
+def test_a_worker_whose_parent_has_ended_meanwhile_says_nothing() -> None:
+    """Neither where it answers, nor where it says that it is ready."""
+    for job in ({"die": False, "seconds": 0.2}, None):
+        control, theirs = socket.socketpair()
+        with theirs:
+            server = subprocess.Popen(
+                [sys.executable, worker.__file__, "tests.runtime.cuda.deadly", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )  # fmt: skip
+        if job is not None:
+            assert control.recv(16) == b"ready\n"
+            ours, given = socket.socketpair()
+            socket.send_fds(control, [b"."], [given.fileno()])
+            ours.sendall(json.dumps(job).encode() + b"\n")
+            given.close()
+            ours.close()
+        control.close()
+        _, said = server.communicate(timeout=PATIENCE)  # its worker has the same stderr, so this waits for that too
+        assert said == ""

@@ -103,6 +103,7 @@ def _best_known(request: Request, why: str) -> Answer | None:
 def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> Answer:
     """The fastest of `candidates`; those that fail are rejected. With `remember` the store gets the measurements, also those
     taken before Ctrl-C."""
+    candidates = request.without_deadly(candidates)
     own = budget.Budget(options.get("problem_seconds"), "the problem")
     a_call = budget.Budget(budget.SLICE_SECONDS, "the call") if _in_slices() else None
     tightest = budget.tightest(own, a_call, request.budget)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from polytile import options
 from polytile.errors import NotInPlan, OptionError, PlanError
-from polytile.multikernel.conditions import pinned as pinned_under
+from polytile.multikernel.pinned import pinned as pinned_under
 from polytile.multikernel.planfile import Key, Plan, differences, here, key_of
 from polytile.multikernel.request import Answer, Request
 from polytile.multikernel.spec import KernelSpec
@@ -32,7 +32,7 @@ def choose(request: Request) -> Answer | None:
     pinned = opened(path).by_key.get(key)
     if pinned is None:
         others = " or ".join(", ".join(conditions) or "defaults" for conditions in opened(path).elsewhere(key))
-        now = ", ".join(pinned_under(request.spec.target)) or "defaults"
+        now = ", ".join(pinned_under(request.spec.target.type)) or "defaults"
         return _missing(request, path, f"the plan pins it for {others}, here are {now}" if others else "not in the plan")
     candidate = next((candidate for candidate in request.alive if candidate.name == pinned.candidate), None)
     if candidate is None:
@@ -64,7 +64,7 @@ def taken_out(spec: KernelSpec, regime: str) -> tuple[Mapping[str, int], ...]:
 
 
 def _key(spec: KernelSpec, regime: str) -> Key:
-    return key_of(spec, pinned_under(spec.target), regime)
+    return key_of(spec, pinned_under(spec.target.type), regime)
 
 
 def opened(path: str) -> Plan:

@@ -24,10 +24,12 @@ Ranked = TypeVar("Ranked")
 
 def choose(request: Request) -> Answer | None:
     """The candidate predicted to be fastest, where none may be timed; equal predictions go to the canonical order."""
-    if may_measure(request) or not request.alive:
+    if may_measure(request):
         return None
-    best = min(request.alive, key=lambda candidate: candidate.cost(request.sizes))
-    return Answer(best, f"predicted {time_text(best.cost(request.sizes))}")
+    for best in sorted(request.alive, key=lambda candidate: candidate.cost(request.sizes)):
+        if request.without_deadly([best]):
+            return Answer(best, f"predicted {time_text(best.cost(request.sizes))}")
+    return None
 
 
 CLEAR_LOSER = 1.6

@@ -11,8 +11,6 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-
 from polytile.errors import DeviceError
 from polytile.runtime.device import remember
 
@@ -56,11 +54,6 @@ class DeviceFacts:
     def target(self) -> int | str:
         """What kernels are compiled for."""
         return self.arch or self.capability
-
-    @property
-    def flops(self) -> float:
-        """fp32 operations a second outside of the tensor cores: 128 lanes a multiprocessor, two an instruction."""
-        return 2 * 128 * self.sms * self.clock
 
 
 TABLE: tuple[DeviceFacts, ...] = (
@@ -123,18 +116,33 @@ def named(name: str) -> DeviceFacts:
 
 def available() -> bool:
     """Whether this process has a GPU of NVIDIA's or AMD's to use; PyTorch calls both "cuda". Starts no context."""
+    import torch
+
     return torch.cuda.is_available()
+
+
+def count() -> int:
+    """How many of them; their numbers begin at 0."""
+    import torch
+
+    return torch.cuda.device_count() if available() else 0
 
 
 @functools.cache
 def facts(index: int) -> DeviceFacts:
     """The GPU number `index` of this process. Raises DeviceError where there is none."""
-    if not available() or not 0 <= index < torch.cuda.device_count():
+    if not 0 <= index < count():
         raise DeviceError(
-            f"there is no CUDA device {index}: this process sees {torch.cuda.device_count()}. Check nvidia-smi and "
+            f"there is no CUDA device {index}: this process sees {count()}. Check nvidia-smi and "
             "CUDA_VISIBLE_DEVICES."
         )
-    return described(torch.cuda.get_device_properties(index))
+    return described(_properties(index))
+
+
+def _properties(index: int) -> Any:
+    import torch
+
+    return torch.cuda.get_device_properties(index)
 
 
 def described(properties: Any) -> DeviceFacts:
@@ -191,10 +199,10 @@ def fingerprint(index: int) -> str:
     kind, what the driver tells and the clocks, but none of the estimates, which a better table may change."""
     found = facts(index)
     known = {name: value for name, value in asdict(found).items() if name not in ESTIMATES}
-    properties = torch.cuda.get_device_properties(index)
+    properties = _properties(index)
     clock, width = _positive(properties, "memory_clock_rate", 1e3), _positive(properties, "memory_bus_width")
     memory = {"memory_clock": clock, "memory_bus_bits": width}
     return remember(f"cuda-{found.arch or f'sm{found.capability}'}-{found.sms}sm", {"kind": "cuda", **known, **memory})
 
 
-__all__ = ["TABLE", "DeviceFacts", "available", "described", "facts", "fingerprint", "named"]
+__all__ = ["TABLE", "DeviceFacts", "available", "count", "described", "facts", "fingerprint", "named"]

@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes.util
 from pathlib import Path
 
-import torch
-
 from polytile.runtime import compile as compiler
+from polytile.runtime import pytorch
 
 NAME = "libamdhip64.so"
 SOURCE = Path(__file__).with_name("hip.c")
@@ -19,12 +18,12 @@ SOURCE = Path(__file__).with_name("hip.c")
 
 def present() -> bool:
     """Whether this PyTorch is a build for ROCm, which calls AMD's GPUs "cuda"."""
-    return torch.version.hip is not None
+    return pytorch.hip() is not None
 
 
 def runtime() -> str:
     """HIP's library: the one that PyTorch brings, else whichever the system finds, under a version's name too."""
-    brought = Path(torch.__file__).parent / "lib" / NAME
+    brought = pytorch.folder() / "lib" / NAME
     return str(brought) if brought.exists() else ctypes.util.find_library("amdhip64") or NAME
 
 

@@ -24,7 +24,7 @@ def serve(module: str, control: socket.socket) -> None:
     work = importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    with contextlib.suppress(BrokenPipeError):  # the parent has ended meanwhile
+    with contextlib.suppress(ConnectionError):  # the parent has ended meanwhile
         control.sendall(b"ready\n")
     while True:
         message, received, _, _ = socket.recv_fds(control, 1, 1)
@@ -38,7 +38,8 @@ def serve(module: str, control: socket.socket) -> None:
 
 
 def _answer_all(work: Any, connection: socket.socket) -> None:
-    with connection.makefile("rw", encoding="utf-8", newline="\n") as lines:
+    """Until the parent closes the socket, or ends, which it may while a job is at work."""
+    with contextlib.suppress(ConnectionError), connection.makefile("rw", encoding="utf-8", newline="\n") as lines:
         for line in lines:
             lines.write(json.dumps(_answer(work, json.loads(line))) + "\n")
             lines.flush()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from polytile import options
 from polytile.kernels.candidate import READY_MADE, Candidate
+from polytile.problem import Outcome, sizes_text
+from polytile.store import Summary
 
 TRUSTED = (*READY_MADE, "reference")
 """Origins whose kernels are never tried apart: libraries' calls and the interpreter are what eager itself runs."""
@@ -14,7 +16,8 @@ TRUSTED = (*READY_MADE, "reference")
 def apart(candidates: Iterable[Candidate], proven: Callable[[str], bool]) -> frozenset[str]:
     """Names of the candidates to try apart, as the option `isolation` has it. `proven(source_hash)` says whether a kernel of
     this source has come to its end before, on this machine, and never failed to. A candidate that is `interpreted` is run
-    by an interpreter, and none of its code by the machine.
+    by an interpreter, and none of its code by the machine. What the main script defines (`of_main`) no other process can import
+    without running the script.
 
     Under "untrusted" that is each source at first sight: what a source does at other sizes later is taken on trust, since
     a kernel that passed the gate once rarely crashes, and a copy of all arguments for every problem is dear.
@@ -23,7 +26,22 @@ def apart(candidates: Iterable[Candidate], proven: Callable[[str], bool]) -> fro
     if mode == "never":
         return frozenset()
     others = [c for c in candidates if c.origin not in TRUSTED and not getattr(c, "interpreted", False)]
-    return frozenset(c.name for c in others if mode == "always" or not proven(c.source_hash))
+    if mode == "always":
+        return frozenset(c.name for c in others)
+    return frozenset(c.name for c in others if not getattr(c, "of_main", False) and not proven(c.source_hash))
 
 
-__all__ = ["TRUSTED", "apart"]
+def deadly(
+    candidates: Iterable[Candidate], sizes: Mapping[str, int], died: Mapping[str, Sequence[Summary]]
+) -> Iterator[tuple[Candidate, Outcome, str]]:
+    """Those of a source that has crashed before, at whatever sizes, or has not come to an end at sizes none of which was larger;
+    how, and where. They are not tried again: an edited source has another hash in `died` (Store.died)."""
+    for candidate in candidates if died else ():
+        for one in died.get(candidate.source_hash, ()):
+            slow = one.outcome is Outcome.TIMEOUT and one.size.keys() == sizes.keys()
+            if one.outcome is Outcome.CRASHED or (slow and all(one.size[name] <= sizes[name] for name in sizes)):
+                yield candidate, one.outcome, f"{one.outcome.value} at {sizes_text(one.size.items())}, on record"
+                break
+
+
+__all__ = ["TRUSTED", "apart", "deadly"]

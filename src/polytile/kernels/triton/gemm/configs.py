@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from polytile import options
 from polytile.kernels.configs import Heuristic, Request, heuristic, heuristic_of
 from polytile.kernels.configs.files import Tables
 from polytile.kernels.configs.heuristic import next_power
@@ -82,13 +83,14 @@ TENSOR_SUMS, PLAIN_SUMS = 128, 64
 class Kind:
     """What decides which tables a product takes: the bytes of an element as the tensor cores take it, whether an operand is
     made of 8-bit integers, whether operands are 8-bit floats, whether an operand is widened or computed on its way, whether
-    float32 is rounded to TF32."""
+    float32 is rounded to TF32, whether a second product is added to its sums."""
 
     itemsize: int = 2
     int8: bool = False
     float8: bool = False
     mixed: bool = False
     tf32: bool = False
+    dual: bool = False
 
     @classmethod
     def of(cls, kernel: GemmKernel) -> Kind:
@@ -104,6 +106,7 @@ class Kind:
             dtype.is_floating_point and dtype.itemsize == 1,
             any(each != dtype for each in stored) or any(kernel.prologues),
             kernel.tf32,
+            kernel.second is not None,
         )
 
     @property
@@ -119,6 +122,8 @@ class Kind:
             return ("scaled_mm",)
         if self.int8 and not self.mixed:
             return ("int8_mm",)
+        if self.dual and not self.mixed:
+            return ("mm", "mm_plus_mm")
         return ("mm", "mixed_mm") if self.mixed else ("mm",)
 
     @property
@@ -129,7 +134,7 @@ class Kind:
 class Space:
     """All configs of products of one kind on one device, by the tables as they are when it is made."""
 
-    def __init__(self, kind: Kind, device: DeviceFacts) -> None:
+    def __init__(self, kind: Kind, device: DeviceFacts, exhaustive: bool = False) -> None:
         self.kind, self.device = kind, device
         cuts = [(m, n, k) for m in SIZES[::-1] for n in SIZES[::-1] for k in SIZES[::-1]]
         self._tiles = {cut: self._tried(kind.tables, "tile", cut) for cut in cuts}
@@ -143,8 +148,21 @@ class Space:
         stream = [*self._swapped("stream"), *self._made(STREAM, "stream")]
         tiles, whole = (itertools.chain(*found.values()) for found in (self._tiles, self._persistent))
         persistent = [*whole, *self._in_parts]
-        self.configs: tuple[Config, ...] = tuple(dict.fromkeys([*tiles, *thin, *persistent, *splits, *stream, *rows]))
-        """In canonical order: plain blocks, persistent ones, splits, equal shares, few rows."""
+        every = self._every() if exhaustive else []
+        self._exhaustive = frozenset(every)
+        self.configs: tuple[Config, ...] = tuple(
+            dict.fromkeys([*tiles, *thin, *persistent, *splits, *stream, *rows, *every])
+        )
+        """In canonical order: plain blocks, persistent ones, splits, equal shares, few rows; then the rest of the whole space."""
+
+    def _every(self) -> list[Config]:
+        """The family's exhaustive space as plain blocks and as persistent ones. Smaller sizes take the smaller blocks of it."""
+        largest = (SIZES[-1],) * 3
+        found = self._tried(self.kind.tables[:1], "tile", largest, exhaustive=True)
+        if self.device.capability >= DESCRIPTORS_FROM:
+            described = self._tried((self.kind.persistent_table,), "persistent", largest, exhaustive=True)
+            found |= {c: None for c in described if min(int(c["m"]), int(c["n"]), int(c["k"])) >= SMALLEST_DESCRIBED}
+        return list(found)
 
     def _made(self, table: tuple[Gemm, ...], variant: str, **more: int) -> list[Config]:
         """The configs of a table that fit."""
@@ -154,12 +172,15 @@ class Space:
         able = self.kind.itemsize == 2 and not self.kind.mixed and self.device.capability >= SWAPPED_FROM
         return self._made(SWAPPED, variant, swapped=1, **more) if able else []
 
-    def _tried(self, tables: tuple[str, ...], variant: str, cut: tuple[int, int, int]) -> dict[Config, None]:
+    def _tried(
+        self, tables: tuple[str, ...], variant: str, cut: tuple[int, int, int], exhaustive: bool = False
+    ) -> dict[Config, None]:
         """What the heuristic tries at sizes that cut blocks like this, in its order."""
         found: dict[Config, None] = {}
         for table in tables:
             narrow = self.kind.int8 or self.kind.float8  # steps along k: tensor cores' own, or 4 threads by 8
-            request = Request(*cut, table, self.kind.itemsize, narrow, shared_bytes=self.device.shared_per_block)
+            limit = self.device.shared_per_block
+            request = Request(*cut, table, self.kind.itemsize, narrow, exhaustive=exhaustive, shared_bytes=limit)
             for config in self._family(table).configs(request):
                 if config.accumulators <= self.kind.most_sums:
                     found[tile_config(config, variant=variant)] = None
@@ -190,6 +211,8 @@ class Space:
         m, n, k = size["M"], size["N"], size["K"]
         if config.get("swapped") and m > int(config["m"]):
             return False
+        if config in self._exhaustive and _covers(m, n, int(config["m"]), int(config["n"])) and _cut(k) >= int(config["k"]):
+            return True
         match config["variant"]:
             case "rows":
                 return 1 <= m <= MOST_ROWS and m * _sums(config) <= TENSOR_SUMS
@@ -232,15 +255,17 @@ class Space:
         return idle and enough and _covers(m, n, block_m, block_n) and 2 * sms * block_m * block_n * 4 <= LARGEST_SCRATCH
 
 
-_spaces: dict[tuple[Kind, DeviceFacts], tuple[tuple[Tables, Tables], Space]] = {}
+_spaces: dict[tuple[Kind, DeviceFacts, bool], tuple[tuple[Tables, Tables], Space]] = {}
 
 
 def space(kind: Kind, device: DeviceFacts) -> Space:
-    """The space of this kind on this device, made anew when a table was overridden or another family serves it."""
+    """The space of this kind on this device, made anew when a table was overridden or another family serves it; with the option
+    `configs` at "exhaustive" it has the family's exhaustive space besides."""
+    exhaustive = options.get("configs") == "exhaustive"
     tables = heuristic_of(device).tables, heuristic(device.family).tables
-    known = _spaces.get((kind, device))
+    known = _spaces.get((kind, device, exhaustive))
     if known is None or any(mine is not now for mine, now in zip(known[0], tables, strict=True)):
-        known = _spaces[kind, device] = (tables, Space(kind, device))
+        known = _spaces[kind, device, exhaustive] = (tables, Space(kind, device, exhaustive))
     return known[1]
 
 

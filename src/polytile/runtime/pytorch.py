@@ -1,0 +1,131 @@
+"""What is known of PyTorch without importing it, which takes seconds: for commands that only read and print.
+
+Its release stands in a file beside it. How many threads it would use is asked of its library, which GPUs it sees of torch; both
+answers are kept in the cache for as long as what decides them is the same. A process that has imported torch asks torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import glob
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from polytile import options
+from polytile.problem import digest
+from polytile.runtime import cache
+from polytile.runtime.cpu import usable_cores
+
+THREAD_VARIABLES = ("OMP_", "MKL_", "KMP_", "GOMP_", "ATEN_", "LD_PRELOAD")
+"""Beginnings of the names of what may change how many threads there are."""
+
+COUNT = "_ZN2at15get_num_threadsEv"
+"""at::get_num_threads(), which torch.get_num_threads calls."""
+
+GPU_VARIABLES = ("CUDA_", "HIP_", "ROCR_", "NVIDIA_", "HSA_")
+"""The same for which GPUs there are."""
+
+DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
+"""What is there where a driver of NVIDIA's (in a container, on Tegra, on WSL) or AMD's is."""
+
+DEVICES = ("/proc/driver/nvidia/gpus/*", "/proc/driver/nvidia/capabilities/gpu*/mig/gi*", "/dev/dri/render*")
+"""A file for each GPU, or part of one."""
+
+
+@functools.cache
+def folder() -> Path:
+    """Where PyTorch is installed. Raises ModuleNotFoundError where it is not."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("PyTorch is not installed.", name="torch")
+    return Path(spec.origin).parent
+
+
+@functools.cache
+def _read() -> ModuleType:
+    """The module torch.version, run by itself."""
+    spec = importlib.util.spec_from_file_location("polytile_torch_version", folder() / "version.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def release() -> str:
+    """What torch.__version__ says: "2.13.0+cpu"."""
+    torch = sys.modules.get("torch")
+    return str((torch or _read()).__version__)
+
+
+def hip() -> str | None:
+    """The release of ROCm that this PyTorch is a build for; None for others."""
+    torch = sys.modules.get("torch")
+    found: str | None = getattr(torch.version if torch is not None else _read(), "hip", None)
+    return found
+
+
+def gpus() -> tuple[str, ...]:
+    """The fingerprints of the GPUs that torch sees (runtime/cuda/device.py), in its order."""
+    if "torch" in sys.modules:
+        return tuple(_asked_gpus())
+    devices = sorted(found for pattern in DEVICES for found in glob.glob(pattern))
+    return tuple(_kept("gpus", [drivers(), devices, _set(GPU_VARIABLES)], _asked_gpus)) if drivers() else ()
+
+
+def drivers() -> list[str]:
+    """What the system says of each driver of GPUs that it has."""
+    return [Path(file).read_text() if file.startswith("/proc") else file for file in DRIVERS if os.path.exists(file)]
+
+
+def threads() -> int:
+    """Most threads that a kernel may use now: the option `threads`, else torch.get_num_threads()."""
+    return options.get("threads") or torch_threads()
+
+
+def torch_threads() -> int:
+    """What torch.get_num_threads() says, or would say."""
+    torch = sys.modules.get("torch")
+    return int(torch.get_num_threads()) if torch is not None else _kept_threads()
+
+
+def _kept_threads() -> int:
+    return int(_kept("threads", [usable_cores(), _set(THREAD_VARIABLES)], _asked_threads))
+
+
+def _set(beginnings: tuple[str, ...]) -> list[tuple[str, str]]:
+    return sorted((name, value) for name, value in os.environ.items() if name.startswith(beginnings))
+
+
+def _kept(what: str, decides: Any, ask: Callable[[], Any]) -> Any:
+    """What the cache has of an answer by this PyTorch where `decides` holds; `ask` gives it where there is none yet."""
+    place, name = cache.current(), f"pytorch/{what}-{digest(json.dumps([release(), str(folder()), decides]))}.json"
+    kept = place.read(name)
+    if kept is None:
+        place.write(name, kept := json.dumps(ask()).encode())
+    return json.loads(kept)
+
+
+def _asked_gpus() -> list[str]:
+    from polytile.runtime.cuda import device
+
+    return [device.fingerprint(index) for index in range(device.count())]
+
+
+def _asked_threads() -> int:
+    """Of torch's library, which takes a quarter of the time that importing torch does; of torch, where that fails."""
+    try:
+        return int(getattr(ctypes.CDLL(str(folder() / "lib" / "libtorch_cpu.so")), COUNT)())
+    except (OSError, AttributeError):
+        import torch
+
+        return torch.get_num_threads()
+
+
+__all__ = ["drivers", "folder", "gpus", "hip", "release", "threads", "torch_threads"]
