@@ -264,13 +264,14 @@ def simplify(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     if not expr.free_symbols:
         return expr
     if not has_division(expr):
-        return _expanded(expr)
+        return expanded(expr)
     rebuilt = _simplify_divisions(ungrouped(expr), ranges)
     return _rejoin(sympy.expand(rebuilt))
 
 
 @functools.lru_cache(maxsize=100_000)
-def _expanded(expr: sympy.Expr) -> sympy.Expr:
+def expanded(expr: sympy.Expr) -> sympy.Expr:
+    """`expr`, ungrouped, as a sum of products."""
     return sympy.expand(ungrouped(expr))
 
 
@@ -310,7 +311,7 @@ def coefficient(expr: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
     if symbol not in expr.free_symbols:
         return ZERO
     total = ZERO
-    for term in sympy.Add.make_args(_expanded(expr)):
+    for term in sympy.Add.make_args(expanded(expr)):
         if symbol not in term.free_symbols:
             continue
         rest = term / symbol
