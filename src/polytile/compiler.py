@@ -21,7 +21,7 @@ from polytile.ir import sizes
 from polytile.ir.program import Extern, Loop, Program, Template
 from polytile.kernels import kept
 from polytile.multikernel import MultiKernel, alive
-from polytile.multikernel.define import define_loop, define_template
+from polytile.multikernel.define import Made, define_loop, define_template
 from polytile.multikernel.links import forced
 from polytile.passes.pipeline import optimize
 from polytile.runtime.neutral import neutral
@@ -88,15 +88,17 @@ def compile_program(
 
     Raises CompilerMissing where no C++ compiler is found.
     """
-    with neutral():
-        program, inplace = optimize(lowered.program)
+    with neutral(), counters.stage("generating"):
+        with counters.stage("passes"):
+            program, inplace = optimize(lowered.program)
         calls: list[tuple[MultiKernel, KernelCall]] = []
+        made: Made = {}
 
         def call_of(operation: Loop | Template) -> KernelCall:
             if isinstance(operation, Template):
-                multikernel, tensors, extents = define_template(operation, program.buffers, given)
+                multikernel, tensors, extents = define_template(operation, program.buffers, given, made)
             else:
-                multikernel, tensors, extents = define_loop(operation, program.buffers, given)
+                multikernel, tensors, extents = define_loop(operation, program.buffers, given, made)
             call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents)
             calls.append((multikernel, call))
             return call
@@ -108,9 +110,10 @@ def compile_program(
         for multikernel, _ in calls:
             multikernel.budget = budget
         forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
-        for values in (traced, *ahead):
-            _prepare(calls, values)
-        _warm(calls, hints)
+        with counters.stage("choosing"):
+            for values in (traced, *ahead):
+                _prepare(calls, values)
+            _warm(calls, hints)
     for operation in program.operations:
         if isinstance(operation, Extern):
             counters.add_library_call(str(operation.target))
@@ -152,10 +155,14 @@ def _device_type(program: Program) -> str:
 
 def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Values) -> None:
     """Starts compiling what a call with these values of the graph's size symbols will need, all kernels side by side."""
+    asked: set[tuple[MultiKernel, tuple[int, ...]]] = set()
     for multikernel, call in calls:
         values = {**given, **kept.assumed(call.kept)}
         if _known(call, values):
-            multikernel.prepare([sizes.evaluate(e, values) for e in call.sizes])
+            ints = tuple(sizes.evaluate(e, values) for e in call.sizes)
+            if (multikernel, multikernel.spec.words(ints)) not in asked:
+                multikernel.prepare(ints)
+            asked.add((multikernel, multikernel.spec.words(ints)))
 
 
 def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from polytile import compiler, debug, runtime
 from polytile import options as settings
+from polytile.counters import counters
 from polytile.errors import CompilerMissing, HintError, NotInPlan, OptionError, PlanError
 from polytile.frontend import hints as hinted
 from polytile.frontend.channels_last import lay_channels_last
@@ -101,7 +102,7 @@ def _compile(
     traced = hinted.sizes_of(graph)
     wanted = [*hinted.combinations(hints, traced, strict), *hinted.marked(graph, traced)]
     early = hinted.combinations(ahead, traced, strict, "compile_ahead")
-    with settings.override(**given), _collector_at_rest(), kept_whole():
+    with settings.override(**given), _collector_at_rest(), kept_whole(), counters.stage("tracing"):
         runtime.prepare_launcher()
         if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
             from polytile.kernels.triton.loops import prepare  # what a GPU needs is imported where there is one
@@ -198,9 +199,10 @@ class _Compiler:
 
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph lowered and compiled. Raises CompilerMissing where there is no C++ compiler."""
-        if self.kind == "inference":
-            lay_channels_last(graph.graph, training=False)
-        lowered = lower_graph(graph, name, weights_of(graph, self.kind))
+        with counters.stage("lowering"):
+            if self.kind == "inference":
+                lay_channels_last(graph.graph, training=False)
+            lowered = lower_graph(graph, name, weights_of(graph, self.kind))
         with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
             traced = hinted.sizes_of(graph)
             return compiler.compile_program(lowered, self.options, traced, self.hints, self.ahead).call

@@ -194,7 +194,7 @@ class MultiKernel:
     def chosen(self, args: tuple[Any, ...], met: bool = False) -> Entry:
         """The entry for the regime of this call, decided now; or, where the regime has not been `met` and the call must not
         stall, what serves until it is decided."""
-        with self._lock, settings.override(**self.options):
+        with self._lock, settings.override(**self.options), counters.stage("choosing"):
             return self._select(self._key_of(args), args, met)
 
     def anew(self, standing: ForNow, args: tuple[Any, ...]) -> Entry | None:
