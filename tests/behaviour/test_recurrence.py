@@ -28,7 +28,7 @@ class Recurrence(nn.Module):
 
 @pytest.mark.parametrize("interpret", [False, True], ids=["C++", "Triton"])
 def test_the_steps_of_a_recurrence_share_their_kernels(interpret: bool) -> None:
-    """One for the first step, which begins where its tensors do, one for all others, and one for the last, which nothing reads."""
+    """One for the first step, which begins where its tensors do, one for all others, one for the last, which nothing reads."""
     torch.manual_seed(0)
     network = Recurrence()
     polytile.reset()

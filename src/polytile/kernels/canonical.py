@@ -148,7 +148,7 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)
     if library is not None:
         library = calls.renamed(library, names, lambda e: e.xreplace(symbols))
-    begins: dict[sympy.Expr, sympy.Expr] = dict(starts.values())
+    begins: dict[sympy.Expr, sympy.Expr] = {start.symbol: start.begin for start in starts.values()}
     site = CallSite(tuple(order), tuple(begins.get(e, e) for e in symbols))
     return LoopKernel(renamed, tensors, tuple(symbols.values()), library), site
 
