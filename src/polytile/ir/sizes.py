@@ -141,17 +141,28 @@ def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
     return sympy.expand(numerator) if denominator == 1 else None
 
 
+@functools.lru_cache(maxsize=100_000)
 def has_division(expr: sympy.Expr) -> bool:
     """Whether a floor-division or modulus stands anywhere in `expr`."""
     return expr.has(FloorDiv, ModularIndexing, *_MOD_CLASSES)
 
 
+def _own(expr: sympy.Expr, ranges: Ranges) -> tuple[tuple[sympy.Symbol, sympy.Expr], ...]:
+    """What of `ranges` concerns `expr`: all that a rule's result depends on besides it."""
+    return tuple((s, ranges[s]) for s in sorted(expr.free_symbols & ranges.keys(), key=str))
+
+
 def upper_bound(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
     """Largest value of an index that is linear in its axes with nonnegative coefficients; None if it is not."""
-    bound = ZERO
+    return _bound(expr, _own(expr, ranges))
+
+
+@functools.lru_cache(maxsize=100_000)
+def _bound(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> sympy.Expr | None:
+    bound, ranges = ZERO, dict(own)
     by_axes: dict[sympy.Expr, sympy.Expr] = {}
     for term in sympy.Add.make_args(sympy.expand(expr)):
-        if any(isinstance(f, FloorDiv | ModularIndexing | Mod | PythonMod) for f in sympy.preorder_traversal(term)):
+        if has_division(term):
             inner = _division_bound(term, ranges)
             if inner is None:
                 return None
@@ -263,10 +274,12 @@ def simplify(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     """`expr` with every division and modulus removed that the ranges allow, ungrouped and expanded."""
     if not expr.free_symbols:
         return expr
-    if not has_division(expr):
-        return expanded(expr)
-    rebuilt = _simplify_divisions(ungrouped(expr), ranges)
-    return _rejoin(sympy.expand(rebuilt))
+    return _simplified(expr, _own(expr, ranges)) if has_division(expr) else expanded(expr)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _simplified(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> sympy.Expr:
+    return _rejoin(sympy.expand(_simplify_divisions(ungrouped(expr), dict(own))))
 
 
 @functools.lru_cache(maxsize=100_000)
@@ -276,8 +289,14 @@ def expanded(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _simplify_divisions(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
-    if not expr.args or not has_division(expr):
-        return expr
+    return _divided(expr, _own(expr, ranges)) if expr.args and has_division(expr) else expr
+
+
+@functools.lru_cache(maxsize=100_000)
+def _divided(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> sympy.Expr:
+    """`expr` with its divisions simplified. The sizes behind strided convolutions are divisions of divisions, and stand in every
+    stride of what comes after them: each is worked out once."""
+    ranges = dict(own)
     args = [_simplify_divisions(a, ranges) for a in expr.args]
     if isinstance(expr, FloorDiv):
         return floor_div(args[0], args[1], ranges)

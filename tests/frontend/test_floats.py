@@ -1,0 +1,43 @@
+"""Python floats of a traced function: what modules keep is fixed before a graph is made, what the caller gives may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from polytile.frontend import backend
+from tests.behaviour.helpers import compiled
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU6(), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.Softplus(2.0))
+
+    def forward(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        result: torch.Tensor = self.layers(x) * factor
+        return result
+
+
+def test_what_modules_keep_is_fixed_at_once_and_what_the_caller_gives_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTAutograd runs once for the graph, not until it has found an operator that needs a float's value."""
+    runs: list[None] = []
+    whole = backend.aot_module_simplified
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        runs.append(None)
+        return whole(*arguments, **named)
+
+    monkeypatch.setattr(backend, "aot_module_simplified", counted)
+    network, x = Scaled().eval(), torch.randn(6, 3)
+    function = compiled(network)
+    with torch.no_grad():
+        for factor in (0.25, 0.5, 0.75):
+            torch.testing.assert_close(function(x, factor), network(x, factor))
+        assert len(runs) == 1
+        network.layers[2].negative_slope = 0.4
+        torch.testing.assert_close(function(x, 0.5), network(x, 0.5))
+    assert len(runs) == 2
