@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,21 +24,33 @@ class Scaled(nn.Module):
 
 
 def test_what_modules_keep_is_fixed_at_once_and_what_the_caller_gives_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AOTAutograd runs once for the graph, not until it has found an operator that needs a float's value."""
-    runs: list[None] = []
-    whole = backend.aot_module_simplified
+    """Dynamo traces the function once, not until it has found the operators that need a float's value."""
+    traced: list[None] = []
+    compile_graph = backend._compile
 
     def counted(*arguments: Any, **named: Any) -> Any:
-        runs.append(None)
-        return whole(*arguments, **named)
+        traced.append(None)
+        return compile_graph(*arguments, **named)
 
-    monkeypatch.setattr(backend, "aot_module_simplified", counted)
+    monkeypatch.setattr(backend, "_compile", counted)
     network, x = Scaled().eval(), torch.randn(6, 3)
     function = compiled(network)
     with torch.no_grad():
         for factor in (0.25, 0.5, 0.75):
             torch.testing.assert_close(function(x, factor), network(x, factor))
-        assert len(runs) == 1
+        assert len(traced) == 1
         network.layers[2].negative_slope = 0.4
         torch.testing.assert_close(function(x, 0.5), network(x, 0.5))
-    assert len(runs) == 2
+    assert len(traced) == 2
+
+
+def test_other_compilers_have_their_floats_as_before() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def other(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compile(Scaled().eval(), backend=other, dynamic=True)(torch.randn(6, 3), 0.5)
+    kept = [node for node in graphs[-1].graph.nodes if isinstance(node.meta.get("example_value"), torch.SymFloat)]
+    assert len(kept) > 1  # slopes and ends, which nothing has fixed

@@ -24,7 +24,7 @@ from polytile.errors import CompilerMissing, HintError, NotInPlan, OptionError, 
 from polytile.frontend import hints as hinted
 from polytile.frontend.channels_last import lay_channels_last
 from polytile.frontend.eager import SOURCE, library_calls
-from polytile.frontend.floats import restart_if_fixed
+from polytile.frontend.floats import restart_if_fixed, settle_ahead
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
@@ -33,6 +33,8 @@ from polytile.frontend.resizing import kept_whole
 from polytile.frontend.weights import weights_of
 
 Boxed = Callable[[list[Any]], Any]
+
+settle_ahead()
 
 
 def polytile(
