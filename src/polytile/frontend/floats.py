@@ -73,7 +73,7 @@ def _being_compiled() -> Any:
         output = InstructionTranslator.current_tx().output
     except AttributeError:  # nothing is being traced
         return None
-    compiler = output.compiler_fn
+    compiler: Any = output.compiler_fn
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
     compiler = getattr(compiler, "compiler_fn", compiler)  # of what torch.compile wraps it in
