@@ -49,6 +49,7 @@ models: $(STAMP)
 bench: $(STAMP)
 	$(RUN) -m benchmarks.overhead --json
 	$(RUN) -m benchmarks.compile_time --json
+	$(RUN) -m benchmarks.first_calls --json
 	$(RUN) -m benchmarks.demo --json
 	$(RUN) -m benchmarks.loops --json
 	$(RUN) -m benchmarks.operators --json

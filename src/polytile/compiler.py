@@ -23,7 +23,7 @@ from polytile.ir import sizes
 from polytile.ir.program import Extern, Loop, Program, Template
 from polytile.kernels import kept
 from polytile.multikernel import MultiKernel, alive
-from polytile.multikernel.define import define_loop, define_template
+from polytile.multikernel.define import Made, define_loop, define_template
 from polytile.multikernel.links import forced
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
@@ -92,15 +92,17 @@ def compile_program(
 
     Raises CompilerMissing where no C++ compiler is found.
     """
-    with neutral():
-        program, inplace = optimize(lowered.program)
+    with neutral(), counters.stage("generating"):
+        with counters.stage("passes"):
+            program, inplace = optimize(lowered.program)
         calls: list[tuple[MultiKernel, KernelCall]] = []
+        made: Made = {}
 
         def call_of(operation: Loop | Template) -> KernelCall:
             if isinstance(operation, Template):
-                multikernel, tensors, extents = define_template(operation, program.buffers)
+                multikernel, tensors, extents = define_template(operation, program.buffers, made)
             else:
-                multikernel, tensors, extents = define_loop(operation, program.buffers)
+                multikernel, tensors, extents = define_loop(operation, program.buffers, made)
             call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents)
             calls.append((multikernel, call))
             return call
@@ -110,10 +112,11 @@ def compile_program(
         with budget.program(options.get("program_seconds")):
             wrapped = write(program.name, schedule(program, call_of, inplace, traced))
         forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
-        for values in (traced, *ahead):
-            _prepare(calls, values)
-        with programs.on_behalf(programs.file_of(wrapped.call)):
-            _warm(calls, hints)
+        with counters.stage("choosing"):
+            for values in (traced, *ahead):
+                _prepare(calls, values)
+            with programs.on_behalf(programs.file_of(wrapped.call)):
+                _warm(calls, hints)
     for operation in program.operations:
         if isinstance(operation, Extern):
             counters.add_library_call(str(operation.target))
@@ -155,10 +158,14 @@ def _device_type(program: Program) -> str:
 
 def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Values) -> None:
     """Starts compiling what a call with these values of the graph's size symbols will need, all kernels side by side."""
+    asked: set[tuple[MultiKernel, tuple[int, ...]]] = set()
     for multikernel, call in calls:
         values = {**given, **kept.assumed(call.kept)}
         if _known(call, values):
-            multikernel.prepare([sizes.evaluate(e, values) for e in call.sizes])
+            ints = tuple(sizes.evaluate(e, values) for e in call.sizes)
+            if (multikernel, multikernel.spec.words(ints)) not in asked:
+                multikernel.prepare(ints)
+            asked.add((multikernel, multikernel.spec.words(ints)))
 
 
 def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:

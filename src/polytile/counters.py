@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,21 +22,37 @@ NAMES = {
     "dispatch_misses": "calls that met a regime without an entry in the dispatch table",
     "compiler_runs": "runs of the C and C++ compiler; Triton kernels compiled",
     "weights_packed": "packed copies of weights made",
+    "seconds": "seconds that first calls took, by stage",
 }
 """What each of them counts."""
 
+STAGES = {
+    "tracing": "AOTAutograd: what it does with the graph that Dynamo has captured",
+    "lowering": "the layout of images, and operators to loops",
+    "passes": "loops to fewer loops",
+    "generating": "canonical kernels, their candidates and sources, and the wrapper",
+    "compiling": "waiting for compilers",
+    "choosing": "regimes, predictions and what is on record",
+    "checking": "references, and candidates compared with them",
+    "measuring": "candidates timed",
+}
+"""What a first call does once Dynamo has captured its graph, each without what others of them do within it."""
+
 
 class Counters(Mapping[str, Any]):
-    """Thread-safe counts by name; `library_calls` is itself a mapping from operator to count of call sites."""
+    """Thread-safe counts by name; `library_calls` is itself a mapping from operator to count of call sites, and `seconds` one
+    from stage to seconds, those of all threads together."""
 
     def __init__(self) -> None:
         self._lock = locks.lock()
+        self._running = threading.local()
         self.reset()
 
     def reset(self) -> None:
         with self._lock:
-            self._counts = {name: 0 for name in NAMES if name != "library_calls"}
+            self._counts = {name: 0 for name in NAMES if name not in ("library_calls", "seconds")}
             self._library: collections.Counter[str] = collections.Counter()
+            self._seconds = dict.fromkeys(STAGES, 0.0)
 
     def add(self, name: str, count: int = 1) -> None:
         with self._lock:
@@ -43,7 +62,24 @@ class Counters(Mapping[str, Any]):
         with self._lock:
             self._library[operator] += 1
 
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the time within the block to a stage, one of STAGES; a stage within it has its own time to itself."""
+        outer, begun = getattr(self._running, "inner", None), time.perf_counter()
+        self._running.inner = inner = [0.0]
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - begun
+            self._running.inner = outer
+            if outer is not None:
+                outer[0] += seconds
+            with self._lock:
+                self._seconds[name] += seconds - inner[0]
+
     def __getitem__(self, name: str) -> Any:
+        if name == "seconds":
+            return dict(self._seconds)
         return dict(self._library) if name == "library_calls" else self._counts[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch
 from torch.utils._sympy.functions import PythonMod
 
 from polytile.ir import expr, sizes
-from polytile.ir.program import Axis, Buffer, Loop
+from polytile.ir.program import Axis, Buffer, LibraryCall, Loop, Ref, View
 from polytile.kernels.canonical import CallSite, LoopKernel, canonicalize
 from polytile.kernels.loops import kernel_name, loop_candidates
 from tests.kernels.helpers import BF16, F32, P0, R0, S0, S1, S2, load, loop, op, store
@@ -41,7 +41,7 @@ def test_types_sizes_and_roles_matter() -> None:
 
 
 def test_arguments_are_the_tensors_then_the_size_symbols_in_order_of_appearance() -> None:
-    body = loop([store("o", P0 * S2 + 1, op("add", load("b", P0), load("a", P0 * S1)))], {P0: S0})
+    body = loop([store("o", P0 * S2, op("add", load("b", P0), load("a", P0 * S1)))], {P0: S0})
     kernel, site = canonical(body, S0, a=F32, b=F32, o=BF16)
     assert [(t.name, t.dtype, t.role) for t in kernel.tensors] == [
         ("a0", F32, "in"),
@@ -80,7 +80,7 @@ def test_a_product_of_sizes_is_one_integer_where_its_factors_stand_nowhere_else(
     assert site.sizes == (S0 * S1,) and flat.loop.axes[0].size == flat.symbols[0]
     same, other = canonical(loop([store("o", P0, load("x", P0))], {P0: S2}), S2, x=F32, o=F32)
     assert same.text == flat.text and other.sizes == (S2,)
-    _, needs = canonical(loop([store("o", P0, load("x", P0 + S0))], {P0: S0 * S1}), S0 * S1, x=F32, o=F32)
+    _, needs = canonical(loop([store("o", P0, load("x", P0 * S0))], {P0: S0 * S1}), S0 * S1, x=F32, o=F32)
     assert set(needs.sizes) == {S0, S1}
     rows, row_site = canonical(row_sum("x", "y", "i", S0 * S1, S2), S0 * S1, x=F32, y=F32)
     assert row_site.sizes == (S0 * S1, S2)
@@ -118,3 +118,37 @@ def test_the_source_operator_is_named_but_decides_nothing() -> None:
 def test_reduced_axes_are_named_apart() -> None:
     body = loop([store("o", P0, expr.reduce("max", F32, load("x", P0 * S1 + R0)))], {P0: S0}, {R0: S1})
     assert "for p0 < n0 over r0 < n1" in canonical(body, x=F32, o=F32)[0].text
+
+
+def test_loops_that_begin_elsewhere_in_a_tensor_are_one_kernel() -> None:
+    """What all accesses to a tensor have in common is an integer of the call, how they lie to each other is not."""
+
+    def added(begin: sympy.Expr, apart: int, out: sympy.Expr) -> tuple[LoopKernel, CallSite]:
+        both = op("add", load("x", P0 + begin), load("x", P0 + begin + apart))
+        return canonical(loop([store("o", P0 + out, both)], {P0: S0}), S0, x=F32, o=F32)
+
+    kernel, site = added(sympy.Integer(48), 16, 32 * S1)
+    other, elsewhere = added(16 * S2, 16, sympy.Integer(7))
+    assert kernel.text == other.text and "a0[n1 + p0 + 16]" in kernel.text
+    assert site.sizes == (S0, 48, 32 * S1) and elsewhere.sizes == (S0, 16 * S2, 7)
+    assert kernel.text != added(sympy.Integer(48), 8, S1)[0].text
+
+
+def test_a_tensor_that_is_read_from_its_beginning_or_backwards_has_no_start() -> None:
+    for places in ((P0, P0 + 8), (P0 - 1, P0 + 8), (S1 - P0,), (P0 + S1 - S2,)):
+        values = [load("x", place) for place in places]
+        _, site = canonical(loop([store("o", P0, op("add", values[0], values[-1]))], {P0: S0}), S0, x=F32, o=F32)
+        assert set(site.sizes) <= {S0, S1, S2}
+        assert not any(term.is_Integer for term in site.sizes)
+
+
+def test_an_operator_beside_its_loop_begins_where_the_loop_does() -> None:
+    def exponential(begin: sympy.Expr) -> LoopKernel:
+        x = View("x", F32, (S0,), (sizes.ONE,), begin)
+        call = LibraryCall(torch.ops.aten.cumsum.out, (Ref(x), 0), (), (View("o", F32, (S0,), (sizes.ONE,)),))
+        scanned = expr.scan("sum", F32, load("x", R0 + begin))
+        body = Loop("scan", (), (Axis(R0, S0),), (store("o", R0, scanned),), (), call)
+        return canonical(body, S0, x=F32, o=F32)[0]
+
+    assert exponential(sympy.Integer(8)).text == exponential(24 * S1).text
+    assert exponential(sympy.Integer(8)).library is not None

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from polytile.ir import expr, philox
+from polytile.ir.philox import COUNTERS_PER_OPERATOR
 from polytile.kernels import vectors
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
@@ -21,7 +23,7 @@ from polytile.kernels.triton.kernel import Launch
 from polytile.multikernel import gpu_specs
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, workers
-from tests.kernels.helpers import BF16, I8, P0, P1, S0, S1, S2, Case, kernel_of, load, loop, store
+from tests.kernels.helpers import BF16, F32, I8, I64, P0, P1, S0, S1, S2, Case, kernel_of, load, loop, op, store
 from tests.kernels.test_loops_golden import column_sum, layer_norm
 from tests.kernels.test_triton_golden import half_norm, transpose_add
 
@@ -32,6 +34,17 @@ LOADS = re.compile(r"\bLDG\.E(?:\.\w+)*?\.?(U16|64|128)?(?:\.CONSTANT)? R")
 
 def flat_copy() -> Case:
     return Case(loop([store("o", P0, load("x", P0, BF16))], {P0: S0 * S1}), {"x": BF16, "o": BF16})
+
+
+def part_copy() -> Case:
+    """Of what begins at an integer of the call."""
+    return Case(loop([store("o", P0, load("x", P0 + 8 * S2, BF16))], {P0: S0}), {"x": BF16, "o": BF16})
+
+
+def drawn() -> Case:
+    """Random numbers of an operator that is not the program's first."""
+    number = op("philox_uniform", load("seed", 0, I64), expr.index_value(P0 + 3 * COUNTERS_PER_OPERATOR), dtype=F32)
+    return Case(loop([store("o", P0, number)], {P0: S0}), {"seed": I64, "o": F32})
 
 
 def strided_copy() -> Case:
@@ -47,6 +60,7 @@ def test_the_integers_by_which_rows_begin_and_end_decide() -> None:
     assert names(kernel_of(transpose_add())) == ["n0", "n1"]
     assert not names(flat_copy().kernel)  # of one row whole blocks have no masks
     assert len(names(strided_copy().kernel)) == 2  # length and stride
+    assert names(part_copy().kernel) == ["n1"] and not names(drawn().kernel)
 
 
 def test_no_more_is_asked_than_a_vector_of_the_smallest_type_has_elements() -> None:
@@ -77,10 +91,24 @@ def test_rows_are_read_by_the_widest_vectors_that_divide_them_and_their_addresse
     for by in (1, 2, 4):
         known = Facts(frozenset({"n0", "n1"}), frozenset({"a1"}), powers=(("a0", 2 * by),))
         made[f"a0@{by}"] = generate(flat, block, known)
+        part = Facts(frozenset({"n0"}), frozenset({"a0", "a1"}), powers=(("n1", by),))
+        made[f"n1@{by}"] = generate(part_copy().kernel, block, part)
     whole = generate(flat, block, Facts(aligned=frozenset(("a0", "a1"))))
     *wide, parted = loads([kernel.launches[0] for kernel in (*made.values(), whole)], Path(triton.__file__).parent)
     assert dict(zip(made, wide, strict=True)) == {name: {WIDTHS[int(name[3:])]} for name in made}
     assert parted == {WIDTHS[8], WIDTHS[1]}  # of whole blocks, and of the last one
+
+
+def test_random_numbers_of_any_operator_compile_as_one_kernel() -> None:
+    """How many operators come before it is a 32-bit argument, what it makes of that takes 64 bits."""
+    pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
+    kernel = drawn().kernel
+    made = generate(kernel, Config.of(variant="plain", x=256, warps=2), Facts(aligned=frozenset({"a0", "a1"}), wide=True))
+    assert all(cubin.binary for cubin in compiled(made.launches))
+    out, seed = torch.zeros(40), torch.tensor([5])
+    interpret.run(made, {"a0": seed, "a1": out}, {"n0": 40, "n1": 3})
+    offsets = torch.arange(40) + 3 * COUNTERS_PER_OPERATOR
+    torch.testing.assert_close(out, philox.uniform(seed, offsets, torch.float32), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("length", [1, 7, 63, 64, 65, 200])

@@ -20,12 +20,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from polytile import compiler, debug
 from polytile import options as settings
+from polytile.counters import counters
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
 from polytile.frontend.channels_last import lay_channels_last
 from polytile.frontend.eager import SOURCE, library_calls, say_once, with_own_code
 from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
-from polytile.frontend.floats import restart_if_fixed
+from polytile.frontend.floats import restart_if_fixed, settle_ahead
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
@@ -37,6 +38,8 @@ from polytile.runtime import native
 log = logging.getLogger("polytile")
 
 Boxed = Callable[[list[Any]], Any]
+
+settle_ahead()
 
 
 def polytile(
@@ -137,7 +140,7 @@ def _compiled(
     restart_if_fixed(graph)
     failed: list[Failure] = []
     held = settings.overridden()  # the backward graph may be compiled much later, and in another thread
-    with kept_whole():
+    with kept_whole(), counters.stage("tracing"):
         return aot_module_simplified(
             graph,
             example_inputs,
@@ -264,9 +267,10 @@ class _Compiler:
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph lowered and compiled. Raises CompilerMissing where there is no C++ compiler."""
         weights = weights_of(graph, self.kind)
-        if self.kind == "inference":
-            lay_channels_last(graph.graph, training=False, weights=weights)
-        lowered = lower_graph(graph, name, weights)
+        with counters.stage("lowering"):
+            if self.kind == "inference":
+                lay_channels_last(graph.graph, training=False, weights=weights)
+            lowered = lower_graph(graph, name, weights)
         with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
             traced = hinted.sizes_of(graph)
             return compiler.compile_program(lowered, traced, self.hints, self.ahead).call

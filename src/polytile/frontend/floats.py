@@ -1,21 +1,25 @@
-"""Python floats that Dynamo made symbolic and that operators had fixed by the time the graph arrived.
+"""Python floats that Dynamo made symbolic and that operators need as numbers.
 
 Under `dynamic=True` Dynamo keeps every Python float symbolic (an `eps`, a dropout's `p`, an embedding's `norm_type`), and
 AOTAutograd makes it trace the function again once it has found, after a whole pass of its own, that an operator needed the
-float's value. Most such values show in the graph's shape environment before that pass. To say so at once saves a quarter
-of the time that capturing an encoder takes.
+float's value. What torch's own modules keep as attributes (an `eps`, a slope, the ends of a clamp) is set once: polytile's graphs
+have numbers there from the start (`settle_ahead`). Most others show in the graph's shape environment before AOTAutograd's
+pass: to say so at once saves that pass (`restart_if_fixed`). A MobileNet was traced three times, for its norms and for its ReLU6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import sympy
 import torch
 import torch.fx
 import torch.nn.functional as F
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-from torch._dynamo.symbolic_convert import TensorifyState
+from torch._dynamo.source import AttrSource, UnspecializedBuiltinNNModuleSource
+from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
 from torch._guards import TracingContext
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
@@ -31,18 +35,75 @@ def restart_if_fixed(graph: torch.fx.GraphModule) -> None:
     if shape_env is None:
         return
     fixed = {s.name for s, v in shape_env.replacements.items() if symbol_is_type(s, SymT.FLOAT) and v.is_number}
-    names = {name for name in fixed if not TensorifyState.should_specialize(name)}
+    names = {name for name in fixed.union(_settled(graph.graph)) if not TensorifyState.should_specialize(name)}
     if names:
-        for name in names.union(_attributes(graph)):
+        for name in names.union(_attributes(graph.graph)):
             TensorifyState.specialize(name)
         raise TensorifyScalarRestartAnalysis
 
 
-def _attributes(graph: torch.fx.GraphModule) -> Iterator[str]:
+def settle_ahead() -> None:
+    """Has Dynamo give polytile's graphs numbers for the floats that torch's own modules keep. It does so when a graph is traced
+    again; asked for a name, this set knows those of the graph that is about to be compiled. Calling it again changes nothing."""
+    known = TensorifyState.force_specializations
+    if not isinstance(known, _Settled):
+        TensorifyState.force_specializations = _Settled(known)
+
+
+class _Settled(set[str]):
+    """The names of floats that Dynamo is to fix; while polytile's backend is to get a graph, those of it that need no second look
+    besides. Names are few, and come again in other graphs: each graph has its own."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(names)
+        self.of: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+    def __contains__(self, name: object) -> bool:
+        output = None if super().__contains__(name) else _being_compiled()
+        if output is None:
+            return super().__contains__(name)
+        found = self.of.setdefault(output.shape_env, set())
+        found.update(_settled(output.graph))  # asked once, Dynamo takes them out of the graph
+        return name in found
+
+
+def _being_compiled() -> Any:
+    """The graph that this thread is tracing, where polytile will compile it; None elsewhere."""
+    try:
+        output = InstructionTranslator.current_tx().output
+    except AttributeError:  # nothing is being traced
+        return None
+    compiler: Any = output.compiler_fn
+    while hasattr(compiler, "_torchdynamo_orig_backend"):
+        compiler = compiler._torchdynamo_orig_backend
+    compiler = getattr(compiler, "compiler_fn", compiler)  # of what torch.compile wraps it in
+    return output if str(getattr(compiler, "__module__", "")).startswith("polytile.") else None
+
+
+def _attributes(graph: torch.fx.Graph) -> Iterator[str]:
     """The symbols of floats that only functions of ATTRIBUTES_ONLY take."""
-    for node in graph.graph.nodes:
+    for node, symbol in _floats(graph):
+        if all(user.target in ATTRIBUTES_ONLY for user in node.users):
+            yield symbol
+
+
+def _settled(graph: torch.fx.Graph) -> Iterator[str]:
+    """The symbols of floats that are attributes of torch's own modules."""
+    for node, symbol in _floats(graph):
+        given = node.args[0].meta.get("grapharg") if node.args and isinstance(node.args[0], torch.fx.Node) else None
+        source = getattr(given, "source", None)
+        if isinstance(source, AttrSource) and isinstance(source.base, UnspecializedBuiltinNNModuleSource):
+            yield symbol
+
+
+def _floats(graph: torch.fx.Graph) -> Iterator[tuple[torch.fx.Node, str]]:
+    """The nodes whose values are floats of the caller's, each with its symbol."""
+    for node in graph.nodes:
         value = node.meta.get("example_value")
-        if isinstance(value, torch.SymFloat) and all(user.target in ATTRIBUTES_ONLY for user in node.users):
-            expression = value.node.expr
+        if isinstance(value, torch.SymFloat):
+            expression = value.node._expr  # the symbol, where `expr` is the number that it was fixed to
             if isinstance(expression, sympy.Symbol) and symbol_is_type(expression, SymT.FLOAT):
-                yield expression.name
+                yield node, expression.name
+
+
+__all__ = ["restart_if_fixed", "settle_ahead"]

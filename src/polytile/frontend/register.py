@@ -18,15 +18,26 @@ from typing import Any
 
 NAME = "polytile"
 REGISTRY = "torch._dynamo.backends.registry"
+TRACER = "torch._dynamo.symbolic_convert"
 
 
 def install() -> None:
-    """Registers the backend, now or when torch's registry is imported. Calling it again changes nothing."""
-    registry = sys.modules.get(REGISTRY)
-    if registry is not None:
-        _register(registry)
-    elif not any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _WhenImported())
+    """Registers the backend, now or when torch's registry is imported, and says to the tracer what it may take for constant
+    (floats.py). Calling it again changes nothing."""
+    for name, act in _ACTIONS.items():
+        if name in sys.modules:
+            act(sys.modules[name])
+    waiting = {name: act for name, act in _ACTIONS.items() if name not in sys.modules}
+    if waiting and not any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _WhenImported(waiting))
+
+
+def _settle(tracer: ModuleType) -> None:
+    """Where the tracer has been imported to its end."""
+    if hasattr(tracer, "TensorifyState"):
+        from polytile.frontend import floats
+
+        floats.settle_ahead()
 
 
 def _register(registry: ModuleType) -> None:
@@ -42,15 +53,23 @@ def _backend(graph: Any, example_inputs: Any, **keywords: Any) -> Callable[..., 
     return backend.polytile(graph, example_inputs, **keywords)
 
 
+_ACTIONS: dict[str, Callable[[ModuleType], None]] = {REGISTRY: _register, TRACER: _settle}
+"""What is done with modules of torch's, once they are imported."""
+
+
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; when the registry is imported, has the backend registered right after, and goes."""
+    """Finds nothing itself; when a module that it waits for is imported, it acts on that right after. It goes with the last."""
+
+    def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]) -> None:
+        self.waiting = waiting
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != REGISTRY:
+        act = self.waiting.pop(name, None)
+        if act is None:
             return None
-        if self in sys.meta_path:
+        if not self.waiting and self in sys.meta_path:
             sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
@@ -58,7 +77,7 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                _register(module)
+                act(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -117,6 +117,16 @@ def renamed(
     return LibraryCall(call.target, args, kwargs, tuple(v and view(v) for v in call.outputs), whole)
 
 
+def moved(call: LibraryCall, offset: Callable[[View], sympy.Expr]) -> LibraryCall:
+    """The call with `offset(view)` as the offset of every view."""
+
+    def view(v: View) -> View:
+        return replace(v, offset=offset(v))
+
+    args, kwargs = mapped((call.args, call.kwargs), lambda v: Ref(view(v)), Ref)
+    return replace(call, args=args, kwargs=kwargs, outputs=tuple(v and view(v) for v in call.outputs))
+
+
 def mapped(value: Any, view: Callable[[View], Any], number: Callable[[sympy.Expr], Any]) -> Any:
     """Nested arguments with each Ref replaced."""
     if isinstance(value, Ref):
@@ -138,4 +148,4 @@ def text(call: LibraryCall) -> str:
     return f"{call.target} {args} {kwargs} -> {outputs}"
 
 
-__all__ = ["call_of", "expressions", "mapped", "renamed", "shapes_alone", "text"]
+__all__ = ["call_of", "expressions", "mapped", "moved", "renamed", "shapes_alone", "text"]

@@ -15,6 +15,9 @@ import math
 
 import torch
 
+COUNTERS_PER_OPERATOR = 2**40
+"""Offsets that each operator of a program has to itself: operator number k begins at k times as many."""
+
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF

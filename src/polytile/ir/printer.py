@@ -9,6 +9,7 @@ loop softmax0 for p0 < s0 over r0 < s1        # softmax
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from types import FunctionType
 
@@ -26,6 +27,7 @@ def type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@functools.lru_cache(maxsize=100_000)
 def index_text(index: sympy.Expr) -> str:
     return str(index)
 

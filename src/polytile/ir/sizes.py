@@ -186,7 +186,7 @@ def upper_bound(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
 
 
 def _own(expr: sympy.Expr, ranges: Ranges) -> tuple[tuple[sympy.Symbol, sympy.Expr], ...]:
-    """The ranges of the axes that stand in `expr`."""
+    """What of `ranges` concerns `expr`: all that a rule's result depends on besides it."""
     return tuple((symbol, ranges[symbol]) for symbol in _symbols(expr) if symbol in ranges)
 
 
@@ -314,7 +314,7 @@ def simplify(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     if not expr.free_symbols:
         return expr
     if not has_division(expr):
-        return _expanded(expr)
+        return expanded(expr)
     return _simplified(expr, _own(expr, ranges))
 
 
@@ -324,7 +324,8 @@ def _simplified(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], ..
 
 
 @functools.lru_cache(maxsize=100_000)
-def _expanded(expr: sympy.Expr) -> sympy.Expr:
+def expanded(expr: sympy.Expr) -> sympy.Expr:
+    """`expr`, ungrouped, as a sum of products."""
     return expand(ungrouped(expr))
 
 
@@ -336,6 +337,8 @@ def _simplify_divisions(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
 
 @functools.lru_cache(maxsize=200_000)
 def _without_divisions(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> sympy.Expr:
+    """`expr` with its divisions simplified. The sizes behind strided convolutions are divisions of divisions, and stand in every
+    stride of what comes after them: each is worked out once."""
     ranges = dict(own)
     args = [_simplify_divisions(a, ranges) for a in expr.args]
     if isinstance(expr, FloorDiv):
@@ -371,7 +374,7 @@ def coefficient(expr: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
     if symbol not in expr.free_symbols:
         return ZERO
     total = ZERO
-    for term in sympy.Add.make_args(_expanded(expr)):
+    for term in sympy.Add.make_args(expanded(expr)):
         if symbol not in term.free_symbols:
             continue
         rest = term / symbol

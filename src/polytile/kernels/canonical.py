@@ -14,6 +14,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexin
 from polytile.ir import calls, expr, sizes
 from polytile.ir.printer import loop_text, type_name
 from polytile.ir.program import SUM, Axis, Buffer, LibraryCall, Loop, Store
+from polytile.kernels.starts import call_with_starts, starts_of, with_starts
 from polytile.problem import digest
 
 
@@ -129,15 +130,17 @@ def _apart(found: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[sympy.Expr
 
 def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel, CallSite]:
     """The canonical kernel of `loop` and how to call it here."""
-    loop = _rename_axes(loop)
+    library, loop = calls.call_of(loop, buffers), _rename_axes(loop)
     order, roles = _buffer_roles(loop, buffers)
+    starts = starts_of(loop)
+    loop, library = with_starts(loop, starts), call_with_starts(library, starts) if library is not None else None
     own = {a.symbol for a in loop.axes + loop.reduced}
     extents = [a.size for a in loop.axes + loop.reduced]
     size_exprs = [*extents]
     for node in expr.walk(*loop.roots):
         size_exprs += list(node.indices)
     size_exprs += [s.index for s in loop.stores]
-    library, apart = calls.call_of(loop, buffers), _apart(size_exprs, loop.axes + loop.reduced)
+    apart = _apart(size_exprs, loop.axes + loop.reduced)
     size_exprs += calls.expressions(library) if library is not None else []
     symbols = canonical_symbols(size_exprs, own, extents, apart)
     names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
@@ -145,7 +148,9 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)
     if library is not None:
         library = calls.renamed(library, names, lambda e: e.xreplace(symbols))
-    return LoopKernel(renamed, tensors, tuple(symbols.values()), library), CallSite(tuple(order), tuple(symbols.keys()))
+    begins: dict[sympy.Expr, sympy.Expr] = {start.symbol: start.begin for start in starts.values()}
+    site = CallSite(tuple(order), tuple(begins.get(e, e) for e in symbols))
+    return LoopKernel(renamed, tensors, tuple(symbols.values()), library), site
 
 
 def _rename_axes(loop: Loop) -> Loop:

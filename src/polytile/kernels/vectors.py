@@ -1,4 +1,5 @@
-"""Which integers decide how wide loads and stores may be, where 16 does not divide them: rows begin and end by them.
+"""Which integers decide how wide loads and stores may be, where 16 does not divide them: rows begin and end by them, and so do
+accesses to a part of a tensor.
 
 A row of 382 elements of two bytes may be read four bytes at a time, one of 380 eight at a time. Of other integers, such as the
 number of rows, nothing more is asked: each answer is a kernel of its own.
@@ -20,15 +21,22 @@ VECTOR = 16
 
 
 def deciding(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
-    """The integers that part the rows which memory is walked along, in the kernel's order: of a product one is enough. None
-    where there is one row alone: whole blocks of it need no masks."""
+    """The integers by which accesses begin, and those that part the rows which memory is walked along, in the kernel's order: of
+    a product one is enough. Of the latter none where there is one row alone: whole blocks of it need no masks."""
+    chosen = _begins(kernel)
     if not kernel.loop.reduced and len(kernel.loop.axes) <= 1:
-        return ()
-    chosen: list[sympy.Symbol] = []
+        return tuple(chosen)
     for symbols in sorted(_products(kernel), key=len):
         if symbols and not set(symbols) & set(chosen):
             chosen.append(symbols[-1])
     return tuple(s for s in kernel.symbols if s in chosen)
+
+
+def _begins(kernel: LoopKernel) -> list[sympy.Symbol]:
+    """The integers that stand alone among the terms of a position (kernels/starts.py)."""
+    places = {access.index for access in kernel.loop.accesses()}
+    terms = {term for index in places for term in sympy.Add.make_args(index)}
+    return [s for s in kernel.symbols if s in terms]
 
 
 def most(kernel: LoopKernel) -> int:

@@ -26,12 +26,17 @@ from polytile.runtime.target import Target
 
 Call = tuple[MultiKernel, tuple[str | View | Kept, ...], tuple[sympy.Expr, ...]]
 
+Made = dict[tuple[str, torch.device], MultiKernel]
+"""The MultiKernels of one compile, by what they compute and where: work that comes again is not generated again."""
 
-def define_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Call:
-    """The MultiKernel of a loop, the buffers to pass and the integers to pass."""
+
+def define_loop(loop: Loop, buffers: Mapping[str, Buffer], made: Made | None = None) -> Call:
+    """The MultiKernel of a loop, one of `made` if it is there, the buffers to pass and the integers to pass."""
     kernel, site = canonicalize(loop, buffers)
-    made = _multikernel(kernel, loop.origins, target_of(loop, buffers))
-    return made, site.buffers, site.sizes
+    target, made = target_of(loop, buffers), {} if made is None else made
+    if (kernel.text, target) not in made:
+        made[kernel.text, target] = _multikernel(kernel, loop.origins, target)
+    return made[kernel.text, target], site.buffers, site.sizes
 
 
 def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> MultiKernel:
@@ -56,15 +61,18 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
     return devices.pop()
 
 
-def define_template(template: Template, buffers: Mapping[str, Buffer]) -> Call:
-    """The MultiKernel of a matmul with its epilogue, the views to pass and the integers to pass."""
+def define_template(template: Template, buffers: Mapping[str, Buffer], made: Made | None = None) -> Call:
+    """The MultiKernel of a matmul with its epilogue, one of `made` if it is there, the views to pass and the integers to pass."""
     kernel, site = gemm_kernel.canonicalize(template, buffers)
     sources = settings.parts(settings.get("sources")) or templates.SOURCES
     if "cpp" in sources and not settings.get("interpret"):
         kernel, site = kept.with_kept(kernel, site, template, buffers)
-    target = buffers[template.a.buffer].device
-    first = [define_loop(loop, buffers)[0] if loop is not None else None for loop in template.prologues]
-    return _product(kernel, template.origins, target, sources, first), site.buffers, site.sizes
+    target, made = buffers[template.a.buffer].device, {} if made is None else made
+    place = f"{kernel.family} {kernel.text}", target
+    if place not in made:
+        first = [define_loop(loop, buffers, made)[0] if loop is not None else None for loop in template.prologues]
+        made[place] = _product(kernel, template.origins, target, sources, first)
+    return made[place], site.buffers, site.sizes
 
 
 def _product(

@@ -219,7 +219,7 @@ class MultiKernel:
     def chosen(self, args: tuple[Any, ...], met: bool = False) -> Entry:
         """The entry for the regime of this call, decided now; or, where the regime has not been `met` and the call must not
         stall, what serves until it is decided."""
-        with self._lock, settings.restored(self.options):
+        with self._lock, settings.restored(self.options), counters.stage("choosing"):
             try:
                 return self._select(self._key_of(args), args, met)
             except Exception as error:

@@ -150,9 +150,12 @@ class Compilation(Future[Library]):
                 self.set_result(library)
 
     def result(self, timeout: float | None = None) -> Library:
-        if timeout is None and not self.done():
-            self.run()
-        return super().result(timeout)
+        if self.done():
+            return super().result()
+        with counters.stage("compiling"):
+            if timeout is None:
+                self.run()
+            return super().result(timeout)
 
 
 class _Pool:
@@ -299,7 +302,8 @@ def settle(timeout: float) -> None:
     with _state.lock:
         pending = [compilation for compilation in _state.compilations.values() if not compilation.done()]
     if pending:
-        futures.wait(pending, timeout)
+        with counters.stage("compiling"):
+            futures.wait(pending, timeout)
 
 
 def compile_log() -> list[CompileRecord]:

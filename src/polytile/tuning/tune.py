@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from polytile.counters import counters
 from polytile.errors import DeviceLost
 from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
@@ -75,9 +76,12 @@ class _Trial:
             candidate.prepare()
         isolated.begin(task)
         try:
-            with torch.no_grad(), _random_state_kept(task.args), contextlib.closing(_gate(task)) as gate:
-                self._check_all(gate)
-                self._time_all(gate)
+            with torch.no_grad(), _random_state_kept(task.args), contextlib.ExitStack() as held:
+                with counters.stage("checking"):
+                    gate = held.enter_context(contextlib.closing(_gate(task)))
+                    self._check_all(gate)
+                with counters.stage("measuring"):
+                    self._time_all(gate)
         except KeyboardInterrupt:
             raise Interrupted([self.attempts[index] for index in sorted(self.attempts)]) from None
         finally:

@@ -26,11 +26,11 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored, widen
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
+from polytile.ir.philox import COUNTERS_PER_OPERATOR
 from polytile.ir.program import Extern, Ref, whole
 from polytile.runtime import mersenne
 
 aten = torch.ops.aten
-COUNTERS_PER_OPERATOR = 2**40
 
 # Bits that a uniform number of a 16-bit type has, so that rounding never makes it 1.
 _UNIFORM_BITS = {torch.bfloat16: 8, torch.float16: 11}

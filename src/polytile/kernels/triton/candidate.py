@@ -19,6 +19,7 @@ import sympy
 import torch
 
 from polytile import locks
+from polytile.counters import counters
 from polytile.errors import ResourcesExceeded
 from polytile.kernels.candidate import DeviceHandle, DeviceLaunch, NativeEntry, PythonEntry
 from polytile.kernels.canonical import TensorArg
@@ -248,8 +249,9 @@ class Specialised:
         """Waits for the cubins. Raises ResourcesExceeded where a multiprocessor does not have what they want."""
         work = self.base.work
         assert self._promises is not None
-        for promise in self._promises:
-            promise.result()
+        with counters.stage("compiling"):
+            for promise in self._promises:
+                promise.result()
         if self.excess:
             raise ResourcesExceeded(f"kernel {work.name!r}, candidate {self.name!r}: {self.excess}; another config is used.")
         positions = {symbol: position for position, symbol in enumerate(work.kernel.symbols)}

@@ -1,0 +1,103 @@
+"""Where a loop's accesses to a tensor begin, as an integer of the call: loops that differ in this alone are one kernel.
+
+    a1[p0] = a0[p0 + 48*n0]                      a1[p0] = a0[p0 + n1]                   called with n1 = 48*n0
+    a1[p0] = a0[p0 + 64] + a0[p0 + 80]           a1[p0] = a0[p0 + n0] + a0[p0 + n0 + 16]         with n0 = 64
+    philox_uniform(seed, p0 + 3·2⁴⁰)             philox_uniform(seed, p0 + 2⁴⁰·n0)               with n0 = 3
+
+The steps of a recurrence that is written out read one row of their input after the other. How the accesses to one tensor lie to
+each other stays in the kernel: it says what they have in common. A tensor of which some access begins at 0 or below, as those of
+padded windows do, is left as it is. So are the random numbers of a program's first operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+import sympy
+
+from polytile.ir import expr
+from polytile.ir.calls import moved
+from polytile.ir.philox import COUNTERS_PER_OPERATOR
+from polytile.ir.program import LibraryCall, Loop
+from polytile.ir.sizes import expanded
+
+
+@dataclass(frozen=True)
+class Start:
+    """`symbol` stands for `begin`, where the first access begins, in units of so many elements."""
+
+    symbol: sympy.Symbol
+    begin: sympy.Expr
+    unit: int = 1
+
+    def moved(self, index: sympy.Expr) -> sympy.Expr:
+        """`index` with the symbol in place of what it stands for."""
+        return expanded(index - self.unit * self.begin) + self.unit * self.symbol
+
+
+Starts = Mapping[str, Start]
+"""The starts of a loop's tensors that have one, and that of its random numbers under COUNTERS."""
+
+COUNTERS = "counters"
+
+
+def starts_of(loop: Loop) -> Starts:
+    """The starts of the tensors of `loop` all of whose accesses begin beyond the first element, in order of access."""
+    begins: dict[tuple[str, int], list[sympy.Expr]] = {}
+    axes = frozenset(loop.ranges)
+    for access in loop.accesses():
+        begins.setdefault((access.buffer, 1), []).append(_begin(access.index, axes))
+    for node in expr.walk(*loop.roots):
+        if _counted(node):
+            operator = _begin(node.args[1].indices[0], axes) // COUNTERS_PER_OPERATOR
+            begins.setdefault((COUNTERS, COUNTERS_PER_OPERATOR), []).append(operator)
+    able = {place: found[0] for place, found in begins.items() if all(begin.is_positive for begin in found)}
+    return {
+        name: Start(sympy.Symbol(f"start{k}", integer=True, positive=True), begin, unit)
+        for k, ((name, unit), begin) in enumerate(able.items())
+    }
+
+
+def _counted(node: expr.Node) -> TypeGuard[expr.Op]:
+    """Whether `node` is a random number by a counter that follows from where it is."""
+    return isinstance(node, expr.Op) and node.name.startswith("philox") and isinstance(node.args[1], expr.Index)
+
+
+def _begin(index: sympy.Expr, axes: frozenset[sympy.Symbol]) -> sympy.Expr:
+    """The terms of `index` that no axis and no indirect index has a part in; -1 where it runs backwards along some axis."""
+    begin = []
+    for term in sympy.Add.make_args(expanded(index)):
+        if not any(s in axes or s.name.startswith("ind") for s in term.free_symbols):
+            begin.append(term)
+        elif term.as_coeff_Mul()[0] < 0:
+            return sympy.Integer(-1)
+    return sympy.Add(*begin)
+
+
+def with_starts(loop: Loop, starts: Starts) -> Loop:
+    """`loop` with the symbols of `starts` in its accesses."""
+
+    def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
+        node = expr.rebuild(node, children)
+        if isinstance(node, expr.Load) and node.buffer in starts:
+            return expr.load(node.dtype, node.buffer, starts[node.buffer].moved(node.index), node.indirect, node.mask)
+        if COUNTERS in starts and _counted(node):
+            seed, offset = node.args
+            return expr.op(node.name, node.dtype, seed, expr.index_value(starts[COUNTERS].moved(offset.indices[0])))
+        return node
+
+    if not starts:
+        return loop
+    renamed = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    stores = (replace(s, index=starts[s.buffer].moved(s.index)) if s.buffer in starts else s for s in renamed.stores)
+    return replace(renamed, stores=tuple(stores))
+
+
+def call_with_starts(call: LibraryCall, starts: Starts) -> LibraryCall:
+    """`call` with the symbols of `starts` in the offsets of its views."""
+    return moved(call, lambda v: starts[v.buffer].moved(v.offset) if v.buffer in starts else v.offset)
+
+
+__all__ = ["Start", "Starts", "call_with_starts", "starts_of", "with_starts"]
