@@ -175,4 +175,4 @@ def _following_loop(loop: Loop, name: str, layout: Layout, writes: bool) -> Loop
 
     new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
     stores = tuple(replace(s, index=layout.new) if s.buffer == name else s for s in new.stores)
-    return replace(new, stores=stores, library=None)
+    return replace(new, stores=stores, library=())

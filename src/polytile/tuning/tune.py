@@ -24,11 +24,12 @@ from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.limits import within
 from polytile.tuning.room import NoRoom, host_is_quick, own_fits, wide_fits
+from polytile.tuning.sample import SampledGate
 from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, unmade, wrong
 
 WIDE_LIMIT_SECONDS = 0.05
-"""Problems predicted to take longer have their reference run at the arguments' own precision: float64 would take as
-long as all the rest of the tuning (a 4096² matmul on two cores: 1 s)."""
+"""Of problems predicted to take longer samples are compared, or, where there are none, the reference runs at the arguments' own
+precision: float64 would take as long as all the rest of the tuning (a 4096² matmul on two cores: 1 s)."""
 
 SETTLE_SECONDS = 5.0
 """How long timing may wait for compilers that this process has running."""
@@ -183,9 +184,13 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 
 
 def _gate(task: Task) -> Gate:
-    """The gate, with its reference in the best precision and place that memory allows. Raises NoRoom where it allows none."""
+    """The gate, with its reference in the best precision and place that memory allows, or for samples of what a long call
+    computes. Raises NoRoom where memory allows neither."""
     reference = task.reference if task.check_accuracy else None
     wide, on_host = True, False
+    long = min(task.predicted, default=0.0) > WIDE_LIMIT_SECONDS
+    if reference is not None and (sampled := _sampled(task) if long else None) is not None:
+        return sampled
     if reference is None:
         wide = False
     elif min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS and wide_fits(task.args, task.roles):
@@ -194,9 +199,19 @@ def _gate(task: Task) -> Gate:
         wide = False
     elif host_is_quick(task.predicted, task.last_chance):
         on_host = True
+    elif (sampled := _sampled(task)) is not None:
+        return sampled
     else:
         raise NoRoom("checking results would take more of the device's memory than it has to spare")
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide, on_host, task.coarse)
+
+
+def _sampled(task: Task) -> Gate | None:
+    """A gate for some of the results; None where they cannot be told apart."""
+    samples = task.sampler(task.args, torch.float64) if task.sampler is not None else None
+    if task.sampler is None or samples is None:
+        return None
+    return SampledGate(task.args, task.roles, task.names, task.sampler, samples, task.reduction, task.coarse)
 
 
 def _trial(task: Task, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:
