@@ -33,6 +33,7 @@ class Task:
                     `only_apart` one that cannot is not used at all
     target          the device that the kernel runs on
     seconds         once they have passed no further candidate is begun
+    patient         nobody waits: candidates may run for as long as it takes
     sampler         what is compared where all results would take too long or too much memory (sample.py)
     last_chance     no later call will be asked where this one has no memory to measure in
     kernel          its name for people
@@ -57,6 +58,7 @@ class Task:
     last_chance: bool = True
     kernel: str = ""
     sampler: Sampler | None = None
+    patient: bool = True
 
 
 @dataclass(frozen=True)

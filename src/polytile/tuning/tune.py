@@ -18,7 +18,7 @@ from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.store.records import LEAST_REGION, REGION
 from polytile.tuning import measure, progress, racing
-from polytile.tuning.budget import clock
+from polytile.tuning.budget import clock, share_of
 from polytile.tuning.decide import Entrant, threads_of
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
@@ -63,12 +63,23 @@ class _Trial:
         self.attempts: dict[int, Attempt] = {}
         self.passed: dict[int, tuple[Entry, float | None]] = {}
         """Entry and error found of each candidate that may be timed."""
+        self.first: dict[int, float] = {}
+        """Seconds of the first run of each of them."""
+        self.ran = 0.0
+        """Seconds that candidates have run for, and that their results were compared for."""
         self.begun = clock()
 
     @property
     def left(self) -> float:
         """Seconds until no further candidate may be begun."""
-        return self.task.seconds - (clock() - self.begun)
+        return min(self.task.seconds - (clock() - self.begun), self._share)
+
+    @property
+    def _share(self) -> float:
+        """What is left of what a call that waits may spend on its problem."""
+        if self.task.patient or not self.first:
+            return math.inf
+        return share_of(min(self.first.values())) - self.ran
 
     def run(self) -> list[Attempt]:
         task = self.task
@@ -100,11 +111,26 @@ class _Trial:
                 entry = _entry(self.task, index, self.attempts)
                 if entry is None:
                     continue
-                failure = verdict if verdict is not None else _trial(self.task, gate, index, entry)
+                failure = verdict if verdict is not None else self._tried(gate, index, entry)
                 if isinstance(failure, Attempt):
                     self.attempts[index] = failure
                 else:
                     self.passed[index] = entry, failure.max_error
+
+    def _tried(self, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:
+        """Runs a candidate through the gate, and notes how long that takes."""
+        begun, runs = clock(), list[float]()
+
+        def run(args: Sequence[Any]) -> None:
+            started = clock()
+            run_once(entry, args)
+            runs.append(clock() - started)
+
+        found = _trial(self.task, gate, index, run)
+        self.ran += clock() - begun
+        if isinstance(found, Verdict) and runs:
+            self.first[index] = runs[0]
+        return found
 
     def _time_all(self, gate: Gate) -> None:
         """Races those that may be timed, the best predicted first. An interrupt keeps what the race has found out."""
@@ -114,7 +140,7 @@ class _Trial:
         contenders = [
             measure.Contender(
                 self.task.candidates[index].name, self.passed[index][0], gate.clones.args, restore,
-                measure.timer_for(target, self.passed[index][0]), entrant,
+                measure.timer_for(target, self.passed[index][0]), entrant, self.first.get(index),
             )
             for index, entrant in entrants.items()
         ]  # fmt: skip
@@ -214,10 +240,10 @@ def _sampled(task: Task) -> Gate | None:
     return SampledGate(task.args, task.roles, task.names, task.sampler, samples, task.reduction, task.coarse)
 
 
-def _trial(task: Task, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:
+def _trial(task: Task, gate: Gate, index: int, run: Callable[[Sequence[Any]], None]) -> Verdict | Attempt:
     """Runs one candidate through the gate, in this process: the verdict if it passes, else what became of it."""
     try:
-        verdict = gate.check(lambda args: run_once(entry, args))
+        verdict = gate.check(run)
     except DeviceLost:
         raise
     except IndexError as error:

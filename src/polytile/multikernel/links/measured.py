@@ -175,6 +175,7 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         target=spec.target,
         seconds=math.inf if tightest is None else tightest.left(),
         sampler=spec.sampler,
+        patient=options.get("tune") in ("thorough", "all"),
         last_chance=request.last_chance,
         kernel=spec.name,
     )
