@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import sympy
 import torch
 import torch.fx
 from torch._ops import OpOverload
@@ -80,7 +81,7 @@ def _argument(value: Any, values: Values) -> Any:
             made = _made(value)
             if made is not None:
                 return Ref(made)
-        if not hasattr(number, "free_symbols"):
+        if not isinstance(number, sympy.Expr):
             raise _Unknown(f"{value.name} is neither a tensor nor a number")
         return Ref(number) if number.free_symbols else int(number) if number.is_integer else float(number)
     if isinstance(value, tuple | list):

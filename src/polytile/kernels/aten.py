@@ -192,19 +192,20 @@ Bound = Callable[[Sequence[Any]], Any]
 
 def composed(steps: Sequence[_Step]) -> Bound:
     """The steps as one function of the tensors that looks among their arguments are at, made from its text: going through looks
-    and lists at each call takes as long as a small operator. Results are given up after their last use; copies come last."""
+    and lists at each call takes as long as a small operator. Results are given up after their last use; copies come last. Returns
+    what the last step does."""
     writer = _Writer()
     last: dict[int, int] = {}
     for place, step in enumerate(steps):
         last.update({made.call: place for made in _made_in((step.args, *step.named.values()))})  # type: ignore[misc]
         last.setdefault(step.call, place)
-    held = {step.call for step in steps if step.copies}
+    held = {step.call for step in steps if step.copies} | {steps[-1].call}
     for place, step in enumerate(steps):
         writer.step(step)
         writer.forget(call for call, end in last.items() if end == place and call not in held)
     for step in steps:
         writer.copy(step)
-    return writer.function()
+    return writer.function(steps[-1].call)
 
 
 class _Writer:
@@ -228,8 +229,8 @@ class _Writer:
     def forget(self, calls: Iterator[int]) -> None:
         self.lines += [f"r{call} = None" for call in calls]
 
-    def function(self) -> Bound:
-        body = "".join(f"    {line}\n" for line in self.lines) or "    pass\n"
+    def function(self, last: int) -> Bound:
+        body = "".join(f"    {line}\n" for line in [*self.lines, f"return r{last}"])
         exec(compile(f"def call(tensors):\n{body}", "<polytile library call>", "exec"), self.names)
         return self.names["call"]
 

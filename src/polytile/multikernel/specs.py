@@ -69,7 +69,7 @@ def _sampler(kernel: LoopKernel) -> Sampler:
         tensors = dict(zip(places, args, strict=False))
         values = dict(zip(kernel.symbols, args[len(places) :], strict=True))
         pieces = evaluate.pieces_of(kernel.loop, tensors, values, precision)
-        return pieces and [Sample(places[p.buffer], p.strides, p.offset, p.value) for p in pieces]
+        return None if pieces is None else [Sample(places[p.buffer], p.strides, p.offset, p.value) for p in pieces]
 
     return draw
 
