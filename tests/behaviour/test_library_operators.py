@@ -99,6 +99,38 @@ def test_what_is_fused_remembers_its_calls(name: str) -> None:
             assert kernel.decisions[-1].candidate == "aten", kernel.explain()
 
 
+WHOLE: dict[str, tuple[Callable[..., object], set[str]]] = {
+    "softmax": (lambda x: torch.softmax(x * 2, -1), {"aten.mul.Tensor", "aten._softmax.default"}),
+    "layer norm": (lambda x: F.layer_norm(x, x.shape[1:]), {"aten.native_layer_norm.default"}),
+    "gelu": (lambda x: F.gelu(x) + 1, {"aten.gelu.default", "aten.add.Tensor"}),
+    "group norm": (lambda x: F.group_norm(x[:, :, None], 2), {"aten.native_group_norm.default"}),
+    "a loss": (lambda x: F.smooth_l1_loss(x, x * 2), {"aten.mul.Tensor", "aten.smooth_l1_loss.default"}),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_the_tracer_took_apart_is_called_whole(name: str) -> None:
+    """Eager has one kernel for it: several calls in its place would be no measure."""
+    function, operators = WHOLE[name]
+    call = compiled(function, force="aten")
+    for rows, columns in ((6, 4), (18, 34), (64, 20)):
+        x = torch.randn(rows, columns)
+        torch.testing.assert_close(call(x), function(x))
+    asked = {op for kernel in multikernels() for c in kernel.candidates for op in getattr(c, "operators", ())}
+    assert asked == operators
+
+
+def test_gradients_of_what_was_taken_apart() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.softmax(F.gelu(F.layer_norm(x, x.shape[1:])) * w, -1)
+
+    call = compiled(function, force="aten")
+    for rows, columns in SIZES:
+        x, w = torch.randn(rows, columns, requires_grad=True), torch.randn(columns, requires_grad=True)
+        got, want = (torch.autograd.grad(f(x, w).square().sum(), (x, w)) for f in (call, function))
+        torch.testing.assert_close(got, want)
+
+
 def test_calls_leave_what_they_read_as_it_was_where_results_take_its_memory() -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         made = (x @ y).relu()  # a product in memory that nobody needs once the next loop has read it

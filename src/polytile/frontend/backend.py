@@ -29,6 +29,7 @@ from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.resizing import kept_whole
+from polytile.frontend.taken_apart import noting
 from polytile.frontend.weights import weights_of
 
 Boxed = Callable[[list[Any]], Any]
@@ -114,7 +115,7 @@ def _compile(
             fw_compiler=_Compiler("forward", given, wanted, early),
             bw_compiler=_Compiler("backward", given, wanted, early),
             inference_compiler=_Compiler("inference", given, wanted, early),
-            decompositions=decompositions(),
+            decompositions=noting(decompositions()),
             partition_fn=_partition,
             keep_inference_input_mutations=True,
         )

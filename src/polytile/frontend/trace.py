@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from polytile.frontend.lower.value import Tensor
 from polytile.frontend.operators import is_reshape
+from polytile.frontend.taken_apart import KEY, Name, Result, Whole, names_in
 from polytile.ir import sizes
 from polytile.ir.program import Made, Operator, Ref, Trace, View
 
@@ -41,7 +42,46 @@ def trace_of(
             view = place(result) if isinstance(result, Tensor) else None
             if made is not None and view is not None and _is_result(view, node, made):
                 places.setdefault(made, view)
-    return Trace(operators, places)
+    return Trace(operators, places, _wholes(graph, values, operators))
+
+
+def _wholes(graph: torch.fx.Graph, values: Values, operators: dict[str, Operator]) -> dict[Made, Made]:
+    """For results of operators that were taken apart those of the operators themselves, which are added to the others."""
+    nodes = {node.name: node for node in graph.nodes}
+    names: dict[Whole, str | None] = {}
+    found: dict[Made, Made] = {}
+    for node in graph.nodes:
+        noted = node.meta.get(KEY)
+        made = _made(node)
+        if not isinstance(noted, Result) or made is None or str(made.call) not in operators:
+            continue
+        if noted.call not in names:
+            operator = _whole(noted.call, nodes, values)
+            names[noted.call] = name = f"{noted.call.target} of {node.name}" if operator is not None else None
+            if name is not None and operator is not None:
+                operators[name] = operator
+        name = names[noted.call]
+        if name is not None and _result(node.meta.get("val")) == operators[name].results[noted.output or 0]:
+            found[made] = Made(name, noted.output)
+    return found
+
+
+def _whole(call: Whole, nodes: Mapping[str, torch.fx.Node], values: Values) -> Operator | None:
+    """A call of an operator that was taken apart, None where it may not be called or its arguments are no longer in the graph."""
+    if _refused(call.target) or not all(isinstance(values.get(nodes.get(name)), Tensor) for name in names_in(call)):  # type: ignore[arg-type]
+        return None
+
+    def one(value: Any) -> Any:
+        if isinstance(value, Name):
+            return Ref(_made(nodes[value.node]))  # type: ignore[arg-type]
+        if isinstance(value, sympy.Expr):
+            return Ref(value) if value.free_symbols else int(value) if value.is_integer else float(value)
+        if isinstance(value, tuple | list):
+            return tuple(map(one, value)) if isinstance(value, tuple) else [one(v) for v in value]
+        return value
+
+    named = tuple((k, one(v)) for k, v in call.kwargs.items())
+    return Operator(call.target, one(call.args), named, tuple(map(_result, call.results)))
 
 
 def _operator(node: torch.fx.Node, values: Values, stored: bool) -> Operator:

@@ -413,15 +413,17 @@ class Operator:
 
 @dataclass(frozen=True)
 class Trace:
-    """The operators of a graph by their names, in order, and where the results are that were stored as they are."""
+    """The operators of a graph by their names, in order, and where the results are that were stored as they are. `wholes`: for
+    results of what the tracer took apart, the result of the operator itself, which is among the operators too."""
 
     operators: Mapping[str, Operator]
     places: Mapping[Made, View]
+    wholes: Mapping[Made, Made] = field(default_factory=dict)
 
     def renamed(self, names: Mapping[str, str]) -> Trace:
         """The same in a program that has other buffers in place of those in `names`."""
         moved = {made: replace(view, buffer=names.get(view.buffer, view.buffer)) for made, view in self.places.items()}
-        return Trace(self.operators, moved)
+        return replace(self, places=moved)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import sympy
 
 from polytile.ir import sizes
 from polytile.ir.calls import calls_of, changes_nothing, mapped
-from polytile.ir.program import Axis, LibraryCall, Loop, Made, Operator, Program, Ref, View
+from polytile.ir.program import Axis, LibraryCall, Loop, Made, Operator, Program, Ref, View, whole
 
 MOST_CALLS = 48
 """Calls of one loop: more are no match for it, and each brings numbers for the kernel to take."""
@@ -26,16 +26,17 @@ MOST_CALLS = 48
 
 def remember_calls(program: Program) -> Program:
     """`program` with the calls of every loop that is not known to be one operator, where it has such a form."""
-    writers = _writers(program)
-    known = _known_symbols(program)
+    known = _Known.of(program)
 
     def one(loop: Loop) -> Loop:
         if calls_of(loop, program.buffers):
             return loop
-        try:
-            return replace(loop, library=_Slice(loop, program, writers, known).calls())
-        except NoCalls:
-            return replace(loop, library=())
+        for whole_operators in (True, False):
+            try:
+                return replace(loop, library=_Slice(loop, known, whole_operators).calls())
+            except NoCalls:
+                continue
+        return replace(loop, library=())
 
     operations = tuple(one(o) if isinstance(o, Loop) else o for o in program.operations)
     return replace(program, operations=operations)
@@ -44,7 +45,7 @@ def remember_calls(program: Program) -> Program:
 def why_none(loop: Loop, program: Program) -> str:
     """Why a loop of the program has no calls, "" where it has."""
     try:
-        _Slice(loop, program, _writers(program), _known_symbols(program)).calls()
+        _Slice(loop, _Known.of(program), False).calls()
     except NoCalls as reason:
         return str(reason)
     return ""
@@ -54,71 +55,77 @@ class NoCalls(Exception):
     """A loop has no form as ATen calls; the message says why."""
 
 
-def _writers(program: Program) -> dict[str, int]:
-    """How many operations write to each buffer; the caller counts as one of an input's."""
-    found = dict.fromkeys(program.input_buffers() | program.constants.keys(), 1)
-    for operation in program.operations:
-        for name in operation.writes():
-            found[name] = found.get(name, 0) + 1
-    return found
+@dataclass(frozen=True)
+class _Known:
+    """Of a program: how many operations write to each buffer (the caller counts as one of an input's), the first result of an
+    operator that is all of a buffer, and the sizes that are known before anything has run."""
 
+    program: Program
+    writers: Mapping[str, int]
+    makers: Mapping[str, Made]
+    symbols: set[sympy.Symbol]
 
-def _known_symbols(program: Program) -> set[sympy.Symbol]:
-    """The sizes that are known before anything has run."""
-    found = [e for name in program.input_buffers() for e in (*program.buffers[name].sizes, *program.buffers[name].strides)]
-    found += [i.size for i in program.inputs if isinstance(i.size, sympy.Expr)]
-    return set().union(*[e.free_symbols for e in found])
+    @staticmethod
+    def of(program: Program) -> _Known:
+        writers = dict.fromkeys(program.input_buffers() | program.constants.keys(), 1)
+        for operation in program.operations:
+            for name in operation.writes():
+                writers[name] = writers.get(name, 0) + 1
+        makers: dict[str, Made] = {}
+        for made, view in program.trace.places.items():
+            if view.buffer in program.buffers and view == whole(program.buffers[view.buffer]):
+                makers.setdefault(view.buffer, made)
+        inputs = [program.buffers[name] for name in program.input_buffers()]
+        found = [e for buffer in inputs for e in (*buffer.sizes, *buffer.strides)]
+        found += [i.size for i in program.inputs if isinstance(i.size, sympy.Expr)]
+        return _Known(program, writers, makers, set().union(*[e.free_symbols for e in found]))
 
 
 @dataclass
 class _Slice:
-    """The calls of one loop as they are collected: `positions` has the place of each operator among them."""
+    """The calls of one loop as they are collected: `positions` has the place of each operator among them. `wholes`: what the
+    tracer took apart is called whole where all that it takes is at hand."""
 
     loop: Loop
-    program: Program
-    writers: Mapping[str, int]
-    known: set[sympy.Symbol]
+    known: _Known
+    wholes: bool
     found: list[LibraryCall] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
 
     def calls(self) -> tuple[LibraryCall, ...]:
         """Raises NoCalls."""
-        loop, places = self.loop, self.program.trace.places
-        shared = [name for name in loop.reads() | loop.writes() if self.writers.get(name, 0) > 1]
+        loop, trace = self.loop, self.known.program.trace
+        shared = [name for name in loop.reads() | loop.writes() if self.known.writers.get(name, 0) > 1]
         if shared or loop.reads() & loop.writes():
             raise NoCalls("it changes memory, or memory that it uses is changed")
         wanted: dict[Made, View] = {}
         for name in sorted(loop.writes()):
-            made = next((m for m, view in places.items() if view.buffer == name and self._is_whole(view)), None)
+            made = self.known.makers.get(name)
             if made is None or self._operator(made).stored:
                 raise NoCalls(f"what it stores in {name} is no operator's result")
-            wanted[made] = places[made]
+            wanted[made] = trace.places[made]
         for made in wanted:
-            self._visit(str(made.call))
+            self._visit(str(self._called(made).call))
         for made, view in wanted.items():
-            self._store(made, view)
+            self._store(self._called(made), view)
         return tuple(self.found)
 
-    def _is_whole(self, view: View) -> bool:
-        buffer = self.program.buffers[view.buffer]
-        return (view.dtype, view.sizes, view.strides, view.offset) == (buffer.dtype, buffer.sizes, buffer.strides, 0)
-
     def _operator(self, made: Made) -> Operator:
-        return self.program.trace.operators[str(made.call)]
+        return self.known.program.trace.operators[str(made.call)]
 
     def _visit(self, last: str) -> None:
         """Adds the call of an operator behind those of all that it needs."""
         stack = [last]
         while stack:
             name = stack[-1]
-            operator = self.program.trace.operators[name]
+            operator = self.known.program.trace.operators[name]
             if name in self.positions:
                 stack.pop()
                 continue
             if operator.refused:
                 raise NoCalls(operator.refused)
-            missing = [str(made.call) for made in _made_in((operator.args, operator.kwargs)) if self._is_computed(made)]
-            missing = [each for each in missing if each not in self.positions]
+            computed = [made for made in _made_in((operator.args, operator.kwargs)) if self._is_computed(made)]
+            missing = [each for each in (str(self._called(made).call) for made in computed) if each not in self.positions]
             if missing:
                 stack.extend(missing)
                 continue
@@ -128,24 +135,34 @@ class _Slice:
             self.positions[name] = len(self.found)
             self.found.append(self._call(operator))
 
+    def _called(self, made: Made) -> Made:
+        """The result of the operator that is called for this one: of what was taken apart, if its arguments are at hand."""
+        whole_one = self.known.program.trace.wholes.get(made) if self.wholes else None
+        if whole_one is None:
+            return made
+        operator = self._operator(whole_one)
+        at_hand = all(self._loaded(m) or not self._operator(m).stored for m in _made_in((operator.args, operator.kwargs)))
+        return whole_one if at_hand else made
+
     def _is_computed(self, made: Made) -> bool:
         """Whether a result is neither in memory that the loop reads nor one whose sizes alone matter."""
         return not self._loaded(made) and not self._operator(made).stored
 
     def _loaded(self, made: Made) -> bool:
-        view = self.program.trace.places.get(made)
+        view = self.known.program.trace.places.get(made)
         return view is not None and view.buffer in self.loop.reads()
 
     def _call(self, operator: Operator) -> LibraryCall:
         def ref(value: Made) -> Ref:
             if self._loaded(value):
-                return Ref(self.program.trace.places[value])
+                return Ref(self.known.program.trace.places[value])
             if not self._is_computed(value):
                 return Ref(self._sizes_alone(value))
-            return Ref(Made(self.positions[str(value.call)], value.output))
+            called = self._called(value)
+            return Ref(Made(self.positions[str(called.call)], called.output))
 
         args, kwargs = mapped((operator.args, operator.kwargs), lambda view: Ref(view), Ref, ref)
-        unknown = {s for e in _numbers((args, kwargs)) for s in e.free_symbols} - self.known
+        unknown = {s for e in _numbers((args, kwargs)) for s in e.free_symbols} - self.known.symbols
         if unknown:
             raise NoCalls(f"{', '.join(map(str, unknown))} is known only at run time")
         return LibraryCall(operator.target, args, kwargs, (None,) * len(operator.results), moved=self._moved(operator))

@@ -171,9 +171,10 @@ class Lent:
         if self.read or not self.written:
             return
         for span in self.group:
-            dtype = span.tensor.dtype
-            value = torch.full((dtype.itemsize,), poison_of(dtype), dtype=torch.uint8, device="cpu").view(dtype).squeeze(0)
-            span.tensor.detach().copy_(value.expand(span.tensor.shape))
+            own = span.tensor.detach()
+            numbers = as_integers(torch.view_as_real(own) if own.is_complex() else own)
+            byte = poison_of(own.dtype)
+            numbers.fill_(int.from_bytes(bytes([byte]) * numbers.itemsize, "little", signed=numbers.dtype.is_signed))
 
     def damaged(self, inputs: bool) -> bool:
         return False
@@ -214,6 +215,15 @@ def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
         parts = [(run[:head], run[head:end].view(torch.int64), run[end:]) for run in (first, second)]
         return all(torch.equal(one, other) for one, other in zip(*parts, strict=True))
     return torch.equal(first, second)
+
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types of integers by their bytes."""
+
+
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of real elements as integers; no copy."""
+    return tensor.view(INTEGERS[tensor.itemsize])
 
 
 def poison_of(dtype: torch.dtype) -> int:
@@ -333,4 +343,15 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
 
 
-__all__ = ["Allocate", "Block", "Clones", "Lent", "overlapping", "rounded", "size_of", "stand_ins", "written_positions"]
+__all__ = [
+    "Allocate",
+    "Block",
+    "Clones",
+    "Lent",
+    "as_integers",
+    "overlapping",
+    "rounded",
+    "size_of",
+    "stand_ins",
+    "written_positions",
+]
