@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 import torch.fx
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils._pytree import tree_leaves
+
+from polytile.ir import sizes
 
 KEY = "polytile_taken_apart"
 """Of a node's `meta`."""
@@ -21,6 +24,8 @@ CHANGING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 """Operators that change arguments though their schema does not say so: the running statistics of a norm."""
 
 Decomposition = Callable[..., Any]
+Shape = tuple[tuple[sympy.Expr, ...], torch.dtype]
+"""Sizes and type of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Whole:
     target: OpOverload
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    results: tuple[torch.Tensor | None, ...]
+    results: tuple[Shape | None, ...]
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,16 @@ def _note(
         return
     many = isinstance(found, tuple | list)
     results = tuple(found) if many else (found,)
-    call = Whole(operator, given, named, tuple(r if isinstance(r, torch.Tensor) else None for r in results))
+    call = Whole(operator, given, named, tuple(map(shape_of, results)))
     for k, result in enumerate(results):
         node = _node_of(result, tracer) if isinstance(result, torch.Tensor) else None
         if node is not None and node.op == "call_function" and (last is None or last < node):
             node.meta[KEY] = Result(call, k if many else None)
+
+
+def shape_of(value: Any) -> Shape | None:
+    """Of a fake tensor; None of anything else."""
+    return (tuple(sizes.as_size(n) for n in value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
 class _Unnamed(Exception):
@@ -118,4 +128,4 @@ def names_in(call: Whole) -> list[str]:
     return [leaf.node for leaf in tree_leaves((call.args, dict(call.kwargs))) if isinstance(leaf, Name)]
 
 
-__all__ = ["KEY", "Name", "Result", "Whole", "names_in", "noting"]
+__all__ = ["KEY", "Name", "Result", "Shape", "Whole", "names_in", "noting", "shape_of"]

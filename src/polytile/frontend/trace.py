@@ -13,8 +13,7 @@ from torch._ops import OpOverload
 
 from polytile.frontend.lower.value import Tensor
 from polytile.frontend.operators import is_reshape
-from polytile.frontend.taken_apart import KEY, Name, Result, Whole, names_in
-from polytile.ir import sizes
+from polytile.frontend.taken_apart import KEY, Name, Result, Whole, names_in, shape_of
 from polytile.ir.program import Made, Operator, Ref, Trace, View
 
 _CALLABLE = ("aten", "prims")
@@ -61,7 +60,7 @@ def _wholes(graph: torch.fx.Graph, values: Values, operators: dict[str, Operator
             if name is not None and operator is not None:
                 operators[name] = operator
         name = names[noted.call]
-        if name is not None and _result(node.meta.get("val")) == operators[name].results[noted.output or 0]:
+        if name is not None and shape_of(node.meta.get("val")) == operators[name].results[noted.output or 0]:
             found[made] = Made(name, noted.output)
     return found
 
@@ -81,12 +80,12 @@ def _whole(call: Whole, nodes: Mapping[str, torch.fx.Node], values: Values) -> O
         return value
 
     named = tuple((k, one(v)) for k, v in call.kwargs.items())
-    return Operator(call.target, one(call.args), named, tuple(map(_result, call.results)))
+    return Operator(call.target, one(call.args), named, call.results)
 
 
 def _operator(node: torch.fx.Node, values: Values, stored: bool) -> Operator:
     fakes = node.meta.get("val")
-    results = tuple(_result(fake) for fake in (fakes if isinstance(fakes, tuple | list) else (fakes,)))
+    results = tuple(shape_of(fake) for fake in (fakes if isinstance(fakes, tuple | list) else (fakes,)))
     refused = "" if stored else _refused(node.target)
     if stored or refused:
         return Operator(node.target, (), (), results, stored, refused)
@@ -139,18 +138,12 @@ def _made(node: torch.fx.Node, output: int | None = None) -> Made | None:
     return Made(node.name, output)
 
 
-def _result(fake: Any) -> tuple[tuple[Any, ...], torch.dtype] | None:
-    if not isinstance(fake, torch.Tensor):
-        return None
-    return tuple(sizes.as_size(n) for n in fake.shape), fake.dtype
-
-
 def _is_result(view: View, node: torch.fx.Node, made: Made) -> bool:
     """Whether a view of memory has the type and the sizes of that result."""
     fake = node.meta.get("val")
     if made.output is not None and isinstance(fake, tuple | list):
         fake = fake[made.output]
-    known = _result(fake)
+    known = shape_of(fake)
     return known is not None and known == (view.sizes, view.dtype)
 
 
