@@ -33,8 +33,7 @@ def calls_of(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LibraryCall, ..
     views = [view for call in calls for view in call.views()]
     stored = {view.buffer for call in calls for view in call.outputs if view is not None}
     given = {view.buffer for view in views} - stored
-    same = written <= stored | given and given <= loop.reads() | written
-    same = same and (len(calls) > 1 or given == (loop.reads() | written) - stored)
+    same = written <= stored | given and given == (loop.reads() | written) - stored
     plain = all(view.dtype == buffers[view.buffer].dtype for view in views) if same else False
     if not same or not plain or not all(number.is_integer for number in expressions(calls)):
         return ()

@@ -108,6 +108,9 @@ class _Slice:
             self._visit(str(self._called(made).call))
         for made, view in wanted.items():
             self._store(self._called(made), view)
+        taken = {view.buffer for call in self.found for view in call.views()} - loop.writes()
+        if taken != loop.reads():  # a value may be in several places, of which one is known
+            raise NoCalls(f"it loads {', '.join(sorted(loop.reads() - taken))}, which no operator takes from there")
         return tuple(self.found)
 
     def _operator(self, made: Made) -> Operator:

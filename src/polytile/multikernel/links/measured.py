@@ -26,6 +26,9 @@ from polytile.tuning.isolation import policy
 from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Limits
 from polytile.tuning.room import NoRoom
 
+BUSY = 2.0
+"""How many times longer than predicted kernels may take on a CPU that other programs use too."""
+
 tuner: tune.Tuner = tune.tune
 """What tries candidates; something else that does can take its place."""
 
@@ -91,10 +94,11 @@ def _first_that_runs(request: Request, worth_it: Sequence[Candidate]) -> Answer:
 
 def _with_overlooked(request: Request, answer: Answer, tried: Sequence[Candidate]) -> Answer:
     """The answer, once the library's candidate was measured too, where it was left out for its prediction and all that was tried
-    turned out slower than that."""
+    turned out slower than that. Predictions of a CPU's kernels are of an idle machine's."""
     seconds = [score.seconds for score in answer.scores if score is not None and score.ok]
     left_out = [c for c in request.alive if is_library(c) and c not in tried]
-    promising = [c for c in left_out if seconds and c.cost(request.sizes) < min(seconds)]
+    busy = BUSY if request.spec.target.type == "cpu" else 1.0
+    promising = [c for c in left_out if seconds and busy * c.cost(request.sizes) < min(seconds)]
     if not promising or answer.candidate is None:
         return answer
     again = trial(request, [answer.candidate, *promising], remember=True)
