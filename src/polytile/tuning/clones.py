@@ -234,10 +234,13 @@ class Clones:
     """Arguments that a kernel may be tried on: `args` is the flat argument list with every written tensor replaced.
 
     `roles` gives in, out, inout or scratch for each tensor, which stand first in `args`. With `allocate` all tensors are
-    replaced, by ones in the memory that it gives. Whoever is done with them calls `close`.
+    replaced, by ones in the memory that it gives. With `lent_outputs` kernels write what nobody reads to the caller's own memory:
+    the call that waits needs it anyway. Whoever is done with them calls `close`.
     """
 
-    def __init__(self, args: Sequence[Any], roles: Sequence[str], allocate: Allocate | None = None) -> None:
+    def __init__(
+        self, args: Sequence[Any], roles: Sequence[str], allocate: Allocate | None = None, lent_outputs: bool = False
+    ) -> None:
         self.roles = tuple(roles)
         flat = list(args)
         groups = overlapping(args, roles)
@@ -245,7 +248,9 @@ class Clones:
             self.blocks: list[Block | Lent] = [Block(group, allocate) for group in groups]
         else:
             written = [group for group in groups if any(span.written for span in group)]
-            self.blocks = [Block(g) if fits(size_of(g), g[0].tensor.device) else Lent(g) for g in written]
+            lent = [lent_outputs and not any(span.read for span in group) for group in written]
+            own = [fits(size_of(g), g[0].tensor.device) and not at for g, at in zip(written, lent, strict=True)]
+            self.blocks = [Block(g) if cloned else Lent(g) for g, cloned in zip(written, own, strict=True)]
         for block in self.blocks:
             made: dict[tuple[Any, ...], torch.Tensor] = {}
             for span in block.group:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,6 +52,11 @@ class SampledGate(Gate):
         super().__init__(args, roles, names, None, reduction, coarse=coarse)
         self.unavailable = "some of the results are compared"
         self._samples, self._own_samples = samples, sampler(args, None) or []
+
+    @cached_property
+    def clones(self) -> Clones:
+        """The caller's own outputs: cloning what is large takes as long as a call of it."""
+        return Clones(self._args, self._roles, lent_outputs=True)
 
     def check(
         self, run: Callable[[tuple[Any, ...]], None], clones: Clones | None = None, again_within: float | None = None
