@@ -74,6 +74,10 @@ def test_what_is_one_operator_asks_the_library() -> None:
     assert "aten" in _candidates(lambda x: torch.cummax(x, 1).values, torch.randn(9, 12))
 
 
+def _spread(x: Tensor) -> Tensor:
+    return x / (x.std(0, keepdim=True) + 1)
+
+
 FUSED: dict[str, Callable[..., object]] = {
     "a chain": lambda x, y: torch.relu(x * 2 + y) - y,
     "of a reduction": lambda x, y: (torch.relu(x * 2) + y).sum(0),
@@ -84,6 +88,7 @@ FUSED: dict[str, Callable[..., object]] = {
     "other sizes": lambda x, y: (x.t() + 1).reshape(-1).view(2, -1) * y.sum(),
     "mixed types": lambda x, y: (x.half() * y).double().mean(1),
     "sizes alone": lambda x, y: torch.zeros_like(x).add(y).cos(),
+    "laid out anew on the way": lambda x, y: _spread(F.layer_norm(x.t(), (x.shape[0],))) + x.t() * 3,
     "gathered": lambda x, y: x.gather(1, (y > 0).long()).sin().sum(1),
 }
 

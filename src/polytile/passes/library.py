@@ -10,6 +10,7 @@ split in between. `calls_from` says why a loop has none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ import sympy
 
 from polytile.ir import sizes
 from polytile.ir.calls import calls_of, changes_nothing, mapped
-from polytile.ir.program import Axis, LibraryCall, Loop, Made, Operator, Program, Ref, View, whole
+from polytile.ir.program import Axis, Buffer, LibraryCall, Loop, Made, Operator, Program, Ref, View
 
 MOST_CALLS = 48
 """Calls of one loop: more are no match for it, and each brings numbers for the kernel to take."""
@@ -73,12 +74,18 @@ class _Known:
                 writers[name] = writers.get(name, 0) + 1
         makers: dict[str, Made] = {}
         for made, view in program.trace.places.items():
-            if view.buffer in program.buffers and view == whole(program.buffers[view.buffer]):
+            if view.buffer in program.buffers and _is_all(view, program.buffers[view.buffer]):
                 makers.setdefault(view.buffer, made)
         inputs = [program.buffers[name] for name in program.input_buffers()]
         found = [e for buffer in inputs for e in (*buffer.sizes, *buffer.strides)]
         found += [i.size for i in program.inputs if isinstance(i.size, sympy.Expr)]
         return _Known(program, writers, makers, set().union(*[e.free_symbols for e in found]))
+
+
+def _is_all(view: View, buffer: Buffer) -> bool:
+    """Whether a view is all of a buffer, its dimensions in any order."""
+    mine, own = (Counter(p for p in zip(x.sizes, x.strides, strict=True) if p[0] != 1) for x in (view, buffer))
+    return view.dtype == buffer.dtype and view.offset == 0 and mine == own
 
 
 @dataclass
