@@ -1,4 +1,4 @@
-"""A loop that is one operator of the library has the library's kernel among its candidates."""
+"""The ATen calls that a loop came from are among its candidates."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import polytile
 from tests.behaviour.helpers import compiled, multikernels, names
 
 
@@ -73,12 +74,103 @@ def test_what_is_one_operator_asks_the_library() -> None:
     assert "aten" in _candidates(lambda x: torch.cummax(x, 1).values, torch.randn(9, 12))
 
 
-def test_what_goes_through_memory_in_order_does_not() -> None:
-    assert "aten" not in _candidates(lambda x: x + 1, torch.randn(9, 12))
+def _spread(x: Tensor) -> Tensor:
+    return x / (x.std(0, keepdim=True) + 1)
 
 
-def test_what_is_fused_is_no_operator() -> None:
-    assert "aten" not in _candidates(lambda x: torch.cummax(x * 2, 1).values, torch.randn(9, 12))
+FUSED: dict[str, Callable[..., object]] = {
+    "a chain": lambda x, y: torch.relu(x * 2 + y) - y,
+    "of a reduction": lambda x, y: (torch.relu(x * 2) + y).sum(0),
+    "around reductions": lambda x, y: torch.softmax(x * y, -1),
+    "several results": lambda x, y: (x + y, (x + y).amax(1), (x + y).std(1)),
+    "several results of one operator": lambda x, y: torch.max(x - y, 1),
+    "parts": lambda x, y: torch.cat([x.exp(), y], 1)[:, 1:] * 2,
+    "other sizes": lambda x, y: (x.t() + 1).reshape(-1).view(2, -1) * y.sum(),
+    "mixed types": lambda x, y: (x.half() * y).double().mean(1),
+    "sizes alone": lambda x, y: torch.zeros_like(x).add(y).cos(),
+    "laid out anew on the way": lambda x, y: _spread(F.layer_norm(x.t(), (x.shape[0],))) + x.t() * 3,
+    "gathered": lambda x, y: x.gather(1, (y > 0).long()).sin().sum(1),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_fused_remembers_its_calls(name: str) -> None:
+    call = compiled(FUSED[name], force="aten")
+    for rows, columns in ((6, 4), (18, 34), (64, 20)):
+        x, y = torch.randn(rows, columns), torch.randn(rows, columns)
+        torch.testing.assert_close(call(x, y), FUSED[name](x, y))
+    for kernel in multikernels():
+        if kernel.spec.family == "loop":
+            assert kernel.decisions[-1].candidate == "aten", kernel.explain()
+
+
+WHOLE: dict[str, tuple[Callable[..., object], set[str]]] = {
+    "softmax": (lambda x: torch.softmax(x * 2, -1), {"aten.mul.Tensor", "aten._softmax.default"}),
+    "layer norm": (lambda x: F.layer_norm(x, x.shape[1:]), {"aten.native_layer_norm.default"}),
+    "gelu": (lambda x: F.gelu(x) + 1, {"aten.gelu.default", "aten.add.Tensor"}),
+    "group norm": (lambda x: F.group_norm(x[:, :, None], 2), {"aten.native_group_norm.default"}),
+    "a loss": (lambda x: F.smooth_l1_loss(x, x * 2), {"aten.mul.Tensor", "aten.smooth_l1_loss.default"}),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_the_tracer_took_apart_is_called_whole(name: str) -> None:
+    """Eager has one kernel for it: several calls in its place would be no measure."""
+    function, operators = WHOLE[name]
+    call = compiled(function, force="aten")
+    for rows, columns in ((6, 4), (18, 34), (64, 20)):
+        x = torch.randn(rows, columns)
+        torch.testing.assert_close(call(x), function(x))
+    asked = {op for kernel in multikernels() for c in kernel.candidates for op in getattr(c, "operators", ())}
+    assert asked == operators
+
+
+def test_gradients_of_what_was_taken_apart() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.softmax(F.gelu(F.layer_norm(x, x.shape[1:])) * w, -1)
+
+    call = compiled(function, force="aten")
+    for rows, columns in SIZES:
+        x, w = torch.randn(rows, columns, requires_grad=True), torch.randn(columns, requires_grad=True)
+        got, want = (torch.autograd.grad(f(x, w).square().sum(), (x, w)) for f in (call, function))
+        torch.testing.assert_close(got, want)
+
+
+def test_calls_leave_what_they_read_as_it_was_where_results_take_its_memory() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        made = (x @ y).relu()  # a product in memory that nobody needs once the next loop has read it
+        return torch.softmax(made.t() * 2 + made, -1) * made
+
+    call = compiled(function, force="aten")
+    for n in (5, 16, 33):
+        x, y = torch.randn(n, n), torch.randn(n, n)
+        torch.testing.assert_close(call(x, y), function(x, y))
+
+
+def test_random_numbers_are_not_drawn_by_the_library() -> None:
+    """polytile counts its own: eager's generator would move on at each trial."""
+    assert "aten" not in _candidates(lambda x: F.dropout(x, 0.5) * 2, torch.randn(9, 12))
+
+
+def test_memory_that_changes_is_not_written_by_calls() -> None:
+    def function(x: Tensor) -> Tensor:
+        x.mul_(2).add_(1)
+        return x.sum(1)
+
+    call = compiled(function, force="aten")
+    x = torch.randn(9, 12)
+    mine, other = x.clone(), x.clone()
+    torch.testing.assert_close(call(mine), function(other))
+    torch.testing.assert_close(mine, other)
+
+
+def test_calls_that_win_are_counted() -> None:
+    call = compiled(lambda x: (x * 2 + 1).sum(1), force="aten")
+    before = dict(polytile.counters["library_calls"])
+    call(torch.randn(9, 12))
+    now = polytile.counters["library_calls"]
+    new = {name: now[name] - before.get(name, 0) for name in now if now[name] != before.get(name, 0)}
+    assert new == {"aten.mul.Tensor": 1, "aten.add.Tensor": 1, "aten.sum.dim_IntList": 1}
 
 
 def test_an_argument_computed_in_the_loop_is_not_left_out() -> None:

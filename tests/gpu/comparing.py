@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import polytile
+from polytile.ir.program import Extern
 
 
 def data(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -44,14 +45,16 @@ def agree(got: Any, eager: Any, exact: Any = None, what: str = "") -> None:
 
 
 def compare(function: Callable[..., Any], *calls: tuple[Any, ...], generated: bool = True, **options: Any) -> None:
-    """One dynamic compile of `function`, called with each of `calls` in turn. With `generated` nothing may run as a library
-    call, and no candidate may have been rejected."""
+    """One dynamic compile of `function`, called with each of `calls` in turn. With `generated` no operator may be left to the
+    library, and no candidate may have been rejected."""
     call = compiled(function, **options)
     for args in calls:
         shapes = str([tuple(a.shape) for a in args if isinstance(a, Tensor)])
         agree(call(*args), function(*args), function(*widened(args)), shapes)
     if generated:
-        assert not polytile.counters["library_calls"]
+        programs = [compiled.program for compiled in polytile.compiler.compiled_programs() if compiled.program is not None]
+        left = [op.target for program in programs for op in program.operations if isinstance(op, Extern)]
+        assert not left, left
     assert not rejected(), rejected()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from polytile.ir import expr
+from polytile.ir.program import Loop
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.nest import nest_of
 from polytile.kernels.triton import prior, variants
 from polytile.kernels.triton.loops import label
 from polytile.runtime.cuda import device
-from tests.kernels.helpers import kernel_of
+from tests.kernels.helpers import F32, P0, P1, R0, S0, S1, S2, kernel_of, load, loop, store
 from tests.kernels.test_loops_golden import column_sum, softmax
 from tests.kernels.test_triton_golden import half_norm
 from tests.kernels.test_triton_sums import gradients
@@ -89,3 +91,34 @@ def test_programs_of_rows_without_a_block_are_not_free() -> None:
     """A norm of 82×42063 in blocks of 2048: by 32 programs a row, of which 21 have one, 17.3 µs; by 128 of them 37.4."""
     predicted = ranking(half_norm().kernel, n0=82, n1=42063)
     assert predicted["split r=2048 splits=128 warps=4"] > 1.1 * predicted["split r=2048 splits=32 warps=4"]
+
+
+H200 = device.named("H200")
+
+
+def middle_sum() -> Loop:
+    index = P0 * S1 * S2 + R0 * S1 + P1
+    return loop([store("o", P0 * S1 + P1, expr.reduce("sum", F32, load("x", index)))], {P0: S0, P1: S1}, {R0: S2})
+
+
+THREE_AXES = {
+    "odd": ({"n0": 128, "n1": 4095, "n2": 4096}, 1),
+    "even": ({"n0": 128, "n1": 4094, "n2": 4096}, 1),
+    "whole vectors": ({"n0": 128, "n1": 4096, "n2": 4096}, 3),
+}
+
+
+@pytest.mark.parametrize("name", THREE_AXES)
+def test_blocks_of_the_middle_axis_come_ahead_only_by_wide_copies(name: str) -> None:
+    size, stages = THREE_AXES[name]
+    kernel = kernel_of(middle_sum())
+    nest = nest_of(kernel.loop)
+    able = [c for c in variants.configs(kernel, nest, H200) if variants.valid(kernel, nest, c, size)]
+    predicted = {c: prior.cost(kernel, c, size, H200) for c in able}
+    first = min(able, key=lambda c: predicted[c])
+    assert int(first.get("stages", 1) or 1) == stages, label(first)
+    moved = 4 * 128 * 4096 * size["n1"] / H200.bandwidth
+    assert predicted[first] == pytest.approx(moved, rel=0.2), "about what a copy takes"
+    if name == "odd":
+        narrow = next(c for c in able if label(c) == "looped r=32 stages=3 warps=4 x=64")
+        assert predicted[narrow] > 2 * moved, "17.1 ms on an H200"

@@ -27,8 +27,23 @@ def test_a_candidate_predicted_to_lose_clearly_is_not_measured() -> None:
     assert measured(Fake("a", predicted=1e-5), Fake("b", predicted=1.5e-5), Fake("c", predicted=1.7e-5)) == {"a", "b"}
 
 
-def test_the_library_is_measured_though_predicted_to_lose() -> None:
-    assert measured(Fake("a", predicted=1e-5), Fake("aten", predicted=1e-4, origin="library")) == {"a", "aten"}
+@pytest.mark.usefixtures("fake_clock")
+def test_calls_in_place_of_a_loop_are_measured_where_they_are_predicted_near_or_all_else_is_slower() -> None:
+    assert measured(Fake("a", 1e-5, 1e-5), Fake("aten", 9e-6, 1.5e-5, origin="library")) == {"a", "aten"}
+    near = Fake("a", 2e-5, 1e-5), Fake("aten", 1e-6, 3e-5, origin="library")
+    assert measured(*near, m=512) == {"a"}, "it is as fast as the library was predicted"
+    kernel = MultiKernel(SPEC, [Fake("a", 9e-5, 1e-5), Fake("aten", 4e-5, 3e-5, origin="library")])
+    kernel(*arguments(4096))
+    (decision,) = kernel.decisions
+    assert (decision.candidate, decision.link) == ("aten", "measured")
+    assert {s.candidate for s in decision.standings if s.seconds == s.seconds} == {"a", "aten"}
+
+
+def test_a_products_library_is_measured_though_predicted_to_lose() -> None:
+    kernel = MultiKernel(SPEC, [Fake("a", predicted=1e-5), Fake("aten", predicted=1e-4, origin="library")])
+    args = arguments(32)
+    request = kernel.request(kernel.dispatcher.key_of(*args), (32, 64), args)
+    assert [c.name for c in shortlist(replace(request, spec=spec(family="mm")))] == ["a", "aten"]
 
 
 def test_what_is_ready_made_takes_no_generated_kernels_place() -> None:

@@ -32,6 +32,7 @@ from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.resizing import kept_whole
+from polytile.frontend.taken_apart import noting
 from polytile.frontend.weights import weights_of
 from polytile.runtime import native
 
@@ -147,7 +148,7 @@ def _compiled(
             fw_compiler=_Compiler("forward", held, wanted, early, failed),
             bw_compiler=_Compiler("backward", held, wanted, early, failed),
             inference_compiler=_Compiler("inference", held, wanted, early, failed),
-            decompositions=decompositions(),
+            decompositions=noting(decompositions()),
             partition_fn=_partition,
             keep_inference_input_mutations=True,
         )

@@ -32,6 +32,7 @@ from polytile.frontend.lower.value import Tensor, broadcast_point, computed, con
 from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
 from polytile.frontend.placement import advised, bases, fits, is_new, laid_out, partly_written, place
+from polytile.frontend.trace import trace_of
 from polytile.ir import expr, levels, sizes
 from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Template, View, whole
 from polytile.runtime.target import Target
@@ -101,6 +102,8 @@ class _Driver:
         self.constants: dict[str, torch.Tensor] = {}
         self.reports: list[OperatorReport] = []
         self.failures: list[Failure] = []
+        self.stored: set[torch.fx.Node] = set()
+        """The nodes whose results come from library calls and products."""
         self.outputs: tuple[View | sympy.Basic | None, ...] = ()
         self.bases = bases(graph.graph, TABLE.keys() | _HANDLERS.keys())
         self.changed = _changed_inputs(graph.graph)
@@ -112,7 +115,8 @@ class _Driver:
             getattr(self, node.op)(node)
         fixed = {each.buffer for each in self.inputs if each.buffer is not None} - self.changed
         buffers, operations = self.builder.buffers, gathered(self.builder.operations, fixed)
-        program = Program(self.name, tuple(self.inputs), buffers, operations, self.outputs, self.constants)
+        trace = trace_of(self.graph.graph, self.env, self.stored, self.builder.place_of)
+        program = Program(self.name, tuple(self.inputs), buffers, operations, self.outputs, self.constants, trace=trace)
         return Lowered(program, tuple(self.reports), tuple(self.failures))
 
     # kinds of node ---------------------------------------------------------------------------------------------------
@@ -251,6 +255,7 @@ class _Driver:
         for view in written:
             self._store_readers(view.buffer, node)
         self.reports.append(OperatorReport(operator_name(node.target), "library", reason))
+        self.stored.add(node)
         found = self.builder.library(target, args, kwargs, reason, results if results is not None else ())
         if written:
             call = self.builder.operations[-1]
@@ -270,6 +275,8 @@ class _Driver:
     def _report(self, node: torch.fx.Node, done: int, result: Any) -> None:
         new = self.builder.operations[done:]
         reasons = [op.reason for op in new if isinstance(op, Extern)]
+        if any(isinstance(op, Extern | Template) for op in new):
+            self.stored.add(node)
         if reasons:
             how, reason = "library", reasons[0]
         elif any(isinstance(op, Template) for op in new):

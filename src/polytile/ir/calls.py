@@ -1,85 +1,63 @@
-"""Operators as calls of the library, beside the loops that were lowered from them.
+"""Loops as the calls of the library that they came from.
 
     cummax(x, 1)   →   loop for p0 over r0 ...        or   aten.cummax.out(x, 1, values=..., indices=...)
 
-A loop that fuses several operators is no operator. One that goes through memory in order, a sum of two tensors or of each row,
-is left alone too: how fast it is is known before it is measured. Scans, gathers, scatters, windows, copies across memory and
-costly functions are where hand-written kernels differ most from what is generated.
-
-On a GPU reductions along memory are asked about too. Operators that take indices are not: where one is out of range the library's
-kernel ends all work of the process on the device, a generated one says so. Nor are scans of 16-bit types, which the library adds
-up in that type.
+What a loop fuses are several calls, each of which goes through memory. On a GPU operators that take indices are left out: where
+one is out of range the library's kernel ends all work of the process on the device, a generated one says so. So are scans of
+16-bit types, which the library adds up in that type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
 
-from polytile.ir import expr, ops, sizes
-from polytile.ir.program import Buffer, LibraryCall, Loop, Ref, View
-
-COSTLY = 16.0
-"""Multiply-adds for one element from which a function may well be worse than the library's."""
+from polytile.ir import expr
+from polytile.ir.program import Buffer, LibraryCall, Loop, Made, Ref, View
 
 NARROW = (torch.bfloat16, torch.float16)
 
 
-def call_of(loop: Loop, buffers: Mapping[str, Buffer]) -> LibraryCall | None:
-    """The operator that `loop` still is, where it is worth asking; a result that nobody uses is left out of its outputs."""
-    call, devices = loop.library, {buffers[name].device.type for name in loop.reads() | loop.writes()}
-    if call is None or devices not in ({"cpu"}, {"cuda"}):
-        return None
-    outputs = tuple(view if view is not None and view.buffer in loop.writes() else None for view in call.outputs)
-    call = replace(call, outputs=outputs)
-    written = {view.buffer for view in outputs if view is not None}
-    given = {view.buffer for view in call.views()} - written
-    same = loop.writes() <= written | given and given == (loop.reads() | loop.writes()) - written
-    plain = all(view.dtype == buffers[view.buffer].dtype for view in call.views()) if same else False
-    if not same or not plain or not all(number.is_integer for number in expressions(call)):
-        return None
-    if not (_worth_asking(loop) if devices == {"cpu"} else _worth_asking_on_gpu(loop, buffers)):
-        return None
-    parts = {view.buffer for view in call.views() if not _is_whole(view, buffers[view.buffer])}
-    return replace(call, whole=frozenset((given | written) - parts))
+def calls_of(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LibraryCall, ...]:
+    """The calls that still do what `loop` does; none where there are none. A result that nobody uses is left out of the
+    outputs."""
+    devices = {buffers[name].device.type for name in loop.reads() | loop.writes()}
+    if not loop.library or devices not in ({"cpu"}, {"cuda"}):
+        return ()
+    written = loop.writes()
+    calls = [replace(c, outputs=tuple(v if v and v.buffer in written else None for v in c.outputs)) for c in loop.library]
+    views = [view for call in calls for view in call.views()]
+    stored = {view.buffer for call in calls for view in call.outputs if view is not None}
+    given = {view.buffer for view in views} - stored
+    same = written <= stored | given and given == (loop.reads() | written) - stored
+    plain = all(view.dtype == buffers[view.buffer].dtype for view in views) if same else False
+    if not same or not plain or not all(number.is_integer for number in expressions(calls)):
+        return ()
+    if devices == {"cuda"} and _harmful_on_gpu(loop, buffers):
+        return ()
+    parts = {view.buffer for view in views if not _is_whole(view, buffers[view.buffer])}
+    return tuple(replace(call, whole=frozenset(view.buffer for view in call.views()) - parts) for call in calls)
 
 
 def _is_whole(view: View, buffer: Buffer) -> bool:
     return (view.sizes, view.strides, view.offset) == (buffer.sizes, buffer.strides, 0)
 
 
-def _worth_asking(loop: Loop) -> bool:
-    """Whether the loop does more than go through memory in order."""
-    nodes = list(expr.walk(*loop.roots))
-    if any(store.indirect or store.mask is not None or store.mode != "set" for store in loop.stores):
-        return True
-    if any(isinstance(node, expr.Scan) or (isinstance(node, expr.Load) and (node.indirect or node.mask)) for node in nodes):
-        return True
-    steps = [sizes.coefficient(index, symbol) for index in _places(loop) for symbol in _innermost(loop)]
-    if any(step is None or step not in (0, 1) for step in steps):
-        return True
-    return sum(ops.definition(node.name).cost for node in nodes if isinstance(node, expr.Op)) >= COSTLY
-
-
-def _worth_asking_on_gpu(loop: Loop, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether the loop reduces, or does more than go through memory in order, and the library does it as well."""
+def _harmful_on_gpu(loop: Loop, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether the library's kernels would be worse than slow."""
     narrow = any(buffers[store.buffer].dtype in NARROW for store in loop.stores)
     coarse = narrow and any(isinstance(node, expr.Scan) for node in expr.walk(*loop.roots))
-    if coarse or any(access.indirect for access in loop.accesses()):
-        return False
-    return bool(loop.reduced) or _worth_asking(loop)
+    return coarse or any(access.indirect for access in loop.accesses())
 
 
-def _places(loop: Loop) -> list[sympy.Expr]:
-    return [store.index for store in loop.stores] + [load.index for load in expr.loads(*loop.roots)]
-
-
-def _innermost(loop: Loop) -> list[sympy.Symbol]:
-    return [axes[-1].symbol for axes in (loop.axes, loop.reduced) if axes]
+def changes_nothing(target: Any) -> bool:
+    """Whether an operator only looks at its argument in another way: its result is a view, by its schema."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not schema.is_mutable
 
 
 def shapes_alone(call: LibraryCall, used: Collection[str]) -> LibraryCall:
@@ -92,14 +70,15 @@ def shapes_alone(call: LibraryCall, used: Collection[str]) -> LibraryCall:
     return replace(call, args=args, kwargs=kwargs)
 
 
-def expressions(call: LibraryCall) -> list[sympy.Expr]:
+def expressions(calls: Sequence[LibraryCall]) -> list[sympy.Expr]:
     """All numbers among the arguments, those of views included."""
     found: list[sympy.Expr] = []
 
     def view(v: View) -> None:
         found.extend((*v.sizes, *v.strides, v.offset))
 
-    mapped((call.args, call.kwargs, tuple(Ref(v) for v in call.outputs if v is not None)), view, found.append)
+    for call in calls:
+        mapped((call.args, call.kwargs, tuple(Ref(v) for v in call.outputs if v is not None)), view, found.append)
     return found
 
 
@@ -114,7 +93,7 @@ def renamed(
 
     args, kwargs = mapped((call.args, call.kwargs), lambda v: Ref(view(v)), lambda e: Ref(number(e)))
     whole = frozenset(names[name] for name in call.whole)
-    return LibraryCall(call.target, args, kwargs, tuple(v and view(v) for v in call.outputs), whole)
+    return replace(call, args=args, kwargs=kwargs, outputs=tuple(v and view(v) for v in call.outputs), whole=whole)
 
 
 def moved(call: LibraryCall, offset: Callable[[View], sympy.Expr]) -> LibraryCall:
@@ -127,12 +106,15 @@ def moved(call: LibraryCall, offset: Callable[[View], sympy.Expr]) -> LibraryCal
     return replace(call, args=args, kwargs=kwargs, outputs=tuple(v and view(v) for v in call.outputs))
 
 
-def mapped(value: Any, view: Callable[[View], Any], number: Callable[[sympy.Expr], Any]) -> Any:
+def mapped(
+    value: Any, view: Callable[[View], Any], number: Callable[[sympy.Expr], Any], made: Callable[[Made], Any] = Ref
+) -> Any:
     """Nested arguments with each Ref replaced."""
     if isinstance(value, Ref):
-        return view(value.value) if isinstance(value.value, View) else number(value.value)
+        found = value.value
+        return view(found) if isinstance(found, View) else made(found) if isinstance(found, Made) else number(found)
     if isinstance(value, tuple | list):
-        return type(value)(mapped(v, view, number) for v in value)
+        return type(value)(mapped(v, view, number, made) for v in value)
     return value
 
 
@@ -143,9 +125,12 @@ def text(call: LibraryCall) -> str:
         mark = "whole " if v.buffer in call.whole else ""
         return f"{mark}{v.buffer}({', '.join(map(str, v.sizes))}):({', '.join(map(str, v.strides))})+{v.offset}"
 
-    args, kwargs = mapped((call.args, call.kwargs), of_view, str)
+    def of_made(m: Made) -> str:
+        return f"%{m.call}" if m.output is None else f"%{m.call}.{m.output}"
+
+    args, kwargs = mapped((call.args, call.kwargs), of_view, str, of_made)
     outputs = ", ".join("-" if v is None else of_view(v) for v in call.outputs)
     return f"{call.target} {args} {kwargs} -> {outputs}"
 
 
-__all__ = ["call_of", "expressions", "mapped", "moved", "renamed", "shapes_alone", "text"]
+__all__ = ["calls_of", "changes_nothing", "expressions", "mapped", "moved", "renamed", "shapes_alone", "text"]

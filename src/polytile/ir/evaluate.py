@@ -60,6 +60,55 @@ def _chunks(lengths: list[int], n_axes: int) -> Iterator[list[tuple[int, int]]]:
         yield [(start, min(start + step, n)) if i == cut else (0, n) for i, n in enumerate(lengths)]
 
 
+SAMPLED_POINTS = 1 << 18
+"""Points of a box of the grid that is computed alone; more only where a single row has more."""
+MOST_SAMPLED = 1 << 26
+"""Points of a row from which on none is computed alone."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a loop stores at some points: `value` in the elements of `buffer` in these strides from `offset` on."""
+
+    buffer: str
+    strides: tuple[int, ...]
+    offset: int
+    value: torch.Tensor
+
+
+def pieces_of(
+    loop: Loop,
+    buffers: Mapping[str, torch.Tensor],
+    size_values: Mapping[sympy.Symbol, int],
+    precision: torch.dtype | None = torch.float64,
+) -> list[Piece] | None:
+    """What `loop` would store at the points of a few boxes of its grid, as `run_loop` computes it: at the grid's beginning,
+    its middle and its end. Writes nothing. None where it does more than set each element from what it does not write, or rows
+    are too long."""
+    if any(s.mode != "set" or s.indirect or s.mask is not None for s in loop.stores) or not loop.axes:
+        return None
+    if loop.reads() & loop.writes():
+        return None
+    lengths = [sizes.evaluate(a.size, size_values) for a in loop.axes + loop.reduced]
+    boxes = _boxes(lengths, len(loop.axes))
+    chunks = [_Chunk(loop, buffers, size_values, precision, None, bounds) for bounds in boxes or ()]
+    found = [piece for chunk in chunks for piece in chunk.pieces()]
+    return found if boxes and None not in found else None  # type: ignore[return-value]
+
+
+def _boxes(lengths: list[int], n_axes: int) -> list[list[tuple[int, int]]]:
+    """Boxes of whole rows, of at most about SAMPLED_POINTS points; none where a row is too long."""
+    row = math.prod(lengths[n_axes:])
+    if row > MOST_SAMPLED or 0 in lengths:
+        return []
+    left, widths = max(1, SAMPLED_POINTS // row), list(lengths)
+    for axis in reversed(range(n_axes)):
+        widths[axis] = min(lengths[axis], left)
+        left = max(1, left // widths[axis])
+    starts = [[place * (n - width) // 2 for n, width in zip(lengths, widths, strict=True)] for place in range(3)]
+    return [[(s, s + width) for s, width in zip(start, widths, strict=True)] for start in starts]
+
+
 @dataclass
 class _Chunk:
     """The evaluation of one piece of a loop's grid; `bounds` are (first, end) for each axis."""
@@ -85,6 +134,26 @@ class _Chunk:
             self.axis_values[axis.symbol] = torch.arange(*self.bounds[i], device=self.device).reshape(shape)
 
     def run(self) -> None:
+        values = self.values()
+        for store in self.loop.stores:
+            self.store(store, [values[id(r)] for r in store.roots])
+
+    def pieces(self) -> list[Piece | None]:
+        """What the stores would write, None for one whose index is not linear."""
+        values = self.values()
+        found: list[Piece | None] = []
+        for store in self.loop.stores:
+            place = self.layout(store.index)
+            value = values[id(store.value)]
+            shape = self.store_shape(store)
+            if place is None or not _broadcasts_to(value.shape, torch.Size(place[0])) or place[0] != shape:
+                found.append(None)
+            else:
+                found.append(Piece(store.buffer, tuple(place[1]), place[2], value.expand(place[0])))
+        return found
+
+    def values(self) -> dict[int, Value]:
+        """What every root is, by its identity."""
         nodes = list(expr.walk(*self.loop.roots))
         kept = {id(root) for root in self.loop.roots}
         last_use = {id(child): i for i, node in enumerate(nodes) for child in node.children}
@@ -98,8 +167,7 @@ class _Chunk:
             for child in node.children:
                 if last_use[id(child)] == i and id(child) not in kept:
                     values.pop(id(child), None)
-        for store in self.loop.stores:
-            self.store(store, [values[id(r)] for r in store.roots])
+        return values
 
     def type_of(self, dtype: torch.dtype) -> torch.dtype:
         """The type in which values of type `dtype` are computed here."""
@@ -153,9 +221,8 @@ class _Chunk:
         """`index` with the size symbols replaced by their values."""
         return index.xreplace({s: sympy.Integer(self.sizes[s]) for s in index.free_symbols if s in self.sizes})
 
-    def strided(self, flat: torch.Tensor, index: sympy.Expr) -> torch.Tensor | None:
-        """The elements `flat[index]` as a strided view, size 1 along axes that do not occur; None if `index` is not
-        linear."""
+    def layout(self, index: sympy.Expr) -> tuple[list[int], list[int], int] | None:
+        """Sizes, strides and offset of the elements at `index`, size 1 along axes that do not occur; None if it is not linear."""
         shape, strides, offset = [1] * self.rank, [0] * self.rank, 0
         for term, factor in self.at_sizes(index).expand().as_coefficients_dict().items():
             if not factor.is_Integer or not (term == 1 or term in self.position):
@@ -166,9 +233,15 @@ class _Chunk:
                 i = self.position[term]
                 shape[i], strides[i] = self.lengths[i], int(factor)
                 offset += int(factor) * self.bounds[i][0]
-        last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        if 0 in shape or min(strides, default=0) < 0:
+        return (shape, strides, offset) if 0 not in shape and min(strides, default=0) >= 0 else None
+
+    def strided(self, flat: torch.Tensor, index: sympy.Expr) -> torch.Tensor | None:
+        """The elements `flat[index]` as a strided view; None where they are none."""
+        found = self.layout(index)
+        if found is None:
             return None
+        shape, strides, offset = found
+        last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         if offset < 0 or last >= flat.numel():
             reach = f"index {index} runs from {offset} to {last} in {flat.numel()} elements"
             raise IRError(f"loop {self.loop.name}: {reach}.")

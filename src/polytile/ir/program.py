@@ -149,17 +149,29 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Made:
+    """What an earlier call returned, inside a Ref: result number `output` of several, None the only one. `call` is the name of an
+    operator of the graph (Trace), or among the calls of a loop a position."""
+
+    call: str | int
+    output: int | None = None
+
+
+@dataclass(frozen=True)
 class LibraryCall:
-    """The ATen call that does what a loop does: `target(*args, **kwargs)`, with a Ref for every tensor and size. Its results are
-    what the loop leaves in `outputs`, None where it leaves none; a target that changes its arguments has no outputs. A view of no
-    buffer ("") is of a tensor of which only the sizes matter. `whole`: the buffers that are looked at in their own sizes and
-    strides alone, so that they are passed as they are."""
+    """One of the ATen calls that do, one after the other, what a loop does: `target(*args, **kwargs)`, with a Ref for every
+    tensor and size; a tensor is a View of memory that the loop reads, or Made by a call before. `outputs`: where the results go
+    in memory, None for one that later calls alone need; a target that changes its arguments has none. A view of no buffer ("")
+    is of a tensor of which only the sizes matter. `whole`: the buffers that are looked at in their own sizes and strides alone,
+    so that they are passed as they are. `moved`: the bytes of arguments and results at each point of the loop, and at each of
+    its rows."""
 
     target: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     outputs: tuple[View | None, ...]
     whole: frozenset[str] = frozenset()
+    moved: tuple[int, int] = (0, 0)
 
     def views(self) -> list[View]:
         """All memory that it reads or writes."""
@@ -174,8 +186,8 @@ class Loop:
     A store whose index or value depends on a reduced axis outside any Reduce is done at every point of `axes × reduced`
     (element level), else once per point of `axes` (row level). `origins` names the source operators.
 
-    `library`: the one operator that the loop was when it was lowered. Passes that change what a loop does leave it as it is;
-    `ir.calls.call_of` tells whether it still holds.
+    `library`: the ATen calls that the loop came from, in order; none where it has no such form (passes/library.py). Passes that
+    change what a loop does leave them as they are; `ir.calls.calls_of` tells whether they still hold.
     """
 
     name: str
@@ -183,7 +195,7 @@ class Loop:
     reduced: tuple[Axis, ...]
     stores: tuple[Store, ...]
     origins: tuple[str, ...] = ()
-    library: LibraryCall | None = field(default=None, compare=False, repr=False)
+    library: tuple[LibraryCall, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
@@ -313,9 +325,9 @@ class Template:
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands for a value inside an Extern's arguments: a View, or a symbolic size."""
+    """Stands for a value inside a library call's arguments: a View, a symbolic size, or what another call has made."""
 
-    value: View | sympy.Expr
+    value: View | sympy.Expr | Made
 
 
 @dataclass(frozen=True)
@@ -393,11 +405,40 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Operator:
+    """One operator of the graph that a program was lowered from: `target(*args, **kwargs)`, with a Ref for every tensor (Made)
+    and size; sizes and type of each of its results, None of those that are no tensors. `stored`: its results come from memory
+    alone, as those of library calls and products do, and the graph's arguments. `refused`: why no loop may call it, or ""."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    results: tuple[tuple[tuple[sympy.Expr, ...], torch.dtype] | None, ...]
+    stored: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The operators of a graph by their names, in order, and where the results are that were stored as they are. `wholes`: for
+    results of what the tracer took apart, the result of the operator itself, which is among the operators too."""
+
+    operators: Mapping[str, Operator]
+    places: Mapping[Made, View]
+    wholes: Mapping[Made, Made] = field(default_factory=dict)
+
+    def renamed(self, names: Mapping[str, str]) -> Trace:
+        """The same in a program that has other buffers in place of those in `names`."""
+        moved = {made: replace(view, buffer=names.get(view.buffer, view.buffer)) for made, view in self.places.items()}
+        return replace(self, places=moved)
+
+
+@dataclass(frozen=True)
 class Program:
     """A compiled graph: `operations` in execution order. `outputs` are views (a view of an input aliases it), sizes, or None.
 
     `constants` has the tensors of the buffers of that role; `scalars` the sizes that are read from a buffer of one element, once
-    that is filled.
+    that is filled. `trace` has the operators that the program was lowered from.
     """
 
     name: str
@@ -407,6 +448,7 @@ class Program:
     outputs: tuple[View | sympy.Expr | None, ...]
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     scalars: Mapping[sympy.Symbol, str] = field(default_factory=dict)
+    trace: Trace = field(default_factory=lambda: Trace({}, {}), compare=False, repr=False)
 
     def input_buffers(self) -> set[str]:
         return {i.buffer for i in self.inputs if i.buffer is not None}

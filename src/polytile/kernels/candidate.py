@@ -175,6 +175,7 @@ class Candidate(Protocol):
     of_main: bool                the main script defines it, which another process could only import by running it; False
     source_path: str             where its source can be read; origin and source hash are shown
     resources, compile_seconds   what its compiler reports (problem.Resources; seconds); unknown
+    operators: Iterable[str]     the library's operators that it calls in place of a loop, for the counters; none
     told(sizes) → dict           what it is at these sizes, for the record; nothing
     """
 

@@ -29,19 +29,19 @@ class TensorArg:
 
 @dataclass(frozen=True)
 class LoopKernel:
-    """A loop over canonical names: tensors a0, a1, ... and size symbols n0, n1, ... in argument order; `library`: the operator
-    that it is, in the same names, where it is one."""
+    """A loop over canonical names: tensors a0, a1, ... and size symbols n0, n1, ... in argument order; `library`: the ATen calls
+    that it came from, in the same names."""
 
     loop: Loop
     tensors: tuple[TensorArg, ...]
     symbols: tuple[sympy.Symbol, ...]
-    library: LibraryCall | None = None
+    library: tuple[LibraryCall, ...] = ()
 
     @cached_property
     def text(self) -> str:
         """Everything that decides what the kernel computes, as text (source operators left out)."""
         types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
-        asked = "" if self.library is None else f"\n  or {calls.text(self.library)}"
+        asked = "".join(f"\n  or {calls.text(call)}" for call in self.library)
         return f"{types}\n{loop_text(replace(self.loop, name='kernel', origins=()))}{signs(self.symbols)}{asked}"
 
     @cached_property
@@ -50,7 +50,7 @@ class LoopKernel:
 
     @cached_property
     def own_symbols(self) -> frozenset[sympy.Symbol]:
-        """The symbols that the loop itself has; those left over are of the operator that it is."""
+        """The symbols that the loop itself has; those left over are of the calls that it came from."""
         found = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]
         found += [index for node in expr.walk(*self.loop.roots) for index in node.indices]
         return frozenset().union(*[index.free_symbols for index in found]) & frozenset(self.symbols)
@@ -130,10 +130,10 @@ def _apart(found: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[sympy.Expr
 
 def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel, CallSite]:
     """The canonical kernel of `loop` and how to call it here."""
-    library, loop = calls.call_of(loop, buffers), _rename_axes(loop)
+    library, loop = calls.calls_of(loop, buffers), _rename_axes(loop)
     order, roles = _buffer_roles(loop, buffers)
     starts = starts_of(loop)
-    loop, library = with_starts(loop, starts), call_with_starts(library, starts) if library is not None else None
+    loop, library = with_starts(loop, starts), tuple(call_with_starts(call, starts) for call in library)
     own = {a.symbol for a in loop.axes + loop.reduced}
     extents = [a.size for a in loop.axes + loop.reduced]
     size_exprs = [*extents]
@@ -141,13 +141,12 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel,
         size_exprs += list(node.indices)
     size_exprs += [s.index for s in loop.stores]
     apart = _apart(size_exprs, loop.axes + loop.reduced)
-    size_exprs += calls.expressions(library) if library is not None else []
+    size_exprs += calls.expressions(library)
     symbols = canonical_symbols(size_exprs, own, extents, apart)
     names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
     renamed = _rename(loop, names, symbols)
     tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)
-    if library is not None:
-        library = calls.renamed(library, names, lambda e: e.xreplace(symbols))
+    library = tuple(calls.renamed(call, names, lambda e: e.xreplace(symbols)) for call in library)
     begins: dict[sympy.Expr, sympy.Expr] = {start.symbol: start.begin for start in starts.values()}
     site = CallSite(tuple(order), tuple(begins.get(e, e) for e in symbols))
     return LoopKernel(renamed, tensors, tuple(symbols.values()), library), site

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from polytile.errors import LoweringError
 from polytile.kernels import checks, variants
-from polytile.kernels.alone import library_of
+from polytile.kernels.aten import Speed, library_of
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import LoopKernel
-from polytile.kernels.cost import LoopPrior
+from polytile.kernels.cost import LoopPrior, bandwidth
 from polytile.kernels.cpp import loops
 from polytile.kernels.cpp.candidate import ENTRY, CppCandidate
 from polytile.kernels.cpp.joined import joined
@@ -24,6 +24,8 @@ from polytile.problem import Config, digest
 from polytile.runtime import toolchain
 
 FLOAT_BYTES = 4
+LIBRARY_CALL = 3e-6
+"""Seconds of a call from the dispatcher, by Python, to an operator."""
 
 
 def kernel_name(kernel: LoopKernel, origins: tuple[str, ...]) -> str:
@@ -87,7 +89,12 @@ def _candidates(
 
     found = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
     _ = found[0].source  # whatever has no C++ form shows now, while a library call can still take its place
-    return (*found, *library_of(kernel, found), InterpretedLoop(kernel))
+    return (*found, *library_of(kernel, found, library_speed(most_threads)), InterpretedLoop(kernel))
+
+
+def library_speed(threads: int) -> Speed:
+    """What ATen's operators take on so many threads; data that they leave in a cache the next one finds there."""
+    return Speed(LIBRARY_CALL, lambda moved: bandwidth(moved) * threads)
 
 
 def check_messages(kernel: LoopKernel) -> tuple[str, ...]:

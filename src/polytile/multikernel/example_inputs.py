@@ -25,7 +25,7 @@ def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device 
         for k, node in enumerate(access.indirect):
             top[expr.indirect_symbol(k)] = max(0, _index_limit(node, values) - 1)
         extents[access.buffer] = max(extents[access.buffer], sizes.evaluate(access.index, {**values, **top}) + 1)
-    for view in kernel.library.views() if kernel.library is not None else ():
+    for view in [view for call in kernel.library for view in call.views()]:
         last = view.index(tuple(n - 1 for n in view.sizes))
         extents[view.buffer] = max(extents[view.buffer], sizes.evaluate(last, values) + 1)
     divides = {load.buffer for n in expr.walk(*kernel.loop.roots) if expr.is_check(n) for load in _divisors(n)}

@@ -293,6 +293,8 @@ class MultiKernel:
             return None
         self._keep(decision, request)
         counters.add("store_hits", decision.from_store)
+        for operator in getattr(chosen, "operators", ()) if not trials.within() else ():
+            counters.add_library_call(operator)
         trace.announce(self.spec, self.candidates, decision)
         entry = self._watched(key, decision, entry, request)
         if not trials.within():

@@ -19,6 +19,7 @@ from polytile.problem import Problem
 from polytile.runtime import device, regime
 from polytile.runtime.arguments import CPU, CUDA
 from polytile.runtime.formula import Formula, evaluate
+from polytile.tuning.sample import Sampler
 from polytile.tuning.tolerance import coarseness
 
 WIDE = "wide"
@@ -73,6 +74,7 @@ class KernelSpec:
     device          the fingerprint of that device; empty: this machine's processor
     reference       `reference(*args)` is called like the kernel, with float64 in place of other floating types, and writes the
                     out and inout tensors; it must be right, not fast
+    sampler         what stands in for the reference where all results would take too long or too much memory (tuning/sample.py)
     make_args       `make_args(sizes)` makes the flat arguments for given sizes by name, some of which may be missing where others
                     imply them; without it nothing can be tuned ahead of a call
     """
@@ -94,6 +96,7 @@ class KernelSpec:
     device: str = ""
     reference: Callable[..., None] | None = field(default=None, compare=False, repr=False)
     make_args: Callable[[Mapping[str, int]], Sequence[Any]] | None = field(default=None, compare=False, repr=False)
+    sampler: Sampler | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.size_names) != len(self.size_keys):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
+import torch
 
 from polytile.ir import evaluate
 from polytile.kernels import gemm_args, gemm_kernel, loops, roundings, templates
@@ -13,6 +15,7 @@ from polytile.kernels.nest import Form, nest_of
 from polytile.multikernel.example_inputs import make_args
 from polytile.multikernel.spec import ArgInfo, KernelSpec
 from polytile.runtime import regime
+from polytile.tuning.sample import Sample, Sampler
 
 
 def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
@@ -32,6 +35,7 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
         checks=loops.check_messages(kernel),
         reference=_reference(kernel),
         make_args=lambda size: make_args(kernel, size),
+        sampler=_sampler(kernel),
     )
 
 
@@ -55,6 +59,19 @@ def _reference(kernel: LoopKernel) -> Any:
         evaluate.run_loop(kernel.loop, tensors, values, precision_of(kernel.tensors, args))
 
     return run
+
+
+def _sampler(kernel: LoopKernel) -> Sampler:
+    """The interpreter at some points of this kernel's grid, on the caller's own arguments: it takes little memory."""
+    places = {tensor.name: k for k, tensor in enumerate(kernel.tensors)}
+
+    def draw(args: Sequence[Any], precision: torch.dtype | None) -> list[Sample] | None:
+        tensors = dict(zip(places, args, strict=False))
+        values = dict(zip(kernel.symbols, args[len(places) :], strict=True))
+        pieces = evaluate.pieces_of(kernel.loop, tensors, values, precision)
+        return None if pieces is None else [Sample(places[p.buffer], p.strides, p.offset, p.value) for p in pieces]
+
+    return draw
 
 
 def template_spec(kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...]) -> KernelSpec:

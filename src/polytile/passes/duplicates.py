@@ -57,7 +57,7 @@ def renamed(program: Program, mapping: Mapping[str, str]) -> Program:
     """`program` with uses of the buffers in `mapping` made uses of others, and stores to them left out."""
     operations = tuple(_renamed_operation(o, mapping) for o in program.operations)
     outputs = tuple(_renamed_value(o, mapping) if isinstance(o, View) else o for o in program.outputs)
-    return replace(program, operations=operations, outputs=outputs)
+    return replace(program, operations=operations, outputs=outputs, trace=program.trace.renamed(mapping))
 
 
 def _renamed_operation(operation: Operation, mapping: Mapping[str, str]) -> Operation:

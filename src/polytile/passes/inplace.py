@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 
 from polytile.ir import levels, sizes
 from polytile.ir.aliases import maybe_aliased
-from polytile.ir.calls import call_of
 from polytile.ir.program import Buffer, Loop, Operation, Program, Template
 
 
@@ -24,8 +23,8 @@ def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
     given: dict[str, str] = {}
     for i, operation in enumerate(program.operations):
         loop = _body(operation)
-        if loop is None or (isinstance(operation, Loop) and call_of(operation, program.buffers) is not None):
-            continue  # a library's operator may not be called with results on top of its arguments
+        if loop is None:
+            continue
         operands = operation.operand_reads() if isinstance(operation, Template) else set()
         dying = [
             n for n in sorted(loop.reads()) if n not in kept | operands and last_use[n] == i and n not in loop.writes()

@@ -19,7 +19,7 @@ import sympy
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store, Template, View, element_level
+from polytile.ir.program import Axis, Buffer, Loop, Operation, Program, Store, Template, Trace, View, element_level
 from polytile.passes.fusion.axes import unify
 from polytile.passes.fusion.cost import estimate, touched
 from polytile.passes.fusion.merge import Unfit
@@ -29,7 +29,7 @@ from polytile.passes.loops import linear, touching
 def choose_layouts(program: Program) -> Program:
     """`program` with temporaries that are written across laid out anew where their readers allow it."""
     kept = program.observed_buffers()
-    operations, buffers = list(program.operations), dict(program.buffers)
+    operations, buffers, trace = list(program.operations), dict(program.buffers), program.trace
     users = touching(program.operations)
     for i, operation in enumerate(program.operations):
         for store in _stores(operation):
@@ -41,9 +41,10 @@ def choose_layouts(program: Program) -> Program:
             except Unfit:
                 continue
             buffers[store.buffer] = layout.buffer(buffers[store.buffer])
+            trace = _following_trace(trace, store.buffer, layout)
             for k, new in changed.items():
                 operations[k] = new
-    return replace(program, operations=tuple(operations), buffers=buffers)
+    return replace(program, operations=tuple(operations), buffers=buffers, trace=trace)
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,18 @@ def _following_view(view: View, layout: Layout) -> View:
     return replace(view, strides=tuple(form.coefficients.get(s, sizes.ZERO) for s in symbols), offset=form.rest)
 
 
+def _following_trace(trace: Trace, name: str, layout: Layout) -> Trace:
+    """The trace with the places of results in the buffer `name` in the new layout; those that have none there are forgotten."""
+    places = dict(trace.places)
+    for made, view in trace.places.items():
+        if view.buffer == name:
+            try:
+                places[made] = _following_view(view, layout)
+            except Unfit:
+                del places[made]
+    return replace(trace, places=places)
+
+
 def _following_loop(loop: Loop, name: str, layout: Layout, writes: bool) -> Loop:
     points = loop.axes + loop.reduced
 
@@ -175,4 +188,4 @@ def _following_loop(loop: Loop, name: str, layout: Layout, writes: bool) -> Loop
 
     new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
     stores = tuple(replace(s, index=layout.new) if s.buffer == name else s for s in new.stores)
-    return replace(new, stores=stores, library=None)
+    return replace(new, stores=stores, library=())

@@ -29,6 +29,7 @@ from polytile.passes.fusion.sums import fuse_sums
 from polytile.passes.fusion.vertical import fuse_vertically
 from polytile.passes.inplace import reuse
 from polytile.passes.layout import choose_layouts
+from polytile.passes.library import remember_calls
 from polytile.passes.merge_axes import merge_axes
 from polytile.passes.overwriting import write_in_place
 from polytile.passes.simplify import simplify
@@ -69,6 +70,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("merge axes", merge_axes),
     Pass("columns", fuse_columns, fusion=True),
     Pass("roundings", drop_roundings),
+    Pass("library calls", remember_calls),
 )
 
 

@@ -24,6 +24,16 @@ REST = 9.0
 """How many times as long as measuring took nothing is measured after it then: a tenth of the time goes into it at most."""
 
 
+LEAST_SECONDS, OWN_TIMES = 1.0, 3.0
+"""What running candidates of one problem on trial may take while a call waits: so many seconds, or so many times as long as the
+fastest of them takes, if that is more. No further one is begun then."""
+
+
+def share_of(fastest: float) -> float:
+    """Seconds that running candidates may take where the fastest takes so many."""
+    return max(LEAST_SECONDS, OWN_TIMES * fastest)
+
+
 class Budget:
     """Seconds that measuring may take, on behalf of `whose`; 0 stands for no limit. Any number of threads may charge."""
 
@@ -113,5 +123,6 @@ def tightest(*budgets: Budget | None) -> Budget | None:
 
 
 __all__ = [
-    "REST", "SLICE_SECONDS", "Budget", "Campaign", "Pace", "campaign", "clock", "of_program", "pace", "program", "tightest",
+    "REST", "SLICE_SECONDS", "Budget", "Campaign", "Pace", "campaign", "clock", "of_program", "pace", "program", "share_of",
+    "tightest",
 ]  # fmt: skip

@@ -171,9 +171,10 @@ class Lent:
         if self.read or not self.written:
             return
         for span in self.group:
-            dtype = span.tensor.dtype
-            value = torch.full((dtype.itemsize,), poison_of(dtype), dtype=torch.uint8, device="cpu").view(dtype).squeeze(0)
-            span.tensor.detach().copy_(value.expand(span.tensor.shape))
+            own = span.tensor.detach()
+            numbers = as_integers(torch.view_as_real(own) if own.is_complex() else own)
+            byte = poison_of(own.dtype)
+            numbers.fill_(int.from_bytes(bytes([byte]) * numbers.itemsize, "little", signed=numbers.dtype.is_signed))
 
     def damaged(self, inputs: bool) -> bool:
         return False
@@ -216,6 +217,15 @@ def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first, second)
 
 
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types of integers by their bytes."""
+
+
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of real elements as integers; no copy."""
+    return tensor.view(INTEGERS[tensor.itemsize])
+
+
 def poison_of(dtype: torch.dtype) -> int:
     return _FLOAT_POISON if dtype.is_floating_point or dtype.is_complex else _OTHER_POISON
 
@@ -224,10 +234,13 @@ class Clones:
     """Arguments that a kernel may be tried on: `args` is the flat argument list with every written tensor replaced.
 
     `roles` gives in, out, inout or scratch for each tensor, which stand first in `args`. With `allocate` all tensors are
-    replaced, by ones in the memory that it gives. Whoever is done with them calls `close`.
+    replaced, by ones in the memory that it gives. With `lent_outputs` kernels write what nobody reads to the caller's own memory:
+    the call that waits needs it anyway. Whoever is done with them calls `close`.
     """
 
-    def __init__(self, args: Sequence[Any], roles: Sequence[str], allocate: Allocate | None = None) -> None:
+    def __init__(
+        self, args: Sequence[Any], roles: Sequence[str], allocate: Allocate | None = None, lent_outputs: bool = False
+    ) -> None:
         self.roles = tuple(roles)
         flat = list(args)
         groups = overlapping(args, roles)
@@ -235,7 +248,9 @@ class Clones:
             self.blocks: list[Block | Lent] = [Block(group, allocate) for group in groups]
         else:
             written = [group for group in groups if any(span.written for span in group)]
-            self.blocks = [Block(g) if fits(size_of(g), g[0].tensor.device) else Lent(g) for g in written]
+            lent = [lent_outputs and not any(span.read for span in group) for group in written]
+            own = [fits(size_of(g), g[0].tensor.device) and not at for g, at in zip(written, lent, strict=True)]
+            self.blocks = [Block(g) if cloned else Lent(g) for g, cloned in zip(written, own, strict=True)]
         for block in self.blocks:
             made: dict[tuple[Any, ...], torch.Tensor] = {}
             for span in block.group:
@@ -333,4 +348,15 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
 
 
-__all__ = ["Allocate", "Block", "Clones", "Lent", "overlapping", "rounded", "size_of", "stand_ins", "written_positions"]
+__all__ = [
+    "Allocate",
+    "Block",
+    "Clones",
+    "Lent",
+    "as_integers",
+    "overlapping",
+    "rounded",
+    "size_of",
+    "stand_ins",
+    "written_positions",
+]

@@ -43,6 +43,8 @@ class Limits:
     and beside the three bursts of the rounds before say little on a machine that others use."""
     longest: float = 3.0
     """When so much time is spent, the race ends with whatever it has; each candidate has one burst at least."""
+    long_seconds: float = 0.1
+    """Of a contender that took so long when it ran before, on a CPU, that run is the first of its bursts."""
     hopeless: float = 3.0
     """Dropped after one call: a kernel of more than `warm_seconds` that takes this many times the fastest."""
     gated: bool = True

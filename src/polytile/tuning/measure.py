@@ -28,7 +28,7 @@ class Contender:
 
     `restore`, if any, puts the arguments back between bursts, for kernels that change what they read. `timer`, if any,
     takes the time of a burst on a GPU: (entry, arguments, repeats) → seconds. How contenders stand to each other is judged
-    by what `entrant` makes of their times (decide.py).
+    by what `entrant` makes of their times (decide.py). `first`: the seconds of a run that there has been already, if any.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Contender:
     restore: Callable[[], None] | None = None
     timer: Timer | None = None
     entrant: Entrant = UNKNOWN
+    first: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from polytile.store.records import GATE
 from polytile.tuning.environment import environment
 from polytile.tuning.gate import Reference, Verdict
 from polytile.tuning.limits import LIMITS, Limits
+from polytile.tuning.sample import Sampler
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Task:
                     `only_apart` one that cannot is not used at all
     target          the device that the kernel runs on
     seconds         once they have passed no further candidate is begun
+    patient         nobody waits: candidates may run for as long as it takes
+    sampler         what is compared where all results would take too long or too much memory (sample.py)
     last_chance     no later call will be asked where this one has no memory to measure in
     kernel          its name for people
     """
@@ -55,6 +58,8 @@ class Task:
     seconds: float = math.inf
     last_chance: bool = True
     kernel: str = ""
+    sampler: Sampler | None = None
+    patient: bool = True
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,18 @@ from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.store.records import DISTURBED, LEAST_REGION, REGION
 from polytile.tuning import measure, progress, racing
-from polytile.tuning.budget import clock
+from polytile.tuning.budget import clock, share_of
 from polytile.tuning.decide import Entrant, place_of, threads_of
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.limits import within
 from polytile.tuning.room import NoRoom, host_is_quick, own_fits, wide_fits
+from polytile.tuning.sample import SampledGate
 from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, unmade, wrong
 
 WIDE_LIMIT_SECONDS = 0.05
-"""Problems predicted to take longer have their reference run at the arguments' own precision: float64 would take as
-long as all the rest of the tuning (a 4096² matmul on two cores: 1 s)."""
+"""Of problems predicted to take longer samples are compared, or, where there are none, the reference runs at the arguments' own
+precision: float64 would take as long as all the rest of the tuning (a 4096² matmul on two cores: 1 s)."""
 
 SETTLE_SECONDS = 5.0
 """How long timing may wait for compilers that this process has running."""
@@ -63,12 +64,23 @@ class _Trial:
         self.attempts: dict[int, Attempt] = {}
         self.passed: dict[int, tuple[Entry, float | None]] = {}
         """Entry and error found of each candidate that may be timed."""
+        self.first: dict[int, float] = {}
+        """Seconds of the first run of each of them."""
+        self.ran = 0.0
+        """Seconds that candidates have run for, and that their results were compared for."""
         self.begun = clock()
 
     @property
     def left(self) -> float:
         """Seconds until no further candidate may be begun."""
-        return self.task.seconds - (clock() - self.begun)
+        return min(self.task.seconds - (clock() - self.begun), self._share)
+
+    @property
+    def _share(self) -> float:
+        """What is left of what a call that waits may spend on its problem."""
+        if self.task.patient or not self.first:
+            return math.inf
+        return share_of(min(self.first.values())) - self.ran
 
     def run(self) -> list[Attempt]:
         task = self.task
@@ -103,11 +115,26 @@ class _Trial:
                 entry = _entry(self.task, index, self.attempts)
                 if entry is None:
                     continue
-                failure = verdict if verdict is not None else _trial(self.task, gate, index, entry)
+                failure = verdict if verdict is not None else self._tried(gate, index, entry)
                 if isinstance(failure, Attempt):
                     self.attempts[index] = failure
                 else:
                     self.passed[index] = entry, failure.max_error
+
+    def _tried(self, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:
+        """Runs a candidate through the gate, and notes how long that takes."""
+        begun, runs = clock(), list[float]()
+
+        def run(args: Sequence[Any]) -> None:
+            started = clock()
+            run_once(entry, args)
+            runs.append(clock() - started)
+
+        found = _trial(self.task, gate, index, run)
+        self.ran += clock() - begun
+        if isinstance(found, Verdict) and runs:
+            self.first[index] = runs[0]
+        return found
 
     def _time_all(self, gate: Gate) -> None:
         """Races those that may be timed, the best predicted first. An interrupt keeps what the race has found out."""
@@ -117,7 +144,7 @@ class _Trial:
         contenders = [
             measure.Contender(
                 self.task.candidates[index].name, self.passed[index][0], gate.clones.args, restore,
-                measure.timer_for(target, self.passed[index][0]), entrant,
+                measure.timer_for(target, self.passed[index][0]), entrant, self.first.get(index),
             )
             for index, entrant in entrants.items()
         ]  # fmt: skip
@@ -188,9 +215,13 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 
 
 def _gate(task: Task) -> Gate:
-    """The gate, with its reference in the best precision and place that memory allows. Raises NoRoom where it allows none."""
+    """The gate, with its reference in the best precision and place that memory allows, or for samples of what a long call
+    computes. Raises NoRoom where memory allows neither."""
     reference = task.reference if task.check_accuracy else None
     wide, on_host = True, False
+    long = min(task.predicted, default=0.0) > WIDE_LIMIT_SECONDS
+    if reference is not None and (sampled := _sampled(task) if long else None) is not None:
+        return sampled
     if reference is None:
         wide = False
     elif min(task.predicted, default=0.0) <= WIDE_LIMIT_SECONDS and wide_fits(task.args, task.roles):
@@ -199,15 +230,25 @@ def _gate(task: Task) -> Gate:
         wide = False
     elif host_is_quick(task.predicted, task.last_chance):
         on_host = True
+    elif (sampled := _sampled(task)) is not None:
+        return sampled
     else:
         raise NoRoom("checking results would take more of the device's memory than it has to spare")
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide, on_host, task.coarse)
 
 
-def _trial(task: Task, gate: Gate, index: int, entry: Entry) -> Verdict | Attempt:
+def _sampled(task: Task) -> Gate | None:
+    """A gate for some of the results; None where they cannot be told apart."""
+    samples = task.sampler(task.args, torch.float64) if task.sampler is not None else None
+    if task.sampler is None or samples is None:
+        return None
+    return SampledGate(task.args, task.roles, task.names, task.sampler, samples, task.reduction, task.coarse)
+
+
+def _trial(task: Task, gate: Gate, index: int, run: Callable[[Sequence[Any]], None]) -> Verdict | Attempt:
     """Runs one candidate through the gate, in this process: the verdict if it passes, else what became of it."""
     try:
-        verdict = gate.check(lambda args: run_once(entry, args))
+        verdict = gate.check(run)
     except DeviceLost:
         raise
     except IndexError as error:

@@ -101,6 +101,10 @@ class Builder:
             self._realized[tensor] = make()
         return self._realized[tensor]
 
+    def place_of(self, tensor: Tensor) -> View | None:
+        """Where `tensor` is in memory, None for one that was not stored so far."""
+        return tensor.view or (self._realized[tensor].view if tensor in self._realized else None)
+
     def contiguous(self, tensor: Tensor) -> Tensor:
         """`tensor` as a view with row-major strides."""
         if tensor.view is not None and tensor.view.strides == sizes.contiguous_strides(tensor.sizes):
@@ -121,7 +125,7 @@ class Builder:
         loop = self.operations[-1]
         if isinstance(loop, Loop) and views.count(None) == outputs.count(None):
             library = LibraryCall(call.target, call.args, call.kwargs, views)
-            self.operations[-1] = replace(loop, library=shapes_alone(library, loop.reads() | loop.writes()))
+            self.operations[-1] = replace(loop, library=(shapes_alone(library, loop.reads() | loop.writes()),))
 
     def axes(self, sizes_: Sequence[sympy.Expr], prefix: str = "p") -> tuple[Axis, ...]:
         return tuple(Axis(sizes.axis(f"{prefix}{i}"), n) for i, n in enumerate(sizes_))

@@ -72,7 +72,7 @@ class Columns(Estimate):
             together = min(vector, self.together_in(access))
             moving += self.points(access) / together / 32 * max(1.0, vector * access.itemsize / 4)
         cycles = arithmetic + moving + self._exchanged
-        return cycles / (min(self.running, self.device.sms) * self.device.clock)
+        return cycles / (min(self.running, self.device.sms) * self.device.clock) + self.copying
 
     @property
     def _exchanged(self) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from polytile.errors import LoweringError
-from polytile.kernels.alone import library_of
+from polytile.kernels.aten import Speed, library_of
 from polytile.kernels.candidate import Candidate
 from polytile.kernels.canonical import LoopKernel
 from polytile.kernels.facts import Facts
@@ -35,7 +35,7 @@ class LoopCandidate(TritonCandidate):
 
 
 def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
-    """Every variant and config in canonical order, the library's operator where the loop is one, then the reference interpreter
+    """Every variant and config in canonical order, the ATen calls that the loop came from, then the reference interpreter
     as the last resort, which is alone where there is no Triton form; the same objects for the same work. A CPU as `target`
     means Triton's interpreter, beside which no library is asked."""
     key = (kernel.text, target)
@@ -69,8 +69,17 @@ def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.devi
     except LoweringError as error:
         last.reason = f"no Triton form: {error}"
         return (last,)
-    alone = library_of(kernel, found, recordable=True) if on_gpu and found else ()
-    return (*found, *alone, last)
+    calls = library_of(kernel, found, library_speed(device), recordable=True) if on_gpu and found else ()
+    return (*found, *calls, last)
+
+
+def library_speed(device: devices.DeviceFacts) -> Speed:
+    """What ATen's operators take on a device, by the time of what they start there."""
+
+    def bandwidth(moved: float) -> float:
+        return device.l2_bandwidth if moved <= device.l2_bytes / 2 else device.bandwidth
+
+    return Speed(device.launch_seconds, bandwidth)
 
 
 def label(config: Config) -> str:

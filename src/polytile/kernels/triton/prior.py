@@ -196,7 +196,7 @@ class Rows(Estimate):
         cycles = max(self.instructions / SCHEDULERS, moved + self.shuffles + self._exchanged)
         idle = (self.programs - self.working) * self._instructions(0) / SCHEDULERS
         each = math.ceil(self.working / self.device.sms) * cycles + idle / self.device.sms
-        return each * self.warps / self.device.clock
+        return each * self.warps / self.device.clock + self.copying
 
     @functools.cached_property
     def registers(self) -> float:

@@ -57,7 +57,9 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
     """The candidates worth measuring, in canonical order: the option `shortlist` says how many at most, a library kernel
     among them (the one with the best prediction), as a tuned program must never be slower than the library's kernels. What
     else is ready made is measured besides: it costs no compiling, and its predictions say nothing of those of generated
-    kernels. So is the library's of a loop on a GPU. All of them where the option `tune` says so.
+    kernels. So is the library's of a loop on a GPU. That of a loop, ATen's calls one after the other, has to be predicted about
+    as fast as the best; if all that is measured turns out slower than it was predicted, links/measured.py measures it too. All
+    of them where the option `tune` says so.
 
     Depends on the sizes, the candidates and the options alone, so that a later process asks for the same ones.
     """
@@ -70,8 +72,10 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
     ranked = sorted(worth_it, key=lambda candidate: cost[candidate.name])  # ties stay in order
     generated = [candidate for candidate in ranked if candidate.origin not in READY_MADE]
     best = cost[(generated or ranked)[0].name]
-    library = next((c for c in ranked if is_library(c) and cost[c.name] <= HOPELESS * best), None)
-    takes_a_place = library is not None and not (on_gpu and request.spec.family == "loop")
+    of_a_loop = request.spec.family == "loop"
+    slowest = (CLEAR_LOSER if of_a_loop else HOPELESS) * best
+    library = next((c for c in ranked if is_library(c) and cost[c.name] <= slowest), None)
+    takes_a_place = library is not None and not (on_gpu and of_a_loop)
     pays = on_gpu or best * OPEN * options.get("expected_calls") >= COMPILE_SECONDS
     chosen: list[Candidate] = []
     for candidate in generated:

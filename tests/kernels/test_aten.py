@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
-from polytile.kernels.alone import _Look, bound, calls, functions
+from polytile.ir.program import Made
+from polytile.kernels.aten import _Look, _Step, calls, composed, functions
 
 aten = torch.ops.aten
 
@@ -49,14 +51,40 @@ def test_a_function_is_found_while_candidates_are_tuned_on_flat_tensors() -> Non
 @pytest.mark.parametrize("shape", [(3, 4), (12,), (4, 3)], ids=str)
 def test_tensors_of_other_shapes_are_looked_at_in_those_of_the_call(shape: tuple[int, ...]) -> None:
     x, out = torch.rand(3, 4), torch.empty(3, 4)
-    bound(torch.erf, [look(0, x)], {"out": look(1, out)})((x.view(shape), out.view(shape)))
+    composed([_Step(0, torch.erf, (look(0, x),), {"out": look(1, out)})])((x.view(shape), out.view(shape)))
     assert torch.equal(out, torch.erf(x))
 
 
 def test_lists_of_tensors_and_places_behind_the_first_element_are_filled_in() -> None:
     base = torch.arange(12.0)
     rows = [look(0, torch.empty(2, 3), offset=k) for k in (0, 6)]
-    joined = bound(torch.cat, [rows, 1], {})((base,))
+    joined = composed([_Step(0, torch.cat, (rows, 1), {})])((base,))
     assert torch.equal(joined, base.view(2, 2, 3).permute(1, 0, 2).reshape(2, 6))
-    flat = bound(torch.erf, [look(0, torch.empty(3, 4), whole=True)], {})((base,))
+    flat = composed([_Step(0, torch.erf, (look(0, torch.empty(3, 4), whole=True),), {})])((base,))
     assert torch.equal(flat, torch.erf(base.view(3, 4)))
+
+
+def test_results_go_from_call_to_call_and_are_given_up_after_their_last_use() -> None:
+    x, kept, alive = torch.rand(3, 4), torch.empty(3), list[bool]()
+    first = weakref.WeakSet[torch.Tensor]()
+
+    def doubled(t: torch.Tensor) -> torch.Tensor:
+        first.add(made := t * 2)
+        return made
+
+    def greatest(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(t.max(1))
+
+    def noting(t: torch.Tensor) -> torch.Tensor:
+        alive.append(bool(first))
+        return t.exp()
+
+    steps = [
+        _Step(0, doubled, (look(0, x),), {}),
+        _Step(1, greatest, (Made(0),), {}, ((0, look(1, kept)),)),
+        _Step(2, noting, (Made(1, 0),), {}),
+    ]
+    last = composed(steps)((x, kept))
+    torch.testing.assert_close(last, (2 * x).amax(1).exp())
+    torch.testing.assert_close(kept, (2 * x).amax(1))
+    assert alive == [False]

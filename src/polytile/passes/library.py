@@ -1,0 +1,229 @@
+"""Loops remember the ATen calls that they came from, so that these can run in their place.
+
+    loop a for p0 over r0                                   or   %0 = aten.mul(x, 2)
+      out[p0] = reduce sum maximum (x[p0, r0] * 2) 0             %1 = aten.relu(%0)
+                                                                 aten.sum.dim_IntList(%1, [1])  -> out
+
+The calls are those of the graph's operators on the way from what the loop loads to what it stores, whatever was fused, inlined or
+split in between. `calls_from` says why a loop has none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sympy
+
+from polytile.ir import sizes
+from polytile.ir.calls import calls_of, changes_nothing, mapped
+from polytile.ir.program import Axis, Buffer, LibraryCall, Loop, Made, Operator, Program, Ref, View
+
+MOST_CALLS = 48
+"""Calls of one loop: more are no match for it, and each brings numbers for the kernel to take."""
+
+
+def remember_calls(program: Program) -> Program:
+    """`program` with the calls of every loop that is not known to be one operator, where it has such a form."""
+    known = _Known.of(program)
+
+    def one(loop: Loop) -> Loop:
+        if calls_of(loop, program.buffers):
+            return loop
+        for whole_operators in (True, False):
+            try:
+                return replace(loop, library=_Slice(loop, known, whole_operators).calls())
+            except NoCalls:
+                continue
+        return replace(loop, library=())
+
+    operations = tuple(one(o) if isinstance(o, Loop) else o for o in program.operations)
+    return replace(program, operations=operations)
+
+
+def why_none(loop: Loop, program: Program) -> str:
+    """Why a loop of the program has no calls, "" where it has."""
+    try:
+        _Slice(loop, _Known.of(program), False).calls()
+    except NoCalls as reason:
+        return str(reason)
+    return ""
+
+
+class NoCalls(Exception):
+    """A loop has no form as ATen calls; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Of a program: how many operations write to each buffer (the caller counts as one of an input's), the first result of an
+    operator that is all of a buffer, and the sizes that are known before anything has run."""
+
+    program: Program
+    writers: Mapping[str, int]
+    makers: Mapping[str, Made]
+    symbols: set[sympy.Symbol]
+
+    @staticmethod
+    def of(program: Program) -> _Known:
+        writers = dict.fromkeys(program.input_buffers() | program.constants.keys(), 1)
+        for operation in program.operations:
+            for name in operation.writes():
+                writers[name] = writers.get(name, 0) + 1
+        makers: dict[str, Made] = {}
+        for made, view in program.trace.places.items():
+            if view.buffer in program.buffers and _is_all(view, program.buffers[view.buffer]):
+                makers.setdefault(view.buffer, made)
+        inputs = [program.buffers[name] for name in program.input_buffers()]
+        found = [e for buffer in inputs for e in (*buffer.sizes, *buffer.strides)]
+        found += [i.size for i in program.inputs if isinstance(i.size, sympy.Expr)]
+        return _Known(program, writers, makers, set().union(*[e.free_symbols for e in found]))
+
+
+def _is_all(view: View, buffer: Buffer) -> bool:
+    """Whether a view is all of a buffer, its dimensions in any order."""
+    mine, own = (Counter(p for p in zip(x.sizes, x.strides, strict=True) if p[0] != 1) for x in (view, buffer))
+    return view.dtype == buffer.dtype and view.offset == 0 and mine == own
+
+
+@dataclass
+class _Slice:
+    """The calls of one loop as they are collected: `positions` has the place of each operator among them. `wholes`: what the
+    tracer took apart is called whole where all that it takes is at hand."""
+
+    loop: Loop
+    known: _Known
+    wholes: bool
+    found: list[LibraryCall] = field(default_factory=list)
+    positions: dict[str, int] = field(default_factory=dict)
+
+    def calls(self) -> tuple[LibraryCall, ...]:
+        """Raises NoCalls."""
+        loop, trace = self.loop, self.known.program.trace
+        shared = [name for name in loop.reads() | loop.writes() if self.known.writers.get(name, 0) > 1]
+        if shared or loop.reads() & loop.writes():
+            raise NoCalls("it changes memory, or memory that it uses is changed")
+        wanted: dict[Made, View] = {}
+        for name in sorted(loop.writes()):
+            made = self.known.makers.get(name)
+            if made is None or self._operator(made).stored:
+                raise NoCalls(f"what it stores in {name} is no operator's result")
+            wanted[made] = trace.places[made]
+        for made in wanted:
+            self._visit(str(self._called(made).call))
+        for made, view in wanted.items():
+            self._store(self._called(made), view)
+        taken = {view.buffer for call in self.found for view in call.views()} - loop.writes()
+        if taken != loop.reads():  # a value may be in several places, of which one is known
+            raise NoCalls(f"it loads {', '.join(sorted(loop.reads() - taken))}, which no operator takes from there")
+        return tuple(self.found)
+
+    def _operator(self, made: Made) -> Operator:
+        return self.known.program.trace.operators[str(made.call)]
+
+    def _visit(self, last: str) -> None:
+        """Adds the call of an operator behind those of all that it needs."""
+        stack = [last]
+        while stack:
+            name = stack[-1]
+            operator = self.known.program.trace.operators[name]
+            if name in self.positions:
+                stack.pop()
+                continue
+            if operator.refused:
+                raise NoCalls(operator.refused)
+            computed = [made for made in _made_in((operator.args, operator.kwargs)) if self._is_computed(made)]
+            missing = [each for each in (str(self._called(made).call) for made in computed) if each not in self.positions]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            if len(self.found) == MOST_CALLS:
+                raise NoCalls(f"it does the work of more than {MOST_CALLS} operators")
+            self.positions[name] = len(self.found)
+            self.found.append(self._call(operator))
+
+    def _called(self, made: Made) -> Made:
+        """The result of the operator that is called for this one: of what was taken apart, if its arguments are at hand."""
+        whole_one = self.known.program.trace.wholes.get(made) if self.wholes else None
+        if whole_one is None:
+            return made
+        operator = self._operator(whole_one)
+        at_hand = all(self._loaded(m) or not self._operator(m).stored for m in _made_in((operator.args, operator.kwargs)))
+        return whole_one if at_hand else made
+
+    def _is_computed(self, made: Made) -> bool:
+        """Whether a result is neither in memory that the loop reads nor one whose sizes alone matter."""
+        return not self._loaded(made) and not self._operator(made).stored
+
+    def _loaded(self, made: Made) -> bool:
+        view = self.known.program.trace.places.get(made)
+        return view is not None and view.buffer in self.loop.reads()
+
+    def _call(self, operator: Operator) -> LibraryCall:
+        def ref(value: Made) -> Ref:
+            if self._loaded(value):
+                return Ref(self.known.program.trace.places[value])
+            if not self._is_computed(value):
+                return Ref(self._sizes_alone(value))
+            called = self._called(value)
+            return Ref(Made(self.positions[str(called.call)], called.output))
+
+        args, kwargs = mapped((operator.args, operator.kwargs), lambda view: Ref(view), Ref, ref)
+        unknown = {s for e in _numbers((args, kwargs)) for s in e.free_symbols} - self.known.symbols
+        if unknown:
+            raise NoCalls(f"{', '.join(map(str, unknown))} is known only at run time")
+        return LibraryCall(operator.target, args, kwargs, (None,) * len(operator.results), moved=self._moved(operator))
+
+    def _sizes_alone(self, made: Made) -> View:
+        """A view of no buffer, like a result that is in memory and that the loop does not read."""
+        results = self._operator(made).results
+        result = results[made.output or 0] if len(results) > (made.output or 0) else None
+        if result is None:
+            raise NoCalls(f"{made.call} is no tensor")
+        return View("", result[1], result[0], (sizes.ZERO,) * len(result[0]))
+
+    def _store(self, made: Made, view: View) -> None:
+        position = self.positions[str(made.call)]
+        call = self.found[position]
+        outputs = list(call.outputs)
+        outputs[made.output or 0] = view
+        self.found[position] = replace(call, outputs=tuple(outputs))
+
+    # traffic -----------------------------------------------------------------------------------------------------------
+
+    def _moved(self, operator: Operator) -> tuple[int, int]:
+        """Bytes that the call moves at each point of the loop and at each row; what is smaller does not count."""
+        if changes_nothing(operator.target):
+            return 0, 0
+        tensors = [result for result in operator.results if result is not None]
+        for made in _made_in((operator.args, operator.kwargs)):
+            results = self._operator(made).results
+            if (known := results[made.output or 0]) is not None and (self._is_computed(made) or self._loaded(made)):
+                tensors.append(known)
+        rows = _points(self.loop.axes)
+        points = sympy.expand(rows * _points(self.loop.reduced))
+        each = [(sympy.expand(sizes.product(shape)), dtype.itemsize) for shape, dtype in tensors]
+        at_points = sum(size for count, size in each if count == points)
+        return at_points, sum(size for count, size in each if count == rows != points)
+
+
+def _points(axes: tuple[Axis, ...]) -> sympy.Expr:
+    return sympy.expand(sizes.product([axis.size for axis in axes]))
+
+
+def _made_in(value: Any) -> list[Made]:
+    found: list[Made] = []
+    mapped(value, lambda view: None, lambda e: None, found.append)
+    return found
+
+
+def _numbers(value: Any) -> list[sympy.Expr]:
+    found: list[sympy.Expr] = []
+    mapped(value, lambda view: found.extend((*view.sizes, *view.strides, view.offset)), found.append)
+    return found
+
+
+__all__ = ["remember_calls", "why_none"]
