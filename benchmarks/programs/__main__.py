@@ -1,7 +1,7 @@
 """`python -m benchmarks.programs [--only ...] [--levels ...] [--jobs 8] [--seconds 420]`: the suite, or a part of it.
 
-Each contestant of each program has a process and caches of its own. Rows go to OUT/programs_DEVICE.jsonl as they end, and a run goes
-on from those; when `--seconds` are over no process is begun, and one that has not ended by itself `--grace` seconds later is ended.
+Each contestant of each program has a process and caches of its own. Rows go to OUT/programs_DEVICE.jsonl as they end, and a run
+goes on from those; when `--seconds` are over no process is begun, and one that has not ended `--grace` seconds later is ended.
 The programs come in an order that mixes families, so that a part of the suite is a sample of it.
 
 `--first-calls 10` measures anew, one process after the other, the slowest first calls on record: beside other processes they take
@@ -24,14 +24,16 @@ from typing import Any
 import torch
 
 from benchmarks import record
+from benchmarks.contestants import LATE, Processes
 from benchmarks.environment import DEVICE, revision
 from benchmarks.programs.contestant import CONTESTANTS
-from benchmarks.programs.processes import LATE, Nursery
 from benchmarks.programs.program import LEVELS, Program
 from benchmarks.programs.report import report, slowest
 from benchmarks.programs.suite import PROGRAMS
 
 Key = tuple[str, str]
+CONTESTANT = "benchmarks.programs.contestant:main"
+SHARED = ("torch._dynamo", "benchmarks.direct", "benchmarks.timing", "benchmarks.programs.contestant")
 STEP = 29
 """The order of a run: every so many places of the tables, which it has no factor in common with."""
 
@@ -65,10 +67,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Run:
-    """How processes are run: who makes them, on which device, the lock file for times, when to stop, how long one may take, seconds
-    of timing."""
+    """How contestants are run: who makes processes, on which device, the lock file for times, when to stop, how long one may
+    take, seconds of timing."""
 
-    nurseries: queue.SimpleQueue[Nursery]
+    processes: queue.SimpleQueue[Processes]
     device: str
     lock: Path | None
     deadline: float
@@ -85,9 +87,9 @@ class Run:
         asked = {"program": program.name, "contestant": who, "device": self.device, "seconds": self.timing}
         asked["lock"] = str(self.lock) if self.lock else ""
         until = min(self.limit, left + self.grace)
-        nursery = self.nurseries.get()
-        found = nursery.row(asked, until)
-        self.nurseries.put(nursery)
+        processes = self.processes.get()
+        found = processes.run(CONTESTANT, asked, until)
+        self.processes.put(processes)
         if found.get("error") == LATE and until < self.limit:
             return  # its own limit was not reached: nothing is known of it
         row = {"program": program.name, "contestant": who, "level": program.level, "family": program.family, **found}
@@ -157,12 +159,12 @@ def carry_out(given: argparse.Namespace, rows: Rows) -> None:
         given.anew, given.jobs = True, 1
     lock = given.out / f".programs_{given.device}.lock" if given.jobs > 1 else None
     each = max(1, (os.cpu_count() or 1) // given.jobs) if given.jobs > 1 else 0
-    nurseries: queue.SimpleQueue[Nursery] = queue.SimpleQueue()
-    own = [Nursery(each, forked=given.device == "cpu") for _ in range(given.jobs)]
-    for nursery in own:
-        nurseries.put(nursery)
+    processes: queue.SimpleQueue[Processes] = queue.SimpleQueue()
+    own = [Processes(each, SHARED if given.device == "cpu" else ()) for _ in range(given.jobs)]
+    for one in own:
+        processes.put(one)
     run = Run(
-        nurseries, given.device, lock, time.monotonic() + given.seconds, given.grace, given.limit, given.timing, rows
+        processes, given.device, lock, time.monotonic() + given.seconds, given.grace, given.limit, given.timing, rows
     )
     with ThreadPoolExecutor(given.jobs) as pool:
         begun = [
@@ -173,8 +175,8 @@ def carry_out(given: argparse.Namespace, rows: Rows) -> None:
         ]
         for future in begun:
             future.result()
-    for nursery in own:
-        nursery.close()
+    for one in own:
+        one.close()
     if lock is not None:
         lock.unlink(missing_ok=True)
 

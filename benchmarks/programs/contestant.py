@@ -1,16 +1,13 @@
-"""One contestant of one program, in this process: `python -m benchmarks.programs.contestant '{"program": ..., ...}'`.
+"""One contestant of one program, in a process of its own (`benchmarks/contestants.py`).
 
-It writes a row, a JSON object: whether the results are right, what the first call took and where, and the times of a call beside
-eager's, in turns. Times are taken, by polytile's and the peer's own tuning too, while no other process holds the lock file.
+Its row says whether the results are right, what the first call took and where, and the times of a call beside eager's, in turns.
+Times are taken, by polytile's and the peer's own tuning too, while no other process holds the lock file.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.contestants import turn
+from benchmarks.contestants import OWN, tune_in_turn, turn
 from benchmarks.programs.judge import Reference, distance, reference, run
 from benchmarks.programs.program import Draw, Function, Program
 from benchmarks.programs.stages import WAITING, Stages
 from benchmarks.programs.suite import PROGRAMS
 
-OWN = "polytile"
 CONTESTANTS = (OWN, "inductor")
 SETTLED = 60.0
 """Seconds to wait for compilers that are still at work beside."""
@@ -37,7 +33,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     with torch.set_grad_enabled(program.training):
         function, inputs = program.make(Draw(device))
         right = reference(program, function, inputs)
-        tuned_in_turn(who, lock)
+        tune_in_turn(who, lock)
         row: dict[str, Any] = {}
         call, graphs = compiled(function, who, program.training)
         results = first_calls(program, call, function, inputs, row)
@@ -50,8 +46,8 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def compiled(function: Function, who: str, training: bool) -> tuple[Callable[..., Any], list[int]]:
-    """The function under one dynamic compile, and a list that has an entry for each graph. Inference is recorded, so that it can be
-    called without Dynamo's guards."""
+    """The function under one dynamic compile, and a list that has an entry for each graph. Inference is recorded, so that it can
+    be called without Dynamo's guards."""
     import torch._dynamo  # before the clock runs: either contestant imports it
 
     from benchmarks.direct import Recorded
@@ -171,38 +167,4 @@ def synchronize(inputs: Any) -> None:
         torch.cuda.synchronize()
 
 
-def tuned_in_turn(who: str, lock: Path | None) -> None:
-    """From now on the contestant measures its candidates while no other process holds the lock."""
-    if lock is None:
-        return
-    if who == OWN:
-        from polytile.tuning import racing
-
-        racing.race = in_turn(racing.race, lock)
-    else:
-        from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # noqa: TID251 (the peer's own tuning)
-
-        CachingAutotuner.benchmark_all_configs = in_turn(CachingAutotuner.benchmark_all_configs, lock)
-
-
-def in_turn(function: Function, lock: Path) -> Function:
-    @functools.wraps(function)
-    def taken(*args: Any, **kwargs: Any) -> Any:
-        with turn(lock):
-            return function(*args, **kwargs)
-
-    return taken
-
-
-def write_row(asked: dict[str, Any]) -> None:
-    """Writes the row, or what was raised, to the file that is asked for."""
-    try:
-        row = main(asked)
-    except Exception as error:
-        traceback.print_exc()
-        row = {"error": f"{type(error).__name__}: {str(error)[:1500]}"}
-    Path(asked["row"]).write_text(json.dumps(row))
-
-
-if __name__ == "__main__":
-    write_row(json.loads(sys.argv[1]))
+__all__ = ["CONTESTANTS", "OWN", "main"]

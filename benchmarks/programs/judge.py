@@ -1,4 +1,4 @@
-"""Whether a program's results are right: held against float64, with eager's own error and the program's conditioning as yardsticks.
+"""Whether a program's results are right: held against float64, beside eager's own error and the program's conditioning.
 
 Conditioning is seen by moving each input and parameter by a rounding of its type, up or down, and computing in float64 again: a
 sum that cancels then moves by what its terms' roundings come to.

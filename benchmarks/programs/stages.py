@@ -1,7 +1,8 @@
-"""Where the time of a first call goes, seen from outside: by the file that the calling thread is in, asked every few milliseconds.
+"""Where the time of a first call goes, seen from outside: the file that the calling thread is in, every few milliseconds.
 
-What is seen is the innermost file of the table below on the stack, so that an operator which a check runs counts as checking. Both
-compilers are looked at in the same way. The interpreter answers when it can: a library call that holds its lock counts in whole.
+What is seen is the innermost file of the table below on the stack, so that an operator which a check runs counts as checking.
+Both compilers are looked at in the same way. The interpreter answers when it can: a library call that holds its lock counts in
+whole.
 """
 
 from __future__ import annotations
