@@ -1,0 +1,63 @@
+"""Contestants have processes and caches of their own; what they find comes back, and so does what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.contestants import CACHES, LATE, Processes, alone
+
+HERE = "tests.benchmarks.test_contestants"
+
+
+def look(given: dict[str, Any]) -> dict[str, Any]:
+    """What a contestant finds in its caches, in which it leaves something."""
+    found = {variable: os.listdir(os.environ[variable]) for variable in CACHES if variable != "TMPDIR"}
+    for variable in found:
+        (Path(os.environ[variable]) / "left").write_text("something")
+    return {"found": found, "process": os.getpid(), "places": [os.environ[variable] for variable in found], **given}
+
+
+def fail(given: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError(given["text"])
+
+
+def die(given: dict[str, Any]) -> dict[str, Any]:
+    os._exit(given["status"])
+
+
+def sleep(given: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(given["seconds"])
+    return {}
+
+
+@pytest.fixture(params=[(), ("json", "os")], ids=["new processes", "forked processes"])
+def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
+    made = Processes(shared=request.param)
+    yield made
+    made.close()
+
+
+def test_each_has_a_process_and_empty_caches_that_are_removed(processes: Processes) -> None:
+    first, second = (processes.run(f"{HERE}:look", {"name": name}, 60) for name in ("a", "b"))
+    assert (first["name"], second["name"]) == ("a", "b")
+    assert not any(first["found"].values()) and not any(second["found"].values())
+    assert first["process"] != second["process"] and not set(first["places"]) & set(second["places"])
+    assert not any(Path(place).exists() for place in (*first["places"], *second["places"]))
+
+
+def test_what_goes_wrong_in_a_contestant_is_said(processes: Processes) -> None:
+    assert processes.run(f"{HERE}:fail", {"text": "of no use"}, 60) == {"error": "ValueError: of no use"}
+    assert processes.run(f"{HERE}:die", {"status": 3}, 60)["error"].startswith("ended with status 3")
+    assert processes.run(f"{HERE}:sleep", {"seconds": 60}, 0.1 if processes._parent else 2)["error"] == LATE
+    assert processes.run(f"{HERE}:look", {"name": "c"}, 60)["name"] == "c"
+
+
+def test_one_alone_raises_where_it_gives_nothing() -> None:
+    with pytest.raises(RuntimeError, match="gave nothing: ValueError: of no use"):
+        alone(f"{HERE}:fail", {"text": "of no use"})
