@@ -2,7 +2,7 @@
 # make demo    one compile, many shapes: an encoder, a matmul, softmax and RMSNorm against eager (about 4 minutes, 2 cores)
 # make test    the tests
 # make test-gpu   what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
-# make sanitize   the tests on a GPU under compute-sanitizer (memcheck, then racecheck; about half an hour, minutes with SANITIZE="--brief --jobs 8")
+# make sanitize   GPU tests of loops and what surrounds kernels under compute-sanitizer (memcheck, then racecheck; about half an hour, minutes with SANITIZE="--brief --jobs 8")
 # make conformance   every operator of torch's test database against eager (about half an hour, 2 cores; resumable)
 # make models   whole models and many random expressions against eager (about half an hour, 2 cores)
 # make bench   every benchmark; results go to benchmarks/results/
