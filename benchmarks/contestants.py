@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timing import Call, Elsewhere, burst, processor_seconds
+
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = {
     "POLYTILE_CACHE_DIR": "polytile",
@@ -112,6 +114,64 @@ def alone(function: str, given: Values, seconds: float = 600) -> dict[str, Any]:
     return found
 
 
+class Entrant:
+    """A contestant that stays, to be timed in turns with others: an object in a new process with caches of its own, made there by
+    "package.module:name" of `given`. `ask` calls its methods, with and for values of JSON."""
+
+    def __init__(self, make: str, given: Values) -> None:
+        self._open = contextlib.ExitStack()
+        variables = self._open.enter_context(own_caches())
+        command = [sys.executable, "-m", "benchmarks.contestants", json.dumps({"make": make, "given": dict(given)})]
+        self._process = subprocess.Popen(
+            command,
+            env=variables,
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._open.callback(self._process.wait)
+        self._open.callback(_end, self._process.pid)
+
+    def __enter__(self) -> Entrant:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._open.close()
+
+    def ask(self, method: str, *values: Any) -> Any:
+        """Raises RuntimeError with what the method raises there."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        answer = ""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps([method, *values]) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        found = json.loads(answer) if answer else {"error": f"its process ended with status {self._process.wait()}"}
+        if "error" in found:
+            raise RuntimeError(f"{method}{values} of a contestant: {found['error']}")
+        return found["value"]
+
+    def call(self, way: str) -> Elsewhere:
+        """One of its calls, for `timing.compare`: the object has a method `burst(way, calls)`."""
+        return Elsewhere(
+            self._process.pid, functools.partial(self.ask, "burst", way), functools.partial(self.ask, "processor")
+        )
+
+
+class Calls:
+    """What the object of an Entrant is at least: calls by name, which are timed where they are."""
+
+    calls: dict[str, Call]
+
+    def burst(self, way: str, calls: int) -> float:
+        return burst(self.calls[way], calls)
+
+    def processor(self) -> float:
+        return processor_seconds()
+
+
 def _new(task: Values, variables: Mapping[str, str], said: Path, seconds: float) -> int | None:
     """The status of a new process; None where it took longer."""
     command = [sys.executable, "-m", "benchmarks.contestants", json.dumps(task)]
@@ -181,6 +241,25 @@ def _status(process: int, until: float) -> int | None:
     return None
 
 
+def stay(make: str, given: Values) -> None:
+    """Makes an object and calls its methods as the standard input asks. What is printed goes to the standard error."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        made: Any = None
+        for line in sys.stdin:
+            method, *values = json.loads(line)
+            try:
+                if made is None:
+                    module, _, name = make.partition(":")
+                    made = getattr(importlib.import_module(module), name)(given)
+                found = {"value": getattr(made, method)(*values)}
+            except Exception as error:
+                traceback.print_exc()
+                found = {"error": f"{type(error).__name__}: {str(error)[:1500]}"}
+            answers.write(json.dumps(found) + "\n")
+            answers.flush()
+
+
 @contextlib.contextmanager
 def turn(lock: Path | None) -> Iterator[float]:
     """Within the block no other process holds this lock file; what is given are the seconds that were waited. None: no lock."""
@@ -218,11 +297,13 @@ def tune_in_turn(contestant: str, lock: Path | None) -> None:
     Templates.benchmark_choices = classmethod(taken(Templates.benchmark_choices.__func__))
 
 
-__all__ = ["LATE", "OWN", "Processes", "alone", "own_caches", "tune_in_turn", "turn"]
+__all__ = ["LATE", "OWN", "Calls", "Entrant", "Processes", "alone", "own_caches", "tune_in_turn", "turn"]
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     if "shared" in asked:
         serve(asked["shared"])
+    elif "make" in asked:
+        stay(asked["make"], asked["given"])
     else:
         carry_out(asked)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.contestants import CACHES, LATE, Processes, alone
+from benchmarks.contestants import CACHES, LATE, Calls, Entrant, Processes, alone
+from benchmarks.timing import compare
 
 HERE = "tests.benchmarks.test_contestants"
 
@@ -61,3 +62,29 @@ def test_what_goes_wrong_in_a_contestant_is_said(processes: Processes) -> None:
 def test_one_alone_raises_where_it_gives_nothing() -> None:
     with pytest.raises(RuntimeError, match="gave nothing: ValueError: of no use"):
         alone(f"{HERE}:fail", {"text": "of no use"})
+
+
+class Sleeper(Calls):
+    def __init__(self, given: dict[str, Any]) -> None:
+        print("what is printed is no answer")
+        self.calls = {"sleep": lambda: time.sleep(given["seconds"])}
+
+    def look(self) -> dict[str, Any]:
+        return look({})
+
+    def fail(self) -> None:
+        raise ValueError("of no use")
+
+
+def test_those_that_stay_are_timed_in_turns_where_they_are() -> None:
+    made = {name: Entrant(f"{HERE}:Sleeper", {"seconds": seconds}) for name, seconds in (("quick", 0.001), ("slow", 0.02))}
+    with made["quick"], made["slow"]:
+        found = compare({name: one.call("sleep") for name, one in made.items()}, seconds=0.1, min_rounds=2)
+        quick, slow = (one.ask("look") for one in made.values())
+        with pytest.raises(RuntimeError, match="ValueError: of no use"):
+            made["slow"].ask("fail")
+        assert made["slow"].ask("burst", "sleep", 1) >= 0.02
+    assert set(found.timings) == {"quick", "slow"} and found["slow"].low >= 0.02
+    assert not set(quick["places"]) & set(slow["places"]) and not any(map(os.path.exists, quick["places"]))
+    with pytest.raises(RuntimeError, match="its process ended"):
+        made["quick"].ask("look")
