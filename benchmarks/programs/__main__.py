@@ -26,10 +26,9 @@ import torch
 from benchmarks import record
 from benchmarks.contestants import LATE, Processes
 from benchmarks.environment import DEVICE, revision
-from benchmarks.programs.contestant import CONTESTANTS
+from benchmarks.programs.contestant import CONTESTANTS, table_of
 from benchmarks.programs.program import LEVELS, Program
 from benchmarks.programs.report import report, slowest
-from benchmarks.programs.suite import PROGRAMS
 
 Key = tuple[str, str]
 CONTESTANT = "benchmarks.programs.contestant:main"
@@ -77,6 +76,7 @@ class Run:
     grace: float
     limit: float
     timing: float
+    table: str
     rows: Rows = field(repr=False)
 
     def one(self, program: Program, who: str) -> None:
@@ -85,11 +85,13 @@ class Run:
         if left <= 0:
             return
         asked = {"program": program.name, "contestant": who, "device": self.device, "seconds": self.timing}
-        asked["lock"] = str(self.lock) if self.lock else ""
+        asked |= {"lock": str(self.lock) if self.lock else "", "table": self.table}
         until = min(self.limit, left + self.grace)
         processes = self.processes.get()
-        found = processes.run(CONTESTANT, asked, until)
-        self.processes.put(processes)
+        try:
+            found = processes.run(CONTESTANT, asked, until)
+        finally:
+            self.processes.put(processes)
         if found.get("error") == LATE and until < self.limit:
             return  # its own limit was not reached: nothing is known of it
         row = {"program": program.name, "contestant": who, "level": program.level, "family": program.family, **found}
@@ -108,17 +110,17 @@ def line(row: Mapping[str, Any]) -> str:
     return begin + ", ".join(parts)
 
 
-def wanted(given: argparse.Namespace) -> list[Program]:
+def wanted(given: argparse.Namespace, programs: Mapping[str, Program]) -> list[Program]:
     """The programs asked for, families mixed."""
     found = [
         program
-        for program in PROGRAMS.values()
+        for program in programs.values()
         if program.level in given.levels
         and (not given.families or program.family in given.families)
         and (not given.only or any(word in program.name for word in given.only))
         and (given.device == "cpu" or program.gpu)
     ]
-    return sorted(found, key=lambda program: (list(PROGRAMS).index(program.name) * STEP) % len(PROGRAMS))
+    return sorted(found, key=lambda program: (list(programs).index(program.name) * STEP) % len(programs))
 
 
 def arguments() -> argparse.Namespace:
@@ -152,10 +154,11 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def carry_out(given: argparse.Namespace, rows: Rows) -> None:
-    programs, contestants = wanted(given), given.contestants
+def carry_out(given: argparse.Namespace, table: str, rows: Rows) -> None:
+    named = table_of(table)
+    programs, contestants = wanted(given, named), given.contestants
     if given.first_calls:
-        programs = [PROGRAMS[row["program"]] for row in slowest(rows.all, given.first_calls)]
+        programs = [named[row["program"]] for row in slowest(rows.all, given.first_calls)]
         given.anew, given.jobs = True, 1
     lock = given.out / f".programs_{given.device}.lock" if given.jobs > 1 else None
     each = max(1, (os.cpu_count() or 1) // given.jobs) if given.jobs > 1 else 0
@@ -163,9 +166,8 @@ def carry_out(given: argparse.Namespace, rows: Rows) -> None:
     own = [Processes(each, SHARED if given.device == "cpu" else ()) for _ in range(given.jobs)]
     for one in own:
         processes.put(one)
-    run = Run(
-        processes, given.device, lock, time.monotonic() + given.seconds, given.grace, given.limit, given.timing, rows
-    )
+    until = time.monotonic() + given.seconds
+    run = Run(processes, given.device, lock, until, given.grace, given.limit, given.timing, table, rows)
     with ThreadPoolExecutor(given.jobs) as pool:
         begun = [
             pool.submit(run.one, program, who)
@@ -181,27 +183,27 @@ def carry_out(given: argparse.Namespace, rows: Rows) -> None:
         lock.unlink(missing_ok=True)
 
 
-def main() -> None:
+def main(suite: str = "programs", table: str = "benchmarks.programs.suite:PROGRAMS") -> None:
+    """Runs what the command line asks for of a table ("module:name"); files are called after the suite."""
     given = arguments()
     given.out.mkdir(parents=True, exist_ok=True)
-    rows = Rows(given.out / f"programs_{given.device}.jsonl", given.resume)
+    rows = Rows(given.out / f"{suite}_{given.device}.jsonl", given.resume)
     try:
         if not given.show:
-            carry_out(given, rows)
+            carry_out(given, table, rows)
     finally:
         report(rows.all)
         if given.json:
             device = (
                 torch.cuda.get_device_name() if given.device == "cuda" and torch.cuda.is_available() else given.device
             )
-            print(
-                record.write(f"programs_{given.device}", {"device": device, "rows": sorted_rows(rows.all)}, given.out)
-            )
+            results = {"device": device, "rows": sorted_rows(rows.all, table_of(table))}
+            print(record.write(f"{suite}_{given.device}", results, given.out))
 
 
-def sorted_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In the order of the tables."""
-    order = {name: place for place, name in enumerate(PROGRAMS)}
+def sorted_rows(rows: Sequence[dict[str, Any]], programs: Mapping[str, Program]) -> list[dict[str, Any]]:
+    """In the order of the table."""
+    order = {name: place for place, name in enumerate(programs)}
     return sorted(rows, key=lambda row: (order.get(row["program"], len(order)), row["contestant"]))
 
 

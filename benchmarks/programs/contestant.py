@@ -7,8 +7,9 @@ Times are taken, by polytile's and the peer's own tuning too, while no other pro
 from __future__ import annotations
 
 import functools
+import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from benchmarks.contestants import OWN, tune_in_turn, turn
 from benchmarks.programs.judge import Reference, distance, reference, run
 from benchmarks.programs.program import Draw, Function, Program
 from benchmarks.programs.stages import WAITING, Stages
-from benchmarks.programs.suite import PROGRAMS
 
 CONTESTANTS = (OWN, "inductor")
 SETTLED = 60.0
@@ -27,8 +27,8 @@ SETTLED = 60.0
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
-    """The row of {"program", "contestant", "device", "seconds", "lock"}: `seconds` are for timing, 0 for none."""
-    program, who, device = PROGRAMS[asked["program"]], asked["contestant"], asked["device"]
+    """The row of {"table", "program", "contestant", "device", "seconds", "lock"}: `seconds` are for timing, 0 for none."""
+    program, who, device = table_of(asked["table"])[asked["program"]], asked["contestant"], asked["device"]
     lock = Path(asked["lock"]) if asked.get("lock") else None
     with torch.set_grad_enabled(program.training):
         function, inputs = program.make(Draw(device))
@@ -43,6 +43,13 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
             with turn(lock):
                 row |= times(program, who, function, call, direct, inputs, asked["seconds"])
     return row
+
+
+def table_of(name: str) -> Mapping[str, Program]:
+    """The programs of "module:name"."""
+    module, _, variable = name.partition(":")
+    found: Mapping[str, Program] = getattr(importlib.import_module(module), variable)
+    return found
 
 
 def compiled(function: Function, who: str, training: bool) -> tuple[Callable[..., Any], list[int]]:
@@ -167,4 +174,4 @@ def synchronize(inputs: Any) -> None:
         torch.cuda.synchronize()
 
 
-__all__ = ["CONTESTANTS", "OWN", "main"]
+__all__ = ["CONTESTANTS", "OWN", "main", "table_of"]

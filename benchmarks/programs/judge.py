@@ -30,7 +30,7 @@ def run(program: Program, call: Callable[..., Any], function: Function, inputs: 
     if not program.training:
         return results
     leaves = [x for x in (*inputs, *_parameters(function)) if isinstance(x, Tensor) and x.requires_grad]
-    return [results[0].detach(), *torch.autograd.grad(results[0], leaves)]
+    return [results[0].detach(), *torch.autograd.grad(results[0], leaves, materialize_grads=True)]
 
 
 def _parameters(function: Function) -> Iterator[Tensor]:
@@ -125,10 +125,13 @@ def _with(function: Function, inputs: Sequence[Any], change: Callable[[Tensor], 
 
     if isinstance(function, nn.Module):
         function = copy.deepcopy(function)
+        made: dict[nn.Parameter, nn.Parameter] = {}  # some belong to several modules
         for module in function.modules():
             for name, parameter in list(module._parameters.items()):
                 if parameter is not None:
-                    module._parameters[name] = nn.Parameter(change(parameter.detach()), parameter.requires_grad)
+                    if parameter not in made:
+                        made[parameter] = nn.Parameter(change(parameter.detach()), parameter.requires_grad)
+                    module._parameters[name] = made[parameter]
             for name, buffer in list(module._buffers.items()):
                 if buffer is not None and buffer.is_floating_point():
                     module._buffers[name] = change(buffer)
