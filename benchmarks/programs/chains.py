@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.programs.operators import BF16, I8, Made, of, on
+from benchmarks.programs.making import BF16, I8, Made, of, on
 from benchmarks.programs.program import Draw, Program, rows
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.programs import sequences as seq
 from benchmarks.programs import vision
-from benchmarks.programs.operators import BF16, Made
+from benchmarks.programs.making import BF16, Made
 from benchmarks.programs.program import Draw, Program, rows
 
 
