@@ -260,16 +260,23 @@ def stay(make: str, given: Values) -> None:
             answers.flush()
 
 
+_held: set[Path] = set()
+"""Lock files that this process holds."""
+
+
 @contextlib.contextmanager
-def turn(lock: Path | None) -> Iterator[float]:
-    """Within the block no other process holds this lock file; what is given are the seconds that were waited. None: no lock."""
-    if lock is None:
-        yield 0.0
+def turn(lock: Path | None) -> Iterator[None]:
+    """Within the block no other process holds this lock file. None: no lock. A turn within a turn is the same one."""
+    if lock is None or lock in _held:
+        yield
         return
-    began = time.perf_counter()
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield time.perf_counter() - began
+        _held.add(lock)
+        try:
+            yield
+        finally:
+            _held.discard(lock)
 
 
 def tune_in_turn(contestant: str, lock: Path | None) -> None:
@@ -294,7 +301,8 @@ def tune_in_turn(contestant: str, lock: Path | None) -> None:
     from torch._inductor.select_algorithm import AlgorithmSelectorCache as Templates  # noqa: TID251 (of its templates)
 
     CachingAutotuner.benchmark_all_configs = taken(CachingAutotuner.benchmark_all_configs)
-    Templates.benchmark_choices = classmethod(taken(Templates.benchmark_choices.__func__))
+    own = vars(Templates)["benchmark_choices"]  # a class method, or a static one, as the version has it
+    Templates.benchmark_choices = type(own)(taken(own.__func__))
 
 
 __all__ = ["LATE", "OWN", "Calls", "Entrant", "Processes", "alone", "own_caches", "tune_in_turn", "turn"]

@@ -3,8 +3,8 @@
 Llama 2048 wide, BERT and GPT-2 of base width with random weights, bfloat16, inference, at seven shapes of batch × tokens: kernel
 time (replayed graphs, in turns) and wall time of whole calls of eager, one dynamic compile of polytile and the peer's two modes,
 each compiled once with both sizes dynamic; seconds of each one's first call at the first shape and of all its first calls. The
-contestants come in the order of `--contestants`, the shapes with the most tokens last; when `--seconds` are over no compile and no
-cell is begun.
+contestants come in the order of `--contestants`, the shapes with the most tokens last; when `--seconds` are over no compile and
+no cell is begun.
 Cells go to OUT/gpu_models_cells.jsonl as they are measured; `--resume` goes on from those of earlier runs and adds contestants.
 """
 

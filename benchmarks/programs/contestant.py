@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks.contestants import OWN, tune_in_turn, turn
-from benchmarks.programs.judge import Reference, distance, reference, run
+from benchmarks.programs.judge import Reference, distance, reference, run, step
 from benchmarks.programs.program import Draw, Function, Program
 from benchmarks.programs.stages import WAITING, Stages
 
@@ -152,7 +152,7 @@ def times(
     eager: Callable[[], Any] = functools.partial(function, *inputs)
     own: Callable[[], Any] = functools.partial(call, *inputs)
     if program.training:
-        eager, own = (functools.partial(run, program, each, function, inputs) for each in (function, call))
+        eager, own = (functools.partial(step, program, each, function, inputs) for each in (function, call))
     found: dict[str, Any] = {}
     if inputs and inputs[0].is_cuda:
         from benchmarks.gpu.replay import kernel_times

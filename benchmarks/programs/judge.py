@@ -24,8 +24,13 @@ LARGE = 1 << 30
 
 
 def run(program: Program, call: Callable[..., Any], function: Function, inputs: Sequence[Any]) -> list[Tensor]:
-    """The results of one call, from the suite's seed; in training the loss and the gradients, of parameters and of inputs."""
+    """The results of one call, from the suite's seed."""
     torch.manual_seed(SEED)
+    return step(program, call, function, inputs)
+
+
+def step(program: Program, call: Callable[..., Any], function: Function, inputs: Sequence[Any]) -> list[Tensor]:
+    """The results of one call; in training the loss and the gradients, of parameters and of inputs."""
     results = [leaf for leaf in tree_leaves(call(*inputs)) if isinstance(leaf, Tensor)]
     if not program.training:
         return results
@@ -150,4 +155,4 @@ def _moved(x: Tensor) -> Tensor:
     return x + x * signs.to(x.dtype) * torch.finfo(x.dtype).eps
 
 
-__all__ = ["Reference", "distance", "reference", "run"]
+__all__ = ["Reference", "distance", "reference", "run", "step"]

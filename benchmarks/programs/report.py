@@ -106,9 +106,9 @@ def slow(rows: Sequence[Row]) -> Table:
     """What is slower than eager, without guards on a CPU and by kernel time on a GPU; in training whole calls."""
     body = []
     for row in rows:
-        way = next((way for way in WAYS if way in row), "")
-        found = over_eager(row, way) if row["contestant"] == OWN and way else None
-        if found is not None and found < BELOW:
+        timed = [(way, found) for way in WAYS if row["contestant"] == OWN and (found := over_eager(row, way)) is not None]
+        way, found = timed[0] if timed else ("", 1.0)
+        if found < BELOW:
             peer = over_peer(rows, way).get(row["program"])
             body.append((row["program"], row["family"], WAYS[way], row[way]["eager"], row[way][OWN], found, peer))
     columns: list[Column | str] = ["program", "family", "time of", Column("eager µs", micros), Column("µs", micros)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.contestants import CACHES, LATE, Calls, Entrant, Processes, alone
+from benchmarks.contestants import CACHES, LATE, Calls, Entrant, Processes, alone, turn
 from benchmarks.timing import compare
 
 HERE = "tests.benchmarks.test_contestants"
@@ -62,6 +63,22 @@ def test_what_goes_wrong_in_a_contestant_is_said(processes: Processes) -> None:
 def test_one_alone_raises_where_it_gives_nothing() -> None:
     with pytest.raises(RuntimeError, match="gave nothing: ValueError: of no use"):
         alone(f"{HERE}:fail", {"text": "of no use"})
+
+
+def hold(given: dict[str, Any]) -> dict[str, Any]:
+    """Holds a lock for a while, and takes a turn within its turn."""
+    lock = Path(given["lock"])
+    with turn(lock), turn(lock):
+        began = time.monotonic()
+        time.sleep(0.3)
+        return {"from": began, "to": time.monotonic()}
+
+
+def test_turns_do_not_overlap(tmp_path: Path) -> None:
+    given = {"lock": str(tmp_path / "lock")}
+    with ThreadPoolExecutor(2) as pool:
+        both = sorted(pool.map(lambda _: Processes().run(f"{HERE}:hold", given, 60), range(2)), key=lambda one: one["from"])
+    assert both[0]["to"] <= both[1]["from"]
 
 
 class Sleeper(Calls):
