@@ -39,7 +39,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
         results = first_calls(program, call, function, inputs, row)
         row |= judged(program, who, right, results) | facts(who, graphs)
         if asked["seconds"]:
-            direct = directly(call, inputs, results) if one_graph(program, graphs) else None
+            direct = directly(call, inputs, results) if device == "cpu" and one_graph(program, graphs) else None
             with turn(lock):
                 row |= times(program, who, function, call, direct, inputs, asked["seconds"])
     return row

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.architectures.models import MODELS
 from benchmarks.programs import __main__ as programs
 from benchmarks.programs import report
 from benchmarks.programs.judge import reference, run
@@ -25,6 +26,11 @@ def test_there_are_programs_of_every_level_and_family() -> None:
     assert {program.level for program in PROGRAMS.values()} == set(LEVELS)
     families = {program.family for program in PROGRAMS.values() if program.level == "operator"}
     assert len(families) >= 15 and any(program.training for program in PROGRAMS.values())
+
+
+def test_there_are_models_of_every_kind() -> None:
+    assert len(MODELS) >= 40 and {model.family for model in MODELS.values()} == {"text", "image", "other"}
+    assert any(model.training for model in MODELS.values())
 
 
 @pytest.mark.parametrize("name", ["silu gate of one tensor's halves", "linear, softmax", "LeNet, training", "VAE"])
