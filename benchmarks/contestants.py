@@ -300,9 +300,9 @@ def tune_in_turn(contestant: str, lock: Path | None) -> None:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # noqa: TID251 (the peer's own tuning)
     from torch._inductor.select_algorithm import AlgorithmSelectorCache as Templates  # noqa: TID251 (of its templates)
 
-    CachingAutotuner.benchmark_all_configs = taken(CachingAutotuner.benchmark_all_configs)
+    setattr(CachingAutotuner, "benchmark_all_configs", taken(CachingAutotuner.benchmark_all_configs))  # noqa: B010
     own = vars(Templates)["benchmark_choices"]  # a class method, or a static one, as the version has it
-    Templates.benchmark_choices = type(own)(taken(own.__func__))
+    setattr(Templates, "benchmark_choices", type(own)(taken(own.__func__)))  # noqa: B010
 
 
 __all__ = ["LATE", "OWN", "Calls", "Entrant", "Processes", "alone", "own_caches", "tune_in_turn", "turn"]

@@ -124,10 +124,14 @@ def reductions() -> Iterator[tuple[str, Callable[[Draw], Made]]]:
     for axes, name in ((3, "sum"), (3, "amax"), (4, "mean"), (4, "amin")):
         for axis in range(axes):
             yield f"{name} over axis {axis} of {axes}", reduction(name, (axis,), axes)
-    for dims in ((0, 2), (1, 2)):
-        yield f"sum over axes {dims} of 3", reduction("sum", dims, 3)
-    for dims in ((0, 2, 3), (1, 3)):
-        yield f"var over axes {dims} of 4", reduction("var", dims, 4)
+    several: tuple[tuple[int, str, tuple[int, ...]], ...] = (
+        (3, "sum", (0, 2)),
+        (3, "sum", (1, 2)),
+        (4, "var", (0, 2, 3)),
+        (4, "var", (1, 3)),
+    )
+    for axes, name, dims in several:
+        yield f"{name} over axes {dims} of {axes}", reduction(name, dims, axes)
 
 
 REDUCTIONS = (

@@ -216,13 +216,12 @@ class Long(nn.Module):
     def __init__(self, given: int = 32, width: int = 64, both: bool = False) -> None:
         super().__init__()
         self.width = width
-        self.ways = nn.ModuleList(
-            nn.ModuleList((nn.Linear(given, 4 * width), nn.Linear(width, 4 * width))) for _ in range(1 + both)
-        )
+        self.own = nn.ModuleList(nn.Linear(given, 4 * width) for _ in range(1 + both))
+        self.back = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(1 + both))
 
     def forward(self, x: Tensor) -> Tensor:
         found = []
-        for way, (own, back) in enumerate(self.ways):  # type: ignore[misc]
+        for way, (own, back) in enumerate(zip(self.own, self.back, strict=True)):
             h = c = x.new_zeros(x.shape[1], self.width)
             for now in own(x.flip(0) if way else x):
                 i, f, g, o = (now + back(h)).chunk(4, -1)

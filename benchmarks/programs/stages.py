@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from types import FrameType
 from typing import Any
 
@@ -46,7 +46,7 @@ class Stages:
     """Seconds of each stage of what the calling thread does within the block."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._thread, self._done = threading.get_ident(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._known: dict[str, str | None] = {}
@@ -60,7 +60,8 @@ class Stages:
         self._watcher.join()
 
     def as_json(self) -> dict[str, float]:
-        return {name: round(seconds, 3) for name, seconds in self.seconds.most_common()}
+        ordered = sorted(self.seconds.items(), key=lambda pair: -pair[1])
+        return {name: round(seconds, 3) for name, seconds in ordered}
 
     def _watch(self) -> None:
         last = time.perf_counter()
