@@ -38,14 +38,16 @@ STEP = 29
 
 
 class Rows:
-    """The rows measured so far, in a file to which each is written as it ends; the last of a program and contestant counts."""
+    """The rows measured so far, in a file to which each is written as it ends; the last of a program and contestant counts. Those
+    of other files are added that are missing."""
 
     def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
         self.path, self.revision = path, revision()
-        self._rows: dict[Key, dict[str, Any]] = {}
-        for file in (*others, path):
-            for line in file.read_text().splitlines() if file.exists() else ():
-                self._keep(json.loads(line))
+        self._rows = _read(path)
+        for file in others:
+            for key, row in _read(file).items():
+                if key not in self:
+                    self._write(row)
 
     @property
     def all(self) -> list[dict[str, Any]]:
@@ -55,13 +57,18 @@ class Rows:
         return key in self._rows
 
     def add(self, row: dict[str, Any]) -> None:
-        row = {**row, "revision": self.revision}
-        self._keep(row)
+        self._write({**row, "revision": self.revision})
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._rows[row["program"], row["contestant"]] = row
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def _keep(self, row: dict[str, Any]) -> None:
-        self._rows[row["program"], row["contestant"]] = row
+
+def _read(path: Path) -> dict[Key, dict[str, Any]]:
+    """The last row of each program and contestant."""
+    rows = map(json.loads, path.read_text().splitlines() if path.exists() else ())
+    return {(row["program"], row["contestant"]): row for row in rows}
 
 
 @dataclass(frozen=True)

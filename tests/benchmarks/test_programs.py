@@ -115,3 +115,13 @@ def test_rows_come_to_counts_ratios_and_lists() -> None:
     assert [one[0] for one in report.slow(ROWS).rows] == ["b"]
     assert [one[0] for one in report.first_calls(ROWS).rows] == ["b", "a", "c"]
     assert [one[:3] for one in report.broken(ROWS).rows] == [("c", "polytile", "wrong"), ("c", "inductor", "failed")]
+
+
+def test_rows_of_earlier_runs_are_taken_along(tmp_path: Path) -> None:
+    earlier, own = tmp_path / "earlier.jsonl", tmp_path / "own.jsonl"
+    earlier.write_text("".join(json.dumps(one) + "\n" for one in (*ROWS[:2], {**ROWS[0], "first_call_s": 2.0})))
+    rows = programs.Rows(own, [earlier])
+    rows.add(ROWS[2])
+    again = programs.Rows(own)
+    assert [(one["program"], one["contestant"]) for one in again.all] == [("a", "polytile"), ("a", "inductor"), ("b", "polytile")]
+    assert again.all[0]["first_call_s"] == 2.0 and ("a", "inductor") in again and ("c", "polytile") not in again
