@@ -2,11 +2,12 @@
 # make demo    one compile, many shapes: an encoder, a matmul, softmax and RMSNorm against eager (about 4 minutes, 2 cores)
 # make test    the tests
 # make test-gpu   what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
-# make sanitize   the tests on a GPU under compute-sanitizer (memcheck, then racecheck; about half an hour, minutes with SANITIZE="--brief --jobs 8")
+# make sanitize   GPU tests of loops and what surrounds kernels under compute-sanitizer (memcheck, then racecheck; about half an hour, minutes with SANITIZE="--brief --jobs 8")
 # make conformance   every operator of torch's test database against eager (about half an hour, 2 cores; resumable)
 # make models   whole models and many random expressions against eager (about half an hour, 2 cores)
 # make bench   every benchmark; results go to benchmarks/results/
 # make bench-gpu   loops on an NVIDIA GPU against eager and the peer: make bench-gpu GPU="--parts grid --dtypes bf16 --seconds 300"
+# make programs   335 small programs on the CPU or the GPU against eager and the peer (hours on 2 cores; resumable): make programs PROGRAMS="--levels chain"
 # make lint    ruff, mypy, and a search for names that nothing uses
 # make clean   removes what the above made in this directory
 
@@ -17,7 +18,7 @@ STAMP := $(VENV)/.stamp
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: setup demo test test-gpu sanitize conformance models bench bench-gpu lint clean
+.PHONY: setup demo test test-gpu sanitize conformance models bench bench-gpu programs lint clean
 
 setup: $(STAMP)
 
@@ -61,6 +62,9 @@ bench: $(STAMP)
 
 bench-gpu: $(STAMP)
 	$(RUN) -m benchmarks.gpu $(GPU)
+
+programs: $(STAMP)
+	$(RUN) -m benchmarks.programs --json $(PROGRAMS)
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

@@ -47,7 +47,10 @@ def tuned_options() -> dict[str, Any]:
 def copied(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """`function` under another name and with code of its own, since Dynamo keeps what it compiled by code object."""
     assert isinstance(function, types.FunctionType)
-    return types.FunctionType(function.__code__.replace(co_name=name), function.__globals__, name)
+    code = function.__code__.replace(co_name=name)
+    made = types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 def forget() -> None:

@@ -37,12 +37,15 @@ class Recorded:
         self.made = makers[backend]
         self.options = dict(options or (tuned_options() if backend == TUNED else {}))
         self.last: tuple[Boxed, tuple[Any, ...]] | None = None
+        self.graphs: list[int] = []
+        """How many arguments each graph has that was compiled."""
         if not isinstance(function, torch.nn.Module):
             function = copied(function, f"{function.__name__}_{backend.replace('-', '_')}")
         self.compiled = torch.compile(function, backend=self._backend, dynamic=True)
 
     def _backend(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         outer, inner = self.made(graph, example_inputs, self.options)
+        self.graphs.append(len(example_inputs))
 
         def call(*arguments: Any) -> Any:
             self.last = (inner(), arguments)

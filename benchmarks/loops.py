@@ -1,15 +1,16 @@
 """Fused loops over shapes from one short row to one of four million: `python -m benchmarks.loops`.
 
 Ten functions of models, nine shapes each, one dynamic compile for a function, against eager and TorchInductor's own dynamic
-compile (with `--peers eager inductor max-autotune` in both of its modes), on the same inputs, in turns. Each cell is timed twice:
-with Dynamo's share of a call, and without it (`direct.py`).
+compile (with `--peers eager inductor max-autotune` in both of its modes), on the same inputs, each in a process and caches of its
+own, in turns. Each cell is timed twice: with Dynamo's share of a call, and without it (`direct.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import record
-from benchmarks.compilers import TUNED, forget
+from benchmarks.compilers import TUNED
+from benchmarks.contestants import OWN, Calls, Entrant
 from benchmarks.direct import Recorded
 from benchmarks.timing import Comparison, compare, disturbance, geomean
 from polytile.report import Column, Table, show
@@ -119,8 +121,8 @@ SUITE: tuple[Case, ...] = (
     Case("dropout", dropout, _one, {"random": "philox"}, random=True),
     Case("dropout, eager's stream", dropout, _one, random=True),
 )
-PEERS = ("eager", "inductor", TUNED)
-OWN = "polytile"
+EAGER = "eager"
+PEERS = (EAGER, "inductor", TUNED)
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,31 @@ class Cell:
     direct: Comparison
     called: Comparison
     decisions: tuple[str, ...]
+
+
+class Contestant(Calls):
+    """One function as one compiler makes it, in a process of its own; "eager" compiles nothing."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(given["threads"])
+        self.name = given["contestant"]
+        self.case = next(case for case in SUITE if case.name == given["case"])
+        options = self.case.options if self.name == OWN else None
+        self.made = None if self.name == EAGER else Recorded(self.case.function, self.name, options)
+
+    def at(self, shape: Shape) -> list[str]:
+        """Makes the calls at a shape, without Dynamo's share ("direct") and with it ("called"), and checks the result; the
+        candidates that polytile decided for."""
+        torch.manual_seed(0)
+        inputs = self.case.inputs(*shape)
+        if self.made is None:
+            eager = functools.partial(self.case.function, *inputs)
+            self.calls = {"direct": eager, "called": eager}
+            return []
+        direct = checked(self.case, self.name, self.made, inputs)
+        self.calls = {"direct": direct, "called": functools.partial(self.made, *inputs)}
+        return list(chosen(self.made)) if self.name == OWN else []
 
 
 def checked(case: Case, name: str, made: Recorded, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
@@ -151,19 +178,20 @@ def checked(case: Case, name: str, made: Recorded, inputs: tuple[Tensor, ...]) -
 
 
 def run_case(case: Case, shapes: Sequence[Shape], peers: Sequence[str], seconds: float) -> list[Cell]:
-    """Compiles one function with each compiler, checks it and times it at every shape."""
-    forget()
-    compiled = [name for name in (*peers, OWN) if name != "eager"]
-    made = {name: Recorded(case.function, name, case.options if name == OWN else None) for name in compiled}
+    """Compiles one function with each compiler, each in a process of its own, checks it and times it at every shape, in turns."""
     ordered = sorted(shapes, key=lambda shape: shape[0] == 1)  # sizes of 1 get a graph of their own, after the general one
     cells = {}
-    for shape in ordered:
-        inputs = case.inputs(*shape)
-        direct: dict[str, Callable[[], Any]] = {name: checked(case, name, one, inputs) for name, one in made.items()}
-        called: dict[str, Callable[[], Any]] = {name: functools.partial(one, *inputs) for name, one in made.items()}
-        if "eager" in peers:
-            direct["eager"] = called["eager"] = functools.partial(case.function, *inputs)
-        cells[shape] = Cell(shape, compare(direct, seconds=seconds), compare(called, seconds=seconds), chosen(made[OWN]))
+    with contextlib.ExitStack() as stack:
+        made = {}
+        for name in (*peers, OWN):
+            given = {"case": case.name, "contestant": name, "threads": torch.get_num_threads()}
+            made[name] = stack.enter_context(Entrant("benchmarks.loops:Contestant", given))
+        for shape in ordered:
+            decided = {name: one.ask("at", shape) for name, one in made.items()}
+            times = [
+                compare({name: one.call(way) for name, one in made.items()}, seconds=seconds) for way in ("direct", "called")
+            ]
+            cells[shape] = Cell(shape, *times, tuple(decided[OWN]))
     return [cells[shape] for shape in shapes]
 
 
@@ -255,13 +283,12 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     results = {}
-    with torch.no_grad():
-        for case in SUITE:
-            if not arguments.only or any(word in case.name for word in arguments.only):
-                results[case.name] = run_case(case, arguments.shapes, arguments.peers, arguments.seconds)
-                show(cells_table({case.name: results[case.name]}, arguments.peers))
-                if arguments.json:
-                    record.add("loops", "suite", as_json({case.name: results[case.name]}))
+    for case in SUITE:
+        if not arguments.only or any(word in case.name for word in arguments.only):
+            results[case.name] = run_case(case, arguments.shapes, arguments.peers, arguments.seconds)
+            show(cells_table({case.name: results[case.name]}, arguments.peers))
+            if arguments.json:
+                record.add("loops", "suite", as_json({case.name: results[case.name]}))
     for peer in arguments.peers:
         show(ratios_table(results, peer, arguments.shapes))
     show(summary(results, arguments.peers))

@@ -9,8 +9,9 @@ file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +20,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from benchmarks import record
-from benchmarks.compilers import TUNED, compiled, forget
+from benchmarks.compilers import TUNED, compiled
+from benchmarks.contestants import OWN, Calls, Entrant
 from benchmarks.timing import Comparison, compare, disturbance, geomean
 from polytile.report import Column, Table, show
 from polytile.report.tables import micros, ratio
 from polytile.runtime import compile
 from tests.models.hub import HUB
-from tests.models.zoo import MODELS, Model
+from tests.models.zoo import MODELS
 
 SIZES = (2, 6, 13, 33, 64, 100)
-PEERS = ("eager", "inductor", TUNED)
-OWN = "polytile"
+EAGER = "eager"
+PEERS = (EAGER, "inductor", TUNED)
 MODES = {"inference": False, "training": True}
 TOLERANCE = 1e-3  # of the largest element of a result: roundings of many layers, and of each compiler's own order of sums
 RANDOM = ("autoencoder",)  # compilers draw from streams of their own
@@ -62,25 +64,47 @@ def step(model: nn.Module, run: Callable[..., Any], inputs: Sequence[Any], train
     return [r.detach() for r in results]
 
 
-def run(name: str, model: Model, mode: str, sizes: Sequence[int], peers: Sequence[str], seconds: float) -> list[Cell]:
-    """Compiles one model with each compiler, compares its results with eager's and times it at every size."""
-    forget()
-    torch.manual_seed(7)
-    made = model.make().train(MODES[mode])
+class Contestant(Calls):
+    """One model in one mode as one compiler makes it, in a process of its own; "eager" compiles nothing."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.who, self.name, self.training = given["contestant"], given["model"], MODES[given["mode"]]
+        self.model = {**MODELS, **HUB}[self.name]
+        torch.manual_seed(7)
+        made = self.model.make().train(self.training)
+        self.eager = functools.partial(step, made, made, training=self.training)
+        run = made if self.who == EAGER else compiled(made, self.who)
+        self.step = functools.partial(step, made, run, training=self.training)
+
+    def begin(self, sizes: Sequence[int]) -> None:
+        """Every size once before anything is timed: decisions of one are made while others are met."""
+        for n in sizes:
+            self.step(self.model.inputs(n))
+        compile.settle(SETTLED)
+
+    def at(self, n: int) -> None:
+        """Makes the call at a size, and compares polytile's results with eager's."""
+        inputs = self.model.inputs(n)
+        if self.who == OWN and self.name not in RANDOM:
+            agree(f"{self.name} at {n}", self.eager(inputs), self.step(inputs))
+        self.calls = {"step": functools.partial(self.step, inputs)}
+
+
+def run(name: str, mode: str, sizes: Sequence[int], peers: Sequence[str], seconds: float) -> list[Cell]:
+    """Compiles one model with each compiler, each in a process of its own, and times them at every size, in turns."""
     fit = [peer for peer in peers if peer not in CRASHES.get((name, mode), ())]
-    runs = {which: made if which == "eager" else compiled(made, which) for which in (*fit, OWN)}
-    calls = {which: functools.partial(step, made, call, training=MODES[mode]) for which, call in runs.items()}
-    for n in sizes:  # every size once before anything is timed: decisions of one are made while others are met
-        for call in calls.values():
-            call(model.inputs(n))
-    compile.settle(SETTLED)
     cells = []
-    for n in sizes:
-        inputs = model.inputs(n)
-        if name not in RANDOM:
-            agree(f"{name} at {n}", calls["eager"](inputs), calls[OWN](inputs))
-        timed = {which: functools.partial(call, inputs) for which, call in calls.items()}
-        cells.append(Cell(name, mode, n, compare(timed, seconds=seconds)))
+    with contextlib.ExitStack() as stack:
+        made = {}
+        for who in (*fit, OWN):
+            given = {"contestant": who, "model": name, "mode": mode}
+            made[who] = stack.enter_context(Entrant("benchmarks.models:Contestant", given))
+            made[who].ask("begin", sizes)
+        for n in sizes:
+            for one in made.values():
+                one.ask("at", n)
+            times = compare({who: one.call("step") for who, one in made.items()}, seconds=seconds)
+            cells.append(Cell(name, mode, n, times))
     return cells
 
 
@@ -132,11 +156,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/models.json")
     given = parser.parse_args()
     groups = []
-    for name, model in {**MODELS, **HUB}.items():
+    for name in {**MODELS, **HUB}:
         if given.only and not any(word in name for word in given.only):
             continue
         for mode in given.modes:
-            groups.append(run(name, model, mode, given.sizes, given.peers, given.seconds))
+            groups.append(run(name, mode, given.sizes, given.peers, given.seconds))
             show(table(groups[-1], given.peers))
             if given.json:
                 write(groups[-1])

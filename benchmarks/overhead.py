@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import record
-from benchmarks.compilers import compiled, copied, forget
+from benchmarks.compilers import compiled
+from benchmarks.contestants import Calls, Entrant
 from benchmarks.timing import Comparison, compare
 from polytile.report import Column, Table, show
 from polytile.report.tables import micros, ratio
@@ -28,21 +31,18 @@ def add_one(x: Tensor) -> Tensor:
     return x + 1
 
 
-def calls(names: list[str]) -> dict[str, Callable[[], Tensor]]:
-    """Each row as a callable that is compiled, checked and ready. All compiles are dynamic."""
-    forget()
-    x = torch.arange(8, dtype=torch.float32)
-    ready: dict[str, Callable[[], Tensor]] = {}
-    for name in names:
+class Contestant(Calls):
+    """One row in a process of its own, compiled, checked and ready. All compiles are dynamic."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        torch.set_grad_enabled(False)
+        name, x = given["row"], torch.arange(8, dtype=torch.float32)
         function: Callable[..., Tensor] = add_one
         if name != "eager":
-            backend = name.removesuffix(" backend")
-            function = compiled(copied(add_one, f"add_one_{backend}"), backend)
-            # A second size, so that what is timed serves every size rather than the first one seen.
-            function(torch.zeros(11))
+            function = compiled(add_one, name.removesuffix(" backend"))
+            function(torch.zeros(11))  # a second size, so that what is timed serves every size rather than the first one seen
         assert torch.equal(function(x), x + 1), f"{name} computed {function(x)} for {x} + 1"
-        ready[name] = functools.partial(function, x)
-    return ready
+        self.calls = {"call": functools.partial(function, x)}
 
 
 def table(found: Comparison) -> Table:
@@ -72,8 +72,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/overhead.json")
     arguments = parser.parse_args()
     names = [name for name in ROWS if name not in arguments.without]
-    with torch.no_grad():
-        found = compare(calls(names), seconds=arguments.seconds, burst_seconds=5e-3)
+    with contextlib.ExitStack() as stack:
+        made = {name: stack.enter_context(Entrant("benchmarks.overhead:Contestant", {"row": name})) for name in names}
+        calls = {name: one.call("call") for name, one in made.items()}
+        found = compare(calls, seconds=arguments.seconds, burst_seconds=5e-3)
     show(table(found))
     if arguments.json:
         record.write("overhead", found.as_json())

@@ -1,8 +1,8 @@
 """What the committed results come to, a line each: `python -m benchmarks.overview`; `--of loops` and `--of models` have one for
 each function or model. It measures nothing.
 
-A ratio is another compiler's time over polytile's, as a geometric mean over all cells of a suite, and the least cell.
-TorchInductor has one dynamic compile, as polytile has, unless it says otherwise.
+A ratio is another compiler's time over polytile's, as a geometric mean over all cells of a suite, and the least cell. Each line
+says what its times include. TorchInductor has one dynamic compile, as polytile has, unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import record
+from benchmarks.programs.program import LEVELS
+from benchmarks.programs.report import BELOW, over_eager, over_peer
 from benchmarks.timing import geomean
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
@@ -22,11 +24,18 @@ Read = Callable[[Any], Iterable[Mapping[str, float]]]
 """A suite's results → the time of each cell by who took it, "polytile" among them."""
 
 
+WHOLE, UNGUARDED, KERNELS = "whole calls", "calls without guards", "kernel time"
+"""What is timed: calls as a user makes them, Dynamo's guards (20 to 30 µs) among them; calls of what the compiler made, without
+Dynamo; kernels of a GPU alone, without what the host takes to launch them."""
+
+
 @dataclass(frozen=True)
 class Line:
-    """A row: what was run, in which suite's results it stands, how to read them, and the module that measured."""
+    """A row: what was run, what its times include, in which suite's results it stands, how to read them, and the module that
+    measured."""
 
     what: str
+    of: str
     suite: str
     cells: Read
     module: str
@@ -45,9 +54,10 @@ def _encoder(mode: str) -> Read:
     return read
 
 
-def _loops(only: str = "") -> Read:
+def _loops(of: str, only: str = "") -> Read:
+    way = {WHOLE: "with_dynamo", UNGUARDED: "without_dynamo"}[of]
     return lambda results: (
-        _seconds(shape["without_dynamo"]["timings"])
+        _seconds(shape[way]["timings"])
         for name, function in results["suite"].items()
         if only in ("", name)
         for shape in function.values()
@@ -67,8 +77,8 @@ def _matmul(kind: str) -> Read:
     )
 
 
-def _grid(dtype: str) -> Read:
-    return lambda results: (cell["us"] for cell in _right(results) if cell["dtype"] == dtype)
+def _grid(dtype: str, times: str = "us") -> Read:
+    return lambda results: (cell[times] for cell in _right(results) if cell["dtype"] == dtype and times in cell)
 
 
 def _right(results: Any) -> list[Mapping[str, Any]]:
@@ -79,16 +89,40 @@ def _right(results: Any) -> list[Mapping[str, Any]]:
     return list(results["cells"])
 
 
-def _transformer(name: str) -> Read:
+def _transformer(name: str, times: str = "us") -> Read:
     """The better of the peer's two modes, where it was measured, is one dynamic compile of its."""
 
     def read(results: Any) -> Iterable[Mapping[str, float]]:
         for cell in _right(results):
-            if cell["function"] == name:
-                peers = [us for who, us in cell["us"].items() if who.startswith("peer")]
-                yield {**cell["us"], **({"dynamic": min(peers)} if peers else {})}
+            if cell["function"] == name and times in cell:
+                peers = [us for who, us in cell[times].items() if who.startswith("peer")]
+                yield {**cell[times], **({"dynamic": min(peers)} if peers else {})}
 
     return read
+
+
+def _programs(level: str, way: str) -> Read:
+    """Programs of the suite that both compilers, each in a process of its own, ran right. The peer's time is what it would be
+    beside polytile's: its part of eager's, as measured in turns with eager."""
+
+    def read(results: Any) -> Iterable[Mapping[str, float]]:
+        rows = [row for row in results["rows"] if row["level"] == level]
+        peers = over_peer(rows, way)
+        for row in rows:
+            times = over_eager(row, way) if row["contestant"] == "polytile" else None
+            if times is not None:
+                peer = peers.get(row["program"])
+                yield {"polytile": 1.0, "eager": times, **(dict.fromkeys(("inductor", "dynamic"), peer) if peer else {})}
+
+    return read
+
+
+def _suite_lines(suite: str, ways: Mapping[str, str]) -> tuple[Line, ...]:
+    return tuple(
+        Line(f"programs: {level}s", of, suite, _programs(level, way), "benchmarks.programs")
+        for level in LEVELS
+        for way, of in ways.items()
+    )
 
 
 FLOATS, BYTES = ("bf16", "fp16", "fp32", "tf32"), ("int8", "fp8")
@@ -103,46 +137,59 @@ def _products(*parts: str, dtypes: Sequence[str] = FLOATS) -> Read:
 
 
 ON_CPU = (
-    Line("encoder, inference", "demo_encoder", _encoder("inference"), "benchmarks.demo"),
-    Line("encoder, training", "demo_encoder", _encoder("training"), "benchmarks.demo"),
-    Line("models, inference", "models", _models("inference"), "benchmarks.models"),
-    Line("models, training", "models", _models("training"), "benchmarks.models"),
-    Line("fused loops, float32", "loops", _loops(), "benchmarks.loops"),
-    Line("products by constant weights, float32", "matmul", _matmul("float32 constant t2"), "benchmarks.matmul"),
-    Line("other products, float32", "matmul", _matmul("float32 row-major t2"), "benchmarks.matmul"),
+    Line("encoder, inference", WHOLE, "demo_encoder", _encoder("inference"), "benchmarks.demo"),
+    Line("encoder, training", WHOLE, "demo_encoder", _encoder("training"), "benchmarks.demo"),
+    Line("models, inference", WHOLE, "models", _models("inference"), "benchmarks.models"),
+    Line("models, training", WHOLE, "models", _models("training"), "benchmarks.models"),
+    Line("fused loops, float32", WHOLE, "loops", _loops(WHOLE), "benchmarks.loops"),
+    Line("fused loops, float32", UNGUARDED, "loops", _loops(UNGUARDED), "benchmarks.loops"),
+    Line("products by constant weights, float32", UNGUARDED, "matmul", _matmul("float32 constant t2"), "benchmarks.matmul"),
+    Line("other products, float32", UNGUARDED, "matmul", _matmul("float32 row-major t2"), "benchmarks.matmul"),
+    *_suite_lines("programs_cpu", {"called": WHOLE, "direct": UNGUARDED}),
 )
+LAYERS = {"llama": "Llama", "gpt2": "GPT-2", "bert": "BERT"}
 ON_GPU = (
-    Line("fused loops, bfloat16", "gpu", _grid("bf16"), "benchmarks.gpu"),
-    Line("fused loops, float32", "gpu", _grid("fp32"), "benchmarks.gpu"),
-    Line("four layers of a Llama, bfloat16", "gpu_models", _transformer("llama"), "benchmarks.gpu.models"),
-    Line("four layers of a GPT-2, bfloat16", "gpu_models", _transformer("gpt2"), "benchmarks.gpu.models"),
-    Line("four layers of a BERT, bfloat16", "gpu_models", _transformer("bert"), "benchmarks.gpu.models"),
-    Line("products", "gpu_gemm", _products("square", "llm"), "benchmarks.gpu.gemm"),
-    Line("products of 8-bit operands", "gpu_gemm", _products("square", "llm", dtypes=BYTES), "benchmarks.gpu.gemm"),
-    Line("products of 1 to 16 rows", "gpu_gemm", _products("thin"), "benchmarks.gpu.gemm"),
-    Line("products with epilogues", "gpu_gemm", _products("epilogue", "rows"), "benchmarks.gpu.gemm"),
+    Line("fused loops, bfloat16", KERNELS, "gpu", _grid("bf16"), "benchmarks.gpu"),
+    Line("fused loops, bfloat16", WHOLE, "gpu", _grid("bf16", "wall_us"), "benchmarks.gpu"),
+    Line("fused loops, float32", KERNELS, "gpu", _grid("fp32"), "benchmarks.gpu"),
+    Line("fused loops, float32", WHOLE, "gpu", _grid("fp32", "wall_us"), "benchmarks.gpu"),
+    *(
+        Line(f"four layers of a {name}, bfloat16", of, "gpu_models", _transformer(model, times), "benchmarks.gpu.models")
+        for model, name in LAYERS.items()
+        for of, times in ((KERNELS, "us"), (WHOLE, "wall_us"))
+    ),
+    Line("products", KERNELS, "gpu_gemm", _products("square", "llm"), "benchmarks.gpu.gemm"),
+    Line("products of 8-bit operands", KERNELS, "gpu_gemm", _products("square", "llm", dtypes=BYTES), "benchmarks.gpu.gemm"),
+    Line("products of 1 to 16 rows", KERNELS, "gpu_gemm", _products("thin"), "benchmarks.gpu.gemm"),
+    Line("products with epilogues", KERNELS, "gpu_gemm", _products("epilogue", "rows"), "benchmarks.gpu.gemm"),
 )
+PROGRAMS_ON_GPU = _suite_lines("programs_cuda", {"called": WHOLE, "kernels": KERNELS})
+"""The suite of programs runs on another GPU than the suites before it."""
 
 
 def _results(suite: str) -> Any:
-    return json.loads((record.RESULTS / f"{suite}.json").read_text(encoding="utf-8"))["results"]
+    """The suite's results; of one that has not been run there are no cells."""
+    file = record.RESULTS / f"{suite}.json"
+    return json.loads(file.read_text(encoding="utf-8"))["results"] if file.exists() else {"rows": (), "cells": ()}
 
 
 def _each_loop() -> list[Line]:
-    functions = [Line(name, "loops", _loops(name), "benchmarks.loops") for name in _results("loops")["suite"]]
-    return [*functions, Line("all", "loops", _loops(), "benchmarks.loops")]
+    names = {**{name: name for name in _results("loops")["suite"]}, "all": ""}
+    return [
+        Line(name, of, "loops", _loops(of, only), "benchmarks.loops") for name, only in names.items() for of in (UNGUARDED, WHOLE)
+    ]
 
 
 def _each_model() -> list[Line]:
     kinds = dict.fromkeys(name.rpartition(" ")[0] for name in _results("models")["cells"])  # a cell's name ends in its size
     modes = dict.fromkeys(kind.rpartition(" ")[2] for kind in kinds)
     models = [
-        Line(", ".join(kind.rsplit(" ", 1)), "models", _models(kind), "benchmarks.models")
+        Line(", ".join(kind.rsplit(" ", 1)), WHOLE, "models", _models(kind), "benchmarks.models")
         for mode in modes
         for kind in kinds
         if kind.endswith(f" {mode}")
     ]
-    return [*models, *(Line(f"all, {mode}", "models", _models(mode), "benchmarks.models") for mode in modes)]
+    return [*models, *(Line(f"all, {mode}", WHOLE, "models", _models(mode), "benchmarks.models") for mode in modes)]
 
 
 EACH = {
@@ -152,20 +199,30 @@ EACH = {
 """Suites that have a line for each of their members, and what these lines are called together."""
 
 
+AGAINST_EAGER = "× eager"
+
+
 def table(title: str, lines: Iterable[Line], headings: Mapping[str, str]) -> Table:
-    """One row for each line: against eager, and against each peer of `headings`."""
-    columns: list[Column | str] = ["what", Column("cells")]
+    """One row for each line that has cells: against eager, with how many cells are below 0.97 of it, and against each peer of
+    `headings`."""
+    columns: list[Column | str] = ["what", "timed", Column("cells")]
     for heading in headings.values():
         columns += [Column(heading, ratio), Column("least", ratio)]
+        if heading == AGAINST_EAGER:
+            columns.append(Column(f"below {BELOW}"))
     columns.append("measured by")
     rows = []
     for line in lines:
         cells = [cell for cell in line.cells(_results(line.suite)) if "polytile" in cell]
+        if not cells:
+            continue
         figures: list[float | None] = []
         for who in headings:
             found = [cell[who] / cell["polytile"] for cell in cells if who in cell]
             figures += [geomean(found), min(found)] if found else [None, None]
-        rows.append((line.what, len(cells), *figures, f"`{line.module}`"))
+            if headings[who] == AGAINST_EAGER:
+                figures.append(sum(ratio < BELOW for ratio in found))
+        rows.append((line.what, line.of, len(cells), *figures, f"`{line.module}`"))
     return Table.of(title, columns, rows)
 
 
@@ -173,14 +230,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--of", choices=EACH, help="a line for each function or model of this suite")
     suite = parser.parse_args().of
-    others = {"eager": "× eager", "inductor": "× TorchInductor, dynamic"}
+    others = {"eager": AGAINST_EAGER, "inductor": "× TorchInductor, dynamic"}
     if suite is not None:
         title, lines = EACH[suite]
         show(table(title, lines(), others))
         return
     show(table("Two cores of a CPU: how many times faster one dynamic compile is, geometric mean and least cell", ON_CPU, others))
-    others = {"eager": "× eager", "dynamic": "× TorchInductor, dynamic", "static": "× TorchInductor, a compile for each shape"}
-    show(table("An H100, times of kernels alone: the same", ON_GPU, others))
+    others = {"eager": AGAINST_EAGER, "dynamic": others["inductor"], "static": "× TorchInductor, a compile for each shape"}
+    show(table("An H100: the same", ON_GPU, others))
+    if (record.RESULTS / "programs_cuda.json").exists():
+        del others["static"]
+        show(table(f"{_results('programs_cuda')['device']}: the same", PROGRAMS_ON_GPU, others))
 
 
 if __name__ == "__main__":

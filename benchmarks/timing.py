@@ -95,10 +95,25 @@ def disturbance_of(cores: Iterable[float]) -> str:
     return f"Other processes used at most {max(cores):.2f} cores meanwhile."
 
 
-class OtherLoad:
-    """Cores that processes other than this one (and its finished children) keep busy; 0 where /proc/stat is missing."""
+@dataclass(frozen=True)
+class Elsewhere:
+    """A call in another process: `burst` gives the seconds a call of so many in a row there, `processor` the processor seconds
+    that the process has used so far."""
 
-    def __init__(self) -> None:
+    process: int
+    burst: Callable[[int], float]
+    processor: Callable[[], float]
+
+    def __call__(self) -> None:
+        self.burst(1)
+
+
+class OtherLoad:
+    """Cores that processes other than this one (its finished children, and those that it has calls in) keep busy; 0 where
+    /proc/stat is missing."""
+
+    def __init__(self, helpers: Iterable[Elsewhere] = ()) -> None:
+        self._helpers = {helper.process: helper for helper in helpers}
         self._started = time.perf_counter()
         self._busy = self._machine()
         self._own = self._process()
@@ -119,10 +134,14 @@ class OtherLoad:
             return 0.0
         return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
-    @staticmethod
-    def _process() -> float:
-        times = os.times()
-        return times.user + times.system + times.children_user + times.children_system
+    def _process(self) -> float:
+        return processor_seconds() + sum(helper.processor() for helper in self._helpers.values())
+
+
+def processor_seconds() -> float:
+    """What this process and its finished children have used."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def synchronize() -> None:
@@ -133,6 +152,8 @@ def synchronize() -> None:
 
 def burst(call: Call, calls: int) -> float:
     """Seconds a call of `calls` calls in a row, device work included."""
+    if isinstance(call, Elsewhere):
+        return call.burst(calls)
     synchronize()
     started = time.perf_counter()
     for _ in range(calls):
@@ -161,7 +182,7 @@ def compare(
             call()
     sizes = {name: max(1, math.ceil(burst_seconds / burst(call, 1))) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    load = OtherLoad()
+    load = OtherLoad(call for call in calls.values() if isinstance(call, Elsewhere))
     started = time.perf_counter()
     order = list(calls)
     for number in range(max_rounds):
@@ -175,4 +196,7 @@ def compare(
     return Comparison({name: Timing(name, tuple(samples[name]), sizes[name]) for name in calls}, others)
 
 
-__all__ = ["Comparison", "OtherLoad", "Timing", "burst", "compare", "disturbance", "geomean", "quantile", "synchronize"]
+__all__ = [
+    "Comparison", "Elsewhere", "OtherLoad", "Timing", "burst", "compare", "disturbance", "geomean", "processor_seconds",
+    "quantile", "synchronize",
+]  # fmt: skip

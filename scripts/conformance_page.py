@@ -52,8 +52,7 @@ def device_section(results: Mapping[str, Any]) -> Iterator[str]:
     more = f" {counts['absent']} more {'is' if counts['absent'] == 1 else 'are'} not run, as eager has no such operator there."
     absent = more if counts["absent"] else ""
     left = f" {counts['left']} are not checked yet." if counts.get("left") else ""
-    kept = sum("sources" in row for row in entries.values())
-    left += f" {kept} were checked with earlier sources, as the results say of each." if kept else ""
+    left += by_sources(results)
     yield (
         f"{right} of {run} entries are right ({share(right, run)}), {counts['uncaptured']} equal to eager without a graph "
         f"(together {share(right + counts['uncaptured'], run)}), {counts['listed']} listed, {counts['wrong']} wrong."
@@ -64,6 +63,20 @@ def device_section(results: Mapping[str, Any]) -> Iterator[str]:
     yield from families(entries)
     yield from operators(results)
     yield from listed(entries)
+
+
+def by_sources(results: Mapping[str, Any]) -> str:
+    """Which revision was checked last, and what of the above is of earlier sources: nothing here is of a later one."""
+    run = [row for row in results["entries"].values() if row["verdict"] != "absent"]
+    now, earlier = ([row for row in run if ("sources" in row) is before] for before in (False, True))
+    revision = results["environment"].get("revision", "unknown")
+    if not earlier:
+        return f" All are of revision {revision}."
+    rights = [sum(row["verdict"] in ("right", "stale") for row in rows) for rows in (now, earlier)]
+    return (
+        f" Only {len(now)} of these were checked at revision {revision}, the last that was ({rights[0]} right); {len(earlier)} "
+        f"({rights[1]} right) are what earlier sources gave, as the results say of each."
+    )
 
 
 def families(entries: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Runs the tests on a GPU under NVIDIA's compute-sanitizer: `make sanitize SANITIZE="--tools memcheck"`.
+"""Runs GPU tests of loops and of what surrounds kernels under NVIDIA's compute-sanitizer: `make sanitize`; `--tests` has others.
 
 memcheck finds accesses outside of memory and misaligned ones, racecheck races in shared memory; both look at generated kernels
 alone. Memory comes from the driver, not from torch's cache, so that what lies beyond a tensor is no memory. Tests that fault on

@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="the peer's max-autotune, compiled for each shape alone, too")
     parser.add_argument("--seconds", type=float, default=500, help="when no new cell is begun")
     parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
+    parser.add_argument("--suite", default="gpu_gemm", help="name of the result file: one for each device")
     parser.add_argument("--resume", type=Path, nargs="*", default=[], help="cells of earlier runs to go on from")
     parser.add_argument("--again", nargs="*", default=[], help="revisions whose cells are measured once more")
     parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
@@ -85,7 +86,7 @@ def main() -> None:
         run([work for part in given.parts for work in _of_part(part, cells, given)], deadline, given.ahead)
     finally:
         results["cells"] = cells.rows
-        path = record.write("gpu_gemm", results, out)
+        path = record.write(given.suite, results, out)
         report(results)
         print(path)
 

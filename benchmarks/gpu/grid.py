@@ -1,4 +1,4 @@
-"""The grid: every function at every shape, kernel time and correctness, one cell after another.
+"""The grid: every function at every shape, kernel time, wall time and correctness, one cell after another.
 
 Cells are written as they are measured (a JSON object a line); a run that is given the same file goes on where the last
 one ended, so that a suite can be spread over several short sessions.
@@ -21,7 +21,7 @@ import polytile
 from benchmarks.compilers import copied
 from benchmarks.environment import revision
 from benchmarks.gpu.functions import DTYPES, SHAPES, TRACED, Function, Shape
-from benchmarks.gpu.replay import kernel_times
+from benchmarks.gpu.replay import kernel_times, wall_times
 
 OPTIONS = {"random": "philox"}
 """Dropout draws from polytile's own generator, as the peer draws from its own."""
@@ -173,8 +173,9 @@ def _cell(
 ) -> dict[str, Any]:
     calls = {**compiled, **(fixed(function) if static else {})}
     new_shape = {name: first_call(call, args) for name, call in calls.items()}
-    times = kernel_times({name: _bound(call, args) for name, call in {"eager": function.run, **calls}.items()})
-    return {"us": times, "first_call_at_shape_s": new_shape, "wrong": _wrong(function, compiled, args)}
+    bound = {name: _bound(call, args) for name, call in {"eager": function.run, **calls}.items()}
+    times = {"us": kernel_times(bound), "wall_us": wall_times(bound)}
+    return {**times, "first_call_at_shape_s": new_shape, "wrong": _wrong(function, compiled, args)}
 
 
 def new_decisions(known: set[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """Products compiled for one hint and run at other sizes.
 
 Part `matrix`: `x @ y`, square, compiled with one hint or with all three, at four sizes, beside eager and, if asked for, the peer
-with one hint each and with its own hints. Every compile begins with an empty store: nothing that one hint has measured is known
-to the next.
+with one hint each and with its own hints. Each row has a process and caches of its own: nothing that one hint has compiled or
+measured is known to the next.
 
 Part `pairs`: the same for 64 hints and 64 sizes, 64 apart, from kernel times: the candidate that wins at each hint is timed at
 every size, beside the one that a dynamic compile of polytile sends that size to.
@@ -10,13 +10,13 @@ every size, beside the one that a dynamic compile of polytile sends that size to
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
+import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 
 import polytile
 from benchmarks.compilers import copied
+from benchmarks.contestants import LATE, OWN, Processes, tune_in_turn, turn
 from benchmarks.gpu import products
 from benchmarks.gpu.candidates import Trials, generated
 from benchmarks.gpu.grid import Cells, new_decisions
@@ -39,6 +40,9 @@ STEP, LARGEST = 64, 4096
 SIZES = range(STEP, LARGEST + 1, STEP)
 MATRIX, AT_HINT, PAIRS = "matrix: ", "pairs: at the hint", "pairs: x @ y"
 WITHIN = 1.02
+PEER = "peer"
+AT_A_TIME, GRACE = 4, 60.0
+"""Rows of the matrix that compile side by side, and seconds that they may take beyond the deadline."""
 ASKED = 0.0504
 """The average speedup over a single hint that was published for this experiment."""
 
@@ -52,58 +56,78 @@ def square(n: int, dtype: str) -> tuple[Any, ...]:
 # the matrix --------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _ours(hints: Sequence[int], dtype: str) -> Iterator[Call]:
-    """One dynamic compile for these hints, whose measurements are its own."""
-    with tempfile.TemporaryDirectory() as directory:
-        options = {"store": str(Path(directory) / "store.sqlite3")}
-        yield polytile.compile(copied(products.product, "ours"), hints=list(hints), options=options)
+def contestants(peer: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Rows of the matrix by name: who compiles, and for which hints."""
+    return {
+        f"{who}, {'hint' if len(hints) == 1 else 'hints'} {' '.join(map(str, hints))}": (who, hints)
+        for who in ((OWN, PEER) if peer else (OWN,))
+        for hints in (*[(hint,) for hint in HINTS], HINTS)
+    }
 
 
-@contextmanager
-def _theirs(hints: Sequence[int], dtype: str) -> Iterator[Call]:
+def matrix(dtype: str, deadline: float, cells: Cells, peer: bool) -> None:
+    """The rows of one type that are missing, in several processes at a time, which compile side by side and measure in turns."""
+    missing = {
+        name: given
+        for name, given in contestants(peer).items()
+        if not all(cells.has(MATRIX + name, dtype, (n, n, n)) for n in RUN_AT)
+    }
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(AT_A_TIME) as pool:
+
+        def row(name: str) -> tuple[str, dict[str, Any]]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return name, {"error": LATE}
+            who, hints = missing[name]
+            given = {"name": name, "who": who, "hints": hints, "dtype": dtype, "lock": str(Path(directory) / "lock")}
+            compilers = max(1, (os.cpu_count() or 1) // AT_A_TIME)
+            return name, Processes(compilers).run("benchmarks.gpu.hints:measured", given, left + GRACE)
+
+        for name, found in pool.map(row, missing):
+            if "error" in found:
+                print(f"matrix, {name}, {dtype}: {found['error'][-400:]}", flush=True)
+            for n in RUN_AT if "error" not in found else ():
+                us, chosen = found["us"][str(n)], found["chosen"][str(n)]
+                print(f"matrix, {dtype} at {n}: " + ", ".join(f"{who} {t:.1f}" for who, t in us.items()), flush=True)
+                at = {"function": MATRIX + name, "part": "matrix", "dtype": dtype, "shape": [n, n, n]}
+                cells.add({**at, "us": us, "chosen": chosen, "first_call_s": found["first_call_s"]})
+
+
+def measured(given: Mapping[str, Any]) -> dict[str, Any]:
+    """One row, in the process of its contestant: called at every size first, then timed size by size, in turns with eager."""
+    lock, dtype, name = Path(given["lock"]), given["dtype"], given["name"]
+    switch(dtype)
+    torch._dynamo.config.recompile_limit = 256
+    tune_in_turn(given["who"], lock)
+    call = (_ours if given["who"] == OWN else _theirs)(given["hints"])
+    known: set[str] = set()
+    chosen, began = {}, time.perf_counter()
+    call(*square(given["hints"][0], dtype))  # the size that the peer takes its single hint from
+    took = round(time.perf_counter() - began, 2)
+    for n in RUN_AT:
+        call(*square(n, dtype))
+        chosen[n] = "; ".join(new_decisions(known))
+    us = {}
+    with turn(lock):
+        for n in RUN_AT:
+            args = square(n, dtype)
+            timed: dict[str, Call] = {"eager": torch.mm, name: call}
+            us[n] = kernel_times({who: functools.partial(each, *args) for who, each in timed.items()})
+    return {"us": us, "chosen": chosen, "first_call_s": took}
+
+
+def _ours(hints: Sequence[int]) -> Call:
+    """One dynamic compile for these hints."""
+    compiled: Call = polytile.compile(products.product, hints=list(hints))
+    return compiled
+
+
+def _theirs(hints: Sequence[int]) -> Call:
     """The peer's dynamic compile, Triton kernels only, made at the first hint; several are its multi-kernel's."""
     settings: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
     if len(hints) > 1:
         settings["multi_kernel_hints"] = list(hints)
-    call = torch.compile(copied(products.product, "theirs"), dynamic=True, options=settings)
-    call(*square(hints[0], dtype))
-    yield call
-
-
-def contestants(peer: bool) -> dict[str, Callable[[str], Any]]:
-    """Rows of the matrix by name: type → context of a callable."""
-    rows: dict[str, Callable[[str], Any]] = {}
-    for who, made in (("polytile", _ours), ("peer", _theirs)) if peer else (("polytile", _ours),):
-        for hints in (*[(hint,) for hint in HINTS], HINTS):
-            rows[f"{who}, {'hint' if len(hints) == 1 else 'hints'} {' '.join(map(str, hints))}"] = functools.partial(made, hints)
-    return rows
-
-
-def matrix(dtype: str, deadline: float, cells: Cells, peer: bool) -> None:
-    """The rows of one type that are missing. All of them are called at every size first; then they are timed size by size, in
-    turns with eager: the device's own pace, which changes from second to second, meets all alike."""
-    switch(dtype)
-    known: set[str] = set()
-    chosen: dict[tuple[str, int], str] = {}
-    with contextlib.ExitStack() as made:
-        calls: dict[str, Call] = {}
-        for name, make in contestants(peer).items():
-            if all(cells.has(MATRIX + name, dtype, (n, n, n)) for n in RUN_AT) or time.monotonic() > deadline:
-                continue
-            calls[name] = made.enter_context(make(dtype))
-            for n in RUN_AT:
-                calls[name](*square(n, dtype))
-                chosen[name, n] = "; ".join(new_decisions(known))
-        for n in RUN_AT if calls else ():
-            args = square(n, dtype)
-            timed: dict[str, Call] = {"eager": torch.mm, **calls}
-            us = kernel_times({name: functools.partial(call, *args) for name, call in timed.items()})
-            print(f"matrix, {dtype} at {n}: " + ", ".join(f"{who} {t:.1f}" for who, t in us.items()), flush=True)
-            for name in (name for name in calls if name in us):
-                own = {"eager": us["eager"], name: us[name]}
-                row = {"function": MATRIX + name, "part": "matrix", "dtype": dtype, "shape": [n, n, n], "us": own}
-                cells.add({**row, "chosen": chosen[name, n]})
+    return torch.compile(products.product, dynamic=True, options=settings)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, dict[int, float]]:
@@ -169,7 +193,9 @@ def winners(hinted: Sequence[dict[str, Any]], own: bool = False) -> dict[int, st
 def _at_every_size(trials: Trials, dtype: str, at_hint: dict[int, str], cells: Cells, until: float) -> None:
     hinted = [row for row in cells.rows if row["function"] == AT_HINT and row["dtype"] == dtype]
     names = {*at_hint.values(), *winners(hinted, own=True).values()}
-    with _ours(HINTS, dtype) as call:
+    with tempfile.TemporaryDirectory() as directory:
+        options = {"store": str(Path(directory) / "store.sqlite3")}
+        call = polytile.compile(copied(products.product, "ours"), hints=list(HINTS), options=options)
         for n in at_hint:
             if cells.has(PAIRS, dtype, (n, n, n)) or time.monotonic() > until:
                 continue

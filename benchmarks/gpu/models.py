@@ -1,9 +1,10 @@
 """`python -m benchmarks.gpu.models [--models llama bert gpt2] [--seconds 240]`: Transformers of four layers on a GPU.
 
 Llama 2048 wide, BERT and GPT-2 of base width with random weights, bfloat16, inference, at seven shapes of batch × tokens: kernel
-time of whole calls (replayed graphs, in turns) of eager, one dynamic compile of polytile and the peer's two modes, each compiled
-once with both sizes dynamic; seconds of each one's first call at the first shape and of all its first calls. The contestants come
-in the order of `--contestants`, the shapes with the most tokens last; when `--seconds` are over no compile and no cell is begun.
+time (replayed graphs, in turns) and wall time of whole calls of eager, one dynamic compile of polytile and the peer's two modes,
+each compiled once with both sizes dynamic; seconds of each one's first call at the first shape and of all its first calls. The
+contestants come in the order of `--contestants`, the shapes with the most tokens last; when `--seconds` are over no compile and
+no cell is begun.
 Cells go to OUT/gpu_models_cells.jsonl as they are measured; `--resume` goes on from those of earlier runs and adds contestants.
 """
 
@@ -26,7 +27,7 @@ from benchmarks import record
 from benchmarks.gpu.grid import Cells
 from benchmarks.gpu.product_cell import first_call
 from benchmarks.gpu.products_ahead import Compiled
-from benchmarks.gpu.replay import kernel_times
+from benchmarks.gpu.replay import kernel_times, wall_times
 from benchmarks.timing import geomean
 from polytile.report import Table, show
 
@@ -122,10 +123,12 @@ def measure(name: str, contestants: Sequence[str], cells: Cells, deadline: float
         calls[contestant] = call
         print(f"{name}, {contestant}: first call {took[contestant][0]:.1f} s, all {sum(took[contestant]):.1f} s", flush=True)
     for shape in wanted:
-        us = kernel_times({who: functools.partial(call, *tokens(*shape)) for who, call in calls.items()}, places=1)
+        bound = {who: functools.partial(call, *tokens(*shape)) for who, call in calls.items()}
+        us, wall = kernel_times(bound, places=1), wall_times(bound)
         wrong = off(calls, shape)
         first = {who: round(seconds[0], 2) for who, seconds in took.items()}
-        added = {"us": us, "first_call_s": first, "first_calls_s": {who: round(sum(found), 2) for who, found in took.items()}}
+        all_first = {who: round(sum(found), 2) for who, found in took.items()}
+        added = {"us": us, "wall_us": wall, "first_call_s": first, "first_calls_s": all_first}
         merged = {key: {**known.get(shape, {}).get(key, {}), **found} for key, found in added.items()}
         cells.add({"function": name, "dtype": LABEL, "shape": list(shape), **merged, "wrong": wrong})
         print(f"{name} {shape}: " + ", ".join(f"{who} {t:.0f}" for who, t in us.items()) + f" µs {wrong}", flush=True)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.timing import compare
+
 CALLS = 10
 PLACES = 3
 """Graphs of a contestant, each with memory of its own."""
@@ -71,6 +73,12 @@ def kernel_times(calls: Mapping[str, Call], rounds: int = 15, places: int = PLAC
             if turn < LEAST or sum(map(sum, samples[name])) * CALLS < ENOUGH:
                 samples[name][place].append(timed(graphs[name][place].replay) / CALLS)
     return {name: statistics.mean(map(statistics.median, taken)) for name, taken in samples.items()}
+
+
+def wall_times(calls: Mapping[str, Call], seconds: float = 0.3) -> dict[str, float]:
+    """Microseconds of one call of each as a program makes them, several in a row, in turns: what the host takes to launch the
+    kernels, with Dynamo's guards, unless the device takes longer."""
+    return {name: timing.low * 1e6 for name, timing in compare(calls, seconds=seconds).timings.items()}
 
 
 def copy_bandwidth(megabytes: int = 1024) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,30 @@ def test_the_committed_results_make_all_tables(capsys: pytest.CaptureFixture[str
     gemm.report(json.loads((Path(gemm.record.RESULTS) / "gpu_gemm.json").read_text())["results"])
     shown = capsys.readouterr().out
     assert "polytile's kernel time over the best of the others" in shown and "hint × size at run time, bf16" in shown
+
+
+def test_each_row_of_the_hint_study_has_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, Any]] = []
+
+    class Fake:
+        def __init__(self, compilers: int) -> None:
+            assert compilers >= 1
+
+        def run(self, function: str, given: dict[str, Any], seconds: float) -> dict[str, Any]:
+            assert function == "benchmarks.gpu.hints:measured" and seconds > 0
+            started.append(given)
+            if given["hints"] == (64,) and given["who"] == hints.PEER:
+                return {"error": "out of memory"}
+            us = {str(n): {"eager": 1.0, given["name"]: float(n + len(started))} for n in hints.RUN_AT}
+            return {"us": us, "chosen": dict.fromkeys(us, "aten"), "first_call_s": 2.0}
+
+    monkeypatch.setattr(hints, "Processes", Fake)
+    cells = Cells(tmp_path / "cells.jsonl")
+    hints.matrix("bf16", time.monotonic() + 60, cells, peer=True)
+    rows = [(given["who"], given["hints"]) for given in started]
+    assert len(rows) == len(set(rows)) == 8 and {given["lock"] for given in started} != {""}
+    assert {row["function"] for row in cells.rows} == {hints.MATRIX + name for name in hints.contestants(True)} - {
+        "matrix: peer, hint 64"
+    }
+    hints.matrix("bf16", time.monotonic() + 60, cells, peer=True)
+    assert [given["name"] for given in started[8:]] == ["peer, hint 64"]  # the others are not measured twice

@@ -1,0 +1,218 @@
+"""`python -m benchmarks.programs [--only ...] [--levels ...] [--jobs 8] [--seconds 420]`: the suite, or a part of it.
+
+Each contestant of each program has a process and caches of its own. Rows go to OUT/programs_DEVICE.jsonl as they end, and a run
+goes on from those; when `--seconds` are over no process is begun, and one that has not ended `--grace` seconds later is ended.
+The programs come in an order that mixes families, so that a part of the suite is a sample of it.
+
+`--first-calls 10` measures anew, one process after the other, the slowest first calls on record: beside other processes they take
+longer than alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import record
+from benchmarks.contestants import LATE, Processes
+from benchmarks.environment import DEVICE, revision
+from benchmarks.programs.contestant import CONTESTANTS, table_of
+from benchmarks.programs.program import LEVELS, Program
+from benchmarks.programs.report import report, slowest
+
+Key = tuple[str, str]
+CONTESTANT = "benchmarks.programs.contestant:main"
+SHARED = ("torch._dynamo", "benchmarks.direct", "benchmarks.timing", "benchmarks.programs.contestant")
+STEP = 29
+"""The order of a run: every so many places of the tables, which it has no factor in common with."""
+
+
+class Rows:
+    """The rows measured so far, in a file to which each is written as it ends; the last of a program and contestant counts. Those
+    of other files are added that are missing."""
+
+    def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
+        self.path, self.revision = path, revision()
+        self._rows = _read(path)
+        for file in others:
+            for key, row in _read(file).items():
+                if key not in self:
+                    self._write(row)
+
+    @property
+    def all(self) -> list[dict[str, Any]]:
+        return list(self._rows.values())
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._rows
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._write({**row, "revision": self.revision})
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._rows[row["program"], row["contestant"]] = row
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _read(path: Path) -> dict[Key, dict[str, Any]]:
+    """The last row of each program and contestant."""
+    rows = map(json.loads, path.read_text().splitlines() if path.exists() else ())
+    return {(row["program"], row["contestant"]): row for row in rows}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How contestants are run: who makes processes, on which device, the lock file for times, when to stop, how long one may
+    take, seconds of timing."""
+
+    processes: queue.SimpleQueue[Processes]
+    device: str
+    lock: Path | None
+    deadline: float
+    grace: float
+    limit: float
+    timing: float
+    table: str
+    rows: Rows = field(repr=False)
+
+    def one(self, program: Program, who: str) -> None:
+        """Runs one contestant of one program, unless time is up, and adds its row."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            return
+        asked = {"program": program.name, "contestant": who, "device": self.device, "seconds": self.timing}
+        asked |= {"lock": str(self.lock) if self.lock else "", "table": self.table}
+        until = min(self.limit, left + self.grace)
+        processes = self.processes.get()
+        try:
+            found = processes.run(CONTESTANT, asked, until)
+        finally:
+            self.processes.put(processes)
+        if found.get("error") == LATE and until < self.limit:
+            return  # its own limit was not reached: nothing is known of it
+        row = {"program": program.name, "contestant": who, "level": program.level, "family": program.family, **found}
+        self.rows.add({**row, "device": self.device})
+        print(line(row), flush=True)
+
+
+def line(row: Mapping[str, Any]) -> str:
+    begin = f"{row['program']}, {row['contestant']}: "
+    if "error" in row:
+        return begin + row["error"].splitlines()[0][:200]
+    parts = [f"WRONG: {row['wrong']}" if row["wrong"] else "right", f"first call {row['first_call_s']:.1f} s"]
+    for kind in ("kernels", "direct", "called"):
+        if kind in row:
+            parts.append(f"{kind} " + " / ".join(f"{seconds * 1e6:.0f}" for seconds in row[kind].values()) + " µs")
+    return begin + ", ".join(parts)
+
+
+def wanted(given: argparse.Namespace, programs: Mapping[str, Program]) -> list[Program]:
+    """The programs asked for, families mixed."""
+    found = [
+        program
+        for program in programs.values()
+        if program.level in given.levels
+        and (not given.families or program.family in given.families)
+        and (not given.only or any(word in program.name for word in given.only))
+        and (given.device == "cpu" or program.gpu)
+    ]
+    return sorted(found, key=lambda program: (list(programs).index(program.name) * STEP) % len(programs))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=DEVICE)
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
+    parser.add_argument("--families", nargs="+", default=[])
+    parser.add_argument("--only", nargs="+", default=[], help="programs whose names contain one of these")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes at a time; while one is timed others only compile"
+    )
+    parser.add_argument("--seconds", type=float, default=1e6, help="when no further process is begun")
+    parser.add_argument(
+        "--grace", type=float, default=30, help="seconds after which those that are running then are ended"
+    )
+    parser.add_argument("--limit", type=float, default=300, help="seconds that one process may take")
+    parser.add_argument(
+        "--timing", type=float, default=0.4, help="seconds of timing for each row and way; 0: correctness alone"
+    )
+    parser.add_argument(
+        "--first-calls", type=int, default=0, metavar="N", help="only the N slowest on record, alone and anew"
+    )
+    parser.add_argument("--anew", action="store_true", help="also what is on record")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
+    parser.add_argument(
+        "--resume", type=Path, nargs="*", default=[], help="files of rows of earlier runs to go on from"
+    )
+    parser.add_argument("--json", action="store_true", help="also write OUT/programs_DEVICE.json")
+    parser.add_argument("--show", action="store_true", help="only print the tables of what is on record")
+    return parser.parse_args()
+
+
+def carry_out(given: argparse.Namespace, table: str, rows: Rows) -> None:
+    named = table_of(table)
+    programs, contestants = wanted(given, named), given.contestants
+    if given.first_calls:
+        programs = [named[row["program"]] for row in slowest(rows.all, given.first_calls)]
+        given.anew, given.jobs = True, 1
+    lock = given.out / f".programs_{given.device}.lock" if given.jobs > 1 else None
+    each = max(1, (os.cpu_count() or 1) // given.jobs) if given.jobs > 1 else 0
+    processes: queue.SimpleQueue[Processes] = queue.SimpleQueue()
+    own = [Processes(each, SHARED if given.device == "cpu" else ()) for _ in range(given.jobs)]
+    for one in own:
+        processes.put(one)
+    until = time.monotonic() + given.seconds
+    run = Run(processes, given.device, lock, until, given.grace, given.limit, given.timing, table, rows)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        begun = [
+            pool.submit(run.one, program, who)
+            for program in programs
+            for who in contestants
+            if given.anew or (program.name, who) not in rows
+        ]
+        for future in begun:
+            future.result()
+    for one in own:
+        one.close()
+    if lock is not None:
+        lock.unlink(missing_ok=True)
+
+
+def main(suite: str = "programs", table: str = "benchmarks.programs.suite:PROGRAMS") -> None:
+    """Runs what the command line asks for of a table ("module:name"); files are called after the suite."""
+    given = arguments()
+    given.out.mkdir(parents=True, exist_ok=True)
+    rows = Rows(given.out / f"{suite}_{given.device}.jsonl", given.resume)
+    try:
+        if not given.show:
+            carry_out(given, table, rows)
+    finally:
+        report(rows.all)
+        if given.json:
+            device = (
+                torch.cuda.get_device_name() if given.device == "cuda" and torch.cuda.is_available() else given.device
+            )
+            results = {"device": device, "rows": sorted_rows(rows.all, table_of(table))}
+            print(record.write(f"{suite}_{given.device}", results, given.out))
+
+
+def sorted_rows(rows: Sequence[dict[str, Any]], programs: Mapping[str, Program]) -> list[dict[str, Any]]:
+    """In the order of the table."""
+    order = {name: place for place, name in enumerate(programs)}
+    return sorted(rows, key=lambda row: (order.get(row["program"], len(order)), row["contestant"]))
+
+
+if __name__ == "__main__":
+    main()
