@@ -52,7 +52,7 @@ def list_of(word: str, kernels: Sequence[Kernel]) -> Table:
         at = list(dict.fromkeys(sizes_text(record.measurement.problem.sizes) for record in kernel.records))
         shown = "; ".join(at[:2]) + ("; …" if len(at) > 2 else "")
         rows.append((number, kernel.name, shortest(kernel, kernels), len(at), len(kernel.records), shown))
-    names = [Column("#", count), "kernel", "type", Column("sizes", count), Column("measurements", count), "such as"]
+    names: list[Column | str] = [Column("#", count), "kernel", "type", Column("sizes", count), Column("measurements", count), "such as"]
     note = f"Type more of the name, or the digits under `type`, in place of {word}; or add --all."
     return Table.of(f"{word!r} may mean {len(kernels)} kernels", names, rows, [note])
 
