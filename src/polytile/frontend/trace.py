@@ -72,7 +72,7 @@ def _whole(call: Whole, nodes: Mapping[str, torch.fx.Node], values: Values) -> O
 
     def one(value: Any) -> Any:
         if isinstance(value, Name):
-            return Ref(_made(nodes[value.node]))  # type: ignore[arg-type]
+            return Ref(_made(nodes[value.node]))
         if isinstance(value, sympy.Expr):
             return Ref(value) if value.free_symbols else int(value) if value.is_integer else float(value)
         if isinstance(value, tuple | list):
