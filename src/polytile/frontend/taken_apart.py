@@ -67,7 +67,7 @@ def _noting(operator: OpOverload, rule: Decomposition) -> Decomposition:
         mode = get_proxy_mode()
         if mode is None:
             return rule(*args, **kwargs)
-        last = next(reversed(mode.tracer.graph.nodes), None)
+        last = next(iter(reversed(mode.tracer.graph.nodes)), None)
         found = rule(*args, **kwargs)
         if found is not NotImplemented:
             _note(operator, args, kwargs, found, mode.tracer, last)
