@@ -123,7 +123,8 @@ def _weights(program: CompiledProgram) -> Iterator[WeightRow]:
             yield _weight(multikernel.spec.name, call.kept.site, call.kept.view.dtype)
     for operation in program.program.operations if program.program is not None else ():
         if isinstance(operation, Extern) and isinstance(operation.target, KeptConvolution):
-            yield _weight(operation.target.__name__, operation.target.site, operation.target.dtype)
+            for site in operation.target.sites:
+                yield _weight(operation.target.__name__, site, operation.target.dtype)
 
 
 def _weight(kernel: str, site: Site, dtype: torch.dtype) -> WeightRow:

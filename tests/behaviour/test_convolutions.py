@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -117,10 +118,62 @@ def test_a_step_of_training_takes_images_and_weights_channels_last_both_ways() -
 
 
 def test_the_backward_pass_of_a_1_by_1_convolution_with_steps_takes_planes() -> None:
-    model = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 1, 2))
-    compiled(model, tune="off")(images(2, 6, 9, 11)).sum().backward()
-    stepping, plain = library_calls("aten.convolution_backward")
-    assert not any(map(is_channels_last, views(stepping, 2))) and all(map(is_channels_last, views(plain, 3)))
+    plain = [layer for _ in range(4) for layer in (nn.Conv2d(6, 6, 3, padding=1), nn.ReLU())]
+    compiled(nn.Sequential(*plain, nn.Conv2d(6, 8, 1, 2)), tune="off")(images(2, 6, 29, 31)).sum().backward()
+    stepping, *others = library_calls("aten.convolution_backward")
+    assert not any(map(is_channels_last, views(stepping, 2)))
+    assert all(is_channels_last(view) for call in others for view in views(call, 3))
+
+
+def layouts_of(model: nn.Module, x: Tensor) -> list[bool]:
+    """Whether the images of each convolution of a model have their channels last; its results are right."""
+    torch._dynamo.reset()
+    run = compiled(model.eval(), tune="off")
+    with torch.no_grad():
+        assert_alike(run(x), model(x))
+    program = compiled_programs()[-1].program
+    assert program is not None
+    calls = [op for op in program.operations if isinstance(op, Extern) and "convolution" in str(op.target)]
+    return [is_channels_last(view) for call in calls for view in views(call, 1)]
+
+
+def test_layouts_are_those_that_cost_least_conversions_included() -> None:
+    alone = [nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 1), nn.Conv2d(64, 64, 3)]
+    assert [layouts_of(layer, images(2, layer.in_channels, 9, 8)) for layer in alone] == [[False]] * 3
+    chain = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())])
+    assert layouts_of(chain, images(2, 8, 19, 18)) == [True] * 4
+    assert layouts_of(chain, images(2, 8, 19, 18).contiguous(memory_format=LAST)) == [True] * 4
+    assert layouts_of(alone[0], images(2, 8, 9, 8).contiguous(memory_format=LAST)) == [True]
+
+
+TRANSPOSED: dict[str, dict[str, Any]] = {
+    "strides": {"stride": (2, 1)},
+    "more room": {"stride": 3, "output_padding": (2, 1), "padding": 1},
+    "groups": {"groups": 2, "stride": 2},
+    "for each channel": {"groups": 4},
+    "dilated": {"dilation": 2, "padding": 2},
+    "without bias": {"bias": False, "stride": 2},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_transposed_convolutions_have_their_channels_last_and_are_eagers(dtype: torch.dtype, training: bool) -> None:
+    torch.manual_seed(5)
+    model = nn.ModuleList([nn.ConvTranspose2d(4, 8, 3, **kind) for kind in TRANSPOSED.values()]).to(dtype)
+    run = compiled(lambda x: [kind(x) for kind in model], tune="off")
+    for shape in ((2, 4, 9, 8), (3, 4, 6, 11)):
+        outcomes = []
+        for call in (run, lambda x: [kind(x) for kind in model]):
+            x = images(*shape, dtype=dtype).requires_grad_(training)
+            with torch.set_grad_enabled(training):
+                results = call(x)
+            if training:
+                torch.stack([result.square().sum() for result in results]).sum().backward()
+            outcomes.append([*results, *([x.grad] if x.grad is not None else [])])
+        assert_alike(*outcomes)
+    if not training:
+        assert all(is_channels_last(view) for call in library_calls("convolution") for view in views(call, 1))
 
 
 def test_images_of_types_without_such_kernels_stay_as_they_are() -> None:
@@ -363,7 +416,7 @@ CHANGES: tuple[Callable[[nn.Conv2d], object], ...] = (
 def test_results_are_those_of_the_weight_as_it_is() -> None:
     needs_kept()
     convolution = nn.Conv2d(5, 7, 3)
-    run, x = compiled(convolution, tune="off"), images(2, 5, 9, 8)
+    run, x = compiled(convolution, tune="off"), images(2, 5, 9, 8).contiguous(memory_format=LAST)
     with torch.no_grad():
         for change in CHANGES:
             for _ in range(12):
@@ -376,7 +429,7 @@ def test_results_are_those_of_the_weight_as_it_is() -> None:
 def test_a_step_of_an_optimizer_changes_what_is_computed() -> None:
     needs_kept()
     convolution = nn.Conv2d(5, 7, 3)
-    run, x = compiled(convolution, tune="off"), images(2, 5, 9, 8)
+    run, x = compiled(convolution, tune="off"), images(2, 5, 9, 8).contiguous(memory_format=LAST)
     optimizer = torch.optim.SGD(convolution.parameters(), lr=0.5, fused=True)
     for _ in range(3):
         with torch.no_grad():
@@ -389,7 +442,7 @@ def test_nothing_is_kept_of_weights_that_others_may_write_to() -> None:
     needs_kept()
     convolution = nn.Conv2d(5, 7, 3)
     convolution.share_memory()
-    run, x = compiled(convolution, tune="off"), images(2, 5, 9, 8)
+    run, x = compiled(convolution, tune="off"), images(2, 5, 9, 8).contiguous(memory_format=LAST)
     with torch.no_grad():
         assert_alike(run(x), convolution(x))
         explanation = polytile.explain(run, x)
@@ -399,7 +452,7 @@ def test_nothing_is_kept_of_weights_that_others_may_write_to() -> None:
 def test_explain_lists_the_weights_and_their_copies_go_with_them() -> None:
     needs_kept()
     model = nn.Sequential(nn.Conv2d(5, 7, 3), nn.Conv2d(7, 5, 1))
-    run, x = compiled(model, tune="off"), images(2, 5, 9, 8)
+    run, x = compiled(model, tune="off"), images(2, 5, 9, 8).contiguous(memory_format=LAST)
     with torch.no_grad():
         rows = polytile.explain(run, x).weights
     assert [row.sizes for row in rows] == [(7, 5, 3, 3), (5, 7, 1, 1)]

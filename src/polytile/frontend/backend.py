@@ -198,9 +198,10 @@ class _Compiler:
 
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
         """The graph lowered and compiled. Raises CompilerMissing where there is no C++ compiler."""
+        weights = weights_of(graph, self.kind)
         if self.kind == "inference":
-            lay_channels_last(graph.graph, training=False)
-        lowered = lower_graph(graph, name, weights_of(graph, self.kind))
+            lay_channels_last(graph.graph, training=False, weights=weights)
+        lowered = lower_graph(graph, name, weights)
         with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
             traced = hinted.sizes_of(graph)
             return compiler.compile_program(lowered, self.options, traced, self.hints, self.ahead).call

@@ -20,8 +20,9 @@ channels): 1.22 times as fast in float32 and 1.33 in bfloat16 in the geometric m
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves, tree_map
 
+from polytile import options
+from polytile.frontend.hints import traced_size
+from polytile.frontend.layout_cost import NEVER, Cost, Layouts, bytes_of, cost_of
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.registry import TABLE
 from polytile.frontend.placement import is_view
@@ -60,20 +64,23 @@ PARTS = (aten.slice.Tensor,)
 """Views of images that are images themselves: what is made of a part is laid out as the whole is."""
 
 
-def lay_channels_last(graph: torch.fx.Graph, training: bool) -> None:
-    """Has convolutions read and write images with their channels last. In `training` only those of a type among TRAINED, and with
-    their weights laid out alike, as no packed copy of a weight is kept then. `graph` is one of functional ATen operators whose
-    nodes have fake values. It returns the same values in the same strides afterwards."""
-    convolutions = [node for node in graph.nodes if _gains(node) and not (training and _dtype(node) not in TRAINED)]
-    makers = _makers(convolutions)
+def lay_channels_last(graph: torch.fx.Graph, training: bool, weights: Mapping[str, str] | None = None) -> None:
+    """Has convolutions read and write images with their channels last, where that costs less (layout_cost.py). In `training` only
+    those of a type among TRAINED, and with their weights laid out alike, as no packed copy of a weight is kept then. `weights`:
+    see weights_of. `graph` is one of functional ATen operators whose nodes have fake values. It returns the same values in the
+    same strides afterwards."""
+    convolutions = [node for node in graph.nodes if _may_gain(node) and not (training and _dtype(node) not in TRAINED)]
+    convolutions, makers = _cheapest(graph, convolutions, training, weights or {})
+    makers |= {node for node in convolutions if not _is_backward(node)}  # returned ones too: a kernel of polytile's converts them
     traced: dict[torch.fx.Node, Any] = {}
     for node in graph.nodes:
         if node in makers or (_picks(node) and node.args[0] in makers and not _returned(node)):
             traced[node] = node.meta["val"]
             node.meta["val"] = tree_map(lambda value: _channels_last(value) if _is_image(value) else value, traced[node])
     for node, value in traced.items():
-        readers = [user for user in node.users if user not in makers and not _picks(user) and not _takes_any_layout(user)]
-        _read_through_clone(node, readers, value)
+        readers = [user for user in node.users if user not in makers and user not in convolutions and not _picks(user)]
+        if not (_is_image(value) and _is_channels_last(value)):
+            _read_through_clone(node, [user for user in readers if not _takes_any_layout(user)], value)
     readers_of: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for convolution in convolutions:
         for argument in dict.fromkeys([*_images(convolution), *([_weight(convolution)] if training else [])]):
@@ -83,14 +90,68 @@ def lay_channels_last(graph: torch.fx.Graph, training: bool) -> None:
             _read_through_clone(node, readers, _channels_last(node.meta["val"]))
 
 
-def _gains(node: torch.fx.Node) -> bool:
-    """Whether `node` is a convolution that is faster with its channels last."""
+def _cheapest(
+    graph: torch.fx.Graph, convolutions: Sequence[torch.fx.Node], training: bool, weights: Mapping[str, str]
+) -> tuple[list[torch.fx.Node], set[torch.fx.Node]]:
+    """The convolutions that read images with their channels last, and the operators whose results have theirs last."""
+    makers, layouts = _makers(convolutions), Layouts()
+    free = {*makers, *convolutions, *(node for node in graph.nodes if node.target in PARTS)}
+    for node in convolutions:
+        layouts.add(node, _cost(node, training, weights))
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not _is_image(value):
+            continue
+        stored: Hashable = _maker(node)
+        if node.target not in PARTS and (stored not in makers or _returned(node)):  # stored as it was traced, whatever is cheaper
+            stored = ("traced", node)
+            layouts.add(stored, Cost(NEVER, 0.0) if _is_channels_last(value) else Cost(0.0, NEVER))
+            layouts.read(_maker(node), [stored] if _maker(node) in convolutions else [], bytes_of(value))
+        readers = [user for user in node.users if user in free and (user.target in PARTS or node in _images(user))]
+        fixed = [("traced", node) for user in node.users if user not in free and not _takes_any_layout(user)]
+        layouts.read(stored, [*readers, *fixed], bytes_of(value))
+        layouts.add(("traced", node), Cost(0.0, NEVER if fixed and not _is_channels_last(value) else 0.0))
+    last = layouts.cheapest()
+    return [node for node in convolutions if node in last], {node for node in makers if node in last}
+
+
+def _cost(convolution: torch.fx.Node, training: bool, weights: Mapping[str, str]) -> Cost:
+    """What a convolution costs in either layout; a backward pass is two convolutions."""
+    weight, given = _weight(convolution), convolution.args
+    images = [*map(_value, _images(convolution)), *filter(_is_image, _values(convolution))]
+    groups = given[-2 if _is_backward(convolution) else -1]
+    assert isinstance(groups, int)
+    kept = weights.get(weight.name) == "constant" and options.get("packed_weights_mib") > 0 and not _transposed(convolution)
+    return cost_of(
+        sum(map(bytes_of, images)) * (2 if _is_backward(convolution) else 1),
+        bytes_of(_value(weight)),
+        points=math.prod(map(traced_size, _value(weight).shape[2:])),
+        groups=groups,
+        transposed=_transposed(convolution),
+        way="laid out" if training else "packed" if kept else "plain",
+    )
+
+
+def _may_gain(node: torch.fx.Node) -> bool:
+    """Whether `node` is a convolution that may be faster with its channels last."""
     if node.target not in IMAGES:
         return False
-    image = _node(node, 0).meta["val"]
-    transposed = next(argument for argument in node.args[4:] if isinstance(argument, bool))
-    fit = _is_image(image) and not transposed and image.dtype in DTYPES.get(image.device.type, ())
-    return fit and (node.target != aten.convolution_backward.default or _is_right_backward(node))
+    image = _value(_node(node, 0))
+    fit = _is_image(image) and image.dtype in DTYPES.get(image.device.type, ())
+    return fit and (not _is_backward(node) or (not _transposed(node) and _is_right_backward(node)))
+
+
+def _is_backward(node: torch.fx.Node) -> bool:
+    return node.target is aten.convolution_backward.default
+
+
+def _transposed(convolution: torch.fx.Node) -> bool:
+    return next(argument for argument in convolution.args[4:] if isinstance(argument, bool))
+
+
+def _value(node: torch.fx.Node) -> torch.Tensor:
+    value: torch.Tensor = node.meta["val"]
+    return value
 
 
 def _is_right_backward(node: torch.fx.Node) -> bool:
@@ -131,7 +192,7 @@ def _can_follow(node: torch.fx.Node) -> bool:
     if node.op != "call_function" or _returned(node) or not any(map(_is_image, _values(node))):
         return False
     if node.target in IMAGES:
-        return _gains(node)
+        return _may_gain(node)
     tags = getattr(node.target, "tags", ())
     pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
     return (pointwise or node.target in WINDOWS) and bool(_images(node))
@@ -157,8 +218,8 @@ def _node(node: torch.fx.Node, k: int) -> torch.fx.Node:
 
 def _takes_any_layout(node: torch.fx.Node) -> bool:
     """Whether an operator's lowering reads values, wherever they are, and not memory."""
-    tensors = any(isinstance(value, torch.Tensor) for value in _values(node))
-    return _gains(node) or not tensors or (node.target in TABLE and not is_view(node.target))
+    tensors = node.op == "output" or any(isinstance(value, torch.Tensor) for value in _values(node))
+    return not tensors or (node.target in TABLE and node.target not in IMAGES and not is_view(node.target))
 
 
 def _read_through_clone(node: torch.fx.Node, readers: list[torch.fx.Node], value: torch.Tensor) -> None:

@@ -77,6 +77,20 @@ def _traced(env: Any, symbol: sympy.Symbol) -> int | None:
     return int(value) if getattr(value, "is_Integer", isinstance(value, int)) else None
 
 
+USUAL = 64
+"""What a size of which nothing was seen is taken for."""
+
+
+def traced_size(size: int | torch.SymInt) -> int:
+    """What the tracer saw of a size, at least 0. Never specialises."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    expr = size.node.expr
+    values = {symbol: _traced(size.node.shape_env, symbol) for symbol in expr.free_symbols}
+    number = expr.xreplace({symbol: USUAL if value is None else value for symbol, value in values.items()})
+    return max(0, int(number))
+
+
 def marked(graph: Any, traced: Values) -> list[Values]:
     """The sizes that `torch._dynamo.mark_dynamic(tensor, dim, hint_override=size)` has asked for, with the traced value of the
     others; nothing where no mark gives a hint."""
