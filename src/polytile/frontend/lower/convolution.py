@@ -1,4 +1,4 @@
-"""Convolutions: the library's, by a weight that is laid out once where it stays as it is."""
+"""Convolutions: the library's, by a weight that is packed once for each layout that calls ask for, where it stays as it is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def convolution(
     output_padding: Sequence[Size | int],
     groups: int,
 ) -> Tensor:
-    """oneDNN's convolution of two-dimensional images on a CPU by a constant weight, of which a copy in oneDNN's own layout is
+    """oneDNN's convolution of two-dimensional images on a CPU by a constant weight, of which copies in oneDNN's own layouts are
     kept. Raises LoweringError, so that ATen's runs, for all others."""
     limit, view = options.get("packed_weights_mib") << 20, weight.view
     numbers = [*stride, *padding, *dilation, groups, *weight.sizes]
