@@ -34,7 +34,7 @@ Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
 
 
 def _conv(*given: Any, images: tuple[int, ...], **named: Any) -> Case:
-    return partial(nn.Conv2d, *given, bias=False, **named), images
+    return partial(nn.Conv2d, *given, **{"bias": False, **named}), images
 
 
 LAYERS: dict[str, Case] = {

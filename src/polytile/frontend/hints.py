@@ -82,13 +82,13 @@ USUAL = 64
 
 
 def traced_size(size: int | torch.SymInt) -> int:
-    """What the tracer saw of a size, at least 0. Never specialises."""
+    """What the tracer saw of a size, at least 0; USUAL for one of which it saw nothing. Never specialises."""
     if not isinstance(size, torch.SymInt):
         return size
     expr = size.node.expr
     values = {symbol: _traced(size.node.shape_env, symbol) for symbol in expr.free_symbols}
     number = expr.xreplace({symbol: USUAL if value is None else value for symbol, value in values.items()})
-    return max(0, int(number))
+    return max(0, int(number)) if number.is_number else USUAL
 
 
 def marked(graph: Any, traced: Values) -> list[Values]:

@@ -5,7 +5,7 @@ Which layout the call asks for depends on the size of the images, the instructio
 another size costs more than none: oneDNN then reorders it in each call, from one blocked layout to another, element by element
 (256×256×3×3 over 2×14×14 by AVX2, one thread: 4.1 ms by the right packing, 4.5 by the plain weight, 35 by the packing that
 oneDNN makes when it is told no size). So each size of images is looked up once: a weight has as many packings as its sizes ask
-for different layouts, mostly one to three.
+for different layouts, one to three in what was tried.
 
 Which way a call takes, by measurements of 36 convolutions by AVX2 and AVX-512 (`python -m benchmarks.convolutions`):
 
@@ -108,11 +108,11 @@ class KeptConvolution:
         """Whether the call is faster by a packing of the weight than as eager does it."""
         stride, padding, dilation, groups = self._given
         given = [*map(list, (stride, padding, dilation))]
-        backend = torch._C._select_conv_backend(images, weight, bias, *given, False, [0, 0], groups)
-        if backend == torch._C._ConvBackend.Slow2d:
+        backend: Any = torch._C._select_conv_backend(images, weight, bias, *given, False, [0, 0], groups)
+        if backend.name == "Slow2d":
             points = images.shape[0] * math.prod(self._extents(images))
             return self.sizes[2] * self.sizes[3] > 1 and points * math.prod(self.sizes) >= SLOW
-        return backend == torch._C._ConvBackend.Mkldnn and (_is_last(images) or self._weighs(images, WIDE))
+        return backend.name == "Mkldnn" and (_is_last(images) or self._weighs(images, WIDE))
 
     def _weighs(self, images: torch.Tensor, times: int) -> bool:
         """Whether the weight is so many times as large as images and results together."""
