@@ -87,7 +87,7 @@ def traced_size(size: int | torch.SymInt) -> int:
         return size
     expr = size.node.expr
     values = {symbol: _traced(size.node.shape_env, symbol) for symbol in expr.free_symbols}
-    number = expr.xreplace({symbol: USUAL if value is None else value for symbol, value in values.items()})
+    number = expr.xreplace({symbol: sympy.Integer(USUAL if value is None else value) for symbol, value in values.items()})
     return max(0, int(number)) if number.is_number else USUAL
 
 
