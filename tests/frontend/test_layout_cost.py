@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Hashable
 
 from hypothesis import given
@@ -53,3 +55,17 @@ def test_wide_weights_of_small_images_are_packed_and_others_left_in_planes() -> 
     assert small == Cost(1.0, 0.0)  # laying both images out for the packing
     unpacked = cost_of(images=1.0, weight=10.0, points=9, groups=1, transposed=False, way="plain")
     assert unpacked.planes < unpacked.last
+
+
+FIRST = """
+import torch
+from polytile.frontend.channels_last import lay_channels_last
+from polytile.frontend.lower.registry import TABLE
+lay_channels_last(torch.fx.Graph(), training=True)
+print(torch.ops.aten.add.Tensor in TABLE)
+"""
+
+
+def test_a_process_knows_what_follows_any_layout_from_its_first_graph_on() -> None:
+    ran = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=240)
+    assert ran.stdout == "True\n", ran.stderr

@@ -37,7 +37,7 @@ from polytile import options
 from polytile.frontend.hints import traced_size
 from polytile.frontend.layout_cost import NEVER, Cost, Layouts, bytes_of, cost_of
 from polytile.frontend.lower.overloads import overloads
-from polytile.frontend.lower.registry import TABLE
+from polytile.frontend.lower.registry import TABLE, load
 from polytile.frontend.placement import is_view
 from polytile.frontend.resizing import UPSAMPLE
 
@@ -70,6 +70,7 @@ def lay_channels_last(graph: torch.fx.Graph, training: bool, weights: Mapping[st
     those of a type among TRAINED, and with their weights laid out alike, as no packed copy of a weight is kept then. `weights`:
     see weights_of. `graph` is one of functional ATen operators whose nodes have fake values. It returns the same values in the
     same strides afterwards."""
+    load()
     convolutions = [node for node in graph.nodes if _may_gain(node) and not (training and _dtype(node) not in TRAINED)]
     convolutions, makers = _cheapest(graph, convolutions, training, weights or {})
     makers |= {node for node in convolutions if not _is_backward(node)}  # returned ones too: a kernel of polytile's converts them

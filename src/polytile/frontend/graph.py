@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import operator
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +14,10 @@ import torch.fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from polytile.errors import LoweringError, LoweringFailed
-from polytile.frontend import lower
 from polytile.frontend.host_numbers import gathered, kernel_number
 from polytile.frontend.library_calls import Flat, WithCopies, complete, operator_name, results_of, written_views
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.registry import TABLE
+from polytile.frontend.lower.registry import TABLE, load
 from polytile.frontend.lower.value import Tensor, broadcast_point, computed, convert, stored
 from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
@@ -54,7 +51,7 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
     """The Program of a functional ATen graph whose nodes carry fake values in `meta["val"]`; never specialises a
     symbol. `weights` are the inputs that are weights, and of which kind (ir.program.Buffer). Raises LoweringFailed, naming the
     operator, where a lowering goes wrong."""
-    _load_lowerings()
+    load()
     complete(graph.graph)
     return _Driver(graph, name, weights or {}).run()
 
@@ -79,17 +76,6 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
 
 
 _NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
-
-_loaded = False
-
-
-def _load_lowerings() -> None:
-    global _loaded
-    if not _loaded:
-        for module in pkgutil.iter_modules(lower.__path__):
-            importlib.import_module(f"{lower.__name__}.{module.name}")
-        _loaded = True
-
 
 class _Driver:
     """The state of one walk over a graph. `env` has what each node became: a Tensor, a sympy number, a tuple of these,

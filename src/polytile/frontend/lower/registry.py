@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -20,3 +23,11 @@ def lowers(*overloads: Any) -> Callable[[Lowering], Lowering]:
         return fn
 
     return register
+
+
+@functools.cache
+def load() -> None:
+    """Fills TABLE, once: imports every file of this folder. Whatever asks the table comes after it."""
+    home = importlib.import_module(__name__.rpartition(".")[0])
+    for module in pkgutil.iter_modules(home.__path__):
+        importlib.import_module(f"{home.__name__}.{module.name}")
