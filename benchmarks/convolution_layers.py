@@ -105,8 +105,8 @@ def _child(names: list[str], seconds: float) -> None:
 def measured(names: list[str], isa: str, threads: int, seconds: float) -> dict[str, Any]:
     """Every case in one process that is limited to `isa`, by name."""
     limit = {"ONEDNN_MAX_CPU_ISA": isa} if isa == "AVX2" else {}
-    command = [sys.executable, "-m", "benchmarks.convolution_layers", "--child", "--seconds", str(seconds), "--threads", str(threads)]
-    command += ["--cases", *names]
+    command = [sys.executable, "-m", "benchmarks.convolution_layers", "--child", "--seconds", str(seconds)]
+    command += ["--threads", str(threads), "--cases", *names]
     ran = subprocess.run(command, env={**os.environ, **limit}, check=True, stdout=subprocess.PIPE, text=True)
     cells = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     return {cell.pop("name"): cell for cell in cells}
