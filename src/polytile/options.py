@@ -316,7 +316,8 @@ def _checked(option: Option, value: Any, origin: str) -> Any:
             f"option {option.name!r} ({origin}) is {value!r}; it takes a value of type {option.type.__name__}."
         ) from None
     named = parts(value) if option.listed else (value,)
-    if option.choices and value != option.default and not (named and set(named) <= set(option.choices)):
+    none_named = option.listed and value == option.default == ""
+    if option.choices and not none_named and not (named and set(named) <= set(option.choices)):
         many = " one or more" if option.listed else ""
         raise OptionError(
             f"option {option.name!r} ({origin}) is {value!r}; choose{many} from {', '.join(map(str, option.choices))}."

@@ -48,11 +48,12 @@ def answer(
 def list_of(word: str, kernels: Sequence[Kernel]) -> Table:
     """The kernels that a word may mean, with what to type for each."""
     rows = []
-    for number, kernel in enumerate(kernels, 1):
+    for place, kernel in enumerate(kernels, 1):
         at = list(dict.fromkeys(sizes_text(record.measurement.problem.sizes) for record in kernel.records))
         shown = "; ".join(at[:2]) + ("; …" if len(at) > 2 else "")
-        rows.append((number, kernel.name, shortest(kernel, kernels), len(at), len(kernel.records), shown))
-    names: list[Column | str] = [Column("#", count), "kernel", "type", Column("sizes", count), Column("measurements", count), "such as"]
+        rows.append((place, kernel.name, shortest(kernel, kernels), len(at), len(kernel.records), shown))
+    number, sizes, measurements = (Column(heading, count) for heading in ("#", "sizes", "measurements"))
+    names: list[Column | str] = [number, "kernel", "type", sizes, measurements, "such as"]
     note = f"Type more of the name, or the digits under `type`, in place of {word}; or add --all."
     return Table.of(f"{word!r} may mean {len(kernels)} kernels", names, rows, [note])
 
