@@ -188,10 +188,10 @@ def run_case(case: Case, shapes: Sequence[Shape], peers: Sequence[str], seconds:
             made[name] = stack.enter_context(Entrant("benchmarks.loops:Contestant", given))
         for shape in ordered:
             decided = {name: one.ask("at", shape) for name, one in made.items()}
-            times = [
+            direct, called = (
                 compare({name: one.call(way) for name, one in made.items()}, seconds=seconds) for way in ("direct", "called")
-            ]
-            cells[shape] = Cell(shape, *times, tuple(decided[OWN]))
+            )
+            cells[shape] = Cell(shape, direct, called, tuple(decided[OWN]))
     return [cells[shape] for shape in shapes]
 
 
