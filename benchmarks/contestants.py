@@ -36,8 +36,8 @@ CACHES = {
 }
 """Environment variables that say where compilers keep things, and the directory of each."""
 ONCE = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-"""What compilers do once for a cache directory and not for a program: here each program would wait for it. The peer takes 20 to 50 s
-to compile its C++ headers ahead."""
+"""What compilers do once for a cache directory is left out, since here each program would wait for it: the peer compiles its C++
+headers ahead."""
 COMPILERS = ("POLYTILE_COMPILE_WORKERS", "TORCHINDUCTOR_COMPILE_THREADS")
 """Environment variables that say how many compilers may run at a time."""
 LATE = "did not end in time"
