@@ -56,7 +56,8 @@ def own_caches(compilers: int = 0) -> Iterator[dict[str, str]]:
         for path in paths.values():
             Path(path).mkdir(mode=0o700)
         few = {variable: str(compilers) for variable in COMPILERS} if compilers else {}
-        yield {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))), **ONCE, **paths, **few}
+        modules = filter(None, (str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")))
+        yield {**os.environ, "PYTHONPATH": os.pathsep.join(modules), **ONCE, **paths, **few}
 
 
 class Processes:
