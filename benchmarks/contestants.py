@@ -35,6 +35,9 @@ CACHES = {
     "TMPDIR": "tmp",
 }
 """Environment variables that say where compilers keep things, and the directory of each."""
+ONCE = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+"""What compilers do once for a cache directory is left out, since here each program would wait for it: the peer compiles its C++
+headers ahead."""
 COMPILERS = ("POLYTILE_COMPILE_WORKERS", "TORCHINDUCTOR_COMPILE_THREADS")
 """Environment variables that say how many compilers may run at a time."""
 LATE = "did not end in time"
@@ -53,7 +56,8 @@ def own_caches(compilers: int = 0) -> Iterator[dict[str, str]]:
         for path in paths.values():
             Path(path).mkdir(mode=0o700)
         few = {variable: str(compilers) for variable in COMPILERS} if compilers else {}
-        yield {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))), **paths, **few}
+        modules = filter(None, (str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")))
+        yield {**os.environ, "PYTHONPATH": os.pathsep.join(modules), **ONCE, **paths, **few}
 
 
 class Processes:

@@ -70,7 +70,8 @@ def counts(rows: Sequence[Row]) -> Table:
             found = [outcome(row) for row in rows if row["contestant"] == who and level in (row["level"], "all")]
             if found:
                 body.append((who, level, len(found), *(found.count(kind) for kind in ("right", "wrong", "failed"))))
-    columns: list[Column | str] = ["contestant", "level", *(Column(name, count) for name in ("programs", "right", "wrong", "failed"))]
+    numbers = [Column(name, count) for name in ("programs", "right", "wrong", "failed")]
+    columns: list[Column | str] = ["contestant", "level", *numbers]
     return Table.of("Programs: results against float64", columns, body)
 
 
