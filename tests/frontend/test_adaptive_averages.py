@@ -60,9 +60,11 @@ def test_of_three_dimensions(size: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_integers_are_refused_as_eager_refuses_them(rank: int) -> None:
+    pool = getattr(F, f"adaptive_avg_pool{rank}d")
+
     def function(x: Tensor) -> Tensor:
-        pool: Tensor = getattr(F, f"adaptive_avg_pool{rank}d")(x.argmax(1), 5)
-        return pool
+        averaged: Tensor = pool(x.argmax(1), 5)
+        return averaged
 
     for size in (1, 12):
         x = torch.randn(2, 3, 3, *[size] * rank)

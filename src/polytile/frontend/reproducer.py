@@ -12,6 +12,7 @@ import torch.fx
 
 from polytile import options
 from polytile.frontend.hints import sizes_of
+from polytile.version import __version__
 
 UNKNOWN = 3
 """Stands for a size that is known only at run time."""
@@ -64,8 +65,6 @@ if __name__ == "__main__":
 
 def script(graph: torch.fx.GraphModule, error: str) -> str:
     """The text of a script that compiles `graph` under the options in force, which may raise `error` again."""
-    from polytile import __version__
-
     code = graph.graph.python_code("self")
     values = sizes_of(graph)
     given = [_argument(node, values) for node in graph.graph.nodes if node.op == "placeholder"]

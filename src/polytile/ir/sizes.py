@@ -96,7 +96,7 @@ def channels_last_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]
     return rows * columns * channels, ONE, columns * channels, channels
 
 
-@functools.lru_cache(maxsize=200_000)
+@functools.lru_cache(maxsize=50_000)
 def expand(expr: sympy.Expr) -> sympy.Expr:
     """`sympy.expand(expr)`, divisions included. Each division is expanded once: torch's classes are slow to make, and sizes of
     padded images in windows hold several, one in the other, in every term."""
@@ -174,7 +174,7 @@ def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
     return expand(numerator) if denominator == 1 else None
 
 
-@functools.lru_cache(maxsize=200_000)
+@functools.lru_cache(maxsize=50_000)
 def has_division(expr: sympy.Expr) -> bool:
     """Whether a floor-division or modulus stands anywhere in `expr`."""
     return isinstance(expr, sympy.Basic) and expr.has(FloorDiv, ModularIndexing, *_MOD_CLASSES)
@@ -190,7 +190,7 @@ def _own(expr: sympy.Expr, ranges: Ranges) -> tuple[tuple[sympy.Symbol, sympy.Ex
     return tuple((symbol, ranges[symbol]) for symbol in _symbols(expr) if symbol in ranges)
 
 
-@functools.lru_cache(maxsize=200_000)
+@functools.lru_cache(maxsize=50_000)
 def _symbols(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
     return tuple(sorted(expr.free_symbols, key=str))
 
@@ -335,7 +335,7 @@ def _simplify_divisions(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     return _without_divisions(expr, _own(expr, ranges))
 
 
-@functools.lru_cache(maxsize=200_000)
+@functools.lru_cache(maxsize=50_000)
 def _without_divisions(expr: sympy.Expr, own: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> sympy.Expr:
     """`expr` with its divisions simplified. The sizes behind strided convolutions are divisions of divisions, and stand in every
     stride of what comes after them: each is worked out once."""
