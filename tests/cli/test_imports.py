@@ -11,7 +11,7 @@ import pytest
 
 from polytile import store
 from polytile.multikernel import planfile
-from polytile.runtime import pytorch
+from polytile.runtime.cuda import gpus
 from tests.cli.helpers import DIGEST, filled, measured
 
 HEAVY = ("torch", "sympy", "numpy", "triton")
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.skipif(bool(pytorch.drivers()), reason="with a GPU, torch is asked for it")
+@pytest.mark.skipif(bool(gpus.drivers()), reason="with a GPU, torch is asked for it")
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -73,7 +73,7 @@ def test_what_is_said_of_pytorch_without_it_is_what_it_says_itself() -> None:
 def test_the_threads_are_those_that_torch_would_use(empty_cache: Path, variables: dict[str, str]) -> None:
     """Asked of its library, then read from the cache, then asked of torch."""
     script = """
-from polytile.runtime import pytorch
+from polytile.runtime.cuda import gpus
 print(pytorch.torch_threads(), pytorch.torch_threads())
 import torch
 print(torch.get_num_threads(), pytorch.torch_threads())

@@ -15,6 +15,7 @@ from polytile.multikernel.planfile import Plan
 from polytile.report import Column, Table
 from polytile.report.tables import count, micros, ratio
 from polytile.runtime import device, pytorch
+from polytile.runtime.cuda.gpus import gpus as visible_gpus
 from polytile.store.place import Place
 from polytile.tuning.environment import of_kind
 
@@ -92,7 +93,7 @@ def here() -> Here:
 
 def gpus() -> list[Here]:
     """The same for calls on each GPU."""
-    return [Here(fingerprint, dict(of_kind("cuda")), pytorch.threads(), pinned("cuda")) for fingerprint in pytorch.gpus()]
+    return [Here(fingerprint, dict(of_kind("cuda")), pytorch.threads(), pinned("cuda")) for fingerprint in visible_gpus()]
 
 
 def table_of(name: str, asked: str, found: Why) -> Table:

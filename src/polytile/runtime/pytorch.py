@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import glob
 import importlib.util
 import json
 import os
@@ -28,16 +27,6 @@ THREAD_VARIABLES = ("OMP_", "MKL_", "KMP_", "GOMP_", "ATEN_", "LD_PRELOAD")
 
 COUNT = "_ZN2at15get_num_threadsEv"
 """at::get_num_threads(), which torch.get_num_threads calls."""
-
-GPU_VARIABLES = ("CUDA_", "HIP_", "ROCR_", "NVIDIA_", "HSA_")
-"""The same for which GPUs there are."""
-
-DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
-"""What is there where a driver of NVIDIA's (in a container, on Tegra, on WSL) or AMD's is."""
-
-DEVICES = ("/proc/driver/nvidia/gpus/*", "/proc/driver/nvidia/capabilities/gpu*/mig/gi*", "/dev/dri/render*")
-"""A file for each GPU, or part of one."""
-
 
 @functools.cache
 def folder() -> Path:
@@ -71,19 +60,6 @@ def hip() -> str | None:
     return found
 
 
-def gpus() -> tuple[str, ...]:
-    """The fingerprints of the GPUs that torch sees (runtime/cuda/device.py), in its order."""
-    if "torch" in sys.modules:
-        return tuple(_asked_gpus())
-    devices = sorted(found for pattern in DEVICES for found in glob.glob(pattern))
-    return tuple(_kept("gpus", [drivers(), devices, _set(GPU_VARIABLES)], _asked_gpus)) if drivers() else ()
-
-
-def drivers() -> list[str]:
-    """What the system says of each driver of GPUs that it has."""
-    return [Path(file).read_text() if file.startswith("/proc") else file for file in DRIVERS if os.path.exists(file)]
-
-
 def threads() -> int:
     """Most threads that a kernel may use now: the option `threads`, else torch.get_num_threads()."""
     return options.get("threads") or torch_threads()
@@ -96,26 +72,21 @@ def torch_threads() -> int:
 
 
 def _kept_threads() -> int:
-    return int(_kept("threads", [usable_cores(), _set(THREAD_VARIABLES)], _asked_threads))
+    return int(kept("threads", [usable_cores(), set_variables(THREAD_VARIABLES)], _asked_threads))
 
 
-def _set(beginnings: tuple[str, ...]) -> list[tuple[str, str]]:
+def set_variables(beginnings: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The environment's variables whose names begin so, by name."""
     return sorted((name, value) for name, value in os.environ.items() if name.startswith(beginnings))
 
 
-def _kept(what: str, decides: Any, ask: Callable[[], Any]) -> Any:
+def kept(what: str, decides: Any, ask: Callable[[], Any]) -> Any:
     """What the cache has of an answer by this PyTorch where `decides` holds; `ask` gives it where there is none yet."""
     place, name = cache.current(), f"pytorch/{what}-{digest(json.dumps([release(), str(folder()), decides]))}.json"
-    kept = place.read(name)
-    if kept is None:
-        place.write(name, kept := json.dumps(ask()).encode())
-    return json.loads(kept)
-
-
-def _asked_gpus() -> list[str]:
-    from polytile.runtime.cuda import device
-
-    return [device.fingerprint(index) for index in range(device.count())]
+    found = place.read(name)
+    if found is None:
+        place.write(name, found := json.dumps(ask()).encode())
+    return json.loads(found)
 
 
 def _asked_threads() -> int:
@@ -128,4 +99,4 @@ def _asked_threads() -> int:
         return torch.get_num_threads()
 
 
-__all__ = ["drivers", "folder", "gpus", "hip", "release", "threads", "torch_threads"]
+__all__ = ["folder", "hip", "kept", "release", "set_variables", "threads", "torch_threads"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from polytile import options
 from polytile.errors import CompilerMissing
 from polytile.runtime import pytorch, toolchain
-from polytile.runtime.cuda import driver, workers
+from polytile.runtime.cuda import driver, gpus, workers
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ def of_kind(kind: str) -> tuple[tuple[str, str], ...]:
 
 def present() -> list[tuple[tuple[str, str], ...]]:
     """The environments of this machine's devices: the processor's and, where there is a GPU, that of the GPUs."""
-    return [of_kind("cpu"), *([of_kind("cuda")] if pytorch.gpus() else [])]
+    return [of_kind("cpu"), *([of_kind("cuda")] if gpus.gpus() else [])]
 
 
 def _switched(switches: Sequence[tuple[str, object]]) -> list[tuple[str, str]]:
