@@ -11,6 +11,7 @@ import pytest
 
 from polytile import store
 from polytile.multikernel import planfile
+from polytile.runtime import pytorch
 from polytile.runtime.cuda import gpus
 from tests.cli.helpers import DIGEST, filled, measured
 
@@ -73,7 +74,7 @@ def test_what_is_said_of_pytorch_without_it_is_what_it_says_itself() -> None:
 def test_the_threads_are_those_that_torch_would_use(empty_cache: Path, variables: dict[str, str]) -> None:
     """Asked of its library, then read from the cache, then asked of torch."""
     script = """
-from polytile.runtime.cuda import gpus
+from polytile.runtime import pytorch
 print(pytorch.torch_threads(), pytorch.torch_threads())
 import torch
 print(torch.get_num_threads(), pytorch.torch_threads())
