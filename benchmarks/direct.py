@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from benchmarks.compilers import TUNED, copied, tuned_options
-from polytile.compiler import compiled_programs
-from polytile.frontend import backend as frontend
+from polytile.compiler import backend as frontend
+from polytile.compiler.programs import compiled_programs
 
 Boxed = Callable[[list[Any]], Any]
 """Takes a list of arguments, which it may empty, and returns the list of results."""

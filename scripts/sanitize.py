@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
-from polytile.kernels.triton.kernel import KERNEL
+from polytile.codegen.triton.kernel import KERNEL
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = "compute-sanitizer"

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import polytile
-from polytile import compiler, options
+from polytile import options
+from polytile.compiler import backend
+from polytile.compiler import programs as compiler
+from polytile.dispatch import planfile
 from polytile.errors import OptionError
-from polytile.frontend import backend
-from polytile.multikernel import planfile
 from polytile.tuning.environment import environment
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"

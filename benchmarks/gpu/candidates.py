@@ -18,10 +18,10 @@ from benchmarks.gpu.grid import Cells
 from benchmarks.gpu.products import DTYPES, Case, Shape
 from benchmarks.gpu.products_ahead import Compiled
 from benchmarks.timing import geomean
-from polytile.kernels.candidate import Candidate, specialised
-from polytile.multikernel.links.prior import shortlist
-from polytile.multikernel.multikernel import MultiKernel
-from polytile.multikernel.request import Request
+from polytile.candidates.candidate import Candidate, specialised
+from polytile.dispatch.links.prior import shortlist
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.request import Request
 from polytile.tuning.limits import GPU_LIMITS
 from polytile.tuning.tune import Task, tune
 

@@ -182,7 +182,7 @@ def new_decisions(known: set[str]) -> list[str]:
     """The decisions made since the last time, as text; `known` remembers them."""
     found = [
         f"{decision.kernel} at {dict(decision.sizes)}: {decision.candidate} ({decision.link})"
-        for program in polytile.compiler.compiled_programs()
+        for program in polytile.compiler.programs.compiled_programs()
         for kernel in program.multikernels
         for decision in kernel.decisions
     ]

@@ -32,7 +32,7 @@ from benchmarks.gpu.product_cell import switch
 from benchmarks.gpu.products import DTYPES
 from benchmarks.gpu.replay import kernel_times
 from benchmarks.timing import geomean
-from polytile.multikernel.links.prior import shortlist
+from polytile.dispatch.links.prior import shortlist
 from polytile.report import Table, show
 
 HINTS, RUN_AT = (64, 256, 4096), (64, 256, 1024, 4096)
@@ -200,7 +200,7 @@ def _at_every_size(trials: Trials, dtype: str, at_hint: dict[int, str], cells: C
             if cells.has(PAIRS, dtype, (n, n, n)) or time.monotonic() > until:
                 continue
             call(*square(n, dtype))
-            own = polytile.compiler.compiled_programs()[-1].multikernels[0]
+            own = polytile.compiler.programs.compiled_programs()[-1].multikernels[0]
             request = trials.request((n, n, n))
             decision = own.decision_at(*request.args or ())
             assert decision is not None

@@ -45,7 +45,7 @@ def run() -> dict[str, float]:
     guards = torch.compile(copied(plus_one, "guards"), backend="eager", dynamic=True)
     for call in (ours, theirs, guards):
         call(x)
-    program = polytile.compiler.compiled_programs()[-1]
+    program = polytile.compiler.programs.compiled_programs()[-1]
     kernel = program.multikernels[0]
     ints = tuple(dict(kernel.decisions[-1].sizes).values())
     arguments = (x, out, *ints)

@@ -26,10 +26,10 @@ from benchmarks.gpu import candidates, unseen
 from benchmarks.gpu.functions import BY_NAME, DTYPES, SHAPES, TRACED, Function, Shape, shape_of
 from benchmarks.gpu.grid import Cells
 from benchmarks.timing import geomean
-from polytile.kernels.candidate import Candidate
-from polytile.multikernel.links.prior import CLEAR_LOSER, varied
-from polytile.multikernel.multikernel import MultiKernel
-from polytile.multikernel.request import Request
+from polytile.candidates.candidate import Candidate
+from polytile.dispatch.links.prior import CLEAR_LOSER, varied
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.request import Request
 from polytile.report import Table, show
 
 NEAR = 2.0
@@ -53,7 +53,7 @@ class Kernel:
         options: dict[str, Any] = {"tune": "off", "persist": False, "interpret": small}
         call = torch.compile(copied(function.run, "loops"), backend="polytile", dynamic=True, options=options)
         call(*(on_the_host(function, dtype) if small else function.make(traced, DTYPES[dtype])))
-        made = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+        made = [kernel for program in polytile.compiler.programs.compiled_programs() for kernel in program.multikernels]
         self.kernel: MultiKernel = max(made, key=lambda kernel: len(kernel.candidates))
         sizes = dict(self.kernel.decisions[-1].sizes)
         factors = {traced[0]: (0,), traced[1]: (1,), math.prod(traced): (0, 1)}

@@ -21,10 +21,11 @@ import triton
 from benchmarks import record
 from benchmarks.gpu.functions import BY_NAME
 from benchmarks.gpu.loops import Kernel
-from polytile.kernels.triton import prior, work
-from polytile.kernels.triton.compile import to_cubin
-from polytile.kernels.triton.elf import resources
-from polytile.kernels.triton.generate import generate
+from polytile.codegen.triton.compile import to_cubin
+from polytile.codegen.triton.elf import resources
+from polytile.codegen.triton.generate import generate
+from polytile.cost import triton_loops as prior
+from polytile.cost import triton_work as work
 from polytile.report import Table, show
 from polytile.runtime.cuda.device import named
 

@@ -22,10 +22,10 @@ from typing import Any
 
 from benchmarks import record
 from benchmarks.timing import geomean
-from polytile.kernels.triton.gemm.candidates import label, traits
-from polytile.kernels.triton.gemm.configs import Kind, space
-from polytile.kernels.triton.gemm.prior import FITTED, Access, Accesses, Constants, cost, refused
-from polytile.multikernel.links.prior import CLEAR_LOSER, varied
+from polytile.candidates.triton_matmul import label, traits
+from polytile.cost.triton_matmul import FITTED, Access, Accesses, Constants, cost, refused
+from polytile.dispatch.links.prior import CLEAR_LOSER, varied
+from polytile.matmul.triton.configs import Kind, space
 from polytile.problem import Config
 from polytile.report import Table, show
 from polytile.runtime.cuda.device import DeviceFacts, named

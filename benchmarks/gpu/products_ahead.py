@@ -15,9 +15,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polytile
-from polytile.frontend import backend, hints
+from polytile.compiler import backend
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.frontend import hints
 from polytile.ir import sizes
-from polytile.multikernel.multikernel import MultiKernel
 
 ON_THE_LIBRARY: dict[str, Any] = {"force": "aten*,stored first", "stall": "never"}
 
@@ -69,7 +70,7 @@ class Compiled:
             args = self.make(*traced)
             with polytile.options.override(**ON_THE_LIBRARY):
                 self.call(*args)
-            self._graphs[traced] = _sizes(args), self._sizes, polytile.compiler.compiled_programs()[-1]
+            self._graphs[traced] = _sizes(args), self._sizes, polytile.compiler.programs.compiled_programs()[-1]
         return self._graphs[traced]
 
     def _backend(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:

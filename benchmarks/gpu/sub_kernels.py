@@ -21,7 +21,7 @@ from torch import Tensor
 import polytile
 from benchmarks import record
 from benchmarks.compilers import copied
-from polytile.multikernel import MultiKernel
+from polytile.dispatch import MultiKernel
 from polytile.report import Column, Table, show
 
 
@@ -92,7 +92,7 @@ def sub_kernels(case: Case, args: Sequence[Tensor]) -> dict[str, list[str]]:
 
 
 def kernels() -> list[MultiKernel]:
-    return [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+    return [kernel for program in polytile.compiler.programs.compiled_programs() for kernel in program.multikernels]
 
 
 def compiled(case: Case, options: dict[str, Any]) -> Callable[..., Tensor]:

@@ -15,7 +15,7 @@ import polytile
 from benchmarks.compilers import copied
 from benchmarks.gpu.functions import DTYPES, TRACED, Function
 from benchmarks.timing import geomean
-from polytile.multikernel.multikernel import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.tuning.limits import GPU_LIMITS
 from polytile.tuning.tune import Task, tune
 
@@ -59,7 +59,7 @@ def run(
 
 
 def _kernels() -> list[MultiKernel]:
-    return [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+    return [kernel for program in polytile.compiler.programs.compiled_programs() for kernel in program.multikernels]
 
 
 def _row(function: Function, dtype: str, shape: tuple[int, int], kernel: MultiKernel) -> list[dict[str, Any]]:

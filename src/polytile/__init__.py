@@ -22,15 +22,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from polytile import options
+from polytile.compiler import register as _register
+from polytile.compiler.plans import save_plan
 from polytile.counters import counters
 from polytile.errors import PolytileError
-from polytile.frontend import register as _register
-from polytile.plans import save_plan
 from polytile.version import __version__
 
 if TYPE_CHECKING:
-    from polytile.explanation import Explanation
-    from polytile.multikernel.handwritten import Kernel
+    from polytile.compiler.explanation import Explanation
+    from polytile.dispatch.handwritten import Kernel
 
 __all__ = [
     "PolytileError",
@@ -101,7 +101,7 @@ def compile(
     Returns the compiled function; without `function`, a decorator. Raises OptionError for an unknown option or mode or a bad
     value, HintError for hints that are no sizes, and, at the first call, for one that names no size.
     """
-    from polytile.frontend import backend
+    from polytile.compiler import backend
 
     return backend.compile(
         function,
@@ -127,8 +127,8 @@ def kernel(
     the reference in float64 as well as in their own type. docs/kernels.md has examples. Raises SignatureError for a signature
     that cannot be read, a size that it lacks and a function that does not take it, OptionError as `compile` does.
     """
-    from polytile.multikernel import handwritten
-    from polytile.multikernel import signature as signatures
+    from polytile.dispatch import handwritten
+    from polytile.dispatch import signature as signatures
 
     read = signatures.parsed(signature)
     return lambda reference: handwritten.Kernel(read, reference, reduction, options or {})
@@ -141,7 +141,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     that torch.compile or polytile.compile made is called as it is, under the gradient mode in which it has run; any other is
     compiled for this one call.
     """
-    from polytile.explanation import explain as run
+    from polytile.compiler.explanation import explain as run
 
     return run(function, *args, **kwargs)
 
@@ -149,7 +149,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
 def reset() -> None:
     """Starts `counters` at zero and forgets, for `explain`, which graphs were compiled; kernels, measurements and compiled
     functions stay."""
-    from polytile import compiler
+    from polytile.compiler import programs as compiler
 
     compiler.reset()
 

@@ -36,7 +36,7 @@ class Option:
     least     the smallest number that is allowed
     path      the value names a file or directory. A relative one counts from the process's directory at the moment when it is
               given, or, in the environment, first asked for
-    keys      what two values of it keep apart (multikernel/conditions.py): KERNELS, each with decisions of its own; PROGRAMS
+    keys      what two values of it keep apart (dispatch/conditions.py): KERNELS, each with decisions of its own; PROGRAMS
               alone, as the text of whatever the value changes is another; or NOTHING, as neither code nor choices depend on it
     """
 

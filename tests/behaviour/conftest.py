@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polytile
-from polytile.multikernel import alive, registry
+from polytile.dispatch import alive, registry
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 from torch.utils._pytree import tree_leaves, tree_map
 
 import polytile
-from polytile.multikernel import Decision, MultiKernel
+from polytile.dispatch import Decision, MultiKernel
 from tests.waiting import PATIENCE
 
 SLACK = 4.0
@@ -37,7 +37,7 @@ def graphs() -> tuple[int, int]:
 
 
 def multikernels() -> list[MultiKernel]:
-    return polytile.multikernel.alive()
+    return polytile.dispatch.alive()
 
 
 def multikernel(origin: str) -> MultiKernel:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polytile
-from polytile.kernels.triton.gemm.schedules import SCHEDULES
+from polytile.matmul.triton.schedules import SCHEDULES
 
 TRITON = {"interpret": True, "sources": "triton"}
 WAYS = {"cpp": {}, "triton": TRITON}
@@ -134,7 +134,7 @@ def test_awkward_operands_give_what_they_give_in_eager(name: str, way: str) -> N
     args = make(*SIZES)
     check(function, call, args, "plain")
     if way == "triton":
-        (kernel,) = polytile.compiler.compiled_programs()[-1].multikernels
+        (kernel,) = polytile.compiler.programs.compiled_programs()[-1].multikernels
         assert {d.candidate.split()[0] for d in kernel.decisions} <= {*SCHEDULES}
     for layout, laid in LAYOUTS.items():
         check(function, call, tuple(laid(arg) if arg.dim() > 1 else arg for arg in args), layout)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 import polytile
-from polytile import compiler, options
+from polytile import options
+from polytile.compiler import programs as compiler
+from polytile.dispatch.registry import define
+from polytile.dispatch.trace import COLUMNS
 from polytile.errors import OptionError
-from polytile.multikernel.registry import define
-from polytile.multikernel.trace import COLUMNS
 from polytile.runtime import native
 from polytile.tuning import measure
 from tests.behaviour.helpers import (

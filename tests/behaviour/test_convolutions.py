@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import polytile
-from polytile.compiler import compiled_programs
+from polytile.compiler.programs import compiled_programs
 from polytile.ir import expr
 from polytile.ir.program import Extern, Loop, View
 from polytile.runtime import weights

@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polytile
-from polytile import compiler, options
+from polytile import options
+from polytile.codegen.cpp import loops
+from polytile.compiler import backend
+from polytile.compiler import programs as compiler
+from polytile.dispatch import MultiKernel, selector
 from polytile.errors import HintError, LoweringFailed, OptionError
-from polytile.frontend import backend, failures, graph
+from polytile.frontend import failures, graph
 from polytile.frontend.lower.registry import TABLE, load
-from polytile.kernels.cpp import loops
-from polytile.multikernel import MultiKernel, selector
 from polytile.passes import pipeline
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polytile.multikernel.spec import WIDE
+from polytile.dispatch.spec import WIDE
 from tests.behaviour.helpers import decisions
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polytile
-from polytile.kernels.triton.gemm.schedules import SCHEDULES
+from polytile.matmul.triton.schedules import SCHEDULES
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -99,7 +99,7 @@ def test_products_match_eager_at_every_size_of_one_compile(name: str) -> None:
             torch.testing.assert_close(mine, eager, rtol=3e-2, atol=3e-1) if eager.itemsize == 2 else (
                 torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-4)
             )
-    (program,) = polytile.compiler.compiled_programs()[-1:]
+    (program,) = polytile.compiler.programs.compiled_programs()[-1:]
     (kernel,) = program.multikernels
     assert all(d.candidate.split()[0] in SCHEDULES for d in kernel.decisions)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import polytile
+from polytile.dispatch import MultiKernel
 from polytile.errors import HintError
-from polytile.multikernel import MultiKernel
 from polytile.runtime import compile as compiling
 from tests.behaviour.helpers import check, decisions, graphs, multikernel, multikernels, sized
 from tests.waiting import PATIENCE

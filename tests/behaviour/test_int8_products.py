@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polytile.kernels.cpp import gemm
+from polytile.matmul import cpp as gemm
 from polytile.runtime import toolchain
 from tests.behaviour.helpers import compiled, decisions, multikernels
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polytile
-from polytile import compiler
+from polytile.compiler import programs as compiler
 from polytile.tuning import measure
 from tests.behaviour.helpers import (
     assert_as_exact,

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import polytile
-from polytile.compiler import compiled_programs
-from polytile.frontend.backend import compile as compiled
+from polytile.compiler.backend import compile as compiled
+from polytile.compiler.programs import compiled_programs
 
 STEPS = 12
 

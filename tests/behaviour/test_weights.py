@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import polytile
-from polytile.kernels.cpp.gemm import panels
+from polytile.matmul.cpp import panels
 from polytile.runtime import weights
 from tests.behaviour.helpers import check, compiled, decisions
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.gpu import chosen, loops
 from benchmarks.gpu.functions import BY_NAME, SHAPES
-from polytile.kernels.triton.candidate import TritonCandidate
+from polytile.candidates.triton import TritonCandidate
 
 
 def test_shapes_are_the_grids_and_random_ones_in_turns() -> None:

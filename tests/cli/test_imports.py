@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polytile import store
-from polytile.multikernel import planfile
+from polytile.dispatch import planfile
 from polytile.runtime import pytorch
 from polytile.runtime.cuda import gpus
 from tests.cli.helpers import DIGEST, filled, measured

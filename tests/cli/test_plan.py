@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polytile.multikernel.planfile import Pinned, Plan, here
+from polytile.dispatch.planfile import Pinned, Plan, here
 from tests.cli.helpers import run
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from polytile import options
-from polytile.multikernel.links import measured
-from polytile.multikernel.planfile import Plan
-from polytile.multikernel.selector import Request
+from polytile.dispatch.links import measured
+from polytile.dispatch.planfile import Plan
+from polytile.dispatch.selector import Request
 from polytile.store.reading import records
 from tests.cli.helpers import new_process, run
 

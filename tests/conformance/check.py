@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 import polytile
-from polytile import compiler
+from polytile.compiler import programs as compiler
 from tests.conformance.entries import Entry
 from tests.conformance.judge import Wrong, judge, leaves
 from tests.conformance.listed import NEVER_CAPTURED

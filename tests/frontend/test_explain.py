@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import polytile
-from polytile import compiler
+from polytile.compiler import programs as compiler
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def function(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x @ x.t(), -1).view(-1).sort()[0]
 
 
-def hows(explanation: polytile.explanation.Explanation) -> dict[str, str]:
+def hows(explanation: polytile.compiler.explanation.Explanation) -> dict[str, str]:
     return {row.operator: row.how for row in explanation.operators}
 
 

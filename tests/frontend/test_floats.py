@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from polytile.frontend import backend
+from polytile.compiler import backend
 from tests.behaviour.helpers import compiled
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import polytile
-from polytile import compiler
+from polytile.compiler import programs as compiler
 from polytile.frontend.graph import lower_graph, unsupported
 from polytile.frontend.library_calls import complete
 from polytile.ir.program import Extern

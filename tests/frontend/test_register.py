@@ -55,14 +55,14 @@ def test_an_entry_point_makes_importing_it_unnecessary(tmp_path: Path) -> None:
     made = tmp_path / "polytile-0.dist-info"
     made.mkdir()
     (made / "METADATA").write_text("Metadata-Version: 2.1\nName: polytile\nVersion: 0\n")
-    (made / "entry_points.txt").write_text("[torch_dynamo_backends]\npolytile = polytile.frontend.backend:polytile\n")
+    (made / "entry_points.txt").write_text("[torch_dynamo_backends]\npolytile = polytile.compiler.backend:polytile\n")
     python(COMPILES, tmp_path, SOURCE)
     python("import polytile\n" + COMPILES, tmp_path, SOURCE)
 
 
 def test_the_entry_point_is_the_one_that_is_declared() -> None:
     declared = (ROOT / "pyproject.toml").read_text()
-    assert 'torch_dynamo_backends]\npolytile = "polytile.frontend.backend:polytile"' in declared
+    assert 'torch_dynamo_backends]\npolytile = "polytile.compiler.backend:polytile"' in declared
 
 
 def test_the_import_hook_goes_when_it_has_done_its_work() -> None:
@@ -77,6 +77,6 @@ assert not hooks() and registry.__loader__.get_source(registry.__name__)
 register.install()
 assert registry.lookup_backend("polytile") is registry._COMPILER_FNS["polytile"]
 assert "polytile" in torch._dynamo.list_backends()
-print("polytile.frontend.backend" in sys.modules)
+print("polytile.compiler.backend" in sys.modules)
 """.replace("import sys, polytile", "import sys, polytile, torch")
     assert python(code, SOURCE) == "False"

@@ -65,7 +65,7 @@ def test_one_operator_is_one_kernel_and_a_library_call_backward() -> None:
     call = compiled(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"))
     polytile.reset()
     call(torch.randn(2, 3, 6, 7, requires_grad=True)).sum().backward()
-    operators = {row.operator: row.how for program in polytile.compiler.compiled_programs() for row in program.operators}
+    operators = {row.operator: row.how for program in polytile.compiler.programs.compiled_programs() for row in program.operators}
     assert operators["polytile.upsample.default"] == "generated"
     assert operators["polytile.upsample_backward.default"] == "library"
     assert not any("index" in name for name in operators)

@@ -52,7 +52,8 @@ def compare(function: Callable[..., Any], *calls: tuple[Any, ...], generated: bo
         shapes = str([tuple(a.shape) for a in args if isinstance(a, Tensor)])
         agree(call(*args), function(*args), function(*widened(args)), shapes)
     if generated:
-        programs = [compiled.program for compiled in polytile.compiler.compiled_programs() if compiled.program is not None]
+        made = polytile.compiler.programs.compiled_programs()
+        programs = [each.program for each in made if each.program is not None]
         left = [op.target for program in programs for op in program.operations if isinstance(op, Extern)]
         assert not left, left
     assert not rejected(), rejected()
@@ -60,7 +61,7 @@ def compare(function: Callable[..., Any], *calls: tuple[Any, ...], generated: bo
 
 def rejected() -> dict[str, str]:
     """The candidates that were found to fail, with the reason."""
-    kernels = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+    kernels = [kernel for program in polytile.compiler.programs.compiled_programs() for kernel in program.multikernels]
     return {name: reason for kernel in kernels for name, reason in kernel.faulty.items()}
 
 

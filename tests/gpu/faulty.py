@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from polytile.kernels.canonical import TensorArg
-from polytile.kernels.facts import Facts
-from polytile.kernels.triton.candidate import Specialised, TritonCandidate, Work
-from polytile.kernels.triton.kernel import Argument, Kind, Launch, TritonKernel
+from polytile.candidates.triton import Specialised, TritonCandidate, Work
+from polytile.codegen.triton.kernel import Argument, Kind, Launch, TritonKernel
 from polytile.problem import Config
 from polytile.runtime.cuda import device
+from polytile.schedule.canonical import TensorArg
+from polytile.schedule.facts import Facts
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polytile.compiler import compiled_programs
+from polytile.compiler.programs import compiled_programs
 from polytile.frontend import channels_last, layout_cost
 from polytile.ir.program import Extern, Ref, View
 from tests.gpu.comparing import compare, data, with_gradients

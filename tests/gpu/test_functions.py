@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import polytile
-from polytile.multikernel.multikernel import MultiKernel
+from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime.cuda import seeds
 from tests.gpu.comparing import agree, compare, compiled, data, rejected, with_gradients
 
@@ -92,7 +92,7 @@ ALONE: dict[str, Callable[[Tensor], Any]] = {
 
 
 def _latest() -> Sequence[MultiKernel]:
-    return polytile.compiler.compiled_programs()[-1].multikernels
+    return polytile.compiler.programs.compiled_programs()[-1].multikernels
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -155,7 +155,7 @@ def test_clusters_that_add_up_columns_are_timed_and_right(dtype: torch.dtype) ->
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("clusters are of compute capability 9.0")
     compare(norm_gradients, *[of_a_norm(m, n, dtype) for m, n in LONG], persist=False)
-    kernels = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+    kernels = [kernel for program in polytile.compiler.programs.compiled_programs() for kernel in program.multikernels]
     standings = [standing for kernel in kernels for decision in kernel.decisions for standing in decision.standings]
     timed = {standing.candidate for standing in standings if standing.seconds == standing.seconds}
     assert any(name.startswith("sums") and "splits=" in name for name in timed), sorted(timed)
@@ -207,7 +207,7 @@ def test_rows_added_into_a_table_in_every_way(kind: str) -> None:
         index[points // 4 : points // 2] = 7
         calls.append((data(points, columns), index))
     compare(gradient, *calls, force=f"{kind} *")
-    kernels = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+    kernels = [kernel for program in polytile.compiler.programs.compiled_programs() for kernel in program.multikernels]
     assert {d.candidate.partition(" ")[0] for kernel in kernels for d in kernel.decisions} == {kind}
 
 
@@ -235,7 +235,7 @@ def test_programs_of_a_cluster_hold_rows_together(name: str, splits: int) -> Non
     (function, make), length = FUNCTIONS[name], splits * 4096
     calls = [make(37, n, torch.bfloat16) for n in (length, length - 16, length - 77)]
     compare(function, *calls, force=f"cluster*splits?{splits} *")
-    kernels = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+    kernels = [kernel for program in polytile.compiler.programs.compiled_programs() for kernel in program.multikernels]
     assert {d.candidate.partition(" ")[0] for kernel in kernels for d in kernel.decisions} == {"cluster"}
 
 
@@ -252,7 +252,7 @@ def test_programs_of_a_cluster_hold_columns_together(dtype: torch.dtype, splits:
     for function in (standard, lambda x: torch.softmax(x, 0)):
         calls = [(data(m, n, dtype=dtype),) for m, n in ((rows, 96), (rows - 77, 100), (rows - 1, 33))]
         compare(function, *calls, force=f"cluster*splits?{splits} *")
-        kernels = [kernel for program in polytile.compiler.compiled_programs() for kernel in program.multikernels]
+        kernels = [kernel for program in polytile.compiler.programs.compiled_programs() for kernel in program.multikernels]
         assert {d.candidate.partition(" ")[0] for kernel in kernels for d in kernel.decisions} == {"cluster"}
 
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 import polytile
-from polytile.kernels.candidate import PythonEntry
-from polytile.multikernel import refining
+from polytile.candidates.candidate import PythonEntry
+from polytile.dispatch import refining
 from polytile.runtime import native
 from polytile.runtime.cuda import device, driver
 from polytile.runtime.cuda.timing import REPLAYS, Timer
@@ -99,7 +99,7 @@ def test_without_stalling_another_kernel_serves_until_the_best_is_made() -> None
     call, x = compiled(lambda a: F.silu(torch.softmax(a * 1.5, -1)), stall="never"), data(300, 777)
     first = call(x)
     agree(first, F.silu(torch.softmax(x * 1.5, -1)), F.silu(torch.softmax(x.double() * 1.5, -1)))
-    kernel = polytile.compiler.compiled_programs()[-1].multikernels[0]
+    kernel = polytile.compiler.programs.compiled_programs()[-1].multikernels[0]
     for _ in range(200):
         agree(call(x), first, first)
         if kernel.decisions:

@@ -166,7 +166,7 @@ def test_every_candidate_runs_and_is_right(name: str) -> None:
         agree(call(*args), eager, case.function(*widened(args)) if case.wide else eager, str(shape))
     standings = [
         (decision.sizes, standing)
-        for program in polytile.compiler.compiled_programs()
+        for program in polytile.compiler.programs.compiled_programs()
         for kernel in program.multikernels
         for decision in kernel.decisions
         for standing in decision.standings
@@ -191,7 +191,7 @@ def test_hardware_copies_blocks_of_operands_in_any_layout(layout: str) -> None:
     for m, n, k in ((512, 384, 256), (1000, 272, 208), (300, 256, 64)):
         args = made(m, k), made(k, n)
         agree(call(*args), product(*args), product(*widened(args)), f"{m}x{n}x{k}")
-    chosen = [d.candidate for d in polytile.compiler.compiled_programs()[-1].multikernels[0].decisions]
+    chosen = [d.candidate for d in polytile.compiler.programs.compiled_programs()[-1].multikernels[0].decisions]
     assert chosen and all(name.startswith("persistent") for name in chosen)
 
 
@@ -214,7 +214,7 @@ def test_operands_are_padded_where_that_is_asked_for(shape: tuple[int, int, int]
     args = half(m, k), half(k, n)
     call = compiled(product, force="aten padded", persist=False)
     agree(call(*args), product(*args), product(*widened(args)))
-    assert {d.candidate for d in polytile.compiler.compiled_programs()[-1].multikernels[0].decisions} == {"aten padded"}
+    assert {d.candidate for d in polytile.compiler.programs.compiled_programs()[-1].multikernels[0].decisions} == {"aten padded"}
 
 
 @pytest.mark.parametrize("function", [with_residual, lambda x, w, b, r: F.linear(x, w, b), lambda x, w, b, r: F.linear(x, w) + r])

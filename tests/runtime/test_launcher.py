@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from polytile import counters, options
+from polytile.candidates.candidate import NativeEntry, PythonEntry
 from polytile.errors import InvalidInput
-from polytile.kernels.candidate import NativeEntry, PythonEntry
 from polytile.runtime import Dispatcher, PythonDispatcher, empty_strided_cpu, native, regime, time_burst
 from polytile.runtime.formula import power_below_16
 from tests.runtime.helpers import entry

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from polytile import options
-from polytile.multikernel.spec import KernelSpec
+from polytile.dispatch.spec import KernelSpec
 from polytile.problem import Config
 from polytile.runtime import cpu, device, regime, toolchain
 from polytile.runtime.compile import Order

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from polytile.kernels.candidate import Entry, Handle, NativeEntry, NativeHandle, PythonEntry, handle_of_function
+from polytile.candidates.candidate import Entry, Handle, NativeEntry, NativeHandle, PythonEntry, handle_of_function
 from polytile.problem import Config, Problem, digest
 from polytile.runtime import compile as compiler
 from polytile.tuning.limits import Limits

@@ -13,13 +13,13 @@ import torch
 
 import polytile
 from polytile import counters, options, store
-from polytile.multikernel import MultiKernel
-from polytile.multikernel.links import measured
+from polytile.dispatch import MultiKernel
+from polytile.dispatch.links import measured
 from polytile.problem import Outcome
 from polytile.tuning import budget
 from polytile.tuning.budget import Budget, campaign, tightest
 from polytile.tuning.tune import Interrupted, tune
-from tests.multikernel.helpers import Fake, arguments, spec
+from tests.dispatch.helpers import Fake, arguments, spec
 from tests.tuning.planted import Function, double, task
 
 
@@ -144,7 +144,7 @@ def test_all_kernels_of_a_program_share_its_budget() -> None:
 
     with torch.no_grad():
         polytile.compile(two, options={"program_seconds": 1e-4})(torch.randn(60, 700))
-    from polytile.compiler import compiled_programs
+    from polytile.compiler.programs import compiled_programs
 
     decisions = [d for program in compiled_programs() for kernel in program.multikernels for d in kernel.decisions]
     assert len(decisions) >= 2

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from polytile import store
-from polytile.multikernel import MultiKernel
+from polytile.dispatch import MultiKernel
 from polytile.problem import Resources
 from polytile.runtime import cpu, device
 from polytile.runtime.cuda import clocks
 from polytile.tuning.circumstances import completed, state
-from tests.multikernel.helpers import SPEC, Fake, arguments
+from tests.dispatch.helpers import SPEC, Fake, arguments
 from tests.store.helpers import make
 
 CPU = torch.device("cpu")

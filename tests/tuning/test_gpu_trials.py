@@ -12,8 +12,8 @@ import pytest
 import sympy
 import torch
 
-from polytile.kernels.candidate import DeviceHandle, DeviceLaunch, Entry, PythonEntry
-from polytile.kernels.triton.candidate import Specialised
+from polytile.candidates.candidate import DeviceHandle, DeviceLaunch, Entry, PythonEntry
+from polytile.candidates.triton import Specialised
 from polytile.problem import Outcome, digest
 from polytile.runtime import compile as compiler
 from polytile.runtime.cuda import driver

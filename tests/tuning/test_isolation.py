@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from polytile import options, store
-from polytile.multikernel import MultiKernel
+from polytile.dispatch import MultiKernel
 from polytile.problem import Outcome
 from polytile.tuning import tune as engine
 from polytile.tuning.isolation import attempts, worker
 from polytile.tuning.isolation.worker import Kind, borrowed, stop_all
 from polytile.tuning.tune import tune
-from tests.multikernel.helpers import spec
+from tests.dispatch.helpers import spec
 from tests.tuning import planted
 from tests.tuning.planted import BODIES, Function, Native, task
 from tests.waiting import PATIENCE, until
@@ -228,7 +228,7 @@ def test_each_source_is_tried_apart_at_first_sight_alone(empty_cache: Path, monk
         seen.append(asked.apart)
         return plain(asked)
 
-    monkeypatch.setattr("polytile.multikernel.links.measured.tuner", watched)
+    monkeypatch.setattr("polytile.dispatch.links.measured.tuner", watched)
     two = kernel("right", "also right")
     assert call(two, 1003) and call(two, 50_003)
     with options.override(isolation="always"):

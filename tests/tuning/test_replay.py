@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from polytile import options
+from polytile.candidates.candidate import PythonEntry
+from polytile.dispatch.links import model
+from polytile.dispatch.replay import SHARED, replay
 from polytile.errors import CandidateRejected
-from polytile.kernels.candidate import PythonEntry
-from polytile.multikernel.links import model
-from polytile.multikernel.replay import SHARED, replay
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.runtime import compile as compiling
 from polytile.runtime import launcher

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import polytile
-from polytile.compiler import compiled_programs
+from polytile.compiler.programs import compiled_programs
 from polytile.ir import evaluate
 from polytile.problem import Outcome
 from polytile.tuning import budget, room, tune

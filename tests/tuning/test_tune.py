@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polytile.candidates.candidate import Entry, PythonEntry
 from polytile.errors import CompileFailed, CompilerMissing, ResourcesExceeded
-from polytile.kernels.candidate import Entry, PythonEntry
 from polytile.problem import Config, Outcome, Problem
 from polytile.tuning.environment import environment
 from polytile.tuning.limits import Limits

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from polytile.candidates import products as templates
 from polytile.ir.leaning import Leaning, leaning
-from polytile.kernels import templates
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.undecided import Count
-from tests.kernels.test_triton_gemm_prologue import lowered
-from tests.kernels.test_triton_gemm_rows import flat
+from tests.codegen.test_triton_gemm_prologue import lowered
+from tests.codegen.test_triton_gemm_rows import flat
 
 T = torch.Tensor
 M, N, K = 300, 290, 64

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 
 from polytile.errors import ConfigTableError
-from polytile.kernels.configs import Request, Verdict, heuristic
-from polytile.kernels.configs.families import Cpu
-from polytile.kernels.configs.heuristic import blocks
-from polytile.kernels.cpp import gemm
-from polytile.kernels.cpp.gemm import GemmSpec
+from polytile.matmul import cpp as gemm
+from polytile.matmul.configs import Request, Verdict, heuristic
+from polytile.matmul.configs.families import Cpu
+from polytile.matmul.configs.heuristic import blocks
+from polytile.matmul.cpp import GemmSpec
 from polytile.report import Table
 from polytile.report.tables import micros
 from polytile.runtime.cuda.device import named

@@ -19,6 +19,7 @@ from polytile import options
 from polytile.errors import DeviceError, PolytileError
 from polytile.report import Table
 from polytile.runtime import pytorch as torch_facts
+from polytile.runtime.cuda import gpus
 from polytile.version import __version__
 
 Verdict = Literal["ok", "fair", "bad"]
@@ -133,11 +134,11 @@ def compiler() -> Finding:
 def accelerator() -> Finding:
     """The GPUs that torch sees, and whether what kernels for them need is there. Only where there is a driver is torch imported
     and asked."""
-    if not torch_facts.drivers():
+    if not gpus.drivers():
         return Finding("GPU", "ok", "none; kernels are for the processor")
     import torch
 
-    from polytile.kernels.triton.candidate import triton_version
+    from polytile.candidates.triton import triton_version
     from polytile.report.environment import accelerator as described
     from polytile.runtime.cuda import cublaslt, hip
 

@@ -15,7 +15,7 @@ app = typer.Typer(name="plan", help="Show a plan file, or compare two.", no_args
 @app.command("show")
 def show_plan(file: Annotated[Path, typer.Argument(help="A plan, as polytile.save_plan writes it.")]) -> None:
     """Show what a plan pins, and where it was made if that is not here."""
-    from polytile.multikernel.planfile import Plan, differences, here
+    from polytile.dispatch.planfile import Plan, differences, here
     from polytile.report import Table, show
 
     plan = Plan.read(file)
@@ -31,7 +31,7 @@ def diff_plans(
     after: Annotated[Path, typer.Argument(help="The other plan.")],
 ) -> None:
     """Show the decisions in which two plans differ. The status is 1 where they do."""
-    from polytile.multikernel.planfile import Plan, compare
+    from polytile.dispatch.planfile import Plan, compare
     from polytile.report import Table, show
 
     old, new = Plan.read(before), Plan.read(after)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from polytile.cli.kernels import names_beside, names_of
 from polytile.cli.plain import sizes_text
+from polytile.dispatch.replay import replay
 from polytile.errors import StoreError
-from polytile.multikernel.replay import replay
 from polytile.problem import Problem
 from polytile.report import Column, Table
 from polytile.report.tables import count, micros, ratio

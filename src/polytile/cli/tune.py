@@ -25,7 +25,7 @@ import polytile
 from polytile import options, store
 from polytile.cli.plain import FAILED, in_short, sizes_text, told_once
 from polytile.cli.targets import Job
-from polytile.multikernel import Decision, alive
+from polytile.dispatch import Decision, alive
 from polytile.report import Column, Table, show
 from polytile.report.progress import described
 from polytile.report.tables import micros

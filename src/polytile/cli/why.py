@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polytile.cli.kernels import Kernel
+from polytile.dispatch.planfile import Pinned, Plan
 from polytile.errors import StoreError
-from polytile.multikernel.planfile import Pinned, Plan
 from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.store.reading import Record
@@ -36,7 +36,7 @@ class Here:
     environment: Mapping[str, str]
     threads: int
     pinned: tuple[str, ...] = ()
-    """The conditions by which a plan is read (multikernel/conditions.py)."""
+    """The conditions by which a plan is read (dispatch/conditions.py)."""
 
 
 @dataclass(frozen=True)

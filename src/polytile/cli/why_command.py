@@ -9,9 +9,9 @@ from polytile import options
 from polytile.cli.kernels import Kernel, matching, meant, shortest
 from polytile.cli.plain import FAILED, sizes_text
 from polytile.cli.why import Here, Why, given_sizes, sizes_of, why
+from polytile.dispatch.pinned import pinned
+from polytile.dispatch.planfile import Plan
 from polytile.errors import StoreError
-from polytile.multikernel.pinned import pinned
-from polytile.multikernel.planfile import Plan
 from polytile.report import Column, Table
 from polytile.report.tables import count, micros, ratio
 from polytile.runtime import device, pytorch

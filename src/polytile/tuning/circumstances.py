@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from polytile.kernels.candidate import Candidate
+from polytile.candidates.candidate import Candidate
 from polytile.problem import Measurement, Scalar
 from polytile.runtime import cpu, device
 from polytile.runtime.cuda import clocks

@@ -18,7 +18,7 @@ from polytile.problem import Config, Outcome
 from polytile.store.records import Identity, Summary
 
 if TYPE_CHECKING:
-    from polytile.kernels.candidate import Candidate
+    from polytile.candidates.candidate import Candidate
 
 WIDEST_BAND = 0.05
 """However noisy the measurement, a candidate 5 % slower than the fastest does not count as equal to it."""

@@ -15,8 +15,8 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from polytile.candidates.candidate import Candidate, Entry
 from polytile.errors import CandidateRejected
-from polytile.kernels.candidate import Candidate, Entry
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.reading import Record
 from polytile.store.records import Environment, Identity, summary_of

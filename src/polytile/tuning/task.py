@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from polytile.candidates.candidate import Candidate
 from polytile.errors import CompilerMissing, DeviceLost, ResourcesExceeded
 from polytile.ir.program import CPU
-from polytile.kernels.candidate import Candidate
 from polytile.problem import Measurement, Outcome, Problem, Scalar
 from polytile.store.records import GATE
 from polytile.tuning.environment import environment
@@ -24,9 +24,9 @@ class Task:
     """What to try, and on what.
 
     args            the caller's flat argument list, tensors first
-    names, roles    of the tensors (roles: multikernel/spec.py)
+    names, roles    of the tensors (roles: dispatch/spec.py)
     reduction       the number of terms that one output element sums
-    coarse          how far each tensor may be off for what is rounded on its way (kernels/roundings.py), if that is more
+    coarse          how far each tensor may be off for what is rounded on its way (candidates/roundings.py), if that is more
     predicted       the seconds that each candidate is expected to take
     check_accuracy  compare results with the reference before anything is timed
     limits          of the race

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from polytile.candidates.candidate import Entry, PythonEntry, settle
 from polytile.counters import counters
 from polytile.errors import DeviceLost
-from polytile.kernels.candidate import Entry, PythonEntry, settle
 from polytile.problem import Outcome
 from polytile.runtime import compile as compiler
 from polytile.store.records import DISTURBED, LEAST_REGION, REGION

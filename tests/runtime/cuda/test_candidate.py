@@ -17,16 +17,16 @@ import pytest
 import torch
 
 from polytile import counters
-from polytile.kernels.canonical import LoopKernel, canonicalize
-from polytile.kernels.facts import Facts
-from polytile.kernels.nest import nest_of
-from polytile.kernels.triton import variants
-from polytile.kernels.triton.candidate import Specialised, TritonCandidate, Work
-from polytile.kernels.triton.generate import generate
+from polytile.candidates import triton_variants as variants
+from polytile.candidates.triton import Specialised, TritonCandidate, Work
+from polytile.codegen.triton.generate import generate
 from polytile.problem import Config, Resources
 from polytile.runtime import time_burst
 from polytile.runtime.cuda import cubins, device, worker, workers
 from polytile.runtime.formula import evaluate
+from polytile.schedule.canonical import LoopKernel, canonicalize
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import nest_of
 from polytile.tuning.environment import environment
 from tests.frontend.lowering import lower
 from tests.runtime.cuda.conftest import Stub
@@ -109,7 +109,7 @@ def test_cubins_are_found_by_content(stub: Stub, empty_cache: Path) -> None:
 
 
 def test_a_compilers_refusal_names_the_kernel_and_its_source(stub: Stub, empty_cache: Path) -> None:
-    order = cubins.Order("broken", "polytile.kernels.triton.worker", {"source": "import triton\nno python", "arguments": [],
+    order = cubins.Order("broken", "polytile.codegen.triton.worker", {"source": "import triton\nno python", "arguments": [],
                          "constants": [], "divisible": [], "num_warps": 4, "num_stages": 1, "arch": 90}, "test")  # fmt: skip
     with pytest.raises(cubins.KernelRejected, match="kernel 'broken' did not compile") as caught:
         cubins.request(order).result(PATIENCE)
@@ -173,7 +173,7 @@ def test_other_facts_make_other_code_of_the_same_candidate() -> None:
 
 def test_processes_that_compile_import_triton_alone() -> None:
     """PyTorch would take longer to import than a kernel takes to compile, and the first call waits for it."""
-    code = "import sys, polytile.kernels.triton.worker; print(*[m for m in ('torch', 'sympy') if m in sys.modules])"
+    code = "import sys, polytile.codegen.triton.worker; print(*[m for m in ('torch', 'sympy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.strip()
 

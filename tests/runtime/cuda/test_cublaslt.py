@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from polytile.candidates.library import cublaslt as candidates
+from polytile.candidates.library.cublaslt import LtCandidate
+from polytile.candidates.products import gpu_candidates
 from polytile.errors import DeviceError, LaunchFailed
-from polytile.kernels import cublaslt as candidates
-from polytile.kernels.canonical import TensorArg
-from polytile.kernels.cublaslt import LtCandidate
-from polytile.kernels.gemm_kernel import GemmKernel
-from polytile.kernels.templates import gpu_candidates
+from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.problem import Measurement, Outcome, Problem
 from polytile.runtime import compile as compiler
 from polytile.runtime.cuda import cublaslt
 from polytile.runtime.cuda.cublaslt import Algorithm
+from polytile.schedule.canonical import TensorArg
 from polytile.tuning.circumstances import completed
-from tests.kernels.triton_gemm import integers, operands, product
+from tests.codegen.triton_gemm import integers, operands, product
 
 CPU = torch.device("cpu")
 F32 = torch.float32
@@ -239,7 +239,7 @@ def test_a_machine_without_the_library_says_so(
     cublaslt.reset()
     with pytest.raises(DeviceError, match="cuBLASLt cannot be used .*libnothing.so"):
         candidates.candidates(kernel, None, CPU)
-    monkeypatch.setattr("polytile.kernels.triton.gemm.candidates.gemm_candidates", lambda *_: ())
+    monkeypatch.setattr("polytile.candidates.triton_matmul.gemm_candidates", lambda *_: ())
     found = gpu_candidates(kernel, "mm_0", torch.device("cuda", 0), None, ("library", "cublaslt"))
     assert {candidate.origin for candidate in found} == {"library", "padding", "decomposed"}
     assert "mm_0 has no candidates of cuBLASLt" in caplog.text

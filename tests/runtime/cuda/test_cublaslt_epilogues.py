@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from polytile import options
-from polytile.kernels.cublaslt import LtCandidate
-from polytile.kernels.gemm_kernel import GemmKernel
-from polytile.kernels.library_epilogue import finish
-from tests.kernels.test_triton_gemm_prologue import lowered
-from tests.kernels.test_triton_gemm_rows import flat
+from polytile.candidates.library.cublaslt import LtCandidate
+from polytile.candidates.library.epilogue import finish
+from polytile.matmul.gemm_kernel import GemmKernel
+from tests.codegen.test_triton_gemm_prologue import lowered
+from tests.codegen.test_triton_gemm_rows import flat
 from tests.runtime.cuda.test_cublaslt import CPU, put, read, sizes, stub
 
 __all__ = ["stub"]

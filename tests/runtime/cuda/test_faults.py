@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from polytile import options, store
+from polytile.candidates.candidate import Entry
+from polytile.dispatch import KernelSpec, MultiKernel
 from polytile.errors import DeviceLost, LaunchFailed
-from polytile.kernels.candidate import Entry
-from polytile.multikernel import KernelSpec, MultiKernel
 from polytile.problem import Outcome
 from polytile.runtime.arguments import CPU
 from polytile.runtime.cuda import driver, launch
-from tests.multikernel.helpers import SPEC, Fake, arguments, double, spec
+from tests.dispatch.helpers import SPEC, Fake, arguments, double, spec
 from tests.runtime.cuda.conftest import Stub
 from tests.runtime.cuda.test_launch import entry, plan
 

@@ -14,22 +14,22 @@ import pytest
 import sympy
 import torch
 
+from polytile.candidates import triton_matmul as candidates
+from polytile.candidates import triton_variants as variants
+from polytile.candidates.candidate import NativeEntry
+from polytile.candidates.products import gpu_candidates
+from polytile.candidates.triton import TritonCandidate, Work, triton_version
+from polytile.codegen.triton.generate import generate
 from polytile.errors import DeviceLost, LaunchFailed
-from polytile.kernels.candidate import NativeEntry
-from polytile.kernels.facts import Facts
-from polytile.kernels.nest import nest_of
-from polytile.kernels.templates import gpu_candidates
-from polytile.kernels.triton import variants
-from polytile.kernels.triton.candidate import TritonCandidate, Work, triton_version
-from polytile.kernels.triton.gemm import candidates
-from polytile.kernels.triton.generate import generate
 from polytile.runtime import compile as compiler
 from polytile.runtime import time_burst
 from polytile.runtime.cuda import device, driver, hip, launch, workers
 from polytile.runtime.formula import encode
 from polytile.runtime.target import Target
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import nest_of
 from polytile.tuning.isolation.device import Device
-from tests.kernels.triton_gemm import product
+from tests.codegen.triton_gemm import product
 from tests.runtime.cuda.conftest import Loaded, Stub
 from tests.runtime.cuda.test_candidate import kernel_of, twice
 

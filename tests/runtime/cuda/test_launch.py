@@ -10,8 +10,8 @@ import pytest
 import sympy
 import torch
 
+from polytile.candidates.candidate import NativeEntry, settle
 from polytile.errors import DeviceError, LaunchFailed
-from polytile.kernels.candidate import NativeEntry, settle
 from polytile.runtime import Dispatcher, time_burst
 from polytile.runtime.cuda import driver, launch
 from polytile.runtime.formula import encode

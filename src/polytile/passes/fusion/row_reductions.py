@@ -7,7 +7,7 @@
       out[p0] = reduce sum buf0[p0, r0]²
 
 `buf0` is not stored where nobody else reads it. Of a row that several blocks share every block leaves its part in memory, and a
-second launch puts the parts together (`kernels/triton/gemm/row_epilogue.py`). So at every point of a row, nothing may wait for a
+second launch puts the parts together (`matmul/triton/row_epilogue.py`). So at every point of a row, nothing may wait for a
 reduction, as a norm or a softmax does: it goes over its row once more anyway, and reads it then. Of short rows one block has
 all, and may do that too.
 

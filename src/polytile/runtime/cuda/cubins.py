@@ -40,7 +40,7 @@ class KernelRejected(CompileFailed):
 class Facts:
     """What loading a cubin takes, and its resources: the kernel's name in it, warps of a block, bytes of dynamic shared
     memory, bytes of memory each block wants besides, registers a thread, bytes a thread spills, and of each descriptor argument
-    what kernels/triton/compile.py says."""
+    what codegen/triton/compile.py says."""
 
     symbol: str
     num_warps: int

@@ -47,7 +47,7 @@ class DeviceFacts:
 
     @property
     def family(self) -> str:
-        """Whose heuristics its products follow (kernels/configs)."""
+        """Whose heuristics its products follow (matmul/configs)."""
         return "rocm" if self.arch else "cuda"
 
     @property

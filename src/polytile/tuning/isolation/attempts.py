@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import MutableMapping
 
-from polytile.kernels.candidate import Candidate, DeviceHandle, Handle, NativeHandle, PythonHandle, ready
+from polytile.candidates.candidate import Candidate, DeviceHandle, Handle, NativeHandle, PythonHandle, ready
 from polytile.problem import Outcome
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import gpu, worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from polytile import options
-from polytile.kernels.candidate import READY_MADE, Candidate
+from polytile.candidates.candidate import READY_MADE, Candidate
 from polytile.problem import Outcome, sizes_text
 from polytile.store import Summary
 

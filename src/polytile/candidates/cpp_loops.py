@@ -1,0 +1,103 @@
+"""The candidates of a loop kernel on this machine."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polytile.candidates import cpp_variants as variants
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.library.loops import Speed, library_of
+from polytile.candidates.library.matmul import InterpretedLoop
+from polytile.codegen.cpp import loops
+from polytile.codegen.cpp.joined import joined
+from polytile.codegen.cpp.lanes import lane_bytes
+from polytile.cost.cpp_loops import LoopPrior, bandwidth
+from polytile.errors import LoweringError
+from polytile.problem import Config, digest
+from polytile.runtime import toolchain
+from polytile.schedule import checks
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.nest import nest_of
+from polytile.schedule.rewrite import plain_reductions
+
+FLOAT_BYTES = 4
+LIBRARY_CALL = 3e-6
+"""Seconds of a call from the dispatcher, by Python, to an operator."""
+
+
+def kernel_name(kernel: LoopKernel, origins: tuple[str, ...]) -> str:
+    """A readable name: the first four of its operators, without repetitions, and its digest."""
+    words = [o.split(".")[1] if o.count(".") > 1 else o.split(".")[0] for o in dict.fromkeys(origins)]
+    label = "_".join(re.sub(r"\W", "", w).strip("_") for w in words[:4]) or "loop"
+    return f"{label[:48]}_{kernel.digest[:8]}"
+
+
+def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], most_threads: int) -> tuple[Candidate, ...]:
+    """Every variant × threads, canonical order, then the interpreter as the last resort; the same objects for the same work.
+    Raises LoweringError where the loop has no C++ form, CompilerMissing where there is no compiler."""
+    tool = toolchain.find()
+    key = (kernel.text, most_threads, tool.identity)
+    if key not in _made:
+        _made[key] = _candidates(kernel, origins, most_threads, tool)
+    return _made[key]
+
+
+_made: dict[tuple[str, int, str], tuple[Candidate, ...]] = {}
+
+
+def _candidates(
+    kernel: LoopKernel, origins: tuple[str, ...], most_threads: int, tool: toolchain.Toolchain
+) -> tuple[Candidate, ...]:
+    if any(store.sums for store in kernel.loop.stores):
+        raise LoweringError(f"kernel {kernel_name(kernel, origins)!r} adds up points down columns, which has no C++ form.")
+    expanded = replace(kernel, loop=joined(plain_reductions(kernel.loop)))
+    nest = nest_of(expanded.loop)
+    vector_bytes = tool.lanes * FLOAT_BYTES
+    name = kernel_name(kernel, origins)
+    lanes = vector_bytes // lane_bytes(nest)
+    made_from = digest(f"{tool.identity} {kernel.text}")
+
+    @functools.cache
+    def source(variant: str) -> str:
+        return loops.generate(expanded, variant, ENTRY, vector_bytes)
+
+    @functools.cache
+    def prior(variant: str) -> LoopPrior:
+        return LoopPrior(expanded, nest, variant, lanes)
+
+    def candidate(config: Config) -> CppCandidate:
+        variant = str(config["variant"])
+
+        def valid(size: Mapping[str, int]) -> bool:
+            return variants.valid(expanded, nest, config, size)
+
+        def cost(size: Mapping[str, int]) -> float:
+            return prior(variant).seconds(int(config["threads"]), size)
+
+        return CppCandidate(
+            f"{variant} t{config['threads']}",
+            config,
+            name,
+            lambda: source(variant),
+            valid,
+            cost,
+            f"{made_from} {variant}",
+        )
+
+    found = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
+    _ = found[0].source  # whatever has no C++ form shows now, while a library call can still take its place
+    return (*found, *library_of(kernel, found, library_speed(most_threads)), InterpretedLoop(kernel))
+
+
+def library_speed(threads: int) -> Speed:
+    """What ATen's operators take on so many threads; data that they leave in a cache the next one finds there."""
+    return Speed(LIBRARY_CALL, lambda moved: bandwidth(moved) * threads)
+
+
+def check_messages(kernel: LoopKernel) -> tuple[str, ...]:
+    """The sentences for the kernel's run-time checks, in the order of their numbers."""
+    return checks.check_messages(plain_reductions(kernel.loop))

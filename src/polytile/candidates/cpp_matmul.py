@@ -1,0 +1,135 @@
+"""Matmuls with an epilogue in two translation units: a core that every epilogue shares, and the epilogue.
+
+The core (the register-blocked product) takes a second or so to generate and compile with its row tails and does not depend on
+what is done with the sums, so it is compiled once for a layout and a config, on a machine, and kept. The epilogue is a small unit
+of its own; the core calls it through a pointer, once for every finished vector of sums. Against the same epilogue inlined, that
+call costs about 5 ns a vector, in which a core does some 100 multiply-adds: nothing for a long K, too much for a short one.
+`INLINE_UP_TO` is where the inlined form takes over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from polytile import locks
+from polytile.candidates.candidate import NativeEntry, NativeHandle
+from polytile.candidates.cpp import ENTRY
+from polytile.codegen.writer import Writer
+from polytile.matmul import cpp as gemm
+from polytile.matmul.cpp import GemmConfig, GemmSpec, epilogue
+from polytile.problem import Config, digest
+from polytile.runtime import compile as compiler
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+INLINE_UP_TO = 160  # K up to which the epilogue is compiled into the matmul
+SLOTS = 16  # cores that one epilogue's unit can be bound to
+BIND = "polytile_bind"
+
+CALL_EPILOGUE = """\
+typedef void (*Finish)(void* const*, const long*, long, long, long, VACC, long);
+static inline void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n, VACC acc, long count) {
+  ((Finish)ptrs[2])(ptrs, sizes, batch, m, n, acc, count);
+}
+"""
+
+
+def core_source(spec: GemmSpec, config: GemmConfig, lanes: int) -> str:
+    """The core for operands as in `spec`: its pointers are A, B (kept panels of it, where the form reads those), the epilogue's
+    function, then the epilogue's own."""
+    layout = "any" if config.form == "tile_kept" else spec.b_layout
+    shared = replace(spec, out_dtype=spec.accumulator, b_layout=layout)
+    return gemm.generate(shared, config, ENTRY, CALL_EPILOGUE, lanes, kept_at=1)
+
+
+def epilogue_source(kernel: GemmKernel, lanes: int) -> str:
+    """The epilogue's unit: `polytile_bind(slot, core)` makes `polytile_kernel_<slot>` run that core with this epilogue, and
+    `polytile_kernel_kept_<slot>` a core that takes kept panels in place of B."""
+    element = gemm.ELEMENTS[kernel.spec.accumulator]
+    out = Writer()
+    out.line(f"typedef {element} VACC __attribute__((vector_size({lanes} * sizeof({element}))));")
+    out.extend(epilogue.generate(kernel, lanes, leading=kernel.spec.leading_ptrs + 1, inline=False).splitlines())
+    out.line("typedef long (*Core)(void* const*, const long*, long);")
+    out.line(f"static Core cores[{SLOTS}];")
+    out.line(f'extern "C" void {BIND}(long slot, void* core) {{ cores[slot] = (Core)core; }}')
+    end = 2 + len(kernel.outer)
+    own = ", ".join(f"ptrs[{k}]" for k in range(2, end))
+    operands = {ENTRY: 1} | ({f"{ENTRY}_kept": end} if kernel.kept else {})
+    for (entry, b), slot in itertools.product(operands.items(), range(SLOTS)):
+        out.open(f'extern "C" long {entry}_{slot}(void* const* ptrs, const long* sizes, long threads) {{')
+        out.line(f"void* all[{end + 1}] = {{ptrs[0], ptrs[{b}], (void*)epilogue, {own}}};")
+        out.line(f"return cores[{slot}](all, sizes, threads);")
+        out.close("}")
+    return out.text()
+
+
+class MatmulCandidate:
+    """A core bound to an epilogue, as a Candidate. `slot` tells the cores of one epilogue's unit apart."""
+
+    origin = "cpp"
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        kernel_name: str,
+        sources: tuple[Callable[[], str], Callable[[], str]],
+        slot: int,
+        valid: Callable[[Mapping[str, int]], bool],
+        cost: Callable[[Mapping[str, int]], float],
+        recipe: str,
+    ) -> None:
+        self.recipe = recipe
+        self.name, self.config, self.slot = name, config, slot
+        self._kernel_name, self._make_sources = kernel_name, sources
+        self.valid, self.cost = valid, cost
+        self._lock = locks.lock()
+        self._compilations: tuple[compiler.Compilation, ...] = ()
+
+    @cached_property
+    def sources(self) -> tuple[str, str]:
+        """Texts of the core and of the epilogue."""
+        core, finish = self._make_sources
+        return core(), finish()
+
+    @cached_property
+    def source_hash(self) -> str:
+        return digest("\n".join(self.sources))
+
+    @property
+    def source_path(self) -> str:
+        return " ".join(str(c.result().source) for c in self._compilations)
+
+    @property
+    def _symbol(self) -> str:
+        return f"{ENTRY}_kept_{self.slot}" if self.config["form"] == "tile_kept" else f"{ENTRY}_{self.slot}"
+
+    def prepare(self) -> None:
+        with self._lock:
+            if not self._compilations:
+                core, finish = self.sources
+                label = f"matmul_{self.config['form']}_{self.config['mr']}x{self.config['nv']}"
+                self._compilations = (
+                    compiler.compile_cpp(label, core),
+                    compiler.compile_cpp(self._kernel_name, finish),
+                )
+
+    def entry(self) -> NativeEntry:
+        self.prepare()
+        core, finish = (compilation.result() for compilation in self._compilations)
+        bind = ctypes.CFUNCTYPE(None, ctypes.c_long, ctypes.c_void_p)(finish.address(BIND))
+        bind(self.slot, core.address(ENTRY))
+        return NativeEntry(finish.address(self._symbol), int(self.config["threads"]), (core, finish))
+
+    def handle(self) -> NativeHandle:
+        """Where another process finds the two units, and how it binds them."""
+        self.prepare()
+        core, finish = (str(compiler.verified(compilation.result()).path) for compilation in self._compilations)
+        bind = (BIND, self.slot, core, ENTRY)
+        return NativeHandle(finish, self._symbol, int(self.config["threads"]), bind)

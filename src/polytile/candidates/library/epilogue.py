@@ -1,0 +1,92 @@
+"""Epilogues that cuBLASLt does in its own kernels: A · B + addend + bias, written once.
+
+    F.linear(x, w, bias)                        bias
+    F.linear(x, w) + residual                   addend
+    residual + F.linear(x, w, bias)             both
+
+The sums stay in float32 until the end, where eager rounds what each of its kernels stores. The library's activations take no
+part: its ReLU is reported to make 0 of a NaN, which eager keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import sympy
+
+from polytile.ir import sizes
+from polytile.ir.expr import Accumulator, Load, Node, Op
+from polytile.ir.program import ROUNDING, Axis
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+ROUNDINGS = frozenset(ROUNDING.values())
+
+Strides = tuple[sympy.Expr, sympy.Expr]
+"""From one matrix of a batch to the next, and from one row to the next."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What follows a product: the tensor of the result and its strides; those of what is added, or ""; the tensor of a number for
+    each column that is added, or ""."""
+
+    out: str
+    out_strides: Strides
+    addend: str = ""
+    addend_strides: Strides = (sizes.ZERO, sizes.ZERO)
+    bias: str = ""
+
+
+def finish(kernel: GemmKernel) -> Finish | None:
+    """What the kernel's epilogue is to the library; None where it is something else, or more."""
+    loop, dtype = kernel.epilogue, kernel.product_dtype
+    if loop is None or loop.reduced or len(loop.stores) != 1 or not dtype.is_floating_point or dtype.itemsize not in (2, 4):
+        return None
+    (store,), types = loop.stores, {tensor.name: tensor.dtype for tensor in kernel.outer}
+    out_strides = _strides(store.index, loop.axes)
+    terms = _terms(store.value)
+    if out_strides is None or types[store.buffer] != dtype or terms is None:
+        return None
+    column, found = loop.axes[2].symbol, Finish(store.buffer, out_strides)
+    for load in terms:
+        strides = _strides(load.index, loop.axes)
+        if types[load.buffer] != dtype or load.indirect or load.mask is not None:
+            return None
+        if load.index == column and not found.bias:
+            found = replace(found, bias=load.buffer)
+        elif strides is not None and strides[1] != 0 and not found.addend:
+            found = replace(found, addend=load.buffer, addend_strides=strides)
+        else:
+            return None
+    if found.addend == found.out and found.addend_strides != out_strides:
+        return None
+    return found
+
+
+def _strides(index: sympy.Expr, axes: tuple[Axis, ...]) -> Strides | None:
+    """Of a position that goes along the columns one by one, and starts at the tensor's first element."""
+    batch, row, column = (axis.symbol for axis in axes)
+    of_batch, of_row = sizes.coefficient(index, batch), sizes.coefficient(index, row)
+    if of_batch is None or of_row is None:
+        return None
+    same = sympy.expand(index - (of_batch * batch + of_row * row + column)) == 0
+    return (of_batch, of_row) if same else None
+
+
+def _terms(value: Node) -> list[Load] | None:
+    """What is added to the product, in a sum of it and elements of tensors; None for anything else."""
+    while isinstance(value, Op) and value.name in ROUNDINGS:
+        value = value.args[0]
+    match value:
+        case Accumulator():
+            return []
+        case Op(name="add", args=(Load() as load, other)) | Op(name="add", args=(other, Load() as load)):
+            rest = _terms(other)
+            return None if rest is None else [*rest, load]
+    return None
+
+
+__all__ = ["Finish", "finish"]

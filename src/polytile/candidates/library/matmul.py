@@ -1,0 +1,222 @@
+"""Library calls as candidates: ATen's matmul, with the epilogue as a second kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from polytile.candidates.candidate import PythonEntry
+from polytile.ir import evaluate
+from polytile.matmul import scales
+from polytile.matmul.gemm_args import operands
+from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.problem import Config, digest
+from polytile.runtime.target import Target
+from polytile.schedule.canonical import LoopKernel
+
+RATE, BYTES, CALL = 80e9, 12e9, 3e-6  # multiply-adds/s and bytes/s of one core, s of a call: for ranking alone
+RATES = {torch.bfloat16: 230e9, torch.int8: 470e9}
+"""Instead of RATE, where oneDNN has instructions for the type (Zen 5, 1024³). Without them its products are several times slower,
+and a tie, which is all that a prediction decides, is none."""
+
+
+class MatmulLibrary:
+    """`torch.mm` or `torch.bmm` into the output, or into a scratch product that `unfused`, the epilogue's MultiKernel, reads."""
+
+    name = "aten"
+    origin = "library"
+    config = Config()
+
+    def __init__(
+        self, kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device | None = None
+    ) -> None:
+        self.kernel, self.unfused, self.target = kernel, unfused, target
+
+    @cached_property
+    def source_hash(self) -> str:
+        return digest(f"{self.name} {torch.__version__} {self.kernel.text}")
+
+    source_path = ""
+
+    @property
+    def second_kernel(self) -> bool:
+        """Whether the epilogue is a kernel of its own."""
+        return self.unfused is not None
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        """Products of 8-bit types have limits of their own: rows by k, columns by k, sizes that 16 divides."""
+        if self.kernel.in_dtype.itemsize > 1 or self.target is None:
+            return True
+        spec = self.kernel.spec
+        sizes_fit = sizes["batch"] == 1 and sizes["K"] % 16 == 0 and sizes["N"] % 16 == 0 and sizes["M"] > 16
+        return sizes_fit and spec.a_layout == "k" and spec.b_layout == "k"
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        batch, m, n, k = (sizes[name] for name in ("batch", "M", "N", "K"))
+        if self.target is not None:
+            return self._gpu_cost(sizes, self.target)
+        element = self.kernel.in_dtype.itemsize
+        threads = torch.get_num_threads()
+        compute = batch * m * n * k / (RATES.get(self.kernel.in_dtype, RATE) * threads)
+        memory = batch * (m * k + k * n + m * n) * element / (BYTES * min(threads, 4))
+        again = 2 * batch * m * n * element / (BYTES * min(threads, 4)) if self.unfused else 0.0
+        return max(compute, memory) + again + CALL * (2 if self.unfused else 1)
+
+    def _gpu_cost(self, sizes: Mapping[str, int], target: torch.device) -> float:
+        from polytile.cost import library_matmul as library_prior
+        from polytile.matmul.triton.configs import Kind
+
+        device, spec = Target.of(target).facts, self.kernel.spec
+        misaligned = self.kernel.in_dtype.itemsize == 2 and self.kernel.misaligned(sizes)
+        along_k = spec.a_layout == "k", spec.b_layout == "k"
+        product = library_prior.cost(Kind.of(self.kernel), sizes, device, along_k, misaligned)
+        again = 2 * math.prod(sizes[name] for name in ("batch", "M", "N")) * self.kernel.in_dtype.itemsize
+        return product + (device.launch_seconds + again / device.bandwidth if self.second_kernel else 0.0)
+
+    def prepare(self) -> None:
+        """The product needs nothing; the first candidate of the epilogue's kernel compiles beside the others."""
+        for candidate in getattr(self.unfused, "candidates", ())[:1]:
+            candidate.prepare()
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call, recordable=True)
+
+    def _call(self, *args: Any) -> None:
+        if self.target is None and args[len(self.kernel.tensors)] == 1:
+            self._call_flat(args)
+            return
+        named, _ = operands(self.kernel, args)
+        a, b = (named[name].to(self.kernel.in_dtype) for name in ("A", "B"))
+        flat = a.shape[0] == 1
+        if self.unfused is None:
+            self._into(a, b, named["C"], flat)
+        else:
+            self._finish(self._product(a, b, flat), args)
+
+    def _call_flat(self, args: Sequence[Any]) -> None:
+        """A product without a batch, on a CPU: of matrices it takes some 15 µs less than of views of three dimensions, half of
+        what a small product takes."""
+        at = len(self.kernel.tensors)
+        _, m, n, k, _, a_m, a_k, _, b_k, b_n = args[at : at + 10]
+        a, b = matrix(args[0], m, k, a_m, a_k), matrix(args[1], k, n, b_k, b_n)
+        if a.dtype != b.dtype:
+            a, b = a.to(self.kernel.in_dtype), b.to(self.kernel.in_dtype)
+        multiply = torch._int_mm if a.dtype == torch.int8 else torch.mm
+        if self.unfused is not None:
+            self._finish(multiply(a, b), args)
+            return
+        out = matrix(args[2], m, n, args[at + 11], args[at + 12])
+        if out.dtype == self.kernel.product_storage:
+            multiply(a, b, out=out)
+        else:
+            out.copy_(multiply(a, b))
+
+    def _finish(self, product: torch.Tensor, args: Sequence[Any]) -> None:
+        """The epilogue on the library's product."""
+        assert self.unfused is not None
+        outer, ints = 2 + len(self.kernel.outer), len(self.kernel.tensors) + len(self.kernel.leading)
+        self.unfused(product, *args[2:outer], *args[ints : ints + len(self.kernel.symbols)])
+
+    def _into(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, flat: bool) -> None:
+        if a.dtype == torch.int8 and out.dtype == torch.int32:
+            torch._int_mm(a[0], b[0], out=out[0])
+        elif a.dtype != out.dtype:
+            out.copy_(self._product(a, b, flat))
+        elif flat:
+            torch.mm(a[0], b[0], out=out[0])
+        else:
+            torch.bmm(a, b, out=out)
+
+    def _product(self, a: torch.Tensor, b: torch.Tensor, flat: bool) -> torch.Tensor:
+        """The product in the type in which the library leaves it: int32 for int8, float32 for 8-bit floats."""
+        if a.dtype == torch.int8:
+            return torch._int_mm(a[0], b[0])
+        if a.dtype.itemsize == 1:
+            one = torch.ones((), device=a.device)
+            return torch._scaled_mm(a[0], b[0], one, one, out_dtype=torch.float32)
+        return torch.mm(a[0], b[0]) if flat else torch.bmm(a, b)
+
+
+def matrix(tensor: torch.Tensor, rows: int, columns: int, row_stride: int, column_stride: int) -> torch.Tensor:
+    """The memory of `tensor` as a matrix of these sizes and strides; itself or its transpose where it is that."""
+    shape, strides = tensor.shape, tensor.stride()
+    if shape == (rows, columns) and strides == (row_stride, column_stride):
+        return tensor
+    if shape == (columns, rows) and strides == (column_stride, row_stride):
+        return tensor.t()
+    return tensor.as_strided((rows, columns), (row_stride, column_stride), tensor.storage_offset())
+
+
+class SumLibrary(MatmulLibrary):
+    """Of two products that are added up: the library's second product, and its first one with that added to it."""
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        """Both products; the operands of the second as those of the first."""
+        return super().cost(sizes) + super().cost({**sizes, "K": sizes["L"]})
+
+    def _call(self, *args: Any) -> None:
+        named, ints = operands(self.kernel, args)
+        a, b, p, q = (named[name] for name in "ABPQ")
+        if self.unfused is None:
+            torch.baddbmm(torch.bmm(p, q), a, b, out=named["C"])
+            return
+        total = torch.baddbmm(torch.bmm(p, q), a, b)
+        self.unfused(total, *args[4 : len(self.kernel.tensors)], *ints)
+
+
+class ScaledLibrary(MatmulLibrary):
+    """Of 8-bit floats with scales by blocks: ATen's product, which takes the scales. Where it knows no such product, or not with
+    scales that lie like these, it takes no part."""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return self.target is not None and self.target.type == "cuda" and super().valid(sizes)
+
+    def _call(self, *args: Any) -> None:
+        named, ints = operands(self.kernel, args)
+        a, b, scale_a, scale_b = (named[name][0] for name in ("A", "B", *scales.NAMES))
+        dtype = self.kernel.product_dtype
+        if self.unfused is None:
+            torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype, out=named["C"][0])
+            return
+        product = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype)
+        self.unfused(product, *args[4 : len(self.kernel.tensors)], *ints)
+
+
+class InterpretedLoop:
+    """The reference interpreter as the candidate of last resort: torch operators on index grids, right and slow. It runs only
+    where every generated kernel failed, or while they compile and nobody may wait; `explain()` and the log then say so.
+    `reason` says why there are no others, if so."""
+
+    name = "interpreted"
+    origin = "reference"
+    config = Config()
+    source_path = ""
+    reason = ""
+
+    def __init__(self, kernel: LoopKernel) -> None:
+        self.kernel = kernel
+
+    @cached_property
+    def source_hash(self) -> str:
+        return digest(f"interpreted {torch.__version__} {self.kernel.text}")
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return True
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        return 1.0
+
+    def prepare(self) -> None:
+        """Nothing to make."""
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call)
+
+    def _call(self, *args: Any) -> None:
+        tensors = dict(zip([t.name for t in self.kernel.tensors], args, strict=False))
+        values = dict(zip(self.kernel.symbols, args[len(self.kernel.tensors) :], strict=True))
+        evaluate.run_loop(self.kernel.loop, tensors, values, None)

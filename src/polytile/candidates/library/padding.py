@@ -1,0 +1,79 @@
+"""Products of operands whose rows are not a multiple of 16 bytes apart, padded to ones that are: the library's kernels for such
+operands load element by element, and took 5 times as long for 16-bit types on an H100. The copies are part of what is measured.
+
+    A[300, 501] · B[501, 700]   →   A'[300, 504] · B'[504, 704], of whose result 300 rows of 700 columns are kept
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from polytile.candidates.library.matmul import MatmulLibrary
+from polytile.runtime.target import Target
+
+BYTES = 16
+"""What rows of padded operands are a multiple of: the widest load."""
+
+
+class PaddedLibrary(MatmulLibrary):
+    """`torch.mm` or `torch.bmm` of copies whose sizes along memory are multiples of 16 bytes; an operand that is so already is
+    taken as it is. Along k the copies end in zeros; what the other ends hold is cut off with the result."""
+
+    name = "aten padded"
+    origin = "padding"
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        """Whether padding changes an operand, of a type for which that pays."""
+        able = self.target is not None and self.kernel.in_dtype.is_floating_point and self.kernel.in_dtype.itemsize == 2
+        return able and math.prod(sizes[n] for n in ("batch", "M", "N", "K")) > 0 and self.kernel.misaligned(sizes)
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        """The product at padded sizes, and each operand and the result read and written once more."""
+        from polytile.cost import library_matmul as library_prior
+        from polytile.matmul.triton.configs import Kind
+
+        assert self.target is not None
+        device, size, spec = Target.of(self.target).facts, self.kernel.in_dtype.itemsize, self.kernel.spec
+        batch, m, n, k = (sizes[name] for name in ("batch", "M", "N", "K"))
+        padded = {"batch": batch, "M": self._up(m), "N": self._up(n), "K": self._up(k)}
+        copied = 2 * size * batch * (m * k + k * n + m * n)
+        again = 2 * size * batch * m * n if self.unfused else 0
+        launches = (5 if self.unfused else 4) * device.launch_seconds
+        along_k = spec.a_layout == "k", spec.b_layout == "k"
+        product = library_prior.cost(Kind.of(self.kernel), padded, device, along_k)
+        return product + (copied + again) / device.bandwidth + launches
+
+    def _up(self, size: int) -> int:
+        step = BYTES // self.kernel.in_dtype.itemsize
+        return -(-size // step) * step
+
+    def _into(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, flat: bool) -> None:
+        out.copy_(self._padded(a, b)[:, : out.shape[1], : out.shape[2]])
+
+    def _product(self, a: torch.Tensor, b: torch.Tensor, flat: bool) -> torch.Tensor:
+        product = self._padded(a, b)[:, : a.shape[1], : b.shape[2]].contiguous()
+        return product[0] if flat else product
+
+    def _padded(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The product of the copies."""
+        m, n, k = (self._up(size) for size in (a.shape[1], b.shape[2], a.shape[2]))
+        rows = m if a.stride(1) == 1 else a.shape[1]
+        return torch.bmm(self._copy(a, rows, k, 2), self._copy(b, k, n, 1))
+
+    @staticmethod
+    def _copy(operand: torch.Tensor, rows: int, columns: int, along_k: int) -> torch.Tensor:
+        """`operand` in memory of the given sizes and of its own order, zero beyond its end along k."""
+        batch, height, width = operand.shape
+        if operand.stride(1) == 1 and width > 1:
+            made = operand.new_empty(batch, columns, rows).transpose(1, 2)
+        else:
+            made = operand.new_empty(batch, rows, columns)
+        made[:, :height, :width].copy_(operand)
+        made.narrow(along_k, operand.shape[along_k], made.shape[along_k] - operand.shape[along_k]).zero_()
+        return made
+
+
+__all__ = ["PaddedLibrary"]

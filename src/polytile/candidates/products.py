@@ -1,0 +1,233 @@
+"""Candidates for a matmul: generated and library kernels, with the epilogue fused into them or run after them; and the
+reference that they are checked against."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from polytile.candidates import cpp_matmul as matmul
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.cpp import ENTRY, CppCandidate
+from polytile.candidates.cpp_matmul import MatmulCandidate
+from polytile.candidates.library import decomposed, row_scales
+from polytile.candidates.library.matmul import MatmulLibrary, ScaledLibrary, SumLibrary
+from polytile.candidates.library.padding import PaddedLibrary
+from polytile.candidates.stored_operands import Stored
+from polytile.errors import DeviceError, LoweringError
+from polytile.ir import evaluate, expr, sizes
+from polytile.ir.interpret import scaled_product
+from polytile.ir.program import compute_dtype
+from polytile.matmul import cpp as gemm
+from polytile.matmul import kept, prologue
+from polytile.matmul.cpp import GemmConfig, GemmSpec, Machine
+from polytile.matmul.cpp import epilogue as cpp_epilogue
+from polytile.matmul.gemm_args import operands
+from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.problem import Config, digest
+from polytile.runtime import toolchain
+from polytile.schedule import canonical
+from polytile.schedule.canonical import LoopKernel, TensorArg
+
+log = logging.getLogger("polytile.candidates")
+
+SOURCES = ("triton", "library", "cpp", "cublaslt")
+"""All sources of candidates, in canonical order."""
+
+PRODUCT = "product"
+"""The name under which an epilogue that runs alone reads the stored product."""
+
+
+
+def candidates(
+    kernel: GemmKernel,
+    name: str,
+    threads: Sequence[int],
+    unfused: Callable[..., None] | None,
+    sources: Sequence[str],
+) -> tuple[Candidate, ...]:
+    """The candidates on a CPU, from the `sources` asked for and in their order: the library, with `unfused` run on its product;
+    a generated kernel for each config of this instruction set and each number of threads. The library's where no source has
+    any."""
+    made: dict[str, Callable[[], Sequence[Candidate]]] = {
+        "library": lambda: [MatmulLibrary(kernel, unfused)],
+        "cpp": lambda: _generated(kernel, name, threads),
+    }
+    found = [candidate for source in sources if source in made for candidate in made[source]()]
+    return tuple(found) or (MatmulLibrary(kernel, unfused),)
+
+
+def gpu_candidates(
+    kernel: GemmKernel,
+    name: str,
+    target: torch.device,
+    unfused: Callable[..., None] | None,
+    sources: Sequence[str],
+    stored_first: Stored | None = None,
+) -> tuple[Candidate, ...]:
+    """The candidates on a GPU, or under Triton's interpreter where `target` is a CPU, from the `sources` asked for and in their
+    order: Triton's; the library's, plain, on padded operands and on parts of K; cuBLASLt's proposals. A product without a Triton
+    form has the library's alone. For a product with prologues, `stored_first` stands for every candidate that takes its operands
+    from memory, and takes part whatever the sources, as the library's does for two products and for scaled ones."""
+    of_triton = _of_triton(kernel, name, target) if "triton" in sources else ()
+    only: Candidate | None = stored_first
+    if only is None and (kernel.second is not None or kernel.scales is not None):
+        only = (SumLibrary if kernel.second is not None else ScaledLibrary)(kernel, unfused, target)
+    made: dict[str, Callable[[], Sequence[Candidate]]] = {"triton": lambda: of_triton}
+    if only is not None:
+        alone = [only]
+        made["library"] = lambda: alone
+    else:
+        made["library"] = lambda: _of_library(kernel, target, unfused)
+        made["cublaslt"] = lambda: _of_cublaslt(kernel, name, target, unfused)
+    left_out = "library" not in sources and (only is not None or not of_triton)
+    in_order = (*sources, "library") if left_out else sources
+    return tuple(candidate for source in in_order if source in made for candidate in made[source]())
+
+
+def _of_triton(kernel: GemmKernel, name: str, target: torch.device) -> Sequence[Candidate]:
+    from polytile.candidates.triton_matmul import gemm_candidates
+
+    try:
+        return gemm_candidates(kernel, name, target)
+    except LoweringError as error:
+        log.info("%s runs as a library call: %s", name, error)
+        return ()
+
+
+def _of_library(kernel: GemmKernel, target: torch.device, unfused: Callable[..., None] | None) -> Sequence[Candidate]:
+    whole: list[Candidate] = [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
+    return [*whole, *row_scales.candidates(kernel, target), *decomposed.candidates(kernel, unfused, target)]
+
+
+def _of_cublaslt(
+    kernel: GemmKernel, name: str, target: torch.device, unfused: Callable[..., None] | None
+) -> Sequence[Candidate]:
+    if target.type != "cuda" or torch.version.hip is not None:
+        return ()
+    from polytile.candidates.library import cublaslt
+
+    try:
+        return cublaslt.candidates(kernel, unfused, target)
+    except DeviceError as error:
+        log.warning("%s has no candidates of cuBLASLt: %s", name, error)
+        return ()
+
+
+@functools.cache
+def _machine() -> Machine:
+    return Machine.detected()
+
+
+def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Candidate]:
+    """A C++ kernel for each config and number of threads. An epilogue is compiled into the matmul where K is short; where it is
+    long, the matmul calls it through a pointer (cpp/matmul.py)."""
+    tool = toolchain.find()
+    spec = kernel.spec
+    lanes = kept.lanes_of(spec)
+    made_from = digest(f"{tool.identity} {kernel.digest}")
+    inlined = functools.cache(
+        lambda config: gemm.generate(
+            spec, config, ENTRY, _epilogue(kernel, lanes), lanes, kept_at=len(kernel.tensors) - 1 if kernel.kept else 0
+        )
+    )
+    core = functools.cache(lambda config: matmul.core_source(spec, config, lanes))
+    finish = functools.cache(lambda: matmul.epilogue_source(kernel, lanes))
+    found: list[Candidate] = []
+    for count in threads:
+        for slot, config in enumerate(gemm.configs(spec, lanes, kernel.kept)):
+            recipe = f"{made_from} {config}"
+            numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
+            label = f"{config} t{count}"
+            valid, cost = _judges(spec, config, count)
+            if kernel.epilogue is None:
+                found.append(
+                    CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost, recipe)
+                )
+                continue
+            short, long = _by_depth(valid)
+            found.append(
+                CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost, recipe)
+            )
+            found.append(
+                MatmulCandidate(
+                    label, numbers, name, (functools.partial(core, config), finish), slot, long, cost, recipe
+                )
+            )
+    return found
+
+
+def _epilogue(kernel: GemmKernel, lanes: int) -> str | None:
+    return cpp_epilogue.generate(kernel, lanes) if kernel.epilogue is not None else None
+
+
+Valid = Callable[[Mapping[str, int]], bool]
+
+
+def _by_depth(valid: Valid) -> tuple[Valid, Valid]:
+    """`valid` restricted to K up to INLINE_UP_TO, and to K beyond it."""
+    return (
+        lambda size: size["K"] <= matmul.INLINE_UP_TO and valid(size),
+        lambda size: size["K"] > matmul.INLINE_UP_TO and valid(size),
+    )
+
+
+def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Callable[[Mapping[str, int]], float]]:
+    """Whether a config can run at given sizes (threads need enough work to share), and its predicted seconds."""
+    machine = _machine()
+
+    def valid(size: Mapping[str, int]) -> bool:
+        points = size["batch"] * size["M"] * size["N"] * max(1, size["K"])
+        return gemm.valid(spec, config, size) and (threads == 1 or points >= 1 << 15)
+
+    return valid, lambda size: gemm.cost(spec, config, size, threads, machine)
+
+
+def reference(kernel: GemmKernel) -> Callable[..., None]:
+    """The product and the epilogue on the kernel's flat arguments: in float64 where they were widened, else in the type in which
+    sums are kept. Operands with prologues are computed first."""
+    plain = kernel.plain
+
+    def run(*args: Any) -> None:
+        precision = canonical.precision_of(kernel.tensors, args)
+        makers = [prologue.evaluated(made, precision) if made is not None else None for made in kernel.prologues]
+        tensors, ints = operands(plain, prologue.stored_first(kernel, args, makers, precision is not None))
+        sums = precision or compute_dtype(kernel.in_dtype)
+        sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53
+        left, right = tensors["A"].to(sums), tensors["B"].to(sums)
+        if kernel.scales is None:
+            product = torch.matmul(left, right)
+        else:
+            product = scaled_product(left, right, tensors["SA"].to(sums), tensors["SB"].to(sums), kernel.scales)
+        if kernel.second is not None:
+            product = product + torch.matmul(tensors["P"].to(sums), tensors["Q"].to(sums))
+        if kernel.epilogue is None:
+            tensors["C"].copy_(product)
+            return
+        values = dict(zip(kernel.symbols, ints, strict=True))
+        shape = [sizes.evaluate(a.size, values) for a in kernel.epilogue.axes + kernel.epilogue.reduced]
+        evaluate.run_loop(kernel.epilogue, tensors, values, precision, product.reshape(shape))
+
+    return run
+
+
+def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
+    """The epilogue as a loop kernel over a stored product (row-major batch × M × N, named `product`), then its own tensors."""
+    loop = kernel.epilogue
+    assert loop is not None
+    axes = loop.axes + loop.reduced
+    strides = sizes.contiguous_strides([a.size for a in axes])
+    index = sum((a.symbol * s for a, s in zip(axes, strides, strict=True)), sizes.ZERO)
+    dtype = compute_dtype(kernel.product_dtype)
+
+    def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
+        return expr.load(dtype, PRODUCT, index) if isinstance(node, expr.Accumulator) else expr.rebuild(node, children)
+
+    body = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    tensors = (TensorArg(PRODUCT, kernel.product_storage, "in"), *kernel.outer)
+    return LoopKernel(body, tensors, kernel.symbols)
+

@@ -1,0 +1,89 @@
+"""How coarse what a kernel writes is. A value that is rounded to 16 bits on its way, as eager's intermediate tensors are, jumps
+by a unit of that type where what was rounded differs in its last bits, as sums in another order do. Both results are right, and a
+float32 tensor holds them no closer than the 16-bit type would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sympy
+import torch
+
+from polytile.ir import expr
+from polytile.ir.expr import Node, Op, Reduce
+from polytile.ir.program import ROUNDING, Axis, Loop
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+OPERATIONS = {name: dtype for dtype, name in ROUNDING.items()}
+SPREAD = frozenset({"sum", "welford"})
+"""Reductions in which one jump is one of many terms; of an extreme it is all there is."""
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """The coarsest type that values are rounded to on their way; the names of sizes, and numbers, whose product is the number of
+    terms that are added up after that."""
+
+    dtype: torch.dtype
+    terms: tuple[str | int, ...] = ()
+
+
+def of_loop(loop: Loop) -> dict[str, Rounded]:
+    """By the name of the buffer that is written; those that nothing rounded goes into are not there."""
+    found: dict[str, Rounded] = {}
+    for store in loop.stores:
+        direct, added = _roundings(store.value)
+        if direct:
+            found[store.buffer] = Rounded(_coarsest(direct))
+        elif added:
+            found.setdefault(store.buffer, Rounded(_coarsest(added), terms_of(loop.reduced)))
+    return found
+
+
+def of_product(kernel: GemmKernel) -> Mapping[str, Rounded]:
+    """The same of a product with its epilogue. What rounds a computed operand is one of K terms."""
+    operands = {op for made in kernel.prologues if made is not None for store in made.loop.stores for op in _all(store.value)}
+    found = {tensor.name: Rounded(_coarsest(operands), ("K",)) for tensor in kernel.outer if operands}
+    return found | (of_loop(kernel.epilogue) if kernel.epilogue is not None else {})
+
+
+def terms_of(axes: tuple[Axis, ...]) -> tuple[str | int, ...]:
+    """Names and numbers whose product bounds the number of points along these axes."""
+    terms: list[str | int] = []
+    for axis in axes:
+        for factor in sympy.Mul.make_args(axis.size):
+            terms += [int(factor)] if factor.is_Integer else [s.name for s in sorted(factor.free_symbols, key=str)]
+    return tuple(terms)
+
+
+def _all(value: Node) -> Iterator[torch.dtype]:
+    return (OPERATIONS[node.name] for node in expr.walk(value) if isinstance(node, Op) and node.name in OPERATIONS)
+
+
+def _roundings(value: Node) -> tuple[set[torch.dtype], set[torch.dtype]]:
+    """Types that what `value` is made of is rounded to, by no sum after that; by one."""
+    direct: set[torch.dtype] = set()
+    sums: list[Node] = []
+    stack, seen = [value], {id(value)}
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Reduce) and node.kind in SPREAD:
+            sums.append(node)
+            continue
+        if isinstance(node, Op) and node.name in OPERATIONS:
+            direct.add(OPERATIONS[node.name])
+        fresh = [child for child in node.children if id(child) not in seen]
+        seen.update(map(id, fresh))
+        stack += fresh
+    return direct, {dtype for node in sums for dtype in _all(node)}
+
+
+def _coarsest(dtypes: set[torch.dtype]) -> torch.dtype:
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+__all__ = ["Rounded", "of_loop", "of_product", "terms_of"]

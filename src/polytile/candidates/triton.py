@@ -1,0 +1,365 @@
+"""A generated Triton kernel as a Candidate: one variant and config, made anew for the facts of each regime.
+
+A MultiKernel holds candidates without facts; `specialise(facts)` gives the one of a regime, which generates its source,
+has it compiled by a worker process, and loads it. Name, config and hash stay the same: facts are part of the Problem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import sympy
+import torch
+
+from polytile import locks
+from polytile.candidates.candidate import DeviceHandle, DeviceLaunch, NativeEntry, PythonEntry
+from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
+from polytile.counters import counters
+from polytile.errors import ResourcesExceeded
+from polytile.problem import Config, Resources, Scalar, digest
+from polytile.runtime.cache import current
+from polytile.runtime.cuda import cubins, driver, launch, workers
+from polytile.runtime.cuda.device import DeviceFacts
+from polytile.runtime.formula import Formula, encode
+from polytile.schedule.canonical import TensorArg
+from polytile.schedule.facts import Facts
+
+WORKER = "polytile.codegen.triton.worker"
+"""The module that compiles in worker processes."""
+
+REMEMBERED = 16
+"""Sizes for which a candidate remembers its prediction: a decision asks for it four times or more, and for its neighbours'."""
+
+Judge = Callable[[Mapping[str, int]], Any]
+
+
+class Kernel(Protocol):
+    """What is computed: tensor arguments, then the integer arguments' symbols, in the order of a call; all of it as text."""
+
+    @property
+    def tensors(self) -> tuple[TensorArg, ...]: ...
+
+    @property
+    def symbols(self) -> tuple[sympy.Symbol, ...]: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all candidates of one kernel share. `index` is the CUDA device's number; None runs the kernels under Triton's
+    interpreter. `make(config, facts)` generates; it raises LoweringError where some operation has no Triton form."""
+
+    kernel: Kernel
+    name: str
+    device: DeviceFacts
+    index: int | None
+    make: Callable[[Config, Facts], TritonKernel]
+
+
+class TritonCandidate:
+    """One config of a kernel. `valid` and `cost` are functions of the concrete sizes."""
+
+    origin = "triton"
+    hard_limits = True  # a persistent row longer than its block is cut off
+    may_spill = True  # a row kept on chip may be worth some traffic to the cache
+
+    def __init__(self, name: str, config: Config, work: Work, valid: Judge, cost: Judge) -> None:
+        self.name, self.config, self.work = name, config, work
+        self._valid = valid
+        self._cost = functools.lru_cache(REMEMBERED)(lambda sizes: float(cost(dict(sizes))))
+        self._lock = locks.lock()
+        self._specialised: dict[Facts, Specialised] = {}
+
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        """What the predictions of candidates that share it err alike in."""
+        return ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.work.name}: {self.name})"
+
+    @cached_property
+    def source_hash(self) -> str:
+        """Of the work, the config and the generator's own text: sources differ from regime to regime."""
+        return digest(f"triton {generator()} {self.work.device.target} {self.config} {self.work.kernel.text}")
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return bool(self._valid(sizes))
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        return self._cost(tuple(sizes.items()))
+
+    def specialise(self, facts: Facts) -> Specialised:
+        """The candidate for regimes with these facts; the same object for the same facts."""
+        with self._lock:
+            if facts not in self._specialised:
+                self._specialised[facts] = Specialised(self, facts)
+            return self._specialised[facts]
+
+    def made(self) -> tuple[Specialised, ...]:
+        """The forms of this candidate that are compiled."""
+        with self._lock:
+            known = tuple(self._specialised.values())
+        return tuple(candidate for candidate in known if candidate.ready() and not candidate.excess)
+
+    def prepare(self) -> None:
+        """Nothing: what is compiled depends on the facts."""
+
+    def entry(self) -> NativeEntry | PythonEntry:
+        """The form without any facts, which is right everywhere."""
+        return self.specialise(Facts(wide=True)).entry()
+
+
+class Specialised:
+    """A candidate for regimes with known facts."""
+
+    origin = TritonCandidate.origin
+
+    def __init__(self, base: TritonCandidate, facts: Facts) -> None:
+        self.base, self.facts = base, facts
+        self.name, self.config = base.name, base.config
+        self._lock = locks.lock()
+        self._promises: tuple[cubins.Promise, ...] | None = None
+        self._entry: NativeEntry | PythonEntry | None = None
+
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        return self.base.traits
+
+    def __repr__(self) -> str:
+        return f"Specialised({self.base.work.name}: {self.name})"
+
+    @property
+    def source_hash(self) -> str:
+        return self.base.source_hash
+
+    @cached_property
+    def kernel(self) -> TritonKernel:
+        """The generated kernel. Raises LoweringError where some operation has no Triton form."""
+        return self.base.work.make(self.config, self.facts)
+
+    @property
+    def source(self) -> str:
+        return "\n".join(launch.source for launch in self.kernel.launches)
+
+    @property
+    def source_path(self) -> str:
+        """Where the source can be read once it is compiled."""
+        return ";".join(str(cubin.source) for cubin in self._compiled())
+
+    @property
+    def compile_seconds(self) -> float | None:
+        done = self._compiled()
+        return sum(cubin.facts.seconds for cubin in done) if done else None
+
+    @property
+    def resources(self) -> Resources:
+        """The most that one of its launches takes; nothing is known before they are compiled."""
+        done = [cubin.facts for cubin in self._compiled()]
+        if not done:
+            return Resources()
+        return Resources(max(f.registers for f in done), max(f.spills for f in done), max(f.shared for f in done))
+
+    @property
+    def excess(self) -> str:
+        """What the compiled kernel takes of the device beyond what it may have, as a sentence; "" while nothing is known."""
+        taken, limit = self.resources, self.base.work.device.shared_per_block
+        if taken.shared_bytes is not None and taken.shared_bytes > limit:
+            return f"it needs {taken.shared_bytes} bytes of shared memory, a block of this device may have {limit}"
+        if taken.spilled_bytes and not self.base.may_spill:
+            return f"its threads need more than {taken.registers} registers and spill {taken.spilled_bytes} bytes each"
+        return ""
+
+    def _compiled(self) -> list[cubins.Cubin]:
+        return [p.result() for p in self._promises or () if p.done() and p.exception() is None]
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        return self.base.valid(sizes)
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        return self.base.cost(sizes)
+
+    def prepare(self) -> None:
+        if self.base.work.index is None:
+            return
+        with self._lock:
+            if self._promises is None:
+                self._promises = tuple(cubins.request(self._order(launch)) for launch in self.kernel.launches)
+
+    def ready(self) -> bool:
+        """Whether the kernel is compiled; asks for nothing."""
+        if self.base.work.index is None:
+            return True
+        promises = self._promises
+        return promises is not None and all(p.done() and p.exception() is None for p in promises)
+
+    def failed(self) -> bool:
+        """Whether compiling it has failed, or gave what cannot be used."""
+        return any(p.done() and p.exception() is not None for p in self._promises or ()) or bool(self.excess)
+
+    def entry(self) -> NativeEntry | PythonEntry:
+        self.prepare()
+        with self._lock:
+            if self._entry is None:
+                self._entry = self._interpreted() if self.base.work.index is None else self._loaded()
+            return self._entry
+
+    def _order(self, launch: Launch) -> cubins.Order:
+        work = self.base.work
+        return cubins.Order(work.name, WORKER, job_of(launch, work.device.target), triton_version())
+
+    def _interpreted(self) -> PythonEntry:
+        from polytile.codegen.triton import interpret
+
+        tensors = [t.name for t in self.base.work.kernel.tensors]
+        symbols = [s.name for s in self.base.work.kernel.symbols]
+
+        def call(*args: Any) -> None:
+            values = dict(zip(symbols, args[len(tensors) :], strict=True))
+            code = interpret.run(self.kernel, dict(zip(tensors, args, strict=False)), values)
+            if code:
+                raise IndexError(
+                    f"kernel {self.base.work.name!r}: run-time check {code} failed: an index is out of range."
+                )
+
+        return PythonEntry(call)
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether Triton's interpreter runs it."""
+        return self.base.work.index is None
+
+    def handle(self) -> DeviceHandle | None:
+        """Waits for the cubins; None where the kernel is interpreted."""
+        if self.interpreted:
+            return None
+        self.prepare()
+        return self._described()
+
+    def _described(self) -> DeviceHandle:
+        """Waits for the cubins. Raises ResourcesExceeded where a multiprocessor does not have what they want."""
+        work = self.base.work
+        assert self._promises is not None
+        with counters.stage("compiling"):
+            for promise in self._promises:
+                promise.result()
+        if self.excess:
+            raise ResourcesExceeded(f"kernel {work.name!r}, candidate {self.name!r}: {self.excess}; another config is used.")
+        positions = {symbol: position for position, symbol in enumerate(work.kernel.symbols)}
+        places = {s.name: position for s, position in positions.items()}
+        tensors = {t.name: position for position, t in enumerate(work.kernel.tensors)}
+        scratch = [(_bytes(s.dtype, s.size, positions), s.zeroed) for s in self.kernel.scratch]
+        launches = []
+        for one, promise in zip(self.kernel.launches, self._promises, strict=True):
+            cubin = promise.result()
+            facts = cubin.facts
+            parameters = [each for argument in one.arguments for each in _parameters(argument, tensors, places)]
+            for each in (facts.global_scratch, facts.profile_scratch):  # Triton's own last two parameters
+                parameters.append((launch.SCRATCH, len(scratch)) if each else (launch.NOTHING, 0))
+                if each:
+                    scratch.append((_bytes(torch.uint8, each * sympy.prod(one.grid), positions), False))
+            x, y, z = (encode(e, positions) for e in one.grid)
+            threads = work.device.warp * facts.num_warps
+            image, symbol, shared = cubin.binary, facts.symbol, facts.shared
+            own = tuple(
+                _descriptor(each, told, tensors, positions)
+                for each, told in zip(one.descriptors, facts.descriptors, strict=True)
+            )
+            how = threads, shared, tuple(parameters), (x, y, z), one.overlaps, own, one.cluster
+            launches.append(DeviceLaunch(image, symbol, *how))
+        return DeviceHandle(tuple(launches), tuple(scratch))
+
+    def _loaded(self) -> NativeEntry:
+        """Waits for the cubins, loads them on the device and makes the plan of their launches."""
+        work, index, described = self.base.work, self.base.work.index, self._described()
+        assert index is not None
+        launches = []
+        for one in described.launches:
+            function = driver.load(index, one.image, one.symbol, one.threads, one.shared, one.cluster)
+            plain = one.threads, one.shared, one.parameters, one.grid, one.overlaps
+            launches.append(launch.Launch(function, *plain, one.descriptors, one.cluster))
+        scratch = [launch.Scratch(size, zeroed) for size, zeroed in described.scratch]
+        plan = launch.Plan(work.name, index, launches, scratch)
+        return NativeEntry(plan.address, plan.handle, plan)
+
+
+def _bytes(dtype: torch.dtype, size: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:
+    """Bytes of a scratch buffer of `size` elements."""
+    return encode(sympy.sympify(size) * dtype.itemsize, positions)
+
+
+def _parameters(argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
+    """What is passed for an argument. After a descriptor come the matrix's sizes and strides, which no kernel reads."""
+    match argument.kind:
+        case Kind.TENSOR:
+            return [(launch.TENSOR, tensors[argument.name])]
+        case Kind.SYMBOL:
+            return [(launch.INT64 if argument.type == "i64" else launch.INT32, symbols[argument.name])]
+        case Kind.SCRATCH:
+            return [(launch.SCRATCH, argument.index)]
+        case Kind.ERROR:
+            return [(launch.ERROR_WORD, 0)]
+        case Kind.DESCRIPTOR:
+            return [(launch.DESCRIPTOR, argument.index), *[(launch.NOTHING, 0)] * 4]
+
+
+def _descriptor(
+    what: Descriptor, told: Sequence[int], tensors: Mapping[str, int], positions: Mapping[sympy.Symbol, int]
+) -> launch.Descriptor:
+    """A descriptor of which the compiler has `told` how elements are copied (compile.py)."""
+    swizzle, size, kind, rows, columns = told
+    shape = encode(what.shape[0], positions), encode(what.shape[1], positions)
+    return launch.Descriptor(tensors[what.tensor], kind, size, swizzle, (rows, columns), shape, encode(what.stride, positions))
+
+
+def job_of(one: Launch, target: int | str) -> dict[str, Any]:
+    """A launch as plain data for a worker process, which compiles it for `target` (DeviceFacts.target)."""
+    return {
+        "source": one.source,
+        "arguments": [[a.kind.value, a.name, a.type, a.index] for a in one.arguments],
+        "constants": [list(constant) for constant in one.constants],
+        "divisible": [list(known) for known in one.divisible],
+        "num_warps": one.num_warps,
+        "num_stages": one.num_stages,
+        "arch": target,
+        **({"own": [list(said) for said in one.own]} if one.own else {}),
+    }
+
+
+TRITON_PACKAGES = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
+"""What the package may be called that brings Triton: PyTorch's own builds of it have names of their own."""
+
+
+@functools.cache
+def triton_version() -> str:
+    """The version of the first of TRITON_PACKAGES that is installed, "none" where none is."""
+    for package in TRITON_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return "none"
+
+
+@functools.cache
+def generator() -> str:
+    """Digest of the generator's own text: another generator may make other kernels of the same config."""
+    return digest("".join(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py"))))
+
+
+def start_workers() -> None:
+    """Starts what compiles, so that it is there when the first kernel comes, unless kernels have been compiled before:
+    then most will be found, and the first that is not starts it."""
+    launch.prepare()
+    if not current().holds("cubins"):
+        workers.pool(WORKER).start()
+
+
+__all__ = ["Specialised", "TritonCandidate", "Work", "job_of", "start_workers"]

@@ -1,0 +1,97 @@
+"""The candidates of a loop kernel on a GPU, or under Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Mapping
+
+import torch
+
+from polytile.candidates import triton_variants as variants
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.cpp_loops import kernel_name
+from polytile.candidates.library.loops import Speed, library_of
+from polytile.candidates.library.matmul import InterpretedLoop
+from polytile.candidates.triton import TritonCandidate, Work, start_workers
+from polytile.codegen.triton.generate import generate
+from polytile.errors import LoweringError
+from polytile.problem import Config, Scalar
+from polytile.runtime.cuda import device as devices
+from polytile.runtime.target import Target
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import nest_of
+
+_made: dict[tuple[str, torch.device], tuple[Candidate, ...]] = {}
+
+
+class LoopCandidate(TritonCandidate):
+    """One config of a loop."""
+
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        return variants.traits(self.config)
+
+
+def loop_candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
+    """Every variant and config in canonical order, the ATen calls that the loop came from, then the reference interpreter
+    as the last resort, which is alone where there is no Triton form; the same objects for the same work. A CPU as `target`
+    means Triton's interpreter, beside which no library is asked."""
+    key = (kernel.text, target)
+    if key not in _made:
+        _made[key] = _candidates(kernel, origins, target)
+    return _made[key]
+
+
+def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> tuple[Candidate, ...]:
+    on_gpu = target.type == "cuda"
+    device = Target.of(target).facts
+    index = (target.index or 0) if on_gpu else None
+    overlaps = Target.of(target).overlaps
+    work = Work(kernel, kernel_name(kernel, origins), device, index, functools.partial(generate, kernel, overlaps=overlaps))
+    nest = nest_of(kernel.loop)
+
+    def candidate(config: Config) -> LoopCandidate:
+        def valid(size: Mapping[str, int]) -> bool:
+            return variants.valid(kernel, nest, config, size)
+
+        def cost(size: Mapping[str, int]) -> float:
+            return variants.cost(kernel, nest, config, size, device)
+
+        return LoopCandidate(label(config), config, work, valid, cost)
+
+    last = InterpretedLoop(kernel)
+    try:
+        found = tuple(candidate(config) for config in variants.configs(kernel, nest, device))
+        if found:
+            _ = found[0].specialise(Facts()).kernel
+    except LoweringError as error:
+        last.reason = f"no Triton form: {error}"
+        return (last,)
+    calls = library_of(kernel, found, library_speed(device), recordable=True) if on_gpu and found else ()
+    return (*found, *calls, last)
+
+
+def library_speed(device: devices.DeviceFacts) -> Speed:
+    """What ATen's operators take on a device, by the time of what they start there."""
+
+    def bandwidth(moved: float) -> float:
+        return device.l2_bandwidth if moved <= device.l2_bytes / 2 else device.bandwidth
+
+    return Speed(device.launch_seconds, bandwidth)
+
+
+def label(config: Config) -> str:
+    """A config as a candidate's name: the variant, then every number with its name."""
+    numbers = [f"{name}={value}" for name, value in config.values if name != "variant"]
+    return " ".join([str(config.get("variant", "loop")), *numbers])
+
+
+def prepare() -> None:
+    """Starts the processes that compile, and the launcher's own compilation, where there is a use for them."""
+    if devices.available() and importlib.util.find_spec("triton") is not None:
+        start_workers()
+
+
+__all__ = ["loop_candidates", "prepare"]

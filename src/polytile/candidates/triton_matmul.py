@@ -1,0 +1,158 @@
+"""The candidates of a product on a GPU, or under Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sympy
+import torch
+
+from polytile.candidates.triton import TritonCandidate, Work
+from polytile.codegen.triton.kernel import TritonKernel
+from polytile.cost import triton_matmul as prior
+from polytile.ir import expr, levels, ops
+from polytile.ir.program import SCALED_ALONG_K, Loop
+from polytile.matmul.triton.configs import Kind, space
+from polytile.matmul.triton.operands import symbol
+from polytile.matmul.triton.schedules import generate
+from polytile.matmul.triton.unit import Chip, holds_rows
+from polytile.problem import Config, Scalar
+from polytile.runtime.target import Target
+from polytile.schedule.canonical import LoopKernel, TensorArg
+from polytile.schedule.facts import Facts
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+PASSED = 6.0
+"""Multiply-adds that it takes to bring an element from memory through registers to the tensor cores: int8 and int4 weights at 128
+and 1024 rows on an H100."""
+LIGHT = 8.0
+"""Multiply-adds of an epilogue for each element up to which both loops of persistent programs are made one: of 4 (a ReLU, a
+residual) that takes 2 to 7 % off, of 30 (GELU) it adds 10 % (configs.IN_PARTS has the times)."""
+
+
+class GemmCandidate(TritonCandidate):
+    """One config of a product: right at all sizes, whatever it is meant for. One whose code spills sums is never run: its
+    loop over k would write them to memory and read them back at every step."""
+
+    hard_limits = False
+    may_spill = False
+
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        return traits(self.config)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A product's arguments as a launch passes them: tensors, then every integer."""
+
+    kernel: GemmKernel
+
+    @property
+    def tensors(self) -> tuple[TensorArg, ...]:
+        return self.kernel.tensors
+
+    @property
+    def symbols(self) -> tuple[sympy.Symbol, ...]:
+        return tuple(symbol(name) for name in self.kernel.size_names)
+
+    @property
+    def text(self) -> str:
+        return self.kernel.text
+
+
+def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
+    """What the prior's errors go with: how blocks are gone through, and how wide they are."""
+    words = [str(config["variant"]), *(word for word in ("swapped", "flat") if config.get(word))]
+    return ("variant", " ".join(words)), ("n", config["n"])
+
+
+def accesses(kernel: GemmKernel, size: Mapping[str, int], work: tuple[float, float]) -> prior.Accesses:
+    """How the operands are read at these sizes, `work` being what their prologues compute. Strides that `size` lacks are those of
+    dense operands."""
+    (a, b), spec = kernel.loaded_alone(size), kernel.spec
+    return prior.Access(a, spec.a_layout == "k", work[0]), prior.Access(b, spec.b_layout == "k", work[1])
+
+
+def work_of(made: LoopKernel | None) -> float:
+    """Multiply-adds that a prologue takes for an element of its operand, the way through registers and shared memory included; 0
+    where there is none."""
+    if made is None:
+        return 0.0
+    return PASSED + computed(made.loop) / len(made.loop.stores)
+
+
+def computed(loop: Loop) -> float:
+    """Multiply-adds that a loop's operations take for each of its points."""
+    return float(sum(ops.definition(node.name).cost for node in expr.walk(*loop.roots) if isinstance(node, expr.Op)))
+
+
+def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[TritonCandidate, ...]:
+    """Every config in canonical order. Raises LoweringError where some operation of the epilogue has no Triton form. A CPU as
+    `target` means Triton's interpreter."""
+    device, kind = Target.of(target).facts, Kind.of(kernel)
+    own = space(kind, device)
+    index = (target.index or 0) if target.type == "cuda" else None
+    made_a, made_b = kernel.prologues
+    work_along = work_of(made_a), work_of(made_b)
+    chip = Chip(device.sms, Target.of(target).overlaps)
+
+    def make(config: Config, facts: Facts) -> TritonKernel:
+        return generate(kernel, config, facts, chip)
+
+    work = Work(Arguments(kernel), name, device, index, make)
+
+    def candidate(config: Config) -> TritonCandidate:
+        def able(size: Mapping[str, int]) -> bool:
+            return own.valid(config, size)
+
+        def cost(size: Mapping[str, int]) -> float:
+            deep = {**size, "K": size["K"] + size["L"]} if kernel.second is not None else size
+            last = 0.0 if kernel.epilogue is None or holds_rows(kernel.epilogue, config) else device.launch_seconds
+            return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along)) + last
+
+        return GemmCandidate(label(config), config, work, able, cost)
+
+    found = tuple(candidate(config) for config in own.configs if _does(kernel, config))
+    _ = found[0].specialise(Facts()).kernel
+    return found
+
+
+def _does(kernel: GemmKernel, config: Config) -> bool:
+    """Whether a config can do all that the kernel asks for, and is meant for it. Second products are whole blocks' work; scales
+    by blocks are for dots in steps along k within what shares one; where points of a row wait for what it comes to, blocks have
+    whole rows. What is stored in parts has no reductions of rows; loops are made one where the epilogue is light, and only
+    there."""
+    if kernel.second is not None and config["variant"] != "tile":
+        return False
+    if config.get("swapped") and kernel.spec.b_layout != "k":
+        return False
+    if kernel.scales is not None and (config["variant"] == "rows" or int(config["k"]) > SCALED_ALONG_K):
+        return False
+    epilogue = kernel.epilogue
+    if config.get("stores") and epilogue is not None:
+        return not epilogue.reduced and bool(config["flat"]) == (computed(epilogue) <= LIGHT)
+    return epilogue is None or not epilogue.reduced or not levels.waits(epilogue) or holds_rows(epilogue, config)
+
+
+@functools.cache
+def label(config: Config) -> str:
+    """A config as a candidate's name: "tile 128x64x32 s3 w4", "split 64x64x64 s4 w4 8 parts"."""
+    text = f"{config['variant']} {config['m']}x{config['n']}x{config['k']} s{config['stages']} w{config['warps']}"
+    if config.get("swapped"):
+        text = f"{config['variant']} swapped{text.removeprefix(str(config['variant']))}"
+    if config.get("group", 8) not in (None, 8):
+        text += f" g{config['group']}"
+    if config.get("stores"):
+        text += f" {config['stores']} stores" + (" flat" if config.get("flat") else "")
+    if config.get("matrix_instr_nonkdim") is not None:
+        text += f" i{config['matrix_instr_nonkdim']} u{config['waves_per_eu']}"
+    return text + (f" {config['splits']} parts" if config.get("splits") else "")
+
+
+__all__ = ["Arguments", "gemm_candidates", "label", "traits"]

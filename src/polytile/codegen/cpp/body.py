@@ -1,0 +1,159 @@
+"""Values of a loop as lines of C++: one local variable a node, named as in the loop's own text, emitted once a scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+
+from polytile.codegen.cpp import memory, ops, random, text
+from polytile.codegen.cpp.indices import index_vector
+from polytile.codegen.emission import Emitter
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Const, Index, Load, Node, Op
+from polytile.ir.program import Store
+from polytile.schedule import checks
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.nest import Nest
+
+
+@dataclass
+class Scope:
+    """Lines of one C++ scope and the names of the values known in it, its own and those of the scopes around it. `leave` is
+    the statement that gives up on the scope's point when a run-time check fails."""
+
+    lines: list[str] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    leave: str = "return;"
+
+    def inner(self, leave: str = "return;") -> Scope:
+        return Scope([], dict(self.names), leave)
+
+
+def always(text: str) -> Callable[[Scope], str]:
+    """How to make a value that is `text` in every scope."""
+    return lambda scope: text
+
+
+class Body(Emitter[Scope]):
+    """Emits nodes. `lanes` is the C++ text of the vector lane count; uniform values are vectors of one lane.
+
+    `made` says how to get the nodes that are made elsewhere (kept values, scans, the accumulator of a template); `placed`
+    where stores put whole vectors of values for the schedule to write; `streamed` the non-temporal stores, by id.
+    `adder` is the name of the function for accumulating stores, with {} for the mode. In every scope that vectors are emitted
+    to, `tail` and `n` are the tail tag and the number of live lanes.
+    """
+
+    def __init__(self, kernel: LoopKernel, nest: Nest, lanes: str = "L", adder: str = memory.PLAIN) -> None:
+        super().__init__(nest.nodes)
+        self.kernel, self.nest, self.lanes, self.adder = kernel, nest, lanes, adder
+        self.placed: dict[int, str] = {}
+        self.streamed: frozenset[int] = frozenset()
+        self._checks = checks.numbers(nest.loop)
+        self._bound = 0
+
+    def lanes_of(self, node: Node) -> str:
+        return self.lanes if self.nest.is_vector(node) else "1"
+
+    # nodes -------------------------------------------------------------------------------------------------------------
+
+    def _needed(self, node: Node) -> tuple[Node, ...]:
+        return self.nest.operands(node)
+
+    def _one(self, node: Node, scope: Scope) -> str:
+        """Declares the node's variable, unless its text is as good."""
+        kind = text.value_type(node.dtype)
+        if isinstance(node, Const):
+            return f"splat<{kind}, {self.lanes_of(node)}>({text.number(node.value, node.dtype)})"
+        value = self._value(node, scope)
+        scope.lines.append(f"const V<{kind}, {self.lanes_of(node)}> {self.name(node)} = {value};")
+        return self.name(node)
+
+    def _value(self, node: Node, scope: Scope) -> str:
+        if id(node) in self.made:
+            return self.made[id(node)](scope)
+        match node:
+            case Index():
+                return self._index_value(node)
+            case Load():
+                return memory.load(self, node, scope)
+            case Op(name="check_index"):
+                return self._checked(node, scope)
+            case Op(name="check_divisor"):
+                return self._divisor(node, scope)
+            case Op():
+                lanes = self.lanes_of(node)
+                return random.run(self, node, scope) or ops.text(node, [self.operand(a, lanes, scope) for a in node.args], lanes)
+        raise AssertionError(f"{type(node).__name__} is made by the schedule, not as a value of its own")
+
+    def operand(self, node: Node, lanes: str, scope: Scope) -> str:
+        """`node`'s value as a vector of `lanes` lanes."""
+        name = self.emit(node, scope)
+        if lanes == self.lanes_of(node):
+            return name
+        kind = text.value_type(node.dtype)
+        return f"splat<{kind}, {lanes}>({self.scalar(node, scope)})"
+
+    def scalar(self, node: Node, scope: Scope) -> str:
+        """The value of a uniform node as a plain number."""
+        name = self.emit(node, scope)
+        return text.number(node.value, node.dtype) if isinstance(node, Const) else f"{name}[0]"
+
+    def mask(self, node: Node | None, scope: Scope) -> str | None:
+        """A uniform condition as a C++ one; None where there is none."""
+        return None if node is None else f"{self.scalar(node, scope)} != 0"
+
+    def _index_value(self, node: Index) -> str:
+        kind = text.value_type(node.dtype)
+        if not self.nest.is_vector(node):
+            return f"{kind}({text.index(node.expr)})"
+        vector = self.index_vector(node.expr, {})
+        return vector if kind == "i64" else f"cast<{kind}>({vector})"
+
+    def _checked(self, node: Op, scope: Scope) -> str:
+        """A negative index counts from the end; where one is out of range the check's number is noted and the point is
+        left before the index is used."""
+        lanes = self.lanes_of(node)
+        index, size = (self.operand(a, lanes, scope) for a in node.args)
+        self._check(f"out_of_range<{lanes}>({index}, {size}", node, scope)
+        return f"from_end<{lanes}>({index}, {size})"
+
+    def _divisor(self, node: Op, scope: Scope) -> str:
+        """The point is left before 0 divides anything."""
+        lanes = self.lanes_of(node)
+        divisor = self.operand(node.args[0], lanes, scope)
+        self._check(f"any_zero<{lanes}>({divisor}", node, scope)
+        return divisor
+
+    def _check(self, test: str, node: Op, scope: Scope) -> None:
+        """`test` is a call up to its last argument of this check's own."""
+        count = "n" if self.lanes_of(node) != "1" else "1"
+        number = self._checks[id(checks.against(node))]
+        scope.lines.append(f"if ({test}, {count}, {number}, error)) {scope.leave}")
+
+    # indices -----------------------------------------------------------------------------------------------------------
+
+    def index_vector(self, e: sympy.Expr, indirect: dict[sympy.Symbol, str]) -> str:
+        return index_vector(e, self.nest.vec.symbol, self.lanes, indirect)
+
+    def indirect(
+        self, nodes: tuple[Node, ...], index: sympy.Expr, scope: Scope
+    ) -> tuple[sympy.Expr, dict[sympy.Symbol, str]]:
+        """`index` with its uniform stand-in symbols bound to C++ variables, and the texts of the vector ones."""
+        bound: dict[sympy.Symbol, sympy.Expr] = {}
+        vectors: dict[sympy.Symbol, str] = {}
+        for k, node in enumerate(nodes):
+            symbol = expr.indirect_symbol(k)
+            if self.nest.is_vector(node):
+                name = self.emit(node, scope)
+                vectors[symbol] = name if node.dtype == torch.int64 else f"cast<i64>({name})"
+            elif symbol in index.free_symbols:
+                bound[symbol] = sizes.axis(f"at{self._bound}")  # a name like i64 would hide the type
+                self._bound += 1
+                scope.lines.append(f"const long {bound[symbol]} = {self.scalar(node, scope)};")
+        return sizes.substitute(index, bound), vectors
+
+    def _store(self, store: Store, scope: Scope) -> None:
+        memory.store(self, store, scope)

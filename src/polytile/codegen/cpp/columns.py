@@ -1,0 +1,334 @@
+"""Reductions and scans down columns: every lane has a column of its own, the reduced axes run serially.
+
+Work is cut into tiles of four vectors of columns; the last tile of a row goes vector by vector. What happens to one vector
+stands in lambdas: pass{k} at a point of the reduced axes, state{k} once k passes are over.
+
+looped   every thread has tiles of its own
+split    all threads together go through each tile, dividing its rows, with a barrier between passes
+short    a column is a row of the loop (`short`): tiles are one vector wide, and what lies along rows is transposed
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import sympy
+import torch
+
+from polytile.codegen.cpp import domain, memory, reductions, scans, text
+from polytile.codegen.cpp.body import Scope, always
+from polytile.codegen.cpp.reductions import running
+from polytile.codegen.cpp.scatter import scattered
+from polytile.codegen.cpp.short import Transposed
+from polytile.codegen.cpp.unit import Unit
+from polytile.codegen.writer import Writer
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Const, Load, Node
+from polytile.ir.program import Store
+from polytile.schedule.nest import is_result
+
+WIDTH = 4  # vectors side by side
+
+
+def whole_columns(unit: Unit, out: Writer) -> None:
+    """Tiles divided over threads."""
+    if scattered(unit.kernel.loop):
+        out.line("threads = 1;")
+    tile = _Tile(unit, split=False)
+    tile.declare(out)
+    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        domain.share(out, "total")
+        _tiles(unit, out, tile, "begin", "end")
+
+
+def split_columns(unit: Unit, out: Writer) -> None:
+    """The rows of each tile divided over threads. What they share is the calling thread's."""
+    tile = _Tile(unit, split=True)
+    tile.declare(out)
+    for k in range(unit.nest.passes):
+        if unit.nest.reduces_in(k):
+            out.line(f"Scratch<Slots<Acc{k}, {WIDTH}>> all{k}(2 * threads);")
+    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        out.line("long turn = 0;")
+        _tiles(unit, out, tile, "0", "total")
+
+
+def short_rows(unit: Unit, out: Writer) -> None:
+    """Groups of L rows divided over threads."""
+    assert unit.transposed is not None
+    tile = _Tile(unit, split=False, transposed=unit.transposed)
+    tile.declare(out)
+    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        domain.share(out, "total")
+        tile.scratch(out)
+        _tiles(unit, out, tile, "begin", "end")
+
+
+def _tiles(unit: Unit, out: Writer, tile: _Tile, begin: str, end: str) -> None:
+    """All tiles from `begin` to `end`, numbered through the outer axes."""
+    outer = unit.nest.outer
+    if outer:
+        out.line(f"long number = {begin} % tiles;")
+        domain.place(out, outer, f"{begin} / tiles")
+    counter = "item" if outer else "number"
+    with out.block(f"for (long {counter} = {begin}; {counter} < {end}; ++{counter}) {{"):
+        tile.one(out)
+        if outer:
+            with out.block("if (++number == tiles) {"):
+                out.line("number = 0;")
+                domain.advance(out, outer)
+
+
+class _Tile:
+    """The code of one tile."""
+
+    def __init__(self, unit: Unit, split: bool, transposed: Transposed | None = None) -> None:
+        self.unit, self.nest, self.body, self.split, self.transposed = unit, unit.nest, unit.body, split, transposed
+        self.width = WIDTH if transposed is None else 1
+
+    # what lives from lambda to lambda ----------------------------------------------------------------------------------
+
+    @cached_property
+    def state(self) -> list[Node]:
+        """Vector values outside the passes that a later lambda needs: fields of State."""
+        needed: set[int] = set()
+        for user, children in self._uses():
+            needed |= {id(c) for c in children if user is None or user != self._home(c)}
+        return [n for n in self.nest.nodes if id(n) in needed and self._home(n) is not None]
+
+    def _home(self, node: Node) -> int | None:
+        """k of the lambda state{k} that makes the value; None if none does."""
+        outside = not isinstance(node, Const) and not self.nest.in_pass(node) and self.nest.is_vector(node)
+        return self.nest.passes_before(node) if outside else None
+
+    def _uses(self) -> list[tuple[int | None, tuple[Node, ...]]]:
+        """(k, values) that state{k} needs, with None for a pass."""
+        found = [(None if is_result(n) else self._home(n), n.children) for n in self.nest.nodes]
+        found += [(k, s.roots) for k in range(self.nest.passes + 1) for s in self.nest.row_stores(k)]
+        return found + [(None, s.roots) for k in range(self.nest.passes) for s in self.nest.stores_in(k)]
+
+    def declare(self, out: Writer) -> None:
+        """Sizes, accumulators, State."""
+        width = f"{self.width} * L"
+        out.line(f"const long length = {text.index(self.nest.vec.size)}, tiles = (length + {width} - 1) / ({width});")
+        out.line(
+            f"const long total = {domain.count(self.nest.outer)} * tiles;"
+            if self.nest.outer
+            else "const long total = tiles;"
+        )
+        for k in range(self.nest.passes):
+            carries = [line for scan in self.nest.scans_in(k) for line in scans.carries(self.nest, scan, "L")]
+            if self._accumulates(k):
+                out.extend(reductions.accumulator(f"Acc{k}", self.nest.reduces_in(k), carries))
+        fields = [f"  V<{text.value_type(n.dtype)}, L> {self.body.name(n)};" for n in self.state]
+        out.extend(["struct State {", *fields, "};"] if fields else ["struct State {};"])
+
+    def _accumulates(self, k: int) -> bool:
+        return bool(self.nest.reduces_in(k) or self.nest.scans_in(k))
+
+    # one tile ----------------------------------------------------------------------------------------------------------
+
+    def one(self, out: Writer) -> None:
+        uniform = Scope()
+        for node in self.nest.row_values:
+            if not self.nest.is_vector(node):
+                self.body.emit(node, uniform)
+        out.extend(uniform.lines)
+        for k in range(self.nest.passes + 1):
+            self._state(out, uniform, k)
+            if k < self.nest.passes:
+                self._pass(out, uniform, k)
+        with out.block("auto tile = [&](auto tail, auto width, const long column, const long n) PT_INLINE {", "};"):
+            self._run(out)
+        with out.block(
+            f"if (const long column = number * {self.width} * L; column + {self.width} * L <= length) {{", "} else {"
+        ):
+            out.line(f"tile(Full{{}}, Width<{self.width}>{{}}, column, L);")
+        out.depth += 1
+        if self.transposed is not None:
+            out.line("tile(Part{}, Width<1>{}, column, length - column);")
+        else:
+            out.line(
+                "each_vector<L>(column, length, 0, [&](auto tail, long at, long n) PT_INLINE { tile(tail, Width<1>{}, at, n); });"
+            )
+        out.close()
+
+    def _known(self, uniform: Scope, values: int, results: int, leave: str = "return;") -> Scope:
+        """What is known of a column: values made in state lambdas before number `values`, results of `results` passes."""
+        scope = Scope([], dict(uniform.names), leave)
+        for node in self.state:
+            made = self.nest.passes_before(node)
+            if made <= results if is_result(node) else made < values:
+                scope.names[id(node)] = f"s.{self.body.name(node)}"
+        return scope
+
+    @property
+    def _head(self) -> str:
+        return f"auto tail, const long {self.nest.vec.symbol}, const long n, State& s"
+
+    def _pass(self, out: Writer, uniform: Scope, k: int) -> None:
+        """The lambda pass{k}: what pass k does at one point of the reduced axes."""
+        scope = self._known(uniform, k + 1, k)
+        self._prepare_tiles(k)
+        scans.prepare(self.nest, self.body, column=True)
+        for r in running(self.nest.reduces_in(k)):
+            reductions.update(r, self.body, scope, masked=False)
+        self.body.stores(self.nest.stores_in(k), scope)
+        self._keep(k, scope)
+        self.body.made, self.body.placed = {}, {}
+        acc = f", Acc{k}& acc" if self._accumulates(k) else ""
+        reduced = "".join(f", const long {a.symbol}" for a in self.nest.loop.reduced)
+        with out.block(f"auto pass{k} = [&]({self._head}{acc}{reduced}) PT_INLINE {{", "};"):
+            out.extend(scope.lines)
+
+    # transposed rows --------------------------------------------------------------------------------------------------
+
+    def scratch(self, out: Writer) -> None:
+        """A tile for every value that is transposed or kept, with room for whole squares. They stand one behind the other: at
+        distances that are nearly multiples of 4 KiB, a load would wait for the store to another tile before it."""
+        length = text.index(self.nest.loop.reduced[0].size)
+        values = [(name, text.value_type(value.dtype)) for name, value in self._tile_values()]
+        if not values:
+            return
+        out.line(f"const long room = ({length} + L - 1) / L * L * L;")
+        out.line(f"Scratch<char> tiles_here(({' + '.join(f'sizeof({kind})' for _, kind in values)}) * room);")
+        place = "(char*)tiles_here"
+        for name, kind in values:
+            out.line(f"{kind}* const {name} = ({kind}*)({place});")
+            place = f"{name} + room"
+
+    def _tile_values(self) -> list[tuple[str, Node]]:
+        if self.transposed is None:
+            return []
+        found = [(self._tile_of(n), n) for n in (*self.transposed.loads, *self.transposed.kept)]
+        return found + [(self._tile_of(s), s.value) for s in self.transposed.stores]
+
+    def _tile_of(self, what: Node | Store) -> str:
+        if isinstance(what, Store):
+            assert self.transposed is not None
+            return f"out{self.transposed.stores.index(what)}"
+        return f"tile_{self.body.name(what)}"
+
+    def _row(self, what: Node | Store) -> str:
+        return f"{self._tile_of(what)} + {self.nest.loop.reduced[0].symbol} * L"
+
+    def _prepare_tiles(self, k: int) -> None:
+        """Tells the body what is in tiles when pass k runs."""
+        if self.transposed is None:
+            return
+        for node in (*self.transposed.loads, *(n for n, made in self.transposed.kept.items() if made < k)):
+            sign = "-" if isinstance(node, Load) and node.dtype == torch.bool else ""
+            self.body.made[id(node)] = always(f"{sign}load<{text.value_type(node.dtype)}, L>({self._row(node)})")
+        self.body.placed = {id(s): self._row(s) for s in self.transposed.stores}
+
+    def _keep(self, k: int, scope: Scope) -> None:
+        for node, made in self.transposed.kept.items() if self.transposed else ():
+            if made == k:
+                kind = text.value_type(node.dtype)
+                scope.lines.append(f"store<{kind}, {kind}, L>({self._row(node)}, {self.body.emit(node, scope)});")
+
+    def _turn(self, out: Writer, function: str, access: Load | Store) -> None:
+        """One call that transposes what `access` goes through between memory and its tile."""
+        vec, row = self.nest.vec.symbol, self.nest.loop.reduced[0]
+        index = sympy.expand(access.index.xreplace({vec: sympy.Symbol("column", integer=True), row.symbol: sizes.ZERO}))
+        value = access if isinstance(access, Load) else access.value
+        stride = text.index(sizes.coefficient(access.index, vec))
+        base = memory.pointer(self.body, access) if isinstance(access, Load) else access.buffer
+        out.line(
+            f"{function}<{text.value_type(value.dtype)}, L>({self._tile_of(access)}, {base} + {text.index(index)}, {stride}, "
+            f"{text.index(row.size)}, n);"
+        )
+
+    # between passes ----------------------------------------------------------------------------------------------------
+
+    def _fields(self, k: int) -> list[Node]:
+        """The fields of State that state{k} sets."""
+        return [n for n in self.state if self._home(n) == k]
+
+    def _state(self, out: Writer, uniform: Scope, k: int) -> None:
+        """The lambda state{k}; left out where it would do nothing."""
+        stores = self.nest.row_stores(k)
+        if not self._fields(k) and not stores:
+            return
+        checked = self._checks(k)
+        scope = self._known(uniform, k, k - 1, "return false;" if checked else "return;")
+        self._take_results(scope, k)
+        for node in self._fields(k):
+            if not is_result(node):
+                value = self.body.emit(node, scope)
+                scope.lines.append(f"s.{self.body.name(node)} = {value};")
+        if stores and self.split:
+            first, scope.lines = scope.lines, []
+            self.body.stores(stores, scope)
+            scope.lines = [*first, "if (thread == 0) {", *["  " + line for line in scope.lines], "}"]
+        else:
+            self.body.stores(stores, scope)
+        acc = f", Acc{k - 1}& acc" if k else ""
+        with out.block(f"auto state{k} = [&]({self._head}{acc}) PT_INLINE {{", "};"):
+            out.extend([*scope.lines, *(["return true;"] if checked else [])])
+
+    def _take_results(self, scope: Scope, k: int) -> None:
+        for r in running(self.nest.reduces_in(k - 1)) if k else []:
+            for node, value in reductions.results(r, self.nest, "acc", across=False):
+                scope.names[id(node)] = value
+                if node in self.state:
+                    scope.names[id(node)] = f"s.{self.body.name(node)}"
+                    scope.lines.append(f"{scope.names[id(node)]} = {value};")
+
+    def _checks(self, k: int) -> bool:
+        """Whether state{k} checks an index or a divisor, and so may give up on its columns."""
+        return any(expr.is_check(n) and self._home(n) == k for n in self.nest.nodes)
+
+    # the lambdas in turn -----------------------------------------------------------------------------------------------
+
+    def _run(self, out: Writer) -> None:
+        for load in self.transposed.loads if self.transposed else ():
+            self._turn(out, "load_tiles", load)
+        out.line("Slots<State, width.value> states;")
+        self._call_state(out, 0)
+        for k in range(self.nest.passes):
+            with out.block("{"):
+                if self._accumulates(k):
+                    out.line(f"Slots<Acc{k}, width.value> totals;")
+                self._loops(out, k)
+                if self.split and self.nest.reduces_in(k):
+                    out.line(f"put_together(totals, (Slots<Acc{k}, {WIDTH}>*)all{k}, turn++, thread, workers);")
+                self._call_state(out, k + 1)
+        for store in self.transposed.stores if self.transposed else ():
+            self._turn(out, "store_tiles", store)
+
+    def _call_state(self, out: Writer, k: int) -> None:
+        if not self._fields(k) and not self.nest.row_stores(k):
+            return
+        both, acc, given = ("states, totals", f", Acc{k - 1}& acc", ", acc") if k else ("states", "", "")
+        head, call = f"[&](long u, State& s{acc}) PT_INLINE", f"state{k}(tail, column + u * L, n, s{given})"
+        if self._checks(k):
+            out.line(f"if (!each_checked({both}, {head} {{ return {call}; }})) return;")
+        else:
+            out.line(f"each({both}, {head} {{ {call}; }});")
+
+    def _loops(self, out: Writer, k: int) -> None:
+        """The loops over the reduced axes around pass k. A scan runs in one go, its carries in the totals; else running
+        values are folded into the totals block by block. Threads that share a tile, and blocks, divide the innermost axis
+        whose length only the call knows."""
+        reduced = self.nest.loop.reduced
+        cut = 0 if self.nest.scans_in(k) else max(range(len(reduced)), key=lambda i: (not reduced[i].size.is_Integer, i))
+        size, name = domain.count([reduced[cut]]), reduced[cut].symbol
+        begin, end = (f"{size} * thread / workers", f"{size} * (thread + 1) / workers") if self.split else ("0", size)
+        heads = [f"for (long {a.symbol} = 0; {a.symbol} < {text.index(a.size)}; ++{a.symbol}) {{" for a in reduced]
+        closing = ["}"] * len(reduced)
+        if self.nest.scans_in(k) or not self.nest.reduces_in(k):
+            sets, acc = ("states, totals", f", Acc{k}& acc") if self._accumulates(k) else ("states", "")
+            heads[cut] = f"for (long {name} = {begin}; {name} < {end}; ++{name}) {{"
+        else:
+            sets, acc = "states, part", f", Acc{k}& acc"
+            heads[cut] = f"for (long {name} = begin; {name} < end; ++{name}) {{"
+            heads.insert(cut, f"fold_rows({begin}, {end}, totals, [&](long begin, long end, auto& part) PT_INLINE {{")
+            closing.insert(len(reduced) - cut, "});")
+        for head in heads:
+            out.open(head)
+        points = "".join(f", {a.symbol}" for a in self.nest.loop.reduced)
+        call = f"pass{k}(tail, column + u * L, n, s{', acc' if acc else ''}{points});"
+        out.line(f"each({sets}, [&](long u, State& s{acc}) PT_INLINE {{ {call} }});")
+        for line in closing:
+            out.close(line)

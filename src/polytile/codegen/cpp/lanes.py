@@ -1,0 +1,39 @@
+"""How wide the vectors of a loop are in C++, and which loads gather."""
+
+from __future__ import annotations
+
+import torch
+
+from polytile.codegen.cpp.joined import repeats
+from polytile.ir import sizes
+from polytile.ir.expr import Load, Node
+from polytile.schedule.nest import Nest
+
+NARROWEST = 4  # bytes of a lane in squares that are transposed: of narrower ones a register has more than a square has rows
+
+
+def lane_bytes(nest: Nest) -> int:
+    """Width of the widest element type that lives in vectors: it decides the number of lanes. Masks are 4 bytes wide, as are
+    the indices of gathers 8; whole numbers that come from indices alone may be wider than a register."""
+    widest, from_memory = 1, set[int]()
+    for node in nest.needed:
+        if not nest.is_vector(node):
+            continue
+        if isinstance(node, Load) or any(id(c) in from_memory for c in nest.operands(node)):
+            from_memory.add(id(node))
+        if isinstance(node, Load) and gathers(nest, node):
+            return 8
+        if id(node) in from_memory or node.dtype.is_floating_point:
+            widest = max(widest, bytes_of(node))
+    return widest if from_memory else max(widest, 4)
+
+
+def bytes_of(node: Node) -> int:
+    """Width of a lane that holds the value; a bool is a mask."""
+    return 4 if node.dtype == torch.bool else node.dtype.itemsize
+
+
+def gathers(nest: Nest, load: Load) -> bool:
+    """Whether a vector load needs a vector of indices."""
+    uneven = sizes.coefficient(load.index, nest.vec.symbol) is None and repeats(nest, load) is None
+    return uneven or any(nest.is_vector(i) for i in load.indirect)

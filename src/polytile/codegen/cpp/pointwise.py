@@ -1,0 +1,110 @@
+"""Pointwise loops.
+
+plain      the points of all axes, in order, are divided over threads; every stretch of the vector axis is one sweep
+streamed   the same, with non-temporal stores
+scattered  stores may meet: each thread owns a range of one axis and goes through the others in order
+"""
+
+from __future__ import annotations
+
+from polytile.codegen.cpp import domain, sweeps, text
+from polytile.codegen.cpp.body import Scope
+from polytile.codegen.cpp.scatter import owner_axis, scattered
+from polytile.codegen.cpp.unit import Unit
+from polytile.codegen.writer import Writer
+from polytile.ir.program import Axis
+
+
+def pointwise(unit: Unit, out: Writer) -> None:
+    """The kernel's work; with the variant `atomic`, stores that meet are atomic and threads divide everything."""
+    if not scattered(unit.kernel.loop) or unit.variant == "atomic":
+        _plain(unit, out)
+        return
+    owner = owner_axis(unit.kernel.loop, unit.nest.vec)
+    if owner is unit.nest.vec:
+        _owned_columns(unit, out)
+    else:
+        _owned_points(unit, out, owner)
+
+
+def _plain(unit: Unit, out: Writer) -> None:
+    outer = unit.nest.outer
+    if not outer:
+        out.line(f"const long length = {text.index(unit.nest.vec.size)};")
+        with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+            out.line(
+                "const long first = share<L>(length, thread, workers), last = share<L>(length, thread + 1, workers);"
+            )
+            _sweep(unit, out)
+            _end(unit, out)
+        return
+    out.line(f"const long length = {text.index(unit.nest.vec.size)}, total = {domain.count(outer)} * length;")
+    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        out.line("long at = share<L>(total, thread, workers), first = at % length;")
+        out.line("const long end = share<L>(total, thread + 1, workers);")
+        domain.place(out, outer, "at / length")
+        with out.block("for (; at < end; first = 0) {"):
+            out.line("const long last = smaller(first + (end - at), length);")
+            _sweep(unit, out)
+            out.line("at += last - first;")
+            domain.advance(out, outer)
+        _end(unit, out)
+
+
+def _end(unit: Unit, out: Writer) -> None:
+    """After a thread's last store."""
+    if unit.body.streamed:
+        out.line("stream_fence();")
+
+
+def _owned_columns(unit: Unit, out: Writer) -> None:
+    """Each thread owns a range of the vector axis."""
+    outer = unit.nest.outer
+    out.line(f"const long length = {text.index(unit.nest.vec.size)}, total = {domain.count(outer)};")
+    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        out.line("const long first = share<L>(length, thread, workers), last = share<L>(length, thread + 1, workers);")
+        out.line("if (first == last) return;")
+        _points(unit, out, outer, "total")
+
+
+def _owned_points(unit: Unit, out: Writer, owner: Axis | None) -> None:
+    """Each thread owns a range of an outer axis; without an owner one thread does everything."""
+    rest = tuple(a for a in unit.nest.outer if a is not owner)
+    out.line(f"const long first = 0, last = {text.index(unit.nest.vec.size)}, total = {domain.count(rest)};")
+    if owner is None:
+        out.line("threads = 1;")
+    with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
+        if owner is None:
+            _points(unit, out, rest, "total")
+            return
+        domain.share(out, domain.count([owner]))
+        name = owner.symbol
+        with out.block(f"for (long {name} = begin; {name} < end; ++{name}) {{"):
+            _points(unit, out, rest, "total")
+
+
+def _points(unit: Unit, out: Writer, axes: tuple[Axis, ...], total: str) -> None:
+    """All points of `axes` in order, each with a sweep of [first, last)."""
+    domain.place(out, axes, "0")
+    with out.block(f"for (long item = 0; item < {total}; ++item) {{"):
+        _sweep(unit, out)
+        domain.advance(out, axes)
+
+
+def _sweep(unit: Unit, out: Writer) -> None:
+    """Values that are the same for all lanes, then the sweep of [first, last) of the vector axis."""
+    state = Scope()
+    for node in unit.nest.row_values:
+        unit.body.emit(node, state)
+    out.extend(state.lines)
+    stores = unit.kernel.loop.stores
+
+    def sweep(scope: Scope, first: str, last: str) -> None:
+        inside = scope.inner()
+        unit.body.stores(stores, inside)
+        point = f"auto tail, const long {unit.nest.vec.symbol}, const long n"
+        lead = sweeps.lead(unit.body, stores, first, last)
+        with out.block(f"each_vector<L>({first}, {last}, {lead}, [&]({point}) PT_INLINE {{", "});"):
+            out.extend(inside.lines)
+
+    sweeps.in_pieces(unit.body, out, state, unit.nest.needed, "first", "last", sweep)

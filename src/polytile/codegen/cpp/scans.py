@@ -1,0 +1,77 @@
+"""C++ of scans: the inclusive prefix of a row, vector after vector with a carry, or of every column at once."""
+
+from __future__ import annotations
+
+from polytile.codegen.cpp import text
+from polytile.codegen.cpp.body import Body, Scope
+from polytile.codegen.cpp.reductions import identity
+from polytile.ir.expr import Node, Part, Scan
+from polytile.schedule.nest import Nest
+
+COMBINE = {"sum": "a + b", "prod": "a * b", "logsumexp": "logaddexp(a, b)"}
+EXTREME = {"max": "true", "min": "false"}  # whether the greater value wins
+
+
+def carry_name(nest: Nest, scan: Scan) -> str:
+    return f"carry{nest.scans.index(scan)}"
+
+
+def carries(nest: Nest, scan: Scan, lanes: str) -> list[str]:
+    """Declarations of a scan's running values, of `lanes` lanes, at their start."""
+    kind, name = _kind(scan), carry_name(nest, scan)
+    found = [f"V<{kind}, {lanes}> {name} = splat<{kind}, {lanes}>({start(scan)});"]
+    if scan.kind in EXTREME:
+        found.append(f"V<i64, {lanes}> {name}_at = splat<i64, {lanes}>(0L);")
+    return found
+
+
+def start(scan: Scan) -> str:
+    dtype = scan.args[0].dtype
+    if scan.kind == "logsumexp":
+        return text.number(-float("inf"), dtype)
+    return identity(scan.kind, dtype)
+
+
+def _kind(scan: Scan) -> str:
+    return text.value_type(scan.args[0].dtype)
+
+
+def combiner(scan: Scan) -> str:
+    """A lambda of two vectors of running values, of equally many lanes."""
+    return f"[](auto a, auto b) PT_INLINE {{ return decltype(a)({COMBINE[scan.kind]}); }}"
+
+
+def prepare(nest: Nest, body: Body, column: bool) -> None:
+    """Tells `body` how scans and their parts are made in a pass."""
+    for node in nest.nodes:
+        if isinstance(node, Scan) and node.kind not in EXTREME:
+            body.made[id(node)] = lambda scope, scan=node: prefix(scan, body, scope, column)  # type: ignore[misc]
+        elif isinstance(node, Part) and isinstance(node.node, Scan):
+            body.made[id(node)] = lambda scope, part=node: _extreme(part, body, scope, column)  # type: ignore[misc]
+
+
+def prefix(scan: Scan, body: Body, scope: Scope, column: bool) -> str:
+    """The prefix of the current vector: across lanes from a carry, or lane by lane from the rows before."""
+    value, carry = body.operand(scan.args[0], body.lanes, scope), carry_name(body.nest, scan)
+    if not column:
+        return f"scan_lanes<{_kind(scan)}, L>({value}, {carry}, n, {combiner(scan)})"
+    scope.lines.append(f"acc.{carry} = {combiner(scan)}(acc.{carry}, {value});")
+    return f"acc.{carry}"
+
+
+def _extreme(part: Node, body: Body, scope: Scope, column: bool) -> str:
+    """cummax and cummin: both results come from one update, kept under names that the two parts share."""
+    assert isinstance(part, Part) and isinstance(part.node, Scan)
+    scan = part.node
+    name = body.name(scan)
+    if id(scan) not in scope.names:
+        value, at = (body.operand(a, body.lanes, scope) for a in scan.args)
+        carry, form = carry_name(body.nest, scan), f"{EXTREME[scan.kind]}, {_kind(scan)}, L"
+        scope.lines.append(f"V<{_kind(scan)}, L> {name} = {value};")
+        scope.lines.append(f"V<i64, L> {name}_at = {at};")
+        if column:
+            scope.lines.append(f"scan_extreme<{form}>({name}, {name}_at, acc.{carry}, acc.{carry}_at);")
+        else:
+            scope.lines.append(f"scan_extreme_lanes<{form}>({name}, {name}_at, {carry}, {carry}_at, n);")
+        scope.names[id(scan)] = name
+    return f"{name}_at" if part.k else name

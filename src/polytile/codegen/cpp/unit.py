@@ -1,0 +1,101 @@
+"""A translation unit in the making: what every schedule of a loop needs to know, and what stands around its body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from polytile.codegen.cpp import memory, support, text
+from polytile.codegen.cpp.body import Body
+from polytile.codegen.cpp.keeping import homes, kept_values
+from polytile.codegen.cpp.lanes import lane_bytes
+from polytile.codegen.cpp.prelude import parts_of, prelude
+from polytile.codegen.cpp.random import run_lanes
+from polytile.codegen.cpp.short import Transposed, short_rows
+from polytile.codegen.cpp.squares import Squares, of_variant
+from polytile.codegen.cpp.streaming import streamable
+from polytile.codegen.writer import Writer
+from polytile.ir import sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import Store
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.nest import Nest, nest_of
+
+KEEPING = ("persistent", "split")  # variants whose rows keep costly values for later passes
+
+
+@dataclass
+class Unit:
+    """One kernel under one variant, for vectors of `vector_bytes` bytes."""
+
+    kernel: LoopKernel
+    variant: str
+    vector_bytes: int
+    nest: Nest = field(init=False)
+    transposed: Transposed | None = field(init=False)
+    squares: Squares | None = field(init=False)
+    body: Body = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nest = nest_of(self.kernel.loop)
+        self.transposed = short_rows(self.nest) if self.variant == "short" else None
+        self.squares = of_variant(self.nest, self.variant)
+        chosen = self.transposed or self.squares
+        if chosen is not None:
+            self.nest = chosen.nest
+        self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if self.variant == "atomic" else memory.PLAIN)
+        if self.variant == "streamed":
+            self.body.streamed = frozenset(map(id, streamable(self.nest)))
+
+    @property
+    def lanes(self) -> int:
+        lanes = self.vector_bytes // lane_bytes(self.nest)
+        return lanes if self.transposed or self.squares else run_lanes(self.nest, lanes)
+
+    @cached_property
+    def kept(self) -> dict[Node, int]:
+        """Values that this variant keeps from pass to pass, with the pass that makes each."""
+        return kept_values(self.nest) if self.variant in KEEPING else {}
+
+    @cached_property
+    def homes(self) -> dict[Node, Store]:
+        """Those of the kept values that wait where a store will go; the others have a scratch row."""
+        return homes(self.kernel, self.nest) if self.kept else {}
+
+    def source(self, name: str, work: Writer) -> str:
+        """The whole text: the loop as a comment, then the function `name` around the lines of `work`."""
+        out = Writer()
+        out.extend(_comment(self.kernel))
+        out.line(f"static constexpr int L = {self.lanes};")
+        out.line("")
+        with out.block(f'extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{'):
+            out.extend(arguments(self.kernel))
+            out.line("long error = 0;")
+            domain = text.index(sizes.product([a.size for a in self.kernel.loop.axes]))
+            out.line(f"if ({domain} <= 0) return 0;")
+            out.extend(work.lines)
+            out.line("return error;")
+        return preamble(out.text()) + "using namespace pt;\n" + out.text()
+
+
+def arguments(kernel: LoopKernel, first_pointer: int = 0, first_size: int = 0) -> list[str]:
+    """Variables for the kernel's tensors and sizes, which stand at these places among the pointers and integers."""
+    lines = []
+    for k, tensor in enumerate(kernel.tensors, first_pointer):
+        kind = ("const " if tensor.role == "in" else "") + text.storage_type(tensor.dtype)
+        lines.append(f"{kind}* const {tensor.name} = ({kind}*)ptrs[{k}];")
+    for k, symbol in enumerate(kernel.symbols, first_size):
+        lines.append(f"const long {symbol} = sizes[{k}];")
+    return lines
+
+
+def preamble(body: str) -> str:
+    """What must stand before `body`: the parts of the prelude and of the generated loops' own helpers that it uses."""
+    helpers = support.text(body)
+    return prelude(parts_of(helpers + body)) + helpers
+
+
+def _comment(kernel: LoopKernel) -> list[str]:
+    plain = replace(kernel, loop=replace(kernel.loop, origins=()))
+    origins = ", ".join(dict.fromkeys(kernel.loop.origins))
+    return [f"// {origins}", *["//   " + line for line in plain.text.splitlines()]]

@@ -1,0 +1,138 @@
+"""The schedule of rows that a cluster of programs holds: each has its share of the row in registers, as `persistent` has all of
+it, so that everything is read once. Where a reduction is due, all of them leave what their shares come to in scratch memory,
+wait for each other, and each puts it together for itself. Columns are held likewise, a block of them at a time
+(clustered_columns.py).
+
+Programs of a cluster run at the same time, on multiprocessors near each other (compute capability 9.0 and later): none waits for
+one that cannot start. Program 0 of a row stores the row's values.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from polytile.codegen.triton import scans
+from polytile.codegen.triton.body import Scope
+from polytile.codegen.triton.kernel import Launch, TritonKernel
+from polytile.codegen.triton.reductions import Reduction
+from polytile.codegen.triton.schedules import of_rows, stored
+from polytile.codegen.triton.split import Split, splittable
+from polytile.codegen.triton.tile import Dim
+from polytile.codegen.triton.unit import Unit
+from polytile.ir import sizes
+from polytile.ir.expr import Scan
+from polytile.problem import Config
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import Form, Nest
+
+MEET, COME, AWAIT, POINTS = "pt_meet()", "pt_come()", "pt_await()", "points"
+END = "tl.minimum(first + chunk, {})"
+"""Of a program's part, by the length of the row."""
+
+
+def clustered(nest: Nest) -> bool:
+    """Whether programs can hold rows or columns together, and there is a second pass that this spares: a scan, of which a split
+    needs to know what all before it come to, has one too."""
+    if nest.scans:
+        return nest.form is Form.ROW and splittable(nest)
+    return nest.form is not Form.POINTWISE and len(nest.loop.reduced) == 1 and nest.passes > 1
+
+
+def cluster(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launch of `kernel` under a config whose `splits` programs hold a row."""
+    return Cluster(kernel, nest, config, facts, overlaps).made()
+
+
+class Cluster(Split):
+    """A kernel in the making."""
+
+    def made(self) -> TritonKernel:
+        return TritonKernel((self._only(),), tuple(self.memory))
+
+    def _only(self) -> Launch:
+        unit = self._begun()
+        unit.place(number="(tl.program_id(0) // SPLITS)")
+        self.share(unit, unit.tile.reduced[0])
+        self.passes(unit, unit.scope)
+        return self._launch(unit, sizes.product(unit.tile.tiles))
+
+    def _begun(self) -> Unit:
+        unit = Unit(self.kernel, self.nest, self.config, self.facts, self.overlaps)
+        unit.constants["SPLITS"] = self.splits
+        return unit
+
+    def _launch(self, unit: Unit, clusters: sympy.Expr) -> Launch:
+        return unit.launch(grid=(clusters * self.splits, sizes.ONE, sizes.ONE), cluster=self.splits)
+
+    def passes(self, unit: Unit, scope: Scope) -> None:
+        """All passes over the program's share of the block that has its place, but for sums across rows."""
+        nest = self.nest
+        unit.out.line(f"row = {unit.row()}")
+        unit.fetch(of_rows(nest), scope)
+        unit.fetch(nest.roots_in(0), scope)
+        for k in range(nest.passes + 1):
+            self._row_values(unit, k, scope)
+            if k < nest.passes:
+                self._meet(unit, [Reduction(unit.body, node) for node in nest.reduces_in(k)], scope)
+                for scan in nest.scans_in(k):
+                    self._carried(unit, scan, scope)
+                unit.body.forget(scope)
+                stored(unit, k, scope)
+        unit.flush(scope)
+
+    def share(self, unit: Unit, dim: Dim) -> None:
+        """The positions of the program's own part of the row: all programs have as many, in a row of memory whole vectors."""
+        wide = ".to(tl.int64)" if self.facts.wide else ""
+        unit.out.line(f"split = (tl.program_id(0) % SPLITS){wide}")
+        size = unit.body.index(dim.size)
+        whole = f"tl.cdiv({size}, 16 * SPLITS) * 16" if self.nest.form is Form.ROW else f"tl.cdiv({size}, SPLITS)"
+        chunk = dim.name if unit.tile.even(dim) else whole
+        unit.out.extend([f"chunk = {chunk}", "first = split * chunk"])
+        unit.out.line(f"{POINTS} = tl.maximum(tl.minimum(chunk, {size} - first), 0)")
+        unit.along(dim, "first", END)
+
+    def _row_values(self, unit: Unit, k: int, scope: Scope) -> None:
+        """Stores what is known of the row after k passes."""
+        stores = self.nest.row_stores(k)
+        if not stores:
+            return
+        unit.flush(scope)
+        inner = scope.inner()
+        with unit.out.indented("if split == 0:"):
+            unit.body.stores(stores, inner)
+            unit.flush(inner)
+
+    def _meet(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
+        """Puts together what all shares come to."""
+        if not reductions:
+            return
+        for reduction in reductions:
+            self._tell(unit, reduction, scope)
+        unit.out.line(MEET)
+        self._together(unit, reductions, scope)
+
+    def _tell(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
+        """Leaves what the program's share comes to."""
+        value = reduction.over_block(scope, POINTS)
+        unit.flush(scope)
+        self._leave(unit, reduction, value)
+
+    def _together(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
+        for reduction in reductions:
+            reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+
+    def _carried(self, unit: Unit, scan: Scan, scope: Scope) -> None:
+        """The prefix of a scan in the program's own share is made while the others come to tell what theirs come to."""
+        self._tell(unit, Reduction(unit.body, scan), scope)
+        unit.out.line(COME)
+        (own,) = scans.prefix(unit.body, scan, scope)
+        unit.flush(scope)
+        unit.out.line(AWAIT)
+        self._carry(unit, scan)
+        (carry,) = scans.carries(unit.body, scan)
+        scope.lines.append(f"{own} = {scans.COMBINE[scan.kind]}({carry}, {own})")
+        scope.names[id(scan)] = own
+
+
+__all__ = ["Cluster", "cluster", "clustered"]

@@ -1,0 +1,84 @@
+"""A launch as machine code for one GPU architecture. A plain function of its arguments, for worker processes; needs no GPU.
+
+The same sources serve NVIDIA's architectures, named by their capability (90), and AMD's, named as Triton does ("gfx942").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polytile.codegen.triton.elf import resources
+from polytile.codegen.triton.kernel import KERNEL, Launch
+from polytile.codegen.triton.module import load
+from polytile.errors import CompileFailed
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """`binary` holds the function `name`. `shared`: bytes of shared memory a block needs; `registers` a thread uses; `spills`:
+    bytes of local memory a thread needs, which should be 0; `global_scratch` and `profile_scratch`: bytes of device memory a
+    program needs for what Triton keeps there itself; `descriptors`: of each descriptor argument (swizzling, bytes of an
+    element, its type, rows and columns that are copied at once), as the driver numbers them."""
+
+    binary: bytes
+    name: str
+    shared: int
+    registers: int
+    spills: int
+    num_warps: int
+    global_scratch: int = 0
+    profile_scratch: int = 0
+    descriptors: tuple[tuple[int, ...], ...] = ()
+
+
+WIDE = "gfx9"
+"""How AMD's architectures begin whose warps have 64 threads."""
+ELEMENTS = {8: 10, 9: 8, 10: 9}
+"""Types of elements that hardware and the driver number differently: float32 below, float64 and bfloat16."""
+_COUNTS = re.compile(r"\.(vgpr_count|private_segment_fixed_size):\s*(\d+)")
+
+
+def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
+    """Compiles `launch` for `arch`. Raises CompileFailed with the compiler's own message."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if triton.knobs.runtime.interpret:
+        raise CompileFailed("Triton kernels cannot be compiled where TRITON_INTERPRET is set; unset it and start anew.")
+    position = {name: k for k, name in enumerate(launch.signature)}
+    source = ASTSource(
+        fn=load(launch.source)[KERNEL],
+        signature=launch.signature,
+        constexprs={(position[name],): value for name, value in launch.constants},
+        attrs={(position[name],): [["tt.divisibility", by]] for name, by in launch.divisible},
+    )
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, **dict(launch.own)}
+    amd = str(arch).startswith("gfx")
+    target = GPUTarget("hip", arch, 64 if str(arch).startswith(WIDE) else 32) if amd else GPUTarget("cuda", arch, 32)
+    try:
+        made: Any = triton.compile(source, target=target, options=options)
+    except Exception as error:  # Triton raises what its passes and ptxas raise
+        where = arch if amd else f"sm_{arch}"
+        raise CompileFailed(f"Triton could not compile this kernel for {where}: {error}\n{launch.source}") from error
+    binary, name = made.asm["hsaco" if amd else "cubin"], made.metadata.name
+    registers, spills = _told(made.asm["amdgcn"]) if amd else resources(binary)
+    told = made.metadata
+    scratch = (getattr(told, "global_scratch_size", 0), getattr(told, "profile_scratch_size", 0))
+    described = tuple(_description(each) for each in getattr(told, "tensordesc_meta", None) or ())
+    return Cubin(binary, name, told.shared, registers, spills, launch.num_warps, *scratch, described)
+
+
+def _description(told: Mapping[str, Any]) -> tuple[int, ...]:
+    """What Triton says of a descriptor argument, as a Cubin has it."""
+    kind = told["elem_type"]
+    return told["swizzle"], told["elem_size"], ELEMENTS.get(kind, kind), *told["block_size"]
+
+
+def _told(assembly: str) -> tuple[int, int]:
+    """(registers, bytes of stack) of a thread, which AMD's assembler states in the text."""
+    found = {name: int(value) for name, value in _COUNTS.findall(assembly)}
+    return found["vgpr_count"], found["private_segment_fixed_size"]

@@ -1,0 +1,109 @@
+"""Generated kernels without a GPU: their launches on CPU tensors under Triton's interpreter.
+
+Triton decides when it is imported whether functions are interpreted: TRITON_INTERPRET=1 must stand in the environment by
+then. What its interpreter lacks or goes through one element at a time is computed by torch and numpy (standins.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+
+from polytile.codegen.triton import standins
+from polytile.codegen.triton.kernel import KERNEL, Argument, Descriptor, Kind, Launch, TritonKernel
+from polytile.codegen.triton.module import load
+from polytile.codegen.triton.together import together
+from polytile.ir import sizes
+
+
+def available() -> bool:
+    """Whether this process interprets Triton functions."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret) and not isinstance(triton.language.sum, triton.JITFunction)
+
+
+def run(kernel: TritonKernel, tensors: Mapping[str, torch.Tensor], values: Mapping[str, int]) -> int:
+    """Runs the launches on `tensors` (by name; the first element is the buffer's first) with the integers `values`. Returns the
+    number of a run-time check that failed, or 0. Raises RuntimeError in a process that compiles Triton functions."""
+    if not available():
+        raise RuntimeError(
+            "Triton kernels cannot be interpreted in this process: set TRITON_INTERPRET=1 in its environment before it starts."
+        )
+    numbers = {
+        sympy.Symbol(name, integer=True, positive=sign): n for name, n in values.items() for sign in (True, None)
+    }
+    scratch = [
+        torch.zeros(max(1, sizes.evaluate(s.size, numbers)), dtype=s.dtype, device="cpu") if s.zeroed
+        else torch.full((max(1, sizes.evaluate(s.size, numbers)),), 77, dtype=s.dtype, device="cpu")
+        for s in kernel.scratch
+    ]  # fmt: skip
+    error = torch.zeros(1, dtype=torch.int32, device="cpu")
+    for launch in kernel.launches:
+        grid = tuple(sizes.evaluate(g, numbers) for g in launch.grid)
+        if 0 not in grid:
+            described = [_described(each, tensors, numbers) for each in launch.descriptors]
+            args = [_value(a, tensors, values, scratch, described, error) for a in launch.arguments]
+            function = _function(launch)
+            run_grid = function[grid] if launch.cluster == 1 else together(function, launch.cluster, grid)
+            run_grid(*args, **dict(launch.constants))
+    for memory, kind in zip(scratch, kernel.scratch, strict=True):
+        if kind.zeroed and bool(memory.view(torch.uint8).any()):
+            raise AssertionError("a kernel left scratch memory that it must leave zero with something in it")
+    return int(error)
+
+
+def _value(
+    argument: Argument,
+    tensors: Mapping[str, torch.Tensor],
+    values: Mapping[str, int],
+    scratch: Sequence[torch.Tensor],
+    described: Sequence[Any],
+    error: torch.Tensor,
+) -> Any:
+    match argument.kind:
+        case Kind.TENSOR:
+            return tensors[argument.name]
+        case Kind.SYMBOL:
+            return _integer(values[argument.name], argument.type)
+        case Kind.SCRATCH:
+            return scratch[argument.index]
+        case Kind.DESCRIPTOR:
+            return described[argument.index]
+    return error
+
+
+def _described(what: Descriptor, tensors: Mapping[str, torch.Tensor], numbers: Mapping[sympy.Symbol, int]) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    shape = [max(1, sizes.evaluate(size, numbers)) for size in what.shape]
+    return TensorDescriptor(tensors[what.tensor], shape, [sizes.evaluate(what.stride, numbers), 1], list(what.block))
+
+
+@functools.lru_cache(maxsize=256)
+def _function(launch: Launch) -> Any:
+    from triton.runtime import interpreter
+
+    interpreter._convert_float = standins.convert_float
+    standins.multiply_bfloat16()
+    source = launch.source
+    for name, standin in standins.CALLS.items():
+        source = source.replace(f"{name}(", f"{standin.__name__}(")
+    names = load(source)
+    names.update({standin.__name__: standin for standin in standins.CALLS.values()})
+    names.update(libdevice=standins.Libdevice(), range=standins.interpreted_range)
+    return names[KERNEL]
+
+
+def _integer(value: int, kind: str) -> Any:
+    """A scalar argument of Triton's type `kind`, which would else follow from its value."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    dtype, array = (tl.int64, np.int64) if kind == "i64" else (tl.int32, np.int32)
+    return tl.tensor(TensorHandle(np.array([value], dtype=array), dtype), dtype)

@@ -1,0 +1,146 @@
+"""Loads and stores as Triton: an offset block, the conditions under which it is touched, and a hint for the cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from polytile.codegen.triton import text
+from polytile.codegen.triton.ops import convert
+from polytile.errors import LoweringError
+from polytile.ir import sizes
+from polytile.ir.expr import Load
+from polytile.ir.program import FLOAT8, Store, compute_dtype, element_level
+
+if TYPE_CHECKING:
+    from polytile.codegen.triton.body import Body, Scope
+    from polytile.codegen.triton.tile import Dim
+
+ATOMICS: dict[tuple[str, torch.dtype], str] = {
+    **{("add", t): "tl.atomic_add" for t in (
+        torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64,
+    )},
+    **{(mode, t): f"tl.atomic_{mode}" for mode in ("max", "min") for t in (torch.int32, torch.int64)},
+}  # fmt: skip
+"""What combines a value with memory in one step, by mode and type; elsewhere memory is compared and swapped until it holds."""
+COMBINE = {"add": "pt_add", "mul": "pt_mul", "max": "pt_max", "min": "pt_min"}
+SWAPPED = {2: "tl.int16", 4: "tl.int32", 8: "tl.int64"}
+"""Types of what is compared and swapped, by bytes."""
+
+
+def load(body: Body, node: Load, scope: Scope) -> str:
+    """The value of a load in its compute type; the load itself may stand further up."""
+    if id(node) not in scope.fetched:
+        return _computed(body, node, fetch(body, node, scope))
+    return _computed(body, node, scope.fetched[id(node)])
+
+
+def fetch(body: Body, node: Load, scope: Scope) -> str:
+    """The load itself: elements as memory holds them."""
+    line = body.line_of(node)
+    if line is not None and not body.tile.even(line):
+        return _along_line(body, node, line, scope)
+    conditions = [body.emit(node.mask, scope)] if node.mask is not None else []
+    at = body.place(node.index, node.indirect, scope)
+    dims = body.place_dims(node.index, node.indirect)
+    conditions += body.guards(node.indirect)
+    if node.mask is not None:
+        dims |= body.dims(node.mask)
+        at = _spread(body, at, body.place_dims(node.index, node.indirect), dims)
+    masks = " & ".join(conditions + body.tile.masks(dims))
+    hint = _eviction(body, node, dims)
+    if line is not None:  # as a whole block: what its rows share is loaded once, by the threads that need it
+        at = _spread(body, at, dims, body.tile.all_dims)
+    return f"tl.load({node.buffer} + ({at})" + (f", mask={masks}, {_other(body, node)}" if masks else "") + hint + ")"
+
+
+def _along_line(body: Body, node: Load, dim: Dim, scope: Scope) -> str:
+    """A load that varies along one dimension of several as a vector: what is laid out anew for the block is no more than that."""
+    (axis,) = dim.axes
+    line = f"{axis.symbol}_line"
+    count = f"tl.arange(0, {dim.name})" + (".to(tl.int64)" if body.facts.wide else "")
+    first = body.firsts[dim]
+    text = f"{line} = {count if first == '0' else f'{first} + {count}'}"
+    if text not in scope.lines:
+        scope.lines.append(text)
+    at = body.index(sizes.substitute(node.index, {axis.symbol: sizes.axis(line)}))
+    mask = f"mask={line} < {body.index(dim.size)}, {_other(body, node)}"
+    return f"tl.load({node.buffer} + ({at}), {mask}{_eviction(body, node, frozenset({dim}))}){body.tile.along(dim)}"
+
+
+def _other(body: Body, node: Load) -> str:
+    """What a load gives where its mask does not hold; of an integer Triton makes no 8-bit float."""
+    return "other=0.0" if body.kernel.storage(node.buffer) in FLOAT8 else "other=0"
+
+
+def plain(body: Body, node: Load) -> bool:
+    """Whether elements are computed with as memory holds them."""
+    return node.dtype == body.kernel.storage(node.buffer)
+
+
+def _computed(body: Body, node: Load, loaded: str) -> str:
+    """Loaded elements in the type in which the node is computed."""
+    if plain(body, node):
+        return loaded
+    stored = body.kernel.storage(node.buffer)
+    bits = node.dtype != compute_dtype(stored) and node.dtype.itemsize == stored.itemsize and stored != torch.bool
+    return f"{loaded}.to({text.value_type(node.dtype)}{', bitcast=True' if bits else ''})"
+
+
+def _eviction(body: Body, node: Load, dims: frozenset[Dim]) -> str:
+    """What is read again by a later pass or by other programs stays in the cache; the last read of what a pass before has
+    brought in lets it go."""
+    if id(node) in body.again or (shared(body, node) and dims and not node.indirect):
+        return ', eviction_policy="evict_last"'
+    return ', eviction_policy="evict_first"' if body.last and not shared(body, node) else ""
+
+
+def shared(body: Body, node: Load) -> bool:
+    """Whether points of the loop share what a load brings."""
+    loop = body.kernel.loop
+    return not {a.symbol for a in loop.axes + loop.reduced} <= node.index.free_symbols
+
+
+def _spread(body: Body, at: str, have: frozenset[Dim], want: frozenset[Dim]) -> str:
+    """An offset that varies along `have` as a block that is full along `want`."""
+    if have == want or not want:
+        return at
+    return f"({at}) + tl.zeros({body.tile.shape(want)}, tl.int32)"
+
+
+def store(body: Body, store: Store, scope: Scope) -> None:
+    """Adds the line of one store, whose values the scope knows. An accumulating one is made at every point, a plain one once
+    where it does not vary."""
+    at = body.place(store.index, store.indirect, scope)
+    own = body.place_dims(store.index, store.indirect)
+    dims = own | body.dims(store.value) | (body.dims(store.mask) if store.mask is not None else frozenset())
+    if store.mode != "set":
+        dims = body.tile.all_dims if element_level(body.kernel.loop, store) else body.tile.parallel_dims
+    conditions = [body.emit(store.mask, scope)] if store.mask is not None else []
+    conditions += body.guards(store.indirect) + body.tile.masks(dims)
+    condition = f", mask={' & '.join(conditions)}" if conditions else ""
+    place = f"{store.buffer} + ({_spread(body, at, own, dims)})"
+    storage = body.kernel.storage(store.buffer)
+    value = convert(scope.names[id(store.value)], store.value.dtype, storage)
+    if store.mode == "set":
+        scope.lines.append(f"tl.store({place}, {value}{condition})")
+        return
+    if body.dims(store.value) != dims:
+        value = f"tl.broadcast_to({value}, {body.tile.shape(dims)})"
+    if (store.mode, storage) in ATOMICS:
+        scope.lines.append(f'{ATOMICS[store.mode, storage]}({place}, {value}{condition}, sem="relaxed")')
+        return
+    if storage.itemsize not in SWAPPED:
+        raise LoweringError(
+            f"a GPU cannot combine ({store.mode}) with memory of type {storage}; the operator runs as a library call."
+        )
+    shape = body.tile.shape(dims) if dims else "[1]"
+    active = " & ".join(conditions) or "True"
+    exact = store.mode in ("max", "min") and not storage.is_floating_point
+    combine = f"pt_int_{store.mode}" if exact else COMBINE[store.mode]
+    scope.lines.append(
+        f"pt_accumulate({store.buffer}, ({at}) + tl.zeros({shape}, tl.int32), {value}, "
+        f"tl.full({shape}, True, tl.int1) & {active}, {combine}, {text.value_type(compute_dtype(storage))}, "
+        f"{SWAPPED[storage.itemsize]})"
+    )

@@ -1,0 +1,209 @@
+"""The schedules: how a launch goes through a loop.
+
+plain        pointwise: one block a program
+persistent   reduction or scan: a program holds whole rows in registers; everything is read once
+looped       reduction or scan: block after block along the row, once for each pass
+split        several programs share each row (split.py)
+sums         as persistent, with sums down the columns (sums.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import sympy
+
+from polytile.codegen.triton import memory, scans
+from polytile.codegen.triton.body import ZERO, Scope
+from polytile.codegen.triton.divisions import Carried
+from polytile.codegen.triton.reductions import Reduction
+from polytile.codegen.triton.stored import stored_before
+from polytile.codegen.triton.unit import Share, Unit
+from polytile.ir import expr
+from polytile.ir.expr import Const, Load, Node
+from polytile.schedule.nest import Nest
+
+
+def plain(unit: Unit) -> None:
+    """Every point of the block at once; whole blocks without masks where those would part vectors."""
+    unit.place()
+    if not unit.parted:
+        points(unit, unit.scope)
+        return
+    with unit.whole():
+        points(unit, Scope())
+    with unit.out.indented("else:"):
+        points(unit, Scope())
+
+
+def points(unit: Unit, scope: Scope) -> None:
+    """What a pointwise loop does at the block's points."""
+    unit.fetch([root for store in unit.kernel.loop.stores for root in store.roots], scope)
+    unit.body.stores(unit.kernel.loop.stores, scope)
+    unit.flush(scope)
+
+
+def persistent(unit: Unit) -> None:
+    """Rows held in registers: what one pass computes, later ones use. Where a multiprocessor is to hold several programs of
+    columns, elements of 16 bits are held as they are."""
+    for dim in unit.tile.reduced if unit.config.get("resident") else ():
+        unit.body.anew += unit.positions(dim, unit.block_at(dim, ZERO))
+    unit.place()
+    for dim in unit.tile.reduced:
+        unit.held(dim)
+    whole_rows(unit, unit.scope)
+    unit.flush(unit.scope)
+
+
+def whole_rows(unit: Unit, scope: Scope) -> None:
+    """All passes over rows that the block holds, but for sums across rows."""
+    nest = unit.nest
+    scans.prepare_whole(unit.body)
+    unit.fetch([root for k in range(nest.passes) for root in nest.roots_in(k)], scope)
+    unit.fetch(picked(nest), scope)
+    for k in range(nest.passes + 1):
+        unit.body.stores(nest.row_stores(k), scope)
+        if k < nest.passes:
+            if k:
+                unit.body.forget(scope)
+            for reduce in nest.reduces_in(k):
+                Reduction(unit.body, reduce).at_once(scope)
+            stored(unit, k, scope)
+
+
+def stored(unit: Unit, k: int, scope: Scope) -> None:
+    """The stores of pass k but for sums across rows, which are added up later: what these are made of is loaded before, since a
+    store may change it."""
+    stores, written = unit.nest.stores_in(k), unit.kernel.loop.writes()
+    needed = expr.loads(*[root for store in stores if store.sums for root in store.roots])
+    summed = {id(load) for load in needed if load.buffer in written}
+    for node in unit.nest.nodes_in(k) if summed else ():
+        if id(node) in summed:
+            unit.body.emit(node, scope)
+    unit.body.stores([store for store in stores if not store.sums], scope)
+
+
+def looped(unit: Unit) -> None:
+    """Pass after pass over the row."""
+    unit.place()
+    unit.fetch(picked(unit.nest), unit.scope)
+    for k in range(unit.nest.passes + 1):
+        unit.body.stores(unit.nest.row_stores(k), unit.scope)
+        unit.flush(unit.scope)
+        if k < unit.nest.passes and unit.nest.roots_in(k):
+            one_pass(unit, k)
+
+
+def one_pass(unit: Unit, k: int, share: Share | None = None) -> list[Reduction]:
+    """Pass k over the row or a share of it. The scope knows the results of its reductions after it; those of a share, whose
+    running values are returned, are not put together, and its scans go on from carries that are there."""
+    nest, body, scope = unit.nest, unit.body, unit.scope
+    reductions = [Reduction(body, r) for r in nest.reduces_in(k)]
+    carried = nest.scans_in(k)
+    if share is None:
+        for scan in carried:
+            scans.start(body, scan, scope)
+    scans.prepare_carried(body, carried)
+    stored = stored_before(unit.kernel, nest, k)
+    for node, store in stored.items():
+        body.made[id(node)] = partial(memory.load, body, expr.load(node.dtype, store.buffer, store.index))
+    if stored and share is None:
+        unit.out.line("tl.debug_barrier()")  # other threads of the program have stored it
+    body.again = reads_again(unit, k)
+    body.last = bool(k) and not body.again
+
+    def points(inner: Scope) -> None:
+        body.stores(nest.stores_in(k), inner)
+        scans.carry(body, carried, inner)
+
+    sweep(unit, k, reductions, share, points)
+    body.again, body.last, body.made = set(), False, {}
+    if share is None:
+        for reduction in reductions:
+            reduction.finish(reduction.running(), scope)
+        unit.flush(scope)
+    return reductions
+
+
+def sweep(
+    unit: Unit, k: int, reductions: list[Reduction], share: Share | None, points: Callable[[Scope], None] = lambda _: None
+) -> None:
+    """Goes through the blocks of pass k: lets each into `reductions`, then does what `points` adds at every point."""
+    scope = unit.scope
+    for node in entering(unit.nest, k):
+        unit.body.emit(node, scope)
+    for reduction in reductions:
+        reduction.start(scope)
+    unit.flush(scope)
+    *outer, last = [(dim, share if share is not None and dim == share.dim else None) for dim in unit.tile.reduced]
+    with ExitStack() as loops:
+        for dim, mine in outer:
+            loops.enter_context(unit.going(dim, mine))
+        carried = Carried(unit.body, last[0], indices(unit.nest, k))
+        unit.out.extend(carried.begin(unit.block_at(last[0], last[1].first if last[1] else "0")))
+        unit.body.carried = carried.variables
+        back = goes_back(unit.nest, k) and not carried.pairs
+        loops.enter_context(unit.going(*last, back=back))
+        inner = scope.inner()
+        unit.fetch(unit.nest.roots_in(k), inner)
+        for reduction in reductions:
+            reduction.update(inner)
+        points(inner)
+        unit.flush(inner)
+        unit.out.extend(carried.step())
+    unit.body.carried = {}
+    dim, mine = last
+    first, end = (mine.first, mine.last) if mine else ("0", unit.body.index(dim.size))
+    for reduction in reductions:
+        unit.out.extend(reduction.counted(dim, unit.block_at(dim, first), end))
+
+
+def goes_back(nest: Nest, k: int) -> bool:
+    """Whether pass k may go through its row from the end: every other one does, since what the one before has read last is
+    what the cache still holds."""
+    return k % 2 == 1 and not nest.scans
+
+
+def picked(nest: Nest) -> list[Node]:
+    """What is stored once for each row is made of these elements at indices from memory: two loads, of which one waits for the
+    other."""
+    roots = [root for k in range(nest.passes + 1) for store in nest.row_stores(k) for root in store.roots]
+    return [load for load in expr.loads(*roots) if load.indirect and not nest.in_pass(load)]
+
+
+def of_rows(nest: Nest) -> list[Node]:
+    """What passes need of the row alone and the loop writes: where several programs have it, one of them may store over it
+    before another has loaded it."""
+    roots = [root for k in range(nest.passes) for root in nest.roots_in(k)]
+    return [load for load in expr.loads(*roots) if not nest.in_pass(load) and load.buffer in nest.loop.writes()]
+
+
+def indices(nest: Nest, k: int) -> list[sympy.Expr]:
+    """The index expressions of pass k."""
+    found = [e for node in nest.nodes_in(k) for e in node.indices]
+    return found + [store.index for store in nest.stores_in(k)]
+
+
+def entering(nest: Nest, k: int) -> list[Node]:
+    """What pass k needs of the row's own values, known before it begins."""
+    found: dict[int, Node] = {}
+    for root in [*nest.roots_in(k), *[c for n in nest.nodes_in(k) for c in n.children]]:
+        if not nest.in_pass(root) and not isinstance(root, Const):
+            found[id(root)] = root
+    return list(found.values())
+
+
+def reads_again(unit: Unit, k: int) -> set[int]:
+    """The loads of pass k that a later pass makes again."""
+
+    def loads(j: int) -> set[int]:
+        stored = stored_before(unit.kernel, unit.nest, j)
+        return {id(n) for n in unit.nest.nodes_in(j, stop=stored) if isinstance(n, Load)}
+
+    return loads(k) & set().union(*[loads(j) for j in range(k + 1, unit.nest.passes)])
+
+
+Schedule = Callable[[Unit], None]
+SCHEDULES: dict[str, Schedule] = {"plain": plain, "persistent": persistent, "looped": looped}

@@ -1,0 +1,34 @@
+"""Launches that are loops like any other, over what the launches before have left in scratch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polytile.codegen.triton.kernel import Argument, Kind, Launch
+from polytile.codegen.triton.schedules import SCHEDULES
+from polytile.codegen.triton.unit import Unit
+from polytile.problem import Config
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import nest_of
+
+
+def on_scratch(
+    kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool, numbers: Mapping[str, int]
+) -> Launch:
+    """The launch of `kernel`, of whose tensors some are scratch memory, by its numbers."""
+    known = replace(facts, aligned=facts.aligned | set(numbers))
+    unit = Unit(kernel, replace(nest_of(kernel.loop), cutting=False), config, known, overlaps)
+    SCHEDULES[str(config["variant"])](unit)
+    made = unit.launch()
+    return replace(made, arguments=tuple(_argument(argument, numbers) for argument in made.arguments))
+
+
+def _argument(argument: Argument, numbers: Mapping[str, int]) -> Argument:
+    if argument.name not in numbers:
+        return argument
+    return Argument(Kind.SCRATCH, argument.name, argument.type, numbers[argument.name])
+
+
+__all__ = ["on_scratch"]

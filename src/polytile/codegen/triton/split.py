@@ -1,0 +1,257 @@
+"""The split schedule: `splits` programs share each block of rows, for few long rows. One launch for each pass:
+
+    launch k    put together what the programs of earlier passes have left in scratch memory; then pass k over the
+                program's own chunk of the row; leave the running values of its reductions in scratch memory
+    the last    where values of the row are stored after the last pass, that program of a row does it which comes last
+
+Where a block is of many columns, what its programs leave is a lot: there the last program of each pass puts it together for all
+of the next one's. Where there are many programs too, its registers would be too many for the others of its launch: a config with
+`gathers` has launches of that many columns a program for it.
+
+Program 0 of a row stores the row's values between passes. A scan has a launch before its pass in which every program
+combines its chunk; the pass then starts from all the chunks before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import sympy
+import torch
+
+from polytile.codegen.triton import scans
+from polytile.codegen.triton.body import Scope
+from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.codegen.triton.reductions import Reduction
+from polytile.codegen.triton.schedules import goes_back, one_pass, picked, sweep
+from polytile.codegen.triton.unit import Share, Unit, program
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node, Reduce, Scan
+from polytile.ir.program import Store
+from polytile.problem import Config
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import Form, Nest
+
+COMMUTATIVE = ("sum", "prod", "logsumexp")
+"""Scans of which a chunk is combined in any order."""
+GATHERING = 4
+"""Warps of a program that puts together what others have left."""
+
+
+def splittable(nest: Nest) -> bool:
+    """Whether programs can share rows: any reductions; scans where they are all that the loop does along its row."""
+    if nest.form is Form.POINTWISE:
+        return False
+    if not nest.scans:
+        return True
+    nested = any(isinstance(below, Scan) for scan in nest.scans for below in expr.walk(*scan.args))
+    alone = not nest.reduces and len(nest.loop.reduced) == 1 and not nested
+    return alone and all(scan.kind in COMMUTATIVE for scan in nest.scans)
+
+
+def split(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `kernel` under a config with `splits`."""
+    return Split(kernel, nest, config, facts, overlaps).made()
+
+
+class Split:
+    """A kernel in the making: its launches share the scratch memory of `memory`."""
+
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
+        self.kernel, self.nest, self.config, self.facts = kernel, nest, config, facts
+        self.overlaps = overlaps
+        self.splits, self.gathers = int(config["splits"]), int(config.get("gathers", 0) or 0)
+        self.memory: list[Scratch] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._whole: dict[int, list[int]] = {}
+        """Scratch memory of a reduction's results, where the last program of a pass puts them together."""
+
+    def made(self) -> TritonKernel:
+        launches = [self._totals()] if self.nest.scans else []
+        for k in range(self.nest.passes):
+            if self.nest.roots_in(k):
+                launches.append(self._pass(k))
+                if self.gathers and self.nest.reduces_in(k):
+                    launches.append(self._gathered(k))
+        return TritonKernel(tuple(launches), tuple(self.memory))
+
+    # launches --------------------------------------------------------------------------------------------------------
+
+    def _unit(self, back: bool = False) -> tuple[Unit, Share]:
+        """A launch whose programs know their number among those of a row, and their chunk; `back`: the first program has the
+        last chunk of the last rows."""
+        unit = Unit(self.kernel, self.nest, self.config, self.facts, self.overlaps)
+        unit.constants["SPLITS"] = self.splits
+        unit.place(back)
+        dim = next(d for d in unit.tile.reduced if d.name.lower() == self.config.get("along", "r"))
+        size, block = unit.body.index(dim.size), dim.name if dim.block > 1 else "1"
+        unit.out.line(f"split = {program(1, back)}" + (".to(tl.int64)" if self.facts.wide else ""))
+        unit.out.line(f"chunk = tl.cdiv({size}, {block} * SPLITS) * {block}")
+        unit.out.line("first = split * chunk")
+        unit.out.line(f"last = tl.minimum(first + chunk, {size})")
+        unit.out.line(f"row = {unit.row()}")
+        return unit, Share(dim, "first", "last")
+
+    def _pass(self, k: int) -> Launch:
+        (unit, share), nest = self._unit(goes_back(self.nest, k)), self.nest
+        between = nest.row_stores(k)
+        self._know(unit, [*nest.roots_in(k), *_roots(between)], unit.scope)
+        unit.flush(unit.scope)
+        if between:
+            inner = unit.scope.inner()
+            with unit.out.indented("if split == 0:"):
+                unit.body.stores(between, inner)
+                unit.flush(inner)
+        for scan in nest.scans_in(k):
+            self._carry(unit, scan)
+        reductions = one_pass(unit, k, share)
+        for reduction in reductions:
+            self._leave(unit, reduction, reduction.across(reduction.running()))
+        if self.gathers and reductions:
+            return unit.launch(self.splits)
+        if k == nest.passes - 1 and nest.row_stores(nest.passes):
+            self._finish(unit, [])
+        elif reductions and nest.form is Form.COLUMN:
+            self._finish(unit, reductions)
+        return unit.launch(self.splits)
+
+    def _gathered(self, k: int) -> Launch:
+        """Puts together what the programs of pass k have left; after the last pass stores the row's values."""
+        own = {**dict(self.config.values), "x": self.gathers, "warps": GATHERING}
+        config = Config(tuple(sorted(own.items())))
+        unit = Unit(self.kernel, self.nest, config, self.facts, self.overlaps)
+        unit.constants["SPLITS"] = self.splits
+        unit.place()
+        unit.out.line(f"row = {unit.row()}")
+        for node in self.nest.reduces_in(k):
+            self._keep(unit, Reduction(unit.body, node), unit.scope)
+        if k == self.nest.passes - 1:
+            after = self.nest.row_stores(self.nest.passes)
+            self._know(unit, _roots(after), unit.scope)
+            unit.body.stores(after, unit.scope)
+        unit.flush(unit.scope)
+        return unit.launch()
+
+    def _finish(self, unit: Unit, reductions: Sequence[Reduction]) -> None:
+        """What the last program of a row does: it keeps the results of `reductions` for the next launch, or stores the row's
+        values. The barrier and the counter order all stores before its loads."""
+        counter = unit.scratch(len(self.memory), torch.int32)
+        self.memory.append(Scratch(torch.int32, sizes.product(unit.tile.tiles), zeroed=True))
+        unit.out.line("tl.debug_barrier()")
+        unit.out.line(f'arrived = tl.atomic_add({counter} + tl.program_id(0), 1, sem="acq_rel")')
+        with unit.out.indented("if arrived == SPLITS - 1:"):
+            unit.out.line(f"tl.store({counter} + tl.program_id(0), 0)")
+            inner = Scope()
+            if not reductions:
+                unit.fetch(picked(self.nest), inner)
+            for reduction in reductions:
+                self._keep(unit, reduction, inner)
+            after = self.nest.row_stores(self.nest.passes) if not reductions else []
+            self._know(unit, _roots(after), inner)
+            unit.body.stores(after, inner)
+            unit.flush(inner)
+
+    def _totals(self) -> Launch:
+        """Every program combines what the scans go over in its chunk."""
+        unit, share = self._unit()
+        totals = [Reduction(unit.body, scan) for scan in self.nest.scans]
+        sweep(unit, 0, totals, share)
+        for total in totals:
+            self._leave(unit, total, total.across(total.running()))
+        return unit.launch(self.splits)
+
+    # scratch memory --------------------------------------------------------------------------------------------------
+
+    def _memory(self, unit: Unit, reduction: Reduction, part: int) -> str:
+        """The scratch memory of one part of what the programs leave: rows × splits of it."""
+        key, dtype = (id(reduction.node), part), reduction.parts[part].dtype
+        if key not in self._numbers:
+            self._numbers[key] = len(self.memory)
+            self.memory.append(Scratch(dtype, sympy.expand(unit.rows * self.splits)))
+        return unit.scratch(self._numbers[key], dtype)
+
+    def _place(self, unit: Unit, split: str) -> str:
+        """Where the value of the current rows and the program `split` stands: next to that of the next program where a row
+        is a line of memory, of the next row where rows are next to each other."""
+        if self.nest.form is Form.ROW:
+            return f"row * SPLITS + {split}"
+        return f"{split} * ({unit.body.index(unit.rows)}) + row"
+
+    def _leave(self, unit: Unit, reduction: Reduction, value: str) -> None:
+        """Leaves a reduction's running values, the text `value`, in scratch memory."""
+        names = reduction.running("part")
+        unit.out.line(f"{', '.join(names)} = {value}")
+        mask = masked(unit.tile.masks(unit.tile.parallel_dims))
+        for k, name in enumerate(names):
+            unit.out.line(f"tl.store({self._memory(unit, reduction, k)} + ({self._place(unit, 'split')}), {name}{mask})")
+
+    def _left(self, unit: Unit, reduction: Reduction, scope: Scope, before: bool) -> list[str]:
+        """The values that all programs of the rows have left, or those of the programs before this one, as blocks."""
+        at = unit.tile.reduced_at[-1]
+        which = f"tl.arange(0, SPLITS){unit.tile.along(unit.tile.dims[at])}"
+        masks = unit.tile.masks(unit.tile.parallel_dims) + ([f"({which} < split)"] if before else [])
+        names = reduction.running("all")
+        for k, (name, part) in enumerate(zip(names, reduction.parts, strict=True)):
+            load = self._load(self._memory(unit, reduction, k), self._place(unit, which), masks, part.literal)
+            scope.lines.append(f"{name} = {load}")
+        return names
+
+    def _load(self, memory: str, place: str, masks: list[str], other: str) -> str:
+        """The text of a load of what programs have left at `place`; `other` is there where the masks do not hold."""
+        inside = f"{masked(masks)}, other={other}" if masks else ""
+        return f'tl.load({memory} + ({place}){inside}, cache_modifier=".cg")'
+
+    def _keep(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
+        """Puts a reduction's results together and into scratch memory, one for each row."""
+        reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+        numbers = self._whole[id(reduction.node)] = []
+        mask = masked(unit.tile.masks(unit.tile.parallel_dims))
+        for name, dtype in reduction.results(Scope()):
+            numbers.append(len(self.memory))
+            self.memory.append(Scratch(dtype, unit.rows))
+            scope.lines.append(f"tl.store({unit.scratch(numbers[-1], dtype)} + (row), {name}{mask})")
+
+    def _know(self, unit: Unit, roots: Iterable[Node], scope: Scope) -> None:
+        """Adds to `scope` the results of the reductions that `roots` need."""
+        for node in _outermost(roots):
+            if id(node) in scope.names:
+                continue
+            reduction = Reduction(unit.body, node)
+            if id(node) not in self._whole:
+                reduction.finish(self._left(unit, reduction, scope, before=False), scope)
+                continue
+            mask = masked(unit.tile.masks(unit.tile.parallel_dims))
+            for (name, dtype), number in zip(reduction.results(scope), self._whole[id(node)], strict=True):
+                scope.lines.append(f"{name} = tl.load({unit.scratch(number, dtype)} + (row){mask})")
+
+    def _carry(self, unit: Unit, scan: Scan) -> None:
+        """What a scan starts from: all that the programs before have combined."""
+        reduction = Reduction(unit.body, scan)
+        left = self._left(unit, reduction, unit.scope, before=True)
+        (carry,) = scans.carries(unit.body, scan)
+        unit.scope.lines.append(f"{carry} = {reduction.across(left)}")
+
+
+def _roots(stores: Iterable[Store]) -> list[Node]:
+    return [root for store in stores for root in store.roots]
+
+
+def masked(conditions: Sequence[str]) -> str:
+    return f", mask={' & '.join(conditions)}" if conditions else ""
+
+
+def _outermost(roots: Iterable[Node]) -> list[Reduce]:
+    """The reductions that are reached from `roots` without passing another."""
+    found: dict[int, Reduce] = {}
+    stack, seen = list(roots), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Reduce):
+            found[id(node)] = node
+        else:
+            stack.extend(node.children)
+    return list(found.values())

@@ -1,0 +1,167 @@
+"""What interpreted sources call in place of functions that Triton's interpreter lacks or goes through one element at a time.
+
+Values are the interpreter's: a `tl.tensor` whose handle has a numpy array.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from polytile.codegen.triton.together import (
+    interpreted_again,
+    interpreted_come,
+    interpreted_hear,
+    interpreted_meet,
+    interpreted_open,
+    interpreted_tell,
+    interpreted_told,
+)
+
+_REDUCED: dict[str, Callable[..., Any]] = {
+    "pt_add": np.add.reduce, "pt_mul": np.multiply.reduce, "pt_or": np.bitwise_or.reduce, "pt_and": np.bitwise_and.reduce,
+    "pt_max": np.maximum.reduce, "pt_min": np.minimum.reduce, "pt_int_max": np.maximum.reduce,
+    "pt_int_min": np.minimum.reduce,
+}  # fmt: skip
+"""Of combining functions (helpers.py) the reductions of numpy that do the same."""
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    return value.handle.data
+
+
+def _block(array: np.ndarray[Any, Any], like: Any) -> Any:
+    """The interpreter's value for `array`, of the element type of `like`."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    dtype = like.dtype
+    kind = tl.block_type(dtype, list(array.shape)) if array.shape else dtype
+    return tl.tensor(TensorHandle(array if array.shape else array.reshape(1), dtype), kind)
+
+
+def interpreted_range(*bounds: Any, **_hints: Any) -> range:
+    """`range` over scalars, which are arrays of one element; what a loop tells the compiler besides means nothing here."""
+    return range(*[int(_array(b).item()) if hasattr(b, "handle") else int(b) for b in bounds])
+
+
+def interpreted_reduce(value: Any, axis: int, combine: Any, keep_dims: bool = False) -> Any:
+    """`tl.reduce`: neighbours are combined until one is left, unless numpy has the very reduction."""
+    parts = value if isinstance(value, tuple) else (value,)
+    own = _REDUCED.get(combine.fn.__name__)
+    if own is not None:
+        return _block(np.asarray(own(_array(value), axis=axis, keepdims=keep_dims, dtype=_array(value).dtype)), value)
+    arrays = [np.moveaxis(_array(p), axis, 0) for p in parts]
+    while len(arrays[0]) > 1:
+        arrays = _combined(combine, parts, [a[0::2] for a in arrays], [a[1::2] for a in arrays])
+    arrays = [a if keep_dims else a[0] for a in arrays]
+    found = tuple(_block(np.moveaxis(a, 0, axis) if keep_dims else a, p) for a, p in zip(arrays, parts, strict=True))
+    return found if isinstance(value, tuple) else found[0]
+
+
+def interpreted_scan(value: Any, axis: int, combine: Any) -> Any:
+    """`tl.associative_scan`: each element is combined with that 1, 2, 4, ... before it."""
+    parts = value if isinstance(value, tuple) else (value,)
+    arrays = [np.moveaxis(_array(p), axis, 0).copy() for p in parts]
+    step = 1
+    while step < len(arrays[0]):
+        after = _combined(combine, parts, [np.roll(a, step, axis=0) for a in arrays], arrays)
+        arrays = [np.concatenate([a[:step], b[step:]]) for a, b in zip(arrays, after, strict=True)]
+        step *= 2
+    found = tuple(_block(np.moveaxis(a, 0, axis), p) for a, p in zip(arrays, parts, strict=True))
+    return found if isinstance(value, tuple) else found[0]
+
+
+def _combined(
+    combine: Any, parts: tuple[Any, ...], left: list[np.ndarray[Any, Any]], right: list[np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
+    values = [_block(a, p) for side in (left, right) for a, p in zip(side, parts, strict=True)]
+    found = combine.fn(*values)
+    return [_array(f) for f in (found if isinstance(found, tuple) else (found,))]
+
+
+def interpreted_sum(value: Any, axis: int, keep_dims: bool = False) -> Any:
+    """`tl.sum`, by halves, as threads add up."""
+    array = np.moveaxis(_array(value), axis, 0)
+    while len(array) > 1:
+        array = array[0::2] + array[1::2]
+    return _block(np.moveaxis(array, 0, axis) if keep_dims else array[0], value)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "tl.sum": interpreted_sum, "tl.reduce": interpreted_reduce, "tl.associative_scan": interpreted_scan,
+    "tl.range": interpreted_range, "pt_meet": interpreted_meet,
+    "pt_again": interpreted_again, "pt_come": interpreted_come, "pt_await": interpreted_meet,
+    "pt_open": interpreted_open, "pt_tell": interpreted_tell, "pt_hear": interpreted_hear, "pt_told": interpreted_told,
+}  # fmt: skip
+"""Functions of Triton, and what is called in place of each."""
+
+
+_FLOATS = {
+    "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+    "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2,
+}  # fmt: skip
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def convert_float(data: np.ndarray[Any, Any], source: Any, target: Any, rounding: Any) -> np.ndarray[Any, Any]:
+    """The bits of floating-point numbers in another type, rounded to nearest as GPUs do; Triton's interpreter cuts them off."""
+    from_, to = _FLOATS[str(source)], _FLOATS[str(target)]
+    bits = np.ascontiguousarray(data).view(_BITS[from_.itemsize]).copy()
+    found = torch.from_numpy(bits.view(np.uint8)).view(from_).to(to)
+    return found.view(torch.uint8).numpy().view(_BITS[to.itemsize]).reshape(data.shape)
+
+
+_TORCH: dict[str, Callable[..., torch.Tensor]] = {
+    **{name: getattr(torch, name) for name in (
+        "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv "
+        "lgamma trunc rsqrt sqrt pow atan2 hypot copysign nextafter fmod"
+    ).split()},
+    "nearbyint": torch.round, "fast_dividef": torch.div, "cyl_bessel_i0": torch.special.i0, "cyl_bessel_i1": torch.special.i1,
+}  # fmt: skip
+
+
+class Libdevice:
+    """Stands for `triton.language.extra.libdevice` in interpreted sources."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _TORCH:
+            raise AttributeError(f"libdevice.{name} has no meaning under the interpreter; add it to {__name__}.")
+        return functools.partial(_apply, _TORCH[name])
+
+
+def _apply(function: Callable[..., torch.Tensor], *args: Any) -> Any:
+    """`function` on the interpreter's tensors."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    first = next(a for a in args if isinstance(a, tl.tensor))
+    data = [a.handle.data if isinstance(a, tl.tensor) else np.asarray(a, first.handle.data.dtype) for a in args]
+    result = np.asarray(function(*[torch.from_numpy(np.ascontiguousarray(d)) for d in data]).numpy())
+    shape = np.broadcast_shapes(*[d.shape for d in data])
+    shaped = next((a for a in args if isinstance(a, tl.tensor) and a.handle.data.shape == shape), first)
+    return tl.tensor(TensorHandle(result.reshape(shape), first.handle.dtype), shaped.type)
+
+
+@functools.cache
+def multiply_bfloat16() -> None:
+    """Puts a matrix product that knows bfloat16 in place of the interpreter's, which keeps such numbers as bits and would
+    multiply those."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle, interpreter_builder
+
+    own = interpreter_builder.create_dot
+
+    def number(value: Any) -> Any:
+        if not value.dtype.is_bf16():
+            return value
+        return TensorHandle((value.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(a: Any, b: Any, *rest: Any) -> Any:
+        return own(number(a), number(b), *rest)
+
+    interpreter_builder.create_dot = create_dot

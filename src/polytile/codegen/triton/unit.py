@@ -1,0 +1,291 @@
+"""The text of one launch in the making: signature, positions of the program's block, and what stands around the body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from polytile.codegen.triton import text
+from polytile.codegen.triton.body import Body, Scope
+from polytile.codegen.triton.helpers import needed
+from polytile.codegen.triton.kernel import KERNEL, Argument, Kind, Launch
+from polytile.codegen.triton.tile import Dim, Tile, divides, quotient, tile_of, with_facts
+from polytile.codegen.writer import Writer
+from polytile.ir import sizes
+from polytile.ir.expr import Node
+from polytile.problem import Config
+from polytile.schedule import vectors
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import Nest
+
+HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
+Grid = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
+ROWS = 1 << 15
+"""Programs along the second axis of a grid, which may have 65535."""
+REGISTERS = 1 << 16
+"""Of a multiprocessor."""
+
+
+def registers(config: Config) -> int:
+    """Registers that a thread may have where a multiprocessor is to hold `resident` programs."""
+    return REGISTERS // (32 * int(config["warps"]) * int(config["resident"])) // 8 * 8
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one program goes over of a row: the points from `first` (a multiple of the block) to `last` along `dim`."""
+
+    dim: Dim
+    first: str
+    last: str
+
+
+class Unit:
+    """One launch: `out` collects the lines of its function, `scope` knows what stands outside of any loop. Scratch memory is
+    taken with `scratch`."""
+
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool = False) -> None:
+        self.kernel, self.nest, self.config, self.facts, self.overlaps = kernel, nest, config, facts, overlaps
+        self.tile: Tile = tile_of(nest, config, facts)
+        self.body = Body(kernel, self.tile, facts)
+        self.body.threads = 32 * int(config["warps"])
+        self.out, self.scope = Writer("    "), Scope()
+        self.constants: dict[str, int] = {d.name: d.block for d in self.tile.dims}
+        self.scratch_types: dict[int, torch.dtype] = {}
+
+    # positions -------------------------------------------------------------------------------------------------------
+
+    def place(self, back: bool = False, number: str = "") -> None:
+        """The position of the program's block along every parallel dimension: blocks are numbered row by row, the last
+        dimension fastest. Nothing here touches memory; then the program waits for the kernel before it, and lets the next
+        one's programs be placed. `back`: the first program has the last block; `number`: that of the block where it is not the
+        program's."""
+        dims, tiles = self.tile.parallel, self.tile.tiles
+        if self._planes:
+            self._numbered(dims[-1:], tiles[-1:], self._program(0))
+            rows = self.body.index(sizes.product(tiles[:-1]))
+            self.out.line(f"rows_at = {self._program(1)} + {self._program(2)} * {ROWS}")
+            with self.out.indented(f"if rows_at >= {rows}:"):
+                self.out.line("return")
+            self._numbered(dims[:-1], tiles[:-1], "rows_at")
+        else:
+            self._numbered(dims, tiles, self._wide(number or program(0, back)))
+        for dim in dims:
+            self.parallel(dim)
+        self.wait()
+
+    def wait(self) -> None:
+        """Nothing before this touches memory."""
+        if self.overlaps:
+            self.out.extend(["gdc_wait()", "gdc_launch_dependents()"])
+
+    @property
+    def _planes(self) -> bool:
+        """Whether the grid has an axis of its own for blocks along the last dimension, and two for all others: one division
+        less. Where elements are forgotten (Body.forget) the third one is taken."""
+        return len(self.tile.parallel) > 1 and self.config["variant"] not in ("split", "cluster") and not self.body.anew
+
+    def _program(self, axis: int) -> str:
+        return self._wide(program(axis, back=False))
+
+    def _wide(self, number: str) -> str:
+        return number + (".to(tl.int64)" if self.facts.wide else "")
+
+    def _numbered(self, dims: Sequence[Dim], tiles: Sequence[sympy.Expr], number: str) -> None:
+        """The block's position along each of `dims` by its number among all of theirs."""
+        if len(dims) > 1:
+            self.out.line(f"at = {number}")
+            number = "at"
+        for dim, count in list(zip(dims, tiles, strict=True))[:0:-1]:
+            self.out.line(f"{dim.name.lower()}_at = at % ({self.body.index(count)})")
+            self.out.line(f"at = at // ({self.body.index(count)})")
+        if dims:
+            self.out.line(f"{dims[0].name.lower()}_at = {number}")
+
+    def _grid(self, splits: int) -> Grid:
+        tiles = self.tile.tiles
+        if not self._planes:
+            return sizes.product(tiles), sympy.Integer(max(1, splits)), sizes.ONE
+        rows = sizes.product(tiles[:-1])
+        return tiles[-1], sympy.Min(rows, sympy.Integer(ROWS)), FloorDiv(rows + ROWS - 1, sympy.Integer(ROWS))
+
+    def parallel(self, dim: Dim) -> None:
+        """The positions along a parallel dimension of the block whose number is known."""
+        at = f"{dim.name.lower()}_at"
+        if dim.block > 1:
+            self.body.firsts[dim] = f"{at} * {dim.name}"
+            at = f"({at} * {dim.name} + tl.arange(0, {dim.name})){self.tile.along(dim)}"
+        self.out.line(f"{dim.variable} = {at}")
+        if not self.tile.even(dim):
+            self.out.line(f"{dim.mask} = {dim.variable} < {self.body.index(dim.size)}")
+        if len(dim.axes) > 1:
+            self._decompose(dim)
+
+    def _decompose(self, dim: Dim) -> None:
+        """The axes of a flattened dimension, by one division an axis, outside of any loop."""
+        rest = dim.variable
+        for axis in dim.axes[:0:-1]:
+            size = self.body.index(axis.size)
+            self.out.line(f"{axis.symbol} = {rest} % ({size})")
+            self.out.line(f"{dim.variable}_rest = {rest} // ({size})")
+            rest = f"{dim.variable}_rest"
+        self.out.line(f"{dim.axes[0].symbol} = {rest}")
+
+    @property
+    def parted(self) -> bool:
+        """Whether masks would part the vectors of a loop along one axis: of its length too small a power of two is known."""
+        (dim, *others), known = self.tile.parallel, self.facts
+        if others or self.tile.even(dim) or not known.aligned or with_facts(dim.size, known).is_Integer:
+            return False
+        return not divides(vectors.most(self.kernel), dim.size, known)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is done where the block of the one dimension does not overhang."""
+        (dim,), tile = self.tile.parallel, self.tile
+        with self.out.indented(f"if {self.body.firsts[dim]} + {dim.name} <= {self.body.index(dim.size)}:"):
+            self.tile = self.body.tile = replace(tile, whole=True)
+            yield
+            self.tile = self.body.tile = tile
+
+    def held(self, dim: Dim) -> None:
+        """The position along a reduced dimension of which the block holds all. What is known of its length spares masks."""
+        self.body.firsts[dim] = "0"
+        least = dict(self.facts.least).get(str(dim.size), 0)
+        if least and not self.tile.even(dim):
+            self.out.line(f"tl.assume({dim.size} >= {least})")
+        at = "0" if dim.block == 1 else f"{self._arange(dim)}{self.tile.along(dim)}"
+        self.out.extend(self.positions(dim, at))
+
+    @contextmanager
+    def going(self, dim: Dim, share: Share | None = None, back: bool = False) -> Iterator[None]:
+        """A loop over blocks along a reduced dimension, or over a share of them; `back`: from the last one to the first."""
+        first, end = (share.first, share.last) if share else ("0", self.body.index(dim.size))
+        if dim.block == 1:
+            with self.out.indented(f"for {dim.variable} in range({first}, {end}):"):
+                yield
+            return
+        at = self.body.firsts[dim] = f"{dim.variable}_at"
+        going = f"range({first}, {end}, {dim.name})" if not back else f"range(0, {dim.variable}_blocks)"
+        if self.config.get("stages"):
+            going = f"tl.{going[:-1]}, num_stages={self.config['stages']})"
+        if back:
+            self.out.line(f"{dim.variable}_blocks = tl.cdiv({end} - {first}, {dim.name})")
+        with self.out.indented(f"for {at if not back else dim.variable + '_done'} in {going}:"):
+            if back:
+                self.out.line(f"{at} = {first} + ({dim.variable}_blocks - 1 - {dim.variable}_done) * {dim.name}")
+            self.out.extend(self.positions(dim, self.block_at(dim, at)))
+            yield
+
+    def block_at(self, dim: Dim, first: str) -> str:
+        """The positions along `dim` of the block that begins at `first`."""
+        return first if dim.block == 1 else f"({first} + {self._arange(dim)}){self.tile.along(dim)}"
+
+    def _arange(self, dim: Dim) -> str:
+        return f"tl.arange(0, {dim.name})" + (".to(tl.int64)" if self.facts.wide else "")
+
+    def along(self, dim: Dim, first: str, end: str = "{}") -> None:
+        """The positions along a reduced dimension of the block that begins at `first`; `end`: where it ends, by the dimension's
+        length."""
+        self.body.firsts[dim] = first
+        self.out.extend(self.positions(dim, self.block_at(dim, first), end))
+
+    def positions(self, dim: Dim, at: str, end: str = "{}") -> list[str]:
+        """The lines that name the positions `at` along a reduced dimension, and where they lie inside it."""
+        lines = [f"{dim.variable} = {at}"]
+        if not self.tile.even(dim):
+            lines.append(f"{dim.mask} = {dim.variable} < {end.format(self.body.index(dim.size))}")
+        return lines
+
+    @property
+    def rows(self) -> sympy.Expr:
+        """Number of points of the parallel axes."""
+        return sizes.product([d.size for d in self.tile.parallel])
+
+    def row(self) -> str:
+        """The number of the block's points among those of the parallel axes, row by row."""
+        position = sizes.ZERO
+        for dim in self.tile.parallel:
+            position = position * dim.size + sizes.axis(dim.variable)
+        return self.body.index(sympy.expand(position))
+
+    # text ------------------------------------------------------------------------------------------------------------
+
+    def fetch(self, roots: Iterable[Node], scope: Scope) -> None:
+        """Adds the loads that `roots` need ahead of all that is computed from them."""
+        self.body.fetch(roots, scope)
+
+    def flush(self, scope: Scope) -> None:
+        """Writes the lines that `scope` has collected."""
+        self.out.extend(scope.lines)
+        scope.lines.clear()
+
+    def scratch(self, number: int, dtype: torch.dtype) -> str:
+        """The name of scratch memory `number`."""
+        self.scratch_types[number] = dtype
+        return f"scratch{number}"
+
+    def launch(self, splits: int = 0, grid: Grid | None = None, cluster: int = 1) -> Launch:
+        """The finished launch; `splits` programs share each block's rows. `grid`: where it is not a program for each block."""
+        names = [a.name for a in self._arguments()]
+        constants = tuple(self.constants.items())
+        head = [*names, *[f"{name}: tl.constexpr" for name, _ in constants]]
+        lines = [*_comment(self.kernel), "@triton.jit", f"def {KERNEL}({', '.join(head)}):"]
+        quotients = [s for s in self.kernel.symbols if s in self.body.quotients]
+        work = [f"    {quotient(s, self.facts)} = {s} // {self.facts.divisor(s.name)}" for s in quotients]
+        work += ["    " + line for line in self.out.lines]
+        body = "\n".join(work or ["    pass"])
+        helpers = needed(body)
+        header = HEADER + (ORDER if self.overlaps else "")
+        source = "\n\n".join(part for part in (header, helpers, "\n".join(lines) + "\n" + body + "\n") if part)
+        own = (("maxnreg", registers(self.config)),) if self.config.get("resident") else ()
+        return Launch(
+            source,
+            self._arguments(),
+            constants,
+            self._divisible(),
+            int(self.config["warps"]),
+            int(self.config.get("stages", 1) or 1),
+            grid or self._grid(splits),
+            self.overlaps,
+            cluster=cluster,
+            own=own,
+        )
+
+    def _arguments(self) -> tuple[Argument, ...]:
+        integer = "i64" if self.facts.wide else "i32"
+        found = [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
+        found += [
+            Argument(Kind.SYMBOL, s.name, integer) for s in self.kernel.symbols if s.name not in self.facts.values
+        ]
+        found += [
+            Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
+            for k, dtype in sorted(self.scratch_types.items())
+        ]
+        if self.body.error:
+            found.append(Argument(Kind.ERROR, "error", "*i32"))
+        return tuple(found)
+
+    def _divisible(self) -> tuple[tuple[str, int], ...]:
+        passed = [t.name for t in self.kernel.tensors]
+        passed += [s.name for s in self.kernel.symbols if s.name not in self.facts.values]
+        known = [(name, self.facts.divisor(name)) for name in passed]
+        return (*[(name, by) for name, by in known if by > 1], *[(f"scratch{k}", 16) for k in sorted(self.scratch_types)])
+
+
+def program(axis: int, back: bool) -> str:
+    """The program's number along an axis of the grid, or how many come after it."""
+    return f"tl.program_id({axis})" if not back else f"(tl.num_programs({axis}) - 1 - tl.program_id({axis}))"
+
+
+def _comment(kernel: LoopKernel) -> list[str]:
+    plain = replace(kernel, loop=replace(kernel.loop, origins=()))
+    origins = ", ".join(dict.fromkeys(kernel.loop.origins))
+    return [f"# {origins}", *["#   " + line for line in plain.text.splitlines()]]

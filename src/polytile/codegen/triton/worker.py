@@ -1,0 +1,44 @@
+"""What worker processes run (runtime/cuda/worker.py): one launch in as plain data, its cubin out.
+
+The server imports this once, and Triton with it, before it forks a worker. PyTorch is not needed: it would take longer to import
+than a kernel takes to compile.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import triton.backends.compiler
+import triton.compiler
+import triton.language  # noqa: F401  (what every job imports)
+
+from polytile.codegen.triton.compile import to_cubin
+from polytile.codegen.triton.kernel import Argument, Kind, Launch
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Compiles the launch that `candidates/triton.py` described; the binary comes back in base 64."""
+    arguments = tuple(Argument(Kind(kind), name, type_, index) for kind, name, type_, index in job["arguments"])
+    launch = Launch(
+        job["source"],
+        arguments,
+        tuple((name, value) for name, value in job["constants"]),
+        tuple((name, by) for name, by in job["divisible"]),
+        job["num_warps"],
+        job["num_stages"],
+        (),  # type: ignore[arg-type]  # the grid is no part of what is compiled
+        own=tuple((name, value) for name, value in job.get("own", ())),
+    )
+    cubin = to_cubin(launch, job["arch"])
+    return {
+        "binary": base64.b64encode(cubin.binary).decode(),
+        "symbol": cubin.name,
+        "num_warps": cubin.num_warps,
+        "shared": cubin.shared,
+        "registers": cubin.registers,
+        "spills": cubin.spills,
+        "global_scratch": cubin.global_scratch,
+        "profile_scratch": cubin.profile_scratch,
+        "descriptors": cubin.descriptors,
+    }

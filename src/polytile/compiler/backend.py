@@ -1,0 +1,278 @@
+"""The torch.compile backend: Dynamo graph → AOTAutograd → ATen graphs → compiled programs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.utils import flatten_graph_inputs
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from polytile import debug
+from polytile import options as settings
+from polytile.compiler import programs as compiler
+from polytile.counters import counters
+from polytile.errors import CompilerMissing
+from polytile.frontend import hints as hinted
+from polytile.frontend.channels_last import lay_channels_last
+from polytile.frontend.eager import SOURCE, library_calls, say_once, with_own_code
+from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
+from polytile.frontend.floats import restart_if_fixed, settle_ahead
+from polytile.frontend.graph import lower_graph, unsupported
+from polytile.frontend.hints import Hints, Values
+from polytile.frontend.lower.decompositions import decompositions
+from polytile.frontend.overwritten import keep_overwritten
+from polytile.frontend.resizing import kept_whole
+from polytile.frontend.taken_apart import noting
+from polytile.frontend.weights import weights_of
+from polytile.runtime import native
+
+log = logging.getLogger("polytile")
+
+Boxed = Callable[[list[Any]], Any]
+
+settle_ahead()
+
+
+def polytile(
+    graph: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compiles one Dynamo graph; `torch.compile(f, backend="polytile", dynamic=True)` calls it.
+
+    `options` are rows of `polytile.options`, `mode` stands for some of them (`polytile.options.MODES`); raises OptionError for
+    what is neither.
+    """
+    with _shown_plainly():
+        given = _given(mode, options, "options= of torch.compile")
+        return _compile(graph, example_inputs, given, (), (), strict=False)
+
+
+def compile(
+    function: Callable[..., Any] | None = None,
+    *,
+    hints: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    compile_ahead: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    dynamic: bool | None = True,
+    fullgraph: bool = False,
+) -> Any:
+    """See `polytile.compile`."""
+    given = _given(mode, options, "options= of polytile.compile")
+    ahead = hinted.checked(compile_ahead, "compile_ahead")
+    backend = Backend(tuple(sorted(given.items())), hinted.checked(hints), ahead)
+    return torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+
+
+def _given(mode: str | None, options: Mapping[str, Any] | None, origin: str) -> dict[str, Any]:
+    """The options of one compile. Raises OptionError for those, and for what the environment sets, that cannot be."""
+    settings.check_environment()
+    given = {**settings.of_mode(mode), **settings.check(options or {}, origin)}
+    if mode == "reduce-overhead":
+        _tell_once("mode 'reduce-overhead' is the same as 'default' here: polytile records no CUDA graphs (docs/options.md).")
+    return given
+
+
+@functools.cache
+def _tell_once(sentence: str) -> None:
+    log.warning(sentence)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What `polytile.compile` gives to torch.compile: the backend with options and hints."""
+
+    options: tuple[tuple[str, Any], ...] = ()
+    hints: Hints = ()
+    compile_ahead: Hints = ()
+    _graphs: list[None] = field(default_factory=list, compare=False, repr=False)
+
+    __name__ = "polytile"
+
+    def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Names of hints must fit the first graph. Later ones are parts after a graph break, or the same graph with
+        sizes 0 and 1, which are never dynamic: they may have fewer."""
+        first = not self._graphs
+        self._graphs.append(None)
+        with _shown_plainly():
+            return _compile(graph, example_inputs, dict(self.options), self.hints, self.compile_ahead, strict=first)
+
+
+def _compile(
+    graph: Any, example_inputs: Sequence[Any], given: Mapping[str, Any], hints: Hints, ahead: Hints, strict: bool
+) -> Callable[..., Any]:
+    if any(isinstance(value, list | tuple | dict) for value in example_inputs):  # as compiled autograd passes them
+        return flatten_graph_inputs(
+            graph, example_inputs, lambda flat, values: _compile(flat, values, given, hints, ahead, strict=False)
+        )
+    with settings.override(**given), _collector_at_rest():
+        try:
+            return _compiled(graph, example_inputs, hints, ahead, strict)
+        except Exception as error:
+            if is_raised(error):
+                raise
+            return _uncompiled(graph, example_inputs, error)
+
+
+def _compiled(
+    graph: Any, example_inputs: Sequence[Any], hints: Hints, ahead: Hints, strict: bool
+) -> Callable[..., Any]:
+    traced = hinted.sizes_of(graph)
+    wanted = [*hinted.combinations(hints, traced, strict), *hinted.marked(graph, traced)]
+    early = hinted.combinations(ahead, traced, strict, "compile_ahead")
+    native.prepare()
+    if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
+        from polytile.candidates.triton_loops import prepare  # what a GPU needs is imported where there is one
+
+        prepare()
+    restart_if_fixed(graph)
+    failed: list[Failure] = []
+    held = settings.overridden()  # the backward graph may be compiled much later, and in another thread
+    with kept_whole(), counters.stage("tracing"):
+        return aot_module_simplified(
+            graph,
+            example_inputs,
+            fw_compiler=_Compiler("forward", held, wanted, early, failed),
+            bw_compiler=_Compiler("backward", held, wanted, early, failed),
+            inference_compiler=_Compiler("inference", held, wanted, early, failed),
+            decompositions=noting(decompositions()),
+            partition_fn=_partition,
+            keep_inference_input_mutations=True,
+        )
+
+
+def _uncompiled(graph: Any, example_inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:
+    """Dynamo's graph as ATen calls, after `error` kept AOTAutograd from taking it apart by polytile's rules. Raises `error` where
+    it cannot be taken apart without them either: then it is about the graph."""
+    name, graphs = compiler.program_name("graph"), []
+
+    def plain(gm: torch.fx.GraphModule, example_inputs: Any) -> Boxed:
+        graphs.append(gm)
+        boxed: Boxed = make_boxed_func(gm)
+        return boxed
+
+    try:
+        call = aot_module_simplified(graph, example_inputs, fw_compiler=plain, keep_inference_input_mutations=True)
+    except Exception:
+        raise error from None
+    why = failure("graph", name, error, graph)
+
+    def run(*args: Any) -> Any:
+        return call(*args)
+
+    with_own_code(run)
+    operators = [report for each in graphs for report in library_calls(each, why.reason)[0]]
+    compiler.record(name, tuple(operators), SOURCE, run, failed=[why])
+    return run
+
+
+def _partition(
+    joint: torch.fx.GraphModule, joint_inputs: Any, **given: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Splits the graph of a training step into forward and backward, which agree on how what is saved lies in memory."""
+    keep_overwritten(joint.graph, joint_inputs)
+    lay_channels_last(joint.graph, training=True)
+    return min_cut_rematerialization_partition(joint, joint_inputs, **given)
+
+
+@contextlib.contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Switches the garbage collector off within the block. A graph and its tracing are hundreds of thousands of objects, all of
+    them alive: while an encoder's training step was compiled, the collector searched them several times, for 0.7 s in all."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _shown_plainly() -> Iterator[None]:
+    """Errors about what the caller asked for leave the block as kinds that Dynamo passes on unchanged; any other error of a
+    backend it wraps in one of its own, with advice for compiler developers."""
+    try:
+        yield
+    except CALLERS as error:
+        raise error if isinstance(error, ShortenTraceback) else _handed_on(type(error))(str(error)) from None
+
+
+def _handed_on(kind: type[Exception]) -> type[Exception]:
+    """`kind` as one of the errors that Dynamo hands on as they are, under the same name."""
+
+    def initialise(self: Any, message: str) -> None:
+        Exception.__init__(self, message)
+        self.first_useful_frame = None
+
+    members = {"__init__": initialise, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind, ShortenTraceback), members)
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    """One of AOTAutograd's three compilers under one compile's options; the backward one may run long after it. `failed`, which
+    the three have in common, are the graphs that could not be compiled."""
+
+    kind: str
+    options: Mapping[str, Any]
+    hints: Sequence[Values]
+    ahead: Sequence[Values] = ()
+    failed: list[Failure] = field(default_factory=list)
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        if self.kind != "backward":
+            return self._compile(gm)
+        # Autograd may compile and run it in the midst of a function that Dynamo is looking at; it must not look here.
+        untraced = torch._dynamo.disable(self._compile, reason="polytile compiles a backward graph")
+        return torch._dynamo.disable(untraced(gm), reason="a compiled backward graph")
+
+    def _compile(self, graph: torch.fx.GraphModule) -> Boxed:
+        with settings.restored(self.options):
+            name = compiler.program_name(self.kind)
+            debug.show(3, lambda: graph.print_readable(print_output=False))
+            if self.failed:  # what the forward graph leaves for the backward one lies as ATen's operators left it
+                return self._library_calls(graph, name, self.failed[0].reason)
+            try:
+                why = unsupported(graph)
+                if not why:
+                    return self._program(graph, name)
+            except CompilerMissing as error:
+                why = f"no C++ compiler: {error}"
+            except Exception as error:
+                if is_raised(error):
+                    raise
+                self.failed.append(failure("graph", name, error, graph))
+                return self._library_calls(graph, name, self.failed[-1].reason, self.failed[-1:])
+            say_once(why)
+            return self._library_calls(graph, name, why)
+
+    def _library_calls(self, graph: torch.fx.GraphModule, name: str, why: str, failed: Sequence[Failure] = ()) -> Boxed:
+        graph.recompile()
+        operators, call = library_calls(graph, why)
+        return compiler.record(name, operators, SOURCE, call, failed=failed).call
+
+    def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
+        """The graph lowered and compiled. Raises CompilerMissing where there is no C++ compiler."""
+        weights = weights_of(graph, self.kind)
+        with counters.stage("lowering"):
+            if self.kind == "inference":
+                lay_channels_last(graph.graph, training=False, weights=weights)
+            lowered = lower_graph(graph, name, weights)
+        with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
+            traced = hinted.sizes_of(graph)
+            return compiler.compile_program(lowered, traced, self.hints, self.ahead).call

@@ -1,0 +1,187 @@
+"""`polytile.explain`: what became of every operator of a function, which kernels run, and why those."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import cProfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from polytile.compiler import programs as compiler
+from polytile.compiler.backend import Backend
+from polytile.compiler.programs import CompiledProgram
+from polytile.dispatch import MultiKernel
+from polytile.dispatch.decision import Decision
+from polytile.frontend.failures import Failure
+from polytile.ir.program import Extern
+from polytile.problem import sizes_text, time_text
+from polytile.runtime.convolution import KeptConvolution
+from polytile.runtime.programs import file_of
+from polytile.runtime.weights import Site
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator of the graphs: `how` is generated, template, library or view; `count` call sites."""
+
+    operator: str
+    how: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True)
+class DecisionRow:
+    """One choice: kernel, sizes, the candidate, on what grounds, and its measured seconds (None if not measured)."""
+
+    kernel: str
+    sizes: tuple[tuple[str, int], ...]
+    candidate: str
+    provenance: str
+    seconds: float | None
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class WeightRow:
+    """A weight by which a kernel multiplies: the sizes and type that it is read in, the bytes of the packed copy that is kept of
+    it now (0: none) and why there is none, and how many were made."""
+
+    kernel: str
+    sizes: tuple[int, ...]
+    dtype: str
+    bytes: int
+    reason: str
+    made: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """`str()` of it is the report; the rows are for programs. `sources` has the wrapper of each graph, `failures` what polytile
+    failed to compile."""
+
+    graphs: tuple[str, ...]
+    operators: tuple[OperatorRow, ...]
+    decisions: tuple[DecisionRow, ...]
+    sources: tuple[str, ...] = field(default=(), repr=False)
+    weights: tuple[WeightRow, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.graphs)} graph(s): {', '.join(self.graphs)}", "", "operators"]
+        width = max((len(row.operator) for row in self.operators), default=0)
+        for row in self.operators:
+            reason = f": {row.reason}" if row.reason else ""
+            lines.append(f"  {row.operator:<{width}}  {row.count:>3} × {row.how}{reason}")
+        lines += ["", "decisions"]
+        for decision in self.decisions:
+            sizes = sizes_text(decision.sizes)
+            time = f" {time_text(decision.seconds)}" if decision.seconds is not None else ""
+            lines.append(f"  {decision.kernel} [{sizes}] → {decision.candidate}{time}: {decision.provenance}")
+        lines += ["", "failures"] if self.failures else []
+        lines += [f"  {failed.reason}; {failed.script or 'no script'} shows it again" for failed in self.failures]
+        lines += ["", "weights"] if self.weights else []
+        for weight in self.weights:
+            size = " × ".join(map(str, weight.sizes))
+            kept = f"packed, {weight.bytes / 2**20:.1f} MiB" if weight.bytes else f"not packed: {weight.reason}"
+            lines.append(f"  {weight.kernel} {size} {weight.dtype}: {kept}; packed {weight.made} times so far")
+        return "\n".join(lines)
+
+
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Runs `function(*args, **kwargs)` once and reports on the graphs that ran in it, with the decisions made for them.
+
+    A function that torch.compile, `nn.Module.compile` or polytile.compile made is called as it is. If nothing that was compiled
+    for it fits the call in the gradient mode in force, it is called in another mode in which it has run, such as under
+    `torch.no_grad()`. Only where there is none is something compiled. Any other function is compiled for this one call, with
+    polytile's defaults and symbolic sizes. Graphs that the call compiles and does not run, such as a backward one, are listed.
+    """
+    compiled = function if _is_compiled(function) else torch.compile(function, backend=Backend(), dynamic=True)
+    before = compiler.compiled_programs()
+    profile = cProfile.Profile()  # the only way to see them run: compiled programs are plain functions and leave no trace
+    with contextlib.ExitStack() as noting:
+        noted = {m: noting.enter_context(m.noting()) for m in {m: None for p in before for m in p.multikernels}}
+        if compiled is not function or not any(_ran_under(mode, profile, compiled, args, kwargs) for mode in _modes()):
+            profile.runcall(compiled, *args, **kwargs)
+    ran = _ran(profile)
+    return report([p for p in compiler.compiled_programs() if p not in before or p in ran], noted)
+
+
+def _ran(profile: cProfile.Profile) -> list[CompiledProgram]:
+    """The programs that the profile has seen run; by identity, as code objects of two programs with the same text are equal."""
+    codes = {id(entry.code) for entry in profile.getstats()}
+    return [program for program in compiler.compiled_programs() if id(getattr(program.call, "__code__", None)) in codes]
+
+
+def _is_compiled(function: Any) -> bool:
+    in_place = getattr(function, "_compiled_call_impl", None) is not None  # by nn.Module.compile
+    return in_place or hasattr(function, "_torchdynamo_orig_callable") or isinstance(function, torch._dynamo.OptimizedModule)
+
+
+Mode = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def _modes() -> tuple[Mode, ...]:
+    """The gradient modes in which a function may have run: the one in force first."""
+    without: tuple[Mode, ...] = (contextlib.nullcontext, torch.no_grad, torch.inference_mode)
+    return without if torch.is_grad_enabled() else (*without, torch.enable_grad)
+
+
+NOT_COMPILED = "Detected recompile when torch.compile stance is 'fail_on_recompile'"
+"""How Dynamo's error begins."""
+
+
+def _ran_under(
+    mode: Mode, profile: cProfile.Profile, compiled: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Calls the function under a gradient mode, if what was compiled for it so far fits; else it is not begun."""
+    with mode(), torch.compiler.set_stance("fail_on_recompile"):
+        try:
+            profile.runcall(compiled, *args, **kwargs)
+        except RuntimeError as error:
+            if NOT_COMPILED not in str(error):
+                raise
+            profile.clear()
+            return False
+    return True
+
+
+def report(programs: Sequence[CompiledProgram], noted: Mapping[MultiKernel, Collection[int]] | None = None) -> Explanation:
+    """The rows of the given graphs. Their decisions are those made for them, and those that calls of them followed, whose keys
+    are in `noted`."""
+    operators = collections.Counter((r.operator, r.how, r.reason) for p in programs for r in p.operators)
+    rows = tuple(OperatorRow(op, how, reason, n) for (op, how, reason), n in sorted(operators.items()))
+    files = {file_of(program.call) for program in programs}
+    decisions: dict[Decision, None] = {}
+    for multikernel in dict.fromkeys(m for p in programs for m in p.multikernels):
+        followed = [multikernel.decided(key) for key in (noted or {}).get(multikernel, ())]
+        decisions |= dict.fromkeys(d for d in multikernel.decisions if d in followed or not files.isdisjoint(d.programs))
+    weights = tuple(row for program in programs for row in _weights(program))
+    sources = tuple(program.source for program in programs)
+    failed = tuple(failure for program in programs for failure in program.failures)
+    return Explanation(tuple(p.name for p in programs), rows, tuple(map(_row, decisions)), sources, weights, failed)
+
+
+def _weights(program: CompiledProgram) -> Iterator[WeightRow]:
+    """Those of products, then those of convolutions."""
+    for multikernel, call in program.calls:
+        if call.kept is not None:
+            yield _weight(multikernel.spec.name, call.kept.site, call.kept.view.dtype)
+    for operation in program.program.operations if program.program is not None else ():
+        if isinstance(operation, Extern) and isinstance(operation.target, KeptConvolution):
+            for site in operation.target.sites:
+                yield _weight(operation.target.__name__, site, operation.target.dtype)
+
+
+def _weight(kernel: str, site: Site, dtype: torch.dtype) -> WeightRow:
+    return WeightRow(kernel, site.recipe.sizes, str(dtype).removeprefix("torch."), site.bytes, site.reason, site.made)
+
+
+def _row(decision: Decision) -> DecisionRow:
+    return DecisionRow(
+        decision.kernel, decision.sizes, decision.candidate, decision.provenance, decision.seconds, decision.link
+    )

@@ -1,0 +1,182 @@
+"""A Program becomes one callable: passes, kernels behind MultiKernels, wrapper.
+
+This is the one place that knows all the rooms. What it holds of a compiled graph (operators, kernels, wrapper source)
+is what `explain()` reports.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from polytile import debug, locks, options
+from polytile.counters import counters
+from polytile.dispatch import MultiKernel, alive
+from polytile.dispatch.define import Made, define_loop, define_template
+from polytile.dispatch.links import forced
+from polytile.frontend import failures
+from polytile.frontend.failures import Failure
+from polytile.frontend.graph import Lowered, OperatorReport
+from polytile.ir import sizes
+from polytile.ir.program import Extern, Loop, Program, Template
+from polytile.matmul import kept
+from polytile.passes.pipeline import optimize
+from polytile.runtime import compile as compiling
+from polytile.runtime import programs
+from polytile.runtime.neutral import neutral
+from polytile.tuning import budget
+from polytile.wrapper import KernelCall, backend, schedule
+
+Values = Mapping[sympy.Symbol, int]
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledProgram:
+    """A compiled graph. `call` takes the list of arguments, which it empties, and returns the list of results; whoever
+    holds `call` keeps all of it alive."""
+
+    name: str
+    operators: tuple[OperatorReport, ...]
+    source: str
+    call: Callable[[list[Any]], list[Any]]
+    program: Program | None = None
+    calls: tuple[tuple[MultiKernel, KernelCall], ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def multikernels(self) -> tuple[MultiKernel, ...]:
+        return tuple(dict.fromkeys(multikernel for multikernel, _ in self.calls))
+
+
+_compiled: list[weakref.ref[CompiledProgram]] = []
+_names = itertools.count()
+_lock = locks.lock()
+
+
+def compiled_programs() -> tuple[CompiledProgram, ...]:
+    """Every graph compiled since the last reset that is still in use, oldest first."""
+    with _lock:
+        found = [(reference, reference()) for reference in _compiled]
+        _compiled[:] = [reference for reference, program in found if program is not None]
+    return tuple(program for _, program in found if program is not None)
+
+
+def program_name(kind: str) -> str:
+    """A fresh name: inference0, forward1, backward2, ..."""
+    return f"{kind}{next(_names)}"
+
+
+def reset() -> None:
+    """Forgets the record of compiled graphs (the graphs themselves go on working) and starts the counters at zero."""
+    with _lock:
+        _compiled.clear()
+    counters.reset()
+    failures.reset()
+    compiling.reset()
+
+
+def compile_program(
+    lowered: Lowered,
+    traced: Values,
+    hints: Sequence[Values] = (),
+    ahead: Sequence[Values] = (),
+) -> CompiledProgram:
+    """Generates everything that `lowered` needs, under the options in force. `traced` are the sizes that the tracer
+    saw: kernels for them start compiling at once, side by side, then those for the sizes in `ahead`. For `hints`
+    kernels are chosen before this returns.
+
+    Raises CompilerMissing where no C++ compiler is found.
+    """
+    with neutral(), counters.stage("generating"):
+        with counters.stage("passes"):
+            program, inplace = optimize(lowered.program)
+        calls: list[tuple[MultiKernel, KernelCall]] = []
+        made: Made = {}
+
+        def call_of(operation: Loop | Template) -> KernelCall:
+            if isinstance(operation, Template):
+                multikernel, tensors, extents = define_template(operation, program.buffers, made)
+            else:
+                multikernel, tensors, extents = define_loop(operation, program.buffers, made)
+            call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents)
+            calls.append((multikernel, call))
+            return call
+
+        _show_progress()
+        write = backend(options.get("wrapper"), _device_type(program))
+        with budget.program(options.get("program_seconds")):
+            wrapped = write(program.name, schedule(program, call_of, inplace, traced))
+        forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
+        with counters.stage("choosing"):
+            for values in (traced, *ahead):
+                _prepare(calls, values)
+            with programs.on_behalf(programs.file_of(wrapped.call)):
+                _warm(calls, hints)
+    for operation in program.operations:
+        if isinstance(operation, Extern):
+            counters.add_library_call(str(operation.target))
+    debug.show(2, lambda: wrapped.source)
+    return record(program.name, lowered.operators, wrapped.source, wrapped.call, program, calls, lowered.failures)
+
+
+def record(
+    name: str,
+    operators: tuple[OperatorReport, ...],
+    source: str,
+    call: Callable[[list[Any]], list[Any]],
+    program: Program | None = None,
+    calls: Sequence[tuple[MultiKernel, KernelCall]] = (),
+    failed: Sequence[Failure] = (),
+) -> CompiledProgram:
+    """Counts a compiled graph and keeps it for `explain()` as long as `call` is alive."""
+    compiled = CompiledProgram(name, operators, source, call, program, tuple(calls), tuple(failed))
+    call.polytile_program = compiled  # type: ignore[attr-defined]
+    counters.add("graphs_compiled")
+    with _lock:
+        _compiled.append(weakref.ref(compiled))
+    return compiled
+
+
+def _show_progress() -> None:
+    """From now on, where the option `progress` asks for it."""
+    if options.get("progress") != "off":
+        from polytile.report import progress  # brings rich, which few programs need
+
+        progress.show_from_now_on(lines=options.get("progress") == "lines")
+
+
+def _device_type(program: Program) -> str:
+    """The type of device that all of the program's buffers are on; "" where there are several or none."""
+    types = {buffer.device.type for buffer in program.buffers.values()}
+    return types.pop() if len(types) == 1 else ""
+
+
+def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Values) -> None:
+    """Starts compiling what a call with these values of the graph's size symbols will need, all kernels side by side."""
+    asked: set[tuple[MultiKernel, tuple[int, ...]]] = set()
+    for multikernel, call in calls:
+        values = {**given, **kept.assumed(call.kept)}
+        if _known(call, values):
+            ints = tuple(sizes.evaluate(e, values) for e in call.sizes)
+            if (multikernel, multikernel.spec.words(ints)) not in asked:
+                multikernel.prepare(ints)
+            asked.add((multikernel, multikernel.spec.words(ints)))
+
+
+def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:
+    """Chooses kernels for the given values of the graph's size symbols ahead of calls."""
+    for multikernel, call in calls:
+        names = multikernel.spec.size_names
+        given = [{**values, **kept.assumed(call.kept)} for values in hints]
+        wanted = [[sizes.evaluate(e, values) for e in call.sizes] for values in given if _known(call, values)]
+        if wanted:
+            multikernel.warm([dict(zip(names, extents, strict=True)) for extents in wanted])
+
+
+def _known(call: KernelCall, values: Values) -> bool:
+    return all(e.free_symbols <= values.keys() for e in call.sizes)

@@ -1,0 +1,205 @@
+"""The analytical prior for loops: predicted seconds of a config at given sizes.
+
+    t = CALL + fork + barriers + max(compute, bytes / bandwidth) / speedup
+    compute = work / rate + sweeps · SWEEP + rows · (reductions · ACROSS + scalars / rate)
+
+`work` is the multiply-adds of all vectors in all passes by the table of operations, loads and stores by how they reach memory;
+`rate` is two vector multiply-adds a cycle. `bytes` is what each tensor argument moves, each pass again unless the row stays in
+cache, at the bandwidth of the level of the memory hierarchy that holds the footprint. A sweep is one run along the vector axis;
+where lanes are put together after it, each reduction costs ACROSS, and `scalars` are the values of a row outside its passes.
+`speedup`: threads that find work. The constants and where they come from, what they get right and where they are wrong:
+docs/cpu-loops.md. They rank candidates and nothing more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import sympy
+
+from polytile.codegen.cpp.columns import WIDTH
+from polytile.codegen.cpp.joined import repeats
+from polytile.codegen.cpp.keeping import kept_values
+from polytile.codegen.cpp.short import Transposed, short_rows
+from polytile.codegen.cpp.squares import Squares, of_variant, tiled_squares
+from polytile.ir import ops, sizes
+from polytile.ir.expr import Load, Node, Op
+from polytile.ir.program import Store
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.extent import Extent, extent
+from polytile.schedule.nest import Form, Nest
+
+CLOCK = 4.0e9  # Hz; two vector multiply-adds a cycle
+CALL = 0.05e-6  # s of a kernel that does nothing
+FORK = 3.0e-6  # s to start and join threads
+BARRIER = 0.7e-6  # s
+SWEEP = 1.5e-9  # s of a run along the vector axis beside its vectors
+ACROSS = 2.5e-9  # s to put the lanes of one reduction together
+LEVELS = ((1 << 20, 120e9), (24 << 20, 45e9), (1 << 62, 16e9))  # (bytes up to, bytes/s of one thread)
+LINE = 64  # bytes
+STREAMED = 0.8  # of the time that memory takes, where written lines are not read first
+BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
+CONTIGUOUS = 1.0  # multiply-adds of a vector
+KEEPING = ("persistent", "split", "short")  # variants that do not compute costly values again
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one pass goes through a loop: runs along the vector axis, vectors in all of them, pieces that threads divide."""
+
+    sweeps: float
+    vectors: float
+    items: float
+
+
+@dataclass(frozen=True)
+class LoopPrior:
+    """The prediction for one variant of a loop whose vectors have `lanes` elements. What does not depend on the sizes is
+    worked out once: walking a loop takes as long as a small kernel's thousand calls."""
+
+    kernel: LoopKernel
+    row_nest: Nest
+    variant: str
+    lanes: int
+
+    def seconds(self, threads: int, size: Mapping[str, int]) -> float:
+        """Seconds of one call on `threads` threads; see the module's formula."""
+        nest, variant, values = self.nest, self.variant, {s: size[s.name] for s in self.kernel.symbols}
+        axes = {a.symbol: sizes.evaluate(a.size, values) for a in self.kernel.loop.axes + self.kernel.loop.reduced}
+        e, length = extent(self.kernel, size), axes.get(nest.vec.symbol, 1)
+        layout = self._layout(e, axes, length)
+        work = layout.vectors * self._work + self._transposed_vectors(e, axes, length) * BY_LANE["transposed"] * self.lanes
+        compute = work / (2 * CLOCK) + max(1, nest.passes) * layout.sweeps * SWEEP
+        if nest.form is Form.ROW and variant != "short":
+            compute += e.rows * (len(nest.reduces) * ACROSS + self._scalars / (2 * CLOCK))
+        seconds = max(compute, self._memory_seconds(e, axes))
+        items = max(1.0, layout.items)
+        overhead = CALL + (FORK if threads > 1 else 0.0)
+        if variant == "split":
+            overhead += (e.rows if nest.form is Form.ROW else layout.sweeps) * nest.passes * BARRIER
+        return overhead + seconds / max(1.0, min(items / -(-items // threads), threads))
+
+    # what does not depend on the sizes ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _squares(self) -> Squares | None:
+        return of_variant(self.row_nest, self.variant)
+
+    @cached_property
+    def nest(self) -> Nest:
+        """The layout whose passes are counted."""
+        return self._squares.nest if self._squares is not None else self.row_nest
+
+    @cached_property
+    def _work(self) -> float:
+        return pass_work(self.nest, self.variant, self.lanes, self._squares)
+
+    @cached_property
+    def _scalars(self) -> float:
+        """Multiply-adds of what is computed once for each row."""
+        return sum(ops.definition(n.name).cost for n in self.nest.row_values if isinstance(n, Op))
+
+    @cached_property
+    def _rows(self) -> Transposed | None:
+        """How the variant goes through rows by lanes; None where it does not."""
+        return short_rows(self.nest) if self.nest.form is Form.ROW and self.variant == "short" else None
+
+    @cached_property
+    def _transposed(self) -> int:
+        """Accesses that are transposed on their way in or out."""
+        found = self._rows or self._squares
+        return len(found.loads) + len(found.stores) if found is not None else 0
+
+    @cached_property
+    def _touched(self) -> dict[str, list[frozenset[sympy.Symbol]]]:
+        """For each tensor the axes that the index of each of its accesses varies with."""
+        own = {a.symbol for a in self.kernel.loop.axes + self.kernel.loop.reduced}
+        found: dict[str, list[frozenset[sympy.Symbol]]] = {}
+        for access in self.kernel.loop.accesses():
+            found.setdefault(access.buffer, []).append(frozenset(access.index.free_symbols & own))
+        return found
+
+    @cached_property
+    def _strided(self) -> tuple[str, ...]:
+        """Tensors of which each lane takes an element from a line of its own."""
+        found = tiled_squares(self.nest) if self.variant == "plain" else None
+        return tuple(load.buffer for load in found.loads) if found is not None else ()
+
+    # what does ---------------------------------------------------------------------------------------------------------
+
+    def _layout(self, e: Extent, axes: Mapping[sympy.Symbol, int], length: int) -> Layout:
+        vectors, others = -(-length // self.lanes), e.points / max(1, length)
+        if self._rows is not None:
+            along = axes[self._rows.nest.vec.symbol]
+            groups = -(-along // self.lanes) * e.rows / max(1, along)
+            return Layout(groups, groups * e.row, groups)
+        if self.nest.form is Form.COLUMN:
+            tiles = -(-vectors // WIDTH) * e.rows / max(1, length)
+            return Layout(tiles, vectors * others, e.points // 1024 if self.variant == "split" else tiles)
+        whole = self.nest.form is Form.ROW and self.variant != "split"
+        return Layout(others, vectors * others, e.rows if whole else e.points // 1024)
+
+    def _transposed_vectors(self, e: Extent, axes: Mapping[sympy.Symbol, int], length: int) -> float:
+        """Vectors in all squares of what is transposed: where an axis ends within a square, the whole square is."""
+        if self._squares is not None:
+            across, along = axes[self._squares.axis.symbol], length
+        else:
+            across, along = e.row, axes[self._rows.nest.vec.symbol] if self._rows is not None else e.rows
+        squares = -(-along // self.lanes) * -(-across // self.lanes) * e.points / max(1, across * along)
+        return self._transposed * squares * self.lanes
+
+    def _memory_seconds(self, e: Extent, axes: Mapping[sympy.Symbol, int]) -> float:
+        """What moves between the caches: every pass reads again what the private cache does not hold, and a lane that has a
+        line to itself brings the whole line."""
+        items = {buffer: self.kernel.storage(buffer).itemsize for buffer in self._touched}
+        moved = {b: items[b] * max(math.prod(axes[a] for a in s) for s in found) for b, found in self._touched.items()}
+        footprint = sum(moved.values())
+        if self.nest.form is not Form.POINTWISE:
+            again = 0 if e.row * 4 <= LEVELS[0][0] else self.nest.passes - 1
+            return footprint * (1 + again) / bandwidth(footprint)
+        if footprint > LEVELS[0][0]:
+            footprint += sum(moved[b] * (LINE // items[b] - 1) for b in self._strided)
+        return footprint / bandwidth(footprint) * (STREAMED if self.variant == "streamed" else 1.0)
+
+
+def bandwidth(footprint: float) -> float:
+    """Bytes a second of one thread over data of this many bytes."""
+    return next(rate for limit, rate in LEVELS if footprint <= limit)
+
+
+def pass_work(nest: Nest, variant: str, lanes: int, squares: Squares | None = None) -> float:
+    """Multiply-adds of a vector over all passes: values are computed again in each pass unless kept. What is transposed is read
+    from and written to tiles."""
+    kept = set(kept_values(nest)) if variant in KEEPING else set()
+    tiles = {*squares.loads, *squares.stores} if squares else set[Node | Store]()
+    total, before = 0.0, set[Node]()
+    for k in range(max(1, nest.passes)):
+        stores = nest.stores_in(k) if nest.loop.reduced else nest.loop.stores
+        made = kept & before
+        nodes = set(nest.nodes_in(k, stop=made)) if nest.loop.reduced else set(nest.needed)
+        total += sum(CONTIGUOUS if n in made or n in tiles else _operation(nest, n, lanes) for n in nodes)
+        total += sum(CONTIGUOUS if s in tiles else _access(nest, s, lanes) for s in stores)
+        total += len(nest.reduces_in(k))
+        before |= nodes
+    return total
+
+
+def _operation(nest: Nest, node: Node, lanes: int) -> float:
+    if not nest.is_vector(node):
+        return 0.0
+    if isinstance(node, Load):
+        return _access(nest, node, lanes)
+    return ops.definition(node.name).cost if isinstance(node, Op) else 1.0
+
+
+def _access(nest: Nest, access: Load | Store, lanes: int) -> float:
+    """Multiply-adds that a load or store of one vector costs."""
+    stride = sizes.coefficient(access.index, nest.vec.symbol)
+    if isinstance(access, Load) and stride is None and repeats(nest, access) is not None:
+        return 2 * CONTIGUOUS
+    if stride is None or any(nest.is_vector(i) for i in access.indirect):
+        return lanes * BY_LANE["gathered" if isinstance(access, Load) else "scattered"]
+    return CONTIGUOUS if stride in (0, 1) else lanes * BY_LANE["strided"]

@@ -1,0 +1,53 @@
+"""What the library is expected to take for a product on a GPU: its kernels have blocks and parts of K like generated ones, and
+choose among them well. So it is the best prediction (prior.py) for the blocks below, times a factor for each kind of product.
+
+The factors are geometric means over 74 products on an H100 (parts `square` and `thin` of `benchmarks.gpu.gemm`): the logarithm
+of measured over predicted deviates by 0.16 for square products of 16-bit types, 0.08 for float32, 0.18 for TF32 and 0.09 for few
+rows. Where it is wrong: at 1536 x 1536 x 1536 in bfloat16 the library takes 0.7 times as long as expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polytile.cost import triton_matmul as prior
+from polytile.matmul.triton.configs import Kind
+from polytile.problem import Config
+from polytile.runtime.cuda.device import DeviceFacts
+
+
+def _config(m: int, n: int, k: int, stages: int, warps: int, splits: int) -> Config:
+    variant = "split" if splits > 1 else "tile"
+    return Config.of(variant=variant, splits=splits, m=m, n=n, k=k, stages=stages, warps=warps, group=8)
+
+
+SPLITS = (2, 4, 8, 16)
+TENSOR = (
+    (128, 256, 64, 3, 8), (128, 128, 64, 4, 8), (64, 128, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 128, 4, 4), (16, 64, 128, 4, 4),
+)  # fmt: skip
+PLAIN = ((128, 128, 32, 2, 8), (64, 128, 32, 3, 8), (64, 64, 32, 3, 4), (32, 32, 64, 3, 4), (16, 64, 64, 3, 4))
+BLOCKS = {
+    plain: (*[_config(*row, 1) for row in rows], *[_config(64, 64, 32 if plain else 64, 3, 4, splits) for splits in SPLITS])
+    for plain, rows in ((True, PLAIN), (False, TENSOR))
+}
+"""Without tensor cores, and with them."""
+
+FACTOR, PLAIN_FACTOR, TF32_FACTOR = 1.15, 0.93, 1.58
+MISALIGNED = 5.0
+"""What operands whose rows are not 16 bytes apart cost the library for 16-bit types: the median over the products of more than
+8 us among those measured. float32 costs it nothing."""
+
+
+def cost(
+    kind: Kind, size: Mapping[str, int], device: DeviceFacts, along_k: tuple[bool, bool], misaligned: bool = False
+) -> float:
+    """Seconds of one call. `along_k`: whether the rows of A, and of B, run along k in memory."""
+    accesses = prior.Access(along_k=along_k[0]), prior.Access(along_k=along_k[1])
+    plain = kind.itemsize == 4 and not kind.tf32
+    factor = PLAIN_FACTOR if plain else TF32_FACTOR if kind.itemsize == 4 else FACTOR
+    seconds = factor * min(prior.cost(kind, config, size, device, accesses) for config in BLOCKS[plain])
+    fixed = device.launch_seconds
+    return fixed + MISALIGNED * max(0.0, seconds - fixed) if misaligned else seconds
+
+
+__all__ = ["cost"]

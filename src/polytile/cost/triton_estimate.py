@@ -1,0 +1,241 @@
+"""What the predictions of all configs have in common (prior.py): how many programs there are, what they ask of memory, and how
+many of them a multiprocessor holds."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from polytile.codegen.triton.split import GATHERING
+from polytile.codegen.triton.tile import Dim, Tile
+from polytile.cost.triton_work import WHOLE, Access, Work, divisible
+from polytile.problem import Config
+from polytile.schedule.nest import Form
+from polytile.schedule.vectors import VECTOR
+
+if TYPE_CHECKING:
+    from polytile.runtime.cuda.device import DeviceFacts
+
+START = 0.05e-6  # s until a program's first load is under way, beside the launch itself
+HIDDEN = 0.85e-6  # s of a launch that pass while the one before still runs
+PLACED = 1.18e-9  # s from one program to the next that the device places
+STAGED = 0.4e-6  # s for each block that comes by way of shared memory and need not have been waited for
+STAGED_FIRST = 0.15  # share of that in the first pass, whose loads take longer than those of what was read just now
+WIDE_COPY, NARROW_COPY = 16, 4  # bytes of a lane that a copy to shared memory moves best, and at least
+COPIED = 22  # cycles of a warp's narrowest copy to shared memory; those of twice the bytes are taken to take half
+ITERATION = 0.08e-6  # s for each block that a program goes on to, beside what is done at its points
+MET = 0.6e-6  # s in which the programs of a cluster tell each other what they have
+LEFT = 8e-9  # s for each value of that a thread reads
+NARROW = 0.05  # for each further block of columns that shares a line of the cache
+SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
+SECTOR, LINE = 32, 128  # bytes
+GROUPS = 8  # of multiprocessors: a cluster is in one of them
+KEPT = 0.6  # of the L2 cache that re-read data finds place in
+RESIDENT = 0.8  # of the L2 cache that may be full of a call's data for the next one to find all of it
+MOST_REGISTERS = 255
+
+
+class Estimate:
+    """The prediction for one config: `counts` are the points along each dimension. Kinds of loops say how long programs take."""
+
+    def __init__(
+        self, work: Work, tile: Tile, counts: Mapping[Dim, int], config: Config, device: DeviceFacts
+    ) -> None:
+        self.work, self.tile, self.counts, self.config, self.device = work, tile, counts, config, device
+        self.variant, self.threads = str(config["variant"]), device.warp * int(config["warps"])
+        self.parts = int(config.get("parts", 0) or 0)
+        self.splits, self.stages = int(config.get("splits", 1) or 1), int(config.get("stages", 1) or 1)
+        self.block = math.prod(d.block for d in tile.dims)
+        self.steps = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
+        self.clustered = self.variant in WHOLE and self.splits > 1
+        if self.clustered:
+            self.steps = self.splits
+        self.programs = math.prod(-(-counts[d] // d.block) for d in tile.parallel) * self.splits
+        chunk = -(-self.steps // self.splits)
+        self.working = self.programs // self.splits * -(-self.steps // chunk)
+        self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
+        self.gathers = int(config.get("gathers", 0) or 0)
+        self.running = min(self.working, int(config.get("programs", 0) or self.working))
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of one call."""
+        raise NotImplementedError
+
+    @property
+    def registers(self) -> float:
+        """32-bit registers a thread needs."""
+        raise NotImplementedError
+
+    @property
+    def launching(self) -> float:
+        """Seconds of a launch that nothing hides."""
+        return self.device.launch_seconds + START - HIDDEN
+
+    @property
+    def placed(self) -> float:
+        """Seconds until the last program has its place."""
+        return PLACED * (self.programs if self.variant == "split" else self.running)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of its row that a program goes through in each pass."""
+        return -(-self.steps // self.splits) if self.variant not in WHOLE else 1
+
+    # traffic ---------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def unique(self) -> float:
+        """Bytes that go over the memory's pins at least once."""
+        touched: dict[tuple[str, bool], float] = {}
+        for access in self.work.accesses:
+            points = math.prod(self.work.extents[s] for s in access.strides)
+            points = min(points, access.reach) if access.reach and not access.store else points
+            key = (access.buffer, access.store)
+            touched[key] = max(touched.get(key, 0.0), points * access.itemsize / self._whole_lines(access))
+        return sum(touched.values())
+
+    def _whole_lines(self, access: Access) -> float:
+        """Useful share of the sectors that are moved: 1 where some axis has stride 1."""
+        near = min(access.strides.values(), default=1)
+        return 1.0 if near <= 1 or access.reach else max(access.itemsize / SECTOR, 1 / near)
+
+    @functools.cached_property
+    def memory(self) -> float:
+        again = 0.0
+        if self.variant not in WHOLE:
+            again = sum(self.asked(a) * (a.passes - 1) / a.passes for a in self.work.accesses if a.passes > 1)
+            together = 1.0 if self.variant == "split" else min(1.0, self.places * self.device.sms / self.programs)
+            again *= max(0.0, 1.0 - KEPT * self.device.l2_bytes / max(1.0, again * together))
+        active = min(self.running, self.device.sms) / self.device.sms
+        drawn = self.device.bandwidth * min(1.0, SM_SHARE * active)
+        return (self.unique * self.missing + again) * self._narrow / drawn
+
+    @functools.cached_property
+    def _narrow(self) -> float:
+        """How much longer it takes to bring columns of which a block has less than a line of the cache."""
+        if self.tile.nest.form is not Form.COLUMN:
+            return 1.0
+        runs = [self.run(a) * a.itemsize for a in self.work.accesses if not a.store and len(a.strides) > 1]
+        parted = any(self.counts[dim] > dim.block for dim in self.tile.parallel)
+        return 1.0 + NARROW * max(0.0, LINE / min(runs) - 1.0) if runs and parted else 1.0
+
+    @functools.cached_property
+    def cache(self) -> float:
+        active = min(self.running, self.device.sms) / self.device.sms
+        return sum(map(self.asked, self.work.accesses)) * self._narrow / (self.device.l2_bandwidth * active)
+
+    def asked(self, access: Access) -> float:
+        """Bytes of the sectors that all programs ask for."""
+        return self.points(access) * access.itemsize / self._efficiency(access)
+
+    def points(self, access: Access) -> float:
+        """Elements that all programs touch."""
+        touched = 1.0
+        varies = {self.dims[s] for s in access.strides}
+        for dim in self.tile.parallel:
+            touched *= self.counts[dim] if dim in varies else min(self.running, -(-self.counts[dim] // dim.block))
+        for dim in self.tile.reduced:
+            touched *= self.counts[dim] if dim in varies else 1
+        passes = access.passes if self.variant not in WHOLE or self.parts else 1
+        return touched * passes
+
+    def _efficiency(self, access: Access) -> float:
+        """Useful share of the sectors that one block's access asks for."""
+        run = self.run(access) * access.itemsize
+        return run / (-(-run // SECTOR) * SECTOR)
+
+    def run(self, access: Access) -> int:
+        """Elements next to each other in memory of one block's access; all where it does not vary in a block."""
+        if not access.strides:
+            return VECTOR
+        for symbol, stride in access.strides.items():
+            dim = self.dims[symbol]
+            if stride == 1:
+                return min(dim.block, self.counts[dim])
+        return 1
+
+    def together_in(self, access: Access) -> int:
+        """How many of a thread's neighbouring elements are moved in one instruction: neither a mask nor a row's beginning parts
+        them. The lanes of a warp lie a vector apart all the same, and each instruction moves as many sectors."""
+        common = math.gcd(VECTOR // access.itemsize, *[stride for stride in access.strides.values() if stride != 1])
+        parted = self.tile.reduced or len(self.dims) > 1  # else whole blocks have no masks
+        near = [self.dims[symbol] for symbol, stride in access.strides.items() if parted and stride == 1]
+        while common > 1 and not all(divisible(dim.size, common, self.work.known) for dim in near):
+            common //= 2
+        return common
+
+    # programs --------------------------------------------------------------------------------------------------------
+
+    @property
+    def met(self) -> float:
+        """Values that a thread of the program that puts a row together reads of each part of what the others have left."""
+        if self.variant not in ("split", "cluster"):
+            return 0.0
+        if self.gathers:
+            return self.splits * self.gathers / (GATHERING * self.device.warp)
+        return self.splits * math.prod(d.block for d in self.tile.parallel) / self.threads
+
+    @functools.cached_property
+    def places(self) -> int:
+        """Programs that one multiprocessor holds at a time."""
+        registers = -(-min(MOST_REGISTERS, self.registers) // 8) * 8
+        by_registers = self.device.registers_per_sm // (registers * self.threads)
+        by_shared = self.device.shared_per_sm // max(1.0, self._shared)
+        by_threads = self.device.threads_per_sm // self.threads
+        return int(max(1, min(by_registers, by_shared, by_threads, self.device.blocks_per_sm)))
+
+    @property
+    def _shared(self) -> float:
+        """Bytes of shared memory of a program: what its loads have under way."""
+        going = set(self.tile.reduced)
+        under_way = [a for a in self.work.accesses if not a.store and going & {self.dims[s] for s in a.strides}]
+        return self.stages * self.block * sum(a.itemsize for a in under_way) if self.stages > 1 else 0.0
+
+    @property
+    def waits(self) -> float:
+        """How often a program waits for memory in one pass; blocks that are under way at once are waited for together."""
+        return 1 + (self.blocks - 1) / self.stages
+
+    @property
+    def going_on(self) -> float:
+        """What a program spends between blocks of a row, which it goes through in every pass."""
+        return ITERATION * self.work.passes * (self.blocks - 1)
+
+    @functools.cached_property
+    def missing(self) -> float:
+        """Share of all data that the L2 cache has not kept since the call before: none up to RESIDENT of it, then soon all."""
+        return min(1.0, max(0.0, (self.unique / self.device.l2_bytes - RESIDENT) / (1.0 - RESIDENT)))
+
+    @property
+    def staged(self) -> float:
+        """What a program spends on bringing blocks ahead that the cache has."""
+        if self.stages == 1 or self.variant in WHOLE:
+            return 0.0
+        passes = self.work.passes - 1 + STAGED_FIRST
+        return (1.0 - self.missing) * STAGED * passes * self.blocks
+
+    @functools.cached_property
+    def copying(self) -> float:
+        """What multiprocessors spend on bringing blocks ahead by copies narrower than WIDE_COPY, as where rows begin at odd
+        places; what is narrower than NARROW_COPY is loaded as without stages. Column sums of 128×4096×4095 float32 took 23
+        cycles a copy by blocks of 16×128, 35 by 16×64 and 67 by 32×64 (an H200), RMS norms of 33×306322 bfloat16 21 (an
+        H100)."""
+        if self.stages == 1 or self.variant in WHOLE:
+            return 0.0
+        going, cycles = set(self.tile.reduced), 0.0
+        for access in self.work.accesses:
+            together = self.together_in(access)
+            size = together * access.itemsize
+            if not access.store and going & {self.dims[s] for s in access.strides} and NARROW_COPY <= size < WIDE_COPY:
+                cycles += self.points(access) / together / self.device.warp * COPIED * NARROW_COPY / size
+        return cycles / (min(self.running, self.device.sms) * self.device.clock)
+
+    @property
+    def at_once(self) -> int:
+        """Programs that the device holds at a time: of clusters none is parted among groups of multiprocessors."""
+        if not self.clustered:
+            return self.device.sms * self.places
+        return max(1, GROUPS * (self.device.sms // GROUPS * self.places // self.splits)) * self.splits

@@ -1,0 +1,238 @@
+"""The analytical prior for loops on a GPU: predicted seconds of a config at given sizes.
+
+    t = launch + begun + finish + max(placed, dispatch + ||latency, units|₁.₅, memory, cache|₃)
+                                     the p-norm: what takes longest, and more where others are near and overlap little
+
+    memory    the bytes that must come from and go to memory once, but for those that the L2 cache has kept since the call before,
+              and again in later passes what of them does not stay there, where programs at work have their shares, by the
+              bandwidth that this many programs can draw
+    cache     all bytes that programs ask for, in whole sectors of 32 bytes, by the bandwidth of the L2 cache
+    units     what the busiest multiprocessor has to do: instructions of its warps, four a cycle, or loads, stores, shuffles and
+              what goes through shared memory, which one unit carries out, whichever is more
+    latency   programs, one after another on each of the places that registers and threads leave them; a program waits for
+              memory once an iteration, for lanes and warps that put their values together, and each warp for its own
+              instructions; what is brought ahead though the cache has it costs time of its own; of a split row a program
+              then waits for what the others have left, in a cluster for the others themselves
+    placed    the programs, one after another as the device places them
+    begun     of points: the warps of a program, one after another
+    finish    of a split row: the next launch waits for the programs of the one before
+
+Instructions, registers and shuffles are counted as blocks lie in threads (Lying): rows that begin at odd places are loaded
+element by element, so that more lanes and warps share a row, and have to agree on it.
+
+Columns have a prior of their own (columns_prior.py). Numbers of the device are from its DeviceFacts. Where the constants below
+come from, how far predictions are off, and a case where the choice is wrong: docs/cuda.md. They rank candidates and nothing more.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from polytile.cost.triton_columns import Columns, Down, Together
+from polytile.cost.triton_estimate import LEFT, MET, MOST_REGISTERS, Estimate
+from polytile.cost.triton_work import WHOLE, Access, nest_of_variant, tile_at, work_at
+from polytile.problem import Config
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.nest import Form
+from polytile.schedule.vectors import VECTOR
+
+if TYPE_CHECKING:
+    from polytile.runtime.cuda.device import DeviceFacts
+
+MEMORY_LATENCY = 0.5e-6  # s of a load from memory
+CACHE_LATENCY = 0.1e-6  # s of a load that the L2 cache has
+QUEUE = 9e-9  # s for each load or store of a block that a thread of a loop waits for
+DISPATCH = 0.25e-9  # s for each program of the first wave until it runs
+WARP = 40e-9  # s until the next warp of a pointwise program begins
+FINISH = 0.6e-6  # s until the next launch finds what the programs of a split row have left
+SCHEDULERS = 4  # of a multiprocessor: each starts an instruction of one warp a cycle
+ISSUE = 3  # cycles between two instructions of a warp
+ACCESSED = 4  # cycles of a load or store of a warp in the unit for memory; 16 bytes a lane take no longer
+SHUFFLE = 65  # cycles until a lane has another's value and has put it together with its own
+BARRIER = 150  # cycles in which the warps of a program exchange what each of them has, by way of shared memory
+PROLOGUE = 30  # instructions of a program, beside those of its points
+ACCESS = 6.0  # instructions of a load or store: position, mask, conversion
+SHUFFLED = 1.7  # instructions of a shuffle, beside those that put two values together
+BASE_REGISTERS = 15
+VALUE, RUNNING, PLACE = 0.9, 0.6, 0.65  # registers for a point, for each running value of it, and for a load or store of a block
+NORM, OVERLAP = 1.5, 3  # how little latency and instructions overlap, and how well both with what bytes take
+
+
+def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
+    """Seconds of one call; see the module's formula."""
+    variant = str(config["variant"])
+    own, nest = nest_of_variant(kernel, variant)
+    work = work_at(kernel, variant, tuple(sorted(size.items())))
+    tile = tile_at(own.digest, nest, config)
+    counts = {d: math.prod(work.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
+    if not all(counts.values()):
+        return device.launch_seconds
+    columns = {"stripes": Down, "cluster": Together}.get(variant, Columns)
+    kind = columns if nest.form is Form.COLUMN or work.sums else Rows
+    return kind(work, tile, counts, config, device).seconds
+
+
+@dataclass(frozen=True)
+class Lying:
+    """How a block lies in the threads of a program: `lanes` of a warp and `warps` share what becomes one value; a thread has a
+    part of `kept` such values. Triton deals out the vectors of a row to the lanes of a warp, then to warps, then begins a new
+    row."""
+
+    lanes: int
+    warps: int
+    kept: float
+
+
+class Rows(Estimate):
+    """Of rows and of points."""
+
+    @property
+    def seconds(self) -> float:
+        dispatch = DISPATCH * min(self.running, self.device.sms * self.places)
+        alone = (self.latency**NORM + self.units**NORM) ** (1 / NORM)
+        own = (alone**OVERLAP + self.memory**OVERLAP + self.cache**OVERLAP) ** (1 / OVERLAP)
+        finish = self.work.passes * FINISH if self.variant == "split" else 0.0
+        begun = WARP * self.warps if self.variant == "plain" else 0.0
+        return self.launching + begun + finish + max(dispatch + own, self.placed)
+
+    # threads ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def warps(self) -> int:
+        return self.threads // self.device.warp
+
+    @functools.cached_property
+    def each(self) -> float:
+        """Points of a block that a thread has."""
+        return max(1.0, self.block / self.threads)
+
+    @functools.cached_property
+    def lying(self) -> Lying:
+        """How the block lies in threads: as its widest aligned access wants it."""
+        wide = [a for a in self.work.accesses if {self.dims[s] for s in a.strides} >= set(self.tile.dims)]
+        vector = max([self._vector(access) for access in wide], default=1)
+        near = self.tile.dims[-1].block if self.tile.dims else 1
+        lanes = max(1, min(self.device.warp, near // vector))
+        warps = max(1, min(self.warps, near // (vector * lanes)))
+        kept = math.prod(d.block for d in self.tile.parallel) * lanes * warps / self.threads
+        return Lying(lanes, warps, max(1.0, kept))
+
+    def _vector(self, access: Access) -> int:
+        """Elements that lie side by side in a thread."""
+        return self._vectors[id(access)]
+
+    @functools.cached_property
+    def _vectors(self) -> dict[int, int]:
+        accesses = self.work.accesses
+        return {id(a): max(1, min(VECTOR // a.itemsize, int(self.each), self.together_in(a))) for a in accesses}
+
+    def _instructions(self, blocks: float) -> float:
+        """Instructions of one thread that goes through so many blocks in each pass."""
+        work = self.each * blocks * (self.work.arithmetic + self.work.updates) + ACCESS * self.accesses * blocks
+        return self._launches * PROLOGUE + work + self._agreeing
+
+    @functools.cached_property
+    def instructions(self) -> float:
+        return self._instructions(self.blocks)
+
+    @property
+    def _launches(self) -> int:
+        return self.work.passes if self.variant == "split" else 1
+
+    @functools.cached_property
+    def _agreeing(self) -> float:
+        """Instructions in which a thread's own values, those of its warp and those of other warps become one; programs of a
+        split row do so again with what all have left."""
+        own = 0.0 if self.variant in WHOLE else self.work.merges * max(0.0, self.each - self.lying.kept)
+        return own + self.shuffles * (SHUFFLED + self.work.merges / max(1.0, self.work.running))
+
+    @functools.cached_property
+    def accesses(self) -> float:
+        """Loads and stores of one thread in one block of each pass."""
+        passes = (a.passes if self.variant not in WHOLE else 1 for a in self.work.accesses)
+        return sum(self._of_thread(a) / self._parts(a) * n for a, n in zip(self.work.accesses, passes, strict=True))
+
+    @functools.cached_property
+    def _moved(self) -> list[tuple[float, int]]:
+        """(how many a thread, bytes between lanes) of loads and stores that masks let through."""
+        threads = self.working * self.threads
+        return [(self.points(a) / self._parts(a) / threads, self._vector(a) * a.itemsize) for a in self.work.accesses]
+
+    def _of_thread(self, access: Access) -> float:
+        """Elements that one thread has of one block."""
+        varies = {self.dims[s].reduced for s in access.strides if self.dims[s].block > 1}
+        if len(varies) != 1:
+            return self.each if varies else 1.0
+        kept = min(self.lying.kept, self.each) if self.tile.reduced else 1.0
+        return self.each / kept if True in varies or not self.tile.reduced else kept
+
+    def _parts(self, access: Access) -> int:
+        return min(self._vector(access), self.run(access))
+
+    @functools.cached_property
+    def shuffles(self) -> float:
+        """Values that a thread takes from other lanes."""
+        lying = self.lying
+        steps = lying.kept * math.log2(lying.lanes) + (math.log2(lying.warps) if lying.warps > 1 else 0.0)
+        gathered = math.log2(self.splits) if self.variant == "split" else 0.0
+        return self.work.running * (steps + gathered)
+
+    @property
+    def _exchanged(self) -> float:
+        """Values that a thread hands to other warps, or takes."""
+        return 2 * self.work.running * (self.lying.kept + 1) if self.lying.warps > 1 else 0.0
+
+    # time on the multiprocessors -------------------------------------------------------------------------------------
+
+    @property
+    def units(self) -> float:
+        """Instructions, masked lanes included: those that a multiprocessor's schedulers start, and those that its one unit for
+        memory and shuffles carries out, 128 bytes a cycle."""
+        moved = sum(count * max(ACCESSED, size / 4) for count, size in self._moved)
+        cycles = max(self.instructions / SCHEDULERS, moved + self.shuffles + self._exchanged)
+        idle = (self.programs - self.working) * self._instructions(0) / SCHEDULERS
+        each = math.ceil(self.working / self.device.sms) * cycles + idle / self.device.sms
+        return each * self.warps / self.device.clock + self.copying
+
+    @functools.cached_property
+    def registers(self) -> float:
+        """32-bit registers a thread needs."""
+        running = self.work.running if self.tile.reduced and self.variant not in WHOLE else self.work.pairs
+        at_once = self.accesses / (1 if self.variant in WHOLE else self.work.passes)
+        going = VALUE * self.each * (1 + RUNNING * running) + PLACE * at_once
+        return BASE_REGISTERS + max(going, self.met * self.work.running)
+
+    @property
+    def latency(self) -> float:
+        wait = CACHE_LATENCY + self.missing * (MEMORY_LATENCY - CACHE_LATENCY)
+        if self.variant in ("looped", "split"):
+            wait += QUEUE * self.accesses / self.work.passes
+        rounds = self.work.passes * self.waits if self.variant in ("looped", "split") else 1
+        turns = self.programs / self.at_once
+        spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
+        one = rounds * wait + self.going_on + self.staged + self._meeting + spilled + self._own + self._gathering
+        return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
+
+    @property
+    def _own(self) -> float:
+        """What one warp computes itself, one instruction after another."""
+        return self.instructions * ISSUE / self.device.clock
+
+    @property
+    def _meeting(self) -> float:
+        """What the warps of a program spend on agreeing, beside the instructions."""
+        lying = self.lying
+        steps = math.log2(lying.lanes * lying.warps)
+        reductions = self.work.running if self.variant == "cluster" else self.work.reductions
+        return reductions * (steps * SHUFFLE + (BARRIER if lying.warps > 1 else 0)) / self.device.clock
+
+    @property
+    def _gathering(self) -> float:
+        """What a program of a split row spends on what the others have left, pass after pass."""
+        if self.variant == "cluster":
+            return max(1, self.work.passes - 1) * (MET + LEFT * self.met)
+        return self.work.passes * (CACHE_LATENCY + LEFT * self.met) if self.variant == "split" else 0.0

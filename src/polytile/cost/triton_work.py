@@ -1,0 +1,180 @@
+"""What a loop is at concrete sizes, as far as predictions ask (prior.py): accesses, instructions, reductions."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from polytile.codegen.triton.generate import nest_for
+from polytile.codegen.triton.ops import summed_exponentials
+from polytile.codegen.triton.tile import Tile, divides, tile_of
+from polytile.ir import expr, ops, sizes
+from polytile.ir.expr import Load, Node, Op
+from polytile.ir.program import Store
+from polytile.problem import Config
+from polytile.schedule import vectors
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.facts import Facts, index_limit
+from polytile.schedule.nest import Form, Nest
+
+WHOLE = ("persistent", "sums", "cluster")
+"""Variants that hold rows whole."""
+FAR = 1 << 40
+"""The stride of an index that is no linear function of its axis."""
+PARTS = {"argmax": 2.0, "argmin": 2.0, "welford": 3.0, "online_softmax": 2.0}
+"""Running values of a reduction, one of others."""
+INSTRUCTIONS = {
+    "exp": 10.0, "exp2": 2.0, "log": 26.0, "sqrt": 16.0, "rsqrt": 2.0, "reciprocal": 9.0, "sigmoid": 19.0, "tanh": 23.0,
+    "erf": 29.0, "sin": 80.0, "cos": 80.0, "round_bf16": 3.0,
+}  # fmt: skip
+"""Instructions of an operation at one point of sm_90 code, where the table of operations says something else."""
+FAST = {"exp": 3.0, "sigmoid": 12.0, "erf": 22.0, "round_bf16": 1.0}
+"""The same where no tensor has more than 16 bits an element; erf has 15, but two that share one unit of a multiprocessor."""
+UPDATE = {"welford": 6.0, "online_softmax": 7.0}
+"""Instructions in which a value enters a reduction, one of others."""
+MERGE = {"welford": 15.0, "online_softmax": 14.0, "argmax": 3.0, "argmin": 3.0}
+"""Instructions in which two running values become one, one of others."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store at concrete sizes: by axis the stride in elements of those that it varies with; `passes`: how many
+    passes make it; `reach`: elements that an indirect index picks from, 0 where there is none."""
+
+    buffer: str
+    itemsize: int
+    strides: Mapping[sympy.Symbol, int]
+    passes: int
+    store: bool
+    reach: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """A loop at concrete sizes: its axes, what generated code knows of its integers, accesses, instructions of a point
+    (`arithmetic`; its rough `cost`; what reductions take to let a value in and to put two together), passes, reductions, their
+    running values, how many more a point has where they are found at once, and the bytes of sums across rows. `held` and `live`:
+    32-bit values that a point has where rows are held whole and where they are gone through."""
+
+    extents: Mapping[sympy.Symbol, int]
+    known: Facts
+    accesses: tuple[Access, ...]
+    arithmetic: float
+    cost: float
+    updates: float
+    merges: float
+    passes: int
+    reductions: int
+    running: float
+    pairs: float
+    sums: int
+    held: float
+    live: float
+
+
+_nests: dict[tuple[str, str], tuple[LoopKernel, Nest]] = {}
+_works: dict[tuple[str, str, tuple[tuple[str, int], ...]], Work] = {}
+_tiles: dict[tuple[str, Config], Tile] = {}
+
+
+def nest_of_variant(kernel: LoopKernel, variant: str) -> tuple[LoopKernel, Nest]:
+    key = (kernel.digest, variant)
+    if key not in _nests:
+        _nests[key] = nest_for(kernel, variant)
+    return _nests[key]
+
+
+def tile_at(digest: str, nest: Nest, config: Config) -> Tile:
+    key = (digest, config)
+    if key not in _tiles:
+        _tiles[key] = tile_of(nest, config, Facts())
+    return _tiles[key]
+
+
+def work_at(kernel: LoopKernel, variant: str, size: tuple[tuple[str, int], ...]) -> Work:
+    key = (kernel.digest, variant, size)
+    if key not in _works:
+        own, nest = nest_of_variant(kernel, variant)
+        values = dict(size)
+        _works[key] = _measured(own, nest, {s: values[s.name] for s in kernel.symbols}, variant not in WHOLE)
+    return _works[key]
+
+
+def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int], again: bool) -> Work:
+    """The Work of a kernel at these sizes; `again`: each pass computes anew what an earlier one did."""
+    axes = [nest.vec, *nest.outer, *nest.inner]
+    extents = {a.symbol: sizes.evaluate(a.size, values) for a in axes}
+    fast = all(t.dtype.itemsize <= 2 or not t.dtype.is_floating_point for t in kernel.tensors)
+    summed = summed_exponentials(nest.nodes, nest.loop.roots)
+    passes = [node for k in range(nest.passes) for node in nest.nodes_in(k)]
+    made = Counter(id(node) for node in passes)
+    counted = nest.nodes if nest.form is Form.POINTWISE else passes if again else {id(node): node for node in passes}.values()
+    accesses = [_access(kernel, n, max(1, made[id(n)]), extents, values) for n in nest.nodes if isinstance(n, Load)]
+    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if s.indirect or not s.sums]
+    sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.sums and not s.indirect]
+    wide = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
+    running = sum(PARTS.get(r.kind, 1.0) for r in nest.reduces)
+    return Work(
+        extents,
+        Facts(
+            frozenset(s.name for s, n in values.items() if n % 16 == 0),
+            powers=vectors.divisors(kernel, {s.name: n for s, n in values.items()}),
+        ),
+        tuple(accesses),
+        arithmetic=sum(_instructions(node, fast or id(node) in summed) for node in counted),
+        cost=sum(ops.definition(node.name).cost if isinstance(node, Op) else 1.0 for node in passes),
+        updates=sum(UPDATE.get(r.kind, 1.0) for r in nest.reduces) + len(nest.scans),
+        merges=sum(MERGE.get(r.kind, 1.0) for r in nest.reduces) + len(nest.scans),
+        passes=max(1, nest.passes),
+        reductions=len(nest.reduces) + 2 * len(nest.scans),
+        running=running,
+        pairs=2.0 if any(r.kind == "online_softmax" for r in nest.reduces) else 0.0,
+        sums=sum(sums),
+        held=sum(n.dtype.itemsize / 4 for n in wide if made[id(n)] > 1 or nest.passes < 2) + 1.5 + 1.5 * len(sums),
+        live=running + len(wide) + 1.0,
+    )
+
+
+def _instructions(node: Node, fast: bool) -> float:
+    """Instructions of an operation at one point, in sm_90 code."""
+    if not isinstance(node, Op):
+        return 0.0
+    counted = INSTRUCTIONS | FAST if fast else INSTRUCTIONS
+    return counted.get(node.name, ops.definition(node.name).cost)
+
+
+@functools.lru_cache(maxsize=10_000)
+def divisible(size: sympy.Expr, by: int, known: Facts) -> bool:
+    """Whether generated code knows that `by` divides `size`."""
+    return divides(by, size, known)
+
+
+def _access(
+    kernel: LoopKernel,
+    place: Load | Store,
+    passes: int,
+    extents: Mapping[sympy.Symbol, int],
+    values: Mapping[sympy.Symbol, int],
+) -> Access:
+    strides = {}
+    below = [place.index.free_symbols, *[e.free_symbols for n in expr.walk(*place.indirect) for e in n.indices]]
+    for symbol in set().union(*below) & extents.keys():
+        stride = sizes.coefficient(place.index, symbol)
+        known = stride is not None and stride.free_symbols <= values.keys() and stride != 0
+        strides[symbol] = abs(sizes.evaluate(stride, values)) if known else FAR
+    reach = max([_limit(node, values) for node in place.indirect], default=0)
+    if reach:
+        for symbol, stride in strides.items():
+            reach *= extents[symbol] if stride != FAR else 1
+    store = isinstance(place, Store)
+    return Access(place.buffer, kernel.storage(place.buffer).itemsize, strides, passes, store, reach)
+
+
+def _limit(node: Node, values: Mapping[sympy.Symbol, int]) -> int:
+    limit = index_limit(node)
+    known = limit is not None and limit.free_symbols <= values.keys()
+    return sizes.evaluate(limit, values) if known else 0

@@ -1,0 +1,47 @@
+"""What decides, besides a kernel's text and the sizes of a call, which candidate runs it. The one place that makes its keys,
+with pinned.py, which needs no PyTorch.
+
+    within a process    all of Conditions: programs share a kernel, and its decisions, only where they are equal (registry.py)
+    in the store        `team` (pinned.py) among the layouts of the problem (spec.py); the environment
+    in a plan           `pinned` (pinned.py): a plan takes the place of the options by which choices are made, and of measuring
+                        (planfile.py)
+
+The options that take part are the rows of `polytile.options.TABLE`, and the registered ones, that tell kernels apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from polytile import options
+from polytile.dispatch.pinned import pinned
+from polytile.store.records import Environment
+from polytile.tuning.environment import environment
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """`options` has (name, value as text) of every option that tells kernels apart, `pinned` what a plan is followed under."""
+
+    options: tuple[tuple[str, str], ...]
+    pinned: tuple[str, ...]
+    environment: Environment
+    deterministic: bool
+
+
+def conditions(target: torch.device) -> Conditions:
+    """Those of a kernel on `target`, as they are now."""
+    given = tuple((name, repr(value)) for name, value in options.of_kernels().items())
+    return Conditions(given, pinned(target.type), environment(target), torch.are_deterministic_algorithms_enabled())
+
+
+def changing() -> tuple[object, ...]:
+    """Differs whenever a running process has changed its conditions, by `options.override` or by torch's settings. For calls that
+    no guards of Dynamo's stand before; takes under a microsecond."""
+    given = options.overridden()
+    return repr(sorted(given.items())) if given else "", torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+
+
+__all__ = ["Conditions", "changing", "conditions"]

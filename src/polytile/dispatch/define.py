@@ -1,0 +1,111 @@
+"""From an operation of a Program to the MultiKernel that runs it and the way it is called there.
+
+What a GPU needs (gpu_specs.py, and Triton's rooms below it) is imported where a program has a tensor on one: elsewhere it
+would add a sixth to what importing the compiler takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from polytile import options as settings
+from polytile.candidates import apart
+from polytile.candidates import cpp_loops as loops
+from polytile.candidates import cpp_variants as variants
+from polytile.candidates import products as templates
+from polytile.candidates.stored_operands import Stored
+from polytile.dispatch import specs
+from polytile.dispatch.multikernel import MultiKernel
+from polytile.dispatch.registry import define
+from polytile.errors import IRError
+from polytile.ir.program import Buffer, Kept, Loop, Template, View
+from polytile.matmul import gemm_kernel, kept
+from polytile.runtime import pytorch
+from polytile.runtime.target import Target
+from polytile.schedule.canonical import LoopKernel, canonicalize
+
+Call = tuple[MultiKernel, tuple[str | View | Kept, ...], tuple[sympy.Expr, ...]]
+
+Made = dict[tuple[str, torch.device], MultiKernel]
+"""The MultiKernels of one compile, by what they compute and where: work that comes again is not generated again."""
+
+
+def define_loop(loop: Loop, buffers: Mapping[str, Buffer], made: Made | None = None) -> Call:
+    """The MultiKernel of a loop, one of `made` if it is there, the buffers to pass and the integers to pass."""
+    kernel, site = canonicalize(loop, buffers)
+    target, made = target_of(loop, buffers), {} if made is None else made
+    if (kernel.text, target) not in made:
+        made[kernel.text, target] = _multikernel(kernel, loop.origins, target)
+    return made[kernel.text, target], site.buffers, site.sizes
+
+
+def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> MultiKernel:
+    if Target.of(target).native:
+        candidates = loops.loop_candidates(kernel, origins, pytorch.threads())
+        return define(specs.loop_spec(kernel, origins), candidates)
+    from polytile.candidates.triton_loops import loop_candidates as gpu_loops
+    from polytile.dispatch import gpu_specs
+
+    made = [_multikernel(part, origins, target) for part, _ in apart.parts(kernel)]
+    candidates = gpu_loops(kernel, origins, target)
+    if made:
+        candidates = (apart.Apart(kernel, made), *candidates)
+    return define(gpu_specs.loop_spec(kernel, origins, target), candidates)
+
+
+def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
+    """The one device whose memory a loop reads and writes. Raises IRError where there are several."""
+    devices = {buffers[name].device for name in loop.reads() | loop.writes()}
+    if len(devices) != 1:
+        raise IRError(f"loop {loop.name} uses memory of {', '.join(sorted(map(str, devices)))}; a loop has one device.")
+    return devices.pop()
+
+
+def define_template(template: Template, buffers: Mapping[str, Buffer], made: Made | None = None) -> Call:
+    """The MultiKernel of a matmul with its epilogue, one of `made` if it is there, the views to pass and the integers to pass."""
+    kernel, site = gemm_kernel.canonicalize(template, buffers)
+    sources = settings.parts(settings.get("sources")) or templates.SOURCES
+    if "cpp" in sources and not settings.get("interpret"):
+        kernel, site = kept.with_kept(kernel, site, template, buffers)
+    target, made = buffers[template.a.buffer].device, {} if made is None else made
+    place = f"{kernel.family} {kernel.text}", target
+    if place not in made:
+        first = [define_loop(loop, buffers, made)[0] if loop is not None else None for loop in template.prologues]
+        made[place] = _product(kernel, template.origins, target, sources, first)
+    return made[place], site.buffers, site.sizes
+
+
+def _product(
+    kernel: gemm_kernel.GemmKernel,
+    origins: tuple[str, ...],
+    target: torch.device,
+    sources: Sequence[str],
+    first: Sequence[MultiKernel | None] = (),
+) -> MultiKernel:
+    """The MultiKernel of a product; `first` are those that store the operands that have prologues."""
+    fallback = _unfused(kernel, target)
+    name = gemm_kernel.kernel_name(kernel, origins)
+    if Target.of(target).native:
+        threads = variants.thread_counts(pytorch.threads())
+        candidates = templates.candidates(kernel, name, threads, fallback, sources)
+        return define(specs.template_spec(kernel, name, origins), candidates)
+    from polytile.dispatch import gpu_specs
+
+    stored = None
+    if any(kernel.prologues):
+        stored = Stored(kernel, first, _product(kernel.plain, origins, target, sources))
+    candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
+    return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
+
+
+def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> Any:
+    """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
+    arguments."""
+    if kernel.epilogue is None:
+        return None
+    alone = templates.epilogue_alone(kernel)
+    return _multikernel(alone, alone.loop.origins, target)

@@ -1,0 +1,82 @@
+"""What a MultiKernel on a GPU knows of its loop or product, or one under Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+import torch
+from torch.utils._sympy.functions import Min, Mod
+
+from polytile.dispatch import specs
+from polytile.dispatch.example_inputs import make_args
+from polytile.dispatch.spec import DIVISOR, POWER, WIDE, KernelSpec
+from polytile.matmul import gemm_args, gemm_kernel
+from polytile.matmul.triton.operands import EVEN, EVEN_K, EVEN_L, symbol
+from polytile.runtime import regime
+from polytile.runtime.cuda.device import fingerprint
+from polytile.runtime.formula import any_above, encode, power_below_16, power_of_two
+from polytile.schedule import vectors
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.facts import INT32_REACH, reaches
+from polytile.schedule.nest import Form, nest_of
+
+
+def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
+    """As specs.loop_spec; besides the sizes it matters of every other integer of the loop whether 16 divides it, of every tensor
+    how it is aligned, of the lengths of rows whether they are powers of two and which smaller power divides them, and whether
+    positions fit 32 bits."""
+    spec = specs.loop_spec(kernel, origins)
+    positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
+    powers = tuple(
+        (POWER.format(s.name), power_of_two(s, positions)) for s in rows_of(kernel) if s.name in spec.bucketed()
+    )
+    widths = vectors.most(kernel)
+    divisors = tuple(
+        (DIVISOR.format(s.name), power_below_16(positions[s], widths)) for s in vectors.deciding(kernel) if widths > 1
+    )
+    return replace(
+        spec,
+        size_keys=tuple(
+            regime.DIVISIBLE if code == regime.IGNORE and symbol in kernel.own_symbols else code
+            for symbol, code in zip(kernel.symbols, spec.size_keys, strict=True)
+        ),
+        tensor_keys=(regime.ALIGNMENT,) * len(spec.args),
+        conditions=((WIDE, any_above(reaches(kernel), INT32_REACH, positions)), *powers, *divisors),
+        make_args=lambda size: make_args(kernel, size, target),
+        target=target,
+        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
+    )
+
+
+def rows_of(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
+    """The integers by which blocks overhang the end of rows that are reduced or scanned: code for one value of them needs no
+    masks there. Of columns and points none: a handful of kernels for one size were faster, and as many slower."""
+    nest = nest_of(kernel.loop)
+    return tuple(s for s in kernel.symbols if nest.form is Form.ROW and s in nest.vec.size.free_symbols)
+
+
+def template_spec(
+    kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...], target: torch.device
+) -> KernelSpec:
+    """As specs.template_spec; besides the sizes it matters of every stride and tensor whether it is aligned, whether
+    blocks along k need a mask, and whether positions fit 32 bits."""
+    spec = specs.template_spec(kernel, name, origins)
+    positions = {symbol(n): place for place, n in enumerate(spec.size_names)}
+    along = {EVEN_K: "K"} if kernel.second is None else {EVEN_K: "K", EVEN_L: "L"}
+    even = tuple((name, encode(1 - Min(1, Mod(symbol(size), EVEN)), positions)) for name, size in along.items())
+    return replace(
+        spec,
+        size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
+        tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
+        conditions=(
+            (WIDE, any_above(gemm_args.positions(kernel), INT32_REACH, positions)),
+            *even,
+        ),
+        make_args=lambda size: gemm_args.make_args(kernel, size, target),
+        target=target,
+        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
+    )
+
+
+__all__ = ["loop_spec", "template_spec"]

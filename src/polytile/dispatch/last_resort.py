@@ -1,0 +1,56 @@
+"""What runs a kernel where choosing its candidate goes wrong: a call of the user's does not raise for a defect of polytile's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from polytile import options
+from polytile.candidates.candidate import Candidate, Entry
+from polytile.counters import counters
+from polytile.dispatch.spec import KernelSpec
+from polytile.errors import CompileFailed, IRError, LoweringError, LoweringFailed, PolytileError
+from polytile.problem import sizes_text
+
+log = logging.getLogger("polytile.dispatch")
+
+DEFECTS = (CompileFailed, IRError, LoweringError, LoweringFailed)
+"""Errors of polytile's own classes that are about polytile and not about what it was given."""
+
+DATA = (IndexError, MemoryError, torch.OutOfMemoryError)
+"""Errors that a kernel raises about its arguments, or about memory."""
+
+
+def is_defect(error: Exception) -> bool:
+    """Whether `error`, raised while a candidate was chosen, is to be kept from the caller."""
+    if options.get("on_failure") == "raise" or isinstance(error, DATA):
+        return False
+    return isinstance(error, DEFECTS) or not isinstance(error, PolytileError)
+
+
+def entry(spec: KernelSpec, candidates: Sequence[Candidate], sizes: Mapping[str, int], error: Exception) -> Entry:
+    """The entry of the first candidate that can be made, the library's and the interpreter ahead of the generated ones; raises
+    `error` where there is none."""
+    at_hand = sorted(candidates, key=lambda candidate: candidate.origin not in ("library", "reference"))
+    for candidate in at_hand:
+        try:
+            if candidate.valid(sizes):
+                candidate.prepare()
+                made = candidate.entry()
+                tell(spec, "choose a candidate of", error, f"; {candidate.name!r} runs it at {sizes_text(sizes.items())}")
+                return made
+        except Exception as another:
+            log.info("Candidate %r of kernel %r cannot stand in.", candidate.name, spec.name, exc_info=another)
+    raise error
+
+
+def tell(spec: KernelSpec, what: str, error: Exception, then: str = "") -> None:
+    """Counts and logs what polytile failed to do."""
+    counters.add("failures")
+    log.warning("polytile failed to %s kernel %r (%s: %s)%s.", what, spec.name, type(error).__name__, error, then)
+    log.info("polytile failed", exc_info=error)
+
+
+__all__ = ["entry", "is_defect", "tell"]

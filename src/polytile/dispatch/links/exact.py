@@ -1,0 +1,52 @@
+"""What has been measured on this very problem, here or by another process, in this environment."""
+
+from __future__ import annotations
+
+from polytile.dispatch.links.prior import shortlist
+from polytile.dispatch.request import Answer, Request, must_measure
+from polytile.problem import Outcome
+from polytile.store import identity
+from polytile.tuning.decide import MOST_TIMES, Score, combine
+
+
+def choose(request: Request) -> Answer | None:
+    """The best on record, if all that would be measured now is on record (failures are records too). Where measuring has to be
+    thorough, a record that leaves the choice in doubt is no answer until there are MOST_TIMES of it."""
+    scores = recorded(request)
+    if scores is None:
+        return None
+    if must_measure(request) and in_doubt(request, scores):
+        return Answer(None, "measured before, but the choice is in doubt")
+    best = request.pick(request.usable(scores))
+    if best is None:
+        return None
+    return Answer(best, "measured before, at these sizes", tuple(scores), from_store=True)
+
+
+def in_doubt(request: Request, scores: list[Score | None]) -> bool:
+    """Whether the scores should be taken once more."""
+    usable = request.usable(scores)
+    fewest = min((score.times for score in usable if score is not None and score.ok), default=MOST_TIMES)
+    return fewest < MOST_TIMES and request.doubtful(usable)
+
+
+def recorded(request: Request) -> list[Score | None] | None:
+    """Scores of the request's candidates from the store; None unless they cover the shortlist, where sizes were not taken out of
+    their regime for what is on record of them.
+
+    Candidates that failed here before are rejected on the way.
+    """
+    known = combine(request.store.exact(request.problem, request.environment))
+    if not known:
+        return None
+    scores = request.scores(known)
+    for candidate, score in zip(request.candidates, scores, strict=True):
+        if score is not None and score.outcome is not Outcome.OK:
+            request.reject(candidate.name, score.outcome, f"{score.outcome.value}, on record")
+    alone = request.spec.is_single(request.words)
+    if alone or all(identity(candidate) in known for candidate in shortlist(request)):
+        return scores
+    return None
+
+
+__all__ = ["choose", "in_doubt", "recorded"]

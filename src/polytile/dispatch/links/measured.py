@@ -1,0 +1,232 @@
+"""Measuring a shortlist and what won at sizes close by, on the caller's own arguments, where nothing is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+
+from polytile import options
+from polytile.candidates.candidate import Candidate, failed, ready
+from polytile.counters import counters
+from polytile.dispatch import trials
+from polytile.dispatch.links import exact
+from polytile.dispatch.links.nearby import champions
+from polytile.dispatch.links.prior import is_library, shortlist
+from polytile.dispatch.request import Answer, Request, may_measure
+from polytile.problem import Measurement, Outcome
+from polytile.store import identity
+from polytile.store.records import disturbed, region_excess
+from polytile.tuning import budget, tune
+from polytile.tuning.circumstances import completed, state
+from polytile.tuning.decide import Score, combine, noise_band
+from polytile.tuning.isolation import policy
+from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Limits
+from polytile.tuning.room import NoRoom
+
+BUSY = 2.0
+"""How many times longer than predicted kernels may take on a CPU that other programs use too."""
+
+tuner: tune.Tuner = tune.tune
+"""What tries candidates; something else that does can take its place."""
+
+
+def choose(request: Request) -> Answer | None:
+    """The fastest of those, timed now and recorded; or what another process has recorded in the meantime."""
+    if not may_measure(request):
+        return None
+    if _nothing_to_do(request):
+        return Answer(request.alive[0], "outputs are empty") if request.alive else None
+    if request.store.refresh() and (answer := exact.choose(request)) is not None and answer.candidate is not None:
+        return answer
+    tightest = budget.tightest(request.budget)
+    if tightest is not None and tightest.left() <= 0:
+        return _best_known(request, f"the time of {tightest.whose} for measuring ({tightest.seconds:.4g} s) is spent")
+    names = champions(request).union(candidate.name for candidate in shortlist(request))
+    worth_it = [candidate for candidate in request.alive if candidate.name in names]
+    if _in_slices():
+        worth_it = _unmeasured(request, worth_it) or worth_it
+    try:
+        return _with_overlooked(request, _first_that_runs(request, worth_it), worth_it)
+    except (torch.OutOfMemoryError, NoRoom) as error:
+        why = str(error) if isinstance(error, NoRoom) else "there was no memory for it"
+        answer = _best_known(request, f"not measured yet: {why}")
+        return None if answer is None else dataclasses.replace(answer, postponed=True)
+
+
+def again(request: Request, candidates: Sequence[Candidate]) -> Answer:
+    """The fastest of `candidates`, which something else serves in the meantime; no candidate where there is no time or memory."""
+    tightest = budget.tightest(request.budget)
+    if tightest is not None and tightest.left() <= 0:
+        return Answer(None, f"the time of {tightest.whose} for measuring is spent")
+    if _in_slices():
+        if not budget.pace.rested():
+            return Answer(None, "measuring rests", postponed=True)
+        candidates = _unmeasured(request, candidates) or candidates
+    try:
+        return trial(request, candidates, remember=True)
+    except (torch.OutOfMemoryError, NoRoom):
+        return Answer(None, "there was no memory for measuring")
+
+
+def _in_slices() -> bool:
+    """Whether measuring may take only so much of one call, and goes on in later ones."""
+    return options.get("stall") == "never"
+
+
+def _unmeasured(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those of which nothing is on record and that no compiler is to be waited for."""
+    known = combine(request.store.exact(request.problem, request.environment))
+    return [c for c in candidates if (ready(c) or failed(c)) and identity(c) not in known]
+
+
+def _first_that_runs(request: Request, worth_it: Sequence[Candidate]) -> Answer:
+    """The fastest of the shortlist; where none of it can be used, the best predicted of the others that can."""
+    answer = trial(request, worth_it, remember=True)
+    for candidate in sorted(request.alive, key=lambda candidate: candidate.cost(request.sizes)):
+        if answer.candidate is not None:
+            break
+        answer = trial(request, [candidate], remember=True)
+    return answer
+
+
+def _with_overlooked(request: Request, answer: Answer, tried: Sequence[Candidate]) -> Answer:
+    """The answer, once the library's candidate was measured too, where it was left out for its prediction and all that was tried
+    turned out slower than that. Predictions of a CPU's kernels are of an idle machine's."""
+    seconds = [score.seconds for score in answer.scores if score is not None and score.ok]
+    left_out = [c for c in request.alive if is_library(c) and c not in tried]
+    busy = BUSY if request.spec.target.type == "cpu" else 1.0
+    promising = [c for c in left_out if seconds and busy * c.cost(request.sizes) < min(seconds)]
+    if not promising or answer.candidate is None:
+        return answer
+    again = trial(request, [answer.candidate, *promising], remember=True)
+    return again if again.candidate is not None else answer
+
+
+def _best_known(request: Request, why: str) -> Answer | None:
+    """The best of what is on record, incomplete as it is; the best prediction where nothing is."""
+    known = combine(request.store.exact(request.problem, request.environment))
+    scores = request.usable(request.scores(known))
+    best = request.pick(scores)
+    if best is not None:
+        return Answer(best, f"best measured so far; {why}", tuple(scores), from_store=True)
+    predicted = min(request.alive, key=lambda candidate: candidate.cost(request.sizes), default=None)
+    return Answer(predicted, f"predicted; {why}") if predicted is not None else None
+
+
+def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> Answer:
+    """The fastest of `candidates`; those that fail are rejected. With `remember` the store gets the measurements, also those
+    taken before Ctrl-C."""
+    candidates = request.without_deadly(candidates)
+    own = budget.Budget(options.get("problem_seconds"), "the problem")
+    a_call = budget.Budget(budget.SLICE_SECONDS, "the call") if _in_slices() else None
+    tightest = budget.tightest(own, a_call, request.budget)
+    task = _task(request, candidates, tightest)
+    begun = budget.clock()
+    try:
+        with trials.trial():
+            attempts = (request.tuner or tuner)(task)
+    except tune.Interrupted as interrupted:
+        _keep(request, interrupted.attempts, remember)
+        raise
+    finally:
+        if request.budget is not None:
+            request.budget.charge(budget.clock() - begun)
+        if _in_slices():
+            budget.pace.rest(budget.clock() - begun)
+    _keep(request, attempts, remember)
+    scores: dict[str, Score] = {}
+    for attempt in attempts:
+        if attempt.ok and attempt.measurement is not None:
+            moment = attempt.measurement.state
+            scores[attempt.candidate.name] = Score(
+                attempt.seconds, attempt.noise, excess=region_excess(moment), disturbed=disturbed(moment)
+            )
+        elif not attempt.untried:
+            request.reject(attempt.candidate.name, _outcome(attempt.measurement), attempt.detail)
+    in_order = tuple(scores.get(candidate.name) for candidate in request.candidates)
+    if remember:
+        in_order = _with_earlier(request, in_order)
+    best = request.pick(in_order)
+    if best is None:
+        return Answer(None, "no candidate of the shortlist could be used", in_order)
+    left_out = sum(attempt.untried for attempt in attempts)
+    grounds = f"measured now, {left_out} of {len(attempts)} left out for want of time" if left_out else "measured now"
+    return Answer(best, grounds, in_order, tried=True, postponed=bool(left_out) and _in_slices())
+
+
+def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Budget | None) -> tune.Task:
+    spec = request.spec
+    assert request.args is not None
+
+    def proven(source_hash: str) -> bool:
+        return request.store.proven(request.problem.device, request.environment, source_hash)
+
+    return tune.Task(
+        problem=request.problem,
+        candidates=tuple(candidates),
+        args=request.args,
+        names=spec.names,
+        roles=spec.roles,
+        reference=spec.reference,
+        reduction=spec.reduction_length(request.ints),
+        coarse=spec.coarse(request.ints),
+        predicted=tuple(candidate.cost(request.sizes) for candidate in candidates),
+        check_accuracy=options.get("check_accuracy"),
+        limits=_limits(spec.target),
+        apart=policy.apart(candidates, proven),
+        trial_seconds=options.get("trial_seconds"),
+        only_apart=options.get("isolation") == "always",
+        target=spec.target,
+        seconds=math.inf if tightest is None else tightest.left(),
+        sampler=spec.sampler,
+        patient=options.get("tune") in ("thorough", "all"),
+        last_chance=request.last_chance,
+        kernel=spec.name,
+    )
+
+
+def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) -> None:
+    """Counts the measurements among the attempts and appends them to the store."""
+    moment = state(request.spec.target)
+    measurements = [
+        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
+        for attempt in attempts
+        if attempt.measurement is not None
+    ]
+    counters.add("candidates_benchmarked", sum(bool(measurement.samples) for measurement in measurements))
+    if remember and measurements:
+        request.store.append(*measurements)
+
+
+def _limits(target: torch.device) -> Limits:
+    thorough = options.get("tune") == "thorough"
+    if target.type == "cuda":
+        limits = GPU_THOROUGH if thorough else GPU_LIMITS
+    else:
+        limits = THOROUGH if thorough else LIMITS
+    return dataclasses.replace(limits, band=noise_band(target.type), races=1 if _in_slices() else limits.races)
+
+
+def _with_earlier(request: Request, scores: tuple[Score | None, ...]) -> tuple[Score | None, ...]:
+    """The scores together with what was measured at these sizes before, as the link `exact` of a later process sees them."""
+    known = request.usable(request.scores(combine(request.store.exact(request.problem, request.environment))))
+    return tuple(on_record if on_record is not None else now for on_record, now in zip(known, scores, strict=True))
+
+
+def _outcome(measurement: Measurement | None) -> Outcome:
+    return Outcome.COMPILE_ERROR if measurement is None else measurement.outcome
+
+
+def _nothing_to_do(request: Request) -> bool:
+    assert request.args is not None
+    tensors, _ = request.spec.split(request.args)
+    written = [
+        t for t, role in zip(tensors, request.spec.roles, strict=True) if role in ("out", "inout") and t is not None
+    ]
+    return bool(written) and not any(tensor.numel() for tensor in written)
+
+
+__all__ = ["again", "choose", "trial", "tuner"]

@@ -1,0 +1,110 @@
+"""What the plan file that the option `plan` names says (dispatch/planfile.py).
+
+Where it says nothing, or pins a kernel that has changed or cannot run, the option `plan_missing` decides: "warn" tells
+of it and lets the weaker links answer as if there were no plan (a changed kernel still runs); "error" raises NotInPlan.
+Nothing is measured for what a plan pins.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from polytile import options
+from polytile.dispatch.pinned import pinned as pinned_under
+from polytile.dispatch.planfile import Key, Plan, differences, here, key_of
+from polytile.dispatch.request import Answer, Request
+from polytile.dispatch.spec import KernelSpec
+from polytile.errors import NotInPlan, OptionError, PlanError
+from polytile.problem import sizes_text
+
+log = logging.getLogger("polytile.dispatch")
+
+
+def choose(request: Request) -> Answer | None:
+    """The pinned candidate; a note where the plan has none for this regime or one that cannot run."""
+    path = options.get("plan")
+    if not path:
+        return None
+    key = _key(request.spec, request.regime)
+    pinned = opened(path).by_key.get(key)
+    if pinned is None:
+        others = " or ".join(", ".join(conditions) or "defaults" for conditions in opened(path).elsewhere(key))
+        now = ", ".join(pinned_under(request.spec.target.type)) or "defaults"
+        return _missing(request, path, f"the plan pins it for {others}, here are {now}" if others else "not in the plan")
+    candidate = next((candidate for candidate in request.alive if candidate.name == pinned.candidate), None)
+    if candidate is None:
+        return _missing(request, path, f"the plan's {pinned.candidate!r} cannot run here")
+    if candidate.source_hash == pinned.source:
+        return Answer(candidate, f"pinned by {path}")
+    _missing(request, path, f"the source of {pinned.candidate!r} has changed since the plan was made")
+    return Answer(candidate, f"pinned by {path}, though its source has changed since")
+
+
+def splits(spec: KernelSpec, regime: str) -> bool:
+    """Whether the plan in force, if there is one, pins parts of this regime in place of the whole."""
+    path = options.get("plan")
+    return bool(path) and _key(spec, regime) in opened(path).split
+
+
+def taken_out(spec: KernelSpec, regime: str) -> tuple[Mapping[str, int], ...]:
+    """The single sizes of this regime that the plan in force, if there is one, pins by themselves. Raises OptionError where the
+    plan leaves one of the sizes out."""
+    path = options.get("plan")
+    pinned = opened(path).taken_out.get(_key(spec, regime), ()) if path else ()
+    for sizes in pinned:
+        if lacking := spec.bucketed() - sizes.keys():
+            raise OptionError(
+                f"option 'plan': {path} pins kernel {spec.name!r} at sizes without {', '.join(sorted(lacking))}; make the plan "
+                "anew with polytile.save_plan."
+            )
+    return pinned
+
+
+def _key(spec: KernelSpec, regime: str) -> Key:
+    return key_of(spec, pinned_under(spec.target.type), regime)
+
+
+def opened(path: str) -> Plan:
+    """The plan at `path`, read once for each state of the file. Raises OptionError where it cannot be read."""
+    return _opened(path, _stamp(path))
+
+
+def _missing(request: Request, path: str, what: str) -> Answer:
+    """Warns or raises as `plan_missing` says, where a call is at stake and not just a preview of one."""
+    sizes = sizes_text(request.spec.deciding(request.ints))
+    if request.args is not None:
+        if options.get("plan_missing") == "error":
+            raise NotInPlan(
+                f"kernel {request.spec.name!r} at {sizes or 'any size'} (regime {request.regime or 'of all sizes'}): {what} "
+                f"({path}); make the plan anew with polytile.save_plan after a run at these sizes, or set the option "
+                "plan_missing to 'warn'."
+            )
+        log.warning("Kernel %r at %s: %s (%s).", request.spec.name, sizes or "any size", what, path)
+    return Answer(None, what)
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(path: str, stamp: tuple[int, int]) -> Plan:
+    try:
+        plan = Plan.read(path)
+    except PlanError as error:
+        raise OptionError(f"option 'plan': {error}") from None
+    elsewhere = differences(plan.environment, here())
+    if elsewhere:
+        log.warning("The plan %s was made elsewhere, so results and times may differ: %s.", path, "; ".join(elsewhere))
+    return plan
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Changes when the file does; (0, 0) where there is none."""
+    try:
+        status = Path(path).expanduser().stat()
+        return status.st_mtime_ns, status.st_ino
+    except OSError:
+        return 0, 0
+
+
+__all__ = ["Plan", "choose", "opened", "splits", "taken_out"]

@@ -1,0 +1,113 @@
+"""The candidates' own predictions: what is chosen where nothing may be measured, and what is measured where it may.
+
+Worth measuring is what the prediction leaves open. On the kernels of an encoder in training, whose winners were measured,
+no candidate predicted 1.6 times slower than the best has won, and the best two of a matmul, predicted alike, were mostly
+within 5 % of each other and once 23 % apart. A second source takes 0.1-0.4 s to compile; for a kernel of 50 µs that is
+never earned back by most programs. Where this is wrong: predictions of few µs, where starting threads costs as much as
+the work, are off by 2; a candidate lost there is found by a hinted or explicit tuning, which tries more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from polytile import options
+from polytile.candidates.candidate import READY_MADE, Candidate
+from polytile.dispatch.request import Answer, Request, may_measure
+from polytile.problem import time_text
+
+Ranked = TypeVar("Ranked")
+
+
+def choose(request: Request) -> Answer | None:
+    """The candidate predicted to be fastest, where none may be timed; equal predictions go to the canonical order."""
+    if may_measure(request):
+        return None
+    for best in sorted(request.alive, key=lambda candidate: candidate.cost(request.sizes)):
+        if request.without_deadly([best]):
+            return Answer(best, f"predicted {time_text(best.cost(request.sizes))}")
+    return None
+
+
+CLEAR_LOSER = 1.6
+"""A generated candidate predicted to take so many times as long as the best is not measured."""
+
+HOPELESS = 50.0
+"""A library candidate predicted to take so many times as long is not measured: it is there for when nothing else can run."""
+
+COMPILE_SECONDS = 0.2
+"""What it takes to compile one more source, about."""
+
+OPEN = 0.2
+"""How much faster than its prediction says a candidate of the shortlist may well be, relatively."""
+
+
+ALIKE = 0.6
+"""What part of a shortlist, two at least, may share a trait, such as the width of their blocks. Predictions err together for what
+is alike: on 254 products whose every candidate was measured on an H100, the best of three of the ranking took 1.023 times as long
+as the best of all (95th percentile 1.15), the best of three of which no more than two share a trait 1.017 (1.08); of five with
+three 1.0085 (1.07) in place of 1.011 (1.08). Where this is wrong: what is alike may be fastest, and the last of it the fastest;
+on 64 squares a shortlist of five missed a faster candidate by 2 % at most that way, with no more than two alike by 80 %."""
+
+
+def shortlist(request: Request) -> tuple[Candidate, ...]:
+    """The candidates worth measuring, in canonical order: the option `shortlist` says how many at most, a library kernel
+    among them (the one with the best prediction), as a tuned program must never be slower than the library's kernels. What
+    else is ready made is measured besides: it costs no compiling, and its predictions say nothing of those of generated
+    kernels. So is the library's of a loop on a GPU. That of a loop, ATen's calls one after the other, has to be predicted about
+    as fast as the best; if all that is measured turns out slower than it was predicted, links/measured.py measures it too. All
+    of them where the option `tune` says so.
+
+    Depends on the sizes, the candidates and the options alone, so that a later process asks for the same ones.
+    """
+    if options.get("tune") == "all":
+        return tuple(request.candidates)
+    on_gpu = request.spec.target.type == "cuda"
+    count = max(1, options.get("gpu_shortlist" if on_gpu else "shortlist"))
+    worth_it = [candidate for candidate in request.candidates if candidate.origin != "reference"] or request.candidates
+    cost = {candidate.name: candidate.cost(request.sizes) for candidate in worth_it}
+    ranked = sorted(worth_it, key=lambda candidate: cost[candidate.name])  # ties stay in order
+    generated = [candidate for candidate in ranked if candidate.origin not in READY_MADE]
+    best = cost[(generated or ranked)[0].name]
+    of_a_loop = request.spec.family == "loop"
+    slowest = (CLEAR_LOSER if of_a_loop else HOPELESS) * best
+    library = next((c for c in ranked if is_library(c) and cost[c.name] <= slowest), None)
+    takes_a_place = library is not None and not (on_gpu and of_a_loop)
+    pays = on_gpu or best * OPEN * options.get("expected_calls") >= COMPILE_SECONDS
+    chosen: list[Candidate] = []
+    for candidate in generated:
+        compiled = not chosen or _recipe(candidate) in {"", *map(_recipe, chosen)}
+        if cost[candidate.name] <= CLEAR_LOSER * best and (pays or compiled):
+            chosen.append(candidate)
+    chosen = varied(chosen, max(1, count - takes_a_place), lambda candidate: getattr(candidate, "traits", ()))
+    beside = [c for c in ranked if c.origin in READY_MADE and not is_library(c) and cost[c.name] <= CLEAR_LOSER * best]
+    names = {candidate.name for candidate in [*chosen, *beside, library or ranked[0]]}
+    return tuple(candidate for candidate in request.candidates if candidate.name in names)
+
+
+def varied(ranked: Sequence[Ranked], count: int, traits: Callable[[Ranked], Iterable[Hashable]]) -> list[Ranked]:
+    """The first `count` of which no larger part than ALIKE shares a trait; then the first of the others, if there are too few."""
+    seen: Counter[Hashable] = Counter()
+    most = max(2, math.ceil(ALIKE * count))
+    chosen: list[int] = []
+    for place, candidate in enumerate(ranked):
+        if len(chosen) < count and all(seen[trait] < most for trait in traits(candidate)):
+            chosen.append(place)
+            seen.update(traits(candidate))
+    rest = [place for place in range(len(ranked)) if place not in chosen]
+    return [ranked[place] for place in sorted(chosen + rest[: count - len(chosen)])]
+
+
+def _recipe(candidate: Candidate) -> str:
+    """Equal for candidates of one source, empty where there is nothing to compile."""
+    return getattr(candidate, "recipe", "")
+
+
+def is_library(candidate: Candidate) -> bool:
+    return candidate.origin == "library"
+
+
+__all__ = ["choose", "is_library", "shortlist", "varied"]

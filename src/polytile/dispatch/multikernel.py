@@ -1,0 +1,547 @@
+"""MultiKernel: candidates for one kernel behind one call, each regime of sizes sent to its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from polytile import locks, store
+from polytile import options as settings
+from polytile.candidates.candidate import Candidate, Entry, PythonEntry, failed, ready, settled, specialised
+from polytile.counters import counters
+from polytile.dispatch import last_resort, refining, selector, trace, trials
+from polytile.dispatch.decision import Decision
+from polytile.dispatch.failures import Failures
+from polytile.dispatch.inputs import check_inputs
+from polytile.dispatch.links import forced, plan, prior
+from polytile.dispatch.pinned import pinned
+from polytile.dispatch.refiner import Refiner
+from polytile.dispatch.request import Request, measuring
+from polytile.dispatch.spec import KernelSpec
+from polytile.dispatch.splitting import Regimes, Words
+from polytile.dispatch.temporary import FirstRun, ForNow, Undecided
+from polytile.errors import (
+    CompilerMissing,
+    DeviceLost,
+    DivisionByZero,
+    HintError,
+    LoweringError,
+    NoCandidate,
+    ResourcesExceeded,
+)
+from polytile.problem import Measurement, Outcome, sizes_text
+from polytile.runtime import programs, regime
+from polytile.runtime.launcher import Dispatcher
+from polytile.schedule.checks import NO_DIVISOR
+from polytile.schedule.facts import Facts
+from polytile.tuning.budget import Budget
+from polytile.tuning.environment import environment
+from polytile.tuning.room import MOST_POSTPONED
+
+HINTED_SHORTLIST = 6
+"""Candidates measured for a hinted size, at least: nobody waits for that call yet, and the sizes are the ones that matter."""
+
+HINTED = ", for a hint"
+"""What the grounds of a decision say besides where a hint asked for it."""
+
+HINTED_CALLS = 10**9
+"""Calls that a hinted size is expected to get: compiling always pays."""
+
+
+class MultiKernel:
+    """A kernel with several implementations.
+
+    `candidates` come in canonical order, with different names. `options` are those of the compile that this kernel
+    belongs to; they are in force whenever it has to choose. `budget` is what the program that the kernel is part of may spend on
+    measuring, all its kernels together. `dispatch` is what generated code calls, with the kernel's
+    flat arguments: the first call of a regime chooses its candidate (selector.py), and all later ones go straight to
+    it. Any number of threads may call."""
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        candidates: Sequence[Candidate],
+        options: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self.spec = spec
+        self.candidates = tuple(candidates)
+        self.options = settings.check(options or {}, f"options of kernel {spec.name!r}")
+        self._by_name = {candidate.name: candidate for candidate in self.candidates}
+        if not self.candidates or len(self._by_name) != len(self.candidates):
+            names = ", ".join(repr(candidate.name) for candidate in self.candidates) or "none"
+            raise ValueError(f"kernel {spec.name!r} needs candidates with different names; it was given {names}.")
+        self.budget = budget
+        self._lock = locks.rlock()
+        self._choosing: set[int] = set()
+        self._regimes = Regimes(spec)
+        self._failures = Failures()
+        self._refiner = Refiner(self)
+        self._postponed: dict[int, int] = {}
+        """How often a regime's measuring was put off to a later call because memory or time was short."""
+        self._noted: set[int] | None = None
+        """The keys of calls, while someone wants to know them."""
+        self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
+            spec.name,
+            spec.size_keys,
+            self._on_miss,
+            tensor_key=spec.tensor_keys,
+            on_error=self._on_error,
+            formulas=tuple(formula for _, formula in spec.conditions),
+            device=spec.device_type,
+            on_due=self._on_due,
+        )
+        with settings.restored(self.options):
+            checked = settings.get("check_inputs")
+            self.pinned = pinned(spec.target.type)
+            """What a plan is told of the conditions under which this kernel chooses."""
+        self.dispatch: Callable[..., None] = self._checked_call if checked else self.dispatcher
+
+    def __call__(self, *args: Any) -> None:
+        """Runs the kernel: tensors, then ints. Raises NoCandidate where nothing can run at these sizes."""
+        self.dispatch(*args)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its candidates, in canonical order."""
+        return tuple(self._by_name)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decision of every regime met so far."""
+        with self._lock:
+            return tuple(self._regimes.decisions.values())
+
+    @property
+    def faulty(self) -> dict[str, str]:
+        """Candidates that do not compile or have given a wrong result, in whatever regime that was, and why."""
+        with self._lock:
+            return self._failures.faulty
+
+    def decision_at(self, *args: Any) -> Decision | None:
+        """The decision that a call with these arguments, or these ints alone, would follow; None if there is none
+        yet."""
+        with self._lock:
+            return self.decided(self.dispatcher.key_of(*args))
+
+    def choose(self, sizes: Mapping[str, int]) -> Decision:
+        """What would be chosen at these sizes (all of `spec.size_names`) without measuring; changes nothing.
+
+        Raises NoCandidate where nothing can run.
+        """
+        ints = tuple(sizes[name] for name in self.spec.size_names)
+        with self._lock, settings.restored(self.options):
+            key = self._key_of(ints)
+            request = self.request(key, ints, None)
+            decision = selector.choose(request) if request.candidates else None
+            if decision is None:
+                raise NoCandidate(self._nothing_left(key, request))
+            return decision
+
+    def prepare(self, ints: Sequence[int]) -> None:
+        """Starts compiling, in the background, what a first call at these integers is going to need."""
+        ints = tuple(ints)
+        with self._lock, settings.restored(self.options):
+            key = self._key_of(ints)
+            if self.decided(key) is None:
+                self._prepare(self.request(key, ints, None))
+
+    def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
+        """Chooses ahead of calls for the hinted sizes, on arguments that `spec.make_args` makes at those very sizes;
+        the candidates that all the hints need compile side by side. Returns one decision for each hint.
+        Raises HintError for a hint at which there can be no arguments. Where those made up divide by zero, the first call
+        chooses.
+        """
+        calls = [self._made_up(hint) for hint in hints]
+        with self._lock, settings.restored(self.options):
+            thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
+            tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
+        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune, "stall": "wait"}
+        with self._lock, settings.restored({**self.options, **patient}):
+            for args in calls:
+                key = self._key_of(args)
+                if self.decided(key) is None:
+                    self._prepare(self.request(key, self.spec.split(args)[1], args))
+            for args in calls:
+                with contextlib.suppress(DivisionByZero):
+                    self._choose_for_hint(args)
+            decided = [self.decided(self.dispatcher.key_of(*args)) for args in calls]
+            return [decision for decision in decided if decision is not None]
+
+    def _choose_for_hint(self, args: tuple[Any, ...]) -> None:
+        """Decides for the regime of these arguments; where a decision at other sizes of it stands, for these sizes alone, so that
+        each hint has a kernel of its own."""
+        key, ints = self._key_of(args), self.spec.split(args)[1]
+        standing = self.decided(key)
+        if standing is not None and standing.sizes != self.spec.deciding(ints):
+            self.take_out(self.spec.words_in(key), self.spec.sizes(ints))
+            key = self._key_of(args)
+        if self.decided(key) is None:
+            entry = self._select(key, args)
+            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # it may be split by this very decision
+        words = self.spec.words_in(self.dispatcher.key_of(*args))
+        decision = self._regimes.decisions.get(words)
+        if decision is not None and HINTED not in decision.provenance:
+            self._regimes.decisions[words] = dataclasses.replace(decision, provenance=decision.provenance + HINTED)
+
+    def _made_up(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
+        if self.spec.make_args is None:
+            raise ValueError(f"kernel {self.spec.name!r} cannot make arguments for hinted sizes; call it instead.")
+        try:
+            return tuple(self.spec.make_args(hint))
+        except (RuntimeError, TypeError) as error:  # torch's: memory does not suffice, or 64 bits do not for the element count
+            why = str(error).partition("\n")[0].rstrip(".")
+            at = sizes_text(hint.items())
+            raise HintError(f"kernel {self.spec.name!r} cannot be tried at the hinted {at}: {why}.") from None
+
+    def forget(self) -> None:
+        """Forgets every decision and every failure; the next call chooses anew."""
+        with self._lock:
+            self.dispatcher.clear()
+            self._regimes = Regimes(self.spec)
+            self._failures = Failures()
+            self._postponed.clear()
+            self._refiner = Refiner(self)
+
+    def explain(self) -> str:
+        """The decisions as text, one a line."""
+        lines = [f"{self.spec.name}: {', '.join(candidate.name for candidate in self.candidates)}"]
+        return "\n".join([*lines, *(f"  {decision}" for decision in self.decisions)])
+
+    # A regime met for the first time.
+
+    def _on_miss(self, key: int, args: tuple[Any, ...]) -> Entry:
+        return self.chosen(args)
+
+    def chosen(self, args: tuple[Any, ...], met: bool = False) -> Entry:
+        """The entry for the regime of this call, decided now; or, where the regime has not been `met` and the call must not
+        stall, what serves until it is decided."""
+        with self._lock, settings.restored(self.options), counters.stage("choosing"):
+            try:
+                return self._select(self._key_of(args), args, met)
+            except Exception as error:
+                if not last_resort.is_defect(error):
+                    raise
+                return last_resort.entry(self.spec, self.candidates, self.spec.sizes(self.spec.split(args)[1]), error)
+
+    def anew(self, standing: ForNow, args: tuple[Any, ...]) -> Entry | None:
+        """Decides now what runs calls like this one in place of `standing`; None while another thread is choosing."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            stands: Any = self.dispatcher.get(self.dispatcher.key_of(*args))
+            replaced = stands is not None and not (isinstance(stands, PythonEntry) and stands.call is standing)
+            return stands if replaced else self.replace(args, self.chosen(args, met=True))
+        finally:
+            self._lock.release()
+
+    def _key_of(self, args: Sequence[Any]) -> int:
+        """The key of a call, or of ints alone; that of a part, or of these sizes, where a plan in force says so."""
+        key = self.dispatcher.key_of(*args)
+        words = self.spec.words_in(key)
+        whole = self.spec.regime(words)
+        if not self.spec.is_part(words) and plan.splits(self.spec, whole):
+            self.dispatcher.insert(key, None)
+        elif plan.taken_out(self.spec, whole) and self.dispatcher.get(key) is None:
+            self.dispatcher.insert(key, PythonEntry(Undecided(self)))
+        for sizes in plan.taken_out(self.spec, whole):
+            self.take_out(words, sizes)
+        return self.dispatcher.key_of(*args)
+
+    def take_out(self, words: Words, sizes: Mapping[str, int]) -> None:
+        """Has the next call at these sizes, of the regime `words`, decide for them alone, if none has yet."""
+        own = regime.pack(self.spec.single(words, sizes))
+        if self.dispatcher.get(own) is None:
+            self.dispatcher.insert(own, PythonEntry(Undecided(self)))
+
+    def decided(self, key: int) -> Decision | None:
+        """The decision that stands for a key."""
+        return self._regimes.decisions.get(self.spec.words_in(key))
+
+    def _select(self, key: int, args: tuple[Any, ...], met: bool = False) -> Entry:
+        """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
+        reentrant = key in self._choosing  # a candidate on trial called its own MultiKernel: do not try it again
+        untimed = reentrant or (trials.within() and self.spec.family == "loop")
+        self._choosing.add(key)
+        try:
+            if settings.get("stall") == "never" and not met and not reentrant:
+                standin = self._standin(key, args, may_measure=not untimed)
+                if standin is not None:
+                    return standin
+            while True:
+                request = self.request(key, self.spec.split(args)[1], None if untimed else args)
+                entry = self.adopted(key, self._choice(key, request), request)
+                if entry is not None:
+                    break
+            own = self.dispatcher.key_of(*args)
+            alone = self.spec.is_single(self.spec.words_in(own)) and own != key  # what is on record here says otherwise
+            return self._select(own, args, met) if alone else entry
+        finally:
+            if not reentrant:
+                self._choosing.discard(key)
+
+    def adopted(self, key: int, decision: Decision, request: Request) -> Entry | None:
+        """Files the decision and returns what is to run by it; None where its candidate cannot be made."""
+        chosen = request.named(decision.candidate)
+        if decision.seconds is not None:
+            chosen = settled(chosen, dict(decision.measured_at) or request.sizes)
+        entry = self._made(key, chosen, request)
+        if entry is None:
+            return None
+        self._keep(decision, request)
+        counters.add("store_hits", decision.from_store)
+        for operator in getattr(chosen, "operators", ()) if not trials.within() else ():
+            counters.add_library_call(operator)
+        trace.announce(self.spec, self.candidates, decision)
+        entry = self._watched(key, decision, entry, request)
+        if not trials.within():
+            self._refiner.count(decision, self._regimes.at(request.words, dict(decision.sizes)), request, entry)
+        return entry
+
+    def _choice(self, key: int, request: Request) -> Decision:
+        """What the selector chooses; eager's own kernel where all candidates were wrong. Raises NoCandidate where nothing can
+        run."""
+        forced.check(self.spec.name, self.names)
+        decision = selector.choose(request) if request.candidates else None
+        self._failures.learn(key, request)
+        if decision is None and (decision := selector.eagers_own(request)) is not None:
+            trace.resorted(self.spec, decision)
+        if decision is None:
+            reasons = self._nothing_left(key, request)
+            self._failures.forgive(key)
+            raise NoCandidate(reasons)
+        return decision
+
+    def _watched(self, key: int, decision: Decision, entry: Entry, request: Request) -> Entry:
+        """The entry to put into the table: one that falls back to another candidate should this one, untried so far, raise; one
+        that chooses anew after some calls where measuring was put off; else `entry` itself."""
+        untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
+        if untried and not decision.tried and len(request.candidates) > 1:
+            entry = PythonEntry(FirstRun(self, decision, entry))
+        if decision.postponed and not request.last_chance:
+            times = self._postponed[key] = self._postponed.get(key, 0) + 1
+            entry = PythonEntry(ForNow(self, entry, calls=2 ** (times - 1)))
+        return entry
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[set[int]]:
+        """Within the block, the set that it is given gets the key of every decision that calls follow, whoever it was made
+        for."""
+        with self._lock:
+            self._noted = noted = set[int]()
+            keys = list(self.dispatcher.table())
+        for key in keys:
+            self.dispatcher.watch(key, 1)
+        try:
+            yield noted
+        finally:
+            self._noted = None
+            for key in keys:
+                self.dispatcher.watch(key, self._refiner.interval(self.spec.words_in(key)))
+
+    def _keep(self, decision: Decision, request: Request) -> None:
+        """Files a decision, and splits regimes for whose sizes it shows that one candidate is not the best everywhere. A decision
+        taken within another kernel's trial is filed until that trial ends."""
+        before = self._regimes.decisions.get(request.words)
+        decision = dataclasses.replace(decision, programs=programs.running() | (before.programs if before else frozenset()))
+        if trials.within():
+            self._regimes.decisions[request.words] = decision
+            trials.at_end(functools.partial(self._take_back, request.words))
+            return
+        for whole, part in self._regimes.keep(request.words, decision, self.candidates, request.sizes):
+            old, new = regime.pack(whole), regime.pack(part)
+            entry = self.dispatcher.get(old)
+            self.dispatcher.insert(old, None)
+            if entry is not None:
+                self.dispatcher.insert(new, entry)
+            self._failures.move(old, new)
+            self._refiner.move(whole, part)
+
+    def _on_due(self, args: tuple[Any, ...]) -> None:
+        """The table has counted as many calls of an entry as it was told: looks at this one."""
+        key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
+        if (noted := self._noted) is not None:
+            noted.add(key)
+            self.dispatcher.watch(key, calls)
+            return
+        free = self._lock.acquire(blocking=False)
+        try:
+            if free:
+                with settings.restored(self.options):
+                    calls = self._refiner.look(key, args)
+        except Exception as error:
+            if not last_resort.is_defect(error):
+                raise
+            last_resort.tell(self.spec, "measure more of", error)
+        finally:
+            self.dispatcher.watch(key, calls)
+            if free:
+                self._lock.release()
+
+    def _standin(self, key: int, args: tuple[Any, ...], may_measure: bool) -> PythonEntry | None:
+        """With the option stall "never": what serves this regime until its own kernels are compiled and may be measured; None
+        where a decision takes neither, or where nothing else can serve.
+
+        The best that is at hand: a kernel made for a regime with fewer facts is right here too, if slower; where there
+        is none, torch operators do the work.
+        """
+        request = self.request(key, self.spec.split(args)[1], args if may_measure else None)
+        if not request.candidates:
+            return None
+        wanted, measured = self._prepare(request)
+        if all(ready(candidate) or failed(candidate) for candidate in wanted) and not (measured and may_measure):
+            return None
+        facts = self.spec.facts(request.ints, self._pointers(args))
+        able = [made for c in self.candidates for made in self._forms(c, facts) if made.name in request.names]
+        at_hand = [candidate for candidate in able if ready(candidate)]
+        if not at_hand:
+            return None
+        best = min(at_hand, key=lambda candidate: candidate.cost(request.sizes))
+        return PythonEntry(ForNow(self, best.entry(), wanted, calls=1))
+
+    def _forms(self, candidate: Candidate, facts: Facts) -> list[Candidate]:
+        """The compiled forms of a candidate that are right where `facts` hold."""
+        made = getattr(candidate, "made", None)
+        return [form for form in made() if facts.include(form.facts)] if made is not None else [candidate]
+
+    def _pointers(self, args: tuple[Any, ...] | None) -> Sequence[int]:
+        if not args or not self.spec.tensor_keys:
+            return ()
+        return [0 if tensor is None else tensor.data_ptr() for tensor in self.spec.split(args)[0]]
+
+    def request(self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None) -> Request:
+        """What the selector is asked about these integers, in the regime `key`; with `args`, candidates may be tried on them."""
+        spec, sizes = self.spec, self.spec.sizes(ints)
+        pointers = self._pointers(args)
+        rejected = self._failures.at(key, sizes)
+        able = [c for c in self.candidates if c.name not in rejected and self._can_run(c, sizes, ints)]
+        facts = spec.facts(ints, pointers)
+        return Request(
+            spec=spec,
+            problem=spec.problem(ints, pointers),
+            candidates=tuple(specialised(candidate, facts) for candidate in able),
+            sizes=sizes,
+            ints=ints,
+            words=spec.words_in(key),
+            args=args,
+            environment=environment(spec.target),
+            store=store.current(),
+            budget=self.budget,
+            last_chance=settings.get("tune") == "thorough" or self._postponed.get(key, 0) >= MOST_POSTPONED,
+        )
+
+    def _can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:
+        """Whether the candidate may serve the regime of these sizes: `valid` at the sizes themselves and, where it
+        says of itself that its limits are hard, all over the regime, as later calls of the regime go to it unasked."""
+        if not candidate.valid(sizes):
+            return False
+        hard = getattr(candidate, "hard_limits", False)
+        return not hard or all(candidate.valid(corner) for corner in self.spec.corners(ints))
+
+    def _prepare(self, request: Request) -> tuple[Sequence[Candidate], bool]:
+        """Starts compiling what a decision at these sizes will need. Returns these candidates, the one that is already known
+        to win or a shortlist, and whether they will be measured."""
+        known = selector.choose(dataclasses.replace(request, args=None)) if request.candidates else None
+        decided = known is not None and (known.link not in ("prior", "default") or not measuring())
+        wanted = [request.named(known.candidate)] if known is not None and decided else prior.shortlist(request)
+        for candidate in wanted:
+            _prepared(candidate)
+        return wanted, not decided
+
+    def _made(self, key: int, candidate: Candidate, request: Request) -> Entry | None:
+        """The candidate's entry; None, with the failure recorded, if it cannot be made."""
+        try:
+            candidate.prepare()
+            return candidate.entry()
+        except CompilerMissing as error:
+            self._failures.add(candidate.name, str(error))
+        except DeviceLost:
+            raise
+        except ResourcesExceeded as error:  # by the code for the facts of this regime; in another it may fit
+            self._record(request, candidate, Outcome.RESOURCES, error)
+            self._failures.add(candidate.name, f"{Outcome.RESOURCES.value}: {error}", key)
+        except Exception as error:
+            self._record(request, candidate, Outcome.COMPILE_ERROR, error)
+            self._failures.add(candidate.name, f"{Outcome.COMPILE_ERROR.value}: {error}")
+            trace.rejected(self.spec, candidate.name, str(error), Outcome.COMPILE_ERROR)
+        return None
+
+    def _record(self, request: Request, candidate: Candidate, outcome: Outcome, error: Exception) -> None:
+        detail = f"{type(error).__name__}: {error}"
+        request.store.append(
+            Measurement(
+                request.problem, candidate.name, candidate.config, candidate.source_hash, outcome, detail=detail,
+                environment=request.environment,
+            )
+        )  # fmt: skip
+
+    def _nothing_left(self, key: int, request: Request) -> str:
+        sizes = sizes_text(request.sizes.items())
+        known = {**self._failures.at(key, request.sizes), **request.rejected}
+        reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
+        return (
+            f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
+            "Add one that can: products get more by the option sources, of which 'library' can run everything."
+        )
+
+    # Calls off the straight path.
+
+    def _take_back(self, words: Words) -> None:
+        """Takes back a decision that a trial of another kernel's candidate brought about: the next call decides anew."""
+        with self._lock:
+            self.decide_anew(words)
+
+    def learn(self, key: int, request: Request) -> None:
+        """Keeps what was found out about candidates that fail while the request was answered for the regime `key`."""
+        self._failures.learn(key, request)
+
+    def drop(self, key: int) -> None:
+        """The candidate of the regime `key` has failed: the next call decides. What has failed in this regime alone takes part
+        once more, as the library's may have to serve numbers at which all are wrong."""
+        self._failures.forgive(key)
+        self.decide_anew(self.spec.words_in(key))
+
+    def decide_anew(self, words: Words) -> None:
+        """Has the next call of this regime decide."""
+        if self._regimes.decisions.pop(words, None) is not None:
+            self.dispatcher.insert(regime.pack(words), PythonEntry(Undecided(self)))
+
+    def _checked_call(self, *args: Any) -> None:
+        check_inputs(self.spec, args)
+        self.dispatcher(*args)
+
+    def _on_error(self, code: int) -> None:
+        """A native kernel's run-time check failed; returning leaves the error's text to the dispatcher."""
+        if 0 < code <= len(self.spec.checks):
+            sentence = self.spec.checks[code - 1]
+            raise DivisionByZero if sentence == NO_DIVISOR else IndexError(f"kernel {self.spec.name!r}: {sentence}")
+
+    def failed(self, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
+        """The entry to use in place of a candidate that raised `error` in its first run."""
+        with self._lock, settings.restored(self.options):
+            key = self.dispatcher.key_of(*args)
+            candidate = self._by_name[decision.candidate]
+            self._record(self.request(key, self.spec.split(args)[1], args), candidate, Outcome.RAISED, error)
+            self._failures.add(candidate.name, f"raised {type(error).__name__}: {error}", key)
+            if self.spec.family == "user":
+                trace.rejected(self.spec, candidate.name, f"{type(error).__name__}: {error}", Outcome.RAISED)
+            self._regimes.decisions.pop(self.spec.words_in(key), None)
+            return self.replace(args, self._select(key, args))
+
+    def replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:
+        """Makes `entry` the one that runs calls like this one."""
+        with self._lock:
+            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
+        return entry
+
+
+def _prepared(candidate: Candidate) -> None:
+    """Starts compiling it; one that has no source for these facts fails when it is asked for, not here."""
+    with contextlib.suppress(LoweringError):
+        candidate.prepare()
+
+
+__all__ = ["MultiKernel"]

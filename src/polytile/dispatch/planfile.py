@@ -1,0 +1,248 @@
+"""Plan files: every decision of a program, pinned, one a line.
+
+A plan is JSON that a person can read and `git diff` can show:
+
+    {"format": "polytile plan", "version": 2,
+    "environment": {
+     "torch": "2.13.0", ...},
+    "decisions": [
+    {"kernel": "softmax_1f0c9a52", "regime": "M=512..723%16", "candidate": "looped t2", "source": ..., "digest": ...,
+     "dtypes": [...], "layouts": [...], "conditions": ["threads=2"], "sizes": {...}},
+    ...]}
+
+A decision is found by the kernel's digest, dtypes, layouts, the conditions that change how its candidate runs (conditions.py) and
+the regime; where a regime is split (splitting.py), the
+decisions are those of its parts, each with "part_of", the whole; so is that of single sizes taken out of it (refining.py). Its
+name is there for readers, and so are its sizes but for those. The
+environment says where the plan was made; it takes no part in finding a decision, so that a plan works on another
+machine of the same kind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polytile import files
+from polytile.dispatch.decision import Decision
+from polytile.errors import PlanError
+from polytile.runtime import device
+from polytile.runtime.pytorch import threads
+from polytile.tuning.environment import environment
+from polytile.version import __version__
+
+if TYPE_CHECKING:
+    from polytile.dispatch.multikernel import MultiKernel
+    from polytile.dispatch.spec import KernelSpec
+
+FORMAT, VERSION = "polytile plan", 2
+
+Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], str]
+"""What a decision is about: kernel digest, dtypes, layouts, conditions, regime."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """One decision of a plan. `source` is the hash of the candidate's source; `sizes` are those it was first met at."""
+
+    kernel: str
+    regime: str
+    candidate: str
+    source: str
+    digest: str
+    dtypes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    part_of: str = ""
+    conditions: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(spec: KernelSpec, conditions: tuple[str, ...], decision: Decision, source: str) -> Pinned:
+        digest, dtypes, layouts, _, regime = key_of(spec, conditions, decision.regime)
+        sizes, whole = decision.sizes, decision.part_of
+        return Pinned(spec.name, regime, decision.candidate, source, digest, dtypes, layouts, sizes, whole, conditions)
+
+    @property
+    def key(self) -> Key:
+        return self.digest, self.dtypes, self.layouts, self.conditions, self.regime
+
+    @property
+    def single(self) -> bool:
+        """Whether it is about single sizes taken out of their regime: a part names its sizes as first..last."""
+        return bool(self.part_of) and ".." not in self.regime
+
+    @property
+    def split(self) -> Key:
+        """The key of the regime that this one's is a part of."""
+        return self.digest, self.dtypes, self.layouts, self.conditions, self.part_of
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kernel": self.kernel,
+            "regime": self.regime,
+            "candidate": self.candidate,
+            "source": self.source,
+            "digest": self.digest,
+            "dtypes": list(self.dtypes),
+            "layouts": list(self.layouts),
+            "conditions": list(self.conditions),
+            "sizes": dict(self.sizes),
+            **({"part_of": self.part_of} if self.part_of else {}),
+        }
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> Pinned:
+        texts = {name: entry[name] for name in ("kernel", "regime", "candidate", "source", "digest")}
+        if not all(isinstance(text, str) for text in texts.values()):
+            raise TypeError(f"the decision {json.dumps(entry)} has something else than text where text belongs")
+        sizes = tuple((name, int(size)) for name, size in entry["sizes"].items())
+        dtypes, layouts, conditions = (tuple(entry[name]) for name in ("dtypes", "layouts", "conditions"))
+        part_of = str(entry.get("part_of", ""))
+        return Pinned(**texts, dtypes=dtypes, layouts=layouts, sizes=sizes, part_of=part_of, conditions=conditions)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decisions of one file, and facts about the place where they were made."""
+
+    decisions: tuple[Pinned, ...]
+    environment: Mapping[str, str]
+
+    @cached_property
+    def by_key(self) -> Mapping[Key, Pinned]:
+        return {pinned.key: pinned for pinned in self.decisions}
+
+    def elsewhere(self, key: Key) -> tuple[tuple[str, ...], ...]:
+        """The other conditions under which the plan pins what `key` is about."""
+        return tuple(p.conditions for p in self.decisions if (*p.key[:3], p.regime) == (*key[:3], key[4]) and p.key != key)
+
+    @cached_property
+    def split(self) -> frozenset[Key]:
+        """The regimes of which parts are pinned."""
+        return frozenset(pinned.split for pinned in self.decisions if pinned.part_of and not pinned.single)
+
+    @cached_property
+    def taken_out(self) -> Mapping[Key, tuple[Mapping[str, int], ...]]:
+        """The single sizes that are pinned, by the key of their regime."""
+        found: dict[Key, tuple[Mapping[str, int], ...]] = {}
+        for pinned in self.decisions:
+            if pinned.single:
+                found[pinned.split] = (*found.get(pinned.split, ()), dict(pinned.sizes))
+        return found
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> Plan:
+        """Raises PlanError where there is no such file, or it is no plan, or pins one thing twice."""
+        try:
+            content = json.loads(Path(path).expanduser().read_text())
+            if content["format"] != FORMAT or content["version"] != VERSION:
+                raise ValueError(f"it is of version {content['version']}, this polytile reads {VERSION}")
+            decisions = tuple(Pinned.from_json(entry) for entry in content["decisions"])
+            facts = {str(name): str(value) for name, value in content["environment"].items()}
+        except FileNotFoundError:
+            raise PlanError(
+                f"{os.fspath(path)} does not exist; write a plan there first, with polytile.save_plan."
+            ) from None
+        except KeyError as error:
+            raise PlanError(f"{os.fspath(path)} is no plan file (it has no {error}); write it again.") from None
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise PlanError(f"{os.fspath(path)} is no plan file ({error}); write it again.") from None
+        plan = Plan(decisions, facts)
+        if len(plan.by_key) < len(decisions):
+            twice = next(pinned for pinned in decisions if plan.by_key[pinned.key] is not pinned)
+            raise PlanError(
+                f"{os.fspath(path)} says twice what kernel {twice.kernel!r} runs for {twice.regime}; "
+                "remove one of the lines."
+            )
+        return plan
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan atomically. Raises PlanError where the file cannot be written."""
+        target = Path(path).expanduser()
+        try:
+            files.write_text(target, self.text())
+        except OSError as error:
+            raise PlanError(f"the plan cannot be written to {target}: {error.strerror or error}.") from None
+
+    def text(self) -> str:
+        """The file: sorted, one fact and one decision a line, so that line tools show what has changed."""
+        ordered = sorted(self.decisions, key=lambda pinned: (pinned.kernel, pinned.key))
+        facts = _lines(
+            [f"{json.dumps(name)}: {json.dumps(self.environment[name])}" for name in sorted(self.environment)]
+        )
+        decisions = _lines([json.dumps(pinned.as_json()) for pinned in ordered])
+        return (
+            f'{{"format": {json.dumps(FORMAT)}, "version": {VERSION},\n'
+            f'"environment": {{{facts}}},\n"decisions": [{decisions}]}}\n'
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one plan says and the other does not, or not so; None where a plan says nothing."""
+
+    before: Pinned | None
+    after: Pinned | None
+
+    @property
+    def pinned(self) -> Pinned:
+        """Whichever of the two there is."""
+        present = self.after or self.before
+        assert present is not None
+        return present
+
+
+def compare(before: Plan, after: Plan) -> list[Change]:
+    """The decisions in which two plans differ: candidate or source. Names and sizes, which are for readers, may differ."""
+    changes = []
+    for key in sorted({**before.by_key, **after.by_key}):
+        old, new = before.by_key.get(key), after.by_key.get(key)
+        if old is None or new is None or (old.candidate, old.source) != (new.candidate, new.source):
+            changes.append(Change(old, new))
+    return changes
+
+
+def here() -> dict[str, str]:
+    """What of this process and machine could make a pinned kernel give other results or take another time."""
+    facts = {name: value for name, value in environment() if name != "method"}
+    machine = device.describe()
+    facts.update({name: str(machine[name]) for name in ("model", "isa", "cores")}, threads=str(threads()))
+    return {"polytile": __version__, **facts}
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Each fact in which two environments differ, as words: "torch 2.11.0, here 2.13.0"."""
+    names = sorted({**before, **after})
+    return [
+        f"{name} {before.get(name, 'unknown')}, here {after.get(name, 'unknown')}"
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+
+
+def key_of(spec: KernelSpec, conditions: tuple[str, ...], regime: str) -> Key:
+    """What a decision about this kernel in this regime, under these conditions, is found by."""
+    dtypes = tuple(str(arg.dtype).removeprefix("torch.") for arg in spec.args)
+    return spec.kernel, dtypes, tuple(spec.layouts), conditions, regime
+
+
+def pinned_by(multikernel: MultiKernel) -> list[Pinned]:
+    """Every decision that a MultiKernel has made so far, each with the source of its candidate as it is now. No source is
+    generated for candidates that were never chosen."""
+    decisions = multikernel.decisions
+    chosen = {decision.candidate for decision in decisions}
+    sources = {candidate.name: candidate.source_hash for candidate in multikernel.candidates if candidate.name in chosen}
+    spec, conditions = multikernel.spec, multikernel.pinned
+    return [Pinned.of(spec, conditions, decision, sources[decision.candidate]) for decision in decisions]
+
+
+def _lines(parts: Sequence[str]) -> str:
+    return "\n" + ",\n".join(parts) if parts else ""
+
+
+__all__ = ["FORMAT", "VERSION", "Change", "Key", "Pinned", "Plan", "compare", "differences", "here", "key_of", "pinned_by"]

@@ -1,0 +1,65 @@
+"""The selector on a matrix of measurements: what it would choose, what it would measure for that, and what that costs.
+
+It is the selector's own chain that answers, over an empty store which fills as it measures; a Device of tuning/replay.py
+takes the place of the real one. As in a MultiKernel, what was decided for a regime serves all its sizes, but where the
+regime is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polytile import options
+from polytile.dispatch import selector
+from polytile.dispatch.request import Request
+from polytile.dispatch.spec import KernelSpec
+from polytile.dispatch.splitting import Regimes
+from polytile.problem import Problem
+from polytile.runtime import regime
+from polytile.store import Store
+from polytile.tuning.replay import Device, Matrix, Recorded, Report, evaluate
+
+SHARED = "decided for its regime"
+"""Grounds of a choice that an earlier size of the same regime brought along."""
+
+
+def replay(matrix: Matrix, problems: Sequence[Problem] = (), store: Store | None = None) -> Report:
+    """The selector's choices on the problems in this order, as the options in force have them (plans aside).
+
+    `store` is what the program knows beforehand: nothing, if it is not given. Grounds are the names of the links.
+    """
+    device = Device(matrix)
+    known = store if store is not None else Store(None)
+    decided: dict[tuple[KernelSpec, tuple[str, ...]], Regimes] = {}
+
+    def choose(problem: Problem, candidates: Sequence[Recorded]) -> tuple[str, str]:
+        spec = spec_of(problem)
+        regimes = decided.setdefault((spec, problem.layouts), Regimes(spec))
+        ints = tuple(size for _, size in problem.sizes)
+        words = regimes.at(spec.words(ints), dict(problem.sizes))
+        if words in regimes.decisions:
+            return regimes.decisions[words].candidate, SHARED
+        request = Request(
+            spec, problem, tuple(candidates), dict(problem.sizes), ints, words, (), matrix.environment, known,
+            tuner=device.tune,
+        )  # fmt: skip
+        decision = selector.choose(request)
+        assert decision is not None, "a problem of a matrix has a candidate that runs"
+        regimes.keep(words, decision, candidates, dict(problem.sizes))
+        return decision.candidate, decision.link
+
+    with options.override(plan="", metrics=""):
+        return evaluate(matrix, choose, problems, device)
+
+
+def spec_of(problem: Problem) -> KernelSpec:
+    """A spec that asks what the problem's own asked: all that a store keeps of it. Every size counts by its bucket, as
+    nearly all do; a size of which each value mattered would be served by neighbours here and is not in a program."""
+    names = tuple(name for name, _ in problem.sizes)
+    return KernelSpec(
+        f"{problem.family}_{problem.kernel[:8]}", problem.family, problem.kernel, (), names,
+        (regime.BUCKET,) * len(names), device=problem.device,
+    )  # fmt: skip
+
+
+__all__ = ["SHARED", "replay", "spec_of"]

@@ -1,0 +1,156 @@
+"""What the links of the selector are asked, and what they answer (selector.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from polytile import options
+from polytile.candidates.candidate import Candidate
+from polytile.dispatch.spec import KernelSpec
+from polytile.problem import Outcome, Problem
+from polytile.store import Store, identity
+from polytile.store.records import Environment, Identity
+from polytile.tuning.budget import Budget
+from polytile.tuning.decide import UNKNOWN, Entrant, Score, doubtful, noise_band, pick
+from polytile.tuning.isolation import policy
+from polytile.tuning.tune import Tuner
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question to the selector.
+
+    `candidates` can run at these sizes, in canonical order. `words` are those of the regime, or of the part of one, that
+    is decided for. `args` are flat arguments to try them on, or None. A link
+    that finds that a candidate fails here puts it into `rejected` with the reason; `outcomes` gets how it ended.
+    `tuner` tries them in place of this machine, if it is given. `budget` is the program's for measuring. `last_chance`: where
+    there is no memory for measuring now, no later call will look for some.
+    """
+
+    spec: KernelSpec
+    problem: Problem
+    candidates: tuple[Candidate, ...]
+    sizes: Mapping[str, int]
+    ints: tuple[int, ...]
+    words: tuple[int, ...]
+    args: tuple[Any, ...] | None
+    environment: Environment
+    store: Store
+    rejected: MutableMapping[str, str] = field(default_factory=dict)
+    outcomes: MutableMapping[str, Outcome] = field(default_factory=dict)
+    tuner: Tuner | None = None
+    budget: Budget | None = None
+    last_chance: bool = True
+
+    @property
+    def regime(self) -> str:
+        return self.spec.regime(self.words)
+
+    @property
+    def alive(self) -> tuple[Candidate, ...]:
+        """The candidates that no link has rejected so far."""
+        return tuple(candidate for candidate in self.candidates if candidate.name not in self.rejected)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(candidate.name for candidate in self.candidates)
+
+    def named(self, name: str) -> Candidate:
+        """The candidate of that name."""
+        return next(candidate for candidate in self.candidates if candidate.name == name)
+
+    def scores(self, known: Mapping[Identity, Score]) -> list[Score | None]:
+        """The scores of `candidates`, in their order. The source of one whose name no score bears is not generated."""
+        names = {name for name, _, _ in known}
+        return [known.get(identity(candidate)) if candidate.name in names else None for candidate in self.candidates]
+
+    def usable(self, scores: Sequence[Score | None]) -> list[Score | None]:
+        """`scores` without those of rejected candidates."""
+        pairs = zip(self.candidates, scores, strict=True)
+        return [None if candidate.name in self.rejected else score for candidate, score in pairs]
+
+    def pick(
+        self, scores: Sequence[Score | None], sizes: Mapping[str, int] | None = None, preferred: str = ""
+    ) -> Candidate | None:
+        """The candidate to choose by `scores`, one for each of `candidates`, taken at `sizes` (None: at the request's). Of equals
+        the one named `preferred`, if it is among them."""
+        entrants = [
+            dataclasses.replace(entrant, predicted=-math.inf, place=-1) if candidate.name == preferred else entrant
+            for candidate, entrant in zip(self.candidates, self._entrants(scores, sizes), strict=True)
+        ]
+        index = pick(scores, noise_band(self.spec.target.type), entrants)
+        return None if index is None else self.candidates[index]
+
+    def doubtful(self, scores: Sequence[Score | None]) -> bool:
+        """Whether measuring once more may well choose differently."""
+        return doubtful(scores, noise_band(self.spec.target.type), self._entrants(scores, None))
+
+    def _entrants(self, scores: Sequence[Score | None], sizes: Mapping[str, int] | None) -> list[Entrant]:
+        """What was known of each candidate beforehand; nothing is asked of those without a score."""
+        at = {**self.sizes, **(sizes or {})}
+        pairs = zip(self.candidates, scores, strict=True)
+        family = self.problem.family
+        return [UNKNOWN if score is None else Entrant.of(candidate, family, at) for candidate, score in pairs]
+
+    def provisional(self, candidate: str, scores: Sequence[Score | None]) -> bool:
+        """Whether the time of this candidate among `scores`, one for each of `candidates`, was taken under load and is to be
+        taken again."""
+        pairs = zip(self.candidates, scores, strict=True)
+        return any(score is not None and score.provisional for known, score in pairs if known.name == candidate)
+
+    def without_deadly(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """`candidates` without those that took their process down before (isolation/policy.py), which are rejected."""
+        asked = list(candidates)
+        died = self.store.died(self.problem.device, self.environment)
+        for candidate, outcome, reason in policy.deadly(asked, self.sizes, died):
+            self.reject(candidate.name, outcome, reason)
+        return [candidate for candidate in asked if candidate.name not in self.rejected]
+
+    def reject(self, candidate: str, outcome: Outcome, reason: str) -> None:
+        self.rejected[candidate] = reason
+        self.outcomes[candidate] = outcome
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a link says: the candidate (None: it abstains), on what grounds, and the scores it went by, if any, one for
+    each of the request's candidates, taken at the sizes `measured_at` (None: at the request's). `from_store`: it rests on
+    measurements taken earlier; `tried`: the candidate has just run on the request's arguments; `postponed`: a later
+    call may have the memory or the time for measuring what has not been."""
+
+    candidate: Candidate | None
+    provenance: str
+    scores: tuple[Score | None, ...] = ()
+    from_store: bool = False
+    tried: bool = False
+    measured_at: Mapping[str, int] | None = None
+    postponed: bool = False
+
+
+def measuring() -> bool:
+    """Whether the options and torch's settings let candidates be timed at all."""
+    return options.get("tune") != "off" and not torch.are_deterministic_algorithms_enabled()
+
+
+def may_measure(request: Request) -> bool:
+    """Whether candidates may be timed to answer `request`."""
+    return measuring() and request.args is not None and not _recording(request)
+
+
+def _recording(request: Request) -> bool:
+    """Whether this thread is recording a CUDA graph: nothing may be waited for then."""
+    return request.spec.target.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def must_measure(request: Request) -> bool:
+    """Whether measuring has to be thorough: only measurements at these very sizes will do."""
+    return options.get("tune") == "thorough" and may_measure(request)
+
+
+__all__ = ["Answer", "Request", "may_measure", "measuring", "must_measure"]

@@ -1,0 +1,104 @@
+"""The chain of links that answers which candidate runs at given sizes; the first link that knows decides.
+
+    forced → plan → exact → nearby → model → prior → measure → default
+
+Each link is one file in links/ with one function, `choose(request) -> Answer | None`. None: it has nothing to say. An
+Answer without a candidate: it has nothing to say, and why is worth telling. Links hold no state of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from polytile import options
+from polytile.candidates.candidate import Candidate
+from polytile.dispatch.decision import Decision, Standing
+from polytile.dispatch.links import default, exact, forced, measured, model, nearby, plan, prior
+from polytile.dispatch.request import Answer, Request
+from polytile.problem import Outcome
+from polytile.tuning.decide import Score
+
+Link = Callable[[Request], "Answer | None"]
+
+
+def chain() -> tuple[tuple[str, Link], ...]:
+    """(name, link) pairs, strongest first, as the options and torch's settings have them now.
+
+    Under torch.use_deterministic_algorithms no link may answer from a clock, or from what happens to have been measured
+    close by: the same program then chooses the same kernels on every run, unless this very problem has been measured. With
+    the option `tune` at "all", nothing may answer in place of measuring.
+    """
+    links: tuple[tuple[str, Link], ...] = (
+        ("forced", forced.choose),
+        ("plan", plan.choose),
+        ("exact", exact.choose),
+        ("nearby", nearby.choose),
+        ("model", model.choose),
+        ("prior", prior.choose),
+        ("measured", measured.choose),
+        ("default", default.choose),
+    )
+    silent: tuple[str, ...] = ()
+    if torch.are_deterministic_algorithms_enabled():
+        silent = ("nearby", "model", "measured")
+    elif options.get("tune") == "all":
+        silent = ("nearby", "model")
+    return tuple(link for link in links if link[0] not in silent)
+
+
+def choose(request: Request) -> Decision | None:
+    """The decision of the first link that has one; None if no candidate can run (`request.rejected` says why)."""
+    if len(request.candidates) == 1:
+        return decided(request, "only", Answer(request.candidates[0], "the only one that can run"))
+    notes: list[str] = []
+    for name, link in chain():
+        answer = link(request)
+        if answer is not None and answer.candidate is not None:
+            return decided(request, name, answer, tuple(notes))
+        if answer is not None:
+            notes.append(answer.provenance)
+    return None
+
+
+def eagers_own(request: Request) -> Decision | None:
+    """The library's candidate, where every candidate's results were found to differ from the reference, its own among them: it is
+    what eager runs, so that the comparison is at fault, or the numbers are past comparing."""
+    wrong = [c for c in request.candidates if c.origin == "library" and request.outcomes.get(c.name) is Outcome.WRONG]
+    grounds = "eager's own: the results of all candidates differ from the reference"
+    return decided(request, "default", Answer(wrong[0], grounds)) if wrong else None
+
+
+def decided(request: Request, link: str, answer: Answer, notes: tuple[str, ...] = ()) -> Decision:
+    """The Decision of an answer that has a candidate."""
+    assert answer.candidate is not None
+    spec, words = request.spec, request.words
+    scores = answer.scores or (None,) * len(request.candidates)
+    return Decision(
+        kernel=spec.name,
+        problem=request.problem,
+        sizes=spec.deciding(request.ints),
+        regime=request.regime,
+        candidate=answer.candidate.name,
+        link=link,
+        provenance=answer.provenance,
+        standings=tuple(_standing(request, c, score) for c, score in zip(request.candidates, scores, strict=True)),
+        notes=notes,
+        from_store=answer.from_store,
+        tried=answer.tried,
+        measured_at=tuple((answer.measured_at or {}).items()),
+        part_of=spec.regime(spec.whole(words)) if spec.is_part(words) or spec.is_single(words) else "",
+        postponed=answer.postponed,
+        provisional=request.provisional(answer.candidate.name, scores),
+    )
+
+
+def _standing(request: Request, candidate: Candidate, score: Score | None) -> Standing:
+    reason = request.rejected.get(candidate.name, "")
+    if score is None:
+        return Standing(candidate.name, note=reason)
+    return Standing(candidate.name, score.seconds, reason or ("" if score.ok else score.outcome.value))
+
+
+__all__ = ["Link", "chain", "choose", "decided", "eagers_own"]

@@ -1,0 +1,98 @@
+"""What a MultiKernel knows of the loop or the product that it runs, on any device (gpu_specs.py adds what matters on a GPU)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.candidates import cpp_loops as loops
+from polytile.candidates import products as templates
+from polytile.candidates import roundings
+from polytile.dispatch.example_inputs import make_args
+from polytile.dispatch.spec import ArgInfo, KernelSpec
+from polytile.ir import evaluate
+from polytile.matmul import gemm_args, gemm_kernel
+from polytile.runtime import regime
+from polytile.schedule.canonical import LoopKernel, precision_of
+from polytile.schedule.nest import Form, nest_of
+from polytile.tuning.sample import Sample, Sampler
+
+
+def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
+    """What a loop's MultiKernel knows of it. A regime is of the sizes that axes depend on; strides and offsets decide nothing."""
+    names, rounded = tuple(s.name for s in kernel.symbols), roundings.of_loop(kernel.loop)
+    domain: set[sympy.Symbol] = set().union(*[a.size.free_symbols for a in kernel.loop.axes + kernel.loop.reduced])
+    return KernelSpec(
+        name=loops.kernel_name(kernel, origins),
+        family="loop",
+        kernel=kernel.digest,
+        args=tuple(ArgInfo(t.name, t.dtype, t.role, rounded.get(t.name)) for t in kernel.tensors),
+        size_names=names,
+        size_keys=tuple(regime.BUCKET if s in domain else regime.IGNORE for s in kernel.symbols),
+        reduction=reduction_terms(kernel),
+        reduction_hint=_hint(kernel),
+        source_ops=origins,
+        checks=loops.check_messages(kernel),
+        reference=_reference(kernel),
+        make_args=lambda size: make_args(kernel, size),
+        sampler=_sampler(kernel),
+    )
+
+
+def reduction_terms(kernel: LoopKernel) -> tuple[str | int, ...]:
+    """Names and numbers whose product bounds the number of terms that one output element sums."""
+    across = kernel.loop.axes if any(store.sums for store in kernel.loop.stores) else ()
+    return roundings.terms_of(kernel.loop.reduced + across)
+
+
+def _hint(kernel: LoopKernel) -> str:
+    form = nest_of(kernel.loop).form
+    return {Form.ROW: "inner", Form.COLUMN: "outer", Form.POINTWISE: ""}[form]
+
+
+def _reference(kernel: LoopKernel) -> Any:
+    """The interpreter on this kernel's flat arguments: in float64 where they were widened, else in their own types."""
+
+    def run(*args: Any) -> None:
+        tensors = dict(zip([t.name for t in kernel.tensors], args, strict=False))
+        values = dict(zip(kernel.symbols, args[len(kernel.tensors) :], strict=True))
+        evaluate.run_loop(kernel.loop, tensors, values, precision_of(kernel.tensors, args))
+
+    return run
+
+
+def _sampler(kernel: LoopKernel) -> Sampler:
+    """The interpreter at some points of this kernel's grid, on the caller's own arguments: it takes little memory."""
+    places = {tensor.name: k for k, tensor in enumerate(kernel.tensors)}
+
+    def draw(args: Sequence[Any], precision: torch.dtype | None) -> list[Sample] | None:
+        tensors = dict(zip(places, args, strict=False))
+        values = dict(zip(kernel.symbols, args[len(places) :], strict=True))
+        pieces = evaluate.pieces_of(kernel.loop, tensors, values, precision)
+        return None if pieces is None else [Sample(places[p.buffer], p.strides, p.offset, p.value) for p in pieces]
+
+    return draw
+
+
+def template_spec(kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str, ...]) -> KernelSpec:
+    """What a product's MultiKernel, called `name`, knows of it. Of its integers those of gemm_kernel.DECIDING make a regime."""
+    rounded = roundings.of_product(kernel)
+    return KernelSpec(
+        name=name,
+        family=kernel.family,
+        kernel=kernel.digest,
+        args=tuple(ArgInfo(t.name, t.dtype, t.role, rounded.get(t.name)) for t in kernel.tensors),
+        size_names=kernel.size_names,
+        size_keys=tuple(gemm_kernel.DECIDING.get(name, regime.IGNORE) for name in kernel.size_names),
+        layouts=kernel.layouts,
+        reduction=("K", "N") if kernel.epilogue is not None and kernel.epilogue.reduced else ("K",),
+        source_ops=origins,
+        reference=templates.reference(kernel),
+        make_args=lambda size: gemm_args.make_args(kernel, size),
+    )
+
+
+__all__ = ["loop_spec", "reduction_terms", "template_spec"]

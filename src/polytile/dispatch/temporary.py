@@ -1,0 +1,98 @@
+"""Entries that stand in the dispatch table for a time, and then have their MultiKernel put another in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polytile.candidates.candidate import Candidate, Entry, PythonEntry, failed, ready
+from polytile.dispatch.decision import Decision
+from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
+from polytile.tuning import budget
+from polytile.tuning.room import copy_of
+from polytile.tuning.tune import run, run_once
+
+if TYPE_CHECKING:
+    from polytile.dispatch.multikernel import MultiKernel
+
+NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
+"""Errors of a run that say something about the arguments, not about the candidate."""
+
+
+class ForNow:
+    """Runs `entry` until the candidates that the regime waits for, `wanted`, are compiled, `calls` calls have passed and there is
+    time to measure again; the call after that chooses anew."""
+
+    def __init__(self, owner: MultiKernel, entry: Entry, wanted: Sequence[Candidate] = (), *, calls: int) -> None:
+        self.owner, self.entry, self.wanted, self.calls = owner, entry, wanted, calls
+
+    def __call__(self, *args: Any) -> None:
+        owner = self.owner
+        if self._due() and (entry := owner.anew(self, args)) is not None:
+            run(entry, args)
+            return
+        entry = self.entry
+        run(entry, args)
+        self.calls -= 1
+        if isinstance(entry, PythonEntry) and isinstance(entry.call, FirstRun):
+            stands: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))  # where it has put what it found to run
+            if stands is not None and not (isinstance(stands, PythonEntry) and isinstance(stands.call, ForNow)):
+                self.entry = stands
+                owner.replace(args, PythonEntry(self))
+
+    def _due(self) -> bool:
+        made = all(ready(candidate) or failed(candidate) for candidate in self.wanted)
+        return made and self.calls <= 0 and budget.pace.rested()
+
+
+class Undecided:
+    """Stands in the table in place of a decision, until the next call decides: of one that was taken within another kernel's
+    trial, or for sizes that are to have their own."""
+
+    def __init__(self, owner: MultiKernel) -> None:
+        self.owner = owner
+
+    def __call__(self, *args: Any) -> None:
+        run_once(self.owner.replace(args, self.owner.chosen(args)), args)
+
+
+class FirstRun:
+    """Runs a candidate that has not been tried at these sizes: if it raises, the call goes on with another.
+
+    What it may have changed by then is put back. After a run without an error the candidate stands in the table itself.
+    """
+
+    def __init__(self, owner: MultiKernel, decision: Decision, entry: Entry) -> None:
+        self.owner, self.decision, self.entry = owner, decision, entry
+
+    def __call__(self, *args: Any) -> None:
+        if not isinstance(self.entry, PythonEntry):
+            self._native(args)
+            return
+        roles = self.owner.spec.roles
+        kept = [(t, copy_of(t)) for t, role in zip(args, roles, strict=False) if role == "inout" and t is not None]
+        try:
+            self.entry.call(*args)
+        except NOT_THE_KERNELS_FAULT:
+            raise
+        except Exception as error:
+            with torch.no_grad():
+                for tensor, before in kept:
+                    tensor.copy_(before)
+            run_once(self.owner.failed(self.decision, args, error), args)
+        else:
+            self.owner.replace(args, self.entry)
+
+    def _native(self, args: tuple[Any, ...]) -> None:
+        """A GPU kernel: a launch that the driver refuses has changed nothing."""
+        try:
+            run(self.entry, args)
+        except LaunchFailed as error:
+            run(self.owner.failed(self.decision, args, error), args)
+        else:
+            self.owner.replace(args, self.entry)
+
+
+__all__ = ["FirstRun", "ForNow", "Undecided"]

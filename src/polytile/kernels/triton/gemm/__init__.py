@@ -1,5 +1,0 @@
-"""Matrix products as Triton: schedules over blocks of the product, the epilogue on a finished block of sums.
-
-In: a GemmKernel, a Config (of the heuristic's tables), the facts of a regime. Out: TritonKernels, and as Candidates what a
-MultiKernel chooses from. Called by multikernel.define.
-"""

@@ -1,0 +1,91 @@
+"""Configs of flex attention: what is run where nothing is tuned, and what is tried where it is.
+
+`capability` is 90 for 9.0 and 0 for a device that is none of NVIDIA's; `head_dim` counts elements; types have torch's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from polytile.matmul.configs import spaces
+from polytile.matmul.configs.heuristic import Heuristic
+from polytile.matmul.configs.records import Flex, FlexDecode, FlexDefault, RocmFlex, RocmFlexDecode
+
+WIDE_HEAD = 256
+SHORT_SHARED_MEMORY = (86, 89)
+"""Capabilities with 100 KiB of shared memory a multiprocessor, where three stages of 64x64 blocks do not fit."""
+
+
+def forward(found: Heuristic, dtype: str, head_dim: int, capability: int) -> Flex:
+    """The table's row for this type and head size from the highest capability that the device has, else a plain block."""
+    rows = [row for row in found.tables.get("flex_forward_default", ()) if isinstance(row, FlexDefault)]
+    fitting = [r for r in rows if (r.dtype, r.head_dim) == (dtype, head_dim) and r.capability <= capability]
+    if fitting:
+        row = max(fitting, key=lambda r: r.capability)
+        return _flex(found, row.block_m, row.block_n, row.num_stages, row.num_warps)
+    wide, narrow = dtype == "float32", head_dim > WIDE_HEAD
+    block_m, block_n = {(False, False): (128, 64), (True, False): (64, 64), (False, True): (64, 32), (True, True): (32, 16)}[
+        wide, narrow
+    ]
+    return _flex(found, block_m, block_n, 1 if found.family == "rocm" else 3, 4)
+
+
+BACKWARD: dict[tuple[int, int], tuple[int, int, int, int]] = {
+    (90, 64): (64, 64, 3, 4), (90, 128): (64, 128, 3, 8), (90, 0): (64, 64, 2, 4),
+    (80, 64): (32, 128, 3, 4), (80, 128): (64, 64, 3, 4), (80, 0): (64, 64, 2, 4),
+}  # fmt: skip
+"""(capability from which on, head size; 0 for any other) → block_m, block_n, stages, warps."""
+
+
+def backward(found: Heuristic, dtype: str, head_dim: int, capability: int) -> Flex:
+    """The default backwards, by element type, head size and capability (90: Hopper); BACKWARD has the rows."""
+    level = 90 if capability >= 90 else 80 if capability >= 80 else 0
+    if dtype == "float32" or not level or found.family == "rocm":
+        return _flex(found, 16, 16, 1, 4)
+    block_m, block_n, stages, warps = BACKWARD.get((level, head_dim), BACKWARD[level, 0])
+    if (level, head_dim) == (80, 128) and capability in SHORT_SHARED_MEMORY:
+        stages = 2
+    return _flex(found, block_m, block_n, stages, warps)
+
+
+def decode(found: Heuristic, dtype: str, head_dim: int, capability: int) -> FlexDecode:
+    """The default for few queries."""
+    if found.family == "rocm":
+        return RocmFlexDecode(64, 1, 4)
+    deep = capability >= 90 and not (dtype == "float32" and head_dim > 128)
+    return FlexDecode(64, 3 if deep else 1, 2)
+
+
+def forward_set(found: Heuristic, exhaustive: bool = False) -> tuple[Flex, ...]:
+    """What is tried forwards; ROCm pipelines one or two stages."""
+    if exhaustive:
+        return tuple(spaces.flex_forward(found.family == "rocm"))
+    rows = [row for row in found.table("flex_attn_fwd_autotune") if isinstance(row, Flex)]
+    if found.family != "rocm":
+        return tuple(rows)
+    return _unique(replace(row, num_stages=s) for row in rows for s in spaces.ROCM_FLEX_STAGES)
+
+
+def backward_set(found: Heuristic, exhaustive: bool = False) -> tuple[Flex, ...]:
+    """What is tried backwards."""
+    rocm = found.family == "rocm"
+    return tuple(spaces.flex_backward(rocm) if exhaustive else spaces.flex_backward_autotune(rocm))
+
+
+def decode_set(found: Heuristic, exhaustive: bool = False) -> tuple[FlexDecode, ...]:
+    """What is tried for few queries."""
+    if exhaustive:
+        return tuple(spaces.flex_decode(found.family == "rocm"))
+    return tuple(row for row in found.table("flex_decode_autotune") if isinstance(row, FlexDecode))
+
+
+def _flex(found: Heuristic, block_m: int, block_n: int, stages: int, warps: int) -> Flex:
+    return (RocmFlex if found.family == "rocm" else Flex)(block_m, block_n, stages, warps)
+
+
+def _unique(configs: Iterable[Flex]) -> tuple[Flex, ...]:
+    return tuple(dict.fromkeys(configs))
+
+
+__all__ = ["backward", "backward_set", "decode", "decode_set", "forward", "forward_set"]

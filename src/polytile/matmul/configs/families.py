@@ -1,0 +1,70 @@
+"""The device families that come with polytile: CPU, CUDA, ROCm and XPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from polytile.matmul.configs import spaces
+from polytile.matmul.configs.files import read
+from polytile.matmul.configs.heuristic import Dropped, Heuristic
+from polytile.matmul.configs.records import PLAIN, ROCM, Gemm, RegisterTile, RocmGemm
+
+LARGEST_CPU_BLOCK = 1 << 13
+"""Sums of one block on a CPU: 32 KiB of float32, what a first-level cache holds."""
+
+
+class Cpu(Heuristic):
+    """Generated C++ takes register tiles; the tables of blocks are for Triton on a CPU, which keeps a block of sums in cache."""
+
+    def register_tiles(self, vector_bytes: int) -> tuple[RegisterTile, ...]:
+        """The rows for vectors of this many bytes, in canonical order."""
+        rows = self.table("register_tiles")
+        return tuple(row for row in rows if isinstance(row, RegisterTile) and row.vector_bytes == vector_bytes)
+
+    def finish(self, config: Gemm) -> Gemm:
+        if config.block_m * config.block_n > LARGEST_CPU_BLOCK:
+            raise Dropped("cache", f"a block of more than {LARGEST_CPU_BLOCK} sums leaves a CPU's first-level cache")
+        return config
+
+
+class Cuda(Heuristic):
+    """NVIDIA: the rows as they are."""
+
+
+class Xpu(Heuristic):
+    """Intel GPUs: the default tables; the compiler chooses the stages' form itself."""
+
+
+class Rocm(Heuristic):
+    """AMD: blocks in whole matrix instructions, the backend's own pipelining, occupancy by the number of warps."""
+
+    def space(self) -> Iterable[Gemm]:
+        return spaces.rocm_gemm(self.default_stages)
+
+    def finish(self, config: Gemm) -> Gemm:
+        assert isinstance(config, RocmGemm)
+        step = config.matrix_instr_nonkdim
+        if step and (config.block_m % step or config.block_n % step):
+            raise Dropped("matrix instruction", f"blocks are no multiples of the matrix instruction's {step}")
+        waves = 8 // config.num_warps if config.waves_per_eu else 0
+        return replace(config, num_stages=self.default_stages, waves_per_eu=waves)
+
+
+def cpu() -> Heuristic:
+    return Cpu("cpu", read("cpu", PLAIN))
+
+
+def cuda() -> Heuristic:
+    return Cuda("cuda", read("cuda", PLAIN))
+
+
+def rocm() -> Heuristic:
+    return Rocm("rocm", read("rocm", ROCM))
+
+
+def xpu() -> Heuristic:
+    return Xpu("xpu", read("xpu", PLAIN))
+
+
+__all__ = ["Cpu", "Cuda", "Rocm", "Xpu", "cpu", "cuda", "rocm", "xpu"]

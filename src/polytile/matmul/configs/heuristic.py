@@ -1,0 +1,196 @@
+"""The heuristic of one device family: from a table's rows to the configs tried on a problem.
+
+A row goes through the steps in order; each gives a config back, its own or a smaller one, or the reason why it is left out.
+
+    scaled    each block ≤ the next power of two of the size it covers, and ≥ 16 (k: 32 where an operand is int8)
+    excluded  what the caller's predicate on the blocks excludes
+    fitting   shared memory ≤ what a block may have; in exhaustive spaces sums ≤ 255 registers a thread
+    teamed    num_warps ≤ block_m · block_n / 256
+    own       what the family and the table ask for besides
+    new       not a duplicate in any field, within the cap on their number
+
+Where it is wrong: a cap on the block by the size halves the work of a tile that overhangs, but a taller block may still
+win where B is read once more otherwise; measuring decides among what is left, and never among what is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from polytile import locks
+from polytile.errors import ConfigTableError
+from polytile.matmul.configs import spaces
+from polytile.matmul.configs.files import Tables
+from polytile.matmul.configs.records import KINDS, PLAIN, Gemm, Record
+
+SMALLEST, SMALLEST_INT8_K = 16, 32
+MOST_ACCUMULATORS = 255
+ELEMENTS_OF_A_WARP = 256
+
+
+@dataclass(frozen=True)
+class Request:
+    """What configs are asked for: `table` by name, for the sizes m, n, k (of a hint, say), operands of `itemsize` bytes.
+
+    `int8`: an operand is int8. `scale` multiplies every block first. `exhaustive`: the whole space in place of the table.
+    `shared_bytes`: shared memory that a block may have, None where that is not known. `exclude(block_m, block_n,
+    block_k)`: blocks that the caller cannot use. `cap`: how many configs at most. `hint`: part of the configs' identity.
+    """
+
+    m: int
+    n: int
+    k: int
+    table: str = "mm"
+    itemsize: int = 2
+    int8: bool = False
+    scale: float = 1.0
+    exhaustive: bool = False
+    shared_bytes: int | None = None
+    exclude: Callable[[int, int, int], bool] | None = None
+    cap: int | None = None
+    hint: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one row: the config that is tried, or None, the rule that left it out and why."""
+
+    row: Gemm
+    config: Gemm | None
+    rule: str = ""
+    reason: str = ""
+
+
+class Dropped(Exception):
+    """A row is left out by a rule; the reason says why. Never leaves this room."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rule, self.reason = rule, reason
+
+
+class Heuristic:
+    """One device family. Built once and shared by threads: a table is replaced as a whole, under a lock."""
+
+    default_stages = 2
+    """Stages of a kernel whose record leaves them to the backend."""
+
+    def __init__(self, family: str, tables: Tables) -> None:
+        self.family = family
+        self._tables: Tables = dict(tables)
+        self._lock = locks.lock()
+
+    @property
+    def tables(self) -> Tables:
+        return self._tables
+
+    def table(self, name: str) -> tuple[Record, ...]:
+        """The rows of a table in canonical order. Raises ConfigTableError where the family has none of that name."""
+        if name not in self._tables:
+            raise ConfigTableError(
+                f"family {self.family!r} has no config table {name!r}; it has {', '.join(sorted(self._tables))}."
+            )
+        return self._tables[name]
+
+    def replace(self, name: str, rows: Iterable[Record]) -> tuple[Record, ...]:
+        """Puts `rows` in place of a table, or of none; returns what was there. Raises ConfigTableError for a name that no
+        table has anywhere, and for rows of another kind than the table's."""
+        if name not in KINDS:
+            raise ConfigTableError(f"there is no config table {name!r}; tables are {', '.join(KINDS)}.")
+        given, kind = tuple(rows), PLAIN[KINDS[name]]
+        for row in given:
+            if not isinstance(row, kind):
+                raise ConfigTableError(f"table {name!r} of family {self.family!r} has rows {kind.__name__}(...), not {row!r}.")
+        with self._lock:
+            before = self._tables.get(name, ())
+            self._tables = {**self._tables, name: given}
+        return before
+
+    def configs(self, request: Request) -> tuple[Gemm, ...]:
+        """The configs to try, in the table's order."""
+        return tuple(verdict.config for verdict in self.considered(request) if verdict.config is not None)
+
+    def considered(self, request: Request) -> tuple[Verdict, ...]:
+        """Every row of the table with what became of it."""
+        found: list[Verdict] = []
+        seen: dict[Gemm, Gemm] = {}
+        for row in self.rows(request):
+            try:
+                config = self._fitted(row, request)
+                if config in seen:
+                    raise Dropped("duplicate", f"becomes the same config as {blocks(seen[config])}")
+                if request.cap is not None and len(seen) >= request.cap:
+                    raise Dropped("cap", f"beyond the cap of {request.cap} configs")
+            except Dropped as dropped:
+                found.append(Verdict(row, None, dropped.rule, dropped.reason))
+                continue
+            seen[config] = row
+            found.append(Verdict(row, config))
+        return tuple(found)
+
+    def rows(self, request: Request) -> Iterable[Gemm]:
+        """The rows that are considered: the table's, or the exhaustive space."""
+        if request.exhaustive:
+            return self.space()
+        rows = self.table(request.table)
+        if KINDS[request.table] != "gemm":
+            raise ConfigTableError(f"table {request.table!r} of {self.family!r} holds no configs of matrix products.")
+        return [row for row in rows if isinstance(row, Gemm)]
+
+    def space(self) -> Iterable[Gemm]:
+        return spaces.gemm()
+
+    def _fitted(self, row: Gemm, request: Request) -> Gemm:
+        config = scaled(row, request)
+        if request.exclude is not None and request.exclude(config.block_m, config.block_n, config.block_k):
+            raise Dropped("predicate", "the caller cannot use these blocks")
+        self._check_room(config, request)
+        warps = max(1, min(config.num_warps, config.block_m * config.block_n // ELEMENTS_OF_A_WARP))
+        config = self.finish(config if warps == config.num_warps else replace(config, num_warps=warps))
+        if "persistent" in request.table and config.num_warps == 2:
+            raise Dropped("persistent", "persistent kernels never use 2 warps")
+        return config
+
+    def _check_room(self, config: Gemm, request: Request) -> None:
+        """Shared memory wherever its limit is known; registers in exhaustive spaces alone, as tables were chosen with
+        care."""
+        shared = config.shared_bytes(request.itemsize, self.default_stages)
+        if request.shared_bytes is not None and shared > request.shared_bytes:
+            raise Dropped("shared memory", f"needs {shared} bytes, a block may have {request.shared_bytes}")
+        if request.exhaustive and config.accumulators > MOST_ACCUMULATORS:
+            took = f"{config.accumulators:.0f}"
+            raise Dropped("registers", f"the sums take {took} registers of a thread, it has {MOST_ACCUMULATORS}")
+
+    def finish(self, config: Gemm) -> Gemm:
+        """What the family asks for besides; raises Dropped."""
+        return config
+
+
+def scaled(row: Gemm, request: Request) -> Gemm:
+    """The row with every block cut to its size, made for the request's hint."""
+    smallest_k = SMALLEST_INT8_K if request.int8 else SMALLEST
+
+    def cut(block: int, size: int, smallest: int) -> int:
+        return max(min(int(block * request.scale), next_power(size)), smallest)
+
+    m = cut(row.block_m, request.m, SMALLEST)
+    n = cut(row.block_n, request.n, SMALLEST)
+    k = cut(row.block_k, request.k, smallest_k)
+    if (m, n, k, request.hint) == (row.block_m, row.block_n, row.block_k, row.hint):
+        return row
+    return replace(row, block_m=m, block_n=n, block_k=k, hint=request.hint)
+
+
+def next_power(size: int) -> int:
+    """The smallest power of two that is at least `size`."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def blocks(config: Gemm) -> str:
+    """A config in one word: 128x64x32 s3 w4."""
+    stages = "" if config.num_stages is None else f" s{config.num_stages}"
+    return f"{config.block_m}x{config.block_n}x{config.block_k}{stages} w{config.num_warps}"
+
+
+__all__ = ["Dropped", "Heuristic", "Request", "Verdict", "blocks", "next_power", "scaled"]

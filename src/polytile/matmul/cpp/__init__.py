@@ -1,0 +1,75 @@
+"""Generated register-blocked matmul kernels for CPUs.
+
+In: a GemmSpec (dtypes, known unit strides), a GemmConfig (form and blocks), perhaps an epilogue in C++.
+Out: `generate` gives the text of a translation unit (without the prelude), `configs` the ones worth trying, `valid` and
+`cost` what can run and how long it should take.
+Callers: the C++ source of candidates; nothing here compiles, runs or measures anything.
+"""
+
+from __future__ import annotations
+
+from polytile.matmul.cpp import dot, stream, tile
+from polytile.matmul.cpp.common import C_TYPES as ELEMENTS
+from polytile.matmul.cpp.cost import FORM_LAYOUTS, INT8_FORMS, PAIRED_FORMS, cost, valid
+from polytile.matmul.cpp.machine import Machine
+from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
+from polytile.matmul.cpp.tables import configs
+
+_FORMS = {
+    "tile_packed": tile.generate,
+    "tile_direct": tile.generate,
+    "splitk": tile.generate,
+    "small": tile.generate,
+    "stream": stream.generate,
+    "dot": dot.generate,
+}
+
+
+def generate(
+    spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, kept_at: int = 0
+) -> str:
+    """The body of a translation unit that exports `name` (the native kernel ABI), to stand after the prelude.
+
+    ptrs: A, B, [C without an epilogue], then the epilogue's own. sizes: batch, M, N, K, a_stride_b, a_stride_m,
+    a_stride_k, b_stride_b, b_stride_k, b_stride_n, [c_stride_b, c_stride_m, c_stride_n without an epilogue], then the
+    epilogue's own. `lanes` is a power of two; vectors of `lanes` sums are VACC. The form tile_kept reads B's panels
+    (panels.py) from ptrs[kept_at].
+
+    An epilogue defines `static inline void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n,
+    VACC acc, long count)`. It is called once for every vector of columns, of which the first `count` lanes count, with
+    the kernel's whole ptrs and sizes: its own start at spec.leading_ptrs and spec.leading_sizes.
+
+    Raises ValueError where spec, config and epilogue do not go together.
+    """
+    _check(spec, config, epilogue, lanes)
+    if config.form == "tile_kept":
+        return tile.generate(spec, config, name, epilogue, lanes, kept_at)
+    return _FORMS[config.form](spec, config, name, epilogue, lanes)
+
+
+def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int) -> None:
+    if spec.dtype not in STORAGE or spec.out_dtype not in RESULTS:
+        raise ValueError(
+            f"C++ products take {', '.join(STORAGE)}; these are {spec.dtype} with results of {spec.out_dtype}."
+        )
+    if spec.b_layout not in FORM_LAYOUTS[config.form]:
+        wanted = " or ".join(f"{layout!r}" for layout in FORM_LAYOUTS[config.form])
+        raise ValueError(f"form {config.form!r} needs a B of layout {wanted}; this one is {spec.b_layout!r}.")
+    if spec.dtype == "int8" and config.form not in INT8_FORMS:
+        raise ValueError(f"products of int8 take the forms {', '.join(INT8_FORMS)}; this is {config.form!r}.")
+    if config.pairs and (spec.dtype != "bfloat16" or config.form not in PAIRED_FORMS):
+        raise ValueError(
+            f"pairs of k are for bfloat16 in the forms {', '.join(PAIRED_FORMS)}; this is {spec.dtype} in form {config.form!r}."
+        )
+    if (epilogue is not None) != spec.has_epilogue:
+        given = "an epilogue was given" if epilogue is not None else "no epilogue was given"
+        raise ValueError(f"GemmSpec.has_epilogue is {spec.has_epilogue} but {given}; make them agree.")
+    if lanes < 2 or lanes & (lanes - 1):
+        raise ValueError(f"lanes is {lanes}; vectors have a power of two of at least 2 lanes.")
+    if config.form == "dot" and (config.nv & (config.nv - 1) or config.nv > lanes):
+        raise ValueError(f"form 'dot' takes a power of two of at most {lanes} columns at once; nv is {config.nv}.")
+    if config.form == "tile_kept" and (spec.batched or (spec.dtype == "bfloat16" and not config.pairs)):
+        raise ValueError("form 'tile_kept' is for products without a batch and, of bfloat16, for pairs of k.")
+
+
+__all__ = ["ELEMENTS", "STORAGE", "GemmConfig", "GemmSpec", "Machine", "configs", "cost", "generate", "valid"]

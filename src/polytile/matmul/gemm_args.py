@@ -1,0 +1,85 @@
+"""A product's flat arguments: as named tensors, how far kernels index into them, and random ones to try candidates on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.ir import sizes
+from polytile.ir.program import Loop
+from polytile.matmul import kept, prologue, scales
+from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.schedule.facts import reaches
+
+
+def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
+    """Flat arguments of a product of operands in memory as named tensors, A, B, P, Q and C as strided (batch, rows, columns)
+    views; and the epilogue's integers."""
+    named = dict(zip([t.name for t in kernel.tensors], args, strict=False))
+    ints = args[len(kernel.tensors) :]
+    size = dict(zip(kernel.size_names, ints, strict=False))
+    for name, axes, rows, columns in (
+        ("A", "bmk", "M", "K"), ("B", "bkn", "K", "N"), ("P", "bmk", "M", "L"), ("Q", "bkn", "L", "N"), ("C", "bmn", "M", "N"),
+    ):  # fmt: skip
+        if name in named:
+            strides = [size[f"{name.lower()}_stride_{axis}"] for axis in axes]
+            shape = (size["batch"], size[rows], size[columns])
+            named[name] = named[name].as_strided(shape, strides, named[name].storage_offset())
+    if kernel.scales is not None:
+        named |= scales.views(kernel, named, dict(zip(kernel.size_names, ints, strict=True)))
+    first = len(kernel.leading)
+    return named, tuple(ints[first : first + len(kernel.symbols)])
+
+
+def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
+    """Upper bounds of all positions in tensors that a kernel indexes, one for each tensor, as expressions in its integers."""
+    from polytile.matmul.triton.operands import symbol
+    from polytile.matmul.triton.unit import epilogue_kernel
+
+    ends = [
+        sum((symbol(f"{name}_stride_{axis}") * symbol(size) for axis, size in axes), sizes.ZERO)
+        for name, axes in (
+            ("a", (("b", "batch"), ("m", "M"), ("k", "K"))), ("b", (("b", "batch"), ("k", "K"), ("n", "N"))),
+            ("p", (("b", "batch"), ("m", "M"), ("k", "L"))), ("q", (("b", "batch"), ("k", "L"), ("n", "N"))),
+        )[: 2 if kernel.second is None else 4]
+    ]  # fmt: skip
+    if kernel.scales is not None:
+        ends += [symbol(stride) * symbol(size) for stride, size in zip(scales.SIZES, "MKKN", strict=True)]
+    ends += [far for made in kernel.prologues if made is not None for far in reaches(made)]
+    return (*ends, symbol("batch") * symbol("M") * symbol("N"), *reaches(epilogue_kernel(kernel)))
+
+
+def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
+    """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are those of dense operands
+    in these layouts."""
+    full = {**kernel.dense_strides(size), **size}
+    loops = [(made.loop, made.symbols) for made in kernel.prologues if made is not None]
+    loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
+    tensors: list[torch.Tensor] = []
+    for t in kernel.tensors[: len(kernel.tensors) - kernel.kept]:
+        if t.name in ("A", "B", "C", "P", "Q"):
+            count = prologue.elements(kernel, t.name, full)
+        elif kernel.scales is not None and t.name in scales.NAMES:
+            count = scales.elements(kernel, t.name, full)
+        else:
+            count = max(_extent(loop, symbols, t.name, full) for loop, symbols in loops)
+        tensors.append(_random(max(1, count), t.dtype, target))
+    panels = (kept.panels_for(kernel, tensors[1], full),) if kernel.kept else ()
+    return [*tensors, *panels, *[full[name] for name in kernel.size_names]]
+
+
+def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:
+    if not dtype.is_floating_point:
+        return torch.randint(-8, 8, (count,), device=target).to(dtype)
+    return torch.randn(count, device=target).to(dtype)
+
+
+def _extent(loop: Loop, symbols: Sequence[sympy.Symbol], name: str, size: Mapping[str, int]) -> int:
+    """Elements that the loop reaches of the tensor `name`; 0 where it does not touch it."""
+    values = {s: size[s.name] for s in symbols}
+    top = {a.symbol: max(0, sizes.evaluate(a.size, values) - 1) for a in loop.axes + loop.reduced}
+    reached = (sizes.evaluate(access.index, {**values, **top}) + 1 for access in loop.accesses() if access.buffer == name)
+    return max(reached, default=0)

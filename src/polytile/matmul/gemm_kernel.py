@@ -1,0 +1,278 @@
+"""Matrix products in canonical form: the kernel that equal products share, and what each call of it passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import sympy
+import torch
+
+from polytile.ir.printer import loop_text, type_name
+from polytile.ir.program import KEPT, Buffer, Kept, Loop, Template, View
+from polytile.matmul import prologue, scales
+from polytile.matmul.cpp import GemmSpec
+from polytile.matmul.cpp.spec import OUTPUT_SIZES, SIZES
+from polytile.matmul.prologue import Prologues
+from polytile.problem import digest
+from polytile.runtime import regime
+from polytile.schedule import canonical
+from polytile.schedule.canonical import TensorArg
+
+DECIDING = {**dict.fromkeys(("batch", "M", "N", "K", "L"), regime.BUCKET), KEPT.name: regime.EXACT}
+"""Integers on which the choice depends, and what matters of them; strides are passed and do not."""
+
+SECOND_SIZES = ("L", "p_stride_b", "p_stride_m", "p_stride_k", "q_stride_b", "q_stride_k", "q_stride_n")
+"""Integers of a second product: the length of its sums, and the strides of its operands."""
+
+
+@dataclass(frozen=True)
+class GemmKernel:
+    """A matmul in canonical names: what is the same for all products that share its kernels.
+
+    Its tensors are A, B, then C, or the epilogue's own tensors e0, e1, ... Its integers are those of the generated kernels' ABI
+    (`leading`), then the epilogue's size symbols, then the prologues', then those of `second`, `kept` and `scales`.
+
+    tf32       float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled (Dynamo compiles
+               anew when that changes)
+    prologues  an operand that has one is not in memory. In its place stand the tensors A0, A1, ... that it is computed from; its
+               strides are those with which it would be stored
+    kept       the last tensor, P, holds panels of B that were made before the call, or is absent; the last integer, `kept`, says
+               which (matmul/kept.py)
+    second     the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
+               tensors follow A and B. A kernel with a second product has no prologues
+    scales     how many rows of A and columns of B share one of their scales (matmul/scales.py)
+    """
+
+    spec: GemmSpec
+    in_dtype: torch.dtype
+    product_dtype: torch.dtype
+    tensors: tuple[TensorArg, ...]
+    epilogue: Loop | None
+    symbols: tuple[sympy.Symbol, ...]
+    layouts: tuple[str, ...]
+    family: str = "mm"
+    tf32: bool = False
+    prologues: Prologues = (None, None)
+    kept: bool = False
+    second: tuple[str, str] | None = None
+    scales: tuple[int, int] | None = None
+
+    @cached_property
+    def text(self) -> str:
+        types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
+        loop = loop_text(replace(self.epilogue, name="epilogue", origins=())) if self.epilogue else ""
+        loop += canonical.signs(self.symbols) if self.epilogue else ""
+        switches = (" tf32" if self.tf32 else "") + (f" + {' '.join(self.second)}" if self.second is not None else "")
+        switches += f" scaled {self.scales}" if self.scales is not None else ""
+        computed = "".join(f"{made.text}\n" for made in self.prologues if made is not None)
+        return f"{self.spec} {self.product_dtype}{switches} {types}\n{computed}{loop}"
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.text)
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        own = [s.name for made in self.prologues if made is not None for s in made.symbols]
+        last: tuple[str, ...] = SECOND_SIZES if self.second is not None else (KEPT.name,) if self.kept else ()
+        last += scales.SIZES if self.scales is not None else ()
+        return (*self.leading, *[s.name for s in self.symbols], *own, *last)
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[TensorArg, ...], tuple[TensorArg, ...]]:
+        """The tensors that each operand is read or computed from."""
+        first = prologue.count(self.prologues[0])
+        return self.tensors[:first], self.tensors[first : first + prologue.count(self.prologues[1])]
+
+    @cached_property
+    def outer(self) -> tuple[TensorArg, ...]:
+        """The tensors besides the operands': C, or the epilogue's own."""
+        before = sum(map(len, self.inputs)) + (2 if self.second is not None or self.scales is not None else 0)
+        return self.tensors[before : len(self.tensors) - self.kept]
+
+    @cached_property
+    def stored(self) -> tuple[torch.dtype, torch.dtype]:
+        """The type of each operand's elements as a kernel loads or computes them: its tensor's, or its prologue's result."""
+        a, b = (
+            tensors[0].dtype if made is None else made.tensors[-1].dtype
+            for tensors, made in zip(self.inputs, self.prologues, strict=True)
+        )
+        return a, b
+
+    def misaligned(self, size: Mapping[str, int]) -> bool:
+        """Whether the rows of a stored operand are not a multiple of 16 bytes apart."""
+        apart = zip(self._apart(size), self.stored, strict=True)
+        return any(elements * dtype.itemsize % 16 for elements, dtype in apart)
+
+    def loaded_alone(self, size: Mapping[str, int]) -> tuple[bool, bool]:
+        """Whether generated kernels load A, and B, element by element: neither axis is known to have stride 1, or the
+        rows are not a multiple of 16 elements apart."""
+        a, b = (
+            bool(elements % 16) or (made is None and layout == "any")
+            for elements, made, layout in zip(self._apart(size), self.prologues, self.layouts, strict=True)
+        )
+        return a, b
+
+    def _apart(self, size: Mapping[str, int]) -> tuple[int, int]:
+        """How many elements the rows of A and of B are apart in memory, 0 where there is one row, or the operand is computed.
+        Strides that `size` lacks are those of dense operands."""
+        full, spec = {**self.dense_strides(size), **size}, self.spec
+        rows = ("a_stride_k", "K") if spec.a_layout == "m" else ("a_stride_m", "M")
+        columns = ("b_stride_n", "N") if spec.b_layout == "k" else ("b_stride_k", "K")
+        a, b = (
+            full[stride] if made is None and full[count] > 1 else 0
+            for made, (stride, count) in zip(self.prologues, (rows, columns), strict=True)
+        )
+        return a, b
+
+    @cached_property
+    def plain(self) -> GemmKernel:
+        """The same product of operands in memory, without panels of them."""
+        if not any(self.prologues):
+            return replace(self, tensors=self.tensors[:-1], kept=False) if self.kept else self
+        operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.stored, strict=True))
+        return replace(self, prologues=(None, None), tensors=(*operands, *self.outer), kept=False)
+
+    @property
+    def leading(self) -> tuple[str, ...]:
+        """The product's own integers, which come first."""
+        return SIZES + (() if self.spec.has_epilogue else OUTPUT_SIZES)
+
+    @property
+    def product_storage(self) -> torch.dtype:
+        """The type in which a library call leaves the product for the epilogue."""
+        if self.scales is not None:
+            return self.product_dtype
+        if not self.in_dtype.is_floating_point:
+            return torch.int32
+        return torch.float32 if self.in_dtype.itemsize == 1 else self.in_dtype
+
+    def dense_strides(self, size: Mapping[str, int]) -> dict[str, int]:
+        """The strides of dense operands in these layouts, and a batch of 1."""
+        m, n, k = size["M"], size["N"], size["K"]
+        second = scales.dense_strides(self, size) if self.scales is not None else {}
+        if self.second is not None:
+            length = size["L"]
+            p = (1, m) if self.second[0] == "m" else (length, 1)
+            q = (1, length) if self.second[1] == "k" else (n, 1)
+            second = dict(zip(SECOND_SIZES[1:], (m * length, *p, length * n, *q), strict=True))
+        a = (1, m) if self.spec.a_layout == "m" else (k, 1)
+        b = (1, k) if self.spec.b_layout == "k" else (n, 1)
+        return {
+            "batch": 1, "a_stride_b": m * k, "a_stride_m": a[0], "a_stride_k": a[1], "b_stride_b": k * n, "b_stride_k": b[0],
+            "b_stride_n": b[1], "c_stride_b": m * n, "c_stride_m": n, "c_stride_n": 1, **second,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ProductSite:
+    """What a call of a canonical product passes: buffers, views or kept panels, and size expressions, in argument order."""
+
+    buffers: tuple[str | View | Kept, ...]
+    sizes: tuple[sympy.Expr, ...]
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """A part of a product's argument list: tensors, the buffer or view to pass for each, and the integers they need."""
+
+    tensors: tuple[TensorArg, ...] = ()
+    passed: tuple[str | View, ...] = ()
+    sizes: tuple[sympy.Expr, ...] = ()
+
+    def __add__(self, other: _Arguments) -> _Arguments:
+        return _Arguments(self.tensors + other.tensors, self.passed + other.passed, self.sizes + other.sizes)
+
+
+def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[GemmKernel, ProductSite]:
+    """The canonical kernel of `template` and how to call it here (views of A and B whose data starts at their first element)."""
+    a, b, spec = template.a, template.b, _spec(template)
+    dtype = _common_type(template)
+    first, other = (
+        prologue.canonicalize(made, name, buffers) if made is not None else None
+        for name, made in zip("AB", template.prologues, strict=True)
+    )
+    read = _operand("A", a, first, buffers) + _operand("B", b, other, buffers)
+    second = shared = None
+    if template.second is not None:
+        p, q = template.second
+        second = _unit(p, {2: "k", 1: "m"}), _unit(q, {2: "n", 1: "k"})
+        read += _stored("P", p, buffers) + _stored("Q", q, buffers)
+        read += _Arguments(sizes=(p.sizes[2], *p.strides, *q.strides))
+    if template.scales is not None:
+        shared = template.scales[0].rows, template.scales[1].rows
+        for name, scale in zip(scales.NAMES, template.scales, strict=True):
+            read += _stored(name, scale.view, buffers) + _Arguments(sizes=scale.view.strides[1:])
+    written, epilogue, symbols = _results(template, buffers)
+    on_gpu = buffers[a.buffer].device.type == "cuda"
+    kernel = GemmKernel(
+        spec, dtype, template.out.dtype, read.tensors + written.tensors, epilogue, symbols, (spec.a_layout, spec.b_layout),
+        tf32=on_gpu and dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32",
+        prologues=(first.kernel if first is not None else None, other.kernel if other is not None else None),
+        second=second, scales=shared,
+    )  # fmt: skip
+    leading = (a.sizes[0], a.sizes[1], b.sizes[2], a.sizes[2], *a.strides, *b.strides)
+    return kernel, ProductSite(read.passed + written.passed, (*leading, *written.sizes, *read.sizes))
+
+
+def _common_type(template: Template) -> torch.dtype:
+    a, b = template.a.dtype, template.b.dtype
+    return torch.promote_types(a, b) if a != b else a
+
+
+def _spec(template: Template) -> GemmSpec:
+    a, b, out = template.a, template.b, template.out
+    return GemmSpec(
+        dtype=type_name(_common_type(template)),
+        a_layout=_unit(a, {2: "k", 1: "m"}),
+        b_layout=_unit(b, {2: "n", 1: "k"}),
+        batched=a.sizes[0] != 1,
+        out_dtype=type_name(out.dtype),
+        has_epilogue=template.epilogue is not None,
+        c_layout=_unit(out, {2: "n", 1: "m"}),
+    )
+
+
+def _stored(name: str, view: View, buffers: Mapping[str, Buffer]) -> _Arguments:
+    """A tensor in memory. Its strides are not among the sizes: the caller adds them in the order of the ABI."""
+    return _Arguments((TensorArg(name, view.dtype, "in"),), (_at(view, buffers),))
+
+
+def _operand(name: str, view: View, found: prologue.Canonical | None, buffers: Mapping[str, Buffer]) -> _Arguments:
+    """An operand, or the tensors that its prologue computes it from: all but the last, which would hold it."""
+    if found is None:
+        return _stored(name, view, buffers)
+    return _Arguments(found.kernel.tensors[:-1], found.site.buffers[:-1], found.site.sizes)
+
+
+def _results(
+    template: Template, buffers: Mapping[str, Buffer]
+) -> tuple[_Arguments, Loop | None, tuple[sympy.Symbol, ...]]:
+    """C and its strides; or the epilogue's own tensors and integers, with the epilogue on them."""
+    out, loop = template.out, template.epilogue
+    if loop is None:
+        return _Arguments((TensorArg("C", out.dtype, "out"),), (_at(out, buffers),), out.strides), None, ()
+    inner, site = canonical.canonicalize(loop, buffers)
+    names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
+    tensors = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
+    return _Arguments(tensors, site.buffers, site.sizes), canonical.rename_tensors(inner.loop, names), inner.symbols
+
+
+def _unit(view: View, letters: Mapping[int, str]) -> str:
+    """Which axis of an operand is known to have stride 1."""
+    return next((letter for d, letter in letters.items() if view.strides[d] == 1), "any")
+
+
+def _at(view: View, buffers: Mapping[str, Buffer]) -> str | View:
+    """The buffer itself where the view starts at its first element (strides are passed as integers), else the view."""
+    return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view
+
+
+def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:
+    """A readable name: the first four of its operators, without repetitions, and its digest."""
+    words = [re.sub(r"\W", "", o.split(".")[1] if o.count(".") > 1 else o) for o in dict.fromkeys(origins)]
+    return f"{'_'.join(words[:4])[:48].strip('_') or 'mm'}_{kernel.digest[:8]}"
+

@@ -1,0 +1,112 @@
+"""Operands that are computed where they are read.
+
+A prologue is a LoopKernel over an operand's (batch, rows, columns): its tensors are those it reads, named A0, A1, ... (B0, ...),
+then the operand itself, A or B; its size symbols are named after the operand too, so that those of both prologues and of the
+epilogue stand side by side among a product's integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+
+from polytile.ir import evaluate, sizes
+from polytile.ir.program import Axis, Buffer, Loop
+from polytile.schedule import canonical
+from polytile.schedule.canonical import CallSite, LoopKernel
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+Prologues = tuple[LoopKernel | None, LoopKernel | None]
+"""Of A and of B; None where the operand is in memory."""
+
+AXES = {
+    "A": (("M", "m"), ("K", "k")), "B": (("K", "k"), ("N", "n")), "P": (("M", "m"), ("L", "k")), "Q": (("L", "k"), ("N", "n")),
+    "C": (("M", "m"), ("N", "n")),
+}  # fmt: skip
+"""Size and axis of the rows and of the columns of each operand and of the result."""
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """A prologue's kernel, and what a call of it passes."""
+
+    kernel: LoopKernel
+    site: CallSite
+
+
+def canonicalize(loop: Loop, operand: str, buffers: Mapping[str, Buffer]) -> Canonical:
+    """The prologue of operand "A" or "B" by canonical names. The operand is the last tensor."""
+    kernel, site = canonical.canonicalize(loop, buffers)
+    letter = operand.lower()
+    names = {t.name: f"{operand}{k}" for k, t in enumerate(kernel.tensors[:-1])} | {kernel.tensors[-1].name: operand}
+    axes = tuple(Axis(sizes.axis(f"{letter}{a.symbol.name}"), a.size) for a in kernel.loop.axes)
+    symbols = {s: sympy.Symbol(f"{letter}{s.name}", integer=True, positive=s.is_positive) for s in kernel.symbols}
+    moved = {a.symbol: b.symbol for a, b in zip(kernel.loop.axes, axes, strict=True)}
+    body = canonical.rename_tensors(kernel.loop.substitute({**moved, **symbols}), names)
+    body = replace(body, axes=tuple(Axis(a.symbol, sympy.sympify(a.size).xreplace(symbols)) for a in axes), name=operand)
+    tensors = tuple(replace(t, name=names[t.name]) for t in kernel.tensors)
+    return Canonical(LoopKernel(body, tensors, tuple(symbols.values())), site)
+
+
+def count(made: LoopKernel | None) -> int:
+    """How many tensors an operand with this prologue is read from."""
+    return 1 if made is None else len(made.tensors) - 1
+
+
+def elements(kernel: GemmKernel, operand: str, size: Mapping[str, int]) -> int:
+    """Elements from the first to the last of an operand with the strides among the kernel's integers."""
+    letter, (rows, columns) = operand.lower(), AXES[operand]
+    axes = (("batch", "b"), rows, columns)
+    return max(1, 1 + sum((size[name] - 1) * size[f"{letter}_stride_{axis}"] for name, axis in axes))
+
+
+def parts(kernel: GemmKernel, args: Sequence[Any]) -> tuple[list[tuple[Any, ...]], tuple[Any, ...], list[tuple[int, ...]]]:
+    """Flat arguments taken apart: the tensors of each operand; the other tensors and the integers of the plain product; the
+    integers of each prologue."""
+    first, second = map(len, kernel.inputs)
+    tensors, ints = args[: len(kernel.tensors)], args[len(kernel.tensors) :]
+    at = len(kernel.plain.size_names)
+    own: list[tuple[int, ...]] = []
+    for made in kernel.prologues:
+        length = 0 if made is None else len(made.symbols)
+        own.append(tuple(ints[at : at + length]))
+        at += length
+    rest = (*tensors[first + second : len(tensors) - kernel.kept], *ints[: len(kernel.plain.size_names)])
+    return [tuple(tensors[:first]), tuple(tensors[first : first + second])], rest, own
+
+
+def stored_first(kernel: GemmKernel, args: Sequence[Any], run: Sequence[Callable[..., None] | None], wide: bool) -> list[Any]:
+    """The arguments of the plain product, with the operands that have a prologue stored by `run`, which takes the prologue's
+    own arguments. `wide`: in float64."""
+    read, rest, ints = parts(kernel, args)
+    size = dict(zip(kernel.plain.size_names, rest[len(rest) - len(kernel.plain.size_names) :], strict=True))
+    found: list[Any] = []
+    for operand, tensors, own, make, dtype in zip("AB", read, ints, run, kernel.stored, strict=True):
+        if make is None:
+            found += tensors
+            continue
+        device = tensors[0].device if tensors else rest[0].device
+        made = torch.empty(elements(kernel, operand, size), dtype=torch.float64 if wide else dtype, device=device)
+        make(*tensors, made, *own)
+        found.append(made)
+    return [*found, *rest]
+
+
+def evaluated(made: LoopKernel, precision: torch.dtype | None) -> Callable[..., None]:
+    """The prologue by definition, on its flat arguments."""
+
+    def run(*args: Any) -> None:
+        tensors = dict(zip([t.name for t in made.tensors], args, strict=False))
+        values = dict(zip(made.symbols, args[len(made.tensors) :], strict=True))
+        evaluate.run_loop(made.loop, tensors, values, precision)
+
+    return run
+
+
+__all__ = ["Canonical", "Prologues", "canonicalize", "count", "elements", "evaluated", "parts", "stored_first"]

@@ -1,0 +1,286 @@
+"""Which configs a product has on a GPU, and at which sizes each takes part.
+
+The tables of the device family's heuristic hold blocks for large sizes; at smaller ones the heuristic cuts them. As sizes are
+known only when a call comes, the candidates are all that any sizes could lead to, and a candidate takes part where the
+heuristic would try it. Splits along K and products of few rows have rows of their own below.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from polytile import options
+from polytile.matmul.configs import Heuristic, Request, heuristic, heuristic_of
+from polytile.matmul.configs.files import Tables
+from polytile.matmul.configs.heuristic import next_power
+from polytile.matmul.configs.records import Gemm, tile_config
+from polytile.matmul.triton.schedules import MOST_ROWS
+from polytile.problem import Config
+from polytile.runtime.cuda.device import DeviceFacts
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+SIZES = (16, 32, 64, 128, 256)
+"""Sizes by which blocks are cut: at larger ones they are as the tables have them."""
+
+FEW = (64, 64, 64)
+"""A size whose blocks take part at larger ones too, where they do not give each multiprocessor one: on an H100 64x32x64 is the
+fastest of x @ y in bfloat16 from 128³ to 512³, by 9 to 18 % over what the heuristic cuts for those sizes, and the slowest but one
+from 576³ on, where it makes a second round."""
+
+THIN = (
+    Gemm(16, 32, 256, 4, 4), Gemm(16, 64, 128, 4, 4), Gemm(16, 64, 256, 4, 4), Gemm(16, 128, 64, 5, 4), Gemm(16, 128, 128, 4, 8),
+    Gemm(32, 64, 128, 4, 4),
+)  # fmt: skip
+"""Blocks for few rows, where reading B is all there is to do: long runs of k, many loads under way."""
+SPLIT = (
+    Gemm(16, 32, 256, 3, 4), Gemm(16, 64, 128, 4, 4), Gemm(16, 128, 64, 4, 4), Gemm(32, 64, 128, 3, 4), Gemm(64, 64, 64, 4, 4),
+    Gemm(64, 128, 64, 3, 4), Gemm(128, 128, 64, 3, 8),
+)  # fmt: skip
+SWAPPED = (
+    Gemm(16, 64, 128, 5, 4), Gemm(16, 64, 128, 8, 4), Gemm(16, 128, 64, 5, 4), Gemm(16, 128, 128, 3, 4),
+)  # fmt: skip
+"""Blocks of few rows, as a whole, split and in equal shares, in which the tensor cores get B from the left: from there they take
+64 rows at a time straight from shared memory. Rows of A that are not there are not read. Where B lies along k; in bfloat16 on an
+H100 the best of them took 7.6 µs at 16×4096×4096 and the best of the others 8.3, at 16×4096×14336 42.1 and 42.9."""
+SWAPPED_FROM = 90
+"""Capability from which tensor cores do so."""
+IN_PARTS = (
+    (Gemm(128, 256, 64, 4, 8), 4, 1), (Gemm(256, 128, 64, 4, 8), 4, 1), (Gemm(128, 256, 64, 3, 8), 2, 0),
+)  # fmt: skip
+"""(block, stores, flat) of persistent programs that store a block's columns in parts; with `flat` the loads for the next block
+begin meanwhile. In bfloat16 on an H100, written by hand, tensor descriptors made on the host, the first took 205, 328 and 712 us
+with a ReLU at 4096x4096x4096, 2048x4096x14336 and 4096x14336x4096, whole blocks of three stages 212, 351 and 733, cuBLAS and a
+ReLU 228, 359 and 767; with bias and GELU, of more work for each element, 252 against 227 at 4096x4096x4096, where the last took
+223."""
+SPLITS = (2, 4, 8, 16, 32)
+STREAM = (
+    Gemm(16, 64, 128, 5, 4), Gemm(16, 128, 128, 4, 8), Gemm(64, 64, 64, 4, 4), Gemm(64, 128, 64, 3, 4), Gemm(128, 128, 64, 4, 8),
+    Gemm(128, 256, 64, 3, 8), Gemm(256, 128, 64, 3, 8),
+)  # fmt: skip
+FEWEST_STEPS, MOST_PARTS, FULL_ROUNDS, MOST_ROUNDS = 4, 16, 0.9, 4
+"""Equal shares of k: steps that each multiprocessor must have; parts that a block is added up of, one after another, at most;
+where whole blocks would keep so much of the multiprocessors busy, or there are more rounds of them, they are taken whole."""
+ROWS = (
+    (16, 256, 3, 4), (32, 128, 3, 4), (32, 256, 3, 8), (64, 64, 3, 4), (8, 512, 3, 4), (128, 32, 3, 4), (256, 16, 3, 4),
+    (16, 512, 3, 4), (16, 256, 5, 4),
+)  # fmt: skip
+"""(n, k, stages, warps) of the variant `rows`."""
+LARGEST_SCRATCH = 64 << 20
+"""Bytes that the parts of a split product may take."""
+THIN_UP_TO = 64
+"""Rows up to which thin blocks take part."""
+DESCRIPTORS_FROM, SMALLEST_DESCRIBED = 90, 64
+TENSOR_SUMS, PLAIN_SUMS = 128, 64
+"""Sums of a thread that leave room for the rest, with tensor cores and without."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What decides which tables a product takes: the bytes of an element as the tensor cores take it, whether an operand is
+    made of 8-bit integers, whether operands are 8-bit floats, whether an operand is widened or computed on its way, whether
+    float32 is rounded to TF32, whether a second product is added to its sums."""
+
+    itemsize: int = 2
+    int8: bool = False
+    float8: bool = False
+    mixed: bool = False
+    tf32: bool = False
+    dual: bool = False
+
+    @classmethod
+    def of(cls, kernel: GemmKernel) -> Kind:
+        """Of int4 weights, of a mask, or of 8-bit floats that become wider, it is what they are read from that counts: Triton
+        gives a thread as many neighbours along k as fill a load of the type in memory (kWidth 8 for int4, of four threads that
+        share a row), and a step of 16 along k, which they do not fit in, gives results that are wrong on a device and right in
+        the interpreter."""
+        dtype, stored = kernel.in_dtype, kernel.stored
+        read = {tensor.dtype for tensors in kernel.inputs for tensor in tensors}
+        return cls(
+            dtype.itemsize,
+            any(each.itemsize == 1 and (not each.is_floating_point or dtype.itemsize > 1) for each in read),
+            dtype.is_floating_point and dtype.itemsize == 1,
+            any(each != dtype for each in stored) or any(kernel.prologues),
+            kernel.tf32,
+            kernel.second is not None,
+        )
+
+    @property
+    def most_sums(self) -> int:
+        """Sums of a thread beyond which a kernel spills: without tensor cores the operands stand in registers too, and with 8-bit
+        floats the sums of a step."""
+        return PLAIN_SUMS if self.float8 or (self.itemsize == 4 and not self.tf32) else TENSOR_SUMS
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Of blocks that programs take one by one."""
+        if self.float8:
+            return ("scaled_mm",)
+        if self.int8 and not self.mixed:
+            return ("int8_mm",)
+        if self.dual and not self.mixed:
+            return ("mm", "mm_plus_mm")
+        return ("mm", "mixed_mm") if self.mixed else ("mm",)
+
+    @property
+    def persistent_table(self) -> str:
+        return "scaled_persistent_mm" if self.float8 else "persistent_mm"
+
+
+class Space:
+    """All configs of products of one kind on one device, by the tables as they are when it is made."""
+
+    def __init__(self, kind: Kind, device: DeviceFacts, exhaustive: bool = False) -> None:
+        self.kind, self.device = kind, device
+        cuts = [(m, n, k) for m in SIZES[::-1] for n in SIZES[::-1] for k in SIZES[::-1]]
+        self._tiles = {cut: self._tried(kind.tables, "tile", cut) for cut in cuts}
+        self._persistent = {cut: self._descriptors(cut) for cut in cuts}
+        thin = [*self._swapped("tile"), *self._made(THIN, "tile")]
+        self._thin = frozenset(thin)
+        self._in_parts = self._stored_in_parts()
+        by_parts = [[*self._swapped("split", splits=parts), *self._made(SPLIT, "split", splits=parts)] for parts in SPLITS]
+        splits = itertools.chain(*zip(*by_parts, strict=True))
+        rows = [Config.of(variant="rows", m=1, n=n, k=k, stages=stages, warps=warps) for n, k, stages, warps in ROWS]
+        stream = [*self._swapped("stream"), *self._made(STREAM, "stream")]
+        tiles, whole = (itertools.chain(*found.values()) for found in (self._tiles, self._persistent))
+        persistent = [*whole, *self._in_parts]
+        every = self._every() if exhaustive else []
+        self._exhaustive = frozenset(every)
+        self.configs: tuple[Config, ...] = tuple(
+            dict.fromkeys([*tiles, *thin, *persistent, *splits, *stream, *rows, *every])
+        )
+        """In canonical order: plain blocks, persistent ones, splits, equal shares, few rows; then the rest of the whole space."""
+
+    def _every(self) -> list[Config]:
+        """The family's exhaustive space as plain blocks and as persistent ones. Smaller sizes take the smaller blocks of it."""
+        largest = (SIZES[-1],) * 3
+        found = self._tried(self.kind.tables[:1], "tile", largest, exhaustive=True)
+        if self.device.capability >= DESCRIPTORS_FROM:
+            described = self._tried((self.kind.persistent_table,), "persistent", largest, exhaustive=True)
+            found |= {c: None for c in described if min(int(c["m"]), int(c["n"]), int(c["k"])) >= SMALLEST_DESCRIBED}
+        return list(found)
+
+    def _made(self, table: tuple[Gemm, ...], variant: str, **more: int) -> list[Config]:
+        """The configs of a table that fit."""
+        return [tile_config(row, variant=variant, **more) for row in table if self._fits(row)]
+
+    def _swapped(self, variant: str, **more: int) -> list[Config]:
+        able = self.kind.itemsize == 2 and not self.kind.mixed and self.device.capability >= SWAPPED_FROM
+        return self._made(SWAPPED, variant, swapped=1, **more) if able else []
+
+    def _tried(
+        self, tables: tuple[str, ...], variant: str, cut: tuple[int, int, int], exhaustive: bool = False
+    ) -> dict[Config, None]:
+        """What the heuristic tries at sizes that cut blocks like this, in its order."""
+        found: dict[Config, None] = {}
+        for table in tables:
+            narrow = self.kind.int8 or self.kind.float8  # steps along k: tensor cores' own, or 4 threads by 8
+            limit = self.device.shared_per_block
+            request = Request(*cut, table, self.kind.itemsize, narrow, exhaustive=exhaustive, shared_bytes=limit)
+            for config in self._family(table).configs(request):
+                if config.accumulators <= self.kind.most_sums:
+                    found[tile_config(config, variant=variant)] = None
+        return found
+
+    def _family(self, table: str) -> Heuristic:
+        """Whose rows of the table are tried."""
+        serving = heuristic_of(self.device)
+        return serving if table in serving.tables else heuristic(self.device.family)
+
+    def _descriptors(self, cut: tuple[int, int, int]) -> dict[Config, None]:
+        """Descriptors came with capability 9.0; a block of theirs is 64 wide at least, as their copies are."""
+        if self.device.capability < DESCRIPTORS_FROM or min(cut) < SMALLEST_DESCRIBED:
+            return {}
+        return self._tried((self.kind.persistent_table,), "persistent", cut)
+
+    def _stored_in_parts(self) -> list[Config]:
+        able = self.kind.itemsize == 2 and not self.kind.mixed and self.device.capability >= DESCRIPTORS_FROM
+        fit = [each for each in IN_PARTS if able and self._fits(each[0])]
+        return [tile_config(row, variant="persistent", stores=stores, flat=flat) for row, stores, flat in fit]
+
+    def _fits(self, row: Gemm) -> bool:
+        shared = row.shared_bytes(self.kind.itemsize, 2)
+        return row.accumulators <= self.kind.most_sums and shared <= self.device.shared_per_block
+
+    def valid(self, config: Config, size: Mapping[str, int]) -> bool:
+        """Whether `config` is worth trying at these sizes; every config is right at all of them, but `rows` knows its rows."""
+        m, n, k = size["M"], size["N"], size["K"]
+        if config.get("swapped") and m > int(config["m"]):
+            return False
+        if config in self._exhaustive and _covers(m, n, int(config["m"]), int(config["n"])) and _cut(k) >= int(config["k"]):
+            return True
+        match config["variant"]:
+            case "rows":
+                return 1 <= m <= MOST_ROWS and m * _sums(config) <= TENSOR_SUMS
+            case "persistent":
+                whole = config in self._persistent[_cut(m), _cut(n), _cut(k)]
+                return whole or (config in self._in_parts and self._several_rounds(config, size["batch"], m, n))
+            case "tile":
+                cut = config in self._tiles[_cut(m), _cut(n), _cut(k)]
+                return cut or (m <= THIN_UP_TO and config in self._thin) or self._spreads(config, size["batch"], m, n, k)
+            case "stream":
+                return self._stream_pays(config, size["batch"], m, n, k)
+        return self._split_pays(config, size["batch"], m, n, k)
+
+    def _spreads(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Small blocks of products that have few: all run at once."""
+        if config not in self._tiles[FEW] or k < FEW[2]:
+            return False
+        block_m, block_n = int(config["m"]), int(config["n"])
+        return batch * -(-m // block_m) * -(-n // block_n) <= self.device.sms and _covers(m, n, block_m, block_n)
+
+    def _several_rounds(self, config: Config, batch: int, m: int, n: int) -> bool:
+        """Whether programs take several blocks one after another."""
+        block_m, block_n = int(config["m"]), int(config["n"])
+        return batch * -(-m // block_m) * -(-n // block_n) > self.device.sms and _covers(m, n, block_m, block_n)
+
+    def _split_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Parts of two blocks along k and more, where there are too few blocks for the multiprocessors."""
+        block_m, block_n, block_k, splits = (int(config[name]) for name in ("m", "n", "k", "splits"))
+        programs = batch * -(-m // block_m) * -(-n // block_n)
+        enough = k >= 2 * splits * block_k and programs * splits <= 4 * self.device.sms
+        return enough and _covers(m, n, block_m, block_n) and splits * batch * m * n * 4 <= LARGEST_SCRATCH
+
+    def _stream_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
+        """Where rounds of whole blocks would leave multiprocessors without work."""
+        block_m, block_n, block_k = (int(config[name]) for name in ("m", "n", "k"))
+        blocks, sms = batch * -(-m // block_m) * -(-n // block_n), self.device.sms
+        rounds = max(1, -(-blocks // sms))
+        idle = blocks < FULL_ROUNDS * rounds * sms and rounds <= MOST_ROUNDS
+        enough = blocks * -(-k // block_k) >= FEWEST_STEPS * sms and blocks * MOST_PARTS >= sms
+        return idle and enough and _covers(m, n, block_m, block_n) and 2 * sms * block_m * block_n * 4 <= LARGEST_SCRATCH
+
+
+_spaces: dict[tuple[Kind, DeviceFacts, bool], tuple[tuple[Tables, Tables], Space]] = {}
+
+
+def space(kind: Kind, device: DeviceFacts) -> Space:
+    """The space of this kind on this device, made anew when a table was overridden or another family serves it; with the option
+    `configs` at "exhaustive" it has the family's exhaustive space besides."""
+    exhaustive = options.get("configs") == "exhaustive"
+    tables = heuristic_of(device).tables, heuristic(device.family).tables
+    known = _spaces.get((kind, device, exhaustive))
+    if known is None or any(mine is not now for mine, now in zip(known[0], tables, strict=True)):
+        known = _spaces[kind, device, exhaustive] = (tables, Space(kind, device, exhaustive))
+    return known[1]
+
+
+def _sums(config: Config) -> float:
+    """Of a thread, for one row of A, in the variant `rows`: all lanes along k have some."""
+    return int(config["n"]) * int(config["k"]) / (32 * int(config["warps"]))
+
+
+def _covers(m: int, n: int, block_m: int, block_n: int) -> bool:
+    """Whether a block is no larger than the next powers of two of what it covers."""
+    return max(SIZES[0], next_power(m)) >= block_m and next_power(n) >= block_n
+
+
+def _cut(size: int) -> int:
+    return min(max(next_power(size), SIZES[0]), SIZES[-1])
+
+
+__all__ = ["Kind", "Space", "space"]

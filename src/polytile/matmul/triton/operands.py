@@ -1,0 +1,139 @@
+"""Blocks of A and B: where they lie, and how they are loaded and turned into what the tensor cores take. How those of an
+operand with a prologue are computed stands in prologue.py.
+
+An operand is (batch, rows, k) for A and (batch, k, columns) for B; its layout names the axis whose stride is known to be 1.
+A block that overhangs M or N takes its last rows from the start again (an index modulo the size), so that no load in the
+loop over k needs a mask for them; what they give is never stored. Along k a mask is needed unless the block divides K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sympy
+import torch
+
+from polytile.codegen.triton import text
+from polytile.schedule.facts import Facts
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+EVEN = 64
+"""The condition "K%64" of a regime: blocks along k up to this need no mask where it holds."""
+EVEN_K, EVEN_L = f"K%{EVEN}", f"L%{EVEN}"
+
+
+def symbol(name: str) -> sympy.Symbol:
+    """An integer argument of the kernel: a size or a stride, in elements."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A or B, or P or Q of a second product: `rows` is its axis other than k, `size` the length of that axis ("M" or "N"),
+    `layout` the axis of stride 1, `zero` what stands where a load is masked, `depth` the length of k."""
+
+    name: str
+    rows: str
+    size: str
+    layout: str
+    batched: bool
+    zero: str
+    depth: str = "K"
+
+    @property
+    def block(self) -> str:
+        return f"BLOCK_{self.size}"
+
+    def stride(self, axis: str) -> str:
+        """The stride along an axis as text; "" for 1."""
+        return "" if axis == self.layout else f"{self.name.lower()}_stride_{axis}"
+
+    def along(self, axis: str, position: str) -> str:
+        """How far `position` along an axis is from the start."""
+        stride = self.stride(axis)
+        return f"{position} * {stride}" if stride else position
+
+    def across(self, vector: str, axis: str) -> str:
+        """A vector of positions along `axis` as a block's rows or columns: A is rows by k, B is k by columns."""
+        first = (axis == "k") == (self.size == "N")
+        return f"{vector}[:, None]" if first else f"{vector}[None, :]"
+
+    @property
+    def shape(self) -> str:
+        return f"[{self.block}, BLOCK_K]" if self.size == "M" else f"[BLOCK_K, {self.block}]"
+
+
+def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
+    spec = kernel.spec
+    zeros = ["0.0" if dtype.is_floating_point else "0" for dtype in kernel.stored]
+    return (
+        Operand("A", "m", "M", spec.a_layout, spec.batched, zeros[0]),
+        Operand("B", "n", "N", spec.b_layout, spec.batched, zeros[1]),
+    )
+
+
+def second_operands(kernel: GemmKernel) -> tuple[Operand, ...]:
+    """P and Q, where there is a second product."""
+    if kernel.second is None:
+        return ()
+    (p, q), batched = kernel.second, kernel.spec.batched
+    return Operand("P", "m", "M", p, batched, "0.0", "L"), Operand("Q", "n", "N", q, batched, "0.0", "L")
+
+
+def even_k(block: int, facts: Facts, depth: str = "K") -> bool:
+    """Whether blocks along k divide K (of a second product L) wherever the facts hold."""
+    if depth in facts.values:
+        return facts.values[depth] % block == 0
+    even = EVEN_K if depth == "K" else EVEN_L
+    return (even in facts.holding and EVEN % block == 0) or (block == 16 and depth in facts.divisible)
+
+
+def rows_line(operand: Operand, facts: Facts, wide: bool) -> list[str]:
+    """Lines that define `rows_A` or `rows_B`: the positions that the block covers, those beyond the end from the start."""
+    own = f"rows_{operand.name}"
+    first = f"at_{operand.size.lower()} * {operand.block} + tl.arange(0, {operand.block})"
+    size = str(facts.values.get(operand.size, operand.size))
+    lines = [f"{own} = ({first}) % {size}"]
+    if operand.layout == operand.rows and facts.divides(operand.size):
+        lines.append(f"{own} = tl.max_contiguous(tl.multiple_of({own}, 16), 16)")
+    return lines + ([f"{own} = {own}.to(tl.int64)"] if wide else [])
+
+
+def pointer_lines(operand: Operand, start: str) -> list[str]:
+    """Lines that define `ptr_A` or `ptr_B`, the block's addresses at the position `start` along k; needs `ks`, the numbers
+    from 0 up to the block."""
+    rows = operand.along(operand.rows, operand.across(f"rows_{operand.name}", operand.rows))
+    columns = operand.along("k", operand.across(f"({start} + ks)" if start != "0" else "ks", "k"))
+    base = f"{operand.name} + {operand.along('b', 'item')}" if operand.batched else operand.name
+    return [f"ptr_{operand.name} = {base} + ({rows} + {columns})"]
+
+
+def load(operand: Operand, even: bool, left: str, inside: str = "") -> str:
+    """The text of one load; `left` is how much of K is still to come, `inside` the name of what says which rows there are, where
+    those beyond are not to be read."""
+    masks = [] if even else [f"{operand.across('ks', 'k')} < {left}"]
+    masks += [operand.across(inside, operand.rows)] if inside else []
+    if not masks:
+        return f"tl.load(ptr_{operand.name})"
+    mask = " & ".join(f"({each})" for each in masks) if len(masks) > 1 else masks[0]
+    return f"tl.load(ptr_{operand.name}, mask={mask}, other={operand.zero})"
+
+
+def advance(operand: Operand) -> str:
+    return f"ptr_{operand.name} += {operand.along('k', 'BLOCK_K')}"
+
+
+def widened(kernel: GemmKernel, operand: Operand, value: str) -> str:
+    """The block in the type in which the product is taken: an operand kept in a smaller type is converted on its way, by
+    float32, which is how hardware and the interpreter turn integers into 16-bit floats."""
+    storage = kernel.stored[0 if operand.size == "M" else 1]
+    if storage == kernel.in_dtype:
+        return value
+    return f"{value}.to(tl.float32)" + ("" if kernel.in_dtype == torch.float32 else f".to({text.value_type(kernel.in_dtype)})")
+
+
+__all__ = ["EVEN", "EVEN_K", "EVEN_L", "Operand", "advance", "even_k", "load", "operands", "pointer_lines", "rows_line",
+           "second_operands", "widened"]  # fmt: skip

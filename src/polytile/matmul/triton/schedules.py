@@ -1,0 +1,180 @@
+"""How the blocks of a product are gone through, one function a variant: each gives the launches and the scratch memory.
+
+    tile         a program a block
+    split        `splits` programs a block, each over a part of K; sums meet in memory, a second launch adds them up
+    stream       as many programs as multiprocessors, each an equal share of all steps along k (stream.py)
+    persistent   as many programs as multiprocessors, block after block, operands through tensor descriptors (TMA)
+    rows         few rows of A, without tensor cores: a program goes along k for some columns of B
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import sympy
+from torch.utils._sympy.functions import Min
+
+from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.errors import LoweringError
+from polytile.matmul.triton import row_epilogue
+from polytile.matmul.triton.operands import Operand, symbol, widened
+from polytile.matmul.triton.product import blocks, ceil_div, dot, product, program, scales_at, unit_of
+from polytile.matmul.triton.prologue import feed
+from polytile.matmul.triton.stream import stream
+from polytile.matmul.triton.unit import FINISH_BLOCK, Chip, Unit, accumulator
+from polytile.problem import Config
+from polytile.schedule.facts import Facts
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+AT_ONCE = 8
+"""Parts whose loads are under way together: one after another they would take a memory's latency each."""
+MOST_ROWS = 4
+"""Rows of A that the variant `rows` takes: beyond, tensor cores win."""
+
+
+def tile(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    unit = unit_of(kernel, config, facts, chip)
+    unit.place(program(unit), int(config["group"]))
+    product(unit)
+    unit.epilogue("acc")
+    return TritonKernel((unit.launch(blocks(unit)),))
+
+
+def split(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    """Parts of K are whole blocks; a part beyond the end leaves zeros. The sums of part s are at scratch[s, batch, m, n]."""
+    unit, splits = unit_of(kernel, config, facts, chip), int(config["splits"])
+    unit.constants["SPLITS"] = splits
+    line, m, n = unit.out.line, unit.number("M"), unit.number("N")
+    line(f"part = {program(unit)} % SPLITS")
+    unit.place(f"{program(unit)} // SPLITS", int(config["group"]))
+    line(f"length = tl.cdiv(tl.cdiv({unit.number('K')}, BLOCK_K), SPLITS) * BLOCK_K")
+    line("start = part * length")
+    line(f"end = tl.minimum(start + length, {unit.number('K')})")
+    product(unit, "start", "end")
+    scratch = unit.sums_scratch()
+    count = unit.number("batch") if kernel.spec.batched else "1"
+    line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
+    line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
+    at = f"part * {count} + item" if kernel.spec.batched else "part"
+    line(f"tl.store({scratch} + ((({at}) * {m} + m) * {n} + n), acc, mask=(m < {m}) & (n < {n}))")
+    first = unit.launch(blocks(unit) * splits)
+    size = splits * symbol("batch") * symbol("M") * symbol("N")
+    return TritonKernel((first, _added_up(kernel, config, facts, chip)), (Scratch(accumulator(kernel.in_dtype), size),))
+
+
+def _added_up(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Launch:
+    """The launch that adds up the parts, always in the same order, and does the epilogue."""
+    unit, splits = Unit(kernel, config, facts, chip), int(config["splits"])
+    unit.constants = {**dict(FINISH_BLOCK), "SPLITS": splits}
+    line, m, n = unit.out.line, unit.number("M"), unit.number("N")
+    scratch = unit.sums_scratch()
+    unit.place(program(unit), 1)
+    count = unit.number("batch") if kernel.spec.batched else "1"
+    line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
+    line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
+    base = f"(item * {m} + m)" if kernel.spec.batched else "m"
+    line(f"from_part = {scratch} + ({base} * {n} + n)")
+    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
+    unit.constants["AT_ONCE"] = min(AT_ONCE, splits)
+    with unit.out.indented("for _ in range(0, SPLITS, AT_ONCE):"), unit.out.indented("for _ in tl.static_range(AT_ONCE):"):
+        line(f"acc += tl.load(from_part, mask=(m < {m}) & (n < {n}), other=0)")
+        line(f"from_part += {count} * {m} * {n}")
+    unit.epilogue("acc")
+    return unit.launch(blocks(unit), stages=1)
+
+
+def persistent(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    """Descriptors need 16-byte aligned operands whose rows are a multiple of 16 bytes apart, and positions of 32 bits; where
+    the facts do not say so, there is a batch or an operand is computed, the same walk loads through pointers. Hardware fills
+    what lies outside with zeros. With `flat` both loops are one, and the first loads for a block are under way while the one
+    before it is stored."""
+    unit = unit_of(kernel, config, facts, chip)
+    unit.constants["PROGRAMS"] = chip.sms
+    simple = not kernel.spec.batched and not facts.wide and not any(kernel.prologues)
+    described = simple and all(_describable(operand, facts) for operand in unit.operands)
+    for operand in unit.operands if described else ():
+        unit.describe(operand)
+    total = f"tl.cdiv({unit.number('M')}, BLOCK_M) * tl.cdiv({unit.number('N')}, BLOCK_N)"
+    total += f" * {unit.number('batch')}" if kernel.spec.batched else ""
+    turns = f"tl.program_id(0), {total}, PROGRAMS"
+    with unit.out.indented(f"for turn in {f'tl.range({turns}, flatten=True)' if config.get('flat') else f'range({turns})'}:"):
+        unit.place("turn + tl.full([], 0, tl.int64)" if facts.wide else "turn", int(config["group"]))
+        if described:
+            _described_product(unit)
+        else:
+            product(unit)
+        unit.epilogue_in_parts("acc", int(config.get("stores") or 1))
+    return TritonKernel((unit.launch(Min(blocks(unit), sympy.Integer(chip.sms))),))
+
+
+def _describable(operand: Operand, facts: Facts) -> bool:
+    other = next((axis for axis in (operand.rows, "k") if axis != operand.layout), "")
+    return operand.layout != "any" and operand.name in facts.aligned and facts.divides(operand.stride(other))
+
+
+def _described_product(unit: Unit) -> None:
+    line = unit.out.line
+    unit.out.extend(scales_at(unit))
+    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
+    with unit.out.indented(f"for k in range(0, {unit.number('K')}, BLOCK_K):"):
+        for operand in unit.operands:
+            row = f"(at_{operand.size.lower()} * {operand.block}).to(tl.int32)"
+            by_k = operand.layout == "k"
+            value = f"desc_{operand.name}.load([{row}, k])" if by_k else f"desc_{operand.name}.load([k, {row}])"
+            turned = by_k == (operand.name == "B")
+            value = widened(unit.kernel, operand, f"{value}.T" if turned else value)
+            line(f"{operand.name.lower()} = {value}")
+        unit.out.extend(dot(unit, "a", "b"))
+
+
+def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    """Each program has BLOCK_N columns and all rows, whose number the regime knows: products are added up lane by lane along
+    k in float32 (int32), and over the lanes at the end. Every row of A is read by every program, from the cache."""
+    if "M" not in facts.values:
+        raise LoweringError("the number of rows is not known in this regime; the variant 'rows' needs it.")
+    unit, count = unit_of(kernel, config, facts, chip), facts.values["M"]
+    del unit.constants["BLOCK_M"]
+    a, b = unit.operands
+    line, sums = unit.out.line, unit.sums
+    line(f"at_n = {program(unit)}")
+    if kernel.spec.batched:
+        line(f"item = at_n // tl.cdiv({unit.number('N')}, BLOCK_N)")
+        line(f"at_n = at_n % tl.cdiv({unit.number('N')}, BLOCK_N)")
+    feeds = feed(unit, a, single=True), feed(unit, b)
+    line("ks = tl.arange(0, BLOCK_K)" + (".to(tl.int64)" if facts.wide else ""))
+    for each in feeds:
+        unit.out.extend(each.before())
+    for row in range(count):
+        line(f"acc{row} = tl.zeros([BLOCK_K, BLOCK_N], {sums})")
+    stages = int(config["stages"])  # named, or loads that feed no tensor core are not started ahead
+    with unit.out.indented(f"for k in tl.range(0, {unit.number('K')}, BLOCK_K, num_stages={stages}):"):
+        unit.out.extend(feeds[1].inside("b"))
+        line(f"b = b.to({sums})")
+        for row in range(count):
+            unit.out.extend(feeds[0].inside(f"a{row}", str(row)))
+            line(f"acc{row} += a{row}.to({sums})[:, None] * b")
+        for each in feeds:
+            unit.out.extend(each.after())
+    for row in range(count):
+        line(f"sums{row} = tl.sum(acc{row}, 0)")
+        unit.epilogue(f"sums{row}", str(row), "")
+    grid = ceil_div(symbol("N"), unit.constants["BLOCK_N"])
+    return TritonKernel((unit.launch(grid * symbol("batch") if kernel.spec.batched else grid),))
+
+
+Schedule = Callable[["GemmKernel", Config, Facts, Chip], TritonKernel]
+
+SCHEDULES: dict[str, Schedule] = {"tile": tile, "split": split, "stream": stream, "persistent": persistent, "rows": rows}
+
+
+def generate(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    """The launches of `kernel` under `config`, right wherever `facts` hold and the config is valid, for devices like `chip`.
+    Raises LoweringError where a type or an operation has no Triton form."""
+    made = SCHEDULES[str(config["variant"])](kernel, config, facts, chip)
+    return row_epilogue.completed(Unit(kernel, config, facts, chip), made)
+
+
+__all__ = ["MOST_ROWS", "SCHEDULES", "generate"]

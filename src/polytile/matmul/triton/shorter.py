@@ -1,0 +1,64 @@
+"""Parts of epilogues that are spelled in fewer instructions than their operations one by one: on a finished block of sums nothing
+else goes on meanwhile, so each instruction counts.
+
+A GELU, x · ½ · (1 + erf(x / √2)), is ½ · (x + |x| · erf(|x| / √2)), where erf needs no sign and no care for small arguments; one
+by tanh, x · ½ · (1 + tanh z), is x / (1 + exp(-2z)), without tanh's branches, which made blocks of 128x256 spill. Such quotients
+are the hardware's approximation. A number that is rounded to 16 bits and stays float32 is rounded two at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+from polytile.codegen.triton.body import Body
+from polytile.ir.expr import Const, Node, Op
+
+ROUNDINGS = {"round_bf16": "pt_round_bf16", "round_f16": "pt_round_f16"}
+
+
+def shorten(body: Body, in_pairs: bool) -> None:
+    """Has nodes of the body's nest made so. `in_pairs`: the device rounds two numbers by one instruction."""
+    for node in body.tile.nest.nodes:
+        if not isinstance(node, Op) or node.dtype != torch.float32:
+            continue
+        if in_pairs and node.name in ROUNDINGS and node.args[0].dtype == torch.float32:
+            body.made[id(node)] = functools.partial(_called, body, ROUNDINGS[node.name], node.args[0])
+        elif body.fast and node.name == "sigmoid":
+            body.made[id(node)] = functools.partial(_called, body, "pt_logistic", node.args[0])
+        elif body.fast and (found := half_and_one_more(node)) is not None:
+            x, one_more = found
+            inner = one_more.args[0]
+            if one_more.name == "tanh":
+                body.made[id(node)] = functools.partial(_called, body, "pt_gelu_by_tanh", x, inner)
+            elif _beside(inner, "mul", math.sqrt(0.5)) is x:
+                body.made[id(node)] = functools.partial(_called, body, "pt_gelu", x)
+
+
+def _called(body: Body, function: str, *arguments_and_scope: Any) -> str:
+    *arguments, scope = arguments_and_scope
+    return f"{function}({', '.join(body.emit(argument, scope) for argument in arguments)})"
+
+
+def half_and_one_more(node: Op) -> tuple[Node, Op] | None:
+    """(x, f), where the node is x · ½ · (1 + f) and f an erf or a tanh."""
+    for half, one_more in (node.args, node.args[::-1]) if node.name == "mul" else ():
+        x, found = _beside(half, "mul", 0.5), _beside(one_more, "add", 1.0)
+        if x is not None and isinstance(found, Op) and found.name in ("erf", "tanh"):
+            return x, found
+    return None
+
+
+def _beside(node: Node, name: str, value: float) -> Node | None:
+    """The other operand of an operation on a constant of this value."""
+    if isinstance(node, Op) and node.name == name:
+        for constant, other in (node.args, node.args[::-1]):
+            if isinstance(constant, Const) and math.isclose(constant.value, value, rel_tol=1e-7):
+                return other
+    return None
+
+
+__all__ = ["shorten"]

@@ -1,0 +1,223 @@
+"""Canonical kernels: the same work gets the same names, so that it is generated, compiled, measured and remembered once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
+
+from polytile.ir import calls, expr, sizes
+from polytile.ir.printer import loop_text, type_name
+from polytile.ir.program import SUM, Axis, Buffer, LibraryCall, Loop, Store
+from polytile.problem import digest
+from polytile.schedule.starts import call_with_starts, starts_of, with_starts
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """One tensor argument of a kernel: `role` is "in", "out" or "inout"."""
+
+    name: str
+    dtype: torch.dtype
+    role: str
+
+
+@dataclass(frozen=True)
+class LoopKernel:
+    """A loop over canonical names: tensors a0, a1, ... and size symbols n0, n1, ... in argument order; `library`: the ATen calls
+    that it came from, in the same names."""
+
+    loop: Loop
+    tensors: tuple[TensorArg, ...]
+    symbols: tuple[sympy.Symbol, ...]
+    library: tuple[LibraryCall, ...] = ()
+
+    @cached_property
+    def text(self) -> str:
+        """Everything that decides what the kernel computes, as text (source operators left out)."""
+        types = " ".join(f"{t.name}:{type_name(t.dtype)}:{t.role}" for t in self.tensors)
+        asked = "".join(f"\n  or {calls.text(call)}" for call in self.library)
+        return f"{types}\n{loop_text(replace(self.loop, name='kernel', origins=()))}{signs(self.symbols)}{asked}"
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.text)
+
+    @cached_property
+    def own_symbols(self) -> frozenset[sympy.Symbol]:
+        """The symbols that the loop itself has; those left over are of the calls that it came from."""
+        found = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]
+        found += [index for node in expr.walk(*self.loop.roots) for index in node.indices]
+        return frozenset().union(*[index.free_symbols for index in found]) & frozenset(self.symbols)
+
+    def storage(self, name: str) -> torch.dtype:
+        return next(t.dtype for t in self.tensors if t.name == name)
+
+
+def signs(symbols: Sequence[sympy.Symbol]) -> str:
+    """A line that names the symbols that are not surely positive, "" where all are: text that leaves them so."""
+    names = [s.name for s in symbols if not s.is_positive]
+    return f"\n  of any sign: {', '.join(names)}" if names else ""
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """What a call of a canonical kernel passes: the program's buffers and size expressions, in argument order."""
+
+    buffers: tuple[str, ...]
+    sizes: tuple[sympy.Expr, ...]
+
+
+# What kernels compute themselves of an index or size; any other function of sizes is the caller's to compute.
+_IN_KERNELS = (
+    sympy.Add,
+    sympy.Mul,
+    sympy.Pow,
+    FloorDiv,
+    Mod,
+    PythonMod,
+    ModularIndexing,
+    Max,
+    Min,
+    sympy.Max,
+    sympy.Min,
+)
+
+
+def canonical_symbols(
+    found: list[sympy.Expr], own: set[sympy.Symbol], extents: Sequence[sympy.Expr], whole: Collection[sympy.Expr] = ()
+) -> dict[sympy.Expr, sympy.Symbol]:
+    """Size symbols among the expressions, renamed n0, n1, ... in order of appearance, less the kernel's `own`. A part
+    that kernels have no form for, such as trunc(1.7·s0), counts as a symbol, and so does each of `whole`. Positive are those
+    known to be so and the factors of axes' `extents`, without which there is nothing to compute; a number that the user gives
+    may have any sign."""
+    mapping: dict[sympy.Expr, sympy.Symbol] = {}
+    factors = {factor for extent in extents for factor in (extent, *sympy.Mul.make_args(extent))}
+    for e in found:
+        for part in sorted(_arguments(e, own, whole), key=str):
+            positive = True if part.is_positive or part in factors else None
+            mapping.setdefault(part, sympy.Symbol(f"n{len(mapping)}", integer=True, positive=positive))
+    return mapping
+
+
+def _arguments(e: sympy.Expr, own: set[sympy.Symbol], whole: Collection[sympy.Expr]) -> set[sympy.Expr]:
+    """The largest parts of `e` that the caller knows and the kernel cannot compute, or that are among `whole`."""
+    if e in whole:
+        return {e}
+    if isinstance(e, sympy.Symbol):
+        return set() if e in own or e.name.startswith("ind") else {e}
+    simple = not e.args or (isinstance(e, _IN_KERNELS) and not (isinstance(e, sympy.Pow) and not e.exp.is_Integer))
+    if simple or any(not _arguments(s, own, ()) for s in e.free_symbols):
+        return set().union(*[_arguments(a, own, whole) for a in e.args])
+    return {e}
+
+
+def _apart(found: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[sympy.Expr]:
+    """The sizes of axes such as s0·s1 whose symbols stand nowhere else: the kernel takes the size itself. What it holds on
+    to is then of the product: shapes of equally many points are one regime, and 16 may divide it though no factor."""
+    composite = [a.size for a in axes if a.size.free_symbols and not a.size.is_Symbol]
+    return [
+        size
+        for size in dict.fromkeys(composite)
+        if not any(size.free_symbols & e.xreplace({size: sizes.ONE}).free_symbols for e in found)
+    ]
+
+
+def canonicalize(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LoopKernel, CallSite]:
+    """The canonical kernel of `loop` and how to call it here."""
+    library, loop = calls.calls_of(loop, buffers), _rename_axes(loop)
+    order, roles = _buffer_roles(loop, buffers)
+    starts = starts_of(loop)
+    loop, library = with_starts(loop, starts), tuple(call_with_starts(call, starts) for call in library)
+    own = {a.symbol for a in loop.axes + loop.reduced}
+    extents = [a.size for a in loop.axes + loop.reduced]
+    size_exprs = [*extents]
+    for node in expr.walk(*loop.roots):
+        size_exprs += list(node.indices)
+    size_exprs += [s.index for s in loop.stores]
+    apart = _apart(size_exprs, loop.axes + loop.reduced)
+    size_exprs += calls.expressions(library)
+    symbols = canonical_symbols(size_exprs, own, extents, apart)
+    names = {buffer: f"a{k}" for k, buffer in enumerate(order)}
+    renamed = _rename(loop, names, symbols)
+    tensors = tuple(TensorArg(names[b], buffers[b].dtype, roles[b]) for b in order)
+    library = tuple(calls.renamed(call, names, lambda e: e.xreplace(symbols)) for call in library)
+    begins: dict[sympy.Expr, sympy.Expr] = {start.symbol: start.begin for start in starts.values()}
+    site = CallSite(tuple(order), tuple(begins.get(e, e) for e in symbols))
+    return LoopKernel(renamed, tensors, tuple(symbols.values()), library), site
+
+
+def _rename_axes(loop: Loop) -> Loop:
+    axes = tuple(Axis(sizes.axis(f"p{k}"), a.size) for k, a in enumerate(loop.axes))
+    reduced = tuple(Axis(sizes.axis(f"r{k}"), a.size) for k, a in enumerate(loop.reduced))
+    mapping = {old.symbol: new.symbol for old, new in zip(loop.axes + loop.reduced, axes + reduced, strict=True)}
+    return replace(loop.substitute(mapping), axes=axes, reduced=reduced)
+
+
+def _buffer_roles(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[list[str], dict[str, str]]:
+    """Names in the order of arguments, and what the loop does with each: "out" is written all over, and is not read."""
+    reads = [load.buffer for load in expr.loads(*loop.roots)]
+    writes = [s.buffer for s in loop.stores]
+    order = list(dict.fromkeys(reads + writes))
+    roles = {}
+    for b in order:
+        stores = [s for s in loop.stores if s.buffer == b]
+        fresh = b not in reads and _covers(loop, stores, buffers[b])
+        roles[b] = "in" if not stores else "out" if fresh else "inout"
+    return order, roles
+
+
+def _covers(loop: Loop, stores: Sequence[Store], buffer: Buffer) -> bool:
+    """Whether the stores set every element of `buffer`, each at a place of its own; sums have theirs."""
+    if len(stores) == 1 and stores[0].sums and stores[0].indirect:
+        return True
+    if any(s.mode not in ("set", SUM) or s.indirect or s.mask is not None for s in stores):
+        return False
+    axes = loop.axes + loop.reduced
+    points = [sizes.product([a.size for a in axes if a.symbol in s.index.free_symbols]) for s in stores]
+    return sizes.equal(sum(points, sizes.ZERO), sizes.product(buffer.sizes))
+
+
+def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Expr, sympy.Symbol]) -> Loop:
+    def index_map(e: sympy.Expr) -> sympy.Expr:
+        return e.xreplace(symbols) if e.free_symbols else e
+
+    def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
+        node = expr.rebuild(node, children, index_map)
+        if isinstance(node, expr.Load):
+            return expr.load(node.dtype, names[node.buffer], node.index, node.indirect, node.mask)
+        return node
+
+    renamed = loop.map_roots(lambda roots: expr.rewrite(roots, rule), index_map)
+    stores = tuple(replace(s, buffer=names[s.buffer]) for s in renamed.stores)
+    axes = tuple(Axis(a.symbol, index_map(a.size)) for a in renamed.axes)
+    reduced = tuple(Axis(a.symbol, index_map(a.size)) for a in renamed.reduced)
+    return replace(renamed, axes=axes, reduced=reduced, stores=stores)
+
+
+def rename_tensors(loop: Loop, names: Mapping[str, str]) -> Loop:
+    """The loop on tensors of other names."""
+    def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
+        node = expr.rebuild(node, children)
+        return (
+            expr.load(node.dtype, names[node.buffer], node.index, node.indirect, node.mask)
+            if isinstance(node, expr.Load)
+            else node
+        )
+
+    renamed = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    return replace(renamed, stores=tuple(replace(s, buffer=names[s.buffer]) for s in renamed.stores))
+
+
+def precision_of(tensors: Sequence[TensorArg], args: Sequence[Any]) -> torch.dtype | None:
+    """The type in which a reference is to compute on these arguments: float64 where any was widened to it, else None, that is
+    the arguments' own."""
+    wide = (
+        a.dtype == torch.float64 != t.dtype for t, a in zip(tensors, args, strict=False) if isinstance(a, torch.Tensor)
+    )
+    return torch.float64 if any(wide) else None

@@ -1,0 +1,105 @@
+"""What generated code may take for granted about the arguments of a call. Facts hold all over a regime: they are tested
+for each call by its regime key, never assumed when a graph is compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import sympy
+from torch.utils._sympy.functions import Mod, ModularIndexing, PythonMod
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Const, Index, Load, Node, Op
+from polytile.schedule.canonical import LoopKernel
+
+INT32_REACH = (1 << 31) - (1 << 20)
+"""Flat positions up to here are computed in int32: what is left above is for blocks that overhang the end."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What holds of the arguments of every call in a regime; arguments go by their names.
+
+    divisible  integers that 16 divides
+    aligned    tensors whose data starts at a multiple of 16 bytes
+    wide       some position in a tensor or in the grid needs int64
+    exact      integers that have one value all over the regime, in order
+    holding    the other conditions of the regime that hold
+    powers     powers of two below 16 that divide other integers, or the addresses of other tensors' data
+    least      the smallest values that lengths of rows have in the regime
+    """
+
+    divisible: frozenset[str] = frozenset()
+    aligned: frozenset[str] = frozenset()
+    wide: bool = False
+    exact: tuple[tuple[str, int], ...] = ()
+    holding: frozenset[str] = frozenset()
+    powers: tuple[tuple[str, int], ...] = ()
+    least: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def values(self) -> dict[str, int]:
+        """The exact integers by name."""
+        return dict(self.exact)
+
+    def include(self, other: Facts) -> bool:
+        """Whether all that `other` takes for granted is so here."""
+        kept = set(other.exact) <= set(self.exact) and other.wide >= self.wide
+        kept = kept and other.aligned <= self.aligned and other.holding <= self.holding
+        kept = kept and all({**dict(self.least), **self.values}.get(name, 0) >= least for name, least in other.least)
+        return kept and all(self.divisor(name) % by == 0 for name, by in (*other.powers, *[(n, 16) for n in other.divisible]))
+
+    def divides(self, name: str) -> bool:
+        """Whether 16 divides the integer `name`."""
+        return self.divisor(name) == 16
+
+    def divisor(self, name: str) -> int:
+        """The power of two up to 16 that is known to divide the integer `name`, or the address of that tensor's data."""
+        value = self.values.get(name)
+        if value is not None:
+            return math.gcd(value, 16)
+        return 16 if name in self.divisible | self.aligned else dict(self.powers).get(name, 1)
+
+
+def reaches(kernel: LoopKernel) -> tuple[sympy.Expr, ...]:
+    """Expressions of the kernel's symbols of which one is at least as large as each position, at all sizes: where
+    it is above INT32_REACH, positions need int64."""
+    far = {a.symbol: a.size for a in kernel.loop.axes + kernel.loop.reduced}
+    found = {sizes.product(list(far.values())): None}
+    for index, indirect in _accesses(kernel):
+        limits = {expr.indirect_symbol(k): index_limit(node) or sizes.ZERO for k, node in enumerate(indirect)}
+        found[_far_end(index, {**far, **limits})] = None
+    return tuple(found)
+
+
+def _far_end(index: sympy.Expr, far: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+    """The sum of |term| with every axis at its size and every remainder at its divisor."""
+    remainders = {e: e.args[-1] for e in index.atoms(Mod, PythonMod, sympy.Mod, ModularIndexing)}
+    total = sizes.ZERO
+    for term in sympy.Add.make_args(sympy.expand(index)):
+        factor, rest = term.xreplace(remainders).as_coeff_Mul()
+        total += abs(factor) * rest.xreplace(far)
+    return total
+
+
+def index_limit(node: Node) -> sympy.Expr | None:
+    """The size that an indirect index is checked against: it lies below. None where there is no check to see."""
+    for below in expr.walk(node):
+        if isinstance(below, Op) and below.name == "check_index":
+            limit = below.args[1]
+            if isinstance(limit, Const):
+                return sympy.Integer(int(limit.value))
+            if isinstance(limit, Index):
+                return limit.expr
+    return None
+
+
+def _accesses(kernel: LoopKernel) -> Iterator[tuple[sympy.Expr, tuple[Node, ...]]]:
+    """Every index expression with the values that its indirect symbols stand for."""
+    for node in expr.walk(*kernel.loop.roots):
+        for index in node.indices:
+            yield index, node.indirect if isinstance(node, Load) else ()
+    for store in kernel.loop.stores:
+        yield store.index, store.indirect

@@ -1,0 +1,63 @@
+"""Which integers decide how wide loads and stores may be, where 16 does not divide them: rows begin and end by them, and so do
+accesses to a part of a tensor.
+
+A row of 382 elements of two bytes may be read four bytes at a time, one of 380 eight at a time. Of other integers, such as the
+number of rows, nothing more is asked: each answer is a kernel of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import sympy
+
+from polytile.ir import expr, sizes
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.nest import nest_of
+
+VECTOR = 16
+"""Bytes of the widest load."""
+
+
+def deciding(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:
+    """The integers by which accesses begin, and those that part the rows which memory is walked along, in the kernel's order: of
+    a product one is enough. Of the latter none where there is one row alone: whole blocks of it need no masks."""
+    chosen = _begins(kernel)
+    if not kernel.loop.reduced and len(kernel.loop.axes) <= 1:
+        return tuple(chosen)
+    for symbols in sorted(_products(kernel), key=len):
+        if symbols and not set(symbols) & set(chosen):
+            chosen.append(symbols[-1])
+    return tuple(s for s in kernel.symbols if s in chosen)
+
+
+def _begins(kernel: LoopKernel) -> list[sympy.Symbol]:
+    """The integers that stand alone among the terms of a position (schedule/starts.py)."""
+    places = {access.index for access in kernel.loop.accesses()}
+    terms = {term for index in places for term in sympy.Add.make_args(index)}
+    return [s for s in kernel.symbols if s in terms]
+
+
+def most(kernel: LoopKernel) -> int:
+    """Elements of the smallest type that one load moves; below 16, since 16 has a flag of its own."""
+    return min(8, VECTOR // min(t.dtype.itemsize for t in kernel.tensors))
+
+
+def divisors(kernel: LoopKernel, values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """(name, power of two) of the deciding integers, as generated code knows them at these sizes."""
+    found = {s.name: min(most(kernel), math.gcd(values[s.name], 16)) for s in deciding(kernel) if values[s.name] % 16}
+    return tuple((name, by) for name, by in found.items() if by > 1)
+
+
+def _products(kernel: LoopKernel) -> Iterator[tuple[sympy.Symbol, ...]]:
+    """The integers of each term of the lengths and distances of such rows; not those of what a row has one value of."""
+    nest, axes = nest_of(kernel.loop), kernel.loop.axes + kernel.loop.reduced
+    indices = [node.index for node in expr.loads(*kernel.loop.roots)] + [store.index for store in kernel.loop.stores]
+    indices = [index for index in indices if nest.vec.symbol in index.free_symbols]
+    lengths = {nest.vec.size} | {a.size for a in axes for index in indices if sizes.coefficient(index, a.symbol) == 1}
+    strides = {sizes.coefficient(index, a.symbol) for index in indices for a in axes}
+    for length in sorted((lengths | strides) - {None}, key=str):
+        for term in sympy.Add.make_args(sympy.expand(length)):
+            if not sizes.has_division(term):
+                yield tuple(s for s in kernel.symbols if s in term.free_symbols)
