@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 
+import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
@@ -14,12 +19,13 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.scattering import duplicate
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored, widen
 from polytile.frontend.lower.views import require_loop_dtype
-from polytile.frontend.lower.windows import Windows, chosen, flat_number, windows
+from polytile.frontend.lower.windows import UNROLL_LIMIT, Windows, chosen, flat_number, windows
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Store
 from polytile.ir.reductions import smallest
-from polytile.ir.sizes import ZERO, Size
+from polytile.ir.sizes import ZERO, Size, as_size
+from polytile.runtime.target import Target
 
 aten = torch.ops.aten
 
@@ -141,6 +147,33 @@ def _to_the_largest(builder: Builder, grad: Tensor, source: Tensor, indices: Ten
     return stored(target, grad.device)
 
 
+def _from_its_windows(builder: Builder, grad: Tensor, over: Windows, indices: Tensor) -> Tensor:
+    """The same, element by element: the gradients of those windows over an element whose largest it was. Along a dimension these
+    are at most ⌈kernel / stride⌉ windows. On GPUs, where windows that overlap would wait for each other's additions."""
+    rank, extents = over.rank, over.extents
+    stored_grad, stored_indices = builder.realize(grad), builder.realize(indices)
+    most = [range(-(-k // s)) for k, s in zip(over.kernel, over.stride, strict=True)]
+
+    def term(point: Point, back: tuple[int, ...]) -> Node:
+        """What the element at `point` gets from the window so many windows before the last one over it."""
+        numbers = zip(point[-rank:], over.padding, over.stride, back, strict=True)
+        window = tuple(FloorDiv(at + p, as_size(s)) - b if s > 1 else sympy.expand(at + p - b) for at, p, s, b in numbers)
+        here = (*point[:-rank], *window)
+        asked = [compare("lt", at, n) for at, n in zip(window, grad.sizes[-rank:], strict=True)]
+        asked += [compare("ge", at, ZERO) for at, b in zip(window, back, strict=True) if b]
+        inside = all_of(asked)
+        number = expr.index_value(flat_number(point[-rank:], extents))
+        largest = expr.op("eq", torch.bool, chosen(inside, stored_indices.at(here), -1), number)
+        value = chosen(inside, stored_grad.at(here), 0)
+        return expr.op("where", value.dtype, largest, value, expr.const(0, value.dtype))
+
+    def total(point: Point) -> Node:
+        terms = [term(point, back) for back in itertools.product(*most)]
+        return convert(functools.reduce(lambda a, b: expr.op("add", a.dtype, a, b), terms), grad.dtype)
+
+    return computed(over.source.sizes, grad.dtype, grad.device, total)
+
+
 def _lower_backward(rank: int) -> Callable[..., Tensor]:
     def lowering(builder: Builder, grad: Tensor, source: Tensor, *windows_and_indices: object) -> Tensor:
         indices = windows_and_indices[-1]
@@ -150,8 +183,33 @@ def _lower_backward(rank: int) -> Callable[..., Tensor]:
     return lowering
 
 
-for _rank, _operators in (
-    (2, (aten.max_pool2d_with_indices_backward, aten.adaptive_max_pool2d_backward, aten.fractional_max_pool2d_backward)),
-    (3, (aten.max_pool3d_with_indices_backward, aten.adaptive_max_pool3d_backward, aten.fractional_max_pool3d_backward)),
+def _lower_sliding_backward(rank: int) -> Callable[..., Tensor]:
+    scattered = _lower_backward(rank)
+
+    def lowering(
+        builder: Builder,
+        grad: Tensor,
+        source: Tensor,
+        kernel_size: Sequence[Size | int],
+        stride: Sequence[Size | int],
+        padding: Sequence[Size | int],
+        dilation: Sequence[Size | int],
+        ceil_mode: bool,
+        indices: Tensor,
+    ) -> Tensor:
+        over = windows(builder, source, rank, kernel_size, stride, padding, dilation, ceil_mode, grad.sizes)
+        terms = math.prod(-(-k // s) for k, s in zip(over.kernel, over.stride, strict=True))
+        if Target.of(grad.device).native or terms > UNROLL_LIMIT or any(d > 1 for d in over.dilation):
+            return scattered(builder, grad, source, indices)
+        require_loop_dtype(grad.dtype)
+        return _from_its_windows(builder, grad, over, indices)
+
+    return lowering
+
+
+for _rank, _sliding, _operators in (
+    (2, aten.max_pool2d_with_indices_backward, (aten.adaptive_max_pool2d_backward, aten.fractional_max_pool2d_backward)),
+    (3, aten.max_pool3d_with_indices_backward, (aten.adaptive_max_pool3d_backward, aten.fractional_max_pool3d_backward)),
 ):
+    lowers(_sliding.default)(_lower_sliding_backward(_rank))
     lowers(*(operator.default for operator in _operators))(_lower_backward(_rank))
