@@ -147,8 +147,8 @@ def test_an_operator_beside_its_loop_begins_where_the_loop_does() -> None:
         x = View("x", F32, (S0,), (sizes.ONE,), begin)
         call = LibraryCall(torch.ops.aten.cumsum.out, (Ref(x), 0), (), (View("o", F32, (S0,), (sizes.ONE,)),))
         scanned = expr.scan("sum", F32, load("x", R0 + begin))
-        body = Loop("scan", (), (Axis(R0, S0),), (store("o", R0, scanned),), (), call)
+        body = Loop("scan", (), (Axis(R0, S0),), (store("o", R0, scanned),), (), (call,))
         return canonical(body, S0, x=F32, o=F32)[0]
 
     assert exponential(sympy.Integer(8)).text == exponential(24 * S1).text
-    assert exponential(sympy.Integer(8)).library is not None
+    assert exponential(sympy.Integer(8)).library

@@ -123,7 +123,7 @@ def test_a_kernel_keeps_nothing_between_calls() -> None:
 
 SCRIPT = """
 import torch
-from tests.kernels import test_loops_threads as t
+from tests.codegen import test_loops_threads as t
 # other expressions first: names must not depend on what a process did before
 if {first}:
     t.cumsum()

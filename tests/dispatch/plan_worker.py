@@ -1,6 +1,6 @@
 """A process of its own that compiles a program, runs it at some sizes and reports as JSON.
 
-python -m tests.multikernel.plan_worker [--plan FILE] [--save FILE] [--sizes 20,300]
+python -m tests.dispatch.plan_worker [--plan FILE] [--save FILE] [--sizes 20,300]
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ OTHER: dict[str, Any] = {
     "cache_dir": "/tmp/elsewhere", "store": "/tmp/other.sqlite3", "cxx": "clang++", "compile_workers": 3, "tune": "off",
     "gpu_cache": "cold", "stall": "never", "progress": "lines", "isolation": "never", "force": "a", "plan": "/tmp/p",
     "plan_missing": "error", "metrics": "/tmp/m.csv", "random": "philox", "wrapper": "marked", "sources": "library",
-    "packed_weights_mib": 0,
+    "packed_weights_mib": 0, "configs": "exhaustive", "on_failure": "raise",
 }  # fmt: skip
 """A value other than the default, of options that are neither numbers nor switches."""
 

@@ -110,7 +110,7 @@ def test_only_the_shortlist_is_compiled() -> None:
 
 
 def test_the_library_kernel_is_always_on_the_shortlist() -> None:
-    candidates = [*(Fake(f"c{i}", predicted=1 + 0.01 * i) for i in range(5)), Fake("aten", 1e-6, 9.0, "library")]
+    candidates = [*(Fake(f"c{i}", predicted=1 + 0.01 * i) for i in range(5)), Fake("aten", 1e-6, 1.5, "library")]
     with options.override(shortlist=2):
         kernel = MultiKernel(SPEC, candidates)
         kernel(*arguments(32))

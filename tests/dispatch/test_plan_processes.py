@@ -18,7 +18,7 @@ def worker(home: Path, *arguments: str) -> dict[str, Any]:
     root = Path(__file__).parents[2]
     settings = {"POLYTILE_CACHE_DIR": str(home), "PYTHONPATH": f"{root}:{root / 'src'}", "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.multikernel.plan_worker", *arguments],
+        [sys.executable, "-m", "tests.dispatch.plan_worker", *arguments],
         capture_output=True, text=True, cwd=root, env={**os.environ, **settings}, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ def python(code: str, *paths: Path) -> str:
 
 
 def test_importing_polytile_imports_neither_torch_nor_the_compiler() -> None:
-    code = "import sys, polytile; print(*[m for m in ('torch', 'sympy', 'polytile.compiler') if m in sys.modules])"
+    code = "import sys, polytile; print(*[m for m in ('torch', 'sympy', 'polytile.compiler.programs') if m in sys.modules])"
     assert python(code, SOURCE) == ""
 
 
@@ -68,7 +68,7 @@ def test_the_entry_point_is_the_one_that_is_declared() -> None:
 def test_the_import_hook_goes_when_it_has_done_its_work() -> None:
     code = """
 import sys, polytile
-from polytile.frontend import register
+from polytile.compiler import register
 hooks = lambda: [f for f in sys.meta_path if type(f).__name__ == "_WhenImported"]
 register.install()
 assert len(hooks()) == 1

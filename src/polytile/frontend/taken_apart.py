@@ -12,7 +12,7 @@ import sympy
 import torch
 import torch.fx
 from torch._ops import OpOverload
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
 from torch.utils._pytree import tree_leaves
 
 from polytile.ir import sizes
@@ -70,7 +70,8 @@ def _noting(operator: OpOverload, rule: Decomposition) -> Decomposition:
         last = next(iter(reversed(mode.tracer.graph.nodes)), None)
         found = rule(*args, **kwargs)
         if found is not NotImplemented:
-            _note(operator, args, kwargs, found, mode.tracer, last)
+            with disable_proxy_modes_tracing():  # sizes are compared, which is no part of the graph
+                _note(operator, args, kwargs, found, mode.tracer, last)
         return found
 
     return run

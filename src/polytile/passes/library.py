@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
+import torch
 
 from polytile.ir import sizes
 from polytile.ir.calls import calls_of, changes_nothing, mapped
@@ -179,11 +180,15 @@ class _Slice:
 
     def _sizes_alone(self, made: Made) -> View:
         """A view of no buffer, like a result that is in memory and that the loop does not read."""
-        results = self._operator(made).results
-        result = results[made.output or 0] if len(results) > (made.output or 0) else None
+        result = self._result(made)
         if result is None:
             raise NoCalls(f"{made.call} is no tensor")
         return View("", result[1], result[0], (sizes.ZERO,) * len(result[0]))
+
+    def _result(self, made: Made) -> tuple[tuple[sympy.Expr, ...], torch.dtype] | None:
+        """The shape and the type of a result; None of what is no tensor."""
+        results = self._operator(made).results
+        return results[made.output or 0] if len(results) > (made.output or 0) else None
 
     def _store(self, made: Made, view: View) -> None:
         position = self.positions[str(made.call)]
@@ -200,8 +205,8 @@ class _Slice:
             return 0, 0
         tensors = [result for result in operator.results if result is not None]
         for made in _made_in((operator.args, operator.kwargs)):
-            results = self._operator(made).results
-            if (known := results[made.output or 0]) is not None and (self._is_computed(made) or self._loaded(made)):
+            known = self._result(made)
+            if known is not None and (self._is_computed(made) or self._loaded(made)):
                 tensors.append(known)
         rows = _points(self.loop.axes)
         points = sympy.expand(rows * _points(self.loop.reduced))

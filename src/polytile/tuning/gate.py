@@ -189,7 +189,16 @@ class Gate:
             return {}
         finally:
             self.unavailable = ""
-        return {p: size.add_(self._scales[p]) for p, size in zip(self._written, sizes or (), strict=sizes is not None)}
+        found = zip(self._written, sizes or (), strict=sizes is not None)
+        return {place: size.mul_(self._part_of_terms(place)).add_(self._scales[place]) for place, size in found}
+
+    def _part_of_terms(self, position: int) -> float:
+        """How much of what an argument may be off by is due to its terms: what is stored in 16 bits, or was rounded to them on
+        its way, is added up in float32 all the same."""
+        dtype = self._args[position].dtype
+        added_up_in = torch.float32 if dtype.itemsize < torch.float32.itemsize else dtype
+        allowed = self._allowed(position)
+        return min(1.0, tolerance(added_up_in, self._reduction) / allowed) if allowed else 1.0
 
     @cached_property
     def _leaned(self) -> tuple[list[torch.Tensor], ...]:
