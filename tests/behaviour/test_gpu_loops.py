@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import polytile
 from polytile.dispatch.spec import WIDE
 from tests.behaviour.helpers import decisions
 
@@ -154,3 +155,21 @@ def test_no_candidate_is_refused_for_what_it_leaves_alone() -> None:
     a = torch.randn(20, 20, requires_grad=True)
     call(a).backward()
     assert torch.equal(a.grad, torch.eye(20))
+
+
+@pytest.mark.parametrize("kernel, stride, padding", [(3, 2, 1), (2, 2, 0)])
+def test_the_gradient_of_a_maximum_over_windows_is_gathered(kernel: int, stride: int, padding: int) -> None:
+    """In one loop over the elements, of which each looks at the windows over it: none adds to what another may be adding to."""
+
+    def pooled(x: Tensor) -> Tensor:
+        return F.max_pool2d(x, kernel, stride, padding).sin()
+
+    call = torch.compile(pooled, backend="polytile", options=OPTIONS, dynamic=True)
+    for shape in ((2, 3, 9, 11), (3, 2, 13, 8)):
+        x = torch.randn(shape).round(decimals=1).requires_grad_()  # of elements that are alike the first is the largest
+        towards = torch.randn_like(pooled(x))
+        (got,), (want,) = (torch.autograd.grad(function(x), x, towards) for function in (call, pooled))
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+    backward = polytile.compiler.programs.compiled_programs()[-1].program
+    assert backward is not None and not any(store.mode == "add" for loop in backward.operations for store in loop.stores)
