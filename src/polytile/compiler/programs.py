@@ -17,7 +17,7 @@ import sympy
 from polytile import debug, locks, options
 from polytile.counters import counters
 from polytile.dispatch import MultiKernel, alive
-from polytile.dispatch.define import Made, define_loop, define_template
+from polytile.dispatch.define import Defined, define_loop, define_template
 from polytile.dispatch.links import forced
 from polytile.frontend import failures
 from polytile.frontend.failures import Failure
@@ -96,7 +96,7 @@ def compile_program(
         with counters.stage("passes"):
             program, inplace = optimize(lowered.program)
         calls: list[tuple[MultiKernel, KernelCall]] = []
-        made: Made = {}
+        made: Defined = {}
 
         def call_of(operation: Loop | Template) -> KernelCall:
             if isinstance(operation, Template):

@@ -30,11 +30,11 @@ from polytile.schedule.canonical import LoopKernel, canonicalize
 
 Call = tuple[MultiKernel, tuple[str | View | Kept, ...], tuple[sympy.Expr, ...]]
 
-Made = dict[tuple[str, torch.device], MultiKernel]
+Defined = dict[tuple[str, torch.device], MultiKernel]
 """The MultiKernels of one compile, by what they compute and where: work that comes again is not generated again."""
 
 
-def define_loop(loop: Loop, buffers: Mapping[str, Buffer], made: Made | None = None) -> Call:
+def define_loop(loop: Loop, buffers: Mapping[str, Buffer], made: Defined | None = None) -> Call:
     """The MultiKernel of a loop, one of `made` if it is there, the buffers to pass and the integers to pass."""
     kernel, site = canonicalize(loop, buffers)
     target, made = target_of(loop, buffers), {} if made is None else made
@@ -65,7 +65,7 @@ def target_of(loop: Loop, buffers: Mapping[str, Buffer]) -> torch.device:
     return devices.pop()
 
 
-def define_template(template: Template, buffers: Mapping[str, Buffer], made: Made | None = None) -> Call:
+def define_template(template: Template, buffers: Mapping[str, Buffer], made: Defined | None = None) -> Call:
     """The MultiKernel of a matmul with its epilogue, one of `made` if it is there, the views to pass and the integers to pass."""
     kernel, site = gemm_kernel.canonicalize(template, buffers)
     sources = settings.parts(settings.get("sources")) or templates.SOURCES

