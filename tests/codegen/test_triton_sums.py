@@ -205,7 +205,7 @@ def test_the_parts_do_what_the_whole_does(make: Callable[[], Loop]) -> None:
     given = tensors(kernel, sizes)
     want = expected(kernel, given, sizes)
     columns, rest = parts(kernel)
-    assert not any(s.sums for part, _ in (columns, rest) for s in part.loop.stores)
+    assert not any(s.is_segment_sum for part, _ in (columns, rest) for s in part.loop.stores)
     assert all(t.role in ("in", "out") for part, _ in (columns, rest) for t in part.tensors)
 
     class Part:

@@ -32,11 +32,11 @@ Part = tuple[LoopKernel, CallSite]
 def parts(kernel: LoopKernel) -> tuple[Part, ...]:
     """The loops that `kernel` consists of, in order: none where it has no sums of columns."""
     loop = kernel.loop
-    sums = tuple(store for store in loop.stores if store.sums and not store.indirect)
+    sums = tuple(store for store in loop.stores if store.is_segment_sum and not store.indirect)
     if not sums:
         return ()
     columns = [replace(s, mode="set", value=expr.reduce("sum", s.value.dtype, s.value)) for s in sums]
-    rest = tuple(store for store in loop.stores if not store.sums)
+    rest = tuple(store for store in loop.stores if not store.is_segment_sum)
     found = replace(loop, axes=loop.reduced, reduced=loop.axes, stores=tuple(columns)), replace(loop, stores=rest)
     return tuple(canonicalize(each, _buffers(kernel, each)) for each in found)
 
