@@ -10,7 +10,7 @@ import torch
 
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import triton_variants as variants
-from polytile.candidates.apart import Apart, parts
+from polytile.candidates.unfused import Unfused, parts
 from polytile.codegen.triton import interpret
 from polytile.codegen.triton.clustered_sums import has_shares
 from polytile.codegen.triton.generate import generate, nest_for
@@ -217,8 +217,8 @@ def test_the_parts_do_what_the_whole_does(make: Callable[[], Loop]) -> None:
             values = dict(zip(self.kernel.symbols, args[len(own) :], strict=True))
             evaluate.run_loop(self.kernel.loop, own, values, None)  # type: ignore[arg-type]
 
-    apart = Apart(kernel, [Part(part) for part, _ in (columns, rest)])
-    apart.entry().call(*[given[t.name] for t in kernel.tensors], *[sizes[s.name] for s in kernel.symbols])
+    unfused = Unfused(kernel, [Part(part) for part, _ in (columns, rest)])
+    unfused.entry().call(*[given[t.name] for t in kernel.tensors], *[sizes[s.name] for s in kernel.symbols])
     agree(given, want)
 
 

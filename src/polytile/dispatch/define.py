@@ -13,11 +13,11 @@ import sympy
 import torch
 
 from polytile import options as settings
-from polytile.candidates import apart
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import cpp_variants as variants
 from polytile.candidates import products as templates
-from polytile.candidates.stored_operands import Stored
+from polytile.candidates import unfused
+from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.dispatch import specs
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
@@ -50,10 +50,10 @@ def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.dev
     from polytile.candidates.triton_loops import loop_candidates as gpu_loops
     from polytile.dispatch import gpu_specs
 
-    made = [_multikernel(part, origins, target) for part, _ in apart.parts(kernel)]
+    made = [_multikernel(part, origins, target) for part, _ in unfused.parts(kernel)]
     candidates = gpu_loops(kernel, origins, target)
     if made:
-        candidates = (apart.Apart(kernel, made), *candidates)
+        candidates = (unfused.Unfused(kernel, made), *candidates)
     return define(gpu_specs.loop_spec(kernel, origins, target), candidates)
 
 
@@ -97,7 +97,7 @@ def _product(
 
     stored = None
     if any(kernel.prologues):
-        stored = Stored(kernel, first, _product(kernel.plain, origins, target, sources))
+        stored = MaterialisedOperands(kernel, first, _product(kernel.plain, origins, target, sources))
     candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
     return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
 

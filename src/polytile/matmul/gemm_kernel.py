@@ -40,7 +40,7 @@ class GemmKernel:
     prologues  an operand that has one is not in memory. In its place stand the tensors A0, A1, ... that it is computed from; its
                strides are those with which it would be stored
     kept       the last tensor, P, holds panels of B that were made before the call, or is absent; the last integer, `kept`, says
-               which (matmul/kept.py)
+               which (matmul/packed_weights.py)
     second     the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
                tensors follow A and B. A kernel with a second product has no prologues
     scales     how many rows of A and columns of B share one of their scales (matmul/scales.py)

@@ -7,7 +7,7 @@
 
 The loops qualify if one's rows are the other's columns, the second does nothing but such sums of floating-point values, reads
 nothing that the first stores, and both read a good part of what they read at the same points. A kernel may still run one after
-the other (candidates/apart.py). For GPUs only: generated kernels for a CPU have no such stores.
+the other (candidates/unfused.py). For GPUs only: generated kernels for a CPU have no such stores.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _points(store: Store, axes: Sequence[Axis]) -> sympy.Expr:
     return sizes.product([axis.size for axis in axes if axis.symbol in store.index.free_symbols])
 
 
-class Apart:
+class Unfused:
     """The parts one after the other, by MultiKernels of their own, in the order of `parts`. Takes part like a library's kernel: a
     loop with sums is never slower than the loops that it was made of."""
 
@@ -106,4 +106,4 @@ class Apart:
             part(*[args[k] for k in places], *ints)
 
 
-__all__ = ["Apart", "Part", "parts"]
+__all__ = ["Part", "Unfused", "parts"]
