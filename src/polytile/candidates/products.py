@@ -23,7 +23,7 @@ from polytile.ir import evaluate, expr, sizes
 from polytile.ir.interpret import scaled_product
 from polytile.ir.program import compute_dtype
 from polytile.matmul import cpp as gemm
-from polytile.matmul import kept, prologue
+from polytile.matmul import packed_weights, prologue
 from polytile.matmul.cpp import GemmConfig, GemmSpec, Machine
 from polytile.matmul.cpp import epilogue as cpp_epilogue
 from polytile.matmul.gemm_args import operands
@@ -128,18 +128,18 @@ def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Ca
     long, the matmul calls it through a pointer (cpp/matmul.py)."""
     tool = toolchain.find()
     spec = kernel.spec
-    lanes = kept.lanes_of(spec)
+    lanes = packed_weights.lanes_of(spec)
     made_from = digest(f"{tool.identity} {kernel.digest}")
     inlined = functools.cache(
         lambda config: gemm.generate(
-            spec, config, ENTRY, _epilogue(kernel, lanes), lanes, kept_at=len(kernel.tensors) - 1 if kernel.kept else 0
+            spec, config, ENTRY, _epilogue(kernel, lanes), lanes, panels_at=len(kernel.tensors) - 1 if kernel.packed else 0
         )
     )
     core = functools.cache(lambda config: matmul.core_source(spec, config, lanes))
     finish = functools.cache(lambda: matmul.epilogue_source(kernel, lanes))
     found: list[Candidate] = []
     for count in threads:
-        for slot, config in enumerate(gemm.configs(spec, lanes, kernel.kept)):
+        for slot, config in enumerate(gemm.configs(spec, lanes, kernel.packed)):
             recipe = f"{made_from} {config}"
             numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
             label = f"{config} t{count}"

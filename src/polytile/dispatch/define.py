@@ -22,13 +22,13 @@ from polytile.dispatch import specs
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.errors import IRError
-from polytile.ir.program import Buffer, Kept, Loop, Template, View
-from polytile.matmul import gemm_kernel, kept
+from polytile.ir.program import Buffer, Loop, PackedWeight, Template, View
+from polytile.matmul import gemm_kernel, packed_weights
 from polytile.runtime import pytorch
 from polytile.runtime.target import Target
 from polytile.schedule.canonical import LoopKernel, canonicalize
 
-Call = tuple[MultiKernel, tuple[str | View | Kept, ...], tuple[sympy.Expr, ...]]
+Call = tuple[MultiKernel, tuple[str | View | PackedWeight, ...], tuple[sympy.Expr, ...]]
 
 Defined = dict[tuple[str, torch.device], MultiKernel]
 """The MultiKernels of one compile, by what they compute and where: work that comes again is not generated again."""
@@ -70,7 +70,7 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], made: Def
     kernel, site = gemm_kernel.canonicalize(template, buffers)
     sources = settings.parts(settings.get("sources")) or templates.SOURCES
     if "cpp" in sources and not settings.get("interpret"):
-        kernel, site = kept.with_kept(kernel, site, template, buffers)
+        kernel, site = packed_weights.with_packed_weight(kernel, site, template, buffers)
     target, made = buffers[template.a.buffer].device, {} if made is None else made
     place = f"{kernel.family} {kernel.text}", target
     if place not in made:

@@ -81,15 +81,18 @@ class View:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A kernel's argument that is found anew in each call: what `site` keeps of the weight that `view` looks at, if anything
-    (runtime/weights.py). The integer KEPT among the arguments says whether there is something, 1 or 0."""
+class PackedWeight:
+    """A kernel's argument that each call looks up: the copy of the weight at `view`, packed for vectors of `lanes` elements, if
+    there is one. The integer IS_PACKED among the arguments is 1 if there is, else 0. `constant`: nothing is expected to change
+    the weight, so its first use packs it."""
 
     view: View
-    site: Any = field(compare=False, repr=False)
+    lanes: int
+    constant: bool
 
 
-KEPT = algebra.axis("kept")
+IS_PACKED = algebra.axis("kept")
+"""Its name is the one under which measurements are stored."""
 
 
 def whole(buffer: Buffer) -> View:

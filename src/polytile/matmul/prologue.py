@@ -79,7 +79,7 @@ def split_arguments(
         length = 0 if made is None else len(made.symbols)
         own.append(tuple(ints[at : at + length]))
         at += length
-    rest = (*tensors[first + second : len(tensors) - kernel.kept], *ints[: len(kernel.plain.size_names)])
+    rest = (*tensors[first + second : len(tensors) - kernel.packed], *ints[: len(kernel.plain.size_names)])
     return [tuple(tensors[:first]), tuple(tensors[first : first + second])], rest, own
 
 
