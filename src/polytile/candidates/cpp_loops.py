@@ -52,7 +52,7 @@ _made: dict[tuple[str, int, str], tuple[Candidate, ...]] = {}
 def _candidates(
     kernel: LoopKernel, origins: tuple[str, ...], most_threads: int, tool: toolchain.Toolchain
 ) -> tuple[Candidate, ...]:
-    if any(store.sums for store in kernel.loop.stores):
+    if any(store.is_segment_sum for store in kernel.loop.stores):
         raise LoweringError(f"kernel {kernel_name(kernel, origins)!r} adds up points down columns, which has no C++ form.")
     expanded = replace(kernel, loop=joined(plain_reductions(kernel.loop)))
     nest = nest_of(expanded.loop)

@@ -1,4 +1,4 @@
-"""The schedules of loops that add up rows by an index: stores of mode SUM whose places values decide. What nothing falls on is
+"""The schedules of loops that add up rows by an index: SEGMENT_SUM stores whose places values decide. What nothing falls on is
 zero. Sums are in the type of their terms, and rounded once.
 
 scatter   launch 0 sets the table to zero, launch 1 adds every point to it by atomics; where its type is narrower than that of
@@ -63,7 +63,7 @@ class Table:
 
 def is_scattered(loop: Loop) -> bool:
     """Whether the loop stores sums whose places values decide."""
-    return any(store.sums and store.indirect for store in loop.stores)
+    return any(store.is_segment_sum and store.indirect for store in loop.stores)
 
 
 def size_of(loop: Loop) -> sympy.Expr:
@@ -91,7 +91,7 @@ def table_of(loop: Loop) -> Table | None:
     if limit is None or len(points) != 1 or len(along) != 1 or points[0].size == 0:
         return None
     dense = sizes.equal(store.index, symbol * along[0].size + along[0].symbol)
-    return Table(store, limit, points[0], along[0]) if store.sums and dense else None
+    return Table(store, limit, points[0], along[0]) if store.is_segment_sum and dense else None
 
 
 def scatter(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:

@@ -37,7 +37,7 @@ POINTS = Config.of(variant="plain", x=1024, y=1, warps=4)
 def has_stripes(nest: Nest) -> bool:
     """Whether launch 1 and 2 are the loops above: all reductions are of the first pass, and all stores but the sums need them
     at every point."""
-    stores = [store for store in nest.loop.stores if not store.sums]
+    stores = [store for store in nest.loop.stores if not store.is_segment_sum]
     reduces = all(r.kind in KINDS and r.dtype.is_floating_point and nest.passes_before(r) == 1 for r in nest.reduces)
     points = all(element_level(nest.loop, store) and nest.passes_before(store.value) == 1 for store in stores)
     return reduces and points and bool(stores) and len(nest.loop.reduced) == 1 and nest.passes == 2
@@ -126,7 +126,7 @@ class Stripes:
                 return expr.load(node.dtype, names[id(node)], sympy.expand(row))
             return expr.rebuild(node, children)
 
-        others = replace(loop, stores=tuple(store for store in loop.stores if not store.sums))
+        others = replace(loop, stores=tuple(store for store in loop.stores if not store.is_segment_sum))
         points = others.map_roots(lambda roots: expr.rewrite(roots, known))
         points = replace(points, axes=loop.axes + loop.reduced, reduced=())
         used = points.reads() | points.writes()

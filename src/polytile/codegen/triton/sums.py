@@ -1,4 +1,4 @@
-"""The schedule of loops that add up columns beside their rows (stores of mode SUM): each of `programs` programs holds whole rows
+"""The schedule of loops that add up columns beside their rows (SEGMENT_SUM stores): each of `programs` programs holds whole rows
 in registers, as `persistent` does, block after block of them, and keeps the sums of all that it has seen.
 
     launch 0   program p goes over blocks p, p + programs, ... and leaves its sums in scratch memory, a row of it for each sum
@@ -40,7 +40,7 @@ block, of which 528 programs leave so many, it waits once."""
 
 
 def has_sums(loop: Loop) -> bool:
-    return any(store.sums for store in loop.stores)
+    return any(store.is_segment_sum for store in loop.stores)
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def _mask(unit: Unit) -> str:
 
 
 def sums_of(loop: Loop) -> list[Sum]:
-    return [Sum(store, k) for k, store in enumerate(store for store in loop.stores if store.sums)]
+    return [Sum(store, k) for k, store in enumerate(store for store in loop.stores if store.is_segment_sum)]
 
 
 __all__ = ["Sum", "Sums", "add", "begin", "finish", "has_sums", "sums", "sums_of"]

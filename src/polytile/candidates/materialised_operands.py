@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polytile.candidates.candidate import PythonEntry
-from polytile.matmul.prologue import stored_first
+from polytile.matmul.prologue import materialise_operands
 from polytile.problem import Config, digest
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 
-class Stored:
+class MaterialisedOperands:
     """The operands are stored by kernels of their own, and the product of operands in memory chooses among its own candidates:
     `first` are the prologues' MultiKernels, `product` that of the plain product. Takes part like a library's kernel: a product
     with prologues is never slower than one without."""
@@ -63,7 +63,7 @@ class Stored:
         return PythonEntry(self._call, recordable=True)
 
     def _call(self, *args: Any) -> None:
-        self.product(*stored_first(self.kernel, args, self.first, wide=False))
+        self.product(*materialise_operands(self.kernel, args, self.first, wide=False))
 
 
-__all__ = ["Stored"]
+__all__ = ["MaterialisedOperands"]

@@ -13,7 +13,7 @@ import torch
 import polytile
 from polytile import options
 from polytile.candidates import products as templates
-from polytile.candidates.library.matmul import SumLibrary
+from polytile.candidates.library.matmul import DualMatmulLibrary
 from polytile.candidates.products import gpu_candidates
 from polytile.candidates.triton import WORKER, job_of, triton_version
 from polytile.matmul import gemm_args
@@ -67,7 +67,7 @@ def test_reference_library_and_made_arguments_agree(dtype: torch.dtype) -> None:
     args = gemm_args.make_args(kernel, sizes)
     assert len(args) == len(kernel.tensors) + len(kernel.size_names)
     results = []
-    for run in (templates.reference(kernel), SumLibrary(kernel, None, CPU).entry().call):
+    for run in (templates.reference(kernel), DualMatmulLibrary(kernel, None, CPU).entry().call):
         own = [*args]
         own[4] = torch.zeros_like(args[4])
         run(*own)

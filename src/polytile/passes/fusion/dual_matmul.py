@@ -24,7 +24,7 @@ from polytile.passes.fusion.epilogue import plain_epilogue
 from polytile.passes.loops import merged_origins, on_gpu, touching
 
 
-def fuse_sums(program: Program) -> Program:
+def fuse_dual_matmul(program: Program) -> Program:
     """`program` with products added to another's sums made part of it."""
     operations: list[Operation | None] = list(program.operations)
     readers = touching(program.operations)
@@ -152,4 +152,4 @@ def _rounds(node: Node, dtype: torch.dtype) -> bool:
     return isinstance(node, Op) and node.name == ROUNDING.get(dtype)
 
 
-__all__ = ["fuse_sums"]
+__all__ = ["fuse_dual_matmul"]

@@ -32,11 +32,11 @@ Part = tuple[LoopKernel, CallSite]
 def parts(kernel: LoopKernel) -> tuple[Part, ...]:
     """The loops that `kernel` consists of, in order: none where it has no sums of columns."""
     loop = kernel.loop
-    sums = tuple(store for store in loop.stores if store.sums and not store.indirect)
+    sums = tuple(store for store in loop.stores if store.is_segment_sum and not store.indirect)
     if not sums:
         return ()
     columns = [replace(s, mode="set", value=expr.reduce("sum", s.value.dtype, s.value)) for s in sums]
-    rest = tuple(store for store in loop.stores if not store.sums)
+    rest = tuple(store for store in loop.stores if not store.is_segment_sum)
     found = replace(loop, axes=loop.reduced, reduced=loop.axes, stores=tuple(columns)), replace(loop, stores=rest)
     return tuple(canonicalize(each, _buffers(kernel, each)) for each in found)
 
@@ -56,7 +56,7 @@ def _points(store: Store, axes: Sequence[Axis]) -> sympy.Expr:
     return sizes.product([axis.size for axis in axes if axis.symbol in store.index.free_symbols])
 
 
-class Apart:
+class Unfused:
     """The parts one after the other, by MultiKernels of their own, in the order of `parts`. Takes part like a library's kernel: a
     loop with sums is never slower than the loops that it was made of."""
 
@@ -106,4 +106,4 @@ class Apart:
             part(*[args[k] for k in places], *ints)
 
 
-__all__ = ["Apart", "Part", "parts"]
+__all__ = ["Part", "Unfused", "parts"]

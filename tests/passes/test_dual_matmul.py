@@ -12,7 +12,7 @@ import torch
 from polytile import options
 from polytile.ir import expr, sizes
 from polytile.ir.program import Axis, Loop, Program, Store, Template
-from polytile.passes.fusion.sums import fuse_sums
+from polytile.passes.fusion.dual_matmul import fuse_dual_matmul
 from polytile.passes.pipeline import PASSES, optimize
 from tests.frontend.lowering import lower
 
@@ -75,14 +75,14 @@ def test_a_rounded_sum_keeps_its_epilogue() -> None:
 @pytest.mark.parametrize(("changed", "together"), [("arg0_1", False), ("arg2_1", True)])
 def test_a_product_stays_where_its_operands_are_changed_before_the_other(changed: str, together: bool) -> None:
     program = lower(TAKEN["sum"][0], *[torch.randn(shape) for shape in ((5, 7), (7, 6), (5, 9), (9, 6))])
-    for step in itertools.takewhile(lambda step: step.name != "sums", PASSES):
+    for step in itertools.takewhile(lambda step: step.name != "dual matmul", PASSES):
         program = step.run(program)
     first, second = program.operations
     buffer = program.buffers[changed]
     axes = tuple(Axis(sizes.axis(f"p{k}"), size) for k, size in enumerate(buffer.sizes))
     index = sum((a.symbol * stride for a, stride in zip(axes, buffer.strides, strict=True)), sizes.ZERO)
     write = Loop("write", axes, (), (Store(changed, index, expr.const(0.0, F32)),))
-    found = templates(fuse_sums(replace(program, operations=(first, write, second))))
+    found = templates(fuse_dual_matmul(replace(program, operations=(first, write, second))))
     assert len(found) == (1 if together else 2)
 
 

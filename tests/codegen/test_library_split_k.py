@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polytile.candidates.library.decomposed import PARTS, DecomposedLibrary, candidates
+from polytile.candidates.library.split_k import PARTS, SplitKLibrary, candidates
 from polytile.candidates.products import gpu_candidates
 from polytile.matmul.gemm_kernel import GemmKernel
 from tests.codegen.triton_gemm import integers, operands, product
@@ -24,7 +24,7 @@ def able(kernel: GemmKernel, target: torch.device, m: int, n: int, k: int, batch
 def test_parts_add_up_to_the_product(a: str, b: str, parts: int) -> None:
     kernel = product(F32, a, b)
     x, y, c = operands(kernel, 1, 5, 7, 3 * parts, 2)
-    candidate = DecomposedLibrary(kernel, None, CPU, parts)
+    candidate = SplitKLibrary(kernel, None, CPU, parts)
     candidate.entry().call(x, y, c, *integers(x, y, c))
     torch.testing.assert_close(c.double(), x.double() @ y.double(), rtol=1e-5, atol=1e-4)
     made = candidate._product(x, y, True)

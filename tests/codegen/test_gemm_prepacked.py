@@ -79,7 +79,7 @@ def test_tiles_of_any_width_read_the_same_panels(mr: int, nv: int, lanes: int) -
 def test_every_config_of_the_tables_is_right(dtype: str) -> None:
     torch.manual_seed(2)
     spec, lanes = GemmSpec(dtype, out_dtype=RESULTS[dtype]), LANES[dtype]
-    offered = [config for config in configs(spec, lanes, kept=True) if config.form == "tile_kept"]
+    offered = [config for config in configs(spec, lanes, prepacked=True) if config.form == "tile_kept"]
     assert offered and not any(config.form == "tile_kept" for config in configs(spec, lanes))
     for config in offered:
         a, b = operands(dtype, "k", "k", 37, 200, 2100)
@@ -92,7 +92,7 @@ def test_every_config_of_the_tables_is_right(dtype: str) -> None:
 
 def test_an_epilogue_gets_every_sum_once() -> None:
     torch.manual_seed(3)
-    text = generate(GemmSpec(has_epilogue=True), small_blocks("float32"), "kept_under_test", COUNTING_EPILOGUE, 16, kept_at=5)
+    text = generate(GemmSpec(has_epilogue=True), small_blocks("float32"), "kept_under_test", COUNTING_EPILOGUE, 16, panels_at=5)
     a, b = operands("float32", "k", "n", 37, 101, 130)
     out, times, bias = torch.zeros(1, 37, 104), torch.zeros(1, 37, 104, dtype=torch.int32), torch.randn(101)
     assert call(compiled(text, "kept_under_test"), a, b, (out, times, bias, panels.make(b[0], 16)), (104,), 2) == 0
@@ -130,7 +130,7 @@ def test_what_has_no_panels_is_refused() -> None:
         generate(GemmSpec("bfloat16", out_dtype="bfloat16"), GemmConfig("tile_kept", 6, 4), "f", None, 16, KEPT_AT)
 
 
-def test_golden_tile_on_kept_panels() -> None:
+def test_golden_tile_on_prepacked_panels() -> None:
     text = generate(GemmSpec(), GemmConfig("tile_kept", 2, 3), "kept", None, 16, KEPT_AT)
     tile = text[text.index("static void tile2x3(") : text.index("static void tile1x1(")]
     multiply = text[text.index("static inline long kept_vector") : text.index("static void compute(")]

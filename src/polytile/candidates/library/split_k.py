@@ -30,7 +30,7 @@ LARGEST_SCRATCH = 64 << 20
 """Bytes that the parts' products may take."""
 
 
-class DecomposedLibrary(MatmulLibrary):
+class SplitKLibrary(MatmulLibrary):
     """`torch.bmm` over parts of K into float32, and `torch.sum` of the parts."""
 
     origin = "decomposed"
@@ -79,9 +79,9 @@ class DecomposedLibrary(MatmulLibrary):
 
 def candidates(
     kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device
-) -> tuple[DecomposedLibrary, ...]:
+) -> tuple[SplitKLibrary, ...]:
     """A candidate for each number of parts."""
-    return tuple(DecomposedLibrary(kernel, unfused, target, parts) for parts in PARTS)
+    return tuple(SplitKLibrary(kernel, unfused, target, parts) for parts in PARTS)
 
 
-__all__ = ["PARTS", "DecomposedLibrary", "candidates"]
+__all__ = ["PARTS", "SplitKLibrary", "candidates"]
