@@ -21,25 +21,25 @@ NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 """Errors of a run that say something about the arguments, not about the candidate."""
 
 
-class ForNow:
-    """Runs `entry` until the candidates that the regime waits for, `wanted`, are compiled, `calls` calls have passed and there is
-    time to measure again; the call after that chooses anew."""
+class ProvisionalEntry:
+    """Runs `entry` until `calls` calls have passed, the candidates `wanted` are compiled and there is time to measure again. The
+    call after that chooses anew."""
 
     def __init__(self, owner: MultiKernel, entry: Entry, wanted: Sequence[Candidate] = (), *, calls: int) -> None:
         self.owner, self.entry, self.wanted, self.calls = owner, entry, wanted, calls
 
     def __call__(self, *args: Any) -> None:
         owner = self.owner
-        if self._due() and (entry := owner.anew(self, args)) is not None:
+        if self._due() and (entry := owner.replace_provisional(self, args)) is not None:
             run(entry, args)
             return
         entry = self.entry
         run(entry, args)
         self.calls -= 1
         if isinstance(entry, PythonEntry) and isinstance(entry.call, FirstRun):
-            stands: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))  # where it has put what it found to run
-            if stands is not None and not (isinstance(stands, PythonEntry) and isinstance(stands.call, ForNow)):
-                self.entry = stands
+            chosen: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))  # what the first run has put there
+            if chosen is not None and not (isinstance(chosen, PythonEntry) and isinstance(chosen.call, ProvisionalEntry)):
+                self.entry = chosen
                 owner.replace(args, PythonEntry(self))
 
     def _due(self) -> bool:
@@ -47,15 +47,15 @@ class ForNow:
         return made and self.calls <= 0 and budget.pace.rested()
 
 
-class Undecided:
-    """Stands in the table in place of a decision, until the next call decides: of one that was taken within another kernel's
-    trial, or for sizes that are to have their own."""
+class PendingEntry:
+    """A decision that is pending: the next call takes it. After a decision that was taken within another kernel's trial, and for
+    exact sizes that are to have their own."""
 
     def __init__(self, owner: MultiKernel) -> None:
         self.owner = owner
 
     def __call__(self, *args: Any) -> None:
-        run_once(self.owner.replace(args, self.owner.chosen(args)), args)
+        run_once(self.owner.replace(args, self.owner.choose_entry(args)), args)
 
 
 class FirstRun:
@@ -81,7 +81,7 @@ class FirstRun:
             with torch.no_grad():
                 for tensor, before in kept:
                     tensor.copy_(before)
-            run_once(self.owner.failed(self.decision, args, error), args)
+            run_once(self.owner.replace_failed(self.decision, args, error), args)
         else:
             self.owner.replace(args, self.entry)
 
@@ -90,9 +90,9 @@ class FirstRun:
         try:
             run(self.entry, args)
         except LaunchFailed as error:
-            run(self.owner.failed(self.decision, args, error), args)
+            run(self.owner.replace_failed(self.decision, args, error), args)
         else:
             self.owner.replace(args, self.entry)
 
 
-__all__ = ["FirstRun", "ForNow", "Undecided"]
+__all__ = ["FirstRun", "PendingEntry", "ProvisionalEntry"]
