@@ -39,8 +39,8 @@ class Learning:
         """The best entry for these arguments of those that are made; None where there is none."""
         owner = self._owner()
         assert owner is not None
-        ints, pointers = owner.spec.split(args)[1], owner.pointers(args)
-        sizes, facts = owner.spec.sizes(ints), owner.spec.facts(ints, pointers)
+        ints, pointers = owner.spec.ints_of(args), owner.pointers(args)
+        sizes, facts = owner.spec.sizes(ints), owner.keys.facts_for_code(ints, pointers)
         excluded = owner.excluded(owner.dispatcher.key_of(*args), sizes)
         made = [
             form
@@ -128,7 +128,7 @@ def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ..
     """Arguments of these sizes in the regime `key`; None where there are none: tensors that are made are aligned, and some
     numbers cannot be divided by."""
     try:
-        args = owner.made_up(owner.spec.sizes(ints))
+        args = owner.arguments_for(owner.spec.sizes(ints))
         return args if owner.dispatcher.key_of(*args) == key else None
     except (HintError, DivisionByZero):
         return None

@@ -107,13 +107,13 @@ class Score:
         return self.outcome is Outcome.OK and math.isfinite(self.seconds)
 
 
-def noise_band(device: str) -> float:
-    """The band of a device of that type ("cpu", "cuda"), or with a fingerprint that begins so.
+def noise_band(kind: str) -> float:
+    """The band of devices of that type ("cpu", "cuda").
 
     Processes that tuned 103 problems on an H100, five in one way and four in another, would have chosen alike in 97.7-98.3 % with
     bands of 1 to 1.25 %, at 0.03-0.09 % more than argmin's choice; in 96.1-97.5 % with 2 %, at 0.15-0.22 %.
     """
-    return float(options.get("gpu_noise_band" if device.partition("-")[0] == "cuda" else "noise_band"))
+    return float(options.get("gpu_noise_band" if kind == "cuda" else "noise_band"))
 
 
 def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> int | None:
