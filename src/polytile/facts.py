@@ -200,7 +200,6 @@ def texts(facts: Iterable[Fact]) -> tuple[str, ...]:
     return tuple(map(str, facts))
 
 
-@functools.cache
 def _pattern(kind: type[Fact]) -> re.Pattern[str]:
     """What the texts of this kind look like, by its FORM."""
     fields = {field.name: _of_field(field) for field in dataclasses.fields(kind)}
