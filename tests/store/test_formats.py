@@ -29,7 +29,8 @@ SIZES = st.dictionaries(TEXT, st.integers(-(2**40), 2**40), max_size=3).map(lamb
 SCALARS = st.one_of(st.integers(-(2**40), 2**40), st.floats(allow_nan=False, allow_infinity=False), TEXT, st.booleans())
 SECONDS = st.floats(0, 1e3)
 FACTS = st.dictionaries(TEXT, TEXT, max_size=3).map(lambda facts: tuple(sorted(facts.items())))
-LAYOUTS = (TEXT | st.sampled_from(["k", "n1%16", "x@64", "wide", "threads=2"])).map(lambda text: read(text, OF_PROBLEMS))
+WRITTEN = st.sampled_from(["k", "n1%16", "x@64", "wide", "threads=2"])
+LAYOUTS = (TEXT | WRITTEN).map(lambda text: read(text, OF_PROBLEMS))
 MEASUREMENTS = st.builds(
     Measurement,
     st.builds(Problem, TEXT, TEXT, SIZES, st.tuples(TEXT), st.tuples(LAYOUTS, LAYOUTS), TEXT),
