@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.candidates.candidate import Candidate, Entry, PythonEntry, failed, ready
+from polytile.candidates.candidate import Entry, PythonEntry
 from polytile.dispatch.decision import Decision
 from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
-from polytile.tuning import budget
 from polytile.tuning.headroom import copy_of
 from polytile.tuning.tune import run, run_once
 
@@ -22,15 +20,14 @@ NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 
 
 class ProvisionalEntry:
-    """Runs `entry` until `calls` calls have passed, the candidates `wanted` are compiled and there is time to measure again. The
-    call after that chooses anew."""
+    """Runs `entry` for so many calls, as there was no memory or time for measuring. The call after that chooses anew."""
 
-    def __init__(self, owner: MultiKernel, entry: Entry, wanted: Sequence[Candidate] = (), *, calls: int) -> None:
-        self.owner, self.entry, self.wanted, self.calls = owner, entry, wanted, calls
+    def __init__(self, owner: MultiKernel, entry: Entry, *, calls: int) -> None:
+        self.owner, self.entry, self.calls = owner, entry, calls
 
     def __call__(self, *args: Any) -> None:
         owner = self.owner
-        if self._due() and (entry := owner.replace_provisional(self, args)) is not None:
+        if self.calls <= 0 and (entry := owner.replace_provisional(self, args)) is not None:
             run(entry, args)
             return
         entry = self.entry
@@ -42,10 +39,6 @@ class ProvisionalEntry:
                 self.entry = chosen
                 owner.replace(args, PythonEntry(self))
 
-    def _due(self) -> bool:
-        made = all(ready(candidate) or failed(candidate) for candidate in self.wanted)
-        return made and self.calls <= 0 and budget.pace.rested()
-
 
 class PendingEntry:
     """A decision that is pending: the next call takes it. After a decision that was taken within another kernel's trial, and for
@@ -55,7 +48,7 @@ class PendingEntry:
         self.owner = owner
 
     def __call__(self, *args: Any) -> None:
-        run_once(self.owner.replace(args, self.owner.choose_entry(args)), args)
+        run_once(self.owner.replace(args, self.owner.serve(args)), args)
 
 
 class FirstRun:
