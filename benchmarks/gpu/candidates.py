@@ -18,7 +18,7 @@ from benchmarks.gpu.grid import Cells
 from benchmarks.gpu.products import DTYPES, Case, Shape
 from benchmarks.gpu.products_ahead import Compiled
 from benchmarks.timing import geomean
-from polytile.candidates.candidate import Candidate, specialised
+from polytile.candidates.candidate import Candidate
 from polytile.dispatch.links.prior import shortlist
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.request import Request
@@ -113,7 +113,7 @@ class Trials:
         """The candidates of these names as they are at the sizes of `request`, tried there or not."""
         tensors, ints = self.kernel.spec.split(request.args or ())
         facts = self.kernel.spec.facts(ints, [tensor.data_ptr() for tensor in tensors])
-        return [specialised(candidate, facts) for candidate in self.kernel.candidates if candidate.name in names]
+        return [candidate.specialise(facts) for candidate in self.kernel.candidates if candidate.name in names]
 
     def us(self, request: Request, chosen: Sequence[Candidate]) -> dict[str, float]:
         """Kernel µs of those among `chosen` that run."""

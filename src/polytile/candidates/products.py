@@ -14,6 +14,7 @@ from polytile.candidates import cpp_matmul as matmul
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import ENTRY, CppCandidate
 from polytile.candidates.cpp_matmul import MatmulCandidate
+from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.library import row_scales, split_k
 from polytile.candidates.library.matmul import DualMatmulLibrary, MatmulLibrary, ScaledLibrary
 from polytile.candidates.library.padding import PaddedLibrary
@@ -47,7 +48,7 @@ def candidates(
     kernel: GemmKernel,
     name: str,
     threads: Sequence[int],
-    unfused: Callable[..., None] | None,
+    unfused: InnerKernel | None,
     sources: Sequence[str],
 ) -> tuple[Candidate, ...]:
     """The candidates on a CPU, from the `sources` asked for and in their order: the library, with `unfused` run on its product;
@@ -65,7 +66,7 @@ def gpu_candidates(
     kernel: GemmKernel,
     name: str,
     target: torch.device,
-    unfused: Callable[..., None] | None,
+    unfused: InnerKernel | None,
     sources: Sequence[str],
     materialised: MaterialisedOperands | None = None,
 ) -> tuple[Candidate, ...]:
@@ -99,13 +100,13 @@ def _of_triton(kernel: GemmKernel, name: str, target: torch.device) -> Sequence[
         return ()
 
 
-def _of_library(kernel: GemmKernel, target: torch.device, unfused: Callable[..., None] | None) -> Sequence[Candidate]:
+def _of_library(kernel: GemmKernel, target: torch.device, unfused: InnerKernel | None) -> Sequence[Candidate]:
     whole: list[Candidate] = [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
     return [*whole, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target)]
 
 
 def _of_cublaslt(
-    kernel: GemmKernel, name: str, target: torch.device, unfused: Callable[..., None] | None
+    kernel: GemmKernel, name: str, target: torch.device, unfused: InnerKernel | None
 ) -> Sequence[Candidate]:
     if target.type != "cuda" or torch.version.hip is not None:
         return ()

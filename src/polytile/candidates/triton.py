@@ -19,7 +19,9 @@ import sympy
 import torch
 
 from polytile import locks
-from polytile.candidates.candidate import DeviceHandle, DeviceLaunch, NativeEntry, PythonEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import NativeEntry, PythonEntry
+from polytile.candidates.handles import DeviceHandle, DeviceLaunch
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
 from polytile.errors import ResourcesExceeded
@@ -65,7 +67,7 @@ class Work:
     make: Callable[[Config, Facts], TritonKernel]
 
 
-class TritonCandidate:
+class TritonCandidate(Candidate):
     """One config of a kernel. `valid` and `cost` are functions of the concrete sizes."""
 
     origin = "triton"
@@ -78,11 +80,6 @@ class TritonCandidate:
         self._cost = functools.lru_cache(REMEMBERED)(lambda sizes: float(cost(dict(sizes))))
         self._lock = locks.lock()
         self._specialised: dict[Facts, Specialised] = {}
-
-    @property
-    def traits(self) -> tuple[tuple[str, Scalar], ...]:
-        """What the predictions of candidates that share it err alike in."""
-        return ()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.work.name}: {self.name})"
@@ -105,21 +102,17 @@ class TritonCandidate:
                 self._specialised[facts] = Specialised(self, facts)
             return self._specialised[facts]
 
-    def made(self) -> tuple[Specialised, ...]:
-        """The forms of this candidate that are compiled."""
+    def compiled_forms(self, facts: Facts) -> tuple[Specialised, ...]:
         with self._lock:
             known = tuple(self._specialised.values())
-        return tuple(candidate for candidate in known if candidate.ready() and not candidate.excess)
-
-    def prepare(self) -> None:
-        """Nothing: what is compiled depends on the facts."""
+        return tuple(form for form in known if facts.include(form.facts) and form.ready() and not form.excess)
 
     def entry(self) -> NativeEntry | PythonEntry:
         """The form without any facts, which is right everywhere."""
         return self.specialise(Facts(wide=True)).entry()
 
 
-class Specialised:
+class Specialised(Candidate):
     """A candidate for regimes with known facts."""
 
     origin = TritonCandidate.origin
@@ -138,7 +131,7 @@ class Specialised:
     def __repr__(self) -> str:
         return f"Specialised({self.base.work.name}: {self.name})"
 
-    @property
+    @cached_property
     def source_hash(self) -> str:
         return self.base.source_hash
 
@@ -289,7 +282,7 @@ class Specialised:
             launches.append(launch.Launch(function, *plain, one.descriptors, one.cluster))
         scratch = [launch.Scratch(size, zeroed) for size, zeroed in described.scratch]
         plan = launch.Plan(work.name, index, launches, scratch)
-        return NativeEntry(plan.address, plan.handle, plan)
+        return NativeEntry.of_plan(plan)
 
 
 def _bytes(dtype: torch.dtype, size: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:

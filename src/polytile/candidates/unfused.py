@@ -18,8 +18,11 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.candidates.candidate import PythonEntry
-from polytile.ir import expr, sizes
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.candidates.inner_kernel import InnerKernel, best_cost, prepare_first
+from polytile.ir import expr
+from polytile.ir import sizes as algebra
 from polytile.ir.program import Axis, Buffer, Loop, Store
 from polytile.problem import Config, digest
 from polytile.runtime.formula import encode, evaluate
@@ -53,19 +56,18 @@ def _buffers(kernel: LoopKernel, loop: Loop) -> dict[str, Buffer]:
 
 
 def _points(store: Store, axes: Sequence[Axis]) -> sympy.Expr:
-    return sizes.product([axis.size for axis in axes if axis.symbol in store.index.free_symbols])
+    return algebra.product([axis.size for axis in axes if axis.symbol in store.index.free_symbols])
 
 
-class Unfused:
+class Unfused(Candidate):
     """The parts one after the other, by MultiKernels of their own, in the order of `parts`. Takes part like a library's kernel: a
     loop with sums is never slower than the loops that it was made of."""
 
     name = "apart"
     origin = "library"
     config = Config()
-    source_path = ""
 
-    def __init__(self, kernel: LoopKernel, run: Sequence[Any]) -> None:
+    def __init__(self, kernel: LoopKernel, run: Sequence[InnerKernel]) -> None:
         self.kernel, self.run = kernel, tuple(run)
         tensors = {tensor.name: k for k, tensor in enumerate(kernel.tensors)}
         places = {symbol: k for k, symbol in enumerate(kernel.symbols)}
@@ -77,25 +79,19 @@ class Unfused:
     def source_hash(self) -> str:
         return digest(f"apart {torch.__version__} {self.kernel.text}")
 
-    def valid(self, size: Mapping[str, int]) -> bool:
-        return True
-
-    def cost(self, size: Mapping[str, int]) -> float:
+    def cost(self, sizes: Mapping[str, int]) -> float:
         """The best prediction for each part."""
-        ints = [size[symbol.name] for symbol in self.kernel.symbols]
-        return sum(self._best(part, dict(zip(part.spec.size_names, own, strict=True))) for part, own in self._parts(ints))
+        ints = [sizes[symbol.name] for symbol in self.kernel.symbols]
+        return sum(best_cost(part, dict(zip(part.spec.size_names, own, strict=True))) for part, own in self._parts(ints))
 
-    def _best(self, part: Any, size: Mapping[str, int]) -> float:
-        return min((float(c.cost(size)) for c in part.candidates if c.valid(size)), default=0.0)
-
-    def _parts(self, ints: Sequence[int]) -> list[tuple[Any, list[int]]]:
+    def _parts(self, ints: Sequence[int]) -> list[tuple[InnerKernel, list[int]]]:
         """Each part with its own integers."""
         return [(part, [evaluate(f, ints) for f in own]) for part, own in zip(self.run, self._sizes, strict=True)]
 
     def prepare(self) -> None:
         """The first candidate of each part compiles beside the others."""
         for part in self.run:
-            part.candidates[0].prepare()
+            prepare_first(part)
 
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call, recordable=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 from polytile import locks, store
 from polytile import options as settings
-from polytile.candidates.candidate import Candidate, Entry, PythonEntry, failed, ready, settled, specialised
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
 from polytile.dispatch import last_resort, refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
@@ -36,7 +37,6 @@ from polytile.problem import Measurement, Outcome, sizes_text
 from polytile.runtime import programs, regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.schedule.checks import NO_DIVISOR
-from polytile.schedule.facts import Facts
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.room import MOST_POSTPONED
@@ -287,13 +287,13 @@ class MultiKernel:
         """Files the decision and returns what is to run by it; None where its candidate cannot be made."""
         chosen = request.named(decision.candidate)
         if decision.seconds is not None:
-            chosen = settled(chosen, dict(decision.measured_at) or request.sizes)
+            chosen = chosen.pinned_to(dict(decision.measured_at) or request.sizes)
         entry = self._made(key, chosen, request)
         if entry is None:
             return None
         self._keep(decision, request)
         counters.add("store_hits", decision.from_store)
-        for operator in getattr(chosen, "operators", ()) if not trials.within() else ():
+        for operator in chosen.operators if not trials.within() else ():
             counters.add_library_call(operator)
         trace.announce(self.spec, self.candidates, decision)
         entry = self._watched(key, decision, entry, request)
@@ -392,20 +392,15 @@ class MultiKernel:
         if not request.candidates:
             return None
         wanted, measured = self._prepare(request)
-        if all(ready(candidate) or failed(candidate) for candidate in wanted) and not (measured and may_measure):
+        if all(candidate.ready() or candidate.failed() for candidate in wanted) and not (measured and may_measure):
             return None
         facts = self.spec.facts(request.ints, self._pointers(args))
-        able = [made for c in self.candidates for made in self._forms(c, facts) if made.name in request.names]
-        at_hand = [candidate for candidate in able if ready(candidate)]
+        able = [candidate for candidate in self.candidates if candidate.name in request.names]
+        at_hand = [form for candidate in able for form in candidate.compiled_forms(facts)]
         if not at_hand:
             return None
         best = min(at_hand, key=lambda candidate: candidate.cost(request.sizes))
         return PythonEntry(ForNow(self, best.entry(), wanted, calls=1))
-
-    def _forms(self, candidate: Candidate, facts: Facts) -> list[Candidate]:
-        """The compiled forms of a candidate that are right where `facts` hold."""
-        made = getattr(candidate, "made", None)
-        return [form for form in made() if facts.include(form.facts)] if made is not None else [candidate]
 
     def _pointers(self, args: tuple[Any, ...] | None) -> Sequence[int]:
         if not args or not self.spec.tensor_keys:
@@ -422,7 +417,7 @@ class MultiKernel:
         return Request(
             spec=spec,
             problem=spec.problem(ints, pointers),
-            candidates=tuple(specialised(candidate, facts) for candidate in able),
+            candidates=tuple(candidate.specialise(facts) for candidate in able),
             sizes=sizes,
             ints=ints,
             words=spec.words_in(key),
@@ -438,8 +433,7 @@ class MultiKernel:
         says of itself that its limits are hard, all over the regime, as later calls of the regime go to it unasked."""
         if not candidate.valid(sizes):
             return False
-        hard = getattr(candidate, "hard_limits", False)
-        return not hard or all(candidate.valid(corner) for corner in self.spec.corners(ints))
+        return not candidate.hard_limits or all(candidate.valid(corner) for corner in self.spec.corners(ints))
 
     def _prepare(self, request: Request) -> tuple[Sequence[Candidate], bool]:
         """Starts compiling what a decision at these sizes will need. Returns these candidates, the one that is already known

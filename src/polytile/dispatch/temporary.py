@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.candidates.candidate import Candidate, Entry, PythonEntry, failed, ready
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.dispatch.decision import Decision
 from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
 from polytile.tuning import budget
@@ -43,7 +44,7 @@ class ForNow:
                 owner.replace(args, PythonEntry(self))
 
     def _due(self) -> bool:
-        made = all(ready(candidate) or failed(candidate) for candidate in self.wanted)
+        made = all(candidate.ready() or candidate.failed() for candidate in self.wanted)
         return made and self.calls <= 0 and budget.pace.rested()
 
 

@@ -15,7 +15,8 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from polytile.candidates.candidate import Candidate, Entry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry
 from polytile.errors import CandidateRejected
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.reading import Record
@@ -27,7 +28,7 @@ from polytile.tuning.tune import Attempt, Task
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recorded(Candidate):
     """A candidate that is known by its measurement on one problem; `predicted` is the time it expected there, in seconds
     (infinite if it left none, so that the canonical order decides)."""
 
@@ -39,16 +40,9 @@ class Recorded:
     measurement: Measurement
     score: Score
 
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        """It could be tried on its problem, and is offered for no other."""
-        return True
-
     def cost(self, sizes: Mapping[str, int]) -> float:
         """What its own model predicted for its problem, in seconds."""
         return self.predicted
-
-    def prepare(self) -> None:
-        """There is nothing to make."""
 
     def entry(self) -> Entry:
         raise CandidateRejected(f"{self.name!r} is known by its measurements alone and cannot run; ask its Device.")

@@ -3,8 +3,8 @@ puts second, at the very sizes of a call. ATen takes the first alone, and asks a
 once for each sizes, strides and alignment, and a call replays what it said.
 
 The heuristic is a function of these and of the library's version, which is part of the source hash: a candidate that won
-in one process is the same algorithm in the next. Which algorithm that is stands in the measurement (`told`). An epilogue that the
-library has itself (library_epilogue.py) is part of what it is asked for.
+in one process is the same algorithm in the next. A measurement says which algorithm that is (`describe`). An epilogue that the
+library has itself (epilogue.py) is part of what it is asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import sympy
 import torch
 
+from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.library.epilogue import Strides, finish
 from polytile.candidates.library.matmul import MatmulLibrary
 from polytile.errors import DeviceError, LaunchFailed
@@ -94,12 +95,12 @@ class LtCandidate(MatmulLibrary):
     other sizes, that is logged once, and the next proposal runs, in the end ATen.
 
     Where a later proposal was the fastest it is the one to run at those very sizes. At others it is another algorithm, which
-    nobody has timed: the rest of the regime is the first proposal's (`settle`), which ATen takes as well."""
+    nobody has timed: the rest of the regime is the first proposal's (`pinned_to`), which ATen takes as well."""
 
     origin = "cublaslt"
 
     def __init__(
-        self, kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device, rank: int
+        self, kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device, rank: int
     ) -> None:
         super().__init__(kernel, unfused, target)
         self.rank, self.name, self.config = rank, f"cublaslt {rank}", Config.of(proposal=rank)
@@ -118,7 +119,7 @@ class LtCandidate(MatmulLibrary):
         """Whether this is the same kernel at sizes close by, mostly: later proposals are other ones from size to size."""
         return self.rank == 0
 
-    def settle(self, sizes: Mapping[str, int]) -> LtCandidate:
+    def pinned_to(self, sizes: Mapping[str, int]) -> LtCandidate:
         if self.steady:
             return self
         twin = copy.copy(self)
@@ -142,7 +143,7 @@ class LtCandidate(MatmulLibrary):
     def cost(self, sizes: Mapping[str, int]) -> float:
         return super().cost(sizes) * (1.0 + LATER * self.rank)
 
-    def told(self, sizes: Mapping[str, int]) -> dict[str, Scalar]:
+    def describe(self, sizes: Mapping[str, int]) -> dict[str, Scalar]:
         """The algorithm at these sizes (strides that are not among them are those of dense operands): what runs it again, and
         what the library says of it."""
         algorithm = self._algorithm(self._expected({**self.kernel.dense_strides(sizes), **sizes}))
@@ -294,7 +295,7 @@ class LtCandidate(MatmulLibrary):
         self._refused.add(algorithm)
 
 
-def candidates(kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device) -> tuple[LtCandidate, ...]:
+def candidates(kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device) -> tuple[LtCandidate, ...]:
     """A candidate for each proposal. Raises DeviceError where the library cannot be had."""
     cublaslt.library()
     return tuple(LtCandidate(kernel, unfused, target, rank) for rank in range(PROPOSALS))

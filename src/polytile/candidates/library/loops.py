@@ -19,9 +19,10 @@ import torch
 from torch._C import DispatchKey, _SetExcludeDispatchKeyGuard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polytile.candidates.candidate import Candidate, PythonEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
 from polytile.errors import IRError
-from polytile.ir import sizes
+from polytile.ir import sizes as algebra
 from polytile.ir.calls import changes_nothing, expressions, mapped
 from polytile.ir.program import LibraryCall, Made, View
 from polytile.problem import Config, digest
@@ -78,13 +79,12 @@ class _Step:
     copies: tuple[tuple[int | None, _Look], ...] = ()
 
 
-class AtenCalls:
+class AtenCalls(Candidate):
     """The calls as a candidate beside those `generated`. `recordable`: on a GPU, see PythonEntry."""
 
     name = "aten"
     origin = "library"
     config = Config()
-    source_path = ""
 
     def __init__(self, kernel: LoopKernel, generated: Sequence[Candidate], speed: Speed, recordable: bool = False) -> None:
         self.kernel, self.generated, self.speed, self.recordable = kernel, generated, speed, recordable
@@ -105,22 +105,16 @@ class AtenCalls:
     def source_hash(self) -> str:
         return digest(f"aten {torch.__version__} {self.kernel.text}")
 
-    def valid(self, size: Mapping[str, int]) -> bool:
-        return True
-
-    def cost(self, size: Mapping[str, int]) -> float:
+    def cost(self, sizes: Mapping[str, int]) -> float:
         """What all calls move by way of memory, but no less than the best generated loop, and the calls: where nothing may be
         measured, what is generated runs."""
-        values = {symbol: size[symbol.name] for symbol in self.kernel.symbols}
+        values = {symbol: sizes[symbol.name] for symbol in self.kernel.symbols}
         loop = self.kernel.loop
-        rows, row = (math.prod(sizes.evaluate(a.size, values) for a in axes) for axes in (loop.axes, loop.reduced))
+        rows, row = (math.prod(algebra.evaluate(a.size, values) for a in axes) for axes in (loop.axes, loop.reduced))
         moved = [rows * row * at_points + rows * at_rows for at_points, at_rows in (call.moved for call in self.calls)]
         passes = sum(each / self.speed.bandwidth(each) for each in moved if each)
-        best = min((candidate.cost(size) for candidate in self.generated if candidate.valid(size)), default=0.0)
+        best = min((candidate.cost(sizes) for candidate in self.generated if candidate.valid(sizes)), default=0.0)
         return max(passes, best) + self.speed.call * max(1, len(self.operators))
-
-    def prepare(self) -> None:
-        """Nothing to make."""
 
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call, self.recordable)

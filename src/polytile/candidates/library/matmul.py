@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from polytile.candidates.candidate import PythonEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.candidates.inner_kernel import InnerKernel, prepare_first
 from polytile.ir import evaluate
 from polytile.matmul import scales
 from polytile.matmul.gemm_args import operands
@@ -24,7 +26,7 @@ RATES = {torch.bfloat16: 230e9, torch.int8: 470e9}
 and a tie, which is all that a prediction decides, is none."""
 
 
-class MatmulLibrary:
+class MatmulLibrary(Candidate):
     """`torch.mm` or `torch.bmm` into the output, or into a scratch product that `unfused`, the epilogue's MultiKernel, reads."""
 
     name = "aten"
@@ -32,15 +34,13 @@ class MatmulLibrary:
     config = Config()
 
     def __init__(
-        self, kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device | None = None
+        self, kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device | None = None
     ) -> None:
         self.kernel, self.unfused, self.target = kernel, unfused, target
 
     @cached_property
     def source_hash(self) -> str:
         return digest(f"{self.name} {torch.__version__} {self.kernel.text}")
-
-    source_path = ""
 
     @property
     def second_kernel(self) -> bool:
@@ -79,8 +79,8 @@ class MatmulLibrary:
 
     def prepare(self) -> None:
         """The product needs nothing; the first candidate of the epilogue's kernel compiles beside the others."""
-        for candidate in getattr(self.unfused, "candidates", ())[:1]:
-            candidate.prepare()
+        if self.unfused is not None:
+            prepare_first(self.unfused)
 
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call, recordable=True)
@@ -186,7 +186,7 @@ class ScaledLibrary(MatmulLibrary):
         self.unfused(product, *args[4 : len(self.kernel.tensors)], *ints)
 
 
-class InterpretedLoop:
+class InterpretedLoop(Candidate):
     """The reference interpreter as the candidate of last resort: torch operators on index grids, right and slow. It runs only
     where every generated kernel failed, or while they compile and nobody may wait; `explain()` and the log then say so.
     `reason` says why there are no others, if so."""
@@ -194,7 +194,6 @@ class InterpretedLoop:
     name = "interpreted"
     origin = "reference"
     config = Config()
-    source_path = ""
     reason = ""
 
     def __init__(self, kernel: LoopKernel) -> None:
@@ -204,14 +203,8 @@ class InterpretedLoop:
     def source_hash(self) -> str:
         return digest(f"interpreted {torch.__version__} {self.kernel.text}")
 
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return True
-
     def cost(self, sizes: Mapping[str, int]) -> float:
         return 1.0
-
-    def prepare(self) -> None:
-        """Nothing to make."""
 
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call)

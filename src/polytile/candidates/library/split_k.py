@@ -8,12 +8,13 @@ The parts are views of the operands: nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 
+from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.library.matmul import MatmulLibrary
 from polytile.problem import Config, digest
 from polytile.runtime.target import Target
@@ -36,7 +37,7 @@ class SplitKLibrary(MatmulLibrary):
     origin = "decomposed"
 
     def __init__(
-        self, kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device, parts: int
+        self, kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device, parts: int
     ) -> None:
         super().__init__(kernel, unfused, target)
         self.parts, self.name, self.config = parts, f"aten {parts} parts", Config.of(parts=parts)
@@ -78,7 +79,7 @@ class SplitKLibrary(MatmulLibrary):
 
 
 def candidates(
-    kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device
+    kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device
 ) -> tuple[SplitKLibrary, ...]:
     """A candidate for each number of parts."""
     return tuple(SplitKLibrary(kernel, unfused, target, parts) for parts in PARTS)

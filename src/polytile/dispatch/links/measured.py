@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from polytile import options
-from polytile.candidates.candidate import Candidate, failed, ready
+from polytile.candidates.candidate import Candidate
 from polytile.counters import counters
 from polytile.dispatch import trials
 from polytile.dispatch.links import exact
@@ -79,7 +79,7 @@ def _in_slices() -> bool:
 def _unmeasured(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Those of which nothing is on record and that no compiler is to be waited for."""
     known = combine(request.store.exact(request.problem, request.environment))
-    return [c for c in candidates if (ready(c) or failed(c)) and identity(c) not in known]
+    return [c for c in candidates if (c.ready() or c.failed()) and identity(c) not in known]
 
 
 def _first_that_runs(request: Request, worth_it: Sequence[Candidate]) -> Answer:
