@@ -58,8 +58,8 @@ def candidates(
         "library": lambda: [MatmulLibrary(kernel, unfused)],
         "cpp": lambda: _generated(kernel, name, threads),
     }
-    found = [candidate for source in sources if source in made for candidate in made[source]()]
-    return tuple(found) or (MatmulLibrary(kernel, unfused),)
+    wanted = [candidate for source in sources if source in made for candidate in made[source]()]
+    return tuple(wanted) or (MatmulLibrary(kernel, unfused),)
 
 
 def gpu_candidates(
@@ -138,7 +138,7 @@ def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Ca
     )
     core = functools.cache(lambda config: matmul.core_source(spec, config, lanes))
     finish = functools.cache(lambda: matmul.epilogue_source(kernel, lanes))
-    found: list[Candidate] = []
+    generated: list[Candidate] = []
     for count in threads:
         for slot, config in enumerate(gemm.configs(spec, lanes, kernel.packed)):
             recipe = f"{made_from} {config}"
@@ -146,20 +146,20 @@ def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Ca
             label = f"{config} t{count}"
             valid, cost = _judges(spec, config, count)
             if kernel.epilogue is None:
-                found.append(
+                generated.append(
                     CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost, recipe)
                 )
                 continue
             short, long = _by_depth(valid)
-            found.append(
+            generated.append(
                 CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost, recipe)
             )
-            found.append(
+            generated.append(
                 MatmulCandidate(
                     label, numbers, name, (functools.partial(core, config), finish), slot, long, cost, recipe
                 )
             )
-    return found
+    return generated
 
 
 def _epilogue(kernel: GemmKernel, lanes: int) -> str | None:

@@ -34,21 +34,21 @@ class Rounded:
 
 def of_loop(loop: Loop) -> dict[str, Rounded]:
     """By the name of the buffer that is written; those that nothing rounded goes into are not there."""
-    found: dict[str, Rounded] = {}
+    by_buffer: dict[str, Rounded] = {}
     for store in loop.stores:
         direct, added = _roundings(store.value)
         if direct:
-            found[store.buffer] = Rounded(_coarsest(direct))
+            by_buffer[store.buffer] = Rounded(_coarsest(direct))
         elif added:
-            found.setdefault(store.buffer, Rounded(_coarsest(added), terms_of(loop.reduced)))
-    return found
+            by_buffer.setdefault(store.buffer, Rounded(_coarsest(added), terms_of(loop.reduced)))
+    return by_buffer
 
 
 def of_product(kernel: GemmKernel) -> Mapping[str, Rounded]:
     """The same of a product with its epilogue. What rounds a computed operand is one of K terms."""
     operands = {op for made in kernel.prologues if made is not None for store in made.loop.stores for op in _all(store.value)}
-    found = {tensor.name: Rounded(_coarsest(operands), ("K",)) for tensor in kernel.outer if operands}
-    return found | (of_loop(kernel.epilogue) if kernel.epilogue is not None else {})
+    by_buffer = {tensor.name: Rounded(_coarsest(operands), ("K",)) for tensor in kernel.outer if operands}
+    return by_buffer | (of_loop(kernel.epilogue) if kernel.epilogue is not None else {})
 
 
 def terms_of(axes: tuple[Axis, ...]) -> tuple[str | int, ...]:

@@ -118,9 +118,9 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
         return GemmCandidate(label(config), config, work, able, cost)
 
-    found = tuple(candidate(config) for config in own.configs if _does(kernel, config))
-    _ = found[0].specialise(Facts()).kernel
-    return found
+    generated = tuple(candidate(config) for config in own.configs if _does(kernel, config))
+    _ = generated[0].specialise(Facts()).kernel
+    return generated
 
 
 def _does(kernel: GemmKernel, config: Config) -> bool:

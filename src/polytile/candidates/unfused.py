@@ -40,19 +40,19 @@ def parts(kernel: LoopKernel) -> tuple[Part, ...]:
         return ()
     columns = [replace(s, mode="set", value=expr.reduce("sum", s.value.dtype, s.value)) for s in sums]
     rest = tuple(store for store in loop.stores if not store.is_segment_sum)
-    found = replace(loop, axes=loop.reduced, reduced=loop.axes, stores=tuple(columns)), replace(loop, stores=rest)
-    return tuple(canonicalize(each, _buffers(kernel, each)) for each in found)
+    loops = replace(loop, axes=loop.reduced, reduced=loop.axes, stores=tuple(columns)), replace(loop, stores=rest)
+    return tuple(canonicalize(each, _buffers(kernel, each)) for each in loops)
 
 
 def _buffers(kernel: LoopKernel, loop: Loop) -> dict[str, Buffer]:
     """The tensors of a part: one that is written whole is as large as what is written."""
     axes = loop.axes + loop.reduced
     written = {store.buffer: _points(store, axes) for store in loop.stores}
-    found = {}
+    buffers = {}
     for tensor in kernel.tensors:
         extents = (written[tensor.name],) if tensor.role == "out" and tensor.name in written else ()
-        found[tensor.name] = Buffer(tensor.name, tensor.dtype, extents, ())
-    return found
+        buffers[tensor.name] = Buffer(tensor.name, tensor.dtype, extents, ())
+    return buffers
 
 
 def _points(store: Store, axes: Sequence[Axis]) -> sympy.Expr:

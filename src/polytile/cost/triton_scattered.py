@@ -56,8 +56,8 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     if not rows or not columns:
         return device.launch_seconds
     if config["variant"] in ("seekers", "sorted"):
-        found = (_seekers if config["variant"] == "seekers" else _sorted)(config, rows, points, columns, own, device)
-        return device.launch_seconds + estimate.START - estimate.HIDDEN + found
+        seconds = (_seekers if config["variant"] == "seekers" else _sorted)(config, rows, points, columns, own, device)
+        return device.launch_seconds + estimate.START - estimate.HIDDEN + seconds
     zeros, reached = written * own / _rate(device, written * own), min(rows, points)
     memory = (points + reached) * columns * own / _rate(device, written * own)
     threads, many = device.warp * int(config["warps"]), int(config["many"])

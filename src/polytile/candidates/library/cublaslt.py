@@ -21,7 +21,7 @@ import sympy
 import torch
 
 from polytile.candidates.inner_kernel import InnerKernel
-from polytile.candidates.library.epilogue import Strides, finish
+from polytile.candidates.library.epilogue import Strides, library_epilogue
 from polytile.candidates.library.matmul import MatmulLibrary
 from polytile.errors import DeviceError, LaunchFailed
 from polytile.ir.sizes import evaluate
@@ -105,7 +105,7 @@ class LtCandidate(MatmulLibrary):
         super().__init__(kernel, unfused, target)
         self.rank, self.name, self.config = rank, f"cublaslt {rank}", Config.of(proposal=rank)
         self.device = (target.index or 0) if target.type == "cuda" else -1
-        self.finish = finish(kernel)
+        self.epilogue = library_epilogue(kernel)
         self._at = {tensor.name: place for place, tensor in enumerate(kernel.tensors)}
         self._converts = kernel.stored != (kernel.in_dtype, kernel.in_dtype)
         self._replays: dict[tuple[int, ...], Replay | None] = {}
@@ -129,12 +129,12 @@ class LtCandidate(MatmulLibrary):
 
     @cached_property
     def source_hash(self) -> str:
-        whole = " whole" if self.finish is not None else ""
+        whole = " whole" if self.epilogue is not None else ""
         return digest(f"cublaslt {cublaslt.version()} {self.rank}{whole} {self.kernel.text}")
 
     @property
     def second_kernel(self) -> bool:
-        return self.unfused is not None and self.finish is None
+        return self.unfused is not None and self.epilogue is None
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         """Whether the heuristic has as many proposals for aligned operands of these sizes and strides."""
@@ -159,7 +159,7 @@ class LtCandidate(MatmulLibrary):
             for name, rows, columns in (("A", "M", "K"), ("B", "K", "N"))
         }
         shape = sizes["M"], sizes["N"]
-        if self.finish is not None:
+        if self.epilogue is not None:
             values = {symbol: sizes[symbol.name] for symbol in self.kernel.symbols if symbol.name in sizes}
             ends = self._finished(shape, values, dict.fromkeys(self._at, ALIGNMENT))
         elif self.kernel.epilogue is None:
@@ -171,17 +171,17 @@ class LtCandidate(MatmulLibrary):
 
     def _finished(self, shape: tuple[int, int], values: Mapping[sympy.Symbol, int], alignments: Mapping[str, int]) -> Ends:
         """Of a product that the library finishes. Strides that no value is known for are those of dense tensors."""
-        finish = self.finish
-        assert finish is not None
+        epilogue = self.epilogue
+        assert epilogue is not None
 
         def layout(name: str, strides: Strides) -> Layout:
             known = all(stride.free_symbols <= values.keys() for stride in strides)
             of_batch, of_row = (evaluate(stride, values) for stride in strides) if known else (math.prod(shape), shape[1])
             return Layout(shape, (of_batch, of_row, 1), alignments[name])
 
-        added = layout(finish.addend, finish.addend_strides) if finish.addend else None
-        bias = alignments[finish.bias] if finish.bias else 0
-        return Ends(layout(finish.out, finish.out_strides), self.kernel.product_dtype, added, bias)
+        added = layout(epilogue.addend, epilogue.addend_strides) if epilogue.addend else None
+        bias = alignments[epilogue.bias] if epilogue.bias else 0
+        return Ends(layout(epilogue.out, epilogue.out_strides), self.kernel.product_dtype, added, bias)
 
     def _described(self, a: Layout, b: Layout, ends: Ends, batch: int) -> Product | None:
         """Row by row, C = A · B is, column by column, Cᵀ = Bᵀ · Aᵀ. None where it is no product that the library describes."""
@@ -212,9 +212,10 @@ class LtCandidate(MatmulLibrary):
 
     def _algorithm(self, product: Product | None, first: bool = False) -> Algorithm | None:
         """Proposal number `rank`, or number 0, or the next one that was not refused; one before it where there is none."""
-        found = self._proposals(product)
-        at = 0 if first else min(self.rank, len(found) - 1)
-        return next((each for each in (*found[at:], *found[:at]) if each not in self._refused), None) if found else None
+        proposals = self._proposals(product)
+        at = 0 if first else min(self.rank, len(proposals) - 1)
+        in_turn = (*proposals[at:], *proposals[:at]) if proposals else ()
+        return next((algorithm for algorithm in in_turn if algorithm not in self._refused), None)
 
     # a call ----------------------------------------------------------------------------------------------------------
 
@@ -225,9 +226,9 @@ class LtCandidate(MatmulLibrary):
         if self._converts:
             a, b = (view.to(kernel.in_dtype) for view in self._views(args)[:2])
         added = bias = 0
-        if self.finish is not None:
-            ints, out = args[count:], args[self._at[self.finish.out]]
-            added, bias = (args[self._at[name]].data_ptr() if name else 0 for name in (self.finish.addend, self.finish.bias))
+        if self.epilogue is not None:
+            ints, out = args[count:], args[self._at[self.epilogue.out]]
+            added, bias = (args[self._at[name]].data_ptr() if name else 0 for name in (self.epilogue.addend, self.epilogue.bias))
         elif self.unfused is None:
             out = args[2]
         else:
@@ -247,7 +248,7 @@ class LtCandidate(MatmulLibrary):
                 replay = self._remember(key, self._planned(a, b, out, args))
                 continue
             self._has_run = True
-            if self.unfused is not None and self.finish is None:
+            if self.unfused is not None and self.epilogue is None:
                 self.unfused(out, *args[2:count], *args[count + len(ints) :])
             return
         super()._call(*args)
@@ -261,7 +262,7 @@ class LtCandidate(MatmulLibrary):
         """What runs a call with these arguments; None, which is logged once, where it is ATen's."""
         views = self._views(args)
         left, right = (a, b) if self._converts else views[:2]
-        if self.finish is None:
+        if self.epilogue is None:
             result = views[2] if self.unfused is None else out
             ends = Ends(Layout.of(result), result.dtype)
         else:

@@ -29,7 +29,7 @@ Strides = tuple[sympy.Expr, sympy.Expr]
 
 
 @dataclass(frozen=True)
-class Finish:
+class LibraryEpilogue:
     """What follows a product: the tensor of the result and its strides; those of what is added, or ""; the tensor of a number for
     each column that is added, or ""."""
 
@@ -40,7 +40,7 @@ class Finish:
     bias: str = ""
 
 
-def finish(kernel: GemmKernel) -> Finish | None:
+def library_epilogue(kernel: GemmKernel) -> LibraryEpilogue | None:
     """What the kernel's epilogue is to the library; None where it is something else, or more."""
     loop, dtype = kernel.epilogue, kernel.product_dtype
     if loop is None or loop.reduced or len(loop.stores) != 1 or not dtype.is_floating_point or dtype.itemsize not in (2, 4):
@@ -50,20 +50,20 @@ def finish(kernel: GemmKernel) -> Finish | None:
     terms = _terms(store.value)
     if out_strides is None or types[store.buffer] != dtype or terms is None:
         return None
-    column, found = loop.axes[2].symbol, Finish(store.buffer, out_strides)
+    column, result = loop.axes[2].symbol, LibraryEpilogue(store.buffer, out_strides)
     for load in terms:
         strides = _strides(load.index, loop.axes)
         if types[load.buffer] != dtype or load.indirect or load.mask is not None:
             return None
-        if load.index == column and not found.bias:
-            found = replace(found, bias=load.buffer)
-        elif strides is not None and strides[1] != 0 and not found.addend:
-            found = replace(found, addend=load.buffer, addend_strides=strides)
+        if load.index == column and not result.bias:
+            result = replace(result, bias=load.buffer)
+        elif strides is not None and strides[1] != 0 and not result.addend:
+            result = replace(result, addend=load.buffer, addend_strides=strides)
         else:
             return None
-    if found.addend == found.out and found.addend_strides != out_strides:
+    if result.addend == result.out and result.addend_strides != out_strides:
         return None
-    return found
+    return result
 
 
 def _strides(index: sympy.Expr, axes: tuple[Axis, ...]) -> Strides | None:
@@ -89,4 +89,4 @@ def _terms(value: Node) -> list[Load] | None:
     return None
 
 
-__all__ = ["Finish", "finish"]
+__all__ = ["LibraryEpilogue", "library_epilogue"]

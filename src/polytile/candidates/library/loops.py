@@ -56,7 +56,8 @@ class _Look:
     strides: tuple[int, ...]
     offset: int
 
-    def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def look_at(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The view, of the one among a call's `tensors` that it looks at."""
         if self.at < 0:
             return torch.zeros((), dtype=self.dtype, device=tensors[0].device).expand(self.sizes)
         tensor = tensors[self.at]
@@ -167,7 +168,7 @@ class AtenCalls(Candidate):
         if outputs and None not in outputs and into is not None and not apart and len(names) == len(outputs):
             return _Step(number, into, args, named | dict(zip(names, outputs, strict=True)))
         several = len(call.target._schema.returns) > 1 if hasattr(call.target, "_schema") else False
-        copies = tuple((k if several else None, found) for k, found in enumerate(outputs) if found is not None)
+        copies = tuple((k if several else None, output) for k, output in enumerate(outputs) if output is not None)
         return _Step(number, call.target._op, args, named, copies)
 
     def _quickest(self, step: _Step, tensors: Sequence[Any]) -> Callable[..., Any]:
@@ -176,7 +177,8 @@ class AtenCalls(Candidate):
         if not isinstance(target, torch._ops.OpOverload):
             return target
         if self._function is None:
-            self._function = next((f for f in functions(target) if calls(f, target, args, named, tensors)), target._op)
+            able = (f for f in functions_like(target) if calls_overload(f, target, args, named, tensors))
+            self._function = next(able, target._op)
         return self._function
 
 
@@ -251,7 +253,7 @@ class _Writer:
             elif not look.offset:
                 extents, strides = self._value(look.sizes), self._value(look.strides)
                 same = f"{name}.shape == {extents} and {name}.stride() == {strides}"
-            self.lines.append(f"if not ({same if look.at >= 0 else 'False'}): {name} = {at}.of(tensors)")
+            self.lines.append(f"if not ({same if look.at >= 0 else 'False'}): {name} = {at}.look_at(tensors)")
         return self.looks[look]
 
 
@@ -268,13 +270,13 @@ FUNCTIONS = (torch._C._VariableFunctions, torch._C._nn)
 place of 2.22 for `reflection_pad2d.out`. Which of an operator's overloads they call depends on their arguments."""
 
 
-def functions(target: Any) -> list[Callable[..., Any]]:
-    """Those that are called as the operator is."""
+def functions_like(target: Any) -> list[Callable[..., Any]]:
+    """The functions that are called as the operator is."""
     name = target._schema.name.partition("::")[2]
     return [getattr(home, name) for home in FUNCTIONS if hasattr(home, name)]
 
 
-def calls(
+def calls_overload(
     function: Callable[..., Any], target: Any, args: Sequence[Any], named: Mapping[str, Any], tensors: Sequence[Any]
 ) -> bool:
     """Whether `function` with these arguments, tensors like these, is a call of the overload `target`. Nothing is computed: what

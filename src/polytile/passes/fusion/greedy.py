@@ -110,12 +110,12 @@ class Fuser:
 
     def _neighbours(self, i: int) -> list[int]:
         """Loops that share a buffer with loop i, the nearest ones where many do."""
-        found: set[int] = set()
+        neighbours: set[int] = set()
         facts = self.facts[i]
         for name in [*facts.reads, *facts.writes]:
             sharing = (self.readers.get(name, set()) | self.writers.get(name, set())) & self.facts.keys()
-            found.update(sorted(sharing - {i}, key=lambda j: (abs(j - i), j))[: 2 * NEAREST])
-        return sorted(found)
+            neighbours.update(sorted(sharing - {i}, key=lambda j: (abs(j - i), j))[: 2 * NEAREST])
+        return sorted(neighbours)
 
     def _push_all(self, i: int, others: list[int]) -> None:
         for j in others:

@@ -114,7 +114,7 @@ def _in_pairs(loop: Loop, place: int, buffers: Mapping[str, Buffer]) -> Loop:
 
 def _asks_for_parity(index: sympy.Expr, k: sympy.Symbol) -> bool:
     divisions = index.atoms(FloorDiv, Mod, PythonMod, ModularIndexing)
-    return any(k in found.free_symbols and found.args[-1] == 2 for found in divisions)
+    return any(k in division.free_symbols and division.args[-1] == 2 for division in divisions)
 
 
 def _without(loop: Loop, buffer: str) -> Loop | None:
