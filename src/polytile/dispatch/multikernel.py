@@ -39,7 +39,7 @@ from polytile.runtime.launcher import Dispatcher
 from polytile.schedule.checks import NO_DIVISOR
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
-from polytile.tuning.room import MOST_POSTPONED
+from polytile.tuning.headroom import MOST_POSTPONED
 
 HINTED_SHORTLIST = 6
 """Candidates measured for a hinted size, at least: nobody waits for that call yet, and the sizes are the ones that matter."""

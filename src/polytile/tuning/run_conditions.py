@@ -1,5 +1,5 @@
-"""What is worth keeping about a measurement besides its result: where the candidate came from, what it needs of the device,
-and how the machine was at that moment. None of it is part of a key."""
+"""The conditions of a measurement: where its candidate came from, what the kernel takes of the device, and the state of the
+machine at that moment. They are kept with the result and are no part of its key."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from polytile.runtime.cuda import clocks
 State = tuple[tuple[str, Scalar], ...]
 
 
-def completed(measurement: Measurement, candidate: Candidate, predicted: float, moment: State) -> Measurement:
-    """The measurement with its circumstances; `predicted` is the candidate's own expectation in seconds, `moment` what
-    `state` said.
+def with_run_conditions(measurement: Measurement, candidate: Candidate, predicted: float, moment: State) -> Measurement:
+    """The measurement with its conditions; `predicted` is the candidate's own expectation in seconds, `moment` what
+    `machine_state` returned.
 
     What the measurement says already stays.
     """
@@ -33,7 +33,7 @@ def completed(measurement: Measurement, candidate: Candidate, predicted: float, 
     )
 
 
-def state(target: torch.device) -> State:
+def machine_state(target: torch.device) -> State:
     """Clock of the processor (of a GPU its clocks, temperature and power) and how many processes wanted to run ("load", over
     the last minute)."""
     try:
@@ -44,4 +44,4 @@ def state(target: torch.device) -> State:
     return tuple(sorted({**now, **load}.items()))
 
 
-__all__ = ["State", "completed", "state"]
+__all__ = ["State", "machine_state", "with_run_conditions"]

@@ -1,6 +1,6 @@
-"""Values worth keeping: what a pass computes at some cost and a later pass over the same row needs again.
+"""The value cache of a row: what a pass computes at some cost and a later pass over the same row needs again.
 
-They are kept where the row's result will stand, if that has room for them: the memory is the kernel's to write anyway, and a
+Values are cached where the row's result will stand, if that has room for them: the memory is the kernel's to write anyway, and a
 row of any length fits. Else in a scratch row.
 """
 
@@ -17,37 +17,37 @@ from polytile.schedule.nest import Form, Nest
 THRESHOLD = 8.0  # multiply-adds a lane: from here on a load from the cache is cheaper than computing again
 
 
-def kept_values(nest: Nest) -> dict[Node, int]:
-    """Vector values of a row that two or more passes need and that cost at least THRESHOLD, what is kept already counting as
+def cached_values(nest: Nest) -> dict[Node, int]:
+    """Vector values of a row that two or more passes need and that cost at least THRESHOLD, what is cached already counting as
     read, with the pass that makes each. None under a scan, whose passes run in order anyway."""
     if nest.form is not Form.ROW or nest.scans:
         return {}
     made: dict[Node, int] = {}
-    kept: dict[Node, int] = {}
+    cached: dict[Node, int] = {}
     for k in range(nest.passes):
-        earlier = [n for n, first in made.items() if first < k and nest.is_vector(n) and work(n, kept) >= THRESHOLD]
+        earlier = [n for n, first in made.items() if first < k and nest.is_vector(n) and work(n, cached) >= THRESHOLD]
         for node in nest.nodes_in(k, stop=earlier):
             if node in earlier:
-                kept[node] = made[node]
+                cached[node] = made[node]
             made.setdefault(node, k)
-    return kept
+    return cached
 
 
-def homes(kernel: LoopKernel, nest: Nest) -> dict[Node, Store]:
-    """For kept values the stores of a later pass whose elements can hold them until then; each store holds one."""
-    kept, found = kept_values(nest), dict[Node, Store]()
-    for node, made in kept.items():
-        last = max(k for k in range(made, nest.passes) if node in set(nest.nodes_in(k, stop=_before(kept, k))))
+def cache_stores(kernel: LoopKernel, nest: Nest) -> dict[Node, Store]:
+    """For cached values the stores of a later pass whose elements can hold them until then; each store holds one."""
+    cached, chosen = cached_values(nest), dict[Node, Store]()
+    for node, made in cached.items():
+        last = max(k for k in range(made, nest.passes) if node in set(nest.nodes_in(k, stop=_before(cached, k))))
         stores = (s for k in range(max(last, made + 1), nest.passes) for s in nest.stores_in(k))
-        free = [s for s in stores if s not in found.values() and _holds(kernel, nest, node, made, s)]
+        free = [s for s in stores if s not in chosen.values() and _holds(kernel, nest, node, made, s)]
         if free:
-            found[node] = free[0]
-    return found
+            chosen[node] = free[0]
+    return chosen
 
 
-def _before(kept: dict[Node, int], k: int) -> list[Node]:
-    """The values that pass k takes from where they are kept."""
-    return [n for n, made in kept.items() if made < k]
+def _before(cached: dict[Node, int], k: int) -> list[Node]:
+    """The values that pass k takes from the cache."""
+    return [n for n, made in cached.items() if made < k]
 
 
 def _holds(kernel: LoopKernel, nest: Nest, node: Node, made: int, store: Store) -> bool:
@@ -60,21 +60,21 @@ def _holds(kernel: LoopKernel, nest: Nest, node: Node, made: int, store: Store) 
         return False
     if store.buffer in nest.loop.reads() or sum(s.buffer == store.buffer for s in nest.loop.stores) > 1:
         return False
-    kept = kept_values(nest)
-    later = [n for k in range(made + 1, nest.passes) for n in nest.nodes_in(k, stop=_before(kept, k))]
-    loads = [n for n in later if isinstance(n, Load) and not kept.get(n, nest.passes) <= made]
+    cached = cached_values(nest)
+    later = [n for k in range(made + 1, nest.passes) for n in nest.nodes_in(k, stop=_before(cached, k))]
+    loads = [n for n in later if isinstance(n, Load) and not cached.get(n, nest.passes) <= made]
     return not any(sizes.equal(load.index, store.index) for load in loads)
 
 
-def work(root: Node, kept: Collection[Node] = ()) -> float:
-    """Cost of computing a value from memory, reductions aside, in multiply-adds a lane; `kept` is in memory."""
+def work(root: Node, cached: Collection[Node] = ()) -> float:
+    """Cost of computing a value from memory, reductions aside, in multiply-adds a lane; `cached` is in memory."""
     total, stack, seen = 0.0, [root], set()
     while stack:
         node = stack.pop()
         if id(node) in seen or isinstance(node, Reduce | Part):
             continue
         seen.add(id(node))
-        if node is not root and node in kept:
+        if node is not root and node in cached:
             total += 1.0
             continue
         total += 1.0 if isinstance(node, Load) else ops.definition(node.name).cost if isinstance(node, Op) else 0.0

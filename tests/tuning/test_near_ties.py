@@ -11,7 +11,7 @@ import torch
 from polytile.candidates import products as templates
 from polytile.ir.leaning import Leaning, leaning
 from polytile.tuning.gate import Gate, Verdict
-from polytile.tuning.undecided import Count
+from polytile.tuning.near_ties import ErrorCount
 from tests.codegen.test_triton_gemm_prologue import lowered
 from tests.codegen.test_triton_gemm_rows import flat
 
@@ -135,5 +135,5 @@ def test_a_leaning_decision_sees_other_values_and_results_do_not() -> None:
 
 
 def test_few_differing_elements_need_no_share() -> None:
-    assert Count(0, 4, 4).right and Count(0, 50, 100).right and Count().right
-    assert not Count(0, 51, 100).right and not Count(1, 1, 100).right
+    assert ErrorCount(0, 4, 4).right and ErrorCount(0, 50, 100).right and ErrorCount().right
+    assert not ErrorCount(0, 51, 100).right and not ErrorCount(1, 1, 100).right

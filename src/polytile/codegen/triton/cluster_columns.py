@@ -1,9 +1,9 @@
 """The schedule of columns that a cluster of programs holds, a block of them at a time: each program has its share of the rows in
 registers, and everything is read once.
 
-What the programs leave is put together by fewer threads than hold the block, and brought back to all of them by way of scratch
+What the programs leave is combined by fewer threads than hold the block, and brought back to all of them by way of scratch
 memory: the compiler would lay out the whole block anew instead, there and back through shared memory. Elements of 16 bits are
-held as they are, two to a register.
+kept packed, two to a register.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Nest
 
 
-def columns_cluster(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+def cluster_columns(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launch of `kernel` under a config whose `splits` programs hold a block of columns."""
-    return Columns(kernel, nest, config, facts, overlaps).made()
+    return ClusterColumns(kernel, nest, config, facts, overlaps).build()
 
 
-class Columns(Cluster):
+class ClusterColumns(Cluster):
     """A kernel in the making."""
 
-    def _begun(self) -> Unit:
-        unit = super()._begun()
+    def _begin_unit(self) -> Unit:
+        unit = super()._begin_unit()
         (dim,) = unit.tile.reduced
-        unit.body.anew = [f"first += {ZERO}", *unit.positions(dim, unit.block_at(dim, "first"), END)]
+        unit.body.recomputed = [f"first += {ZERO}", *unit.positions(dim, unit.block_at(dim, "first"), END)]
         return unit
 
-    def _together(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
+    def _combine(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
         """Every program leaves the results once more, for itself alone."""
         unit.fetch([root for k in range(self.nest.passes) for root in self.nest.roots_in(k)], scope)
         unit.flush(scope)
@@ -60,4 +60,4 @@ class Columns(Cluster):
         return unit.scratch(len(self.memory) - 1, dtype)
 
 
-__all__ = ["columns_cluster"]
+__all__ = ["cluster_columns"]

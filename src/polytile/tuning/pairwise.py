@@ -1,9 +1,9 @@
-"""How contenders of a race stand to each other, from the rounds that they took part in together.
+"""Pairwise statistics of a race: the ratio of two contenders' times, from the rounds in which both took part.
 
-What disturbs a machine lasts longer than a round (0.1-5 s against about 1 ms), so it meets all contenders of a round alike and
-leaves the ratio of their times alone: ratios taken round by round spread far less than the times do. Their median and its
-standard error bound the true ratio; a contender whose bounds lie beyond the noise band can never be chosen, and a race of
-which all bounds that matter lie on one side of it is settled.
+What disturbs a machine lasts longer than a round (0.1-5 s against about 1 ms). It slows all contenders of a round alike and
+leaves the ratio of their times alone, so ratios taken round by round spread far less than times do. The median ratio and its
+standard error bound the true ratio. A contender whose bounds lie beyond the noise band cannot be chosen. The race is over when
+no bound that matters straddles the band.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 FEWEST = 3
-"""Rounds in common below which nothing is said."""
+"""With fewer rounds in common the ratio is unknown."""
 
 SURE = 3.0
 """Standard errors on either side of the median ratio; few rounds widen them by 1 + 6/n, about as Student's quantiles do
 (6.6 for five rounds, 3.4 for forty)."""
 
 FLOOR = 1e-3
-"""Ratios of no two rounds are trusted further than this, relatively, however alike they look: clocks tick."""
+"""Smallest relative spread that is assumed of ratios, however alike they look: clocks tick."""
 
 Rounds = Mapping[int, float]
 """Seconds of a call, as the contender is judged by, by the number of the round in which they were taken."""
 
 
 def ratio_bounds(mine: Rounds, other: Rounds) -> tuple[float, float]:
-    """Between which values the ratio of the two contenders' times surely lies; (0, inf) where little is known.
+    """Bounds of the ratio of the two contenders' times; (0, inf) where they have too few rounds in common.
 
     The median of log ratios has the standard error 1.25 σ/√n; σ is 1.48 times the median absolute deviation.
     """
@@ -51,7 +51,7 @@ def level(mine: Rounds, others: Sequence[Rounds], band: float) -> bool:
     return all(ratio_bounds(mine, other)[1] <= 1 + band for other in others)
 
 
-def settled(lanes: Sequence[Rounds], band: float) -> bool:
+def choice_is_certain(lanes: Sequence[Rounds], band: float) -> bool:
     """Whether more rounds would not change which contender is chosen: the first, in the order given, that is level with the
     fastest (decide.pick). All before that one are surely behind, and it is surely level."""
     for place, lane in enumerate(lanes):
@@ -63,4 +63,4 @@ def settled(lanes: Sequence[Rounds], band: float) -> bool:
     return False
 
 
-__all__ = ["behind", "level", "ratio_bounds", "settled"]
+__all__ = ["behind", "level", "choice_is_certain", "ratio_bounds"]

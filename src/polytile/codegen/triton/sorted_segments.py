@@ -1,15 +1,15 @@
-"""The schedule of sums by an index (scattered.py) that first brings the points in the order of their rows, by a counting sort:
+"""The sorted segment reduction: segment sums (segment_sums.py) of points that a counting sort brings in the order of their rows:
 no atomics, no zeros that are stored before, and sums in an order that is the same every time.
 
     launch 0   program (b, c) has chunk c of the points, `many` of them, and counts those that fall on its `rows` rows; the
-               programs of all chunks, a cluster, tell each other, and each knows where its own points of a row begin; how many
-               of the same row are before one it finds by comparing those that it has with each other
+               programs of all chunks, a cluster, exchange their counts, and each knows where its own points of a row begin; how
+               many of the same row are before one it finds by comparing those that it has with each other
     launch 1   a program has a block of columns of one row: it adds up its points, `y` at once, the numbers of the next of them on
                their way meanwhile, and stores the sum, zeros where there is none
 
-Scratch memory: 0 has the end of each row's points in 1, which lists them; 2 the points that a program has found, as their number
-in the chunk times `rows` and their row; 3 what programs tell each other: how many points of the chunk are before the rows, and up
-to each.
+Scratch memory: 0 has the end of each row's points in 1, which lists them; 2 the points that a program has matched, as their
+number in the chunk times `rows` and their row; 3 the counts that programs exchange: how many points of the chunk are before the
+rows, and up to each.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 
 from polytile.codegen.triton import text
 from polytile.codegen.triton.body import Scope
-from polytile.codegen.triton.cluster import MEET
+from polytile.codegen.triton.cluster import BARRIER
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
-from polytile.codegen.triton.scattered import ROW, Table, begun, table_of
+from polytile.codegen.triton.segment_sums import ROW, Table, begin_program, table_of
 from polytile.codegen.triton.tile import Dim, Tile, blocks
 from polytile.codegen.triton.unit import ROWS, Unit
 from polytile.ir import sizes
@@ -31,23 +31,23 @@ from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Nest, nest_of
 
-ENDS, ORDER, FOUND, TOLD = range(4)
+ENDS, ORDER, MATCHED, COUNTS = range(4)
 SORTING, LISTED = 4, 64
 """Warps of a program that sorts, and how many of the points that it has found it compares with each other at once."""
 UNKNOWN = sizes.axis("unknown")
 """The size of what blocks may overhang at any size."""
 
 
-def sorted_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+def sorted_segment_reduction(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launches of `kernel` under a config with `rows`, `many` and `chunks`."""
     table = table_of(kernel.loop)
     assert table is not None
     kind, points = torch.int64 if facts.wide else torch.int32, table.points.size
-    told = sympy.expand(blocks(table.rows, int(config["rows"])) * int(config["chunks"]) * (int(config["rows"]) + 1))
-    types = {ENDS: kind, ORDER: kind, FOUND: torch.int32, TOLD: kind}
-    scratch = tuple(Scratch(types[k], {ENDS: table.rows, TOLD: told}.get(k, points)) for k in types)
-    sorting, adding = (made(kernel, nest, config, facts, overlaps, table).made() for made in (Sorting, Adding))
-    return TritonKernel((sorting, adding), scratch)
+    counts = sympy.expand(blocks(table.rows, int(config["rows"])) * int(config["chunks"]) * (int(config["rows"]) + 1))
+    types = {ENDS: kind, ORDER: kind, MATCHED: torch.int32, COUNTS: kind}
+    scratch = tuple(Scratch(types[k], {ENDS: table.rows, COUNTS: counts}.get(k, points)) for k in types)
+    launches = tuple(part(kernel, nest, config, facts, overlaps, table).build() for part in (PointSort, SegmentReduction))
+    return TritonKernel(launches, scratch)
 
 
 class _Sorted:
@@ -60,18 +60,18 @@ class _Sorted:
         self.points, self.rows = unit.body.index(table.points.size), unit.body.index(table.rows)
 
     def memory(self, number: int) -> str:
-        return self.unit.scratch(number, torch.int32 if number == FOUND else self.kind)
+        return self.unit.scratch(number, torch.int32 if number == MATCHED else self.kind)
 
 
-class Sorting(_Sorted):
+class PointSort(_Sorted):
     """Launch 0: `unit` has a block of points."""
 
     def __init__(
         self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table
     ) -> None:
         many = Axis(sizes.axis("many"), table.points.size)
-        loop = table.asked("sort", many, kernel.loop.origins)
-        self.asked = loop.roots
+        loop = table.index_loop("sort", many, kernel.loop.origins)
+        self.roots = loop.roots
         tensors = tuple(tensor for tensor in kernel.tensors if tensor.name in loop.reads())
         alone = LoopKernel(loop, tensors, kernel.symbols)
         how = Config.of(variant="plain", x=int(config["many"]), warps=SORTING)
@@ -83,7 +83,7 @@ class Sorting(_Sorted):
         unit.constants |= {name.upper(): int(config[name]) for name in ("many", "rows", "chunks")}
         unit.constants["LISTED"] = LISTED
 
-    def made(self) -> Launch:
+    def build(self) -> Launch:
         unit, out = self.unit, self.out
         out.extend([
             "bucket, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS",
@@ -93,19 +93,19 @@ class Sorting(_Sorted):
             f"many = first + tl.arange(0, MANY){self.wide}",
         ])  # fmt: skip
         unit.wait()
-        self._found()
-        self._told()
-        self._listed()
+        self._count()
+        self._exchange()
+        self._list()
         chunks = unit.constants["CHUNKS"]
         buckets = blocks(self.table.rows, unit.constants["ROWS"])
         return unit.launch(grid=(buckets * chunks, sizes.ONE, sizes.ONE), cluster=chunks)
 
-    def _found(self) -> None:
+    def _count(self) -> None:
         """Counts the points that fall on each of the program's rows, and on all rows before."""
         unit, out, scope = self.unit, self.out, Scope()
         scope.lines.append(f"{self.many.mask} = many < {self.points}")
-        fallen, *others = [unit.body.emit(root, scope) for root in self.asked]
-        inside = [self.many.mask, *others, *unit.body.guards(self.asked[:1])]
+        fallen, *others = [unit.body.emit(root, scope) for root in self.roots]
+        inside = [self.many.mask, *others, *unit.body.guards(self.roots[:1])]
         scope.lines.append(f"own = {fallen}{self.wide or '.to(tl.int32)'} - row")
         unit.flush(scope)
         out.extend([
@@ -116,30 +116,30 @@ class Sorting(_Sorted):
             "upto = before + tl.associative_scan(tl.histogram(own, ROWS, mask=mine), 0, pt_add)",
         ])  # fmt: skip
 
-    def _told(self) -> None:
-        """Tells the others how many points of the chunk are before each row, and keeps the chunk's own: numbered from its first
-        point on, after the places for those of all rows before."""
-        out, told = self.out, self.memory(TOLD)
+    def _exchange(self) -> None:
+        """Shares with the others how many points of the chunk are before each row, and keeps the chunk's own: numbered from its
+        first point on, after the places for those of all rows before."""
+        out, counts = self.out, self.memory(COUNTS)
         out.extend([
-            f"told = {told} + tl.program_id(0){self.wide} * (ROWS + 1)",
+            f"told = {counts} + tl.program_id(0){self.wide} * (ROWS + 1)",
             "tl.store(told, before)",
             "tl.store(told + 1 + rows, upto)",
             "start = first + before",
             "place = start + tl.associative_scan(mine.to(tl.int32), 0, pt_add) - 1",
-            f"tl.store({self.memory(FOUND)} + place, (many - first).to(tl.int32) * ROWS + own, mask=mine)",
+            f"tl.store({self.memory(MATCHED)} + place, (many - first).to(tl.int32) * ROWS + own, mask=mine)",
         ])  # fmt: skip
-        out.line(MEET if self.unit.constants["CHUNKS"] > 1 else "tl.debug_barrier()")
+        out.line(BARRIER if self.unit.constants["CHUNKS"] > 1 else "tl.debug_barrier()")
         out.extend([
             "chunks = tl.arange(0, CHUNKS)[:, None]",
-            f"told = {told} + (bucket * CHUNKS + chunks){self.wide} * (ROWS + 1)",
+            f"told = {counts} + (bucket * CHUNKS + chunks){self.wide} * (ROWS + 1)",
         ])  # fmt: skip
         with out.indented("if chunk == 0:"):
             ends = 'tl.sum(tl.load(told + 1 + rows[None, :], cache_modifier=".cg"), 0)'
             out.line(f"tl.store({self.memory(ENDS)} + row + rows, {ends}, mask=row + rows < {self.rows})")
 
-    def _listed(self) -> None:
+    def _list(self) -> None:
         """Lists the points: after those of the rows before, of their row in the chunks before, and of their row in the chunk."""
-        out, found = self.out, f"{self.memory(FOUND)} + start"
+        out, matched = self.out, f"{self.memory(MATCHED)} + start"
         out.extend([
             "numbers = tl.arange(0, LISTED)[None, :]",
             "earlier = tl.arange(0, LISTED)[:, None]",
@@ -147,20 +147,20 @@ class Sorting(_Sorted):
         ])  # fmt: skip
         with out.indented("for at in range(0, count, LISTED):"):
             out.extend([
-                f"kept = tl.load({found} + at + numbers, mask=at + numbers < count, other=0)",
+                f"kept = tl.load({matched} + at + numbers, mask=at + numbers < count, other=0)",
                 "theirs = kept % ROWS",
                 'to = tl.sum(tl.load(told + theirs, cache_modifier=".cg"), 0, keep_dims=True)',
             ])  # fmt: skip
             with out.indented("for other in range(0, at + LISTED, LISTED):"):
                 out.extend([
-                    f"others = tl.load({found} + other + earlier, mask=other + earlier < count, other=0) % ROWS",
+                    f"others = tl.load({matched} + other + earlier, mask=other + earlier < count, other=0) % ROWS",
                     "same = (others == theirs) & (other + earlier < at + numbers)",
                     "to += tl.sum(same.to(tl.int32), 0, keep_dims=True)",
                 ])  # fmt: skip
             out.line(f"tl.store({self.memory(ORDER)} + to, first + kept // ROWS, mask=at + numbers < count)")
 
 
-class Adding(_Sorted):
+class SegmentReduction(_Sorted):
     """Launch 1: `unit` has a block of columns, and Y of the points that the lists of a row say, at places that they say."""
 
     def __init__(
@@ -173,16 +173,16 @@ class Adding(_Sorted):
         unit.constants = {dim.name: dim.block for dim in unit.tile.dims}
         super().__init__(unit, config, table)
 
-    def made(self) -> Launch:
+    def build(self) -> Launch:
         unit, table, out = self.unit, self.table, self.out
-        begun(unit, ROW, self.rows, self.columns)
+        begin_program(unit, ROW, self.rows, self.columns)
         self._lists()
         self._next(self.listed.variable, "0")
         shape = unit.tile.shape(frozenset({self.columns}))
         out.line(f"total = tl.zeros({shape}, {text.value_type(table.store.value.dtype)})")
         with out.indented("for at in range(0, count, Y):"):
             self._block()
-        table.stored(unit, unit.tile.masks(frozenset({self.columns})))
+        table.store_total(unit, unit.tile.masks(frozenset({self.columns})))
         count = blocks(table.along.size, self.columns.block)
         planes = blocks(table.rows, ROWS)
         return unit.launch(grid=(count, sympy.Min(table.rows, sympy.Integer(ROWS)), planes))
@@ -210,4 +210,4 @@ class Adding(_Sorted):
         unit.flush(inner)
 
 
-__all__ = ["sorted_sums"]
+__all__ = ["sorted_segment_reduction"]

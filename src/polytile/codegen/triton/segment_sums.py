@@ -1,9 +1,12 @@
-"""The schedules of loops that add up rows by an index: SEGMENT_SUM stores whose places values decide. What nothing falls on is
+"""Segment sums: loops that add up rows by an index, by stores of mode SUM whose places values decide. What nothing falls on is
 zero. Sums are in the type of their terms, and rounded once.
 
-scatter   launch 0 sets the table to zero, launch 1 adds every point to it by atomics; where its type is narrower than that of
-          the sums both do so with scratch memory, and launch 2 stores what that holds; one point is simply stored
-leaders, seekers, sorted   the sums of a row are one program's for each block of columns (seekers.py, sorted_sums.py)
+atomic             launch 0 sets the table to zero, launch 1 adds every point to it by atomics; where its type is narrower than
+                   that of the sums both do so with scratch memory, and launch 2 stores what that holds; one point is simply
+                   stored
+first occurrence   the first point of a row adds up all points of the row (index_search.py)
+owner computes     the program that owns a row looks for its points (index_search.py)
+sorted             a launch sorts the points, the next one adds up those of each row (sorted_segments.py)
 """
 
 from __future__ import annotations
@@ -49,19 +52,19 @@ class Table:
         """Of a point: its index and, if there is one, its mask."""
         return tuple(root for root in self.store.roots if root is not self.store.value)
 
-    def asked(self, name: str, many: Axis, origins: tuple[str, ...]) -> Loop:
+    def index_loop(self, name: str, many: Axis, origins: tuple[str, ...]) -> Loop:
         """A loop along `many`, which has the points of the table, that wants nothing but `own` of each."""
         roots = expr.substitute(self.own, {self.points.symbol: many.symbol})
         return Loop(name, (many,), (), tuple(Store("asked", many.symbol, root) for root in roots), origins)
 
-    def stored(self, unit: Unit, masks: Sequence[str]) -> None:
+    def store_total(self, unit: Unit, masks: Sequence[str]) -> None:
         """Stores `total` in the columns of ROW."""
         value = convert("total", self.store.value.dtype, unit.kernel.storage(self.store.buffer))
         place = unit.body.index(self.store.index.xreplace({expr.indirect_symbol(0): sizes.axis(ROW)}))
         unit.out.line(f"tl.store({self.store.buffer} + ({place}), {value}{masked(masks)})")
 
 
-def is_scattered(loop: Loop) -> bool:
+def has_segment_sums(loop: Loop) -> bool:
     """Whether the loop stores sums whose places values decide."""
     return any(store.is_segment_sum and store.indirect for store in loop.stores)
 
@@ -94,12 +97,12 @@ def table_of(loop: Loop) -> Table | None:
     return Table(store, limit, points[0], along[0]) if store.is_segment_sum and dense else None
 
 
-def scatter(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+def atomic_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """Zeros, atomics, and the table in its own type."""
     (store,) = kernel.loop.stores
     dtype, everywhere, out = store.value.dtype, _everywhere(kernel), _table(kernel)
     total = TensorArg(TOTAL, dtype, "inout") if needs_scratch(kernel) else out
-    mode = "set" if _apart(kernel.loop) else "add"
+    mode = "set" if _distinct(kernel.loop) else "add"
     adding = replace(kernel.loop, stores=(replace(store, buffer=total.name, mode=mode),))
     read = [tensor for tensor in kernel.tensors if tensor is not out]
     plain = Config(tuple(("variant", "plain") if name == "variant" else (name, value) for name, value in config.values))
@@ -119,17 +122,17 @@ def scatter(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overla
 def needs_scratch(kernel: LoopKernel) -> bool:
     """Whether the table's own type is too narrow for sums under way."""
     (store,) = kernel.loop.stores
-    return not _apart(kernel.loop) and _table(kernel).dtype != store.value.dtype
+    return not _distinct(kernel.loop) and _table(kernel).dtype != store.value.dtype
 
 
-def _apart(loop: Loop) -> bool:
+def _distinct(loop: Loop) -> bool:
     """Whether no two points fall on one element: indices are the same for all of them."""
     (store,) = loop.stores
     axes = {axis.symbol for axis in loop.axes}
     return axes <= store.index.free_symbols and not axes & expr.free_symbols(*store.indirect)
 
 
-def begun(unit: Unit, name: str, count: str, columns: Dim) -> None:
+def begin_program(unit: Unit, name: str, count: str, columns: Dim) -> None:
     """The number of the program's own row or point as `name`, of `count`, by the second and third axis of the grid, and its
     block of `columns` by the first."""
     out, wide = unit.out, ".to(tl.int64)" if unit.facts.wide else ""
@@ -141,7 +144,7 @@ def begun(unit: Unit, name: str, count: str, columns: Dim) -> None:
     unit.wait()
 
 
-def emptied(kernel: LoopKernel, facts: Facts, overlaps: bool) -> Launch:
+def zeroed_table(kernel: LoopKernel, facts: Facts, overlaps: bool) -> Launch:
     """Sets the table to zero."""
     (store,) = kernel.loop.stores
     zeros = Store(store.buffer, _everywhere(kernel).symbol, expr.const(0.0, store.value.dtype))
@@ -164,4 +167,6 @@ def _over(kernel: LoopKernel, store: Store) -> Loop:
     return Loop(kernel.loop.name, (_everywhere(kernel),), (), (store,), kernel.loop.origins)
 
 
-__all__ = ["ROW", "Table", "begun", "emptied", "is_scattered", "needs_scratch", "scatter", "size_of", "table_of"]
+__all__ = [
+    "ROW", "Table", "atomic_sums", "begin_program", "has_segment_sums", "needs_scratch", "size_of", "table_of", "zeroed_table",
+]  # fmt: skip

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from polytile.problem import Outcome
-from polytile.tuning import distance, gate, room
+from polytile.tuning import distance, gate, headroom
 from polytile.tuning.clones import Clones, Lent
-from polytile.tuning.room import HOST_SECONDS, HOST_SLOWER, NoRoom
+from polytile.tuning.headroom import HOST_SECONDS, HOST_SLOWER, NoHeadroom
 from polytile.tuning.tune import tune
 from tests.tuning import planted
 from tests.tuning.planted import Function
@@ -25,7 +25,7 @@ SHORT, LONG = 1e-6, 2 * HOST_SECONDS / HOST_SLOWER
 def spare(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that may be allocated without raising the peak; none at first."""
     bytes_left = [0]
-    monkeypatch.setitem(room.ROOM, "cpu", lambda device: bytes_left[0])
+    monkeypatch.setitem(headroom.HEADROOM, "cpu", lambda device: bytes_left[0])
     return bytes_left
 
 
@@ -85,9 +85,9 @@ def test_with_some_room_the_reference_runs_there_in_the_arguments_own_precision(
     spare: list[int], gates: list[gate.Gate]
 ) -> None:
     n = 1000
-    spare[0] = room.OWN_TIMES * 2 * 4 * n + room.COMPARED_BYTES * n
+    spare[0] = headroom.OWN_TIMES * 2 * 4 * n + headroom.COMPARED_BYTES * n
     assert tune(task(LONG, planted.double, n=n))[0].ok
-    spare[0] = room.WIDE_BYTES * 2 * n + room.COMPARED_BYTES * n
+    spare[0] = headroom.WIDE_BYTES * 2 * n + headroom.COMPARED_BYTES * n
     assert tune(task(LONG, planted.double, n=n))[0].ok
     own, wide = gates
     assert (own._wide, own._on_host, wide._wide, wide._on_host) == (False, False, True, False)
@@ -96,13 +96,13 @@ def test_with_some_room_the_reference_runs_there_in_the_arguments_own_precision(
 
 def test_a_large_problem_is_not_measured_without_room(spare: list[int]) -> None:
     asked = task(LONG, planted.double)
-    with pytest.raises(NoRoom, match="more of the device's memory than it has to spare"):
+    with pytest.raises(NoHeadroom, match="more of the device's memory than it has to spare"):
         tune(asked)
     assert bool((asked.args[1] == 5.0).all())
 
 
 def test_results_are_kept_on_the_host_to_compare_later_runs_with(spare: list[int]) -> None:
-    copy = room.copy_of(torch.ones(4))
+    copy = headroom.copy_of(torch.ones(4))
     assert torch.equal(copy, torch.ones(4)) and distance.bits_equal(torch.ones(4), copy)
 
 
@@ -116,9 +116,9 @@ def test_clones_that_fit_are_made_and_others_lent(spare: list[int]) -> None:
 def test_a_process_that_is_there_for_measuring_uses_what_is_free(
     spare: list[int], gates: list[gate.Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(room.FREE, "cpu", lambda device: 1 << 30)
-    with room.for_measuring():
+    monkeypatch.setitem(headroom.FREE, "cpu", lambda device: 1 << 30)
+    with headroom.for_measuring():
         assert tune(task(LONG, planted.double))[0].ok
     (made,) = gates
     assert made._wide and not made._on_host
-    assert not room.fits(1, torch.device("cpu"))
+    assert not headroom.fits(1, torch.device("cpu"))

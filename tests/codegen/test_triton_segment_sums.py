@@ -13,7 +13,7 @@ import torch
 from polytile.candidates import triton_variants as variants
 from polytile.codegen.triton import interpret
 from polytile.codegen.triton.generate import generate
-from polytile.codegen.triton.scattered import size_of, table_of
+from polytile.codegen.triton.segment_sums import size_of, table_of
 from polytile.dispatch.example_inputs import make_args
 from polytile.ir import evaluate, expr
 from polytile.ir.program import Buffer, Loop

@@ -1,8 +1,8 @@
-"""The schedule of loops that add up columns beside their rows (SEGMENT_SUM stores): each of `programs` programs holds whole rows
-in registers, as `persistent` does, block after block of them, and keeps the sums of all that it has seen.
+"""The schedule of a row loop with column reduction (stores of mode SEGMENT_SUM): each of `programs` programs holds whole rows in
+registers, as `persistent` does, block after block of them, and keeps the sums of all that it has seen.
 
     launch 0   program p goes over blocks p, p + programs, ... and leaves its sums in scratch memory, a row of it for each sum
-    launch 1   a loop like any other adds up these rows
+    launch 1   the finalise launch, a loop like any other, adds up these rows
 
 One program stores its sums itself. What does not change from row to row, such as a weight, is loaded once a program.
 
@@ -33,18 +33,18 @@ from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Nest
 
-LEFT = "scratch{}"
-GATHERING, GATHERED, NARROWEST, WIDEST = 128, 8192, 8, 32
-"""Programs and points of a block of the second launch, and how many columns a block has: with all rows of scratch memory in one
+PARTIAL = "scratch{}"
+FINALISE_PROGRAMS, FINALISE_POINTS, NARROWEST, WIDEST = 128, 8192, 8, 32
+"""Programs and points of a block of the finalise launch, and how many columns a block has: with all rows of scratch memory in one
 block, of which 528 programs leave so many, it waits once."""
 
 
-def has_sums(loop: Loop) -> bool:
+def has_column_sums(loop: Loop) -> bool:
     return any(store.is_segment_sum for store in loop.stores)
 
 
 @dataclass(frozen=True)
-class Sum:
+class ColumnSum:
     """One store of sums: its running value, of one part of the columns where there are several, and the scratch memory for it."""
 
     store: Store
@@ -56,12 +56,12 @@ class Sum:
         return f"sum{self.number}{self.part}"
 
 
-def sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+def column_reduction(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launches of `kernel` under a config with `programs`."""
-    return (PartedSums if config.get("parts") else Sums)(kernel, nest, config, facts, overlaps).made()
+    return (BlockedColumnReduction if config.get("parts") else ColumnReduction)(kernel, nest, config, facts, overlaps).build()
 
 
-class Sums:
+class ColumnReduction:
     """A kernel in the making. `number` is that of a program among the `count` that share the rows, which are `programs` at
     most."""
 
@@ -70,7 +70,7 @@ class Sums:
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         self.kernel, self.config, self.facts, self.overlaps = kernel, config, facts, overlaps
         self.unit = Unit(kernel, nest, config, facts, overlaps)
-        self.sums = sums_of(kernel.loop)
+        self.sums = column_sums(kernel.loop)
         (self.columns,) = self.unit.tile.reduced
         self.blocks = sizes.product(self.unit.tile.tiles)
         self.stages = int(config.get("stages", 1) or 1)
@@ -80,12 +80,12 @@ class Sums:
         if not self.alone:
             self.programs = sympy.Min(sympy.Integer(self.most), self.blocks)
 
-    def made(self) -> TritonKernel:
+    def build(self) -> TritonKernel:
         first = self.rows()
         if self.alone:
             return TritonKernel((first,))
         scratch = [Scratch(s.store.value.dtype, sympy.expand(self.programs * self.columns.size)) for s in self.sums]
-        return TritonKernel((first, self.gathered()), tuple(scratch))
+        return TritonKernel((first, self.finalise()), tuple(scratch))
 
     # launch 0 --------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Sums:
 
     def _begin(self) -> None:
         """What is done before any block of rows."""
-        self.unit.held(self.columns)
+        self.unit.resident(self.columns)
         begin(self.unit, self.sums)
 
     def _block(self, scope: Scope) -> None:
@@ -115,18 +115,18 @@ class Sums:
         add(self.unit, self.sums, scope)
         self.unit.flush(scope)
 
-    def _end(self, sums: Sequence[Sum]) -> None:
+    def _end(self, sums: Sequence[ColumnSum]) -> None:
         """What is done with sums of the current columns."""
         if self.alone:
             finish(self.unit, sums)
         else:
-            self._leave(sums)
+            self._store_partial(sums)
 
     def _range(self) -> str:
         ahead = f", num_stages={self.stages}" if self.stages > 1 else ""
         return f"tl.range({self.number}, {self.unit.body.index(self.blocks)}, {self.count}{ahead})"
 
-    def _leave(self, sums: Sequence[Sum]) -> None:
+    def _store_partial(self, sums: Sequence[ColumnSum]) -> None:
         """Stores a program's sums in scratch memory."""
         unit = self.unit
         mask = _mask(unit)
@@ -138,21 +138,21 @@ class Sums:
 
     # launch 1 --------------------------------------------------------------------------------------------------------
 
-    def gathered(self) -> Launch:
+    def finalise(self) -> Launch:
         """Adds up what the programs have left."""
-        kernel = self._gathering()
-        x = min(WIDEST, max(NARROWEST, max(self.columns.block, self.columns.whole) // GATHERING))
-        r = min(1 << (self.most - 1).bit_length(), GATHERED // x)
+        kernel = self._finalise_loop()
+        x = min(WIDEST, max(NARROWEST, max(self.columns.block, self.columns.whole) // FINALISE_PROGRAMS))
+        r = min(1 << (self.most - 1).bit_length(), FINALISE_POINTS // x)
         config = Config.of(variant="looped", x=x, r=r, warps=8)
-        numbers = {LEFT.format(one.number): one.number for one in self.sums}
+        numbers = {PARTIAL.format(one.number): one.number for one in self.sums}
         return on_scratch(kernel, config, self.facts, self.overlaps, numbers)
 
-    def _gathering(self) -> LoopKernel:
+    def _finalise_loop(self) -> LoopKernel:
         column, row = sizes.axis("p0"), sizes.axis("r0")
         (along,) = self.columns.axes
         stores, tensors = [], []
         for one in self.sums:
-            name, dtype = LEFT.format(one.number), one.store.value.dtype
+            name, dtype = PARTIAL.format(one.number), one.store.value.dtype
             total = expr.reduce("sum", dtype, expr.load(dtype, name, row * along.size + column))
             stores.append(Store(one.store.buffer, one.store.index.xreplace({along.symbol: column}), total))
             tensors.append(TensorArg(name, dtype, "in"))
@@ -163,14 +163,14 @@ class Sums:
         return LoopKernel(loop, tuple(tensors), self.kernel.symbols)
 
 
-class PartedSums(Sums):
+class BlockedColumnReduction(ColumnReduction):
     """The same of rows in parts."""
 
     def _begin(self) -> None:
         for part in range(int(self.config["parts"])):
             zero(self.unit, self._of(part))
 
-    def _of(self, part: int) -> list[Sum]:
+    def _of(self, part: int) -> list[ColumnSum]:
         return [replace(one, part=f"_{part}") for one in self.sums]
 
     def _columns(self, part: int) -> None:
@@ -209,7 +209,7 @@ class PartedSums(Sums):
         for reduction in reductions:
             reduction.finish(reduction.running(), scope)
 
-    def _end(self, sums: Sequence[Sum]) -> None:
+    def _end(self, sums: Sequence[ColumnSum]) -> None:
         for part in range(int(self.config["parts"])):
             self._columns(part)
             super()._end(self._of(part))
@@ -218,7 +218,7 @@ class PartedSums(Sums):
 # sums of a program ---------------------------------------------------------------------------------------------------
 
 
-def begin(unit: Unit, sums: Sequence[Sum]) -> None:
+def begin(unit: Unit, sums: Sequence[ColumnSum]) -> None:
     """Loads what all rows share, and sets the sums to zero."""
     nest = unit.nest
     rows = {axis.symbol for dim in unit.tile.parallel for axis in dim.axes}
@@ -230,14 +230,14 @@ def begin(unit: Unit, sums: Sequence[Sum]) -> None:
     zero(unit, sums)
 
 
-def zero(unit: Unit, sums: Sequence[Sum]) -> None:
+def zero(unit: Unit, sums: Sequence[ColumnSum]) -> None:
     """Sets sums to zero."""
     shape = unit.tile.shape(unit.tile.all_dims)
     for one in sums:
         unit.out.line(f"{one.running} = tl.full({shape}, 0.0, {text.value_type(one.store.value.dtype)})")
 
 
-def add(unit: Unit, sums: Sequence[Sum], scope: Scope) -> None:
+def add(unit: Unit, sums: Sequence[ColumnSum], scope: Scope) -> None:
     """Lets the current block into the sums."""
     inside = " & ".join(unit.tile.masks(unit.tile.parallel_dims))
     for one in sums:
@@ -245,13 +245,13 @@ def add(unit: Unit, sums: Sequence[Sum], scope: Scope) -> None:
         scope.lines.append(f"{one.running} += " + (f"tl.where({inside}, {value}, 0.0)" if inside else value))
 
 
-def down(unit: Unit, one: Sum) -> None:
+def down(unit: Unit, one: ColumnSum) -> None:
     """Adds up the rows of a block."""
     if len(unit.tile.dims) > 1:
         unit.out.line(f"{one.running} = tl.sum({one.running}, 0, keep_dims=True)")
 
 
-def finish(unit: Unit, sums: Sequence[Sum]) -> None:
+def finish(unit: Unit, sums: Sequence[ColumnSum]) -> None:
     """Stores sums of all rows where they belong."""
     mask = _mask(unit)
     for one in sums:
@@ -265,8 +265,8 @@ def _mask(unit: Unit) -> str:
     return f", mask={' & '.join(conditions)}" if conditions else ""
 
 
-def sums_of(loop: Loop) -> list[Sum]:
-    return [Sum(store, k) for k, store in enumerate(store for store in loop.stores if store.is_segment_sum)]
+def column_sums(loop: Loop) -> list[ColumnSum]:
+    return [ColumnSum(store, k) for k, store in enumerate(store for store in loop.stores if store.is_segment_sum)]
 
 
-__all__ = ["Sum", "Sums", "add", "begin", "finish", "has_sums", "sums", "sums_of"]
+__all__ = ["ColumnReduction", "ColumnSum", "add", "begin", "column_reduction", "column_sums", "finish", "has_column_sums"]

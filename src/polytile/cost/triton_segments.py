@@ -1,12 +1,11 @@
-"""The prior of sums by an index (scattered.py), in the terms of prior.py.
+"""The prior of segment sums (codegen/triton/segment_sums.py), in the terms of triton_loops.py.
 
-    scatter   the atomics as a loop of their own, and the whole table set to zero, read and stored by one more launch or two
-    leaders   the table set to zero; every point looks at all indices up to the first of its row, which goes on to the end and
-              reads what the others of the row have
-    seekers   every row looks at all indices, and reads what falls on it
-    sorted    the launch that sorts; then rows, whose programs find out what falls on them and read it, some points at once
-
-What is said of `leaders` is not fitted to times.
+    atomic             the atomics as a loop of their own; the whole table set to zero, read and stored by one more launch or two
+    first occurrence   the table set to zero; every point looks at all indices up to the first of its row, which goes on to the
+                       end and reads what the others of the row have; not fitted to times
+    owner computes     every row looks at all indices, and reads what falls on it
+    sorted             the launch that sorts; then rows, whose programs find out what falls on them and read it, some points at
+                       once
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from polytile.codegen.triton.scattered import Table, needs_scratch, size_of, table_of
-from polytile.codegen.triton.sorted_sums import LISTED
+from polytile.codegen.triton.segment_sums import Table, needs_scratch, size_of, table_of
+from polytile.codegen.triton.sorted_segments import LISTED
 from polytile.cost import triton_estimate as estimate
 from polytile.cost import triton_loops as prior
 from polytile.ir import sizes
@@ -56,15 +55,15 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     if not rows or not columns:
         return device.launch_seconds
     if config["variant"] in ("seekers", "sorted"):
-        seconds = (_seekers if config["variant"] == "seekers" else _sorted)(config, rows, points, columns, own, device)
-        return device.launch_seconds + estimate.START - estimate.HIDDEN + seconds
+        predict = _owner_computes if config["variant"] == "seekers" else _sorted
+        return device.launch_seconds + estimate.START - estimate.HIDDEN + predict(config, rows, points, columns, own, device)
     zeros, reached = written * own / _rate(device, written * own), min(rows, points)
     memory = (points + reached) * columns * own / _rate(device, written * own)
     threads, many = device.warp * int(config["warps"]), int(config["many"])
     programs, shared = points * -(-columns // int(config["x"])), max(1.0, points / rows)
     places = _places(REGISTERS * threads, device)
-    leader = -(-points // many) * LOOK + shared * (prior.MEMORY_LATENCY + LOOK) + prior.CACHE_LATENCY
-    latency = leader * max(1.0, programs / (device.sms * places))
+    first = -(-points // many) * LOOK + shared * (prior.MEMORY_LATENCY + LOOK) + prior.CACHE_LATENCY
+    latency = first * max(1.0, programs / (device.sms * places))
     return device.launch_seconds + estimate.START - estimate.HIDDEN + FINISH + zeros + (memory**3 + latency**3) ** (1 / 3)
 
 
@@ -76,7 +75,7 @@ def extent(kernel: LoopKernel, size: Mapping[str, int]) -> tuple[int, int]:
     return sizes.evaluate(table.points.size, values), sizes.evaluate(table.rows, values)
 
 
-def _seekers(config: Config, rows: int, points: int, columns: int, itemsize: int, device: DeviceFacts) -> float:
+def _owner_computes(config: Config, rows: int, points: int, columns: int, itemsize: int, device: DeviceFacts) -> float:
     """Predicted seconds of `points` points of so many columns that fall on `rows` rows, each of which looks for its own."""
     x, many, warps = int(config["x"]), int(config["many"]), int(config["warps"])
     registers = prior.BASE_REGISTERS * device.warp * warps + 2 * (x + many)

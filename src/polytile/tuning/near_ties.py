@@ -1,9 +1,9 @@
-"""Elements that rounding may decide either way: a result beside the reference and beside evaluations of it whose comparisons lean
-to one side or the other (ir/leaning.py).
+"""The near-tie check: elements that rounding may decide either way.
 
-An element is right where it agrees with one of these, an integer where it lies between them. That alone would let a kernel
-pass that decides at random; but decisions lean by the whole tolerance, of which the rounding of a right kernel is a fraction, so
-few of the elements that may differ do.
+A result is compared with the reference and with evaluations of the reference whose comparisons lean to one side or the other
+(ir/leaning.py). An element is right where it agrees with one of these; an integer is right where it lies between them. That
+alone would pass a kernel that decides at random. But the evaluations lean by the whole tolerance, and a right kernel rounds by
+a fraction of it, so few of its near ties differ from the reference. The check limits how many may.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 import torch
 
 SHARE, FEW = 0.5, 4
-"""Of the elements that rounding may decide, how many may differ from the reference, and how many may where there are few."""
+"""Near ties that may differ from the reference: this share of them, or so many where there are few."""
 
 
 @dataclass(frozen=True)
-class Count:
-    """Of some elements: how many are wrong, how many differ from the reference, how many rounding may decide."""
+class ErrorCount:
+    """How many of some elements are wrong, how many differ from the reference, and how many are near ties."""
 
     wrong: int = 0
     differing: int = 0
-    undecided: int = 0
+    near_ties: int = 0
 
-    def __add__(self, other: Count) -> Count:
-        return Count(self.wrong + other.wrong, self.differing + other.differing, self.undecided + other.undecided)
+    def __add__(self, other: ErrorCount) -> ErrorCount:
+        return ErrorCount(self.wrong + other.wrong, self.differing + other.differing, self.near_ties + other.near_ties)
 
     @property
     def right(self) -> bool:
-        return not self.wrong and self.differing <= max(FEW, SHARE * self.undecided)
+        return not self.wrong and self.differing <= max(FEW, SHARE * self.near_ties)
 
 
-def counted(got: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: torch.Tensor) -> Count:
+def count_errors(got: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: torch.Tensor) -> ErrorCount:
     """`got` beside `rights`, the first of them the reference itself. `allowed` and `scale` are those of `distance.compare`."""
     if got.dtype.is_complex:
         got, rights = torch.view_as_real(got), [torch.view_as_real(right) for right in rights]
@@ -46,7 +46,7 @@ def counted(got: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, s
         got, every = comparable(got), torch.stack([comparable(right.to(got.dtype)) for right in rights])
         low, high, differs = every.amin(0), every.amax(0), got != every[0]
         may_differ, right = low != high, (low <= got) & (got <= high)
-    return Count(int((differs & ~right).sum()), int(differs.sum()), int(may_differ.sum()))
+    return ErrorCount(int((differs & ~right).sum()), int(differs.sum()), int(may_differ.sum()))
 
 
 def firm_error(mine: torch.Tensor, rights: Sequence[torch.Tensor], allowed: float, scale: torch.Tensor) -> float:
@@ -69,4 +69,4 @@ def _close(got: torch.Tensor, right: torch.Tensor, allowed: float, scale: torch.
     return near | (got == right) | (got.isnan() & right.isnan())
 
 
-__all__ = ["Count", "comparable", "counted", "firm_error"]
+__all__ = ["ErrorCount", "comparable", "count_errors", "firm_error"]

@@ -12,9 +12,9 @@ from polytile.candidates import cpp_loops as loops
 from polytile.candidates import triton_variants as variants
 from polytile.candidates.unfused import Unfused, parts
 from polytile.codegen.triton import interpret
-from polytile.codegen.triton.clustered_sums import has_shares
+from polytile.codegen.triton.cluster_column_reduction import can_exchange
+from polytile.codegen.triton.column_parallel import is_column_parallel
 from polytile.codegen.triton.generate import generate, nest_for
-from polytile.codegen.triton.stripes import has_stripes
 from polytile.errors import LoweringError
 from polytile.ir import evaluate, expr
 from polytile.ir.program import Loop
@@ -110,7 +110,7 @@ def test_rows_of_clusters(splits: int, programs: int, stages: int) -> None:
         agree(given, want)
 
 
-def test_a_cluster_meets_as_often_as_there_are_passes() -> None:
+def test_a_cluster_exchanges_as_often_as_there_are_passes() -> None:
     """Rows less their greatest value, over the sum of their squares then; that sum beside them."""
     x = load("x", P0 * S1 + R0)
     far = op("sub", x, expr.reduce("max", F32, x))
@@ -121,7 +121,7 @@ def test_a_cluster_meets_as_often_as_there_are_passes() -> None:
     given = tensors(kernel, sizes)
     want = expected(kernel, given, sizes)
     made = generate(kernel, Config.of(variant="sums", x=1, r=16, splits=4, warps=4, programs=8), Facts())
-    assert made.launches[0].source.count("pt_hear(1") == 2
+    assert made.launches[0].source.count("pt_dsmem_wait(1") == 2
     assert not interpret.run(made, given, sizes)
     agree(given, want)
 
@@ -159,18 +159,18 @@ def test_two_sums_of_a_row_are_put_together_at_once() -> None:
     agree(given, want)
 
 
-def test_what_programs_tell_each_other_has_32_bits() -> None:
+def test_what_programs_exchange_has_32_bits() -> None:
     def able(kind: str, dtype: torch.dtype) -> bool:
         x = load("x", P0 * S1 + R0, dtype)
         out = store("o", P0 * S1 + R0, op("sub", x, expr.reduce(kind, dtype, x)))
-        return has_shares(nest_for(kernel_of(loop([out], {P0: S0}, {R0: S1})), "sums")[1])
+        return can_exchange(nest_for(kernel_of(loop([out], {P0: S0}, {R0: S1})), "sums")[1])
 
     assert able("sum", F32) and able("max", F32)
     assert not able("sum", torch.float64) and not able("any", torch.bool)
 
 
 @pytest.mark.parametrize("x,r,stages", [(4, 16, 1), (1, 512, 1), (2, 32, 3)])
-def test_stripes_of_columns(x: int, r: int, stages: int) -> None:
+def test_column_parallel_programs(x: int, r: int, stages: int) -> None:
     kernel = kernel_of(gradients())
     for shape, bare in itertools.product(SHAPES, (False, True)):
         sizes = dict(zip(("n0", "n1"), shape, strict=True))
@@ -182,9 +182,9 @@ def test_stripes_of_columns(x: int, r: int, stages: int) -> None:
         agree(given, want)
 
 
-def test_stripes_are_for_loops_that_store_points_alone() -> None:
-    assert has_stripes(nest_for(kernel_of(gradients()), "stripes")[1])
-    assert not has_stripes(nest_for(kernel_of(two_axes()), "stripes")[1])
+def test_column_parallel_programs_are_for_loops_that_store_points_alone() -> None:
+    assert is_column_parallel(nest_for(kernel_of(gradients()), "stripes")[1])
+    assert not is_column_parallel(nest_for(kernel_of(two_axes()), "stripes")[1])
 
 
 @pytest.mark.parametrize("blocks", [{"x": 4, "r": 64}, {"x": 1, "r": 16, "parts": 4}])
@@ -235,7 +235,7 @@ def test_a_loop_without_sums_has_no_parts() -> None:
 
 
 def held(config: Config) -> int:
-    """Points of a row that a config of `sums` holds."""
+    """Points of a row that the programs of a config hold."""
     return int(config["r"]) * int(config.get("parts", 1) or 1) * int(config.get("splits", 1) or 1)
 
 

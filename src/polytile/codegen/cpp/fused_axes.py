@@ -1,10 +1,10 @@
-"""Two parallel axes as one, where together they are what lies side by side in memory.
+"""Two parallel axes fused into one, where together they are what lies side by side in memory (Halide, TVM: `fuse`).
 
     loop for p0 < 2, p1 < 4 over r0              loop for p1 < 8 over r0
       sum of x[8*r0 + 4*p0 + p1] * g[p0]   →       sum of x[8*r0 + p1] * g[p1 // 4]
 
 Groups of a few channels, innermost in memory, are too short for vectors, and along any other axis every lane has a cache line to
-itself. Joined they fill a vector, and what is the same for a group is repeated in its lanes (`vload_repeated`).
+itself. Fused they fill a vector, and what is the same for a group is repeated in its lanes (`vload_repeated`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from polytile.schedule.nest import Form, Nest, nest_of
 REPEATS = (2, 4, 8)  # lanes that one element may be repeated in: starts of vectors are multiples of these
 
 
-def joined(loop: Loop) -> Loop:
-    """`loop` with two of its parallel axes joined where its vectors then run along them; else as it is."""
+def fuse_axes(loop: Loop) -> Loop:
+    """`loop` with two of its parallel axes fused where its vectors then run along them; else as it is."""
     if not loop.reduced or any(isinstance(node, Scan) for node in expr.walk(*loop.roots)):
         return loop
     for inner in loop.axes:
         for outer in loop.axes:
             if outer is not inner and inner.size in REPEATS:
-                found = _joined(loop, outer, inner)
-                if found is not None and nest_of(found).vec.symbol == inner.symbol:
-                    return found
+                fused = _fused(loop, outer, inner)
+                if fused is not None and nest_of(fused).vec.symbol == inner.symbol:
+                    return fused
     return loop
 
 
-def _joined(loop: Loop, outer: Axis, inner: Axis) -> Loop | None:
+def _fused(loop: Loop, outer: Axis, inner: Axis) -> Loop | None:
     """The loop with one axis, under the name of `inner`, for the two; None where an index is not linear in them, or their
     strides do not fit."""
     both = {outer.symbol, inner.symbol}

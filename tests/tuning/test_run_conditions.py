@@ -13,7 +13,7 @@ from polytile.dispatch import MultiKernel
 from polytile.problem import Resources
 from polytile.runtime import cpu, device
 from polytile.runtime.cuda import clocks
-from polytile.tuning.circumstances import completed, state
+from polytile.tuning.run_conditions import machine_state, with_run_conditions
 from tests.dispatch.helpers import SPEC, Fake, arguments
 from tests.store.helpers import make
 
@@ -35,21 +35,21 @@ def test_what_a_program_measures_says_where_from_what_was_expected_and_on_what()
 def test_a_candidates_resources_are_kept_where_its_compiler_tells_them() -> None:
     told = types.SimpleNamespace(origin="triton", resources=Resources(64, 0, 1024))
     silent = types.SimpleNamespace(origin="cpp")
-    assert completed(make(), told, 1e-5, ()).resources == Resources(64, 0, 1024)  # type: ignore[arg-type]
-    assert completed(make(), silent, 1e-5, ()).resources == Resources()  # type: ignore[arg-type]
+    assert with_run_conditions(make(), told, 1e-5, ()).resources == Resources(64, 0, 1024)  # type: ignore[arg-type]
+    assert with_run_conditions(make(), silent, 1e-5, ()).resources == Resources()  # type: ignore[arg-type]
 
 
 def test_what_the_measurement_says_itself_stays() -> None:
     candidate = types.SimpleNamespace(origin="triton")
     own = dataclasses.replace(make(), origin="mine", state=(("load", 9.0),), machine=(("model", "Z80"),))
-    done = completed(own, candidate, 1e-5, (("load", 1.0), ("mhz", 2450.0)))  # type: ignore[arg-type]
+    done = with_run_conditions(own, candidate, 1e-5, (("load", 1.0), ("mhz", 2450.0)))  # type: ignore[arg-type]
     assert (done.origin, done.machine, done.state) == ("mine", own.machine, (("load", 9.0), ("mhz", 2450.0)))
 
 
 def test_a_gpus_clocks_are_asked_for_where_it_is_the_gpu_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks, "clocks", lambda index: {"mhz": 1755.0, "celsius": 40.0 + index})
-    assert dict(state(torch.device("cuda", 1))).items() >= {"mhz": 1755.0, "celsius": 41.0}.items()
-    assert "celsius" not in dict(state(CPU))
+    assert dict(machine_state(torch.device("cuda", 1))).items() >= {"mhz": 1755.0, "celsius": 41.0}.items()
+    assert "celsius" not in dict(machine_state(CPU))
 
 
 def test_a_fingerprint_of_another_machine_stands_for_nothing_here() -> None:

@@ -1,5 +1,5 @@
 """Programs of a cluster under Triton's interpreter, which runs one program after another: each is a thread that has its turn
-until it ends or meets the others."""
+until it ends or waits at a barrier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Program = Callable[..., None]
 Place = tuple[int, int, int]
 
 
-def together(function: Any, count: int, grid: tuple[int, ...]) -> Any:
+def cluster_executor(function: Any, count: int, grid: tuple[int, ...]) -> Any:
     """What runs the interpreted `function` over a grid whose programs are clusters of `count` along the first axis."""
     from triton.runtime.interpreter import GridExecutor
 
@@ -42,27 +42,27 @@ def run(program: Program, places: Sequence[Place], args: Mapping[str, Any]) -> N
     """One program at each of `places`, in turns. Raises what one of them raises; the others are then left where they are."""
     from triton.runtime.interpreter import interpreter_builder
 
-    going = [_Turn(program, place, args) for place in places]
-    for one in going:
-        one.cluster = going
-    while going:
-        for one in going:
+    running = [_ProgramThread(program, place, args) for place in places]
+    for one in running:
+        one.cluster = running
+    while running:
+        for one in running:
             interpreter_builder.set_grid_idx(*one.place)
             one.take()
             if one.error is not None:
                 raise one.error
-        going = [one for one in going if not one.ended]
+        running = [one for one in running if not one.ended]
 
 
-class _Turn(threading.Thread):
+class _ProgramThread(threading.Thread):
     """A program that runs while it has its turn."""
 
     def __init__(self, program: Program, place: Place, args: Mapping[str, Any]) -> None:
         super().__init__(daemon=True)
         self.program, self.place, self.args = program, place, args
         self.mine, self.others = threading.Semaphore(0), threading.Semaphore(0)
-        self.told: dict[tuple[int, int], Any] = {}
-        self.cluster: Sequence[_Turn] = ()
+        self.received: dict[tuple[int, int], Any] = {}
+        self.cluster: Sequence[_ProgramThread] = ()
         self.ended = False
         self.error: Exception | None = None
         self.start()
@@ -77,40 +77,40 @@ class _Turn(threading.Thread):
         self.others.release()
 
     def take(self) -> None:
-        """Lets the program run until it ends or meets the others."""
+        """Lets the program run until it ends or waits at a barrier."""
         self.mine.release()
         self.others.acquire()
 
-    def meet(self) -> None:
+    def wait(self) -> None:
         self.others.release()
         self.mine.acquire()
 
 
-def interpreted_meet() -> None:
-    """`pt_meet`, of a program of a cluster."""
-    _turn().meet()
+def interpreted_cluster_barrier() -> None:
+    """`pt_cluster_barrier`, of a program of a cluster."""
+    _turn().wait()
 
 
-def interpreted_open() -> None:
-    """`pt_open`, of a program of a cluster."""
+def interpreted_dsmem_init() -> None:
+    """`pt_dsmem_init`, of a program of a cluster."""
 
 
-def interpreted_tell(value: Any, number: Any, turn: Any, split: Any, splits: Any) -> None:
-    """`pt_tell`, of a program of a cluster."""
-    _turn().told[_int(number), _int(turn) % 2] = value
+def interpreted_dsmem_send(value: Any, number: Any, turn: Any, split: Any, splits: Any) -> None:
+    """`pt_dsmem_send`, of a program of a cluster."""
+    _turn().received[_int(number), _int(turn) % 2] = value
 
 
-def interpreted_hear(numbers: Any, turn: Any, splits: Any) -> None:
-    """`pt_hear`, of a program of a cluster."""
-    _turn().meet()
+def interpreted_dsmem_wait(numbers: Any, turn: Any, splits: Any) -> None:
+    """`pt_dsmem_wait`, of a program of a cluster."""
+    _turn().wait()
 
 
-def interpreted_told(which: Any, number: Any, turn: Any) -> Any:
-    """`pt_told`, of a program of a cluster."""
+def interpreted_dsmem_read(which: Any, number: Any, turn: Any) -> Any:
+    """`pt_dsmem_read`, of a program of a cluster."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
-    values = [one.told[_int(number), _int(turn) % 2] for one in _turn().cluster]
+    values = [one.received[_int(number), _int(turn) % 2] for one in _turn().cluster]
     array = np.concatenate([value.handle.data.reshape(1) for value in values])
     return tl.tensor(TensorHandle(array, values[0].dtype), tl.block_type(values[0].dtype, [len(values)]))
 
@@ -119,22 +119,22 @@ def _int(value: Any) -> int:
     return int(value.handle.data.item() if hasattr(value, "handle") else value)
 
 
-def _turn() -> _Turn:
+def _turn() -> _ProgramThread:
     turn = threading.current_thread()
-    assert isinstance(turn, _Turn), "a program meets others outside of a cluster"
+    assert isinstance(turn, _ProgramThread), "a program waits for others outside of a cluster"
     return turn
 
 
-def interpreted_come() -> None:
-    """`pt_come`, after which `pt_await` meets the others: nothing yet."""
+def interpreted_cluster_arrive() -> None:
+    """`pt_cluster_arrive`, which waits for nothing; `pt_cluster_wait` does."""
 
 
-def interpreted_again(x: Any, zero: Any) -> Any:
-    """`pt_again`, which gives what it gets."""
+def interpreted_opaque(x: Any, zero: Any) -> Any:
+    """`pt_opaque`, which gives what it gets."""
     return x
 
 
 __all__ = [
-    "interpreted_again", "interpreted_come", "interpreted_hear", "interpreted_meet", "interpreted_open", "interpreted_tell",
-    "interpreted_told", "together",
+    "cluster_executor", "interpreted_cluster_arrive", "interpreted_cluster_barrier", "interpreted_dsmem_init",
+    "interpreted_dsmem_read", "interpreted_dsmem_send", "interpreted_dsmem_wait", "interpreted_opaque",
 ]  # fmt: skip

@@ -1,14 +1,13 @@
-"""How much memory a device has to spare for measuring: what lies below the most that the process has used there so far,
-or below a modest share of the device.
+"""Headroom: the memory that a device has to spare for measuring. It is what lies below the most that the process has used
+there so far, or below a modest share of the device.
 
-A process whose peak is lower than that share is not short of memory. Without it a server would never measure its largest
-products: its own peak is little above the weights, and results are compared in more memory than they take.
+A process whose peak is lower than that share is not short of memory. Without the share a server would never measure its
+largest products: its own peak is little above the weights, and comparing results takes more memory than producing them.
 
-Whatever needs more goes elsewhere: kernels are tried on the caller's memory instead of clones of it, the reference runs in the
-arguments' own precision, or on the host, and where that would take long nothing is measured until a later call finds room.
-In a program that is called again it does, but for the kernels at the peak itself: a training step's first kernels run
-with little allocated, and below the peak that the step leaves behind. Only what has looked for room often enough in vain
-has the host work for longer.
+Where the headroom does not suffice, kernels are tried on the caller's memory instead of clones of it, and the reference runs in
+the arguments' own precision, or on the host. Where that would take long, nothing is measured until a later call finds memory
+to spare. In a training step most calls do: its first kernels run with little allocated, below the peak that the previous step
+left behind. Only the kernels at the peak itself do not. After enough attempts in vain the host may work for longer.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ COMPARED_BYTES = 40
 """Bytes that comparing takes for each of them."""
 
 
-class NoRoom(Exception):
-    """Nothing can be measured now without more memory than the device has to spare. Says what was wanted."""
+class NoHeadroom(Exception):
+    """Measuring would take more memory than the device has to spare now. The message says what for."""
 
 
 SHARE = 16
@@ -48,7 +47,7 @@ def _below_the_peak(device: torch.device) -> int:
     return max(torch.cuda.max_memory_allocated(device), modest) - torch.cuda.memory_allocated(device)
 
 
-ROOM: dict[str, Callable[[torch.device], int]] = {"cuda": _below_the_peak}
+HEADROOM: dict[str, Callable[[torch.device], int]] = {"cuda": _below_the_peak}
 """Bytes that may be allocated on a device, by its type, without raising the most that was allocated there so far above what is
 modest, nor taking more than half of what others left. Where there is no entry memory is no concern: the host's."""
 
@@ -71,8 +70,8 @@ def for_measuring() -> Iterator[None]:
 
 def fits(size: int, device: torch.device) -> bool:
     """Whether `device` has `size` bytes more to spare."""
-    room = (FREE if _for_measuring.get() else ROOM).get(device.type)
-    return room is None or size <= room(device)
+    headroom = (FREE if _for_measuring.get() else HEADROOM).get(device.type)
+    return headroom is None or size <= headroom(device)
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,7 +80,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def wide_fits(args: Sequence[Any], roles: Sequence[str]) -> bool:
-    """Whether there is room for the arguments in float64, a reference's work on them, and the comparison."""
+    """Whether the arguments in float64, a reference's work on them, and the comparison fit."""
     return _all_fit(args, roles, lambda tensor: WIDE_BYTES * tensor.numel())
 
 
@@ -94,7 +93,7 @@ def _all_fit(args: Sequence[Any], roles: Sequence[str], need: Callable[[torch.Te
     needed: dict[torch.device, int] = {}
     largest = 0
     for tensor in args[: len(roles)]:
-        if tensor is not None and tensor.device.type in ROOM:
+        if tensor is not None and tensor.device.type in HEADROOM:
             needed[tensor.device] = needed.get(tensor.device, 0) + need(tensor)
             largest = max(largest, tensor.numel())
     comparing = COMPARED_BYTES * min(largest, COMPARED_AT_ONCE)
@@ -106,7 +105,7 @@ HOST_SLOWER = 2000
 takes 0.18 ms there, and 0.1-0.3 s of sixteen cores in float64."""
 
 HOST_SECONDS = 1.0
-"""What a reference on the host may take where no later call will find room either."""
+"""What a reference on the host may take where no later call will find memory either."""
 
 HOST_AT_ONCE = 0.02
 """What it may take where one may: half of the first minute of a GPT-2 training went into comparing results on the host."""
@@ -126,9 +125,9 @@ def host_is_quick(predicted: Sequence[float], last_chance: bool = True) -> bool:
 __all__ = [
     "COMPARED_AT_ONCE",
     "FREE",
+    "HEADROOM",
     "MOST_POSTPONED",
-    "ROOM",
-    "NoRoom",
+    "NoHeadroom",
     "copy_of",
     "fits",
     "for_measuring",

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from polytile.tuning.standing import behind, level, ratio_bounds, settled
+from polytile.tuning.pairwise import behind, choice_is_certain, level, ratio_bounds
 
 BAND = 0.02
 
@@ -38,7 +38,7 @@ def test_noise_that_meets_all_alike_does_not_widen_the_bounds() -> None:
 
 def test_nothing_is_said_about_contenders_that_hardly_met() -> None:
     assert ratio_bounds({0: 1.0, 1: 1.0}, {1: 1.0, 2: 1.0}) == (0.0, math.inf)
-    assert not settled([{0: 1.0}, {0: 9.0}], BAND)
+    assert not choice_is_certain([{0: 1.0}, {0: 9.0}], BAND)
 
 
 def test_behind_and_level_leave_room_for_doubt() -> None:
@@ -61,4 +61,4 @@ def test_behind_and_level_leave_room_for_doubt() -> None:
 )
 def test_a_race_is_settled_once_the_choice_is(times: tuple[float, ...], expected: bool) -> None:
     lanes = [lane(seconds, noise=0.003, seed=number) for number, seconds in enumerate(times)]
-    assert settled(lanes, BAND) is expected
+    assert choice_is_certain(lanes, BAND) is expected

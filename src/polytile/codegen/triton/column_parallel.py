@@ -1,8 +1,8 @@
-"""The schedule of loops that add up columns beside few and long rows: a program has a stripe of columns, all rows of it, and so
-the whole of its columns' sums.
+"""The column-parallel schedule of a row loop with column reduction, for few and long rows: a program has a block of columns, all
+rows of it, and so the whole of its columns' sums.
 
-    launch 0   down the rows, the last first: sums of the columns; of each row's reductions what the stripe has of them
-    launch 1   puts together what the stripes have of each row: a loop like any other
+    launch 0   down the rows, the last first: sums of the columns; of each row's reductions what the block has of them
+    launch 1   the finalise launch: combines what the blocks have of each row, a loop like any other
     launch 2   every point, with the rows' reductions known: a loop like any other, that begins with the rows read last
 """
 
@@ -14,10 +14,10 @@ from dataclasses import replace
 import sympy
 
 from polytile.codegen.triton.body import Scope
+from polytile.codegen.triton.column_reduction import add, begin, column_sums, finish
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.scratch import on_scratch
-from polytile.codegen.triton.sums import add, begin, finish, sums_of
 from polytile.codegen.triton.tile import blocks
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import expr, sizes
@@ -29,12 +29,12 @@ from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Nest
 
 KINDS = ("sum", "max", "min")
-"""Reductions whose parts are put together by the same reduction."""
-TOGETHER = Config.of(variant="looped", x=1, r=2048, warps=8)
+"""Reductions whose partial results are combined by the same reduction."""
+FINALISE = Config.of(variant="looped", x=1, r=2048, warps=8)
 POINTS = Config.of(variant="plain", x=1024, y=1, warps=4)
 
 
-def has_stripes(nest: Nest) -> bool:
+def is_column_parallel(nest: Nest) -> bool:
     """Whether launch 1 and 2 are the loops above: all reductions are of the first pass, and all stores but the sums need them
     at every point."""
     stores = [store for store in nest.loop.stores if not store.is_segment_sum]
@@ -43,13 +43,13 @@ def has_stripes(nest: Nest) -> bool:
     return reduces and points and bool(stores) and len(nest.loop.reduced) == 1 and nest.passes == 2
 
 
-def stripes(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+def column_parallel(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launches of `kernel`."""
-    return Stripes(kernel, nest, config, facts, overlaps).made()
+    return ColumnParallel(kernel, nest, config, facts, overlaps).build()
 
 
-class Stripes:
-    """A kernel in the making. Scratch memory 2·k has the stripes' parts of reduction k, row by row, and 2·k + 1 its results."""
+class ColumnParallel:
+    """A kernel in the making. Scratch memory 2·k has the partial results of reduction k, row by row, and 2·k + 1 its results."""
 
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         self.kernel, self.nest, self.facts, self.overlaps = kernel, nest, facts, overlaps
@@ -57,17 +57,17 @@ class Stripes:
         self.stages = int(config.get("stages", 1) or 1)
         (self.columns,) = self.unit.tile.reduced
         self.count = blocks(self.columns.size, self.columns.block)
-        self.sums, self.rows = sums_of(kernel.loop), sympy.expand(self.unit.rows)
+        self.sums, self.rows = column_sums(kernel.loop), sympy.expand(self.unit.rows)
 
-    def made(self) -> TritonKernel:
+    def build(self) -> TritonKernel:
         scratch = []
         for reduce in self.nest.reduces:
             scratch += [Scratch(reduce.dtype, sympy.expand(self.rows * self.count)), Scratch(reduce.dtype, self.rows)]
-        return TritonKernel((self._stripes(), self._together(), self._points()), tuple(scratch))
+        return TritonKernel((self._columns(), self._finalise(), self._points()), tuple(scratch))
 
     # launch 0 --------------------------------------------------------------------------------------------------------
 
-    def _stripes(self) -> Launch:
+    def _columns(self) -> Launch:
         unit = self.unit
         unit.out.line("stripe = tl.program_id(0)" + (".to(tl.int64)" if self.facts.wide else ""))
         unit.along(self.columns, f"stripe * {self.columns.name}")
@@ -83,14 +83,14 @@ class Stripes:
             inner = unit.scope.inner()
             unit.fetch(self.nest.roots_in(0), inner)
             for k, reduce in enumerate(self.nest.reduces):
-                self._leave(k, Reduction(unit.body, reduce), inner)
+                self._store_partial(k, Reduction(unit.body, reduce), inner)
             add(unit, self.sums, inner)
             unit.flush(inner)
         finish(unit, self.sums)
         return unit.launch(grid=(self.count, sizes.ONE, sizes.ONE))
 
-    def _leave(self, k: int, reduction: Reduction, scope: Scope) -> None:
-        """Stores what the stripe has of a reduction of the current rows."""
+    def _store_partial(self, k: int, reduction: Reduction, scope: Scope) -> None:
+        """Stores what the block of columns has of a reduction of the current rows."""
         unit = self.unit
         (part,) = reduction.running("part")
         scope.lines.append(f"{part} = {reduction.across(reduction.values(scope))}")
@@ -101,18 +101,18 @@ class Stripes:
 
     # launches 1 and 2 ------------------------------------------------------------------------------------------------
 
-    def _together(self) -> Launch:
-        row, stripe = sizes.axis("p0"), sizes.axis("r0")
+    def _finalise(self) -> Launch:
+        row, block = sizes.axis("p0"), sizes.axis("r0")
         stores, tensors = [], []
         numbers: dict[str, int] = {}
         for k, reduce in enumerate(self.nest.reduces):
             part, whole = (f"scratch{number}" for number in (2 * k, 2 * k + 1))
-            read = expr.load(reduce.dtype, part, row * self.count + stripe)
+            read = expr.load(reduce.dtype, part, row * self.count + block)
             stores.append(Store(whole, row, expr.reduce(reduce.kind, reduce.dtype, read)))
             tensors += [TensorArg(part, reduce.dtype, "in"), TensorArg(whole, reduce.dtype, "out")]
             numbers |= {part: 2 * k, whole: 2 * k + 1}
-        loop = Loop("together", (Axis(row, self.rows),), (Axis(stripe, self.count),), tuple(stores), self.nest.loop.origins)
-        return on_scratch(self._of(loop, tensors), TOGETHER, self.facts, self.overlaps, numbers)
+        loop = Loop("together", (Axis(row, self.rows),), (Axis(block, self.count),), tuple(stores), self.nest.loop.origins)
+        return on_scratch(self._kernel_of(loop, tensors), FINALISE, self.facts, self.overlaps, numbers)
 
     def _points(self) -> Launch:
         loop = self.nest.loop
@@ -133,10 +133,10 @@ class Stripes:
         tensors = [tensor for tensor in self.kernel.tensors if tensor.name in used]
         tensors += [TensorArg(names[id(r)], r.dtype, "in") for r in self.nest.reduces if names[id(r)] in used]
         numbers = {name: 2 * k + 1 for k, name in enumerate(names.values())}
-        return on_scratch(self._of(points, tensors), POINTS, self.facts, self.overlaps, numbers)
+        return on_scratch(self._kernel_of(points, tensors), POINTS, self.facts, self.overlaps, numbers)
 
-    def _of(self, loop: Loop, tensors: Sequence[TensorArg]) -> LoopKernel:
+    def _kernel_of(self, loop: Loop, tensors: Sequence[TensorArg]) -> LoopKernel:
         return LoopKernel(loop, tuple(tensors), self.kernel.symbols)
 
 
-__all__ = ["has_stripes", "stripes"]
+__all__ = ["column_parallel", "is_column_parallel"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from polytile.codegen.cpp.keeping import homes, kept_values
+from polytile.codegen.cpp.value_cache import cache_stores, cached_values
 from polytile.ir import expr
 from polytile.ir.expr import Node
 from polytile.runtime import time_burst
@@ -22,11 +22,11 @@ def power_and_sum(index: object = ROW) -> tuple[Node, Node]:
 
 
 def held(case: Case) -> dict[str, str]:
-    """The kept values by operation, with the tensor that holds each (empty: a row of its own)."""
+    """The cached values by operation, with the tensor that holds each (empty: a row of its own)."""
     loop = plain_reductions(case.kernel.loop)
     nest = nest_of(loop)
-    found = homes(case.kernel, nest)
-    return {getattr(n, "name", ""): found[n].buffer if n in found else "" for n in kept_values(nest)}
+    stores = cache_stores(case.kernel, nest)
+    return {getattr(n, "name", ""): stores[n].buffer if n in stores else "" for n in cached_values(nest)}
 
 
 def check(case: Case, **tensors: torch.dtype) -> None:
