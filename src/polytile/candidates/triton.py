@@ -12,7 +12,6 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import sympy
@@ -21,6 +20,7 @@ import torch
 from polytile import locks
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry, PythonEntry
+from polytile.candidates.generator import generator_digest
 from polytile.candidates.handles import DeviceHandle, DeviceLaunch
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
@@ -86,8 +86,8 @@ class TritonCandidate(Candidate):
 
     @cached_property
     def source_hash(self) -> str:
-        """Of the work, the config and the generator's own text: sources differ from regime to regime."""
-        return digest(f"triton {generator()} {self.work.device.target} {self.config} {self.work.kernel.text}")
+        """Of the work, the config and the generators' own code: sources differ from regime to regime."""
+        return digest(f"triton {generator_digest()} {self.work.device.target} {self.config} {self.work.kernel.text}")
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return bool(self._valid(sizes))
@@ -339,12 +339,6 @@ def triton_version() -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(package)
     return "none"
-
-
-@functools.cache
-def generator() -> str:
-    """Digest of the generator's own text: another generator may make other kernels of the same config."""
-    return digest("".join(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py"))))
 
 
 def start_workers() -> None:
