@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class MaterialisedOperands(Candidate):
-    """Kernels of their own store the operands, and the product of operands in memory chooses among its own candidates: `first`
-    are the prologues' kernels, None for an operand that is in memory already, and `product` is the plain product's. Takes part
-    like a library's kernel: a product with prologues is never slower than one without."""
+    """Stores the computed operands first, each by a kernel of its own, and multiplies them by whichever candidate of the plain
+    product is best. `first` has the prologues' kernels, None for an operand that is in memory already; `product` is the plain
+    product. It is measured as a library's kernel is, so that a fused prologue is never chosen where this is faster."""
 
     name = "stored first"
     origin = "library"
@@ -35,7 +35,7 @@ class MaterialisedOperands(Candidate):
         return digest(f"stored first {torch.__version__} {self.kernel.text}")
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """The best prediction for the plain product, and those for the prologues: their bytes at the rate of its own."""
+        """Predicted seconds of the plain product and of each prologue, at their best."""
         prologues = zip("ab", self.first, strict=True)
         ahead = sum(self._prologue_cost(letter, kernel, sizes) for letter, kernel in prologues if kernel is not None)
         return best_cost(self.product, sizes, default=1.0) + ahead

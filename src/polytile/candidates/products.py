@@ -40,7 +40,7 @@ SOURCES = ("triton", "library", "cpp", "cublaslt")
 """All sources of candidates, in canonical order."""
 
 PRODUCT = "product"
-"""The name under which an epilogue that runs alone reads the stored product."""
+"""The name of the stored product in an epilogue that runs as a kernel of its own."""
 
 
 
@@ -51,9 +51,9 @@ def candidates(
     unfused: InnerKernel | None,
     sources: Sequence[str],
 ) -> tuple[Candidate, ...]:
-    """The candidates on a CPU, from the `sources` asked for and in their order: the library, with `unfused` run on its product;
-    a generated kernel for each config of this instruction set and each number of threads. The library's where no source has
-    any."""
+    """The candidates on a CPU, in the order of `sources`: the library's product, on which `unfused` runs the epilogue, and a
+    generated kernel for each config of this instruction set and each number of threads. If none of the sources has any, the
+    library's."""
     made: dict[str, Callable[[], Sequence[Candidate]]] = {
         "library": lambda: [MatmulLibrary(kernel, unfused)],
         "cpp": lambda: _generated(kernel, name, threads),
@@ -70,10 +70,10 @@ def gpu_candidates(
     sources: Sequence[str],
     materialised: MaterialisedOperands | None = None,
 ) -> tuple[Candidate, ...]:
-    """The candidates on a GPU, or under Triton's interpreter where `target` is a CPU, from the `sources` asked for and in their
-    order: Triton's; the library's, plain, on padded operands and on parts of K; cuBLASLt's proposals. A product without a Triton
-    form has the library's alone. For a product with prologues, `materialised` stands for every candidate that takes its operands
-    from memory, and takes part whatever the sources, as the library's does for two products and for scaled ones."""
+    """The candidates on a GPU, or under Triton's interpreter if `target` is a CPU, in the order of `sources`: Triton's; the
+    library's, plain, on padded operands and split along K; cuBLASLt's proposals. A product without a Triton form has only the
+    library's. For a product with prologues, `materialised` stands for every candidate that takes its operands from memory. It
+    takes part whatever the sources, as the library's does for dual and for scaled products."""
     of_triton = _of_triton(kernel, name, target) if "triton" in sources else ()
     only: Candidate | None = materialised
     if only is None and (kernel.second is not None or kernel.scales is not None):
@@ -125,8 +125,8 @@ def _machine() -> Machine:
 
 
 def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Candidate]:
-    """A C++ kernel for each config and number of threads. An epilogue is compiled into the matmul where K is short; where it is
-    long, the matmul calls it through a pointer (cpp/matmul.py)."""
+    """A C++ kernel for each config and number of threads. For a short K the epilogue is compiled into the matmul; for a long one
+    the matmul calls it through a pointer (cpp_matmul.py)."""
     tool = toolchain.find()
     spec = kernel.spec
     lanes = packed_weights.lanes_of(spec)
@@ -178,7 +178,7 @@ def _by_depth(valid: Valid) -> tuple[Valid, Valid]:
 
 
 def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Callable[[Mapping[str, int]], float]]:
-    """Whether a config can run at given sizes (threads need enough work to share), and its predicted seconds."""
+    """Whether a config can run at given sizes (threads need enough work to share), and the seconds it is predicted to take."""
     machine = _machine()
 
     def valid(size: Mapping[str, int]) -> bool:
@@ -189,8 +189,8 @@ def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Ca
 
 
 def reference(kernel: GemmKernel) -> Callable[..., None]:
-    """The product and the epilogue on the kernel's flat arguments: in float64 where they were widened, else in the type in which
-    sums are kept. Operands with prologues are computed first."""
+    """The product and the epilogue on the kernel's flat arguments, in float64 if these were widened, otherwise in the type of the
+    sums. Operands with prologues are computed first."""
     plain = kernel.plain
 
     def run(*args: Any) -> None:

@@ -1,7 +1,7 @@
-"""A generated Triton kernel as a Candidate: one variant and config, made anew for the facts of each regime.
+"""A generated Triton kernel as a Candidate: one variant and config, generated anew for the facts of each regime.
 
-A MultiKernel holds candidates without facts; `specialise(facts)` gives the one of a regime, which generates its source,
-has it compiled by a worker process, and loads it. Name, config and hash stay the same: facts are part of the Problem.
+A MultiKernel holds candidates without facts. `specialise(facts)` returns a regime's form, which generates the source, has it
+compiled by a worker process, and loads it. Name, config and hash stay the same: facts are part of the Problem.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ WORKER = "polytile.codegen.triton.worker"
 """The module that compiles in worker processes."""
 
 REMEMBERED = 16
-"""Sizes for which a candidate remembers its prediction: a decision asks for it four times or more, and for its neighbours'."""
+"""Sizes for which a candidate remembers its prediction: each decision asks for it four times or more."""
 
 Judge = Callable[[Mapping[str, int]], Any]
 
 
 class Kernel(Protocol):
-    """What is computed: tensor arguments, then the integer arguments' symbols, in the order of a call; all of it as text."""
+    """What is computed: its tensor arguments and the symbols of its integer arguments, in the order of a call, and its text."""
 
     @property
     def tensors(self) -> tuple[TensorArg, ...]: ...
@@ -71,8 +71,8 @@ class TritonCandidate(Candidate):
     """One config of a kernel. `valid` and `cost` are functions of the concrete sizes."""
 
     origin = "triton"
-    hard_limits = True  # a persistent row longer than its block is cut off
-    may_spill = True  # a row kept on chip may be worth some traffic to the cache
+    hard_limits = True  # a persistent kernel cuts off a row that is longer than its block
+    may_spill = True  # a row on chip may be worth some traffic to the cache
 
     def __init__(self, name: str, config: Config, work: Work, valid: Judge, cost: Judge) -> None:
         self.name, self.config, self.work = name, config, work
@@ -156,7 +156,7 @@ class Specialised(Candidate):
 
     @property
     def resources(self) -> Resources:
-        """The most that one of its launches takes; nothing is known before they are compiled."""
+        """The most that any of its launches takes; unknown before they are compiled."""
         done = [cubin.facts for cubin in self._compiled()]
         if not done:
             return Resources()
@@ -164,7 +164,7 @@ class Specialised(Candidate):
 
     @property
     def excess(self) -> str:
-        """What the compiled kernel takes of the device beyond what it may have, as a sentence; "" while nothing is known."""
+        """What the compiled kernel needs beyond what the device has, as a sentence; "" if nothing, or not compiled."""
         taken, limit = self.resources, self.base.work.device.shared_per_block
         if taken.shared_bytes is not None and taken.shared_bytes > limit:
             return f"it needs {taken.shared_bytes} bytes of shared memory, a block of this device may have {limit}"
@@ -189,14 +189,14 @@ class Specialised(Candidate):
                 self._promises = tuple(cubins.request(self._order(launch)) for launch in self.kernel.launches)
 
     def ready(self) -> bool:
-        """Whether the kernel is compiled; asks for nothing."""
+        """Whether the kernel is compiled; starts nothing."""
         if self.base.work.index is None:
             return True
         promises = self._promises
         return promises is not None and all(p.done() and p.exception() is None for p in promises)
 
     def failed(self) -> bool:
-        """Whether compiling it has failed, or gave what cannot be used."""
+        """Whether compiling it has failed, or its code needs more than the device has."""
         return any(p.done() and p.exception() is not None for p in self._promises or ()) or bool(self.excess)
 
     def entry(self) -> NativeEntry | PythonEntry:
@@ -239,7 +239,7 @@ class Specialised(Candidate):
         return self._described()
 
     def _described(self) -> DeviceHandle:
-        """Waits for the cubins. Raises ResourcesExceeded where a multiprocessor does not have what they want."""
+        """Waits for the cubins. Raises ResourcesExceeded if they need more than a multiprocessor has."""
         work = self.base.work
         assert self._promises is not None
         with counters.stage("compiling"):
@@ -264,8 +264,8 @@ class Specialised(Candidate):
             threads = work.device.warp * facts.num_warps
             image, symbol, shared = cubin.binary, facts.symbol, facts.shared
             own = tuple(
-                _descriptor(each, told, tensors, positions)
-                for each, told in zip(one.descriptors, facts.descriptors, strict=True)
+                _descriptor(each, layout, tensors, positions)
+                for each, layout in zip(one.descriptors, facts.descriptors, strict=True)
             )
             how = threads, shared, tuple(parameters), (x, y, z), one.overlaps, own, one.cluster
             launches.append(DeviceLaunch(image, symbol, *how))
@@ -291,7 +291,7 @@ def _bytes(dtype: torch.dtype, size: sympy.Expr, positions: Mapping[sympy.Symbol
 
 
 def _parameters(argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
-    """What is passed for an argument. After a descriptor come the matrix's sizes and strides, which no kernel reads."""
+    """What a launch passes for an argument. A descriptor is followed by the matrix's sizes and strides, which no kernel reads."""
     match argument.kind:
         case Kind.TENSOR:
             return [(launch.TENSOR, tensors[argument.name])]
@@ -306,10 +306,10 @@ def _parameters(argument: Argument, tensors: Mapping[str, int], symbols: Mapping
 
 
 def _descriptor(
-    what: Descriptor, told: Sequence[int], tensors: Mapping[str, int], positions: Mapping[sympy.Symbol, int]
+    what: Descriptor, layout: Sequence[int], tensors: Mapping[str, int], positions: Mapping[sympy.Symbol, int]
 ) -> launch.Descriptor:
-    """A descriptor of which the compiler has `told` how elements are copied (compile.py)."""
-    swizzle, size, kind, rows, columns = told
+    """The launch's form of a descriptor. `layout` is the compiler's report of how elements are copied (compile.py)."""
+    swizzle, size, kind, rows, columns = layout
     shape = encode(what.shape[0], positions), encode(what.shape[1], positions)
     return launch.Descriptor(tensors[what.tensor], kind, size, swizzle, (rows, columns), shape, encode(what.stride, positions))
 
@@ -329,7 +329,7 @@ def job_of(one: Launch, target: int | str) -> dict[str, Any]:
 
 
 TRITON_PACKAGES = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
-"""What the package may be called that brings Triton: PyTorch's own builds of it have names of their own."""
+"""Names of packages that contain Triton: PyTorch's own builds are called differently."""
 
 
 @functools.cache
@@ -342,8 +342,8 @@ def triton_version() -> str:
 
 
 def start_workers() -> None:
-    """Starts what compiles, so that it is there when the first kernel comes, unless kernels have been compiled before:
-    then most will be found, and the first that is not starts it."""
+    """Starts the processes that compile, so that they are ready for the first kernel. If the cache directory has kernels already,
+    the first one that it lacks starts them."""
     launch.prepare()
     if not current().holds("cubins"):
         workers.pool(WORKER).start()

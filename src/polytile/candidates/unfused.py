@@ -1,11 +1,11 @@
-"""Loops that add up columns beside their rows, as two: the sums first, as a loop down the columns, then the rest.
+"""A loop that adds up columns as well as rows, run as two loops: the column sums, as a loop down the columns, then the rest.
 
     loop a for p0 over r0              loop b for p0 over r0
       dx[p0, r0] = f(...)                dw[p0] = reduce sum g[r0, p0]·x[r0, p0]
       dw[r0] sum= g·x              →   loop a for p0 over r0
                                          dx[p0, r0] = f(...)
 
-The sums go first, since the rest may be written over what they are of.
+The sums come first, as the rest may overwrite what they read.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from polytile.runtime.formula import encode, evaluate
 from polytile.schedule.canonical import CallSite, LoopKernel, canonicalize
 
 Part = tuple[LoopKernel, CallSite]
-"""One of the loops, and what it takes of the whole's tensors and integers."""
+"""One of the two loops, and which of the whole loop's tensors and integers it takes."""
 
 
 def parts(kernel: LoopKernel) -> tuple[Part, ...]:
-    """The loops that `kernel` consists of, in order: none where it has no sums of columns."""
+    """The loops that `kernel` is run as, in order; none where it has no column sums."""
     loop = kernel.loop
     sums = tuple(store for store in loop.stores if store.is_segment_sum and not store.indirect)
     if not sums:
@@ -45,7 +45,7 @@ def parts(kernel: LoopKernel) -> tuple[Part, ...]:
 
 
 def _buffers(kernel: LoopKernel, loop: Loop) -> dict[str, Buffer]:
-    """The tensors of a part: one that is written whole is as large as what is written."""
+    """The tensors of one of the loops. A tensor that is written as a whole is as large as what is written."""
     axes = loop.axes + loop.reduced
     written = {store.buffer: _points(store, axes) for store in loop.stores}
     buffers = {}
@@ -60,8 +60,8 @@ def _points(store: Store, axes: Sequence[Axis]) -> sympy.Expr:
 
 
 class Unfused(Candidate):
-    """The parts one after the other, by MultiKernels of their own, in the order of `parts`. Takes part like a library's kernel: a
-    loop with sums is never slower than the loops that it was made of."""
+    """Runs the parts one after the other, each by a MultiKernel of its own, in the order of `parts`. It is measured as a
+    library's kernel is, so that a fused loop is never chosen where its parts are faster."""
 
     name = "apart"
     origin = "library"

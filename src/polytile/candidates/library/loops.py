@@ -1,9 +1,9 @@
-"""The ATen calls that a loop came from as its candidate (`ir/calls.py`): one after the other, into the loop's outputs.
+"""A loop's library operators as a candidate: the ATen calls that it came from (`ir/calls.py`), one after the other.
 
     relu(x * 2).sum(1)  →   r0 = mul(t0, 2);  r1 = relu(r0);  sum(r1, [1], out=t1)
 
-What only later calls need is allocated as it comes, and the last call that makes an output writes it. Where an output lies on top
-of what the loop reads, results are made first and copied there at the end.
+Intermediate results are allocated as they come, and the last call that produces an output writes it. Where an output overlaps
+what the loop reads, results are computed first and copied there at the end.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 """Operators whose forms that write into a given tensor copy twice."""
 
 MOST_SHAPES = 256
-"""Shapes of which the sizes and strides of arguments are kept."""
+"""Shapes for which a candidate remembers the sizes and strides of its arguments."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What calls of the library take: seconds of each, beside what moves at `bandwidth(bytes)` bytes a second."""
+    """Time of library calls: seconds of each call, and bytes a second by the number of bytes moved."""
 
     call: float
     bandwidth: Callable[[float], float]
