@@ -134,10 +134,11 @@ TABLE: tuple[Option, ...] = (
     Option(
         "stall",
         str,
-        "wait",
-        "wait: the first call of a regime waits until its kernels are compiled and measured; never: the best kernel at hand "
-        "serves until they are compiled, and later calls measure them a little at a time.",
-        choices=("wait", "never"),
+        "never",
+        "What a call may wait for. never: nothing; ATen's operators, then the best kernels at hand, serve until better ones are "
+        "compiled and measured in the background. compile: until the kernels that are predicted to be fastest are compiled; "
+        "nothing is measured. tune: until kernels are compiled and measured at each new range of sizes.",
+        choices=("never", "compile", "tune"),
     ),
     Option(
         "interpret",
@@ -260,7 +261,7 @@ class Mode:
     doc: str
 
 
-_PATIENT = {"tune": "thorough", "shortlist": 6, "gpu_shortlist": 12, "expected_calls": 10**9}
+_PATIENT = {"stall": "tune", "tune": "thorough", "shortlist": 6, "gpu_shortlist": 12, "expected_calls": 10**9}
 _NO_GRAPHS = "polytile records no CUDA graph of a program: its launches are made one by one"
 
 MODES: tuple[Mode, ...] = (

@@ -22,7 +22,8 @@ SIZES = {"M": 3}
 class Least(Candidate):
     """No more than a candidate has to have."""
 
-    name, origin, config, source_hash = "least", "user", Config(), "h"
+    name, origin, config = "least", "user", Config()
+    source_hash = "h"
 
     def cost(self, sizes: Any) -> float:
         return 1e-6
@@ -33,6 +34,8 @@ class Least(Candidate):
 
 def test_a_cost_and_an_entry_are_required_and_the_rest_has_defaults() -> None:
     class WithoutCost(Candidate):
+        source_hash = "h"
+
         def entry(self) -> PythonEntry:
             return PythonEntry(print)
 

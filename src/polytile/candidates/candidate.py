@@ -18,7 +18,7 @@ class Candidate(ABC):
     """Something that can run a Problem. A MultiKernel's candidates are in canonical order: of those predicted alike, the first is
     chosen.
 
-    A subclass sets `name`, `origin`, `config` and `source_hash`, and defines `cost` and `entry`. Everything else has a default.
+    A subclass sets `name`, `origin` and `config`, and defines `source_hash`, `cost` and `entry`. Everything else has a default.
     Sizes are a kernel's integers by name: lengths and strides, in elements. `entry` and `handle` may raise CompileFailed,
     CompilerMissing or ResourcesExceeded; the other methods raise nothing.
     """
@@ -32,9 +32,6 @@ class Candidate(ABC):
     config: Config
     """The numbers that set it apart from others of its kind; an empty Config if there are none."""
 
-    source_hash: str
-    """Digest of its source and of whatever else decides what it runs: measurements of another hash do not count."""
-
     recipe: str = ""
     """Equal for candidates that share one source, and known before that is generated; "": `source_hash` serves instead."""
 
@@ -42,6 +39,11 @@ class Candidate(ABC):
     """Whether running it at sizes that are not `valid` does harm, so that it must be valid all over a regime."""
 
     # what it does, the required part first ---------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def source_hash(self) -> str:
+        """Digest of its source and of whatever else decides what it runs: measurements of another hash do not count."""
 
     @abstractmethod
     def cost(self, sizes: Mapping[str, int]) -> float:

@@ -119,7 +119,7 @@ class Specialised(Candidate):
 
     def __init__(self, base: TritonCandidate, facts: Facts) -> None:
         self.base, self.facts = base, facts
-        self.name, self.config = base.name, base.config
+        self.name, self.config, self.hard_limits = base.name, base.config, base.hard_limits
         self._lock = locks.lock()
         self._promises: tuple[cubins.Promise, ...] | None = None
         self._entry: NativeEntry | PythonEntry | None = None

@@ -34,11 +34,14 @@ class Recorded(Candidate):
 
     name: str
     config: Config
-    source_hash: str
     origin: str
     predicted: float
     measurement: Measurement
     score: Score
+
+    @property
+    def source_hash(self) -> str:
+        return self.measurement.source_hash
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """What its own model predicted for its problem, in seconds."""
@@ -123,7 +126,7 @@ def _recorded(who: Identity, score: Score, rows: Sequence[Record]) -> Recorded:
     agreeing = [m for m in own if m.outcome is score.outcome]
     said = min(agreeing or own, key=lambda m: abs(summarise(m.samples)[0] - score.seconds) if score.ok else 0.0)
     predicted = math.inf if said.predicted is None else said.predicted
-    return Recorded(said.candidate, said.config, said.source_hash, said.origin, predicted, said, score)
+    return Recorded(said.candidate, said.config, said.origin, predicted, said, score)
 
 
 @dataclass

@@ -146,7 +146,7 @@ class _Schedule:
             self.kernels[id(call.run)] = name
             self.defined.append(lines.DefineKernel(name, call.run))
         packed = self._find_packed_weight(call)  # before the weight has views in this program
-        tensors = tuple(packed.name if packed and isinstance(t, PackedWeight) else self._name(t) for t in call.tensors)
+        tensors = tuple(packed.name if isinstance(t, PackedWeight) and packed else self._name(t) for t in call.tensors)
         extents = tuple(packed.symbol if packed and extent == IS_PACKED else extent for extent in call.sizes)
         self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, extents))
 
