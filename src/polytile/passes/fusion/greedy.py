@@ -66,7 +66,7 @@ class Fuser:
         self.users: dict[str, set[int]] = {}
         self.writers: dict[str, set[int]] = {}
         self.readers: dict[str, set[int]] = {}
-        self.kept = program.observed_buffers()
+        self.observed = program.observed_buffers()
         for i, operation in self.graph.operations.items():
             for name in operation.reads():
                 self.readers.setdefault(name, set()).add(i)
@@ -96,7 +96,7 @@ class Fuser:
             name
             for name in self.facts[first].writes
             if name in self.facts[second].reads
-            and name not in self.kept
+            and name not in self.observed
             and self.readers.get(name, set()) <= both
             and self.writers[name] <= {first}
         )
