@@ -54,11 +54,11 @@ def candidates(
     """The candidates on a CPU, in the order of `sources`: the library's product, on which `unfused` runs the epilogue, and a
     generated kernel for each config of this instruction set and each number of threads. If none of the sources has any, the
     library's."""
-    made: dict[str, Callable[[], Sequence[Candidate]]] = {
+    factories: dict[str, Callable[[], Sequence[Candidate]]] = {
         "library": lambda: [MatmulLibrary(kernel, unfused)],
         "cpp": lambda: _generated(kernel, name, threads),
     }
-    wanted = [candidate for source in sources if source in made for candidate in made[source]()]
+    wanted = [candidate for source in sources if source in factories for candidate in factories[source]()]
     return tuple(wanted) or (MatmulLibrary(kernel, unfused),)
 
 
@@ -78,16 +78,16 @@ def gpu_candidates(
     only: Candidate | None = materialised
     if only is None and (kernel.second is not None or kernel.scales is not None):
         only = (DualMatmulLibrary if kernel.second is not None else ScaledLibrary)(kernel, unfused, target)
-    made: dict[str, Callable[[], Sequence[Candidate]]] = {"triton": lambda: of_triton}
+    factories: dict[str, Callable[[], Sequence[Candidate]]] = {"triton": lambda: of_triton}
     if only is not None:
         alone = [only]
-        made["library"] = lambda: alone
+        factories["library"] = lambda: alone
     else:
-        made["library"] = lambda: _of_library(kernel, target, unfused)
-        made["cublaslt"] = lambda: _of_cublaslt(kernel, name, target, unfused)
+        factories["library"] = lambda: _of_library(kernel, target, unfused)
+        factories["cublaslt"] = lambda: _of_cublaslt(kernel, name, target, unfused)
     left_out = "library" not in sources and (only is not None or not of_triton)
     in_order = (*sources, "library") if left_out else sources
-    return tuple(candidate for source in in_order if source in made for candidate in made[source]())
+    return tuple(candidate for source in in_order if source in factories for candidate in factories[source]())
 
 
 def _of_triton(kernel: GemmKernel, name: str, target: torch.device) -> Sequence[Candidate]:
@@ -195,7 +195,7 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
 
     def run(*args: Any) -> None:
         precision = canonical.precision_of(kernel.tensors, args)
-        makers = [prologue.evaluated(made, precision) if made is not None else None for made in kernel.prologues]
+        makers = [prologue.evaluated(computed, precision) if computed is not None else None for computed in kernel.prologues]
         tensors, ints = operands(plain, prologue.materialise_operands(kernel, args, makers, precision is not None))
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53

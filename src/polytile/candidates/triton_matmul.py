@@ -79,12 +79,12 @@ def accesses(kernel: GemmKernel, size: Mapping[str, int], work: tuple[float, flo
     return prior.Access(a, spec.a_layout == "k", work[0]), prior.Access(b, spec.b_layout == "k", work[1])
 
 
-def work_of(made: LoopKernel | None) -> float:
+def prologue_work(prologue: LoopKernel | None) -> float:
     """Multiply-adds that a prologue takes for each element of its operand, including the way through registers and shared memory;
     0 without a prologue."""
-    if made is None:
+    if prologue is None:
         return 0.0
-    return PASSED + computed(made.loop) / len(made.loop.stores)
+    return PASSED + computed(prologue.loop) / len(prologue.loop.stores)
 
 
 def computed(loop: Loop) -> float:
@@ -98,8 +98,8 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
     device, kind = Target.of(target).facts, Kind.of(kernel)
     own = space(kind, device)
     index = (target.index or 0) if target.type == "cuda" else None
-    made_a, made_b = kernel.prologues
-    work_along = work_of(made_a), work_of(made_b)
+    computed_a, computed_b = kernel.prologues
+    work_along = prologue_work(computed_a), prologue_work(computed_b)
     chip = Chip(device.sms, Target.of(target).overlaps)
 
     def make(config: Config, facts: Facts) -> TritonKernel:

@@ -68,12 +68,12 @@ class PaddedLibrary(MatmulLibrary):
         """`operand` in memory of the given sizes and of its own order, zero beyond its end along k."""
         batch, height, width = operand.shape
         if operand.stride(1) == 1 and width > 1:
-            made = operand.new_empty(batch, columns, rows).transpose(1, 2)
+            padded = operand.new_empty(batch, columns, rows).transpose(1, 2)
         else:
-            made = operand.new_empty(batch, rows, columns)
-        made[:, :height, :width].copy_(operand)
-        made.narrow(along_k, operand.shape[along_k], made.shape[along_k] - operand.shape[along_k]).zero_()
-        return made
+            padded = operand.new_empty(batch, rows, columns)
+        padded[:, :height, :width].copy_(operand)
+        padded.narrow(along_k, operand.shape[along_k], padded.shape[along_k] - operand.shape[along_k]).zero_()
+        return padded
 
 
 __all__ = ["PaddedLibrary"]
