@@ -60,10 +60,10 @@ on 64 squares a shortlist of five missed a faster candidate by 2 % at most that 
 def shortlist(request: Request) -> tuple[Candidate, ...]:
     """The candidates worth measuring, in canonical order: the option `shortlist` says how many at most (twice as many on a
     GPU), a library kernel among them (the one with the best prediction), as a tuned program must never be slower than the
-    library's kernels. What else is ready made is measured besides: it costs no compiling, and its predictions say nothing of those of generated
-    kernels. So is the library's of a loop on a GPU. That of a loop, ATen's calls one after the other, has to be predicted about
-    as fast as the best; if all that is measured turns out slower than it was predicted, links/measured.py measures it too. All
-    of them where the option `tune` says so.
+    library's kernels. What else is ready made is measured besides: it costs no compiling, and its predictions say nothing of
+    those of generated kernels. So is the library's of a loop on a GPU. That of a loop, ATen's calls one after the other, has to
+    be predicted about as fast as the best; if all that is measured turns out slower than it was predicted, links/measured.py
+    measures it too. All of them where the option `tune` says so.
 
     Depends on the sizes, the candidates and the options alone, so that a later process asks for the same ones.
     """
