@@ -167,7 +167,7 @@ def tune_all(device: str, limit: int, turns: Path) -> dict[str, Found]:
     import polytile
     from polytile.dispatch import alive
     from polytile.dispatch.links import measured
-    from polytile.tuning.room import for_measuring
+    from polytile.tuning.headroom import for_measuring
     from polytile.tuning.tune import tune
 
     turn = Turn(turns)

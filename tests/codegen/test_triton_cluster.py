@@ -11,7 +11,7 @@ import torch
 
 from polytile.candidates import triton_variants as variants
 from polytile.candidates.triton import WORKER, job_of
-from polytile.codegen.triton import interpret, together
+from polytile.codegen.triton import cluster_interpreter, interpret
 from polytile.codegen.triton.cluster import clustered
 from polytile.codegen.triton.generate import generate, nest_for
 from polytile.ir import evaluate, expr
@@ -35,7 +35,7 @@ def columns(**blocks: int) -> Config:
     return Config.of(variant="cluster", warps=8, splits=8, **blocks)
 
 
-def two_meetings() -> Loop:
+def two_exchanges() -> Loop:
     """Rows over the sum of their squares' distances from the greatest of them, counted up in a total of earlier calls."""
     x = load("x", P0 * (S1 + 3) + R0)
     far = op("sub", x, expr.reduce("max", F32, x))
@@ -78,10 +78,10 @@ def test_values_of_a_row_are_loaded_before_one_of_its_programs_stores_over_them(
     stores = [store("o", P0 * S1 + R0, op("add", off, total)), store("t", P0, later)]
     (launch,) = generate(kernel_of(loop(stores, {P0: S0}, {R0: S1})), ROWS, Facts()).launches
     text = launch.source[launch.source.index("def polytile_kernel") :]
-    assert text.index("tl.load(a1 + (p0))") < text.index("pt_meet()")
+    assert text.index("tl.load(a1 + (p0))") < text.index("pt_cluster_barrier()")
 
 
-@pytest.mark.parametrize("make", [softmax, layer_norm, two_meetings, cumsum])
+@pytest.mark.parametrize("make", [softmax, layer_norm, two_exchanges, cumsum])
 @pytest.mark.parametrize("splits,r", [(2, 64), (4, 32), (16, 16)])
 def test_programs_hold_a_row_together(make: Callable[[], Loop], splits: int, r: int) -> None:
     kernel, config = kernel_of(make()), Config.of(variant="cluster", x=1, r=r, warps=4, splits=splits)
@@ -114,7 +114,7 @@ def test_elements_of_16_bits_are_held_as_they_are() -> None:
     m, out = torch.ones(40), torch.zeros(100, 40, dtype=torch.bfloat16)
     named = {"x": x, "w": w, "m": m, "o": out}
     made = generate(case.kernel, config, facts_of(case.kernel, sizes))
-    assert made.launches[0].source.count("pt_again(t") >= 2
+    assert made.launches[0].source.count("pt_opaque(t") >= 2
     interpret.run(made, {t.name: named[o] for t, o in zip(case.kernel.tensors, case.site.buffers, strict=True)}, sizes)
     wide = x.double()
     want = (wide - wide.mean(0)) / wide.std(0, correction=0) * w
@@ -144,7 +144,7 @@ def test_where_there_is_something_to_read_once() -> None:
     def able(make: Callable[[], Loop]) -> bool:
         return clustered(nest_for(kernel_of(make()), "cluster")[1])
 
-    assert all(map(able, (softmax, layer_norm, two_meetings, cumsum, column_norm, column_softmax)))
+    assert all(map(able, (softmax, layer_norm, two_exchanges, cumsum, column_norm, column_softmax)))
     assert not able(column_sum)
 
 
@@ -213,11 +213,11 @@ def test_clusters_compile_for_an_h100_without_spills(make: Callable[[], LoopKern
 
 def test_an_error_of_one_program_ends_the_cluster() -> None:
     def fails() -> None:
-        together.interpreted_meet()
+        cluster_interpreter.interpreted_cluster_barrier()
         raise ValueError("as the test asked")
 
     from triton.runtime.interpreter import interpreter_builder
 
     interpreter_builder.set_grid_dim(2, 1, 1)
     with pytest.raises(ValueError, match="as the test asked"):
-        together.run(fails, [(0, 0, 0), (1, 0, 0)], {})
+        cluster_interpreter.run(fails, [(0, 0, 0), (1, 0, 0)], {})

@@ -43,8 +43,8 @@ from tests.codegen.helpers import (
 )
 from tests.codegen.test_loops_golden import bias_gelu, column_sum, cumsum, embedding_backward, layer_norm, softmax
 from tests.codegen.test_loops_ops import INCOMPLETE_GAMMA, POLYNOMIALS, takes
-from tests.codegen.test_triton_scattered import by_index
-from tests.codegen.test_triton_sums import gradients
+from tests.codegen.test_triton_column_reduction import gradients
+from tests.codegen.test_triton_segment_sums import by_index
 
 H100 = device.named("H100")
 
@@ -108,23 +108,23 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "bias_gelu": (bias_gelu, config(variant="plain", x=1024, y=1), KNOWN),
     "column_sum_split": (column_sum, config(variant="split", x=64, r=32, splits=16), KNOWN),
     "column_norm_split": (column_norm, config(variant="split", x=64, r=32, splits=16, stages=3), KNOWN),
-    "column_norm_gathers": (column_norm, config(variant="split", x=64, r=32, splits=256, gathers=8), KNOWN),
+    "column_norm_finalise": (column_norm, config(variant="split", x=64, r=32, splits=256, gathers=8), KNOWN),
     "cumsum_looped": (cumsum, config(variant="looped", x=1, r=1024), KNOWN),
     "cumsum_split": (cumsum, config(variant="split", r=1024, splits=8), KNOWN),
     "transpose_add": (transpose_add, config(variant="plain", x=64, y=64), KNOWN),
     "embedding_backward": (embedding_backward, config(variant="plain", x=256, y=1), KNOWN),
-    "rows_by_leaders": (rows_by_index, config(variant="leaders", x=1024, many=128), KNOWN),
-    "rows_by_seekers": (rows_by_index, config(variant="seekers", x=1024, many=128), KNOWN),
+    "rows_first_occurrence": (rows_by_index, config(variant="leaders", x=1024, many=128), KNOWN),
+    "rows_owner_computes": (rows_by_index, config(variant="seekers", x=1024, many=128), KNOWN),
     "rows_sorted": (rows_by_index, config(variant="sorted", x=1024, y=4, rows=32, many=512, chunks=8), KNOWN),
     "rows_sorted_by_one": (rows_by_index, config(variant="sorted", x=512, y=8, rows=32, many=512, chunks=1), Facts(wide=True)),
-    "rows_scattered": (rows_by_index, config(variant="scatter", x=1024, y=1), KNOWN),
+    "rows_atomic": (rows_by_index, config(variant="scatter", x=1024, y=1), KNOWN),
     "scatter_product": (scatter_product, config(variant="plain", x=256, y=1), KNOWN),
     "dropout": (dropout, config(variant="plain", x=1024), KNOWN),
-    "gradients_sums": (gradients, config(variant="sums", x=2, r=1024, programs=528, stages=3), KNOWN),
+    "gradients_column_reduction": (gradients, config(variant="sums", x=2, r=1024, programs=528, stages=3), KNOWN),
     "gradients_parts": (gradients, config(variant="sums", x=1, r=2048, parts=2, programs=132), KNOWN),
     "gradients_clusters": (gradients, config(variant="sums", x=1, r=8192, splits=2, programs=132, warps=16, stages=3), KNOWN),
     "gradients_one_program": (gradients, config(variant="sums", x=32, r=64, programs=1), Facts()),
-    "gradients_stripes": (gradients, config(variant="stripes", x=4, r=256), KNOWN),
+    "gradients_column_parallel": (gradients, config(variant="stripes", x=4, r=256), KNOWN),
     "padded_rows": (padded_rows, config(variant="looped", x=4, r=64), Facts()),
 }
 

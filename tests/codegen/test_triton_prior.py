@@ -14,8 +14,8 @@ from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import F32, P0, P1, R0, S0, S1, S2, kernel_of, load, loop, store
 from tests.codegen.test_loops_golden import column_sum, softmax
+from tests.codegen.test_triton_column_reduction import gradients
 from tests.codegen.test_triton_golden import half_norm
-from tests.codegen.test_triton_sums import gradients
 
 H100 = device.named("H100")
 SHORTLIST = 6

@@ -13,7 +13,7 @@ from polytile.candidates.cpp import ENTRY, CppCandidate
 from polytile.candidates.library.loops import Speed, library_of
 from polytile.candidates.library.matmul import InterpretedLoop
 from polytile.codegen.cpp import loops
-from polytile.codegen.cpp.joined import joined
+from polytile.codegen.cpp.fused_axes import fuse_axes
 from polytile.codegen.cpp.lanes import lane_bytes
 from polytile.cost.cpp_loops import LoopPrior, bandwidth
 from polytile.errors import LoweringError
@@ -52,9 +52,9 @@ _made: dict[tuple[str, int, str], tuple[Candidate, ...]] = {}
 def _candidates(
     kernel: LoopKernel, origins: tuple[str, ...], most_threads: int, tool: toolchain.Toolchain
 ) -> tuple[Candidate, ...]:
-    if any(store.sums for store in kernel.loop.stores):
+    if any(store.is_segment_sum for store in kernel.loop.stores):
         raise LoweringError(f"kernel {kernel_name(kernel, origins)!r} adds up points down columns, which has no C++ form.")
-    expanded = replace(kernel, loop=joined(plain_reductions(kernel.loop)))
+    expanded = replace(kernel, loop=fuse_axes(plain_reductions(kernel.loop)))
     nest = nest_of(expanded.loop)
     vector_bytes = tool.lanes * FLOAT_BYTES
     name = kernel_name(kernel, origins)

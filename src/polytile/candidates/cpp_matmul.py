@@ -41,16 +41,16 @@ static inline void epilogue(void* const* ptrs, const long* sizes, long batch, lo
 
 
 def core_source(spec: GemmSpec, config: GemmConfig, lanes: int) -> str:
-    """The core for operands as in `spec`: its pointers are A, B (kept panels of it, where the form reads those), the epilogue's
+    """The core for operands as in `spec`: its pointers are A, B (or B packed, where the form reads that), the epilogue's
     function, then the epilogue's own."""
     layout = "any" if config.form == "tile_kept" else spec.b_layout
     shared = replace(spec, out_dtype=spec.accumulator, b_layout=layout)
-    return gemm.generate(shared, config, ENTRY, CALL_EPILOGUE, lanes, kept_at=1)
+    return gemm.generate(shared, config, ENTRY, CALL_EPILOGUE, lanes, panels_at=1)
 
 
 def epilogue_source(kernel: GemmKernel, lanes: int) -> str:
     """The epilogue's unit: `polytile_bind(slot, core)` makes `polytile_kernel_<slot>` run that core with this epilogue, and
-    `polytile_kernel_kept_<slot>` a core that takes kept panels in place of B."""
+    `polytile_kernel_kept_<slot>` a core that takes a packed weight in place of B."""
     element = gemm.ELEMENTS[kernel.spec.accumulator]
     out = Writer()
     out.line(f"typedef {element} VACC __attribute__((vector_size({lanes} * sizeof({element}))));")
@@ -60,7 +60,7 @@ def epilogue_source(kernel: GemmKernel, lanes: int) -> str:
     out.line(f'extern "C" void {BIND}(long slot, void* core) {{ cores[slot] = (Core)core; }}')
     end = 2 + len(kernel.outer)
     own = ", ".join(f"ptrs[{k}]" for k in range(2, end))
-    operands = {ENTRY: 1} | ({f"{ENTRY}_kept": end} if kernel.kept else {})
+    operands = {ENTRY: 1} | ({f"{ENTRY}_kept": end} if kernel.packed else {})
     for (entry, b), slot in itertools.product(operands.items(), range(SLOTS)):
         out.open(f'extern "C" long {entry}_{slot}(void* const* ptrs, const long* sizes, long threads) {{')
         out.line(f"void* all[{end + 1}] = {{ptrs[0], ptrs[{b}], (void*)epilogue, {own}}};")

@@ -2,7 +2,7 @@
 
 plain        pointwise: blocks of the vector axis, divided over threads
 streamed     pointwise: plain, with non-temporal stores, for outputs too large for them
-persistent   reduction: each row read from memory once, costly values kept in a scratch row for later passes
+persistent   reduction: each row read from memory once, costly values cached in a scratch row for later passes
 looped       reduction: every pass reads the row again
 tiled        pointwise: squares of points, in which transposed operands are brought into order in registers
 short        short rows: the lanes of a vector are rows, which are transposed on their way in and out
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polytile.codegen.cpp.keeping import homes, kept_values
 from polytile.codegen.cpp.scatter import accumulates, owner_axis, scattered
 from polytile.codegen.cpp.short import LONGEST, short_rows
-from polytile.codegen.cpp.squares import of_variant
 from polytile.codegen.cpp.streaming import streamable, worth_streaming
+from polytile.codegen.cpp.transposing_tile import tile_of_variant
+from polytile.codegen.cpp.value_cache import cache_stores, cached_values
 from polytile.ir import sizes
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
@@ -26,7 +26,7 @@ from polytile.schedule.extent import extent
 from polytile.schedule.nest import Form, Nest
 
 SCRATCH_LIMIT = 1 << 20
-"""Bytes of kept values a thread may hold: beyond the private caches keeping costs more than computing."""
+"""Bytes of cached values a thread may hold: beyond the private caches caching costs more than computing."""
 
 FEWEST = 16
 """Rows that are worth transposing."""
@@ -48,7 +48,7 @@ def configs(kernel: LoopKernel, nest: Nest, most: int) -> tuple[Config, ...]:
     if nest.form is Form.POINTWISE:
         return _pointwise(nest, most)
     serial = bool(scattered(nest.loop))
-    whole_rows = (["persistent"] if kept_values(nest) else []) + ["looped"] + (["short"] if short_rows(nest) else [])
+    whole_rows = (["persistent"] if cached_values(nest) else []) + ["looped"] + (["short"] if short_rows(nest) else [])
     found = [Config.of(variant=v, threads=t) for t in thread_counts(1 if serial else most) for v in whole_rows]
     if most > 1 and not serial and _splits(nest):
         found.append(Config.of(variant="split", threads=most))
@@ -56,7 +56,7 @@ def configs(kernel: LoopKernel, nest: Nest, most: int) -> tuple[Config, ...]:
 
 
 def _pointwise(nest: Nest, most: int) -> tuple[Config, ...]:
-    variants = ["plain", *(v for v in ("tiled", "short") if of_variant(nest, v) is not None)]
+    variants = ["plain", *(v for v in ("tiled", "short") if tile_of_variant(nest, v) is not None)]
     if not scattered(nest.loop) and streamable(nest):
         variants.append("streamed")
     found = tuple(Config.of(variant=v, threads=t) for t in thread_counts(most) for v in variants)
@@ -82,7 +82,7 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
         return False
     if variant == "persistent":
         return (
-            e.row * sum(n.dtype.itemsize for n in kept_values(nest).keys() - homes(kernel, nest).keys())
+            e.row * sum(n.dtype.itemsize for n in cached_values(nest).keys() - cache_stores(kernel, nest).keys())
             <= SCRATCH_LIMIT
         )
     if variant == "streamed":

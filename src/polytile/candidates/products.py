@@ -14,16 +14,16 @@ from polytile.candidates import cpp_matmul as matmul
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import ENTRY, CppCandidate
 from polytile.candidates.cpp_matmul import MatmulCandidate
-from polytile.candidates.library import decomposed, row_scales
-from polytile.candidates.library.matmul import MatmulLibrary, ScaledLibrary, SumLibrary
+from polytile.candidates.library import row_scales, split_k
+from polytile.candidates.library.matmul import DualMatmulLibrary, MatmulLibrary, ScaledLibrary
 from polytile.candidates.library.padding import PaddedLibrary
-from polytile.candidates.stored_operands import Stored
+from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.interpret import scaled_product
 from polytile.ir.program import compute_dtype
 from polytile.matmul import cpp as gemm
-from polytile.matmul import kept, prologue
+from polytile.matmul import packed_weights, prologue
 from polytile.matmul.cpp import GemmConfig, GemmSpec, Machine
 from polytile.matmul.cpp import epilogue as cpp_epilogue
 from polytile.matmul.gemm_args import operands
@@ -67,16 +67,16 @@ def gpu_candidates(
     target: torch.device,
     unfused: Callable[..., None] | None,
     sources: Sequence[str],
-    stored_first: Stored | None = None,
+    materialised: MaterialisedOperands | None = None,
 ) -> tuple[Candidate, ...]:
     """The candidates on a GPU, or under Triton's interpreter where `target` is a CPU, from the `sources` asked for and in their
     order: Triton's; the library's, plain, on padded operands and on parts of K; cuBLASLt's proposals. A product without a Triton
-    form has the library's alone. For a product with prologues, `stored_first` stands for every candidate that takes its operands
+    form has the library's alone. For a product with prologues, `materialised` stands for every candidate that takes its operands
     from memory, and takes part whatever the sources, as the library's does for two products and for scaled ones."""
     of_triton = _of_triton(kernel, name, target) if "triton" in sources else ()
-    only: Candidate | None = stored_first
+    only: Candidate | None = materialised
     if only is None and (kernel.second is not None or kernel.scales is not None):
-        only = (SumLibrary if kernel.second is not None else ScaledLibrary)(kernel, unfused, target)
+        only = (DualMatmulLibrary if kernel.second is not None else ScaledLibrary)(kernel, unfused, target)
     made: dict[str, Callable[[], Sequence[Candidate]]] = {"triton": lambda: of_triton}
     if only is not None:
         alone = [only]
@@ -101,7 +101,7 @@ def _of_triton(kernel: GemmKernel, name: str, target: torch.device) -> Sequence[
 
 def _of_library(kernel: GemmKernel, target: torch.device, unfused: Callable[..., None] | None) -> Sequence[Candidate]:
     whole: list[Candidate] = [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
-    return [*whole, *row_scales.candidates(kernel, target), *decomposed.candidates(kernel, unfused, target)]
+    return [*whole, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target)]
 
 
 def _of_cublaslt(
@@ -128,18 +128,18 @@ def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Ca
     long, the matmul calls it through a pointer (cpp/matmul.py)."""
     tool = toolchain.find()
     spec = kernel.spec
-    lanes = kept.lanes_of(spec)
+    lanes = packed_weights.lanes_of(spec)
     made_from = digest(f"{tool.identity} {kernel.digest}")
     inlined = functools.cache(
         lambda config: gemm.generate(
-            spec, config, ENTRY, _epilogue(kernel, lanes), lanes, kept_at=len(kernel.tensors) - 1 if kernel.kept else 0
+            spec, config, ENTRY, _epilogue(kernel, lanes), lanes, panels_at=len(kernel.tensors) - 1 if kernel.packed else 0
         )
     )
     core = functools.cache(lambda config: matmul.core_source(spec, config, lanes))
     finish = functools.cache(lambda: matmul.epilogue_source(kernel, lanes))
     found: list[Candidate] = []
     for count in threads:
-        for slot, config in enumerate(gemm.configs(spec, lanes, kernel.kept)):
+        for slot, config in enumerate(gemm.configs(spec, lanes, kernel.packed)):
             recipe = f"{made_from} {config}"
             numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
             label = f"{config} t{count}"
@@ -195,7 +195,7 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
     def run(*args: Any) -> None:
         precision = canonical.precision_of(kernel.tensors, args)
         makers = [prologue.evaluated(made, precision) if made is not None else None for made in kernel.prologues]
-        tensors, ints = operands(plain, prologue.stored_first(kernel, args, makers, precision is not None))
+        tensors, ints = operands(plain, prologue.materialise_operands(kernel, args, makers, precision is not None))
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53
         left, right = tensors["A"].to(sums), tensors["B"].to(sums)

@@ -3,15 +3,17 @@
 plain        pointwise; blocks x (the vector axis), y, z
 persistent   whole rows in registers, read once; r (and r1) hold the row, x rows a program
 looped       block after block along the row, read once for each pass
-split        `splits` programs a row, block after block; put together by the last program or by another launch
+split        `splits` programs a row, block after block; combined by the last program, or by a finalise launch with `gathers`
+             columns a program
 cluster      `splits` programs that run at the same time hold a row in registers, r of it each; or x columns; read once
-sums         of loops that add up columns too: whole rows, `programs` programs for all of them; long rows in `parts` of r, or
-             r of them by each of the `splits` programs of a cluster
-stripes      of such loops: r columns a program, all rows of them, x at a time; then the points
-scatter      sums by an index: blocks as in plain, whose points are added up by atomics
-leaders      such sums of points that seldom share a row: x columns of a point a program, which looks at `many` indices at once
-seekers      such sums of few points: x columns of a row a program, which looks at `many` indices at once
-sorted       such sums of sorted points: x columns of a row a program, y points at once; clusters of `chunks` programs, which have
+sums         row loop with column reduction: whole rows, `programs` programs for all of them; long rows in `parts` of r, or r of
+             them by each of the `splits` programs of a cluster
+stripes      the same, column-parallel: r columns a program, all rows of them, x at a time; then the points
+scatter      segment sums by atomics, by blocks as in plain
+leaders      segment sums by first occurrence, for points that seldom share a row: x columns of a point a program, which looks at
+             `many` indices at once
+seekers      owner-computes segment sums, for few points: x columns of a row a program, which looks at `many` indices at once
+sorted       sorted segment reduction: x columns of a row a program, y points at once; clusters of `chunks` programs, which have
              `many` points each, sort those of `rows` rows
 
 Blocks are powers of two; `warps` of 32 threads work on one; `stages` blocks of a loop are under way at once, one where none is
@@ -25,14 +27,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from polytile.codegen.triton.cluster import clustered
-from polytile.codegen.triton.clustered_sums import has_shares
+from polytile.codegen.triton.cluster_column_reduction import can_exchange
+from polytile.codegen.triton.column_parallel import is_column_parallel
+from polytile.codegen.triton.column_reduction import has_column_sums
 from polytile.codegen.triton.generate import nest_for
-from polytile.codegen.triton.scattered import is_scattered, table_of
+from polytile.codegen.triton.segment_sums import has_segment_sums, table_of
 from polytile.codegen.triton.split import splittable
-from polytile.codegen.triton.stripes import has_stripes
-from polytile.codegen.triton.sums import has_sums
 from polytile.cost import triton_loops as prior
-from polytile.cost import triton_scattered as scattered_prior
+from polytile.cost import triton_segments as segments_prior
 from polytile.ir import sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Axis
@@ -73,8 +75,8 @@ COLUMNS = (
     (128, 16, 4), (128, 32, 4), (128, 64, 8), (256, 8, 4), (256, 16, 4), (256, 32, 8), (512, 8, 4), (512, 8, 8),
 )  # fmt: skip
 """(x, r, warps) of reductions across rows of memory: 4 to 32 values a thread, runs of 32 bytes or more."""
-HELD_COLUMNS = ((16, 512, 8), (32, 512, 8), (64, 512, 16), (16, 1024, 8), (16, 1024, 16), (32, 1024, 16), (16, 2048, 16))
-HELD_RUN = 64
+RESIDENT_COLUMNS = ((16, 512, 8), (32, 512, 8), (64, 512, 16), (16, 1024, 8), (16, 1024, 16), (32, 1024, 16), (16, 2048, 16))
+RESIDENT_RUN = 64
 """(x, r, warps) of longer columns held whole, which are read once: 32 or 64 values a thread, the latter in some 115 registers;
 and bytes of a row that a block has at least. By 32 a batch norm of 2048×4096 bfloat16 took 20.3 µs, 17.8 shared by programs."""
 PACKED_COLUMNS, PACKED_WARPS = ((32, 512, 4), (32, 1024, 8)), 16
@@ -96,12 +98,13 @@ SUM_PARTS = ((2048, 4, 16), (4096, 2, 16), (2048, 8, 32), (4096, 4, 16), (4096, 
 SUM_SHARE, SUM_CLUSTERS = (8192, 16), ((2, 1.0), (4, 7 / 8), (8, 7 / 8))
 """(r, warps) of longer rows, which clusters hold: 16 values of a row, its weight and each sum a thread; and (splits, share of the
 multiprocessors that have programs). Of its 132 an H100 has clusters of four or eight on 120 at once: the gradient of a layer norm
-of 512×32768 bfloat16 took 72.5 µs with 128 programs, 51.1 with 112. Clusters of sixteen take as long as stripes for 64×131072."""
-STRIPES = ((1, 512, 2), (2, 512, 4), (4, 256, 4), (8, 128, 4), (2, 1024, 4), (4, 512, 4), (8, 256, 4), (16, 128, 4))
+of 512×32768 bfloat16 took 72.5 µs with 128 programs, 51.1 with 112. Clusters of sixteen take as long as column-parallel programs
+for 64×131072."""
+COLUMN_PARALLEL = ((1, 512, 2), (2, 512, 4), (4, 256, 4), (8, 128, 4), (2, 1024, 4), (4, 512, 4), (8, 256, 4), (16, 128, 4))
 """(x, r, warps)"""
-GATHERED_SPLITS, GATHERS = (64, 128, 256, 512), 8
-GATHERED_COLUMNS = ((32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 16, 4))
-"""(x, r, warps) of columns that a launch of their own puts together, GATHERS columns a program. With the last program of 256
+FINALISED_SPLITS, FINALISED = (64, 128, 256, 512), 8
+FINALISED_COLUMNS = ((32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 16, 4))
+"""(x, r, warps) of columns that a launch of their own puts together, FINALISED columns a program. With the last program of 256
 doing it, batch norms of 131072×64 take 224 registers a thread, which leaves a multiprocessor two programs; without it 72."""
 CLUSTERS, CLUSTERED = (2, 4, 8, 16), 90
 """Programs of a cluster: eight may always be, sixteen on an H100; the capability from which on devices have clusters."""
@@ -111,34 +114,34 @@ CLUSTER_COLUMNS = ((16, 512, 8), (16, 1024, 8), (32, 256, 8), (32, 512, 8), (32,
 CLUSTER_WARPS = {(16, 128): (24,), (16, 256): (16,), (32, 128): (32,), (32, 256): (16,)}
 """(x, r, warps); and warps of all programs on a multiprocessor, two programs at least, by the bits of an element and the bytes
 that a thread holds: 80, 128, 64 and 128 registers a thread."""
-LEADERS, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
+FIRST_OCCURRENCE, MANY = ((128, 1), (512, 2), (1024, 4)), (128, 1024)
 """(x, warps), a vector of 16 bytes or two a thread, and how many indices at once."""
-SEEKERS = ((64, 1, 128), (1024, 4, 128), (2048, 4, 128), (1024, 8, 512), (2048, 4, 1024), (2048, 8, 512), (4096, 8, 1024),
+OWNER_COMPUTES = ((64, 1, 128), (1024, 4, 128), (2048, 4, 128), (1024, 8, 512), (2048, 4, 1024), (2048, 8, 512), (4096, 8, 1024),
            (4096, 16, 1024))  # fmt: skip
 """(x, warps, many)"""
 SORTED = ((256, 4, 1), (256, 8, 1), (512, 4, 2), (512, 4, 4), (1024, 4, 4), (2048, 2, 4))
 SORTING = ((32, 1024, 1), (64, 256, 4), (64, 512, 4), (64, 512, 8), (32, 1024, 8), (32, 2048, 8), (128, 2048, 8), (64, 2048, 16))
 """(x, y, warps): a thread has 4 to 16 columns of every point, so that none has to be told what others add up; (rows, many,
 chunks)."""
-SCATTERED = ("scatter", "leaders", "seekers", "sorted")
+SEGMENT_SUMS = ("scatter", "leaders", "seekers", "sorted")
 FINISHED = 64
 """Values a thread may hold of what the programs of a row have left."""
 
 
 def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config, ...]:
     """All configs of `kernel`, whose layout is `nest`, that fit on the device."""
-    if is_scattered(kernel.loop):
-        found = _scattered(table_of(kernel.loop) is not None, device)
-    elif has_sums(kernel.loop):
-        found = _sums(kernel, device) if nest.form is Form.ROW and not nest.inner else iter(())
+    if has_segment_sums(kernel.loop):
+        found = _segment_sums(table_of(kernel.loop) is not None, device)
+    elif has_column_sums(kernel.loop):
+        found = _column_reductions(kernel, device) if nest.form is Form.ROW and not nest.inner else iter(())
     elif nest.form is Form.COLUMN:
-        found = itertools.chain(_columns(nest), _held_columns(kernel, nest))
+        found = itertools.chain(_columns(nest), _resident_columns(kernel, nest))
     else:
         found = (_rows if nest.form is Form.ROW else _plain)(nest)
-    if device.capability >= CLUSTERED and not is_scattered(kernel.loop) and not has_sums(kernel.loop):
+    if device.capability >= CLUSTERED and not has_segment_sums(kernel.loop) and not has_column_sums(kernel.loop):
         found = itertools.chain(found, _clusters(kernel, nest_for(kernel, "cluster")[1]))
     most = device.threads_per_block // device.warp
-    splits = nest.form is not Form.POINTWISE and not has_sums(kernel.loop) and splittable(nest_for(kernel, "split")[1])
+    splits = nest.form is not Form.POINTWISE and not has_column_sums(kernel.loop) and splittable(nest_for(kernel, "split")[1])
     return tuple(c for c in found if int(c["warps"]) <= most and (splits or c["variant"] != "split"))
 
 
@@ -151,11 +154,11 @@ def _plain(nest: Nest) -> Iterator[Config]:
         yield from (Config.of(variant="plain", x=x, y=y, z=z, warps=w) for x, y, z, w in PLAIN_3)
 
 
-def _scattered(rows: bool, device: DeviceFacts) -> Iterator[Config]:
+def _segment_sums(rows: bool, device: DeviceFacts) -> Iterator[Config]:
     yield from (Config.of(variant="scatter", x=x, y=y, warps=w) for x, y, w in PLAIN_2)
-    for (x, warps), many in itertools.product(LEADERS if rows else (), MANY):
+    for (x, warps), many in itertools.product(FIRST_OCCURRENCE if rows else (), MANY):
         yield Config.of(variant="leaders", x=x, warps=warps, many=many)
-    for x, warps, many in SEEKERS if rows else ():
+    for x, warps, many in OWNER_COMPUTES if rows else ():
         yield Config.of(variant="seekers", x=x, warps=warps, many=many)
     for (x, y, warps), (row, many, chunks) in itertools.product(SORTED if rows else (), SORTING):
         if chunks == 1 or device.capability >= CLUSTERED:
@@ -179,7 +182,7 @@ def _rows(nest: Nest) -> Iterator[Config]:
         yield Config.of(variant="split", r=r, warps=warps, splits=splits, stages=stages)
 
 
-def _sums(kernel: LoopKernel, device: DeviceFacts) -> Iterator[Config]:
+def _column_reductions(kernel: LoopKernel, device: DeviceFacts) -> Iterator[Config]:
     for r, points, each in itertools.product(ROWS[:-2], SUM_POINTS, SUM_ELEMENTS):
         x, warps = points // r, points // (32 * each)
         if not 1 <= x <= 128 or not 1 <= warps <= 16:
@@ -192,13 +195,14 @@ def _sums(kernel: LoopKernel, device: DeviceFacts) -> Iterator[Config]:
             yield Config.of(variant="sums", x=x, r=r, warps=warps, programs=1)
     for r, parts, warps in SUM_PARTS:
         yield Config.of(variant="sums", x=1, r=r, parts=parts, warps=warps, programs=device.sms)
-    if device.capability >= CLUSTERED and has_shares(nest_for(kernel, "sums")[1]):
-        yield from _clustered_sums(device)
-    for (x, r, warps), stages in itertools.product(STRIPES if has_stripes(nest_for(kernel, "stripes")[1]) else (), SUM_STAGES):
+    if device.capability >= CLUSTERED and can_exchange(nest_for(kernel, "sums")[1]):
+        yield from _cluster_column_reductions(device)
+    blocks = COLUMN_PARALLEL if is_column_parallel(nest_for(kernel, "stripes")[1]) else ()
+    for (x, r, warps), stages in itertools.product(blocks, SUM_STAGES):
         yield Config.of(variant="stripes", x=x, r=r, warps=warps, stages=stages)
 
 
-def _clustered_sums(device: DeviceFacts) -> Iterator[Config]:
+def _cluster_column_reductions(device: DeviceFacts) -> Iterator[Config]:
     r, warps = SUM_SHARE
     for (splits, share), stages in itertools.product(SUM_CLUSTERS, SUM_STAGES):
         programs = int(device.sms * share) // splits * splits
@@ -229,11 +233,11 @@ def _clusters(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
 
 
 def _clustered_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
-    held = _held(kernel, nest)
+    held = _resident_bytes(kernel, nest)
     for splits, (x, r, warps) in itertools.product(CLUSTERS if held else (), CLUSTER_COLUMNS):
         each = x * r * sum(held) // (32 * warps)
         for resident, rest in (divmod(n, warps) for n in CLUSTER_WARPS.get((8 * min(held), each), ())):
-            if resident > 1 and not rest and x * min(held) >= HELD_RUN:
+            if resident > 1 and not rest and x * min(held) >= RESIDENT_RUN:
                 yield Config.of(variant="cluster", x=x, r=r, warps=warps, splits=splits, resident=resident)
 
 
@@ -261,25 +265,25 @@ def _columns(nest: Nest) -> Iterator[Config]:
     for splits, (x, r, warps) in itertools.product(SPLITS, SPLIT_COLUMNS):
         if splits * x <= 32 * warps * FINISHED:
             yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits)
-    for splits, (x, r, warps) in itertools.product(GATHERED_SPLITS, GATHERED_COLUMNS):
-        yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits, gathers=GATHERS)
+    for splits, (x, r, warps) in itertools.product(FINALISED_SPLITS, FINALISED_COLUMNS):
+        yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits, gathers=FINALISED)
     for splits, (x, r, warps, stages) in itertools.product(SPLITS, COLUMNS_AHEAD):
         if splits * x <= 32 * warps * FINISHED:
             yield Config.of(variant="split", x=x, r=r, warps=warps, splits=splits, stages=stages)
 
 
-def _held_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
+def _resident_columns(kernel: LoopKernel, nest: Nest) -> Iterator[Config]:
     if len(nest.inner) != 1 or nest.passes == 1:
         return
-    held = _held(kernel, nest)
-    for x, r, warps in HELD_COLUMNS:
-        if x * min(held, default=1) >= HELD_RUN:
+    held = _resident_bytes(kernel, nest)
+    for x, r, warps in RESIDENT_COLUMNS:
+        if x * min(held, default=1) >= RESIDENT_RUN:
             yield Config.of(variant="persistent", x=x, r=r, warps=warps)
     for x, r, warps in PACKED_COLUMNS if held == [2] else ():
         yield Config.of(variant="persistent", x=x, r=r, warps=warps, resident=PACKED_WARPS // warps)
 
 
-def _held(kernel: LoopKernel, nest: Nest) -> list[int]:
+def _resident_bytes(kernel: LoopKernel, nest: Nest) -> list[int]:
     """Bytes of the elements that are read at every point."""
     return [kernel.storage(n.buffer).itemsize for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
 
@@ -288,7 +292,7 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     """Whether `config` gives right results at these sizes: a persistent one must hold the whole row. Later calls of a regime
     go to it unasked, so it must hold at the regime's largest sizes too."""
     if config["variant"] == "sorted":
-        return _sorts(config, *scattered_prior.extent(kernel, size))
+        return _sorts(config, *segments_prior.extent(kernel, size))
     down = config["variant"] == "looped" and nest.form is Form.COLUMN
     if config["variant"] not in ("persistent", "sums", "cluster") and not down:
         return True
@@ -296,7 +300,7 @@ def valid(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int
     rows = [sizes.evaluate(a.size, values) for a in row_axes(nest)]
     held = [int(config.get(name, 1) or 1) for name in ("r", "r1")] + [1] * len(rows)
     held[0] *= int(config.get("parts", 1) or 1) * int(config.get("splits", 1) or 1)
-    shorter = config["variant"] != "persistent" or (nest.form is Form.COLUMN and held[0] >= HELD_COLUMNS[0][1])
+    shorter = config["variant"] != "persistent" or (nest.form is Form.COLUMN and held[0] >= RESIDENT_COLUMNS[0][1])
     if shorter and rows[0] <= held[0] // 2 and held[0] > ROWS[0]:
         return False  # right, but never worth its time: there is one of half the length
     return down or all(n <= block for n, block in zip(rows, held, strict=False))
@@ -312,8 +316,8 @@ def _sorts(config: Config, points: int, rows: int) -> bool:
 
 def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
     """Predicted seconds of one call."""
-    if config["variant"] in SCATTERED:
-        return scattered_prior.cost(kernel, config, size, device)
+    if config["variant"] in SEGMENT_SUMS:
+        return segments_prior.cost(kernel, config, size, device)
     return prior.cost(kernel, config, size, device)
 
 
@@ -328,7 +332,7 @@ def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
         return (("stages", int(config.get("stages", 1) or 1)),)
     if variant == "plain" and config.get("y"):
         return (("rows", min(2, int(config["y"]))),)
-    return (("variant", variant),) if variant in SCATTERED else ()
+    return (("variant", variant),) if variant in SEGMENT_SUMS else ()
 
 
 def row_axes(nest: Nest) -> list[Axis]:

@@ -31,7 +31,7 @@ from polytile.report.progress import described
 from polytile.report.tables import micros
 from polytile.tuning import progress
 from polytile.tuning.budget import Campaign, campaign
-from polytile.tuning.room import for_measuring
+from polytile.tuning.headroom import for_measuring
 
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""

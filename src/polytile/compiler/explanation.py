@@ -169,8 +169,8 @@ def report(programs: Sequence[CompiledProgram], noted: Mapping[MultiKernel, Coll
 def _weights(program: CompiledProgram) -> Iterator[WeightRow]:
     """Those of products, then those of convolutions."""
     for multikernel, call in program.calls:
-        if call.kept is not None:
-            yield _weight(multikernel.spec.name, call.kept.site, call.kept.view.dtype)
+        if call.packed_weight is not None and call.site is not None:
+            yield _weight(multikernel.spec.name, call.site, call.packed_weight.view.dtype)
     for operation in program.program.operations if program.program is not None else ():
         if isinstance(operation, Extern) and isinstance(operation.target, KeptConvolution):
             for site in operation.target.sites:

@@ -23,8 +23,8 @@ from polytile.frontend import failures
 from polytile.frontend.failures import Failure
 from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.ir import sizes
-from polytile.ir.program import Extern, Loop, Program, Template
-from polytile.matmul import kept
+from polytile.ir.program import Extern, Loop, PackedWeight, Program, Template
+from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
 from polytile.runtime import programs
@@ -103,7 +103,9 @@ def compile_program(
                 multikernel, tensors, extents = define_template(operation, program.buffers, made)
             else:
                 multikernel, tensors, extents = define_loop(operation, program.buffers, made)
-            call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents)
+            packed = next((tensor for tensor in tensors if isinstance(tensor, PackedWeight)), None)
+            site = packed_weights.site_of(packed) if packed is not None else None
+            call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents, site)
             calls.append((multikernel, call))
             return call
 
@@ -160,7 +162,7 @@ def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Values) -> 
     """Starts compiling what a call with these values of the graph's size symbols will need, all kernels side by side."""
     asked: set[tuple[MultiKernel, tuple[int, ...]]] = set()
     for multikernel, call in calls:
-        values = {**given, **kept.assumed(call.kept)}
+        values = {**given, **packed_weights.assumed_sizes(call.packed_weight)}
         if _known(call, values):
             ints = tuple(sizes.evaluate(e, values) for e in call.sizes)
             if (multikernel, multikernel.spec.words(ints)) not in asked:
@@ -172,7 +174,7 @@ def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Value
     """Chooses kernels for the given values of the graph's size symbols ahead of calls."""
     for multikernel, call in calls:
         names = multikernel.spec.size_names
-        given = [{**values, **kept.assumed(call.kept)} for values in hints]
+        given = [{**values, **packed_weights.assumed_sizes(call.packed_weight)} for values in hints]
         wanted = [[sizes.evaluate(e, values) for e in call.sizes] for values in given if _known(call, values)]
         if wanted:
             multikernel.warm([dict(zip(names, extents, strict=True)) for extents in wanted])

@@ -21,10 +21,10 @@ from functools import cached_property
 import sympy
 
 from polytile.codegen.cpp.columns import WIDTH
-from polytile.codegen.cpp.joined import repeats
-from polytile.codegen.cpp.keeping import kept_values
+from polytile.codegen.cpp.fused_axes import repeats
 from polytile.codegen.cpp.short import Transposed, short_rows
-from polytile.codegen.cpp.squares import Squares, of_variant, tiled_squares
+from polytile.codegen.cpp.transposing_tile import TransposingTile, operand_tile, tile_of_variant
+from polytile.codegen.cpp.value_cache import cached_values
 from polytile.ir import ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
@@ -43,7 +43,7 @@ LINE = 64  # bytes
 STREAMED = 0.8  # of the time that memory takes, where written lines are not read first
 BY_LANE = {"strided": 2.0, "transposed": 0.5, "gathered": 4.0, "scattered": 8.0}  # multiply-adds of a vector for each lane
 CONTIGUOUS = 1.0  # multiply-adds of a vector
-KEEPING = ("persistent", "split", "short")  # variants that do not compute costly values again
+CACHING = ("persistent", "split", "short")  # variants that do not compute costly values again
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,17 @@ class LoopPrior:
     # what does not depend on the sizes ---------------------------------------------------------------------------------
 
     @cached_property
-    def _squares(self) -> Squares | None:
-        return of_variant(self.row_nest, self.variant)
+    def _tile(self) -> TransposingTile | None:
+        return tile_of_variant(self.row_nest, self.variant)
 
     @cached_property
     def nest(self) -> Nest:
         """The layout whose passes are counted."""
-        return self._squares.nest if self._squares is not None else self.row_nest
+        return self._tile.nest if self._tile is not None else self.row_nest
 
     @cached_property
     def _work(self) -> float:
-        return pass_work(self.nest, self.variant, self.lanes, self._squares)
+        return pass_work(self.nest, self.variant, self.lanes, self._tile)
 
     @cached_property
     def _scalars(self) -> float:
@@ -110,7 +110,7 @@ class LoopPrior:
     @cached_property
     def _transposed(self) -> int:
         """Accesses that are transposed on their way in or out."""
-        found = self._rows or self._squares
+        found = self._rows or self._tile
         return len(found.loads) + len(found.stores) if found is not None else 0
 
     @cached_property
@@ -125,7 +125,7 @@ class LoopPrior:
     @cached_property
     def _strided(self) -> tuple[str, ...]:
         """Tensors of which each lane takes an element from a line of its own."""
-        found = tiled_squares(self.nest) if self.variant == "plain" else None
+        found = operand_tile(self.nest) if self.variant == "plain" else None
         return tuple(load.buffer for load in found.loads) if found is not None else ()
 
     # what does ---------------------------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ class LoopPrior:
 
     def _transposed_vectors(self, e: Extent, axes: Mapping[sympy.Symbol, int], length: int) -> float:
         """Vectors in all squares of what is transposed: where an axis ends within a square, the whole square is."""
-        if self._squares is not None:
-            across, along = axes[self._squares.axis.symbol], length
+        if self._tile is not None:
+            across, along = axes[self._tile.axis.symbol], length
         else:
             across, along = e.row, axes[self._rows.nest.vec.symbol] if self._rows is not None else e.rows
         squares = -(-along // self.lanes) * -(-across // self.lanes) * e.points / max(1, across * along)
@@ -170,15 +170,15 @@ def bandwidth(footprint: float) -> float:
     return next(rate for limit, rate in LEVELS if footprint <= limit)
 
 
-def pass_work(nest: Nest, variant: str, lanes: int, squares: Squares | None = None) -> float:
-    """Multiply-adds of a vector over all passes: values are computed again in each pass unless kept. What is transposed is read
+def pass_work(nest: Nest, variant: str, lanes: int, tile: TransposingTile | None = None) -> float:
+    """Multiply-adds of a vector over all passes: values are computed again in each pass unless cached. What is transposed is read
     from and written to tiles."""
-    kept = set(kept_values(nest)) if variant in KEEPING else set()
-    tiles = {*squares.loads, *squares.stores} if squares else set[Node | Store]()
+    cached = set(cached_values(nest)) if variant in CACHING else set()
+    tiles = {*tile.loads, *tile.stores} if tile else set[Node | Store]()
     total, before = 0.0, set[Node]()
     for k in range(max(1, nest.passes)):
         stores = nest.stores_in(k) if nest.loop.reduced else nest.loop.stores
-        made = kept & before
+        made = cached & before
         nodes = set(nest.nodes_in(k, stop=made)) if nest.loop.reduced else set(nest.needed)
         total += sum(CONTIGUOUS if n in made or n in tiles else _operation(nest, n, lanes) for n in nodes)
         total += sum(CONTIGUOUS if s in tiles else _access(nest, s, lanes) for s in stores)

@@ -5,7 +5,8 @@
     units     instructions: loads and stores by their vectors, arithmetic by the operations' costs, masked lanes included
     latency   programs, one after another on each of the places that registers and threads leave them; a program waits for memory
               once an iteration, for its warps once a reduction and each thread for its own instructions
-    finish    of split columns, of sums across rows and of stripes: another launch or two, or the last program's turn
+    finish    of split columns, of column reductions and of column-parallel programs: another launch or two, or the last
+              program's turn
 
 Columns that clusters hold have one of their own: memory, and by turns of the programs that run at once what they take to agree.
 
@@ -36,14 +37,14 @@ REDUCTION, MEETING = 0.06e-6, 0.015e-6  # s in which a block, and each warp of i
 COLUMN = 1.2e-9  # s for each value that one warp hands to others where columns are put together
 DISPATCH = 0.25e-9  # s for each program of the first wave until it runs
 ISSUE = 4  # cycles between two instructions of a thread
-HEARD = 0.25e-6  # s that programs of a cluster that add up columns wait for each other, beside loads that go on meanwhile
+RECEIVED = 0.25e-6  # s that programs of a cluster that add up columns wait for each other, beside loads that go on meanwhile
 CLUSTERS = 4e-6  # s that they take to begin, and the next launch to find their sums, beside what others take
 FINISH = 1.1e-6  # s in which the last program of a split row, or the next launch, finds what the others have left
 ARRIVED = 1.0e-6  # s in which a program that shares columns leaves what it has and learns whether it is the last
 TAKEN = 20e-9  # s for each running value of columns that a thread of the last program puts together
-EXCHANGE = 5  # instructions in which a lane takes another's running value
+LANE_EXCHANGE = 5  # instructions in which a lane takes another's running value
 BASE_REGISTERS = 24
-TOLD = 0.8e-6  # s in which programs of a cluster agree on columns, by the binary logarithm of how many they are
+AGREED = 0.8e-6  # s in which programs of a cluster agree on columns, by the binary logarithm of how many they are
 LAID = 0.4e-6  # s for each column of a thread but two
 CACHED = 0.6  # share of memory's time for data that the L2 cache has
 UNPACKED = 40e-9  # s for each element of 16 bits of a thread, of which a register holds two
@@ -81,16 +82,16 @@ class Columns(Estimate):
             return 0.0
         sharing = self.device.warp * self._each / math.prod(d.block for d in self.tile.parallel)
         steps = math.log2(max(1.0, min(self.device.warp, sharing)))
-        return self.programs * self.threads * self._each * steps * self.work.running * EXCHANGE / 128
+        return self.programs * self.threads * self._each * steps * self.work.running * LANE_EXCHANGE / 128
 
     @functools.cached_property
     def registers(self) -> float:
         """32-bit registers a thread needs."""
         if self.config.get("resident"):
             return float(registers(self.config))
-        each = self.work.held if self.variant in WHOLE else self.work.live
+        each = self.work.resident if self.variant in WHOLE else self.work.live
         going = max(1.0, self.block / self.threads) * (each + self.work.sums / 4 * max(0, self.parts - 1))
-        return BASE_REGISTERS + max(going, 0.0 if self.gathers else self.met * self.work.running)
+        return BASE_REGISTERS + max(going, 0.0 if self.finalised else self.combined * self.work.running)
 
     @property
     def _own(self) -> float:
@@ -131,13 +132,13 @@ class Columns(Estimate):
         if self.parts:
             rounds = self.work.passes
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
-        one = rounds * wait + self.going_on + self.staged + self._meeting + spilled + self._own + self._gathering
+        one = rounds * wait + self.block_loop + self.staged + self._meeting + spilled + self._own + self._combining
         return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
 
     @property
     def _columns(self) -> bool:
         """Whether the last program of a pass puts together columns."""
-        return self.variant == "split" and self.tile.nest.form is Form.COLUMN and not self.gathers
+        return self.variant == "split" and self.tile.nest.form is Form.COLUMN and not self.finalised
 
     @property
     def _left(self) -> float:
@@ -147,24 +148,24 @@ class Columns(Estimate):
     @property
     def _finish(self) -> float:
         if self.variant == "split":
-            taken = TAKEN * self.met * self.work.running if self._columns else 0.0
-            return self.work.passes * FINISH * (2 if self.gathers else 1) + taken
+            taken = TAKEN * self.combined * self.work.running if self._columns else 0.0
+            return self.work.passes * FINISH * (2 if self.finalised else 1) + taken
         if not self.work.sums or self.running == 1:
             return 0.0
         return FINISH + self._left / self.device.l2_bandwidth + (CLUSTERS if self.clustered else 0.0)
 
     @property
-    def _gathering(self) -> float:
+    def _combining(self) -> float:
         """What a program of a split row spends on what the others have left, pass after pass."""
         if self.clustered:
-            return (self.work.passes - 1) * HEARD
+            return (self.work.passes - 1) * RECEIVED
         if self._columns:
             return self.work.passes * CACHE_LATENCY + ARRIVED
-        return self.work.passes * (CACHE_LATENCY + LEFT * self.met) if self.variant == "split" else 0.0
+        return self.work.passes * (CACHE_LATENCY + LEFT * self.combined) if self.variant == "split" else 0.0
 
 
-class Down(Columns):
-    """Of programs that have a stripe of columns each and go down all rows, before another launch goes over the points."""
+class ColumnParallel(Columns):
+    """Of programs that have a block of columns each and go down all rows, before another launch goes over the points."""
 
     def __init__(
         self, work: Work, tile: Tile, counts: Mapping[Dim, int], config: Config, device: DeviceFacts
@@ -179,7 +180,7 @@ class Down(Columns):
 
     @functools.cached_property
     def registers(self) -> float:
-        return BASE_REGISTERS + max(1.0, self.block / self.threads) * self.work.held
+        return BASE_REGISTERS + max(1.0, self.block / self.threads) * self.work.resident
 
     @property
     def latency(self) -> float:
@@ -188,7 +189,7 @@ class Down(Columns):
         return one * max(1.0, self.programs / (self.device.sms * self.places))
 
 
-class Together(Columns):
+class ClusterColumns(Columns):
     """Of programs of a cluster that hold a block of columns together: a turn of all that run at once is to bring their parts and
     to write them, and meanwhile to agree, which takes the longer the more of them there are and the more columns a thread has.
     Elements of 16 bits are made floats anew after each meeting. Of six times of batch norms in float32 on an H100 four are within
@@ -201,7 +202,7 @@ class Together(Columns):
         turns = math.ceil(self.programs / at_once)
         drawn = self.device.bandwidth * min(1.0, SM_SHARE * at_once / self.places / self.device.sms)
         moved = self.unique * max(self.missing, CACHED) * self._narrow * turns * at_once / self.programs / drawn
-        agreeing = TOLD * math.log2(self.splits) + LAID * (self._each - 2)
+        agreeing = AGREED * math.log2(self.splits) + LAID * (self._each - 2)
         return self.launching + MEMORY_LATENCY + moved + turns * ((self.work.passes - 1) * agreeing + self._unpacking)
 
     @property

@@ -1,5 +1,5 @@
-"""What the predictions of all configs have in common (prior.py): how many programs there are, what they ask of memory, and how
-many of them a multiprocessor holds."""
+"""What the predictions of all configs have in common (triton_loops.py): how many programs there are, what they ask of memory, and
+how many of them a multiprocessor holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from polytile.codegen.triton.split import GATHERING
+from polytile.codegen.triton.split import FINALISE_WARPS
 from polytile.codegen.triton.tile import Dim, Tile
 from polytile.cost.triton_work import WHOLE, Access, Work, divisible
 from polytile.problem import Config
@@ -26,7 +26,7 @@ STAGED_FIRST = 0.15  # share of that in the first pass, whose loads take longer 
 WIDE_COPY, NARROW_COPY = 16, 4  # bytes of a lane that a copy to shared memory moves best, and at least
 COPIED = 22  # cycles of a warp's narrowest copy to shared memory; those of twice the bytes are taken to take half
 ITERATION = 0.08e-6  # s for each block that a program goes on to, beside what is done at its points
-MET = 0.6e-6  # s in which the programs of a cluster tell each other what they have
+EXCHANGE = 0.6e-6  # s in which the programs of a cluster exchange what they have
 LEFT = 8e-9  # s for each value of that a thread reads
 NARROW = 0.05  # for each further block of columns that shares a line of the cache
 SM_SHARE = 2.5  # bandwidth that one multiprocessor draws alone, in shares of the whole
@@ -56,7 +56,7 @@ class Estimate:
         chunk = -(-self.steps // self.splits)
         self.working = self.programs // self.splits * -(-self.steps // chunk)
         self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
-        self.gathers = int(config.get("gathers", 0) or 0)
+        self.finalised = int(config.get("gathers", 0) or 0)
         self.running = min(self.working, int(config.get("programs", 0) or self.working))
 
     @property
@@ -170,12 +170,12 @@ class Estimate:
     # programs --------------------------------------------------------------------------------------------------------
 
     @property
-    def met(self) -> float:
-        """Values that a thread of the program that puts a row together reads of each part of what the others have left."""
+    def combined(self) -> float:
+        """Values that a thread of the program that combines a row reads of each part of what the others have left."""
         if self.variant not in ("split", "cluster"):
             return 0.0
-        if self.gathers:
-            return self.splits * self.gathers / (GATHERING * self.device.warp)
+        if self.finalised:
+            return self.splits * self.finalised / (FINALISE_WARPS * self.device.warp)
         return self.splits * math.prod(d.block for d in self.tile.parallel) / self.threads
 
     @functools.cached_property
@@ -200,7 +200,7 @@ class Estimate:
         return 1 + (self.blocks - 1) / self.stages
 
     @property
-    def going_on(self) -> float:
+    def block_loop(self) -> float:
         """What a program spends between blocks of a row, which it goes through in every pass."""
         return ITERATION * self.work.passes * (self.blocks - 1)
 

@@ -17,10 +17,10 @@
     begun     of points: the warps of a program, one after another
     finish    of a split row: the next launch waits for the programs of the one before
 
-Instructions, registers and shuffles are counted as blocks lie in threads (Lying): rows that begin at odd places are loaded
+Instructions, registers and shuffles are counted as blocks lie in threads (ThreadLayout): rows that begin at odd places are loaded
 element by element, so that more lanes and warps share a row, and have to agree on it.
 
-Columns have a prior of their own (columns_prior.py). Numbers of the device are from its DeviceFacts. Where the constants below
+Columns have a prior of their own (triton_columns.py). Numbers of the device are from its DeviceFacts. Where the constants below
 come from, how far predictions are off, and a case where the choice is wrong: docs/cuda.md. They rank candidates and nothing more.
 """
 
@@ -32,8 +32,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polytile.cost.triton_columns import Columns, Down, Together
-from polytile.cost.triton_estimate import LEFT, MET, MOST_REGISTERS, Estimate
+from polytile.cost.triton_columns import ClusterColumns, ColumnParallel, Columns
+from polytile.cost.triton_estimate import EXCHANGE, LEFT, MOST_REGISTERS, Estimate
 from polytile.cost.triton_work import WHOLE, Access, nest_of_variant, tile_at, work_at
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
@@ -71,13 +71,13 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     counts = {d: math.prod(work.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
     if not all(counts.values()):
         return device.launch_seconds
-    columns = {"stripes": Down, "cluster": Together}.get(variant, Columns)
+    columns = {"stripes": ColumnParallel, "cluster": ClusterColumns}.get(variant, Columns)
     kind = columns if nest.form is Form.COLUMN or work.sums else Rows
     return kind(work, tile, counts, config, device).seconds
 
 
 @dataclass(frozen=True)
-class Lying:
+class ThreadLayout:
     """How a block lies in the threads of a program: `lanes` of a warp and `warps` share what becomes one value; a thread has a
     part of `kept` such values. Triton deals out the vectors of a row to the lanes of a warp, then to warps, then begins a new
     row."""
@@ -111,7 +111,7 @@ class Rows(Estimate):
         return max(1.0, self.block / self.threads)
 
     @functools.cached_property
-    def lying(self) -> Lying:
+    def layout(self) -> ThreadLayout:
         """How the block lies in threads: as its widest aligned access wants it."""
         wide = [a for a in self.work.accesses if {self.dims[s] for s in a.strides} >= set(self.tile.dims)]
         vector = max([self._vector(access) for access in wide], default=1)
@@ -119,7 +119,7 @@ class Rows(Estimate):
         lanes = max(1, min(self.device.warp, near // vector))
         warps = max(1, min(self.warps, near // (vector * lanes)))
         kept = math.prod(d.block for d in self.tile.parallel) * lanes * warps / self.threads
-        return Lying(lanes, warps, max(1.0, kept))
+        return ThreadLayout(lanes, warps, max(1.0, kept))
 
     def _vector(self, access: Access) -> int:
         """Elements that lie side by side in a thread."""
@@ -147,7 +147,7 @@ class Rows(Estimate):
     def _agreeing(self) -> float:
         """Instructions in which a thread's own values, those of its warp and those of other warps become one; programs of a
         split row do so again with what all have left."""
-        own = 0.0 if self.variant in WHOLE else self.work.merges * max(0.0, self.each - self.lying.kept)
+        own = 0.0 if self.variant in WHOLE else self.work.merges * max(0.0, self.each - self.layout.kept)
         return own + self.shuffles * (SHUFFLED + self.work.merges / max(1.0, self.work.running))
 
     @functools.cached_property
@@ -167,7 +167,7 @@ class Rows(Estimate):
         varies = {self.dims[s].reduced for s in access.strides if self.dims[s].block > 1}
         if len(varies) != 1:
             return self.each if varies else 1.0
-        kept = min(self.lying.kept, self.each) if self.tile.reduced else 1.0
+        kept = min(self.layout.kept, self.each) if self.tile.reduced else 1.0
         return self.each / kept if True in varies or not self.tile.reduced else kept
 
     def _parts(self, access: Access) -> int:
@@ -176,15 +176,15 @@ class Rows(Estimate):
     @functools.cached_property
     def shuffles(self) -> float:
         """Values that a thread takes from other lanes."""
-        lying = self.lying
-        steps = lying.kept * math.log2(lying.lanes) + (math.log2(lying.warps) if lying.warps > 1 else 0.0)
-        gathered = math.log2(self.splits) if self.variant == "split" else 0.0
-        return self.work.running * (steps + gathered)
+        layout = self.layout
+        steps = layout.kept * math.log2(layout.lanes) + (math.log2(layout.warps) if layout.warps > 1 else 0.0)
+        combined = math.log2(self.splits) if self.variant == "split" else 0.0
+        return self.work.running * (steps + combined)
 
     @property
     def _exchanged(self) -> float:
         """Values that a thread hands to other warps, or takes."""
-        return 2 * self.work.running * (self.lying.kept + 1) if self.lying.warps > 1 else 0.0
+        return 2 * self.work.running * (self.layout.kept + 1) if self.layout.warps > 1 else 0.0
 
     # time on the multiprocessors -------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class Rows(Estimate):
         running = self.work.running if self.tile.reduced and self.variant not in WHOLE else self.work.pairs
         at_once = self.accesses / (1 if self.variant in WHOLE else self.work.passes)
         going = VALUE * self.each * (1 + RUNNING * running) + PLACE * at_once
-        return BASE_REGISTERS + max(going, self.met * self.work.running)
+        return BASE_REGISTERS + max(going, self.combined * self.work.running)
 
     @property
     def latency(self) -> float:
@@ -214,7 +214,7 @@ class Rows(Estimate):
         rounds = self.work.passes * self.waits if self.variant in ("looped", "split") else 1
         turns = self.programs / self.at_once
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
-        one = rounds * wait + self.going_on + self.staged + self._meeting + spilled + self._own + self._gathering
+        one = rounds * wait + self.block_loop + self.staged + self._meeting + spilled + self._own + self._combining
         return one * (1.0 if turns <= 1 else turns + 0.5 * (math.ceil(turns) - turns))
 
     @property
@@ -225,14 +225,14 @@ class Rows(Estimate):
     @property
     def _meeting(self) -> float:
         """What the warps of a program spend on agreeing, beside the instructions."""
-        lying = self.lying
-        steps = math.log2(lying.lanes * lying.warps)
+        layout = self.layout
+        steps = math.log2(layout.lanes * layout.warps)
         reductions = self.work.running if self.variant == "cluster" else self.work.reductions
-        return reductions * (steps * SHUFFLE + (BARRIER if lying.warps > 1 else 0)) / self.device.clock
+        return reductions * (steps * SHUFFLE + (BARRIER if layout.warps > 1 else 0)) / self.device.clock
 
     @property
-    def _gathering(self) -> float:
+    def _combining(self) -> float:
         """What a program of a split row spends on what the others have left, pass after pass."""
         if self.variant == "cluster":
-            return max(1, self.work.passes - 1) * (MET + LEFT * self.met)
-        return self.work.passes * (CACHE_LATENCY + LEFT * self.met) if self.variant == "split" else 0.0
+            return max(1, self.work.passes - 1) * (EXCHANGE + LEFT * self.combined)
+        return self.work.passes * (CACHE_LATENCY + LEFT * self.combined) if self.variant == "split" else 0.0

@@ -1,4 +1,4 @@
-"""What a loop is at concrete sizes, as far as predictions ask (prior.py): accesses, instructions, reductions."""
+"""What a loop is at concrete sizes, as far as predictions ask (triton_loops.py): accesses, instructions, reductions."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Access:
 class Work:
     """A loop at concrete sizes: its axes, what generated code knows of its integers, accesses, instructions of a point
     (`arithmetic`; its rough `cost`; what reductions take to let a value in and to put two together), passes, reductions, their
-    running values, how many more a point has where they are found at once, and the bytes of sums across rows. `held` and `live`:
-    32-bit values that a point has where rows are held whole and where they are gone through."""
+    running values, how many more a point has where they are found at once, and the bytes of sums across rows. `resident` and
+    `live`: 32-bit values that a point has where rows are held whole and where they are gone through."""
 
     extents: Mapping[sympy.Symbol, int]
     known: Facts
@@ -72,7 +72,7 @@ class Work:
     running: float
     pairs: float
     sums: int
-    held: float
+    resident: float
     live: float
 
 
@@ -114,8 +114,8 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     made = Counter(id(node) for node in passes)
     counted = nest.nodes if nest.form is Form.POINTWISE else passes if again else {id(node): node for node in passes}.values()
     accesses = [_access(kernel, n, max(1, made[id(n)]), extents, values) for n in nest.nodes if isinstance(n, Load)]
-    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if s.indirect or not s.sums]
-    sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.sums and not s.indirect]
+    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if s.indirect or not s.is_segment_sum]
+    sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.is_segment_sum and not s.indirect]
     wide = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
     running = sum(PARTS.get(r.kind, 1.0) for r in nest.reduces)
     return Work(
@@ -134,7 +134,7 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
         running=running,
         pairs=2.0 if any(r.kind == "online_softmax" for r in nest.reduces) else 0.0,
         sums=sum(sums),
-        held=sum(n.dtype.itemsize / 4 for n in wide if made[id(n)] > 1 or nest.passes < 2) + 1.5 + 1.5 * len(sums),
+        resident=sum(n.dtype.itemsize / 4 for n in wide if made[id(n)] > 1 or nest.passes < 2) + 1.5 + 1.5 * len(sums),
         live=running + len(wide) + 1.0,
     )
 

@@ -39,7 +39,7 @@ from polytile.schedule.checks import NO_DIVISOR
 from polytile.schedule.facts import Facts
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
-from polytile.tuning.room import MOST_POSTPONED
+from polytile.tuning.headroom import MOST_POSTPONED
 
 HINTED_SHORTLIST = {"cpu": 6}
 """The least value of the option `shortlist` for a hinted size, by type of device: nobody waits for that call yet, and the sizes

@@ -44,7 +44,7 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
 
 def reduction_terms(kernel: LoopKernel) -> tuple[str | int, ...]:
     """Names and numbers whose product bounds the number of terms that one output element sums."""
-    across = kernel.loop.axes if any(store.sums for store in kernel.loop.stores) else ()
+    across = kernel.loop.axes if any(store.is_segment_sum for store in kernel.loop.stores) else ()
     return roundings.terms_of(kernel.loop.reduced + across)
 
 

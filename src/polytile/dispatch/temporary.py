@@ -11,7 +11,7 @@ from polytile.candidates.candidate import Candidate, Entry, PythonEntry, failed,
 from polytile.dispatch.decision import Decision
 from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
 from polytile.tuning import budget
-from polytile.tuning.room import copy_of
+from polytile.tuning.headroom import copy_of
 from polytile.tuning.tune import run, run_once
 
 if TYPE_CHECKING:

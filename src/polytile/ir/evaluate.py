@@ -18,7 +18,7 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Modu
 from polytile.errors import DivisionByZero, IRError
 from polytile.ir import expr, leaning, ops, philox, reductions, sizes
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
-from polytile.ir.program import SUM, Loop, Store, compute_dtype, element_level
+from polytile.ir.program import SEGMENT_SUM, Loop, Store, compute_dtype, element_level
 
 CHUNK_POINTS = 4_000_000
 Number = Any  # a Python int, or an int64 tensor that broadcasts to the grid
@@ -289,10 +289,10 @@ class _Chunk:
         return raw.to(self.type_of(node.dtype), copy=True)
 
     def store(self, store: Store, args: list[torch.Tensor]) -> None:
-        if store.sums and not store.indirect:
+        if store.is_segment_sum and not store.indirect:
             self.add_up(store, args[0])
             return
-        if store.sums and not any(start for start, _ in self.bounds):
+        if store.is_segment_sum and not any(start for start, _ in self.bounds):
             self.buffer(store.buffer).zero_()
         if 0 in self.store_shape(store):  # no point at all: nothing is written
             return
@@ -313,7 +313,7 @@ class _Chunk:
         if store.mode in _REDUCED:
             flat.scatter_reduce_(0, index, value[mask], _REDUCED[store.mode])
         else:
-            flat.index_put_((index,), value[mask], accumulate=store.mode in ("add", SUM))
+            flat.index_put_((index,), value[mask], accumulate=store.mode in ("add", SEGMENT_SUM))
 
     def add_up(self, store: Store, value: torch.Tensor) -> None:
         """Sums over the axes that the index leaves out; a later chunk along one of these adds to what is there."""

@@ -4,8 +4,8 @@ Memory is cloned, not tensors: arguments whose memory overlaps share one block i
 and an argument passed twice is one clone. Sizes, strides and the address modulo 64 stay as they are. Arguments that
 are only read, and scratch buffers, are passed on uncloned.
 
-Cloning takes no more of a device's memory than it has to spare (room.py): where a clone would, kernels are tried on the memory
-itself, and what it held is kept on the host. Copies are of bytes, so that a tensor with any strides is copied as it lies.
+Cloning takes no more of a device's memory than it has to spare (headroom.py). Where a clone would, kernels are tried on the
+memory itself, and what it held is kept on the host. Copies are of bytes, so that a tensor with any strides is copied as it lies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from polytile.tuning.room import fits
+from polytile.tuning.headroom import fits
 from polytile.tuning.serial import one_thread
 
 ALIGNMENT = 64

@@ -8,7 +8,7 @@ of the sum of the squares of their terms, for any reference that is made of torc
 since kernels compute them exactly.
 
 Comparisons and roundings decide in all runs as they did in the first, where nothing was off: what rounding may decide is
-undecided.py's business.
+near_ties.py's business.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from polytile.tuning import measure, progress, racing
 from polytile.tuning.budget import clock, share_of
 from polytile.tuning.decide import Entrant, place_of, threads_of
 from polytile.tuning.gate import Gate, Verdict
+from polytile.tuning.headroom import NoHeadroom, host_is_quick, own_fits, wide_fits
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.limits import within
-from polytile.tuning.room import NoRoom, host_is_quick, own_fits, wide_fits
 from polytile.tuning.sample import SampledGate
 from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, unmade, wrong
 
@@ -42,7 +42,7 @@ Tuner = Callable[[Task], "list[Attempt]"]
 def tune(task: Task) -> list[Attempt]:
     """Tries every candidate of the task; one Attempt each, in the same order. Those that the task names in `apart` run in a
     worker process first (isolation/); timing is in this process and thread, for those that came back with right results.
-    Raises OutOfMemoryError where a GPU has no memory for trying any, NoRoom where it has too little to spare.
+    Raises OutOfMemoryError where a GPU has no memory for trying any, NoHeadroom where it has too little to spare.
 
     The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate
     when there is no reference, is the caller's (an index argument out of range) and is raised. Raises Interrupted, with what
@@ -216,7 +216,7 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 
 def _gate(task: Task) -> Gate:
     """The gate, with its reference in the best precision and place that memory allows, or for samples of what a long call
-    computes. Raises NoRoom where memory allows neither."""
+    computes. Raises NoHeadroom where memory allows neither."""
     reference = task.reference if task.check_accuracy else None
     wide, on_host = True, False
     long = min(task.predicted, default=0.0) > WIDE_LIMIT_SECONDS
@@ -233,7 +233,7 @@ def _gate(task: Task) -> Gate:
     elif (sampled := _sampled(task)) is not None:
         return sampled
     else:
-        raise NoRoom("checking results would take more of the device's memory than it has to spare")
+        raise NoHeadroom("checking results would take more of the device's memory than it has to spare")
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide, on_host, task.coarse)
 
 

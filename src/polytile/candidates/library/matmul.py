@@ -151,7 +151,7 @@ def matrix(tensor: torch.Tensor, rows: int, columns: int, row_stride: int, colum
     return tensor.as_strided((rows, columns), (row_stride, column_stride), tensor.storage_offset())
 
 
-class SumLibrary(MatmulLibrary):
+class DualMatmulLibrary(MatmulLibrary):
     """Of two products that are added up: the library's second product, and its first one with that added to it."""
 
     def cost(self, sizes: Mapping[str, int]) -> float:

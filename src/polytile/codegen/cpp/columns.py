@@ -184,7 +184,7 @@ class _Tile:
     # transposed rows --------------------------------------------------------------------------------------------------
 
     def scratch(self, out: Writer) -> None:
-        """A tile for every value that is transposed or kept, with room for whole squares. They stand one behind the other: at
+        """A tile for every value that is transposed or cached, with room for whole squares. They stand one behind the other: at
         distances that are nearly multiples of 4 KiB, a load would wait for the store to another tile before it."""
         length = text.index(self.nest.loop.reduced[0].size)
         values = [(name, text.value_type(value.dtype)) for name, value in self._tile_values()]
@@ -200,7 +200,7 @@ class _Tile:
     def _tile_values(self) -> list[tuple[str, Node]]:
         if self.transposed is None:
             return []
-        found = [(self._tile_of(n), n) for n in (*self.transposed.loads, *self.transposed.kept)]
+        found = [(self._tile_of(n), n) for n in (*self.transposed.loads, *self.transposed.cached)]
         return found + [(self._tile_of(s), s.value) for s in self.transposed.stores]
 
     def _tile_of(self, what: Node | Store) -> str:
@@ -216,13 +216,13 @@ class _Tile:
         """Tells the body what is in tiles when pass k runs."""
         if self.transposed is None:
             return
-        for node in (*self.transposed.loads, *(n for n, made in self.transposed.kept.items() if made < k)):
+        for node in (*self.transposed.loads, *(n for n, made in self.transposed.cached.items() if made < k)):
             sign = "-" if isinstance(node, Load) and node.dtype == torch.bool else ""
             self.body.made[id(node)] = always(f"{sign}load<{text.value_type(node.dtype)}, L>({self._row(node)})")
         self.body.placed = {id(s): self._row(s) for s in self.transposed.stores}
 
     def _keep(self, k: int, scope: Scope) -> None:
-        for node, made in self.transposed.kept.items() if self.transposed else ():
+        for node, made in self.transposed.cached.items() if self.transposed else ():
             if made == k:
                 kind = text.value_type(node.dtype)
                 scope.lines.append(f"store<{kind}, {kind}, L>({self._row(node)}, {self.body.emit(node, scope)});")

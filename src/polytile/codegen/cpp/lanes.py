@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from polytile.codegen.cpp.joined import repeats
+from polytile.codegen.cpp.fused_axes import repeats
 from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
 from polytile.schedule.nest import Nest

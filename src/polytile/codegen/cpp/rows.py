@@ -25,7 +25,7 @@ def whole_rows(unit: Unit, out: Writer) -> None:
         out.line("threads = 1;")
     with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
         domain.share(out, domain.count(unit.nest.outer))
-        _kept_rows(unit, out)
+        _cache_rows(unit, out)
         domain.place(out, unit.nest.outer, "begin")
         with out.block("for (long row = begin; row < end; ++row) {"):
             _row(unit, out, split=False)
@@ -36,7 +36,7 @@ def split_rows(unit: Unit, out: Writer) -> None:
     """Each row divided over threads. What they share is the calling thread's."""
     nest = unit.nest
     out.line(f"const long rows = {domain.count(nest.outer)};")
-    _kept_rows(unit, out)
+    _cache_rows(unit, out)
     for k in range(nest.passes):
         if nest.reduces_in(k):
             _accumulator(unit, out, k)
@@ -56,15 +56,15 @@ def split_rows(unit: Unit, out: Writer) -> None:
             domain.advance(out, nest.outer)
 
 
-def _kept_rows(unit: Unit, out: Writer) -> None:
-    """Room for the kept values of one row."""
+def _cache_rows(unit: Unit, out: Writer) -> None:
+    """Room for the cached values of one row."""
     length = domain.count((*unit.nest.inner, unit.nest.vec))
-    for node in unit.kept:
-        if node not in unit.homes:
-            out.line(f"Scratch<{text.value_type(node.dtype)}> {_kept(unit, node)}({length});")
+    for node in unit.cached:
+        if node not in unit.cache_stores:
+            out.line(f"Scratch<{text.value_type(node.dtype)}> {_cached(unit, node)}({length});")
 
 
-def _kept(unit: Unit, node: Node) -> str:
+def _cached(unit: Unit, node: Node) -> str:
     return f"row_{unit.body.name(node)}"
 
 
@@ -150,7 +150,7 @@ def _sweep(unit: Unit, out: Writer, scope: Scope, k: int, split: bool) -> None:
         with out.block(head, "});"):
             out.extend(_pass_lines(unit, known, k))
 
-    earlier = [n for n, made in unit.kept.items() if made < k]
+    earlier = [n for n, made in unit.cached.items() if made < k]
     sweeps.in_pieces(unit.body, out, scope, unit.nest.nodes_in(k, stop=earlier), first, last, sweep)
     for _ in inner:
         out.close()
@@ -167,11 +167,11 @@ def _unroll(unit: Unit, k: int) -> int:
 def _pass_lines(unit: Unit, scope: Scope, k: int) -> list[str]:
     """What pass k does with one vector."""
     body, inner = unit.body, scope.inner()
-    body.made = {id(n): always(_from_row(unit, n)) for n, made in unit.kept.items() if made < k}
+    body.made = {id(n): always(_from_row(unit, n)) for n, made in unit.cached.items() if made < k}
     scans.prepare(unit.nest, body, column=False)
     for r in running(unit.nest.reduces_in(k)):
         reductions.update(r, body, inner, masked=True)
-    for node, made in unit.kept.items():
+    for node, made in unit.cached.items():
         if made == k:
             name = body.emit(node, inner)
             inner.lines.append(f"vstore<{text.value_type(node.dtype)}, L>(tail, {_place(unit, node)}, {name}, n);")
@@ -185,9 +185,9 @@ def _from_row(unit: Unit, node: Node) -> str:
 
 
 def _place(unit: Unit, node: Node) -> str:
-    """Where the kept value of the current element is."""
-    home = unit.homes.get(node)
-    return f"{_kept(unit, node)} + {_position(unit)}" if home is None else f"{home.buffer} + {text.index(home.index)}"
+    """Where the cached value of the current element is."""
+    home = unit.cache_stores.get(node)
+    return f"{_cached(unit, node)} + {_position(unit)}" if home is None else f"{home.buffer} + {text.index(home.index)}"
 
 
 def _position(unit: Unit) -> str:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from polytile.codegen.cpp.keeping import kept_values
 from polytile.codegen.cpp.lanes import NARROWEST, bytes_of, lane_bytes
 from polytile.codegen.cpp.scatter import scattered
+from polytile.codegen.cpp.value_cache import cached_values
 from polytile.ir import sizes
 from polytile.ir.expr import Load, Node
 from polytile.ir.program import Axis, Store, element_level
@@ -25,13 +25,13 @@ LONGEST = 128  # elements of a row: so many vectors stay in the first-level cach
 
 @dataclass(frozen=True)
 class Transposed:
-    """The layout for lanes that are rows, what is transposed on its way in and out, and what is kept, with the pass that makes
+    """The layout for lanes that are rows, what is transposed on its way in and out, and what is cached, with the pass that makes
     it. Every one of these has a tile."""
 
     nest: Nest
     loads: tuple[Load, ...]
     stores: tuple[Store, ...]
-    kept: dict[Node, int]
+    cached: dict[Node, int]
 
 
 def short_rows(row: Nest) -> Transposed | None:
@@ -58,8 +58,8 @@ def _along(row: Nest, axis: Axis) -> Transposed | None:
     loads = tuple(n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n) and _is_transposed(n, row, axis.symbol, width))
     stores = (s for s in row.loop.stores if element_level(row.loop, s) and s.mode == "set")
     transposed = tuple(s for s in stores if _is_transposed(s, row, axis.symbol, width))
-    kept = {n: made for n, made in kept_values(row).items() if bytes_of(n) <= width}
-    return Transposed(nest, loads, transposed, kept) if loads or transposed or _parts_of_rows(nest, row) else None
+    cached = {n: made for n, made in cached_values(row).items() if bytes_of(n) <= width}
+    return Transposed(nest, loads, transposed, cached) if loads or transposed or _parts_of_rows(nest, row) else None
 
 
 def _is_transposed(access: Load | Store, row: Nest, axis: sympy.Symbol, width: int) -> bool:

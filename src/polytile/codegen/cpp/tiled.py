@@ -1,4 +1,5 @@
-"""Pointwise loops by squares (`squares`): what lies along another axis than the vector's is transposed in registers.
+"""Pointwise loops by square tiles (transposing_tile.py): what lies along another axis than the vector's is transposed in
+registers.
 
 Such an operand would be loaded lane by lane, each lane from a cache line of its own. Here the loop goes over blocks of the two
 axes: the operand's squares of L × L points are loaded along the axis that lies in memory and transposed, and read back by rows.
@@ -14,7 +15,7 @@ import torch
 
 from polytile.codegen.cpp import domain, memory, text
 from polytile.codegen.cpp.body import Scope, always
-from polytile.codegen.cpp.squares import Squares
+from polytile.codegen.cpp.transposing_tile import TransposingTile
 from polytile.codegen.cpp.unit import Unit
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
@@ -30,17 +31,17 @@ PIECE = 1024  # elements of the vector axis that a thread takes at a time
 def tiled(unit: Unit, out: Writer) -> None:
     """Strips of L points of the other axis by PIECE points of the vector axis, the former innermost, are divided over threads;
     each takes as many strips at a time as make a block."""
-    squares = unit.squares
-    assert squares is not None
-    axis, vec = squares.axis, unit.nest.vec
+    tile = unit.transposing
+    assert tile is not None
+    axis, vec = tile.axis, unit.nest.vec
     rest = tuple(a for a in unit.nest.outer if a is not axis)
-    columns = _columns(unit, squares)
+    columns = _columns(unit, tile)
     out.line(f"const long length = {text.index(vec.size)}, across = {text.index(axis.size)};")
     out.line(f"const long pieces = (length + {PIECE - 1}) / {PIECE}, strips = (across + L - 1) / L;")
     out.line(f"const long total = {f'{domain.count(rest)} * ' if rest else ''}pieces * strips;")
     with out.block("parallel(threads, [&](long thread, long workers) {", "});"):
         domain.share(out, "total")
-        for access in squares.transposed:
+        for access in tile.transposed:
             out.line(f"alignas(64) {_kind(access)} {_tile(unit, access)}[{ROWS * columns}];")
         out.line("long strip = begin % strips, piece = begin / strips % pieces;")
         domain.place(out, rest, "begin / strips / pieces")
@@ -50,7 +51,7 @@ def tiled(unit: Unit, out: Writer) -> None:
             out.line(f"const long first = piece * {PIECE}, last = smaller(first + {PIECE}, length);")
             with out.block(f"for (long left = first; left < last; left += {columns}) {{"):
                 out.line(f"const long right = smaller(left + {columns}, last);")
-                _block(unit, out, squares)
+                _block(unit, out, tile)
             with out.block("if ((strip += taken) == strips) {"):
                 out.line("strip = 0;")
                 with out.block("if (++piece == pieces) {"):
@@ -58,44 +59,44 @@ def tiled(unit: Unit, out: Writer) -> None:
                     domain.advance(out, rest)
 
 
-def _columns(unit: Unit, squares: Squares) -> int:
+def _columns(unit: Unit, tile: TransposingTile) -> int:
     """Points of the vector axis in a block: a power of two, some vectors at least."""
-    kinds = [_value(a).dtype for a in squares.transposed]
+    kinds = [_value(a).dtype for a in tile.transposed]
     most = TILES // (ROWS * sum(4 if dtype == torch.bool else dtype.itemsize for dtype in kinds))
     return max(2 * unit.lanes, 1 << (most.bit_length() - 1))
 
 
-def _block(unit: Unit, out: Writer, squares: Squares) -> None:
+def _block(unit: Unit, out: Writer, tile: TransposingTile) -> None:
     """The squares of what is transposed on its way in, the loop's values band by band, the squares of what is transposed on
     its way out."""
     body, vec = unit.body, unit.nest.vec.symbol
     column = f" + ({vec} - left) * {ROWS}"
-    for load in squares.loads:
+    for load in tile.loads:
         body.made[id(load)] = always(memory.from_tile(load, _tile(unit, load) + column))
-    for store in squares.stores:
+    for store in tile.stores:
         body.placed[id(store)] = f"{_tile(unit, store)}{column} + u * L"
-    _turn(unit, out, squares.loads, "load_tiles", column)
+    _turn(unit, out, tile.loads, "load_tiles", column)
     scope = Scope()
     body.stores(unit.kernel.loop.stores, scope)
     with out.block(f"for (long band = 0; band < height; band += {BAND}) {{"):
         out.line(f"const long below = smaller(band + {BAND}, height);")
         head = f"each_vector<L>(left, right, 0, [&](auto tail, const long {vec}, const long n) PT_INLINE {{"
         with out.block(head, "});"), out.block("for (long u = band; u < below; ++u) {"):
-            out.line(f"const long {squares.axis.symbol} = top + u;")
+            out.line(f"const long {tile.axis.symbol} = top + u;")
             out.extend(scope.lines)
-    _turn(unit, out, squares.stores, "store_tiles", column)
+    _turn(unit, out, tile.stores, "store_tiles", column)
 
 
 def _turn(unit: Unit, out: Writer, accesses: Sequence[Load | Store], function: str, column: str) -> None:
     """The calls that transpose the squares of `accesses` between memory and their tiles."""
     if not accesses:
         return
-    assert unit.squares is not None
+    assert unit.transposing is not None
     vec = unit.nest.vec.symbol
     with out.block(f"for (long {vec} = left; {vec} < right; {vec} += L) {{"):
         for access in accesses:
             base = memory.pointer(unit.body, access) if isinstance(access, Load) else access.buffer
-            start = text.index(access.index.xreplace({unit.squares.axis.symbol: sizes.axis("top")}))
+            start = text.index(access.index.xreplace({unit.transposing.axis.symbol: sizes.axis("top")}))
             stride = text.index(sizes.coefficient(access.index, vec))
             places = f"{_tile(unit, access)}{column}, {base} + {start}"
             out.line(f"{function}<{_kind(access)}, L>({places}, {stride}, height, smaller(right - {vec}, L));")
@@ -105,8 +106,8 @@ def _tile(unit: Unit, access: Load | Store) -> str:
     """The array that holds the squares of an access."""
     if isinstance(access, Load):
         return f"tile_{unit.body.name(access)}"
-    assert unit.squares is not None
-    return f"out{unit.squares.stores.index(access)}"
+    assert unit.transposing is not None
+    return f"out{unit.transposing.stores.index(access)}"
 
 
 def _value(access: Load | Store) -> Node:

@@ -7,13 +7,13 @@ from functools import cached_property
 
 from polytile.codegen.cpp import memory, support, text
 from polytile.codegen.cpp.body import Body
-from polytile.codegen.cpp.keeping import homes, kept_values
 from polytile.codegen.cpp.lanes import lane_bytes
 from polytile.codegen.cpp.prelude import parts_of, prelude
 from polytile.codegen.cpp.random import run_lanes
 from polytile.codegen.cpp.short import Transposed, short_rows
-from polytile.codegen.cpp.squares import Squares, of_variant
 from polytile.codegen.cpp.streaming import streamable
+from polytile.codegen.cpp.transposing_tile import TransposingTile, tile_of_variant
+from polytile.codegen.cpp.value_cache import cache_stores, cached_values
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Node
@@ -21,7 +21,7 @@ from polytile.ir.program import Store
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import Nest, nest_of
 
-KEEPING = ("persistent", "split")  # variants whose rows keep costly values for later passes
+CACHING = ("persistent", "split")  # variants whose rows keep costly values for later passes
 
 
 @dataclass
@@ -33,14 +33,14 @@ class Unit:
     vector_bytes: int
     nest: Nest = field(init=False)
     transposed: Transposed | None = field(init=False)
-    squares: Squares | None = field(init=False)
+    transposing: TransposingTile | None = field(init=False)
     body: Body = field(init=False)
 
     def __post_init__(self) -> None:
         self.nest = nest_of(self.kernel.loop)
         self.transposed = short_rows(self.nest) if self.variant == "short" else None
-        self.squares = of_variant(self.nest, self.variant)
-        chosen = self.transposed or self.squares
+        self.transposing = tile_of_variant(self.nest, self.variant)
+        chosen = self.transposed or self.transposing
         if chosen is not None:
             self.nest = chosen.nest
         self.body = Body(self.kernel, self.nest, adder=memory.ATOMIC if self.variant == "atomic" else memory.PLAIN)
@@ -50,17 +50,17 @@ class Unit:
     @property
     def lanes(self) -> int:
         lanes = self.vector_bytes // lane_bytes(self.nest)
-        return lanes if self.transposed or self.squares else run_lanes(self.nest, lanes)
+        return lanes if self.transposed or self.transposing else run_lanes(self.nest, lanes)
 
     @cached_property
-    def kept(self) -> dict[Node, int]:
+    def cached(self) -> dict[Node, int]:
         """Values that this variant keeps from pass to pass, with the pass that makes each."""
-        return kept_values(self.nest) if self.variant in KEEPING else {}
+        return cached_values(self.nest) if self.variant in CACHING else {}
 
     @cached_property
-    def homes(self) -> dict[Node, Store]:
-        """Those of the kept values that wait where a store will go; the others have a scratch row."""
-        return homes(self.kernel, self.nest) if self.kept else {}
+    def cache_stores(self) -> dict[Node, Store]:
+        """Those of the cached values that wait where a store will go; the others have a scratch row."""
+        return cache_stores(self.kernel, self.nest) if self.cached else {}
 
     def source(self, name: str, work: Writer) -> str:
         """The whole text: the loop as a comment, then the function `name` around the lines of `work`."""

@@ -52,8 +52,8 @@ class Body(Emitter[Scope]):
     """Emits nodes. `made` says how to get those that a schedule makes (scans); results of reductions must stand in the scope.
 
     `threads` share a block, 0 where it does not matter; `again` are the loads that a later pass makes too, `last` says that
-    this pass reads what one before has read, `anew` are the lines by which a schedule that forgets (see `forget`) has positions
-    computed once more; `error` whether a run-time check was emitted, `quotients` the integers of which a quotient is used,
+    this pass reads what one before has read, `recomputed` are the lines by which a schedule that forgets (see `forget`) computes
+    positions once more; `error` whether a run-time check was emitted, `quotients` the integers of which a quotient is used,
     `carried` the variables of divisions that the current loop carries. `prefix` begins the names of values.
     """
 
@@ -66,7 +66,7 @@ class Body(Emitter[Scope]):
         self.threads = 0
         self.again: set[int] = set()
         self.last = False
-        self.anew: list[str] = []
+        self.recomputed: list[str] = []
         self.error = False
         self.carried: dict[sympy.Expr, sympy.Expr] = {}
         self.firsts: dict[Dim, str] = {}
@@ -123,7 +123,7 @@ class Body(Emitter[Scope]):
                 return self._divisor(node, scope)
             case Op(name="philox_uniform") if (numbers := random.uniforms(self, node, scope)) is not None:
                 return numbers
-            case Op(name="div") if ops.is_total(node.args[1]) and not self.anew:  # at least 1: its reciprocal is a number
+            case Op(name="div") if ops.is_total(node.args[1]) and not self.recomputed:  # at least 1: its reciprocal is a number
                 value, total = self._operands(node, scope)
                 return f"{value} * (1.0 / {total})"
             case Op():
@@ -155,7 +155,7 @@ class Body(Emitter[Scope]):
                 if self.threads >= LARGE and memory.shared(self, node) and registers + own > FETCHED_SHARED:
                     continue
                 registers += own
-                if registers > FETCHED and not self.anew:
+                if registers > FETCHED and not self.recomputed:
                     return
                 plain = memory.plain(self, node)
                 name = self.name(node) if plain else f"{self.name(node)}_raw"
@@ -168,16 +168,16 @@ class Body(Emitter[Scope]):
         held = self.packed(scope)
         for load in held:
             raw = scope.fetched[id(load)]
-            scope.lines.append(f"{raw} = pt_again({raw}, {ZERO}.to(tl.int16))")
+            scope.lines.append(f"{raw} = pt_opaque({raw}, {ZERO}.to(tl.int16))")
             scope.names.pop(id(load), None)
         for node in self.nest.nodes if held else ():
             if isinstance(node, Op) and self.nest.in_pass(node):
                 scope.names.pop(id(node), None)
-        scope.lines += self.anew
+        scope.lines += self.recomputed
 
     def packed(self, scope: Scope) -> list[Load]:
         """Where values are forgotten: the loads made ahead whose elements of 16 bits are held two to a register."""
-        loaded = [n for n in self.nest.nodes if isinstance(n, Load) and id(n) in scope.fetched and self.anew]
+        loaded = [n for n in self.nest.nodes if isinstance(n, Load) and id(n) in scope.fetched and self.recomputed]
         return [node for node in loaded if self.kernel.storage(node.buffer).itemsize == 2]
 
     def line_of(self, node: Load) -> Dim | None:

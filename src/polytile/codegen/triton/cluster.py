@@ -1,7 +1,7 @@
 """The schedule of rows that a cluster of programs holds: each has its share of the row in registers, as `persistent` has all of
 it, so that everything is read once. Where a reduction is due, all of them leave what their shares come to in scratch memory,
-wait for each other, and each puts it together for itself. Columns are held likewise, a block of them at a time
-(clustered_columns.py).
+wait at a cluster barrier, and each combines it for itself. Columns are held likewise, a block of them at a time
+(cluster_columns.py).
 
 Programs of a cluster run at the same time, on multiprocessors near each other (compute capability 9.0 and later): none waits for
 one that cannot start. Program 0 of a row stores the row's values.
@@ -26,7 +26,7 @@ from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Form, Nest
 
-MEET, COME, AWAIT, POINTS = "pt_meet()", "pt_come()", "pt_await()", "points"
+BARRIER, ARRIVE, WAIT, POINTS = "pt_cluster_barrier()", "pt_cluster_arrive()", "pt_cluster_wait()", "points"
 END = "tl.minimum(first + chunk, {})"
 """Of a program's part, by the length of the row."""
 
@@ -41,23 +41,23 @@ def clustered(nest: Nest) -> bool:
 
 def cluster(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launch of `kernel` under a config whose `splits` programs hold a row."""
-    return Cluster(kernel, nest, config, facts, overlaps).made()
+    return Cluster(kernel, nest, config, facts, overlaps).build()
 
 
 class Cluster(Split):
     """A kernel in the making."""
 
-    def made(self) -> TritonKernel:
+    def build(self) -> TritonKernel:
         return TritonKernel((self._only(),), tuple(self.memory))
 
     def _only(self) -> Launch:
-        unit = self._begun()
+        unit = self._begin_unit()
         unit.place(number="(tl.program_id(0) // SPLITS)")
         self.share(unit, unit.tile.reduced[0])
         self.passes(unit, unit.scope)
         return self._launch(unit, sizes.product(unit.tile.tiles))
 
-    def _begun(self) -> Unit:
+    def _begin_unit(self) -> Unit:
         unit = Unit(self.kernel, self.nest, self.config, self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
         return unit
@@ -74,7 +74,7 @@ class Cluster(Split):
         for k in range(nest.passes + 1):
             self._row_values(unit, k, scope)
             if k < nest.passes:
-                self._meet(unit, [Reduction(unit.body, node) for node in nest.reduces_in(k)], scope)
+                self._exchange(unit, [Reduction(unit.body, node) for node in nest.reduces_in(k)], scope)
                 for scan in nest.scans_in(k):
                     self._carried(unit, scan, scope)
                 unit.body.forget(scope)
@@ -103,32 +103,32 @@ class Cluster(Split):
             unit.body.stores(stores, inner)
             unit.flush(inner)
 
-    def _meet(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
-        """Puts together what all shares come to."""
+    def _exchange(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
+        """Combines what all shares come to."""
         if not reductions:
             return
         for reduction in reductions:
-            self._tell(unit, reduction, scope)
-        unit.out.line(MEET)
-        self._together(unit, reductions, scope)
+            self._store_share(unit, reduction, scope)
+        unit.out.line(BARRIER)
+        self._combine(unit, reductions, scope)
 
-    def _tell(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
-        """Leaves what the program's share comes to."""
+    def _store_share(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
+        """Leaves what the program's share comes to in scratch memory."""
         value = reduction.over_block(scope, POINTS)
         unit.flush(scope)
         self._leave(unit, reduction, value)
 
-    def _together(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
+    def _combine(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
         for reduction in reductions:
             reduction.finish(self._left(unit, reduction, scope, before=False), scope)
 
     def _carried(self, unit: Unit, scan: Scan, scope: Scope) -> None:
-        """The prefix of a scan in the program's own share is made while the others come to tell what theirs come to."""
-        self._tell(unit, Reduction(unit.body, scan), scope)
-        unit.out.line(COME)
+        """The prefix of a scan in the program's own share is computed between arriving at the barrier and waiting there."""
+        self._store_share(unit, Reduction(unit.body, scan), scope)
+        unit.out.line(ARRIVE)
         (own,) = scans.prefix(unit.body, scan, scope)
         unit.flush(scope)
-        unit.out.line(AWAIT)
+        unit.out.line(WAIT)
         self._carry(unit, scan)
         (carry,) = scans.carries(unit.body, scan)
         scope.lines.append(f"{own} = {scans.COMBINE[scan.kind]}({carry}, {own})")

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from polytile.codegen.triton.cluster import cluster
-from polytile.codegen.triton.clustered_columns import columns_cluster
-from polytile.codegen.triton.clustered_sums import clustered_sums
+from polytile.codegen.triton.cluster_column_reduction import cluster_column_reduction
+from polytile.codegen.triton.cluster_columns import cluster_columns
+from polytile.codegen.triton.column_parallel import column_parallel
+from polytile.codegen.triton.column_reduction import column_reduction
+from polytile.codegen.triton.index_search import first_occurrence, owner_computes
 from polytile.codegen.triton.kernel import TritonKernel
-from polytile.codegen.triton.scattered import scatter
 from polytile.codegen.triton.schedules import SCHEDULES
-from polytile.codegen.triton.seekers import leaders, seekers
-from polytile.codegen.triton.sorted_sums import sorted_sums
+from polytile.codegen.triton.segment_sums import atomic_sums
+from polytile.codegen.triton.sorted_segments import sorted_segment_reduction
 from polytile.codegen.triton.split import split
-from polytile.codegen.triton.stripes import stripes
-from polytile.codegen.triton.sums import sums
 from polytile.codegen.triton.unit import Unit
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
@@ -24,8 +24,8 @@ from polytile.schedule.nest import Form, Nest, nest_of
 from polytile.schedule.rewrite import one_sweep, plain_reductions
 
 MANY: dict[str, Callable[[LoopKernel, Nest, Config, Facts, bool], TritonKernel]] = {
-    "split": split, "cluster": cluster, "sums": sums, "stripes": stripes, "scatter": scatter, "leaders": leaders,
-    "seekers": seekers, "sorted": sorted_sums,
+    "split": split, "cluster": cluster, "sums": column_reduction, "stripes": column_parallel, "scatter": atomic_sums,
+    "leaders": first_occurrence, "seekers": owner_computes, "sorted": sorted_segment_reduction,
 }  # fmt: skip
 """Variants of several launches, or of several programs that wait for each other."""
 
@@ -51,9 +51,9 @@ def generate(kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool = 
     variant = str(config["variant"])
     own, nest = nest_for(kernel, variant)
     if variant == "cluster" and nest.form is Form.COLUMN:
-        return columns_cluster(own, nest, config, facts, overlaps)
+        return cluster_columns(own, nest, config, facts, overlaps)
     if variant == "sums" and config.get("splits"):
-        return clustered_sums(own, nest, config, facts, overlaps)
+        return cluster_column_reduction(own, nest, config, facts, overlaps)
     if variant in MANY:
         return MANY[variant](own, nest, config, facts, overlaps)
     unit = Unit(own, nest, config, facts, overlaps)

@@ -170,22 +170,22 @@ def pt_online(max_a, sum_a, max_b, sum_b):
     return high, sum_a * pt_exp(max_a - high) + sum_b * pt_exp(max_b - high)
 """,
     """
-def pt_meet():
+def pt_cluster_barrier():
     tl.inline_asm_elementwise(
         "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; // $0", "=r", [], tl.int32, is_pure=False, pack=1
     )
 """,
     """
-def pt_open():
+def pt_dsmem_init():
     tl.inline_asm_elementwise(
         '''
-        .shared .align 8 .b64 told_bytes[2];
-        .shared .align 16 .b8 told_values[2048];
+        .shared .align 8 .b64 dsmem_barriers[2];
+        .shared .align 16 .b8 dsmem_values[2048];
         {
         .reg .pred first; .reg .b32 thread, bytes;
         mov.u32 thread, %tid.x;
         setp.eq.u32 first, thread, 0;
-        mov.u32 bytes, told_bytes;
+        mov.u32 bytes, dsmem_barriers;
         @first mbarrier.init.shared::cta.b64 [bytes], 1;
         @first mbarrier.init.shared::cta.b64 [bytes+8], 1;
         @first fence.mbarrier_init.release.cluster;
@@ -197,30 +197,30 @@ def pt_open():
     )
 """,
     """
-def pt_tell(value, number: tl.constexpr, turn, split, SPLITS: tl.constexpr):
+def pt_dsmem_send(value, number: tl.constexpr, turn, split, SPLITS: tl.constexpr):
     tl.inline_asm_elementwise(
         '''
         {
-        .reg .pred tells; .reg .b32 thread, odd, place, bytes;
+        .reg .pred sends; .reg .b32 thread, odd, place, bytes;
         mov.u32 thread, %tid.x;
-        setp.lt.u32 tells, thread, $5;
+        setp.lt.u32 sends, thread, $5;
         and.b32 odd, $3, 1;
-        mov.u32 place, told_values;
+        mov.u32 place, dsmem_values;
         mad.lo.u32 place, odd, 1024, place;
         mad.lo.u32 place, $2, 64, place;
         mad.lo.u32 place, $4, 4, place;
-        mov.u32 bytes, told_bytes;
+        mov.u32 bytes, dsmem_barriers;
         mad.lo.u32 bytes, odd, 8, bytes;
-        @tells mapa.shared::cluster.u32 place, place, thread;
-        @tells mapa.shared::cluster.u32 bytes, bytes, thread;
-        @tells st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], $1, [bytes];
+        @sends mapa.shared::cluster.u32 place, place, thread;
+        @sends mapa.shared::cluster.u32 bytes, bytes, thread;
+        @sends st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], $1, [bytes];
         mov.u32 $0, 0;
         }
         ''', "=r,r,r,r,r,r", [value, number, turn, split.to(tl.int32), SPLITS], tl.int32, is_pure=False, pack=1
     )
 """,
     """
-def pt_hear(numbers: tl.constexpr, turn, SPLITS: tl.constexpr):
+def pt_dsmem_wait(numbers: tl.constexpr, turn, SPLITS: tl.constexpr):
     tl.inline_asm_elementwise(
         '''
         {
@@ -228,7 +228,7 @@ def pt_hear(numbers: tl.constexpr, turn, SPLITS: tl.constexpr):
         mov.u32 thread, %tid.x;
         setp.eq.u32 first, thread, 0;
         and.b32 odd, $2, 1;
-        mov.u32 bytes, told_bytes;
+        mov.u32 bytes, dsmem_barriers;
         mad.lo.u32 bytes, odd, 8, bytes;
         bfe.u32 round, $2, 1, 1;
         @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [bytes], $1;
@@ -241,13 +241,13 @@ def pt_hear(numbers: tl.constexpr, turn, SPLITS: tl.constexpr):
     )
 """,
     """
-def pt_told(which, number: tl.constexpr, turn):
+def pt_dsmem_read(which, number: tl.constexpr, turn):
     return tl.inline_asm_elementwise(
         '''
         {
         .reg .b32 odd, place;
         and.b32 odd, $3, 1;
-        mov.u32 place, told_values;
+        mov.u32 place, dsmem_values;
         mad.lo.u32 place, odd, 1024, place;
         mad.lo.u32 place, $2, 64, place;
         mad.lo.u32 place, $1, 4, place;
@@ -257,15 +257,15 @@ def pt_told(which, number: tl.constexpr, turn):
     )
 """,
     """
-def pt_come():
+def pt_cluster_arrive():
     tl.inline_asm_elementwise("barrier.cluster.arrive.aligned; // $0", "=r", [], tl.int32, is_pure=False, pack=1)
 """,
     """
-def pt_await():
+def pt_cluster_wait():
     tl.inline_asm_elementwise("barrier.cluster.wait.aligned; // $0", "=r", [], tl.int32, is_pure=False, pack=1)
 """,
     """
-def pt_again(x, zero):
+def pt_opaque(x, zero):
     return tl.inline_asm_elementwise("xor.b32 $0, $1, $2;", "=r,r,r", [x, zero], x.dtype, is_pure=False, pack=2)
 """,
     """

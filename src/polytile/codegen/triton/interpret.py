@@ -15,9 +15,9 @@ import sympy
 import torch
 
 from polytile.codegen.triton import standins
+from polytile.codegen.triton.cluster_interpreter import cluster_executor
 from polytile.codegen.triton.kernel import KERNEL, Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.codegen.triton.module import load
-from polytile.codegen.triton.together import together
 from polytile.ir import sizes
 
 
@@ -50,7 +50,7 @@ def run(kernel: TritonKernel, tensors: Mapping[str, torch.Tensor], values: Mappi
             described = [_described(each, tensors, numbers) for each in launch.descriptors]
             args = [_value(a, tensors, values, scratch, described, error) for a in launch.arguments]
             function = _function(launch)
-            run_grid = function[grid] if launch.cluster == 1 else together(function, launch.cluster, grid)
+            run_grid = function[grid] if launch.cluster == 1 else cluster_executor(function, launch.cluster, grid)
             run_grid(*args, **dict(launch.constants))
     for memory, kind in zip(scratch, kernel.scratch, strict=True):
         if kind.zeroed and bool(memory.view(torch.uint8).any()):

@@ -245,7 +245,7 @@ class Reduction:
     def _exponentials(self) -> list[Op]:
         """exp(x - m) of the greatest value m that an online_softmax gives: what the block holds is made of the block's own one,
         and needs a factor for the row's. Not where elements of 16 bits are held, which take less room."""
-        exps = [n for n in self.body.nest.nodes if isinstance(n, Op) and n.name == "exp" and not self.body.anew]
+        exps = [n for n in self.body.nest.nodes if isinstance(n, Op) and n.name == "exp" and not self.body.recomputed]
         return [n for n in exps if isinstance(n.args[0], Op) and n.args[0].name == "sub" and self._apart(*n.args[0].args)]
 
     def _apart(self, value: Node, most: Node) -> bool:

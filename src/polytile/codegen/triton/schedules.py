@@ -4,7 +4,7 @@ plain        pointwise: one block a program
 persistent   reduction or scan: a program holds whole rows in registers; everything is read once
 looped       reduction or scan: block after block along the row, once for each pass
 split        several programs share each row (split.py)
-sums         as persistent, with sums down the columns (sums.py)
+columns      as persistent, with sums down the columns (column_reduction.py)
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def persistent(unit: Unit) -> None:
     """Rows held in registers: what one pass computes, later ones use. Where a multiprocessor is to hold several programs of
     columns, elements of 16 bits are held as they are."""
     for dim in unit.tile.reduced if unit.config.get("resident") else ():
-        unit.body.anew += unit.positions(dim, unit.block_at(dim, ZERO))
+        unit.body.recomputed += unit.positions(dim, unit.block_at(dim, ZERO))
     unit.place()
     for dim in unit.tile.reduced:
-        unit.held(dim)
+        unit.resident(dim)
     whole_rows(unit, unit.scope)
     unit.flush(unit.scope)
 
@@ -77,12 +77,12 @@ def stored(unit: Unit, k: int, scope: Scope) -> None:
     """The stores of pass k but for sums across rows, which are added up later: what these are made of is loaded before, since a
     store may change it."""
     stores, written = unit.nest.stores_in(k), unit.kernel.loop.writes()
-    needed = expr.loads(*[root for store in stores if store.sums for root in store.roots])
+    needed = expr.loads(*[root for store in stores if store.is_segment_sum for root in store.roots])
     summed = {id(load) for load in needed if load.buffer in written}
     for node in unit.nest.nodes_in(k) if summed else ():
         if id(node) in summed:
             unit.body.emit(node, scope)
-    unit.body.stores([store for store in stores if not store.sums], scope)
+    unit.body.stores([store for store in stores if not store.is_segment_sum], scope)
 
 
 def looped(unit: Unit) -> None:
@@ -140,12 +140,12 @@ def sweep(
     *outer, last = [(dim, share if share is not None and dim == share.dim else None) for dim in unit.tile.reduced]
     with ExitStack() as loops:
         for dim, mine in outer:
-            loops.enter_context(unit.going(dim, mine))
+            loops.enter_context(unit.block_loop(dim, mine))
         carried = Carried(unit.body, last[0], indices(unit.nest, k))
         unit.out.extend(carried.begin(unit.block_at(last[0], last[1].first if last[1] else "0")))
         unit.body.carried = carried.variables
         back = goes_back(unit.nest, k) and not carried.pairs
-        loops.enter_context(unit.going(*last, back=back))
+        loops.enter_context(unit.block_loop(*last, back=back))
         inner = scope.inner()
         unit.fetch(unit.nest.roots_in(k), inner)
         for reduction in reductions:

@@ -1,12 +1,12 @@
 """The split schedule: `splits` programs share each block of rows, for few long rows. One launch for each pass:
 
-    launch k    put together what the programs of earlier passes have left in scratch memory; then pass k over the
+    launch k    combine what the programs of earlier passes have left in scratch memory; then pass k over the
                 program's own chunk of the row; leave the running values of its reductions in scratch memory
     the last    where values of the row are stored after the last pass, that program of a row does it which comes last
 
-Where a block is of many columns, what its programs leave is a lot: there the last program of each pass puts it together for all
-of the next one's. Where there are many programs too, its registers would be too many for the others of its launch: a config with
-`gathers` has launches of that many columns a program for it.
+Where a block is of many columns, what its programs leave is a lot: there the last program of each pass combines it for all of the
+next one's. Where there are many programs too, its registers would be too many for the others of its launch: a config with
+`gathers` has finalise launches for it, with that many columns a program.
 
 Program 0 of a row stores the row's values between passes. A scan has a launch before its pass in which every program
 combines its chunk; the pass then starts from all the chunks before.
@@ -35,8 +35,8 @@ from polytile.schedule.nest import Form, Nest
 
 COMMUTATIVE = ("sum", "prod", "logsumexp")
 """Scans of which a chunk is combined in any order."""
-GATHERING = 4
-"""Warps of a program that puts together what others have left."""
+FINALISE_WARPS = 4
+"""Warps of a program of a finalise launch."""
 
 
 def splittable(nest: Nest) -> bool:
@@ -52,7 +52,7 @@ def splittable(nest: Nest) -> bool:
 
 def split(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launches of `kernel` under a config with `splits`."""
-    return Split(kernel, nest, config, facts, overlaps).made()
+    return Split(kernel, nest, config, facts, overlaps).build()
 
 
 class Split:
@@ -61,19 +61,19 @@ class Split:
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         self.kernel, self.nest, self.config, self.facts = kernel, nest, config, facts
         self.overlaps = overlaps
-        self.splits, self.gathers = int(config["splits"]), int(config.get("gathers", 0) or 0)
+        self.splits, self.finalised = int(config["splits"]), int(config.get("gathers", 0) or 0)
         self.memory: list[Scratch] = []
         self._numbers: dict[tuple[int, int], int] = {}
         self._whole: dict[int, list[int]] = {}
-        """Scratch memory of a reduction's results, where the last program of a pass puts them together."""
+        """Scratch memory of a reduction's results, where the last program of a pass combines them."""
 
-    def made(self) -> TritonKernel:
+    def build(self) -> TritonKernel:
         launches = [self._totals()] if self.nest.scans else []
         for k in range(self.nest.passes):
             if self.nest.roots_in(k):
                 launches.append(self._pass(k))
-                if self.gathers and self.nest.reduces_in(k):
-                    launches.append(self._gathered(k))
+                if self.finalised and self.nest.reduces_in(k):
+                    launches.append(self._finalise(k))
         return TritonKernel(tuple(launches), tuple(self.memory))
 
     # launches --------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Split:
     def _pass(self, k: int) -> Launch:
         (unit, share), nest = self._unit(goes_back(self.nest, k)), self.nest
         between = nest.row_stores(k)
-        self._know(unit, [*nest.roots_in(k), *_roots(between)], unit.scope)
+        self._load_results(unit, [*nest.roots_in(k), *_roots(between)], unit.scope)
         unit.flush(unit.scope)
         if between:
             inner = unit.scope.inner()
@@ -108,32 +108,32 @@ class Split:
         reductions = one_pass(unit, k, share)
         for reduction in reductions:
             self._leave(unit, reduction, reduction.across(reduction.running()))
-        if self.gathers and reductions:
+        if self.finalised and reductions:
             return unit.launch(self.splits)
         if k == nest.passes - 1 and nest.row_stores(nest.passes):
-            self._finish(unit, [])
+            self._last_program(unit, [])
         elif reductions and nest.form is Form.COLUMN:
-            self._finish(unit, reductions)
+            self._last_program(unit, reductions)
         return unit.launch(self.splits)
 
-    def _gathered(self, k: int) -> Launch:
-        """Puts together what the programs of pass k have left; after the last pass stores the row's values."""
-        own = {**dict(self.config.values), "x": self.gathers, "warps": GATHERING}
+    def _finalise(self, k: int) -> Launch:
+        """Combines what the programs of pass k have left; after the last pass stores the row's values."""
+        own = {**dict(self.config.values), "x": self.finalised, "warps": FINALISE_WARPS}
         config = Config(tuple(sorted(own.items())))
         unit = Unit(self.kernel, self.nest, config, self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
         unit.place()
         unit.out.line(f"row = {unit.row()}")
         for node in self.nest.reduces_in(k):
-            self._keep(unit, Reduction(unit.body, node), unit.scope)
+            self._store_result(unit, Reduction(unit.body, node), unit.scope)
         if k == self.nest.passes - 1:
             after = self.nest.row_stores(self.nest.passes)
-            self._know(unit, _roots(after), unit.scope)
+            self._load_results(unit, _roots(after), unit.scope)
             unit.body.stores(after, unit.scope)
         unit.flush(unit.scope)
         return unit.launch()
 
-    def _finish(self, unit: Unit, reductions: Sequence[Reduction]) -> None:
+    def _last_program(self, unit: Unit, reductions: Sequence[Reduction]) -> None:
         """What the last program of a row does: it keeps the results of `reductions` for the next launch, or stores the row's
         values. The barrier and the counter order all stores before its loads."""
         counter = unit.scratch(len(self.memory), torch.int32)
@@ -146,9 +146,9 @@ class Split:
             if not reductions:
                 unit.fetch(picked(self.nest), inner)
             for reduction in reductions:
-                self._keep(unit, reduction, inner)
+                self._store_result(unit, reduction, inner)
             after = self.nest.row_stores(self.nest.passes) if not reductions else []
-            self._know(unit, _roots(after), inner)
+            self._load_results(unit, _roots(after), inner)
             unit.body.stores(after, inner)
             unit.flush(inner)
 
@@ -202,8 +202,8 @@ class Split:
         inside = f"{masked(masks)}, other={other}" if masks else ""
         return f'tl.load({memory} + ({place}){inside}, cache_modifier=".cg")'
 
-    def _keep(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
-        """Puts a reduction's results together and into scratch memory, one for each row."""
+    def _store_result(self, unit: Unit, reduction: Reduction, scope: Scope) -> None:
+        """Combines a reduction's results and stores them in scratch memory, one for each row."""
         reduction.finish(self._left(unit, reduction, scope, before=False), scope)
         numbers = self._whole[id(reduction.node)] = []
         mask = masked(unit.tile.masks(unit.tile.parallel_dims))
@@ -212,7 +212,7 @@ class Split:
             self.memory.append(Scratch(dtype, unit.rows))
             scope.lines.append(f"tl.store({unit.scratch(numbers[-1], dtype)} + (row), {name}{mask})")
 
-    def _know(self, unit: Unit, roots: Iterable[Node], scope: Scope) -> None:
+    def _load_results(self, unit: Unit, roots: Iterable[Node], scope: Scope) -> None:
         """Adds to `scope` the results of the reductions that `roots` need."""
         for node in _outermost(roots):
             if id(node) in scope.names:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from polytile.codegen.triton.together import (
-    interpreted_again,
-    interpreted_come,
-    interpreted_hear,
-    interpreted_meet,
-    interpreted_open,
-    interpreted_tell,
-    interpreted_told,
+from polytile.codegen.triton.cluster_interpreter import (
+    interpreted_cluster_arrive,
+    interpreted_cluster_barrier,
+    interpreted_dsmem_init,
+    interpreted_dsmem_read,
+    interpreted_dsmem_send,
+    interpreted_dsmem_wait,
+    interpreted_opaque,
 )
 
 _REDUCED: dict[str, Callable[..., Any]] = {
@@ -94,9 +94,10 @@ def interpreted_sum(value: Any, axis: int, keep_dims: bool = False) -> Any:
 
 CALLS: dict[str, Callable[..., Any]] = {
     "tl.sum": interpreted_sum, "tl.reduce": interpreted_reduce, "tl.associative_scan": interpreted_scan,
-    "tl.range": interpreted_range, "pt_meet": interpreted_meet,
-    "pt_again": interpreted_again, "pt_come": interpreted_come, "pt_await": interpreted_meet,
-    "pt_open": interpreted_open, "pt_tell": interpreted_tell, "pt_hear": interpreted_hear, "pt_told": interpreted_told,
+    "tl.range": interpreted_range, "pt_opaque": interpreted_opaque,
+    "pt_cluster_barrier": interpreted_cluster_barrier, "pt_cluster_arrive": interpreted_cluster_arrive,
+    "pt_cluster_wait": interpreted_cluster_barrier, "pt_dsmem_init": interpreted_dsmem_init,
+    "pt_dsmem_send": interpreted_dsmem_send, "pt_dsmem_wait": interpreted_dsmem_wait, "pt_dsmem_read": interpreted_dsmem_read,
 }  # fmt: skip
 """Functions of Triton, and what is called in place of each."""
 

@@ -90,7 +90,7 @@ class Unit:
     def _planes(self) -> bool:
         """Whether the grid has an axis of its own for blocks along the last dimension, and two for all others: one division
         less. Where elements are forgotten (Body.forget) the third one is taken."""
-        return len(self.tile.parallel) > 1 and self.config["variant"] not in ("split", "cluster") and not self.body.anew
+        return len(self.tile.parallel) > 1 and self.config["variant"] not in ("split", "cluster") and not self.body.recomputed
 
     def _program(self, axis: int) -> str:
         return self._wide(program(axis, back=False))
@@ -155,7 +155,7 @@ class Unit:
             yield
             self.tile = self.body.tile = tile
 
-    def held(self, dim: Dim) -> None:
+    def resident(self, dim: Dim) -> None:
         """The position along a reduced dimension of which the block holds all. What is known of its length spares masks."""
         self.body.firsts[dim] = "0"
         least = dict(self.facts.least).get(str(dim.size), 0)
@@ -165,7 +165,7 @@ class Unit:
         self.out.extend(self.positions(dim, at))
 
     @contextmanager
-    def going(self, dim: Dim, share: Share | None = None, back: bool = False) -> Iterator[None]:
+    def block_loop(self, dim: Dim, share: Share | None = None, back: bool = False) -> Iterator[None]:
         """A loop over blocks along a reduced dimension, or over a share of them; `back`: from the last one to the first."""
         first, end = (share.first, share.last) if share else ("0", self.body.index(dim.size))
         if dim.block == 1:
@@ -173,12 +173,12 @@ class Unit:
                 yield
             return
         at = self.body.firsts[dim] = f"{dim.variable}_at"
-        going = f"range({first}, {end}, {dim.name})" if not back else f"range(0, {dim.variable}_blocks)"
+        blocks = f"range({first}, {end}, {dim.name})" if not back else f"range(0, {dim.variable}_blocks)"
         if self.config.get("stages"):
-            going = f"tl.{going[:-1]}, num_stages={self.config['stages']})"
+            blocks = f"tl.{blocks[:-1]}, num_stages={self.config['stages']})"
         if back:
             self.out.line(f"{dim.variable}_blocks = tl.cdiv({end} - {first}, {dim.name})")
-        with self.out.indented(f"for {at if not back else dim.variable + '_done'} in {going}:"):
+        with self.out.indented(f"for {at if not back else dim.variable + '_done'} in {blocks}:"):
             if back:
                 self.out.line(f"{at} = {first} + ({dim.variable}_blocks - 1 - {dim.variable}_done) * {dim.name}")
             self.out.extend(self.positions(dim, self.block_at(dim, at)))

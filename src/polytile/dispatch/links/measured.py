@@ -20,11 +20,11 @@ from polytile.problem import Measurement, Outcome
 from polytile.store import identity
 from polytile.store.records import disturbed, region_excess
 from polytile.tuning import budget, tune
-from polytile.tuning.circumstances import completed, state
 from polytile.tuning.decide import Score, combine, noise_band
+from polytile.tuning.headroom import NoHeadroom
 from polytile.tuning.isolation import policy
 from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Limits
-from polytile.tuning.room import NoRoom
+from polytile.tuning.run_conditions import machine_state, with_run_conditions
 
 BUSY = 2.0
 """How many times longer than predicted kernels may take on a CPU that other programs use too."""
@@ -50,8 +50,8 @@ def choose(request: Request) -> Answer | None:
         worth_it = _unmeasured(request, worth_it) or worth_it
     try:
         return _with_overlooked(request, _first_that_runs(request, worth_it), worth_it)
-    except (torch.OutOfMemoryError, NoRoom) as error:
-        why = str(error) if isinstance(error, NoRoom) else "there was no memory for it"
+    except (torch.OutOfMemoryError, NoHeadroom) as error:
+        why = str(error) if isinstance(error, NoHeadroom) else "there was no memory for it"
         answer = _best_known(request, f"not measured yet: {why}")
         return None if answer is None else dataclasses.replace(answer, postponed=True)
 
@@ -67,7 +67,7 @@ def again(request: Request, candidates: Sequence[Candidate]) -> Answer:
         candidates = _unmeasured(request, candidates) or candidates
     try:
         return trial(request, candidates, remember=True)
-    except (torch.OutOfMemoryError, NoRoom):
+    except (torch.OutOfMemoryError, NoHeadroom):
         return Answer(None, "there was no memory for measuring")
 
 
@@ -190,9 +190,9 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
 
 def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) -> None:
     """Counts the measurements among the attempts and appends them to the store."""
-    moment = state(request.spec.target)
+    moment = machine_state(request.spec.target)
     measurements = [
-        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
+        with_run_conditions(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
         for attempt in attempts
         if attempt.measurement is not None
     ]

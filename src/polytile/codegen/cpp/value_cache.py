@@ -1,0 +1,82 @@
+"""The value cache of a row: what a pass computes at some cost and a later pass over the same row needs again.
+
+Values are cached where the row's result will stand, if that has room for them: the memory is the kernel's to write anyway, and a
+row of any length fits. Else in a scratch row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from polytile.ir import ops, sizes
+from polytile.ir.expr import Load, Node, Op, Part, Reduce
+from polytile.ir.program import Store
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.nest import Form, Nest
+
+THRESHOLD = 8.0  # multiply-adds a lane: from here on a load from the cache is cheaper than computing again
+
+
+def cached_values(nest: Nest) -> dict[Node, int]:
+    """Vector values of a row that two or more passes need and that cost at least THRESHOLD, what is cached already counting as
+    read, with the pass that makes each. None under a scan, whose passes run in order anyway."""
+    if nest.form is not Form.ROW or nest.scans:
+        return {}
+    made: dict[Node, int] = {}
+    cached: dict[Node, int] = {}
+    for k in range(nest.passes):
+        earlier = [n for n, first in made.items() if first < k and nest.is_vector(n) and work(n, cached) >= THRESHOLD]
+        for node in nest.nodes_in(k, stop=earlier):
+            if node in earlier:
+                cached[node] = made[node]
+            made.setdefault(node, k)
+    return cached
+
+
+def cache_stores(kernel: LoopKernel, nest: Nest) -> dict[Node, Store]:
+    """For cached values the stores of a later pass whose elements can hold them until then; each store holds one."""
+    cached, chosen = cached_values(nest), dict[Node, Store]()
+    for node, made in cached.items():
+        last = max(k for k in range(made, nest.passes) if node in set(nest.nodes_in(k, stop=_before(cached, k))))
+        stores = (s for k in range(max(last, made + 1), nest.passes) for s in nest.stores_in(k))
+        free = [s for s in stores if s not in chosen.values() and _holds(kernel, nest, node, made, s)]
+        if free:
+            chosen[node] = free[0]
+    return chosen
+
+
+def _before(cached: dict[Node, int], k: int) -> list[Node]:
+    """The values that pass k takes from the cache."""
+    return [n for n, made in cached.items() if made < k]
+
+
+def _holds(kernel: LoopKernel, nest: Nest, node: Node, made: int, store: Store) -> bool:
+    """Whether the elements of `store` can hold `node` from pass `made` on. Nothing else may be in that memory: no other store
+    or load of the tensor, and, since it may be that of an input which the loop's own points may read until they write,
+    no later load of the same place."""
+    plain = store.mode == "set" and not store.indirect and store.mask is None
+    fits = node.dtype.is_floating_point and kernel.storage(store.buffer) == node.dtype
+    if not plain or not fits or sizes.coefficient(store.index, nest.vec.symbol) != 1:
+        return False
+    if store.buffer in nest.loop.reads() or sum(s.buffer == store.buffer for s in nest.loop.stores) > 1:
+        return False
+    cached = cached_values(nest)
+    later = [n for k in range(made + 1, nest.passes) for n in nest.nodes_in(k, stop=_before(cached, k))]
+    loads = [n for n in later if isinstance(n, Load) and not cached.get(n, nest.passes) <= made]
+    return not any(sizes.equal(load.index, store.index) for load in loads)
+
+
+def work(root: Node, cached: Collection[Node] = ()) -> float:
+    """Cost of computing a value from memory, reductions aside, in multiply-adds a lane; `cached` is in memory."""
+    total, stack, seen = 0.0, [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or isinstance(node, Reduce | Part):
+            continue
+        seen.add(id(node))
+        if node is not root and node in cached:
+            total += 1.0
+            continue
+        total += 1.0 if isinstance(node, Load) else ops.definition(node.name).cost if isinstance(node, Op) else 0.0
+        stack.extend(node.children)
+    return total

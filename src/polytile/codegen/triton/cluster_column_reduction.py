@@ -1,0 +1,98 @@
+"""The schedule of a row loop with column reduction whose rows a cluster of programs holds: each program has its share of the
+columns, of every row that the cluster goes over, and keeps their sums. Everything is read once.
+
+    launch 0   cluster c goes over rows c, c + clusters, ... and leaves its sums in scratch memory, a row of it for each sum
+    launch 1   the finalise launch adds up these rows (column_reduction.py)
+
+Where a reduction is due, every program writes what its share comes to into the shared memory of all (a DSMEM exchange), and waits
+on an mbarrier for as many values from them. Loads of the next rows and stores of the last ones go on meanwhile; a cluster barrier
+would wait for the stores. There are two buffers, for even and odd turns: a program that sends for a later turn has received what
+all sent for the turn before it, so all have read the buffer that it writes to.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from polytile.codegen.triton.body import Scope
+from polytile.codegen.triton.cluster import POINTS, Cluster, clustered
+from polytile.codegen.triton.column_reduction import ColumnReduction, add, begin
+from polytile.codegen.triton.kernel import Launch, TritonKernel
+from polytile.codegen.triton.reductions import Reduction
+from polytile.codegen.triton.unit import Unit
+from polytile.ir import sizes
+from polytile.problem import Config
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import Nest
+
+KINDS = ("sum", "prod", "max", "min")
+EXCHANGED = 16
+"""Values that a program can send in one turn: what a buffer has room for."""
+
+
+def cluster_column_reduction(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `kernel` under a config whose `splits` programs hold a row."""
+    return ClusterColumnReduction(kernel, nest, config, facts, overlaps).build()
+
+
+def can_exchange(nest: Nest) -> bool:
+    """Whether DSMEM exchanges take what the reductions need: single values of 32 bits, EXCHANGED at most."""
+    fits = all(r.kind in KINDS and r.dtype == torch.float32 for r in nest.reduces)
+    return clustered(nest) and not nest.scans and fits and len(nest.reduces) <= EXCHANGED
+
+
+class ClusterColumnReduction(ColumnReduction):
+    """A kernel in the making."""
+
+    number, count = "(tl.program_id(0) // SPLITS)", "(tl.num_programs(0) // SPLITS)"
+
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
+        super().__init__(kernel, nest, config, facts, overlaps)
+        self.cluster = DsmemCluster(kernel, nest, config, facts, overlaps)
+        self.unit.constants["SPLITS"] = self.cluster.splits
+
+    def _launch(self) -> Launch:
+        splits = self.cluster.splits
+        return self.unit.launch(grid=(self.programs * splits, sizes.ONE, sizes.ONE), cluster=splits)
+
+    def _begin(self) -> None:
+        self.cluster.share(self.unit, self.columns)
+        begin(self.unit, self.sums)
+        self.unit.out.extend(["pt_dsmem_init()", "turn = 0"])
+
+    def _block(self, scope: Scope) -> None:
+        self.cluster.passes(self.unit, scope)
+        add(self.unit, self.sums, scope)
+        self.unit.flush(scope)
+
+
+class DsmemCluster(Cluster):
+    """Rows that the programs of a cluster hold, one at a time, whose reductions go through DSMEM."""
+
+    def _exchange(self, unit: Unit, reductions: list[Reduction], scope: Scope) -> None:
+        if not reductions:
+            return
+        parts = self._parts(reductions, scope)
+        scope.lines += [f"pt_dsmem_send({part}, {number}, turn, split, SPLITS)" for number, part in enumerate(parts)]
+        scope.lines.append(f"pt_dsmem_wait({len(reductions)}, turn, SPLITS)")
+        for number, reduction in enumerate(reductions):
+            (received,) = reduction.running("told")
+            scope.lines.append(f"{received} = pt_dsmem_read(tl.arange(0, SPLITS), {number}, turn)")
+            reduction.finish([received], scope)
+        scope.lines.append("turn += 1")
+
+    def _parts(self, reductions: list[Reduction], scope: Scope) -> list[str]:
+        """Names of what the program's share comes to; of two sums at once, so that its warps wait for each other as for one."""
+        parts = [name for reduction in reductions for name in reduction.running("part")]
+        if [reduction.kind for reduction in reductions] == ["sum", "sum"]:
+            values = ", ".join(value for reduction in reductions for value in reduction.values(scope))
+            scope.lines.append(f"{', '.join(parts)} = tl.reduce(({values}), 0, pt_add_two)")
+            return parts
+        for part, reduction in zip(parts, reductions, strict=True):
+            value = reduction.over_block(scope, POINTS)
+            scope.lines.append(f"{part} = {value}")
+        return parts
+
+
+__all__ = ["can_exchange", "cluster_column_reduction"]

@@ -1,0 +1,142 @@
+"""Segment sums (segment_sums.py) whose programs search the indices for the points of a row, and add them up in their order.
+
+first occurrence   launch 0 sets the table to zero; in launch 1 a program has a point: the first point of a row adds up all of the
+                   row and stores the sum; one that finds a point of its row before its own ends there
+owner computes     a program has a row, stores its sum, zeros where nothing falls on it: a launch alone
+
+A program looks at `many` indices at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sympy
+
+from polytile.codegen.triton import text
+from polytile.codegen.triton.body import Body, Scope
+from polytile.codegen.triton.kernel import Launch, TritonKernel
+from polytile.codegen.triton.segment_sums import ROW, begin_program, table_of, zeroed_table
+from polytile.codegen.triton.tile import Dim, Tile, blocks
+from polytile.codegen.triton.unit import ROWS, Unit
+from polytile.ir import sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import Axis
+from polytile.problem import Config
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import Nest, nest_of
+
+POINT = "point"
+
+
+def first_occurrence(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+    """Zeros, and the sums in their places."""
+    return TritonKernel((zeroed_table(kernel, facts, overlaps), FirstOccurrence(kernel, nest, config, facts, overlaps).build()))
+
+
+def owner_computes(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The sums of all rows."""
+    return TritonKernel((OwnerComputes(kernel, nest, config, facts, overlaps).build(),))
+
+
+class _IndexSearch:
+    """A launch in the making: `unit` has blocks of columns and one point at a time, `ahead` many points."""
+
+    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
+        table = table_of(kernel.loop)
+        assert table is not None
+        self.unit, self.table = Unit(kernel, nest, config, facts, overlaps), table
+        self.wide = ".to(tl.int64)" if facts.wide else ""
+        (self.columns,) = (dim for dim in self.unit.tile.parallel if table.along in dim.axes)
+        self.unit.constants["MANY"] = int(config["many"])
+        self.points = self.unit.body.index(table.points.size)
+        many = Axis(sizes.axis("many"), table.points.size)
+        indices = table.index_loop("asked", many, kernel.loop.origins)
+        self.roots, own = indices.roots, nest_of(indices)
+        self.many = Dim("MANY", (many,), int(config["many"]))
+        self.ahead = Body(kernel, Tile(replace(own, cutting=False), facts, (self.many,), ()), facts, prefix="m")
+
+    def _add_points(self, condition: str) -> None:
+        """Adds up what falls on the row, block after block of indices while `condition` holds."""
+        unit, out = self.unit, self.unit.out
+        out.line(f"total = tl.full({unit.tile.shape(unit.tile.all_dims)}, 0.0, {text.value_type(self.table.store.value.dtype)})")
+        out.line("first = 0")
+        with out.indented(f"while {condition}(first < {self.points}):"):
+            self._block(condition)
+            out.line("first += MANY")
+
+    def _block(self, condition: str) -> None:
+        """Adds those of the next points that fall on the row, each found as the nearest after the one before while that is on
+        its way."""
+        unit, scope, nearest = self.unit, Scope(), f"tl.min(tl.where({{}}, many, {self.points}), 0)"
+        scope.lines.append(f"many = first + tl.arange(0, MANY){self.wide}")
+        scope.lines.append(f"{self.many.mask} = many < {self.points}")
+        row, *conditions = self._row_of_point(self.ahead, self.roots, scope)
+        scope.lines.append(f"same = {' & '.join([f'({row} == {ROW})', *conditions, self.many.mask])}")
+        scope.lines.append(f"at = {nearest.format('same')}")
+        if condition:
+            scope.lines.append(f"leads = at >= {POINT}")
+        unit.flush(scope)
+        with unit.out.indented(f"while {condition}(at < {self.points}):"):
+            inner = unit.scope.inner()
+            inner.lines.append(f"{self.table.points.symbol} = at")
+            value = unit.body.full(self.table.store.value, unit.tile.all_dims, inner)
+            inner.lines.append(f"at = {nearest.format('same & (many > at)')}")
+            inner.lines.append(f"total += {value}")
+            unit.flush(inner)
+
+    def _row_of_point(self, body: Body, roots: Sequence[Node], scope: Scope) -> list[str]:
+        """The row on which a point falls, and the conditions under which it does; `roots`: its index and mask."""
+        names = [body.emit(node, scope) for node in roots]
+        return [*names, *body.guards(roots[:1])]
+
+    def _store(self) -> None:
+        self.table.store_total(self.unit, self.unit.tile.masks(self.unit.tile.all_dims))
+
+    def _launch(self, each: sympy.Expr) -> Launch:
+        """The launch of programs that have one of `each` and a block of columns."""
+        unit = self.unit
+        unit.body.error |= self.ahead.error
+        unit.body.quotients |= self.ahead.quotients
+        count = blocks(self.table.along.size, self.columns.block)
+        return unit.launch(grid=(count, sympy.Min(each, sympy.Integer(ROWS)), blocks(each, ROWS)))
+
+
+class FirstOccurrence(_IndexSearch):
+    """Launch 1 of `first_occurrence`."""
+
+    def build(self) -> Launch:
+        points, out = self.table.points.size, self.unit.out
+        begin_program(self.unit, POINT, self.points, self.columns)
+        self._own_row()
+        out.line(f"leads = {POINT} >= 0")
+        self._add_points("leads & ")
+        with out.indented("if leads:"):
+            self._store()
+        return self._launch(points)
+
+    def _own_row(self) -> None:
+        """The ROW on which the program's point falls; one that falls on none ends here."""
+        unit, scope = self.unit, Scope()
+        scope.lines.append(f"{self.table.points.symbol} = {POINT}")
+        row, *conditions = self._row_of_point(unit.body, self.table.own, scope)
+        scope.lines.append(f"{ROW} = {row}")
+        unit.flush(scope)
+        if conditions:
+            with unit.out.indented(f"if ({' & '.join(conditions)}) == 0:"):
+                unit.out.line("return")
+
+
+class OwnerComputes(_IndexSearch):
+    """The launch of `owner_computes`."""
+
+    def build(self) -> Launch:
+        begin_program(self.unit, ROW, self.unit.body.index(self.table.rows), self.columns)
+        self._add_points("")
+        self._store()
+        return self._launch(self.table.rows)
+
+
+__all__ = ["first_occurrence", "owner_computes"]

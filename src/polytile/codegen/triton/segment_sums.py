@@ -1,0 +1,172 @@
+"""Segment sums: loops that add up rows by an index, by stores of mode SUM whose places values decide. What nothing falls on is
+zero. Sums are in the type of their terms, and rounded once.
+
+atomic             launch 0 sets the table to zero, launch 1 adds every point to it by atomics; where its type is narrower than
+                   that of the sums both do so with scratch memory, and launch 2 stores what that holds; one point is simply
+                   stored
+first occurrence   the first point of a row adds up all points of the row (index_search.py)
+owner computes     the program that owns a row looks for its points (index_search.py)
+sorted             a launch sorts the points, the next one adds up those of each row (sorted_segments.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
+from polytile.codegen.triton.ops import convert
+from polytile.codegen.triton.scratch import on_scratch
+from polytile.codegen.triton.split import masked
+from polytile.codegen.triton.tile import Dim
+from polytile.codegen.triton.unit import ROWS, Unit
+from polytile.errors import LoweringError
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Node
+from polytile.ir.program import Axis, Loop, Store
+from polytile.problem import Config
+from polytile.schedule.canonical import LoopKernel, TensorArg
+from polytile.schedule.facts import Facts, index_limit
+from polytile.schedule.nest import Nest
+
+WHOLE = Config.of(variant="plain", x=4096, warps=8)
+"""What goes over the whole table: with programs of 1024 a table of 2 GB in 16 bits takes as long as one of 4 GB in 32."""
+TOTAL = "scratch0"
+ROW = "row"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a store of sums by index writes: `rows` of `columns` elements; `points` is the axis of the indices, `along` that of
+    the columns."""
+
+    store: Store
+    rows: sympy.Expr
+    points: Axis
+    along: Axis
+
+    @property
+    def own(self) -> tuple[Node, ...]:
+        """Of a point: its index and, if there is one, its mask."""
+        return tuple(root for root in self.store.roots if root is not self.store.value)
+
+    def index_loop(self, name: str, many: Axis, origins: tuple[str, ...]) -> Loop:
+        """A loop along `many`, which has the points of the table, that wants nothing but `own` of each."""
+        roots = expr.substitute(self.own, {self.points.symbol: many.symbol})
+        return Loop(name, (many,), (), tuple(Store("asked", many.symbol, root) for root in roots), origins)
+
+    def store_total(self, unit: Unit, masks: Sequence[str]) -> None:
+        """Stores `total` in the columns of ROW."""
+        value = convert("total", self.store.value.dtype, unit.kernel.storage(self.store.buffer))
+        place = unit.body.index(self.store.index.xreplace({expr.indirect_symbol(0): sizes.axis(ROW)}))
+        unit.out.line(f"tl.store({self.store.buffer} + ({place}), {value}{masked(masks)})")
+
+
+def has_segment_sums(loop: Loop) -> bool:
+    """Whether the loop stores sums whose places values decide."""
+    return any(store.is_segment_sum and store.indirect for store in loop.stores)
+
+
+def size_of(loop: Loop) -> sympy.Expr:
+    """Elements of what the loop's one store of sums writes, as its checks of indices say."""
+    (store,) = loop.stores
+    last = {axis.symbol: axis.size - 1 for axis in loop.axes}
+    for k, index in enumerate(store.indirect):
+        limit = index_limit(index)
+        if limit is None:
+            raise LoweringError("sums by an index that nothing checks have no Triton form; the operator runs as a library call.")
+        last[expr.indirect_symbol(k)] = limit - 1
+    return sympy.expand(store.index.xreplace(last) + 1)
+
+
+def table_of(loop: Loop) -> Table | None:
+    """The table of a loop that does nothing but add rows to it, each by one index; None for any other, and for one that never
+    adds a row."""
+    if len(loop.stores) != 1 or len(loop.axes) != 2 or loop.reduced or len(loop.stores[0].indirect) != 1:
+        return None
+    (store,), symbol = loop.stores, expr.indirect_symbol(0)
+    (index,), limit = store.indirect, index_limit(store.indirect[0])
+    chosen = expr.free_symbols(index, *((store.mask,) if store.mask is not None else ()))
+    points = [axis for axis in loop.axes if axis.symbol in chosen]
+    along = [axis for axis in loop.axes if axis.symbol not in chosen]
+    if limit is None or len(points) != 1 or len(along) != 1 or points[0].size == 0:
+        return None
+    dense = sizes.equal(store.index, symbol * along[0].size + along[0].symbol)
+    return Table(store, limit, points[0], along[0]) if store.is_segment_sum and dense else None
+
+
+def atomic_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+    """Zeros, atomics, and the table in its own type."""
+    (store,) = kernel.loop.stores
+    dtype, everywhere, out = store.value.dtype, _everywhere(kernel), _table(kernel)
+    total = TensorArg(TOTAL, dtype, "inout") if needs_scratch(kernel) else out
+    mode = "set" if _distinct(kernel.loop) else "add"
+    adding = replace(kernel.loop, stores=(replace(store, buffer=total.name, mode=mode),))
+    read = [tensor for tensor in kernel.tensors if tensor is not out]
+    plain = Config(tuple(("variant", "plain") if name == "variant" else (name, value) for name, value in config.values))
+    zeros = Store(total.name, everywhere.symbol, expr.const(0.0, dtype))
+    rounded = Store(out.name, everywhere.symbol, expr.load(dtype, total.name, everywhere.symbol))
+
+    def launch(loop: Loop, tensors: Sequence[TensorArg], how: Config) -> Launch:
+        return on_scratch(LoopKernel(loop, tuple(tensors), kernel.symbols), how, facts, overlaps, {TOTAL: 0})
+
+    launches = [launch(_over(kernel, zeros), [total], WHOLE), launch(adding, [*read, total], plain)]
+    if total is out:
+        return TritonKernel(tuple(launches))
+    launches.append(launch(_over(kernel, rounded), [total, out], WHOLE))
+    return TritonKernel(tuple(launches), (Scratch(dtype, everywhere.size),))
+
+
+def needs_scratch(kernel: LoopKernel) -> bool:
+    """Whether the table's own type is too narrow for sums under way."""
+    (store,) = kernel.loop.stores
+    return not _distinct(kernel.loop) and _table(kernel).dtype != store.value.dtype
+
+
+def _distinct(loop: Loop) -> bool:
+    """Whether no two points fall on one element: indices are the same for all of them."""
+    (store,) = loop.stores
+    axes = {axis.symbol for axis in loop.axes}
+    return axes <= store.index.free_symbols and not axes & expr.free_symbols(*store.indirect)
+
+
+def begin_program(unit: Unit, name: str, count: str, columns: Dim) -> None:
+    """The number of the program's own row or point as `name`, of `count`, by the second and third axis of the grid, and its
+    block of `columns` by the first."""
+    out, wide = unit.out, ".to(tl.int64)" if unit.facts.wide else ""
+    out.line(f"{name} = (tl.program_id(1) + tl.program_id(2) * {ROWS}){wide}")
+    with out.indented(f"if {name} >= {count}:"):
+        out.line("return")
+    out.line(f"{columns.name.lower()}_at = tl.program_id(0){wide}")
+    unit.parallel(columns)
+    unit.wait()
+
+
+def zeroed_table(kernel: LoopKernel, facts: Facts, overlaps: bool) -> Launch:
+    """Sets the table to zero."""
+    (store,) = kernel.loop.stores
+    zeros = Store(store.buffer, _everywhere(kernel).symbol, expr.const(0.0, store.value.dtype))
+    alone = LoopKernel(_over(kernel, zeros), (_table(kernel),), kernel.symbols)
+    return on_scratch(alone, WHOLE, facts, overlaps, {})
+
+
+def _table(kernel: LoopKernel) -> TensorArg:
+    (store,) = kernel.loop.stores
+    return next(tensor for tensor in kernel.tensors if tensor.name == store.buffer)
+
+
+def _everywhere(kernel: LoopKernel) -> Axis:
+    """All elements of the table."""
+    return Axis(sizes.axis("p0"), size_of(kernel.loop))
+
+
+def _over(kernel: LoopKernel, store: Store) -> Loop:
+    """A loop over the whole table."""
+    return Loop(kernel.loop.name, (_everywhere(kernel),), (), (store,), kernel.loop.origins)
+
+
+__all__ = [
+    "ROW", "Table", "atomic_sums", "begin_program", "has_segment_sums", "needs_scratch", "size_of", "table_of", "zeroed_table",
+]  # fmt: skip

@@ -1,0 +1,131 @@
+"""The prior of segment sums (codegen/triton/segment_sums.py), in the terms of triton_loops.py.
+
+    atomic             the atomics as a loop of their own; the whole table set to zero, read and stored by one more launch or two
+    first occurrence   the table set to zero; every point looks at all indices up to the first of its row, which goes on to the
+                       end and reads what the others of the row have; not fitted to times
+    owner computes     every row looks at all indices, and reads what falls on it
+    sorted             the launch that sorts; then rows, whose programs find out what falls on them and read it, some points at
+                       once
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from polytile.codegen.triton.segment_sums import Table, needs_scratch, size_of, table_of
+from polytile.codegen.triton.sorted_segments import LISTED
+from polytile.cost import triton_estimate as estimate
+from polytile.cost import triton_loops as prior
+from polytile.ir import sizes
+from polytile.problem import Config
+from polytile.runtime.cuda.driver import PORTABLE
+from polytile.schedule.canonical import LoopKernel
+
+if TYPE_CHECKING:
+    from polytile.runtime.cuda.device import DeviceFacts
+
+LOOK = 0.3e-6  # s in which a program looks at the next indices, which the nearest cache has, and finds the first of its row
+FINISH = 1.1e-6  # s of another launch
+REGISTERS, SORTED_REGISTERS = 48, 72  # of a thread that looks for points, and of one that adds up those of a list
+SOUGHT = 7.2e-9  # s of a warp for each index it looks at while others do
+LOOKED = 0.1e-6  # s until the next indices are there
+FOLLOWED = 1.0e-6  # s until the next point of a row is found and read
+FETCHED = 1.1  # how many times as long as others rows take that are read by an index
+CACHED = 0.5  # of the time that memory takes where the L2 cache has everything
+SORT, SORTED_INDEX = 1.7e-6, 2.4e-9  # s of the launch that sorts, and for each index of a chunk at two programs a multiprocessor
+BLOCK, COMPARED = 0.7e-6, 0.6e-6  # s for each block of the points that a program has found, and for two blocks it compares
+
+
+def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
+    """Predicted seconds of one call."""
+    values = {symbol: size[symbol.name] for symbol in kernel.symbols}
+    written = sizes.evaluate(_size(kernel), values)
+    (store,) = kernel.loop.stores
+    own, wide = kernel.storage(store.buffer).itemsize, store.value.dtype.itemsize
+    if config["variant"] == "scatter":
+        passes = (wide, wide, own) if needs_scratch(kernel) else (own,)
+        again = written * sum(passes) / _rate(device, written * wide)
+        return prior.cost(kernel, config, size, device) + again + (len(passes) + 1) // 2 * FINISH
+    table = _table(kernel)
+    assert table is not None
+    rows, points, columns = (sizes.evaluate(e, values) for e in (table.rows, table.points.size, table.along.size))
+    if not rows or not columns:
+        return device.launch_seconds
+    if config["variant"] in ("seekers", "sorted"):
+        predict = _owner_computes if config["variant"] == "seekers" else _sorted
+        return device.launch_seconds + estimate.START - estimate.HIDDEN + predict(config, rows, points, columns, own, device)
+    zeros, reached = written * own / _rate(device, written * own), min(rows, points)
+    memory = (points + reached) * columns * own / _rate(device, written * own)
+    threads, many = device.warp * int(config["warps"]), int(config["many"])
+    programs, shared = points * -(-columns // int(config["x"])), max(1.0, points / rows)
+    places = _places(REGISTERS * threads, device)
+    first = -(-points // many) * LOOK + shared * (prior.MEMORY_LATENCY + LOOK) + prior.CACHE_LATENCY
+    latency = first * max(1.0, programs / (device.sms * places))
+    return device.launch_seconds + estimate.START - estimate.HIDDEN + FINISH + zeros + (memory**3 + latency**3) ** (1 / 3)
+
+
+def extent(kernel: LoopKernel, size: Mapping[str, int]) -> tuple[int, int]:
+    """How many points are added up by one index, and to how many rows."""
+    table = _table(kernel)
+    assert table is not None
+    values = {symbol: size[symbol.name] for symbol in kernel.symbols}
+    return sizes.evaluate(table.points.size, values), sizes.evaluate(table.rows, values)
+
+
+def _owner_computes(config: Config, rows: int, points: int, columns: int, itemsize: int, device: DeviceFacts) -> float:
+    """Predicted seconds of `points` points of so many columns that fall on `rows` rows, each of which looks for its own."""
+    x, many, warps = int(config["x"]), int(config["many"]), int(config["warps"])
+    registers = prior.BASE_REGISTERS * device.warp * warps + 2 * (x + many)
+    one = prior.MEMORY_LATENCY + -(-points // many) * (LOOKED + many * SOUGHT / warps) + points / rows * FOLLOWED
+    programs = rows * -(-columns // x)
+    latency = one * max(1.0, programs / (device.sms * _places(registers, device)))
+    return max(estimate.PLACED * programs, (_fetched((points + rows) * columns * itemsize, device) ** 3 + latency**3) ** (1 / 3))
+
+
+def _sorted(config: Config, rows: int, points: int, columns: int, itemsize: int, device: DeviceFacts) -> float:
+    """Predicted seconds of the same where the points are sorted before."""
+    own, chunks = int(config["rows"]), int(config["chunks"])
+    listed = max(1.0, 1.2 * points / max(rows, own) * own / chunks / LISTED)
+    together = -(-rows // own) * chunks / (2 * device.sms) * (2 if chunks > PORTABLE else 1)  # fewer at once
+    sort = SORT + max(0.5, together) * int(config["many"]) * SORTED_INDEX
+    sort += max(1.0, together) * listed * (BLOCK + (listed + 1) / 2 * COMPARED)
+    programs = rows * -(-columns // int(config["x"]))
+    places = _places(SORTED_REGISTERS * device.warp * int(config["warps"]), device)
+    uneven = 1 + 0.5 / math.sqrt(max(1.0, programs / device.sms) * max(1.0, points / rows))
+    wait = prior.MEMORY_LATENCY + prior.CACHE_LATENCY
+    one = 3 * prior.CACHE_LATENCY + wait * -(-max(1, points // rows) // int(config["y"]))
+    latency = one * max(1.0, programs / (device.sms * places))
+    adding = (uneven * _fetched((points + rows) * columns * itemsize, device)) ** 3 + latency**3
+    return sort + max(estimate.PLACED * programs, adding ** (1 / 3))
+
+
+def _places(registers: int, device: DeviceFacts) -> int:
+    """Programs of so many registers that a multiprocessor has at once."""
+    return max(1, min(device.registers_per_sm // registers, device.blocks_per_sm))
+
+
+def _fetched(moved: float, device: DeviceFacts) -> float:
+    """Seconds in which rows are read and written that come to so many bytes; see estimate.RESIDENT."""
+    missing = min(1.0, max(0.0, (moved / device.l2_bytes - estimate.RESIDENT) / (1.0 - estimate.RESIDENT)))
+    return FETCHED * moved / device.bandwidth * (CACHED + (1.0 - CACHED) * missing)
+
+
+def _rate(device: DeviceFacts, held: float) -> float:
+    """Bytes a second at which a table of so many bytes is gone over."""
+    return device.bandwidth / (0.7 if held < estimate.KEPT * device.l2_bytes else 1.0)
+
+
+@functools.lru_cache(maxsize=256)
+def _table(kernel: LoopKernel) -> Table | None:
+    return table_of(kernel.loop)
+
+
+@functools.lru_cache(maxsize=256)
+def _size(kernel: LoopKernel) -> sizes.Size:
+    return size_of(kernel.loop)
+
+
+__all__ = ["cost", "extent"]
