@@ -138,10 +138,11 @@ TABLE: tuple[Option, ...] = (
     Option(
         "stall",
         str,
-        "wait",
-        "Whether calls wait. wait: the first call in a regime waits until its kernels are compiled and measured. "
-        "never: the best kernel at hand serves meanwhile, and later calls measure in short slices.",
-        choices=("wait", "never"),
+        "never",
+        "What a call may wait for. never: nothing; ATen's operators, then the best kernels at hand, serve until better ones are "
+        "compiled and measured in the background. compile: until the kernels that are predicted to be fastest are compiled; "
+        "nothing is measured. tune: until kernels are compiled and measured at each new range of sizes.",
+        choices=("never", "compile", "tune"),
     ),
     Option(
         "interpret",
@@ -301,7 +302,7 @@ class Mode:
     doc: str
 
 
-_PATIENT = {"tune": "thorough", "shortlist": 6}
+_PATIENT = {"stall": "tune", "tune": "thorough", "shortlist": 6}
 _NO_GRAPHS = "polytile records no CUDA graphs"
 
 MODES: tuple[Mode, ...] = (

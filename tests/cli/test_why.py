@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polytile.cli import why_command
-from polytile.dispatch.pinned import pinned as under
+from polytile.dispatch.plan_conditions import pinned as under
 from polytile.dispatch.planfile import Pinned, Plan, here
 from polytile.problem import Outcome
 from tests.cli.helpers import DIGEST, filled, measured, named, run

@@ -10,7 +10,7 @@ import pytest
 from polytile import options
 from polytile.counters import counters
 from polytile.dispatch import MultiKernel, planfile
-from polytile.dispatch.splitting import Evidence, Expectation
+from polytile.dispatch.subdivision import Evidence, Expectation
 from polytile.runtime import launcher
 from tests.dispatch.helpers import SPEC, Fake, Speed, arguments, new_process
 

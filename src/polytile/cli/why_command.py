@@ -9,7 +9,7 @@ from polytile import options
 from polytile.cli.kernels import Kernel, matching, meant, shortest
 from polytile.cli.plain import FAILED, sizes_text
 from polytile.cli.why import Here, Why, given_sizes, sizes_of, why
-from polytile.dispatch.pinned import pinned
+from polytile.dispatch.plan_conditions import pinned
 from polytile.dispatch.planfile import Plan
 from polytile.errors import StoreError
 from polytile.report import Column, Table

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from polytile import options
-from polytile.dispatch.pinned import pinned
+from polytile.dispatch.plan_conditions import pinned
 from polytile.store.records import Environment
 from polytile.tuning.environment import environment
 

@@ -9,6 +9,7 @@ import sympy
 import torch
 
 from polytile.ir import expr, sizes
+from polytile.runtime import noise
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import index_limit
 
@@ -63,10 +64,10 @@ def _index_limit(node: expr.Node, values: Mapping[sympy.Symbol, int]) -> int:
 def _random(count: int, dtype: torch.dtype, target: torch.device | None, least: int, end: int) -> torch.Tensor:
     """Numbers; of integers, which may be indices, from `least` on and, where `end` lies above it, below that."""
     if dtype.is_floating_point:
-        return torch.randn(count, device=target).to(dtype)
+        return noise.normal(count, target).to(dtype)
     if dtype == torch.bool or end <= least + 1:
         return torch.full((count,), least, dtype=dtype, device=target)
-    return torch.randint(least, min(end, 1 + torch.iinfo(dtype).max), (count,), dtype=dtype, device=target)
+    return noise.integers(least, min(end, 1 + torch.iinfo(dtype).max), count, dtype, target)
 
 
 __all__ = ["make_args"]

@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytile import locks, store
 from polytile import options as settings
-from polytile.candidates.candidate import Candidate, Entry, PythonEntry, failed, ready, settled, specialised
+from polytile.candidates.candidate import Candidate, Entry, PythonEntry, settled, specialised
 from polytile.counters import counters
 from polytile.dispatch import last_resort, refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.failures import Failures
 from polytile.dispatch.inputs import check_inputs
+from polytile.dispatch.learning import UNMEASURED, Learning
 from polytile.dispatch.links import forced, plan, prior
-from polytile.dispatch.pinned import pinned
+from polytile.dispatch.plan_conditions import pinned
 from polytile.dispatch.refiner import Refiner
 from polytile.dispatch.request import Request, measuring
 from polytile.dispatch.spec import KernelSpec
-from polytile.dispatch.splitting import Regimes, Words
+from polytile.dispatch.subdivision import Regimes, Words
 from polytile.dispatch.temporary import FirstRun, ForNow, Undecided
 from polytile.errors import (
     CompilerMissing,
@@ -33,7 +34,7 @@ from polytile.errors import (
     ResourcesExceeded,
 )
 from polytile.problem import Measurement, Outcome, sizes_text
-from polytile.runtime import programs, regime
+from polytile.runtime import background, programs, regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.schedule.checks import NO_DIVISOR
 from polytile.schedule.facts import Facts
@@ -80,6 +81,7 @@ class MultiKernel:
         self._refiner = Refiner(self)
         self._postponed: dict[int, int] = {}
         """How often a regime's measuring was put off to a later call because memory or time was short."""
+        self._learning = self._learner()
         self._noted: set[int] | None = None
         """The keys of calls, while someone wants to know them."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
@@ -142,7 +144,8 @@ class MultiKernel:
     def prepare(self, ints: Sequence[int]) -> None:
         """Starts compiling, in the background, what a first call at these integers is going to need."""
         ints = tuple(ints)
-        with self._lock, settings.restored(self.options):
+        at_first = {"stall": "compile"} if self._learning is not None else {}
+        with self._lock, settings.restored({**self.options, **at_first}):
             key = self._key_of(ints)
             if self.decided(key) is None:
                 self._prepare(self.request(key, ints, None))
@@ -153,11 +156,11 @@ class MultiKernel:
         Raises HintError for a hint at which there can be no arguments. Where those made up divide by zero, the first call
         chooses.
         """
-        calls = [self._made_up(hint) for hint in hints]
+        calls = [self.made_up(hint) for hint in hints]
         with self._lock, settings.restored(self.options):
             shortlist = max(settings.get("shortlist"), HINTED_SHORTLIST.get(self.spec.target.type, 1))
             tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
-        patient = {"shortlist": shortlist, "tune": tune, "stall": "wait"}
+        patient = {"shortlist": shortlist, "tune": tune, "stall": "tune"}
         with self._lock, settings.restored({**self.options, **patient}):
             for args in calls:
                 key = self._key_of(args)
@@ -185,7 +188,7 @@ class MultiKernel:
         if decision is not None and HINTED not in decision.provenance:
             self._regimes.decisions[words] = dataclasses.replace(decision, provenance=decision.provenance + HINTED)
 
-    def _made_up(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
+    def made_up(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
         if self.spec.make_args is None:
             raise ValueError(f"kernel {self.spec.name!r} cannot make arguments for hinted sizes; call it instead.")
         try:
@@ -211,15 +214,60 @@ class MultiKernel:
 
     # A regime met for the first time.
 
+    def _learner(self) -> Learning | None:
+        """What decides behind the caller's back; None where calls wait for decisions, or no arguments can be made up to try
+        candidates on."""
+        stall = str({**settings.overridden(), **self.options}.get("stall", settings.get("stall")))
+        return Learning(self) if stall == "never" and self.spec.make_args is not None else None
+
     def _on_miss(self, key: int, args: tuple[Any, ...]) -> Entry:
+        return self.served(args)
+
+    def served(self, args: tuple[Any, ...]) -> Entry:
+        """What runs this call, in a regime that is not decided: what is at hand, where the caller does not wait."""
+        learning = None if background.is_here() else self._learning
+        if learning is not None and (entry := learning.at_hand(args)) is not None:
+            learning.predict(self.dispatcher.key_of(*args), self.spec.split(args)[1], self.pointers(args))
+            return entry
         return self.chosen(args)
 
-    def chosen(self, args: tuple[Any, ...], met: bool = False) -> Entry:
-        """The entry for the regime of this call, decided now; or, where the regime has not been `met` and the call must not
-        stall, what serves until it is decided."""
+    def decide_unmeasured(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> None:
+        """Has calls at these integers run what is known to be fastest, or predicted to be where nothing is known; compiles it.
+        Without pointers, tensors count as aligned. What measuring may better is left to the background."""
+        ints = tuple(ints)
+        with self._lock, settings.restored({**self.options, "stall": "compile"}), counters.stage("choosing"):
+            key = self._key_of(ints) if not pointers else regime.pack(self.spec.words(ints, pointers))
+            decision = self.decided(key)
+            while decision is None:
+                request = self.request(key, ints, None, pointers)
+                chosen = self._choice(key, request)
+                entry = self.adopted(key, chosen, request)
+                if entry is not None:
+                    self.dispatcher.insert(key, entry)
+                    decision = chosen
+        with settings.restored(self.options):
+            if self._learning is not None and decision.link in UNMEASURED and measuring():
+                self._learning.measure(key, ints)
+
+    def decide_measured(self, args: tuple[Any, ...]) -> None:
+        """Decides for the regime of these arguments, which candidates are tried on; in the background."""
+        with self._lock, settings.restored({**self.options, "stall": "tune"}), counters.stage("choosing"):
+            key = self._key_of(args)
+            entry = self._select(key, args)
+            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
+
+    def refine(self, args: tuple[Any, ...]) -> None:
+        """Looks, in the background, whether the sizes of these arguments are to have a decision of their own."""
+        with self._lock, settings.restored({**self.options, "stall": "tune"}):
+            key = self.dispatcher.key_of(*args)
+            calls = self._refiner.look(key, args)
+            self.dispatcher.watch(self.dispatcher.key_of(*args), calls)
+
+    def chosen(self, args: tuple[Any, ...]) -> Entry:
+        """The entry for the regime of this call, decided now."""
         with self._lock, settings.restored(self.options), counters.stage("choosing"):
             try:
-                return self._select(self._key_of(args), args, met)
+                return self._select(self._key_of(args), args)
             except Exception as error:
                 if not last_resort.is_defect(error):
                     raise
@@ -232,7 +280,7 @@ class MultiKernel:
         try:
             stands: Any = self.dispatcher.get(self.dispatcher.key_of(*args))
             replaced = stands is not None and not (isinstance(stands, PythonEntry) and stands.call is standing)
-            return stands if replaced else self.replace(args, self.chosen(args, met=True))
+            return stands if replaced else self.replace(args, self.chosen(args))
         finally:
             self._lock.release()
 
@@ -259,16 +307,12 @@ class MultiKernel:
         """The decision that stands for a key."""
         return self._regimes.decisions.get(self.spec.words_in(key))
 
-    def _select(self, key: int, args: tuple[Any, ...], met: bool = False) -> Entry:
+    def _select(self, key: int, args: tuple[Any, ...]) -> Entry:
         """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
         reentrant = key in self._choosing  # a candidate on trial called its own MultiKernel: do not try it again
         untimed = reentrant or (trials.within() and self.spec.family == "loop")
         self._choosing.add(key)
         try:
-            if settings.get("stall") == "never" and not met and not reentrant:
-                standin = self._standin(key, args, may_measure=not untimed)
-                if standin is not None:
-                    return standin
             while True:
                 request = self.request(key, self.spec.split(args)[1], None if untimed else args)
                 entry = self.adopted(key, self._choice(key, request), request)
@@ -276,7 +320,7 @@ class MultiKernel:
                     break
             own = self.dispatcher.key_of(*args)
             alone = self.spec.is_single(self.spec.words_in(own)) and own != key  # what is on record here says otherwise
-            return self._select(own, args, met) if alone else entry
+            return self._select(own, args) if alone else entry
         finally:
             if not reentrant:
                 self._choosing.discard(key)
@@ -361,6 +405,9 @@ class MultiKernel:
     def _on_due(self, args: tuple[Any, ...]) -> None:
         """The table has counted as many calls of an entry as it was told: looks at this one."""
         key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
+        if self._learning is not None and self._noted is None and not background.is_here():
+            self._learning.refine(key, self.spec.split(args)[1])
+            return
         if (noted := self._noted) is not None:
             noted.add(key)
             self.dispatcher.watch(key, calls)
@@ -379,43 +426,29 @@ class MultiKernel:
             if free:
                 self._lock.release()
 
-    def _standin(self, key: int, args: tuple[Any, ...], may_measure: bool) -> PythonEntry | None:
-        """With the option stall "never": what serves this regime until its own kernels are compiled and may be measured; None
-        where a decision takes neither, or where nothing else can serve.
-
-        The best that is at hand: a kernel made for a regime with fewer facts is right here too, if slower; where there
-        is none, torch operators do the work.
-        """
-        request = self.request(key, self.spec.split(args)[1], args if may_measure else None)
-        if not request.candidates:
-            return None
-        wanted, measured = self._prepare(request)
-        if all(ready(candidate) or failed(candidate) for candidate in wanted) and not (measured and may_measure):
-            return None
-        facts = self.spec.facts(request.ints, self._pointers(args))
-        able = [made for c in self.candidates for made in self._forms(c, facts) if made.name in request.names]
-        at_hand = [candidate for candidate in able if ready(candidate)]
-        if not at_hand:
-            return None
-        best = min(at_hand, key=lambda candidate: candidate.cost(request.sizes))
-        return PythonEntry(ForNow(self, best.entry(), wanted, calls=1))
-
-    def _forms(self, candidate: Candidate, facts: Facts) -> list[Candidate]:
+    def forms(self, candidate: Candidate, facts: Facts) -> list[Candidate]:
         """The compiled forms of a candidate that are right where `facts` hold."""
         made = getattr(candidate, "made", None)
         return [form for form in made() if facts.include(form.facts)] if made is not None else [candidate]
 
-    def _pointers(self, args: tuple[Any, ...] | None) -> Sequence[int]:
+    def pointers(self, args: tuple[Any, ...] | None) -> Sequence[int]:
         if not args or not self.spec.tensor_keys:
             return ()
         return [0 if tensor is None else tensor.data_ptr() for tensor in self.spec.split(args)[0]]
 
-    def request(self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None) -> Request:
-        """What the selector is asked about these integers, in the regime `key`; with `args`, candidates may be tried on them."""
+    def excluded(self, key: int, sizes: Mapping[str, int]) -> Collection[str]:
+        """Names of the candidates that take no part in the regime `key` at these sizes."""
+        return self._failures.at(key, sizes)
+
+    def request(
+        self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None, pointers: Sequence[int] = ()
+    ) -> Request:
+        """What the selector is asked about these integers, in the regime `key`; with `args`, candidates may be tried on them.
+        `pointers` say how tensors are aligned where there are no `args`."""
         spec, sizes = self.spec, self.spec.sizes(ints)
-        pointers = self._pointers(args)
+        pointers = self.pointers(args) or pointers
         rejected = self._failures.at(key, sizes)
-        able = [c for c in self.candidates if c.name not in rejected and self._can_run(c, sizes, ints)]
+        able = [c for c in self.candidates if c.name not in rejected and self.can_run(c, sizes, ints)]
         facts = spec.facts(ints, pointers)
         return Request(
             spec=spec,
@@ -428,10 +461,15 @@ class MultiKernel:
             environment=environment(spec.target),
             store=store.current(),
             budget=self.budget,
-            last_chance=settings.get("tune") == "thorough" or self._postponed.get(key, 0) >= MOST_POSTPONED,
+            last_chance=self._is_last_chance(key),
         )
 
-    def _can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:
+    def _is_last_chance(self, key: int) -> bool:
+        """Whether what cannot be measured now in the regime `key` never will be: nobody waits, or it was put off often enough."""
+        patient = self._learning is not None or settings.get("tune") == "thorough"
+        return patient or self._postponed.get(key, 0) >= MOST_POSTPONED
+
+    def can_run(self, candidate: Candidate, sizes: Mapping[str, int], ints: Sequence[int]) -> bool:
         """Whether the candidate may serve the regime of these sizes: `valid` at the sizes themselves and, where it
         says of itself that its limits are hard, all over the regime, as later calls of the regime go to it unasked."""
         if not candidate.valid(sizes):
@@ -531,8 +569,7 @@ class MultiKernel:
 
     def replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:
         """Makes `entry` the one that runs calls like this one."""
-        with self._lock:
-            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
+        self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
         return entry
 
 

@@ -11,7 +11,7 @@ from polytile.dispatch import refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.links import measured
 from polytile.dispatch.request import Answer, Request, may_measure
-from polytile.dispatch.splitting import Words
+from polytile.dispatch.subdivision import Words
 from polytile.runtime import regime
 from polytile.tuning import budget
 from polytile.tuning.decide import Score

@@ -35,7 +35,7 @@ from polytile.dispatch.decision import Decision
 from polytile.dispatch.links.nearby import champions, in_regime
 from polytile.dispatch.links.prior import shortlist
 from polytile.dispatch.request import Request
-from polytile.dispatch.splitting import Evidence, Expectation
+from polytile.dispatch.subdivision import Evidence, Expectation
 from polytile.store import identity
 from polytile.tuning.budget import clock
 from polytile.tuning.decide import Score, combine

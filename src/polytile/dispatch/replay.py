@@ -13,7 +13,7 @@ from polytile import options
 from polytile.dispatch import selector
 from polytile.dispatch.request import Request
 from polytile.dispatch.spec import KernelSpec
-from polytile.dispatch.splitting import Regimes
+from polytile.dispatch.subdivision import Regimes
 from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.store import Store

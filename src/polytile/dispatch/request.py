@@ -135,7 +135,7 @@ class Answer:
 
 def measuring() -> bool:
     """Whether the options and torch's settings let candidates be timed at all."""
-    return options.get("tune") != "off" and not torch.are_deterministic_algorithms_enabled()
+    return options.get("tune") != "off" and options.get("stall") != "compile" and not torch.are_deterministic_algorithms_enabled()
 
 
 def may_measure(request: Request) -> bool:

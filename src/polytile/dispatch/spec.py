@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from polytile.candidates.roundings import Rounded
-from polytile.dispatch.pinned import team
+from polytile.dispatch.plan_conditions import team
 from polytile.ir.program import CPU as CPU_DEVICE
 from polytile.problem import Problem
 from polytile.runtime import device, regime

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.candidates.candidate import Candidate, Entry, PythonEntry, failed, ready
+from polytile.candidates.candidate import Entry, PythonEntry
 from polytile.dispatch.decision import Decision
 from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
-from polytile.tuning import budget
 from polytile.tuning.headroom import copy_of
 from polytile.tuning.tune import run, run_once
 
@@ -22,15 +20,14 @@ NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 
 
 class ForNow:
-    """Runs `entry` until the candidates that the regime waits for, `wanted`, are compiled, `calls` calls have passed and there is
-    time to measure again; the call after that chooses anew."""
+    """Runs `entry` for so many calls, as there was no memory or time for measuring; the call after that chooses anew."""
 
-    def __init__(self, owner: MultiKernel, entry: Entry, wanted: Sequence[Candidate] = (), *, calls: int) -> None:
-        self.owner, self.entry, self.wanted, self.calls = owner, entry, wanted, calls
+    def __init__(self, owner: MultiKernel, entry: Entry, *, calls: int) -> None:
+        self.owner, self.entry, self.calls = owner, entry, calls
 
     def __call__(self, *args: Any) -> None:
         owner = self.owner
-        if self._due() and (entry := owner.anew(self, args)) is not None:
+        if self.calls <= 0 and (entry := owner.anew(self, args)) is not None:
             run(entry, args)
             return
         entry = self.entry
@@ -42,10 +39,6 @@ class ForNow:
                 self.entry = stands
                 owner.replace(args, PythonEntry(self))
 
-    def _due(self) -> bool:
-        made = all(ready(candidate) or failed(candidate) for candidate in self.wanted)
-        return made and self.calls <= 0 and budget.pace.rested()
-
 
 class Undecided:
     """Stands in the table in place of a decision, until the next call decides: of one that was taken within another kernel's
@@ -55,7 +48,7 @@ class Undecided:
         self.owner = owner
 
     def __call__(self, *args: Any) -> None:
-        run_once(self.owner.replace(args, self.owner.chosen(args)), args)
+        run_once(self.owner.replace(args, self.owner.served(args)), args)
 
 
 class FirstRun:

@@ -12,6 +12,7 @@ from polytile.ir import sizes
 from polytile.ir.program import Loop
 from polytile.matmul import packed_weights, prologue, scales
 from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.runtime import noise
 from polytile.schedule.facts import reaches
 
 
@@ -73,8 +74,8 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:
     if not dtype.is_floating_point:
-        return torch.randint(-8, 8, (count,), device=target).to(dtype)
-    return torch.randn(count, device=target).to(dtype)
+        return noise.integers(-8, 8, count, torch.int64, target).to(dtype)
+    return noise.normal(count, target).to(dtype)
 
 
 def _extent(loop: Loop, symbols: Sequence[sympy.Symbol], name: str, size: Mapping[str, int]) -> int:

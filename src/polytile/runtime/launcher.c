@@ -282,6 +282,7 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
         words_of(self, pointers, integers, words);
         found = slot_at(self, words, integers);
     }
+    found->calls += found->entry != NULL;
     Slot slot = *found;
     if (slot.entry == NULL) {
         result = miss(self, words, arguments, count, pointers, integers);
@@ -339,6 +340,7 @@ static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments,
         Slot *slot = find(self, words);
         old = *slot;
         self->used += old.entry == NULL;
+        content.calls = old.calls;
         content.left = old.left;
         content.taken = old.taken;
         place(self, slot, words, content);
@@ -362,6 +364,17 @@ static PyObject *dispatcher_get(PyObject *object, PyObject *key)
     entry = Py_NewRef(entry ? entry : Py_None);
     Py_DECREF(bytes);
     return entry;
+}
+
+static PyObject *dispatcher_calls(PyObject *object, PyObject *key)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    PyObject *bytes = unpacked(self, key);
+    if (bytes == NULL)
+        return NULL;
+    uint64_t calls = find(self, (const int64_t *)PyBytes_AS_STRING(bytes))->calls;
+    Py_DECREF(bytes);
+    return PyLong_FromUnsignedLongLong(calls);
 }
 
 static PyObject *dispatcher_table(PyObject *object, PyObject *unused)
@@ -520,6 +533,7 @@ static PyMethodDef dispatcher_methods[] = {
     {"insert", (PyCFunction)(void (*)(void))dispatcher_insert, METH_FASTCALL, "insert(key, entry); no entry: the regime is split"},
     {"watch", (PyCFunction)(void (*)(void))dispatcher_watch, METH_FASTCALL, "watch(key, calls) asks on_due after so many"},
     {"get", dispatcher_get, METH_O, "get(key) -> entry or None"},
+    {"calls", dispatcher_calls, METH_O, "calls(key) -> how many calls its entries have served"},
     {"table", dispatcher_table, METH_NOARGS, "table() -> dict of key to entry"},
     {"clear", dispatcher_clear, METH_NOARGS, "clear() forgets every entry"},
     {"key_of", (PyCFunction)(void (*)(void))dispatcher_key_of, METH_FASTCALL, "key_of(*integers) -> key"},

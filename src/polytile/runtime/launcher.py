@@ -18,6 +18,7 @@ operator: it costs 36 ns of the 76 ns of a hit, and a kernel's length is not kno
 from __future__ import annotations
 
 import abc
+import collections
 import ctypes
 import math
 import struct
@@ -120,6 +121,10 @@ class Dispatcher(abc.ABC):
         """The entry for `key`, if there is one; a regime that is split has none."""
 
     @abc.abstractmethod
+    def calls(self, key: int) -> int:
+        """How many calls the entries of `key` have served, the one that missed it not among them."""
+
+    @abc.abstractmethod
     def table(self) -> dict[int, Entry]:
         """A copy of the table: every key and its entry."""
 
@@ -214,6 +219,7 @@ class PythonDispatcher(Dispatcher):
         self._table: dict[tuple[int, ...], Entry | None] = {}
         self._on_due = on_due
         self._left: dict[tuple[int, ...], int] = {}
+        self._calls: collections.Counter[tuple[int, ...]] = collections.Counter()
         self._taken: set[tuple[int, ...]] = set()
         """Regimes of which single sizes have entries of their own."""
 
@@ -227,6 +233,7 @@ class PythonDispatcher(Dispatcher):
             self._on_due(arguments)
             words = self._words_at(integers, pointers)
         entry = self._table.get(words)
+        self._calls[words] += entry is not None
         if entry is None:
             entry = self._resolve(self, regime.pack(words), arguments)
         if hasattr(entry, "call"):
@@ -260,11 +267,15 @@ class PythonDispatcher(Dispatcher):
     def get(self, key: int) -> Entry | None:
         return self._table.get(regime.unpack(key, self._word_count))
 
+    def calls(self, key: int) -> int:
+        return self._calls[regime.unpack(key, self._word_count)]
+
     def table(self) -> dict[int, Entry]:
         return {regime.pack(words): entry for words, entry in self._table.items() if entry is not None}
 
     def clear(self) -> None:
         self._table.clear()
+        self._calls.clear()
         self._left.clear()
         self._taken.clear()
 

@@ -59,6 +59,7 @@ typedef struct {
     PyObject *call;  /* Python callable, or NULL for a native kernel */
     Kernel kernel;
     long threads;
+    uint64_t calls;     /* of this key, since it first had an entry */
     int left;           /* calls of this entry until on_due is asked; 0: it is not */
     unsigned char taken; /* of a regime: whether single sizes of it have slots of their own */
 } Slot;

@@ -16,6 +16,7 @@ from polytile.candidates.candidate import Entry, PythonEntry, settle
 from polytile.counters import counters
 from polytile.errors import DeviceLost
 from polytile.problem import Outcome
+from polytile.runtime import background
 from polytile.runtime import compile as compiler
 from polytile.store.records import DISTURBED, LEAST_REGION, REGION
 from polytile.tuning import measure, progress, racing
@@ -278,7 +279,11 @@ def _timed(task: Task, index: int, timing: measure.Timing, max_error: float | No
 
 @contextlib.contextmanager
 def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
-    """Afterwards torch's random generators, the CPU's and those of the arguments' devices, are where they were."""
+    """Afterwards torch's random generators, the CPU's and those of the arguments' devices, are where they were. In the background
+    nothing draws from them, and the program may."""
+    if background.is_here():
+        yield
+        return
     devices = {arg.device.index for arg in args if isinstance(arg, torch.Tensor) and arg.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(devices)):
         yield

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from polytile.candidates.candidate import Candidate
 from polytile.dispatch.links.prior import shortlist
 from polytile.dispatch.request import Answer, Request, must_measure
-from polytile.dispatch.splitting import Evidence, Expectation, distance
+from polytile.dispatch.subdivision import Evidence, Expectation, distance
 from polytile.problem import sizes_text
 from polytile.runtime import regime
 from polytile.store import identity

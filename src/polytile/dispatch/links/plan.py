@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polytile import options
-from polytile.dispatch.pinned import pinned as pinned_under
+from polytile.dispatch.plan_conditions import pinned as pinned_under
 from polytile.dispatch.planfile import Key, Plan, differences, here, key_of
 from polytile.dispatch.request import Answer, Request
 from polytile.dispatch.spec import KernelSpec
