@@ -67,7 +67,7 @@ class Kernel:
         spec = self.kernel.spec
         assert spec.make_args is not None
         args = tuple(spec.make_args(self.sizes(shape)))
-        request = self.kernel.request(self.kernel.dispatcher.key_of(*args), spec.split(args)[1], args)
+        request = self.kernel.request(self.kernel.dispatcher.key_of(*args), spec.ints_of(args), args)
         for candidate in self.near(request):
             candidate.prepare()
         return request

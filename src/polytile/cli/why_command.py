@@ -9,7 +9,7 @@ from polytile import options
 from polytile.cli.kernels import Kernel, matching, meant, shortest
 from polytile.cli.plain import FAILED, sizes_text
 from polytile.cli.why import Here, Why, given_sizes, sizes_of, why
-from polytile.dispatch.plan_conditions import pinned
+from polytile.dispatch.plan_conditions import plan_conditions
 from polytile.dispatch.planfile import Plan
 from polytile.errors import StoreError
 from polytile.report import Column, Table
@@ -88,12 +88,13 @@ def answers(kernel: Kernel, sizes: Mapping[str, int], plan: tuple[str, Plan] | N
 
 def here() -> Here:
     """This process, as calls made in it on the processor would be."""
-    return Here(device.fingerprint(), dict(of_kind("cpu")), pytorch.threads(), pinned("cpu"))
+    return Here(device.fingerprint(), dict(of_kind("cpu")), pytorch.threads(), plan_conditions("cpu"))
 
 
 def gpus() -> list[Here]:
     """The same for calls on each GPU."""
-    return [Here(fingerprint, dict(of_kind("cuda")), pytorch.threads(), pinned("cuda")) for fingerprint in visible_gpus()]
+    facts, threads, conditions = dict(of_kind("cuda")), pytorch.threads(), plan_conditions("cuda")
+    return [Here(fingerprint, facts, threads, conditions) for fingerprint in visible_gpus()]
 
 
 def table_of(name: str, asked: str, found: Why) -> Table:

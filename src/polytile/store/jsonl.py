@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytile.errors import StoreError
+from polytile.facts import OF_PROBLEMS, read_all, texts
 from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.store.reading import Record
 from polytile.store.records import finite_or_text
@@ -64,7 +65,7 @@ def values_of(record: Record) -> dict[str, Any]:
             "kernel": m.problem.kernel,
             "sizes": dict(m.problem.sizes),
             "dtypes": m.problem.dtypes,
-            "layouts": m.problem.layouts,
+            "layouts": texts(m.problem.layouts),
             "device": m.problem.device,
         },
         "environment": dict(m.environment),
@@ -141,7 +142,7 @@ def record_of(values: dict[str, Any]) -> Record:
             _text(problem["kernel"]),
             _sizes(problem["sizes"]),
             tuple(map(_text, problem["dtypes"])),
-            tuple(map(_text, problem["layouts"])),
+            read_all(map(_text, problem["layouts"]), OF_PROBLEMS),
             _text(problem["device"]),
         ),
         _text(values["candidate"]),

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from polytile.errors import StoreError
+from polytile.facts import texts
 from polytile.problem import Config, Measurement, Outcome, Problem, digest
 from polytile.store import jsonl
 from polytile.store.reading import Record
@@ -88,7 +89,7 @@ def _configuration(m: Measurement) -> dict[str, Any]:
         "family": m.problem.family,
         **{f"size.{name}": size for name, size in m.problem.sizes},
         "dtypes": ",".join(m.problem.dtypes),
-        "layouts": ",".join(m.problem.layouts),
+        "layouts": ",".join(texts(m.problem.layouts)),
         "device": m.problem.device,
         "candidate": m.candidate,
         **{f"config.{name}": value for name, value in m.config.values},

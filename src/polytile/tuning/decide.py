@@ -112,9 +112,9 @@ class Score:
         return self.outcome is Outcome.OK and math.isfinite(self.seconds)
 
 
-def noise_band(device: str) -> float:
-    """The relative band of a device of that type ("cpu", "cuda"), or with a fingerprint that begins so."""
-    return float(options.get("noise_band")) * (GPU_BAND if device.partition("-")[0] == "cuda" else 1)
+def noise_band(kind: str) -> float:
+    """The relative band of devices of that type ("cpu", "cuda")."""
+    return float(options.get("noise_band")) * (GPU_BAND if kind == "cuda" else 1)
 
 
 def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> int | None:
