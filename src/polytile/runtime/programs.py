@@ -41,8 +41,8 @@ def running() -> frozenset[str]:
 
 @contextlib.contextmanager
 def on_behalf(*files: str) -> Iterator[None]:
-    """Within the block this thread works for the programs whose functions have these file names, ahead of or behind their calls."""
-    token = _behalf.set(frozenset(files))
+    """Within the block this thread works for the programs whose functions have these file names, apart from their calls."""
+    token = _behalf.set(frozenset(files) - {""})
     try:
         yield
     finally:
