@@ -241,7 +241,7 @@ class Kernel:
             given_by = self._costs.get
             first = [dataclasses.replace(one, predicted=given_by(one.name, others)) for one in self._implementations]
             most = len(first)
-            given = {"shortlist": max(1, most), "gpu_shortlist": max(1, most), **self._options}
+            given = {"shortlist": max(1, most), **self._options}
             with settings.restored(given):
                 made = define(self._spec(kinds, devices.pop()), (*first, last), id(self))
                 forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))

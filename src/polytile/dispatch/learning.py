@@ -19,7 +19,7 @@ import torch
 
 from polytile.candidates.entries import Entry
 from polytile.errors import DivisionByZero, HintError
-from polytile.runtime import background
+from polytile.runtime import background, programs
 
 if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
@@ -64,7 +64,7 @@ class Learning:
     def _ask(self, kind: type[_Job], key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> None:
         if (kind, key) not in self._asked:
             self._asked.add((kind, key))
-            background.submit(kind(self, self._owner, key, ints, tuple(pointers)))
+            background.submit(kind(self, self._owner, key, ints, tuple(pointers), programs.running()))
 
     def done(self, job: _Job) -> None:
         self._asked.discard((type(job), job.key))
@@ -72,13 +72,15 @@ class Learning:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """Something to do for the regime `key` of `owner`, at these integers. Dropped where nobody holds the kernel any more."""
+    """Something to do for the regime `key` of `owner`, at these integers, on behalf of the programs that met it. Dropped where
+    nobody holds the kernel any more."""
 
     learning: Learning
     owner: weakref.ref[MultiKernel]
     key: int
     ints: tuple[int, ...]
     pointers: tuple[int, ...]
+    programs: frozenset[str]
 
     disturbs = True
     rank = 0.0
@@ -91,7 +93,7 @@ class _Job:
         owner = self.owner()
         self.learning.done(self)
         if owner is not None:
-            with torch.no_grad():
+            with torch.no_grad(), programs.on_behalf(*self.programs):
                 self.work(owner)
 
     def work(self, owner: MultiKernel) -> None:

@@ -43,14 +43,12 @@ from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.headroom import MOST_POSTPONED
 
-HINTED_SHORTLIST = 6
-"""Candidates measured for a hinted size, at least: nobody waits for that call yet, and the sizes are the ones that matter."""
+HINTED_SHORTLIST = {"cpu": 6}
+"""The least value of the option `shortlist` for a hinted size, by type of device: nobody waits for that call yet, and the sizes
+are the ones that matter."""
 
 HINTED = ", for a hint"
 """What the grounds of a decision say besides where a hint asked for it."""
-
-HINTED_CALLS = 10**9
-"""Calls that a hinted size is expected to get: compiling always pays."""
 
 
 class MultiKernel:
@@ -161,9 +159,9 @@ class MultiKernel:
         """
         calls = [self.arguments_for(hint) for hint in hints]
         with self._lock, settings.restored(self.options):
-            thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
+            shortlist = max(settings.get("shortlist"), HINTED_SHORTLIST.get(self.spec.target.type, 1))
             tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
-        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune, "stall": "tune"}
+        patient = {"shortlist": shortlist, "tune": tune, "stall": "tune"}
         with self._lock, settings.restored({**self.options, **patient}):
             for args in calls:
                 key = self._key_of(args)
