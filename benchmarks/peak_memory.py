@@ -105,11 +105,11 @@ class Peak:
 def train(mode: str, device: str, size: Size, bound: bool = False) -> Peak:
     """Trains for STEPS steps in this process; with `bound` measuring may not raise the process's resident set."""
     import polytile
-    from polytile.tuning import room
+    from polytile.tuning import headroom
 
     if bound:
-        room.ROOM["cpu"] = lambda _: resident("VmHWM") - resident("VmRSS")
-        room.HOST_SECONDS = 0.0
+        headroom.HEADROOM["cpu"] = lambda _: resident("VmHWM") - resident("VmRSS")
+        headroom.HOST_SECONDS = 0.0
 
     torch.manual_seed(0)
     model = Gpt(size).to(device).train()
@@ -184,7 +184,7 @@ def main() -> None:
         for mode, peak in found.items()
     ]
     how = ", measuring bound to the resident set" if given.bound else ""
-    show(Table.of(f"Peak of memory, {STEPS} training steps, {size}{how}", columns, rows))
+    show(Table.from_rows(f"Peak of memory, {STEPS} training steps, {size}{how}", columns, rows))
     if given.json:
         results = {"size": asdict(size), "bound": given.bound, **{m: asdict(p) for m, p in found.items()}}
         record.write(f"peak_memory_{kind}", results)

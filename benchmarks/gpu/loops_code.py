@@ -62,7 +62,8 @@ def compared(rows: list[dict[str, Any]], every: int) -> Iterator[tuple[str, str,
             tile = work.tile_at(own.digest, nest, schedule)
             counts = {d: math.prod(asked.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
             said = prior.Rows(asked, tile, counts, schedule, device)
-            (launch,) = generate(kernel, config, spec.facts([sizes[n] for n in spec.size_names]), overlaps=True).launches
+            facts = spec.keys.facts_for_code([sizes[n] for n in spec.size_names])
+            (launch,) = generate(kernel, config, facts, overlaps=True).launches
             binary = to_cubin(launch, 90).binary
             found = code(binary)
             predicted = {"shuffles": said.shuffles, "loads and stores": said.accesses}

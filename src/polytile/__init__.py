@@ -7,6 +7,7 @@ kernel          several kernels that you wrote behind one call
 explain         what became of every operator of a function, which kernels run, and on what grounds
 options         every setting; `options.override(...)` sets some within a block
 counters        a mapping: what was compiled, measured and found on record so far
+wait            until nothing is left to do in the background: the fastest kernels serve
 save_plan       pins every decision made so far in a file, which the option `plan` follows
 forget_weights  drops the packed copies of weights
 reset           starts `counters` and `explain` anew
@@ -43,6 +44,7 @@ __all__ = [
     "options",
     "reset",
     "save_plan",
+    "wait",
 ]
 
 
@@ -132,6 +134,15 @@ def kernel(
 
     read = signatures.parsed(signature)
     return lambda reference: handwritten.Kernel(read, reference, reduction, options or {})
+
+
+def wait(compiled: Callable[..., Any] | None = None, timeout: float | None = None) -> bool:
+    """Waits until everything has been generated, compiled and measured that calls so far have asked for (option `stall`), at most
+    `timeout` seconds; returns whether that is so. The next call of `compiled`, or of whatever was compiled, runs the kernels that
+    were found to be fastest. Measuring goes on at full speed meanwhile, for all compiled functions alike."""
+    from polytile.runtime import background
+
+    return background.wait(timeout)
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

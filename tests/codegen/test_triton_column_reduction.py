@@ -10,7 +10,7 @@ import torch
 
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import triton_variants as variants
-from polytile.candidates.apart import Apart, parts
+from polytile.candidates.unfused import Unfused, parts
 from polytile.codegen.triton import interpret
 from polytile.codegen.triton.generate import generate
 from polytile.errors import LoweringError
@@ -204,7 +204,7 @@ def test_the_parts_do_what_the_whole_does(make: Callable[[], Loop]) -> None:
     given = tensors(kernel, sizes)
     want = expected(kernel, given, sizes)
     columns, rest = parts(kernel)
-    assert not any(s.sums for part, _ in (columns, rest) for s in part.loop.stores)
+    assert not any(s.is_segment_sum for part, _ in (columns, rest) for s in part.loop.stores)
     assert all(t.role in ("in", "out") for part, _ in (columns, rest) for t in part.tensors)
 
     class Part:
@@ -216,8 +216,8 @@ def test_the_parts_do_what_the_whole_does(make: Callable[[], Loop]) -> None:
             values = dict(zip(self.kernel.symbols, args[len(own) :], strict=True))
             evaluate.run_loop(self.kernel.loop, own, values, None)  # type: ignore[arg-type]
 
-    apart = Apart(kernel, [Part(part) for part, _ in (columns, rest)])
-    apart.entry().call(*[given[t.name] for t in kernel.tensors], *[sizes[s.name] for s in kernel.symbols])
+    unfused = Unfused(kernel, [Part(part) for part, _ in (columns, rest)])
+    unfused.entry().call(*[given[t.name] for t in kernel.tensors], *[sizes[s.name] for s in kernel.symbols])
     agree(given, want)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from polytile import store
-from polytile.candidates.candidate import Entry, PythonEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.dispatch import ArgInfo, KernelSpec
 from polytile.problem import Config, digest
 
@@ -22,7 +23,7 @@ def double(x: torch.Tensor, y: torch.Tensor, m: int, n: int) -> None:
 
 
 @dataclass
-class Fake:
+class Fake(Candidate):
     """A candidate. `speed`: seconds by the fake clock, a number or a function of the sizes; `predicted`: its prior."""
 
     name: str
@@ -79,7 +80,7 @@ SPEC = KernelSpec(
     kernel=digest("y = 2 x"),
     args=(ArgInfo("x", torch.float32), ArgInfo("y", torch.float32, "out")),
     size_names=("M", "N"),
-    size_keys=(1, 1),
+    size_codes=(1, 1),
     reduction_hint="inner",
     source_ops=("aten.mul",),
     device="cpu-test",

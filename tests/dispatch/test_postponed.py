@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from polytile.dispatch import MultiKernel
-from polytile.tuning import room
+from polytile.tuning import headroom
 from tests.dispatch.helpers import Fake, arguments, spec
 
-LONG = 2 * room.HOST_SECONDS / room.HOST_SLOWER
+LONG = 2 * headroom.HOST_SECONDS / headroom.HOST_SLOWER
 """Predicted seconds of a problem that is too large for a reference on the host."""
 
 
@@ -17,7 +17,7 @@ LONG = 2 * room.HOST_SECONDS / room.HOST_SLOWER
 def spare(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that may be allocated without raising the peak; none at first."""
     bytes_left = [0]
-    monkeypatch.setitem(room.ROOM, "cpu", lambda device: bytes_left[0])
+    monkeypatch.setitem(headroom.HEADROOM, "cpu", lambda device: bytes_left[0])
     return bytes_left
 
 
@@ -32,9 +32,9 @@ def two() -> MultiKernel:
 
 def test_the_wait_doubles_and_only_the_last_chance_is_the_hosts(spare: list[int], fake_clock: list[str]) -> None:
     """Of a problem that would have the host work for a while. With "thorough" it works at once."""
-    middling = 2 * room.HOST_AT_ONCE / room.HOST_SLOWER
+    middling = 2 * headroom.HOST_AT_ONCE / headroom.HOST_SLOWER
     put_off = MultiKernel(spec(), [large("slow", middling), large("fast", 1.1 * middling)])
-    for _ in range(2**room.MOST_POSTPONED - 1):
+    for _ in range(2**headroom.MOST_POSTPONED - 1):
         x, y, m, n = arguments(32)
         put_off(x, y, m, n)
         assert torch.equal(y, 2 * x) and put_off.decisions[0].postponed and not fake_clock
@@ -64,7 +64,7 @@ def test_a_later_call_that_finds_room_measures(two: MultiKernel, spare: list[int
 def test_after_a_few_calls_without_room_the_prediction_stays(
     two: MultiKernel, spare: list[int], fake_clock: list[str]
 ) -> None:
-    for _ in range(2**room.MOST_POSTPONED):
+    for _ in range(2**headroom.MOST_POSTPONED):
         two(*arguments(32))
     spare[0] = 1 << 30
     two(*arguments(32))

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from polytile.problem import Outcome
+from polytile.tuning.headroom import for_measuring
 from polytile.tuning.isolation.endings import Failure
 from polytile.tuning.isolation.worker import Kind, borrowed, stop_all
-from polytile.tuning.room import for_measuring
 from polytile.tuning.task import Task
 from polytile.tuning.tune import tune
 from tests.tuning.planted import Function, task

@@ -46,28 +46,28 @@ def test_gradients_of_a_layer_norm_are_one_loop(dtype: torch.dtype) -> None:
 
 def test_sums_that_need_the_rows_own_reductions_stay_apart() -> None:
     program = optimized(rms_norm_backward, *matrices())
-    assert not any(store.sums for loop in loops(program) for store in loop.stores)
+    assert not any(store.is_segment_sum for loop in loops(program) for store in loop.stores)
 
 
 def test_sums_of_other_matrices_stay_apart() -> None:
     program = optimized(lambda x, y, _: (torch.softmax(x, -1), y.sum(0)), *matrices())
-    assert not any(store.sums for loop in loops(program) for store in loop.stores)
+    assert not any(store.is_segment_sum for loop in loops(program) for store in loop.stores)
 
 
 def test_sums_of_what_the_rows_store_stay_apart() -> None:
     program = optimized(lambda x, y, _: ((z := torch.softmax(x, -1)), z.sum(0)), *matrices())
-    assert not any(store.sums for loop in loops(program) for store in loop.stores)
+    assert not any(store.is_segment_sum for loop in loops(program) for store in loop.stores)
 
 
 def test_greatest_values_of_columns_stay_apart() -> None:
     program = optimized(lambda x, y, _: (torch.softmax(x, -1), x.amax(0)), *matrices())
-    assert not any(store.sums for loop in loops(program) for store in loop.stores)
+    assert not any(store.is_segment_sum for loop in loops(program) for store in loop.stores)
 
 
 def test_on_a_cpu_each_has_its_own_loop() -> None:
     with options.override(interpret=False):
         program = optimized(lambda x, y, _: (torch.softmax(x, -1), x.sum(0)), *matrices())
-    assert not any(store.sums for loop in loops(program) for store in loop.stores)
+    assert not any(store.is_segment_sum for loop in loops(program) for store in loop.stores)
 
 
 def test_columns_of_what_a_softmax_reads() -> None:
@@ -76,4 +76,4 @@ def test_columns_of_what_a_softmax_reads() -> None:
     (loop,) = loops(program)
     got = interpret.run(program, args)
     torch.testing.assert_close(got[1], (args[0] * args[1]).sum(0))
-    assert sum(store.sums for store in loop.stores) == 1
+    assert sum(store.is_segment_sum for store in loop.stores) == 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from polytile.tuning import room
+from polytile.tuning import headroom
 from polytile.tuning.clones import ALIGNMENT, Clones, overlapping, stand_ins
 
 
@@ -153,7 +153,7 @@ def test_empty_tensors_are_no_trouble() -> None:
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(room.ROOM, "cpu", lambda device: 0)
+    monkeypatch.setitem(headroom.HEADROOM, "cpu", lambda device: 0)
 
 
 def test_on_a_full_device_kernels_are_tried_on_the_memory_itself_and_it_is_as_before_afterwards(full: None) -> None:
@@ -205,6 +205,6 @@ def test_a_clone_is_one_allocation_of_its_bytes_whatever_the_strides() -> None:
 
 
 def test_on_a_full_device_the_reference_runs_on_the_host(full: None) -> None:
-    assert not room.wide_fits((torch.zeros(4),), ("in",))
+    assert not headroom.wide_fits((torch.zeros(4),), ("in",))
     wide = stand_ins((torch.arange(3), torch.zeros(2)), ("in", "out"), on_host=True)
     assert wide is not None and wide[1].dtype == torch.float64

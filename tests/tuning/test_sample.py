@@ -14,7 +14,7 @@ import polytile
 from polytile.compiler.programs import compiled_programs
 from polytile.ir import evaluate
 from polytile.problem import Outcome
-from polytile.tuning import budget, room, tune
+from polytile.tuning import budget, headroom, tune
 from polytile.tuning.sample import Sample
 from polytile.tuning.tune import WIDE_LIMIT_SECONDS
 from tests.tuning import planted
@@ -59,8 +59,8 @@ def test_a_long_kernel_that_is_wrong_is_found_out(kernel: Callable[..., None], d
 
 
 def test_without_any_room_a_large_problem_is_measured_on_the_callers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(room.ROOM, "cpu", lambda device: 0)
-    predicted = 2 * room.HOST_SECONDS / room.HOST_SLOWER
+    monkeypatch.setitem(headroom.HEADROOM, "cpu", lambda device: 0)
+    predicted = 2 * headroom.HOST_SECONDS / headroom.HOST_SLOWER
     asked = planted.task(Function("right", planted.double), Function("wrong", spoilt(-1)), sampler=ends)
     x = asked.args[0]
     before = x.clone()

@@ -52,7 +52,7 @@ _made: dict[tuple[str, int, str], tuple[Candidate, ...]] = {}
 def _candidates(
     kernel: LoopKernel, origins: tuple[str, ...], most_threads: int, tool: toolchain.Toolchain
 ) -> tuple[Candidate, ...]:
-    if any(store.sums for store in kernel.loop.stores):
+    if any(store.is_segment_sum for store in kernel.loop.stores):
         raise LoweringError(f"kernel {kernel_name(kernel, origins)!r} adds up points down columns, which has no C++ form.")
     expanded = replace(kernel, loop=fuse_axes(plain_reductions(kernel.loop)))
     nest = nest_of(expanded.loop)
@@ -88,9 +88,9 @@ def _candidates(
             f"{made_from} {variant}",
         )
 
-    found = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
-    _ = found[0].source  # whatever has no C++ form shows now, while a library call can still take its place
-    return (*found, *library_of(kernel, found, library_speed(most_threads)), InterpretedLoop(kernel))
+    generated = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
+    _ = generated[0].source  # whatever has no C++ form shows now, while a library call can still take its place
+    return (*generated, *library_of(kernel, generated, library_speed(most_threads)), InterpretedLoop(kernel))
 
 
 def library_speed(threads: int) -> Speed:

@@ -21,14 +21,15 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from polytile import debug
 from polytile import options as settings
 from polytile.compiler import programs as compiler
+from polytile.compiler import tiers
 from polytile.counters import counters
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
 from polytile.frontend.channels_last import lay_channels_last
-from polytile.frontend.eager import SOURCE, library_calls, say_once, with_own_code
+from polytile.frontend.eager import SOURCE, as_traced, library_calls, say_once, with_own_code
 from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
 from polytile.frontend.floats import restart_if_fixed, settle_ahead
-from polytile.frontend.graph import lower_graph, unsupported
+from polytile.frontend.graph import Lowered, is_repeatable, lower_graph, unsupported
 from polytile.frontend.hints import Hints, Values
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.overwritten import keep_overwritten
@@ -141,14 +142,15 @@ def _compiled(
         prepare()
     restart_if_fixed(graph)
     failed: list[Failure] = []
+    together = tiers.Tiers()
     held = settings.overridden()  # the backward graph may be compiled much later, and in another thread
     with kept_whole(), counters.stage("tracing"):
         return aot_module_simplified(
             graph,
             example_inputs,
-            fw_compiler=_Compiler("forward", held, wanted, early, failed),
-            bw_compiler=_Compiler("backward", held, wanted, early, failed),
-            inference_compiler=_Compiler("inference", held, wanted, early, failed),
+            fw_compiler=_Compiler("forward", held, wanted, early, failed, together),
+            bw_compiler=_Compiler("backward", held, wanted, early, failed, together),
+            inference_compiler=_Compiler("inference", held, wanted, early, failed, together),
             decompositions=noting(decompositions()),
             partition_fn=_partition,
             keep_inference_input_mutations=True,
@@ -176,6 +178,7 @@ def _uncompiled(graph: Any, example_inputs: Sequence[Any], error: Exception) -> 
 
     with_own_code(run)
     operators = [report for each in graphs for report in library_calls(each, why.reason)[0]]
+    counters.add("graphs_compiled")
     compiler.record(name, tuple(operators), SOURCE, run, failed=[why])
     return run
 
@@ -225,14 +228,15 @@ def _handed_on(kind: type[Exception]) -> type[Exception]:
 
 @dataclass(frozen=True)
 class _Compiler:
-    """One of AOTAutograd's three compilers under one compile's options; the backward one may run long after it. `failed`, which
-    the three have in common, are the graphs that could not be compiled."""
+    """One of AOTAutograd's three compilers under one compile's options; the backward one may run long after it. The three have in
+    common `failed`, the graphs that could not be compiled, and `tiers`, the graphs that change tiers together."""
 
     kind: str
     options: Mapping[str, Any]
     hints: Sequence[Values]
     ahead: Sequence[Values] = ()
     failed: list[Failure] = field(default_factory=list)
+    tiers: tiers.Tiers = field(default_factory=tiers.Tiers)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         if self.kind != "backward":
@@ -262,12 +266,13 @@ class _Compiler:
             return self._library_calls(graph, name, why)
 
     def _library_calls(self, graph: torch.fx.GraphModule, name: str, why: str, failed: Sequence[Failure] = ()) -> Boxed:
-        graph.recompile()
         operators, call = library_calls(graph, why)
+        counters.add("graphs_compiled")
         return compiler.record(name, operators, SOURCE, call, failed=failed).call
 
     def _program(self, graph: torch.fx.GraphModule, name: str) -> Boxed:
-        """The graph lowered and compiled. Raises CompilerMissing where there is no C++ compiler."""
+        """The graph lowered and compiled, or to be compiled in the background. Raises CompilerMissing where calls wait for a C++
+        compiler and there is none."""
         weights = weights_of(graph, self.kind)
         with counters.stage("lowering"):
             if self.kind == "inference":
@@ -275,4 +280,28 @@ class _Compiler:
             lowered = lower_graph(graph, name, weights)
         with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
             traced = hinted.sizes_of(graph)
-            return compiler.compile_program(lowered, traced, self.hints, self.ahead).call
+            if tiers.waits_for() == "never" and not self.hints:
+                call = self._in_tiers(graph, lowered, traced)
+            else:
+                call = compiler.compile_program(lowered, traced, self.hints, self.ahead).call
+        counters.add("graphs_compiled")
+        return call
+
+    def _in_tiers(self, graph: torch.fx.GraphModule, lowered: Lowered, traced: Values) -> Boxed:
+        """The graph as ATen's operators, until its program is there."""
+        program = lowered.program
+
+        def build() -> Boxed | None:
+            with settings.restored(self.options):
+                try:
+                    return compiler.compile_program(lowered, traced, ahead=self.ahead, ready=True).call
+                except Exception as error:
+                    self.failed.append(failure("graph", program.name, error, graph))
+                    operators, _ = library_calls(graph, self.failed[-1].reason)
+                    compiler.record(program.name, operators, SOURCE, tiered.call, failed=self.failed[-1:])
+                    return None
+
+        tiered = tiers.TieredGraph(self.tiers, program.name, self.kind, as_traced(graph), build, is_repeatable(graph))
+        compiler.record(program.name, lowered.operators, SOURCE, tiered.call, program, failed=lowered.failures)
+        tiered.begin()
+        return tiered.call

@@ -19,7 +19,7 @@ from polytile.dispatch.decision import Decision
 from polytile.frontend.failures import Failure
 from polytile.ir.program import Extern
 from polytile.problem import sizes_text, time_text
-from polytile.runtime.convolution import KeptConvolution
+from polytile.runtime.convolution import PackedConvolution
 from polytile.runtime.programs import file_of
 from polytile.runtime.weights import Site
 
@@ -158,7 +158,7 @@ def report(programs: Sequence[CompiledProgram], noted: Mapping[MultiKernel, Coll
     files = {file_of(program.call) for program in programs}
     decisions: dict[Decision, None] = {}
     for multikernel in dict.fromkeys(m for p in programs for m in p.multikernels):
-        followed = [multikernel.decided(key) for key in (noted or {}).get(multikernel, ())]
+        followed = [multikernel.decision_of(key) for key in (noted or {}).get(multikernel, ())]
         decisions |= dict.fromkeys(d for d in multikernel.decisions if d in followed or not files.isdisjoint(d.programs))
     weights = tuple(row for program in programs for row in _weights(program))
     sources = tuple(program.source for program in programs)
@@ -169,10 +169,10 @@ def report(programs: Sequence[CompiledProgram], noted: Mapping[MultiKernel, Coll
 def _weights(program: CompiledProgram) -> Iterator[WeightRow]:
     """Those of products, then those of convolutions."""
     for multikernel, call in program.calls:
-        if call.kept is not None:
-            yield _weight(multikernel.spec.name, call.kept.site, call.kept.view.dtype)
+        if call.packed_weight is not None and call.site is not None:
+            yield _weight(multikernel.spec.name, call.site, call.packed_weight.view.dtype)
     for operation in program.program.operations if program.program is not None else ():
-        if isinstance(operation, Extern) and isinstance(operation.target, KeptConvolution):
+        if isinstance(operation, Extern) and isinstance(operation.target, PackedConvolution):
             for site in operation.target.sites:
                 yield _weight(operation.target.__name__, site, operation.target.dtype)
 

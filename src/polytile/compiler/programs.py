@@ -23,8 +23,8 @@ from polytile.frontend import failures
 from polytile.frontend.failures import Failure
 from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.ir import sizes
-from polytile.ir.program import Extern, Loop, Program, Template
-from polytile.matmul import kept
+from polytile.ir.program import Extern, Loop, PackedWeight, Program, Template
+from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
 from polytile.runtime import programs
@@ -85,10 +85,13 @@ def compile_program(
     traced: Values,
     hints: Sequence[Values] = (),
     ahead: Sequence[Values] = (),
+    *,
+    ready: bool = False,
 ) -> CompiledProgram:
     """Generates everything that `lowered` needs, under the options in force. `traced` are the sizes that the tracer
     saw: kernels for them start compiling at once, side by side, then those for the sizes in `ahead`. For `hints`
-    kernels are chosen before this returns.
+    kernels are chosen before this returns. With `ready` it returns once calls at the traced sizes find kernels, by what is known
+    or predicted, and calls at others something that serves them.
 
     Raises CompilerMissing where no C++ compiler is found.
     """
@@ -103,7 +106,9 @@ def compile_program(
                 multikernel, tensors, extents = define_template(operation, program.buffers, made)
             else:
                 multikernel, tensors, extents = define_loop(operation, program.buffers, made)
-            call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents)
+            packed = next((tensor for tensor in tensors if isinstance(tensor, PackedWeight)), None)
+            site = packed_weights.site_of(packed) if packed is not None else None
+            call = KernelCall(multikernel.spec.name, multikernel.dispatch, tensors, extents, site)
             calls.append((multikernel, call))
             return call
 
@@ -117,6 +122,8 @@ def compile_program(
                 _prepare(calls, values)
             with programs.on_behalf(programs.file_of(wrapped.call)):
                 _warm(calls, hints)
+                if ready:
+                    _decide_unmeasured(calls, (traced, *ahead))
     for operation in program.operations:
         if isinstance(operation, Extern):
             counters.add_library_call(str(operation.target))
@@ -133,11 +140,11 @@ def record(
     calls: Sequence[tuple[MultiKernel, KernelCall]] = (),
     failed: Sequence[Failure] = (),
 ) -> CompiledProgram:
-    """Counts a compiled graph and keeps it for `explain()` as long as `call` is alive."""
+    """Keeps a compiled graph for `explain()` as long as `call` is alive, in place of what ran the graph of that name before."""
     compiled = CompiledProgram(name, operators, source, call, program, tuple(calls), tuple(failed))
     call.polytile_program = compiled  # type: ignore[attr-defined]
-    counters.add("graphs_compiled")
     with _lock:
+        _compiled[:] = [known for known in _compiled if (alive := known()) is not None and alive.name != name]
         _compiled.append(weakref.ref(compiled))
     return compiled
 
@@ -160,19 +167,28 @@ def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Values) -> 
     """Starts compiling what a call with these values of the graph's size symbols will need, all kernels side by side."""
     asked: set[tuple[MultiKernel, tuple[int, ...]]] = set()
     for multikernel, call in calls:
-        values = {**given, **kept.assumed(call.kept)}
+        values = {**given, **packed_weights.assumed_sizes(call.packed_weight)}
         if _known(call, values):
             ints = tuple(sizes.evaluate(e, values) for e in call.sizes)
-            if (multikernel, multikernel.spec.words(ints)) not in asked:
+            if (multikernel, multikernel.spec.keys.fields(ints)) not in asked:
                 multikernel.prepare(ints)
-            asked.add((multikernel, multikernel.spec.words(ints)))
+            asked.add((multikernel, multikernel.spec.keys.fields(ints)))
+
+
+def _decide_unmeasured(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Sequence[Values]) -> None:
+    """Has calls with these values of the graph's size symbols find a kernel."""
+    for values in given:
+        for multikernel, call in calls:
+            at = {**values, **packed_weights.assumed_sizes(call.packed_weight)}
+            if _known(call, at):
+                multikernel.decide_unmeasured(tuple(sizes.evaluate(e, at) for e in call.sizes))
 
 
 def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:
     """Chooses kernels for the given values of the graph's size symbols ahead of calls."""
     for multikernel, call in calls:
         names = multikernel.spec.size_names
-        given = [{**values, **kept.assumed(call.kept)} for values in hints]
+        given = [{**values, **packed_weights.assumed_sizes(call.packed_weight)} for values in hints]
         wanted = [[sizes.evaluate(e, values) for e in call.sizes] for values in given if _known(call, values)]
         if wanted:
             multikernel.warm([dict(zip(names, extents, strict=True)) for extents in wanted])

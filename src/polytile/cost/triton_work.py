@@ -113,8 +113,8 @@ def _measured(kernel: LoopKernel, nest: Nest, values: Mapping[sympy.Symbol, int]
     made = Counter(id(node) for node in passes)
     counted = nest.nodes if nest.form is Form.POINTWISE else passes if again else {id(node): node for node in passes}.values()
     accesses = [_access(kernel, n, max(1, made[id(n)]), extents, values) for n in nest.nodes if isinstance(n, Load)]
-    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if s.indirect or not s.sums]
-    sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.sums and not s.indirect]
+    accesses += [_access(kernel, s, 1, extents, values) for s in kernel.loop.stores if s.indirect or not s.is_segment_sum]
+    sums = [s.value.dtype.itemsize for s in kernel.loop.stores if s.is_segment_sum and not s.indirect]
     wide = [n for n in nest.nodes if isinstance(n, Load) and nest.in_pass(n)]
     running = sum(PARTS.get(r.kind, 1.0) for r in nest.reduces)
     return Work(

@@ -7,28 +7,27 @@ would add a sixth to what importing the compiler takes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import sympy
 import torch
 
 from polytile import options as settings
-from polytile.candidates import apart
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import cpp_variants as variants
 from polytile.candidates import products as templates
-from polytile.candidates.stored_operands import Stored
+from polytile.candidates import unfused
+from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.dispatch import specs
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.errors import IRError
-from polytile.ir.program import Buffer, Kept, Loop, Template, View
-from polytile.matmul import gemm_kernel, kept
+from polytile.ir.program import Buffer, Loop, PackedWeight, Template, View
+from polytile.matmul import gemm_kernel, packed_weights
 from polytile.runtime import pytorch
 from polytile.runtime.target import Target
 from polytile.schedule.canonical import LoopKernel, canonicalize
 
-Call = tuple[MultiKernel, tuple[str | View | Kept, ...], tuple[sympy.Expr, ...]]
+Call = tuple[MultiKernel, tuple[str | View | PackedWeight, ...], tuple[sympy.Expr, ...]]
 
 Defined = dict[tuple[str, torch.device], MultiKernel]
 """The MultiKernels of one compile, by what they compute and where: work that comes again is not generated again."""
@@ -50,10 +49,10 @@ def _multikernel(kernel: LoopKernel, origins: tuple[str, ...], target: torch.dev
     from polytile.candidates.triton_loops import loop_candidates as gpu_loops
     from polytile.dispatch import gpu_specs
 
-    made = [_multikernel(part, origins, target) for part, _ in apart.parts(kernel)]
+    made = [_multikernel(part, origins, target) for part, _ in unfused.parts(kernel)]
     candidates = gpu_loops(kernel, origins, target)
     if made:
-        candidates = (apart.Apart(kernel, made), *candidates)
+        candidates = (unfused.Unfused(kernel, made), *candidates)
     return define(gpu_specs.loop_spec(kernel, origins, target), candidates)
 
 
@@ -70,7 +69,7 @@ def define_template(template: Template, buffers: Mapping[str, Buffer], made: Def
     kernel, site = gemm_kernel.canonicalize(template, buffers)
     sources = settings.parts(settings.get("sources")) or templates.SOURCES
     if "cpp" in sources and not settings.get("interpret"):
-        kernel, site = kept.with_kept(kernel, site, template, buffers)
+        kernel, site = packed_weights.with_packed_weight(kernel, site, template, buffers)
     target, made = buffers[template.a.buffer].device, {} if made is None else made
     place = f"{kernel.family} {kernel.text}", target
     if place not in made:
@@ -97,12 +96,12 @@ def _product(
 
     stored = None
     if any(kernel.prologues):
-        stored = Stored(kernel, first, _product(kernel.plain, origins, target, sources))
+        stored = MaterialisedOperands(kernel, first, _product(kernel.plain, origins, target, sources))
     candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
     return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
 
 
-def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> Any:
+def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:
     """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
     arguments."""
     if kernel.epilogue is None:

@@ -9,6 +9,7 @@ import sympy
 import torch
 
 from polytile.ir import expr, sizes
+from polytile.runtime import noise
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import index_limit
 
@@ -36,14 +37,14 @@ def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device 
 
 def _ends(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str, int]:
     """The tensors whose elements are indices, and below what they must lie."""
-    found: dict[str, int] = {}
+    ends: dict[str, int] = {}
     for node in expr.walk(*kernel.loop.roots):
         if isinstance(node, expr.Op) and node.name == "check_index":
             read, limit = expr.loads(node.args[0]), max(1, _index_limit(node, values))
             as_it_is = all(below.name in UNCHANGED for below in expr.walk(node.args[0]) if isinstance(below, expr.Op))
             if len(read) == 1 and as_it_is:
-                found[read[0].buffer] = min(limit, found.get(read[0].buffer, limit))
-    return found
+                ends[read[0].buffer] = min(limit, ends.get(read[0].buffer, limit))
+    return ends
 
 
 UNCHANGED = ("where", "lt", "ne", "cast")
@@ -63,10 +64,10 @@ def _index_limit(node: expr.Node, values: Mapping[sympy.Symbol, int]) -> int:
 def _random(count: int, dtype: torch.dtype, target: torch.device | None, least: int, end: int) -> torch.Tensor:
     """Numbers; of integers, which may be indices, from `least` on and, where `end` lies above it, below that."""
     if dtype.is_floating_point:
-        return torch.randn(count, device=target).to(dtype)
+        return noise.normal(count, target).to(dtype)
     if dtype == torch.bool or end <= least + 1:
         return torch.full((count,), least, dtype=dtype, device=target)
-    return torch.randint(least, min(end, 1 + torch.iinfo(dtype).max), (count,), dtype=dtype, device=target)
+    return noise.integers(least, min(end, 1 + torch.iinfo(dtype).max), count, dtype, target)
 
 
 __all__ = ["make_args"]

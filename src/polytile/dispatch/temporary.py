@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.candidates.candidate import Candidate, Entry, PythonEntry, failed, ready
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.dispatch.decision import Decision
 from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
-from polytile.tuning import budget
-from polytile.tuning.room import copy_of
+from polytile.tuning.headroom import copy_of
 from polytile.tuning.tune import run, run_once
 
 if TYPE_CHECKING:
@@ -21,41 +19,36 @@ NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 """Errors of a run that say something about the arguments, not about the candidate."""
 
 
-class ForNow:
-    """Runs `entry` until the candidates that the regime waits for, `wanted`, are compiled, `calls` calls have passed and there is
-    time to measure again; the call after that chooses anew."""
+class ProvisionalEntry:
+    """Runs `entry` for so many calls, as there was no memory or time for measuring. The call after that chooses anew."""
 
-    def __init__(self, owner: MultiKernel, entry: Entry, wanted: Sequence[Candidate] = (), *, calls: int) -> None:
-        self.owner, self.entry, self.wanted, self.calls = owner, entry, wanted, calls
+    def __init__(self, owner: MultiKernel, entry: Entry, *, calls: int) -> None:
+        self.owner, self.entry, self.calls = owner, entry, calls
 
     def __call__(self, *args: Any) -> None:
         owner = self.owner
-        if self._due() and (entry := owner.anew(self, args)) is not None:
+        if self.calls <= 0 and (entry := owner.replace_provisional(self, args)) is not None:
             run(entry, args)
             return
         entry = self.entry
         run(entry, args)
         self.calls -= 1
         if isinstance(entry, PythonEntry) and isinstance(entry.call, FirstRun):
-            stands: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))  # where it has put what it found to run
-            if stands is not None and not (isinstance(stands, PythonEntry) and isinstance(stands.call, ForNow)):
-                self.entry = stands
+            chosen: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))  # what the first run has put there
+            if chosen is not None and not (isinstance(chosen, PythonEntry) and isinstance(chosen.call, ProvisionalEntry)):
+                self.entry = chosen
                 owner.replace(args, PythonEntry(self))
 
-    def _due(self) -> bool:
-        made = all(ready(candidate) or failed(candidate) for candidate in self.wanted)
-        return made and self.calls <= 0 and budget.pace.rested()
 
-
-class Undecided:
-    """Stands in the table in place of a decision, until the next call decides: of one that was taken within another kernel's
-    trial, or for sizes that are to have their own."""
+class PendingEntry:
+    """A decision that is pending: the next call takes it. After a decision that was taken within another kernel's trial, and for
+    exact sizes that are to have their own."""
 
     def __init__(self, owner: MultiKernel) -> None:
         self.owner = owner
 
     def __call__(self, *args: Any) -> None:
-        run_once(self.owner.replace(args, self.owner.chosen(args)), args)
+        run_once(self.owner.replace(args, self.owner.serve(args)), args)
 
 
 class FirstRun:
@@ -81,7 +74,7 @@ class FirstRun:
             with torch.no_grad():
                 for tensor, before in kept:
                     tensor.copy_(before)
-            run_once(self.owner.failed(self.decision, args, error), args)
+            run_once(self.owner.replace_failed(self.decision, args, error), args)
         else:
             self.owner.replace(args, self.entry)
 
@@ -90,9 +83,9 @@ class FirstRun:
         try:
             run(self.entry, args)
         except LaunchFailed as error:
-            run(self.owner.failed(self.decision, args, error), args)
+            run(self.owner.replace_failed(self.decision, args, error), args)
         else:
             self.owner.replace(args, self.entry)
 
 
-__all__ = ["FirstRun", "ForNow", "Undecided"]
+__all__ = ["FirstRun", "PendingEntry", "ProvisionalEntry"]

@@ -31,12 +31,19 @@ def say_once(why: str) -> None:
 def library_calls(
     graph: torch.fx.GraphModule, why: str
 ) -> tuple[tuple[OperatorReport, ...], Callable[[list[Any]], list[Any]]]:
-    """What became of the graph's operators, and a callable that takes the list of arguments, which it empties."""
-    orders = [_eager_order(node) for node in graph.graph.nodes if node.op == "placeholder"]
+    """What became of the graph's operators, which are counted, and the graph as ATen's operators (`as_traced`)."""
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     operators = [str(target) for target in targets if isinstance(target, torch._ops.OpOverload)]
     for operator in operators:
         counters.add_library_call(operator)
+
+    return tuple(OperatorReport(operator, "library", why) for operator in operators), as_traced(graph)
+
+
+def as_traced(graph: torch.fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+    """The graph run operator by operator: a callable that takes the list of arguments, which it empties."""
+    orders = [_eager_order(node) for node in graph.graph.nodes if node.op == "placeholder"]
+    graph.recompile()
 
     def call(args: list[Any]) -> list[Any]:
         values = [value if order is None else _in_order(value, order) for value, order in zip(args, orders, strict=True)]
@@ -45,7 +52,7 @@ def library_calls(
 
     with_own_code(call)
     call._boxed_call = True  # type: ignore[attr-defined]
-    return tuple(OperatorReport(operator, "library", why) for operator in operators), call
+    return call
 
 
 def with_own_code(call: Callable[..., Any]) -> None:

@@ -87,6 +87,14 @@ def unsupported(graph: torch.fx.GraphModule) -> str:
     return ""
 
 
+def is_repeatable(graph: torch.fx.GraphModule) -> bool:
+    """Whether a call of the graph can be made again after one that failed half-way: it changes no argument and draws no random
+    numbers."""
+    targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+    opaque = any(isinstance(target, torch._ops.HigherOrderOperator) or is_drawn(target) for target in targets)
+    return not opaque and not _changed_inputs(graph.graph)
+
+
 _NUMBERS = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
 
 

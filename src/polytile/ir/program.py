@@ -81,15 +81,18 @@ class View:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A kernel's argument that is found anew in each call: what `site` keeps of the weight that `view` looks at, if anything
-    (runtime/weights.py). The integer KEPT among the arguments says whether there is something, 1 or 0."""
+class PackedWeight:
+    """A kernel's argument that each call looks up: the copy of the weight at `view`, packed for vectors of `lanes` elements, if
+    there is one. The integer IS_PACKED among the arguments is 1 if there is, else 0. `constant`: nothing is expected to change
+    the weight, so its first use packs it."""
 
     view: View
-    site: Any = field(compare=False, repr=False)
+    lanes: int
+    constant: bool
 
 
-KEPT = algebra.axis("kept")
+IS_PACKED = algebra.axis("kept")
+"""Its name is the one under which measurements are stored."""
 
 
 def whole(buffer: Buffer) -> View:
@@ -108,7 +111,7 @@ class Axis:
 ACCUMULATING = ("add", "mul", "max", "min")
 """Modes of a store that combine: sum, product, and the extremes (NaN wins) of the element and the value."""
 
-SUM = "sum"
+SEGMENT_SUM = "sum"
 """The mode of a store that writes to each element of its buffer the sum of the values at all points that share it, 0 where there
 is none."""
 
@@ -116,7 +119,7 @@ is none."""
 @dataclass(frozen=True)
 class Store:
     """Writes `value` to element `index` of `buffer` (converted to its type). `mode` is "set" or one of ACCUMULATING, which
-    combine the value with what is there, and then several points may share an element; or SUM, whose index leaves
+    combine the value with what is there, and then several points may share an element; or SEGMENT_SUM, whose index leaves
     out some axes or is indirect. `indirect` is as in Load; where `mask` is given and false nothing is written."""
 
     buffer: str
@@ -138,9 +141,9 @@ class Store:
         )
 
     @property
-    def sums(self) -> bool:
-        """Whether it adds up points, see SUM."""
-        return self.mode == SUM
+    def is_segment_sum(self) -> bool:
+        """Whether it adds up all points that share an element: see SEGMENT_SUM."""
+        return self.mode == SEGMENT_SUM
 
     def symbols(self) -> set[sympy.Symbol]:
         """Axis symbols that the stored element or its value depends on, through reductions too."""
@@ -175,8 +178,8 @@ class LibraryCall:
 
     def views(self) -> list[View]:
         """All memory that it reads or writes."""
-        found = [*views_in((self.args, self.kwargs)), *[view for view in self.outputs if view is not None]]
-        return [view for view in found if view.buffer]
+        views = [*views_in((self.args, self.kwargs)), *[view for view in self.outputs if view is not None]]
+        return [view for view in views if view.buffer]
 
 
 @dataclass(frozen=True)

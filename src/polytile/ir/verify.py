@@ -14,7 +14,7 @@ from polytile.ir.expr import Accumulator, Load, Node, Op, Part, Reduce, Scan
 from polytile.ir.program import (
     ACCUMULATING,
     COMPUTE_DTYPE,
-    SUM,
+    SEGMENT_SUM,
     Assert,
     Buffer,
     Extern,
@@ -229,13 +229,13 @@ def _does_something(loop: Loop, scope: Scope) -> Iterator[str]:
         yield "stores nothing"
     for store in loop.stores:
         scope.buffer(store.buffer)
-        if store.mode not in ("set", SUM, *ACCUMULATING):
+        if store.mode not in ("set", SEGMENT_SUM, *ACCUMULATING):
             yield f"has a store of mode {store.mode!r}"
 
 
 def _sums(loop: Loop, scope: Scope) -> Iterator[str]:
     for store in loop.stores:
-        if not store.sums:
+        if not store.is_segment_sum:
             continue
         if store.mask is not None and not store.indirect:
             yield f"the sums in {store.buffer} leave out points, but no places"
@@ -342,13 +342,13 @@ def _reductions(loop: Loop, scope: Scope) -> Iterator[str]:
 
 
 def _arguments(node: Reduce | Scan) -> Iterator[str]:
-    takes = reductions.of(node).arguments
+    takes = reductions.definition_of(node).arguments
     if len(node.args) != takes:
         yield f"{node.kind} takes {takes} arguments, has {len(node.args)}"
 
 
 def _results(node: Node) -> int:
-    return reductions.of(node).results if isinstance(node, Reduce | Scan) else 1
+    return reductions.definition_of(node).results if isinstance(node, Reduce | Scan) else 1
 
 
 def _parts(loop: Loop, scope: Scope) -> Iterator[str]:

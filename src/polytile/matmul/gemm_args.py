@@ -10,8 +10,9 @@ import torch
 
 from polytile.ir import sizes
 from polytile.ir.program import Loop
-from polytile.matmul import kept, prologue, scales
+from polytile.matmul import packed_weights, prologue, scales
 from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.runtime import noise
 from polytile.schedule.facts import reaches
 
 
@@ -59,7 +60,7 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     loops = [(made.loop, made.symbols) for made in kernel.prologues if made is not None]
     loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
     tensors: list[torch.Tensor] = []
-    for t in kernel.tensors[: len(kernel.tensors) - kernel.kept]:
+    for t in kernel.tensors[: len(kernel.tensors) - kernel.packed]:
         if t.name in ("A", "B", "C", "P", "Q"):
             count = prologue.elements(kernel, t.name, full)
         elif kernel.scales is not None and t.name in scales.NAMES:
@@ -67,14 +68,14 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
         else:
             count = max(_extent(loop, symbols, t.name, full) for loop, symbols in loops)
         tensors.append(_random(max(1, count), t.dtype, target))
-    panels = (kept.panels_for(kernel, tensors[1], full),) if kernel.kept else ()
+    panels = (packed_weights.panels_for(kernel, tensors[1], full),) if kernel.packed else ()
     return [*tensors, *panels, *[full[name] for name in kernel.size_names]]
 
 
 def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:
     if not dtype.is_floating_point:
-        return torch.randint(-8, 8, (count,), device=target).to(dtype)
-    return torch.randn(count, device=target).to(dtype)
+        return noise.integers(-8, 8, count, torch.int64, target).to(dtype)
+    return noise.normal(count, target).to(dtype)
 
 
 def _extent(loop: Loop, symbols: Sequence[sympy.Symbol], name: str, size: Mapping[str, int]) -> int:

@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import KEPT, Buffer, Kept, Loop, Template, View
+from polytile.ir.program import IS_PACKED, Buffer, Loop, PackedWeight, Template, View
 from polytile.matmul import prologue, scales
 from polytile.matmul.cpp import GemmSpec
 from polytile.matmul.cpp.spec import OUTPUT_SIZES, SIZES
@@ -21,7 +21,7 @@ from polytile.runtime import regime
 from polytile.schedule import canonical
 from polytile.schedule.canonical import TensorArg
 
-DECIDING = {**dict.fromkeys(("batch", "M", "N", "K", "L"), regime.BUCKET), KEPT.name: regime.EXACT}
+DECIDING = {**dict.fromkeys(("batch", "M", "N", "K", "L"), regime.BUCKET), IS_PACKED.name: regime.EXACT}
 """Integers on which the choice depends, and what matters of them; strides are passed and do not."""
 
 SECOND_SIZES = ("L", "p_stride_b", "p_stride_m", "p_stride_k", "q_stride_b", "q_stride_k", "q_stride_n")
@@ -33,14 +33,14 @@ class GemmKernel:
     """A matmul in canonical names: what is the same for all products that share its kernels.
 
     Its tensors are A, B, then C, or the epilogue's own tensors e0, e1, ... Its integers are those of the generated kernels' ABI
-    (`leading`), then the epilogue's size symbols, then the prologues', then those of `second`, `kept` and `scales`.
+    (`leading`), then the epilogue's size symbols, then the prologues', then those of `second`, `packed` and `scales`.
 
     tf32       float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled (Dynamo compiles
                anew when that changes)
     prologues  an operand that has one is not in memory. In its place stand the tensors A0, A1, ... that it is computed from; its
                strides are those with which it would be stored
-    kept       the last tensor, P, holds panels of B that were made before the call, or is absent; the last integer, `kept`, says
-               which (matmul/kept.py)
+    packed     the last tensor, P, is B packed ahead of the call, or is absent; the last integer, IS_PACKED, says which
+               (matmul/packed_weights.py)
     second     the layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. These
                tensors follow A and B. A kernel with a second product has no prologues
     scales     how many rows of A and columns of B share one of their scales (matmul/scales.py)
@@ -56,7 +56,7 @@ class GemmKernel:
     family: str = "mm"
     tf32: bool = False
     prologues: Prologues = (None, None)
-    kept: bool = False
+    packed: bool = False
     second: tuple[str, str] | None = None
     scales: tuple[int, int] | None = None
 
@@ -77,21 +77,21 @@ class GemmKernel:
     @property
     def size_names(self) -> tuple[str, ...]:
         own = [s.name for made in self.prologues if made is not None for s in made.symbols]
-        last: tuple[str, ...] = SECOND_SIZES if self.second is not None else (KEPT.name,) if self.kept else ()
+        last: tuple[str, ...] = SECOND_SIZES if self.second is not None else (IS_PACKED.name,) if self.packed else ()
         last += scales.SIZES if self.scales is not None else ()
         return (*self.leading, *[s.name for s in self.symbols], *own, *last)
 
     @cached_property
     def inputs(self) -> tuple[tuple[TensorArg, ...], tuple[TensorArg, ...]]:
         """The tensors that each operand is read or computed from."""
-        first = prologue.count(self.prologues[0])
-        return self.tensors[:first], self.tensors[first : first + prologue.count(self.prologues[1])]
+        first = prologue.tensor_count(self.prologues[0])
+        return self.tensors[:first], self.tensors[first : first + prologue.tensor_count(self.prologues[1])]
 
     @cached_property
     def outer(self) -> tuple[TensorArg, ...]:
         """The tensors besides the operands': C, or the epilogue's own."""
         before = sum(map(len, self.inputs)) + (2 if self.second is not None or self.scales is not None else 0)
-        return self.tensors[before : len(self.tensors) - self.kept]
+        return self.tensors[before : len(self.tensors) - self.packed]
 
     @cached_property
     def stored(self) -> tuple[torch.dtype, torch.dtype]:
@@ -130,11 +130,11 @@ class GemmKernel:
 
     @cached_property
     def plain(self) -> GemmKernel:
-        """The same product of operands in memory, without panels of them."""
+        """The same product of operands in memory, without packed copies of them."""
         if not any(self.prologues):
-            return replace(self, tensors=self.tensors[:-1], kept=False) if self.kept else self
+            return replace(self, tensors=self.tensors[:-1], packed=False) if self.packed else self
         operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.stored, strict=True))
-        return replace(self, prologues=(None, None), tensors=(*operands, *self.outer), kept=False)
+        return replace(self, prologues=(None, None), tensors=(*operands, *self.outer), packed=False)
 
     @property
     def leading(self) -> tuple[str, ...]:
@@ -169,9 +169,9 @@ class GemmKernel:
 
 @dataclass(frozen=True)
 class ProductSite:
-    """What a call of a canonical product passes: buffers, views or kept panels, and size expressions, in argument order."""
+    """What a call of a canonical product passes: buffers, views or packed weights, and size expressions, in argument order."""
 
-    buffers: tuple[str | View | Kept, ...]
+    buffers: tuple[str | View | PackedWeight, ...]
     sizes: tuple[sympy.Expr, ...]
 
 
@@ -241,11 +241,11 @@ def _stored(name: str, view: View, buffers: Mapping[str, Buffer]) -> _Arguments:
     return _Arguments((TensorArg(name, view.dtype, "in"),), (_at(view, buffers),))
 
 
-def _operand(name: str, view: View, found: prologue.Canonical | None, buffers: Mapping[str, Buffer]) -> _Arguments:
+def _operand(name: str, view: View, computed: prologue.Canonical | None, buffers: Mapping[str, Buffer]) -> _Arguments:
     """An operand, or the tensors that its prologue computes it from: all but the last, which would hold it."""
-    if found is None:
+    if computed is None:
         return _stored(name, view, buffers)
-    return _Arguments(found.kernel.tensors[:-1], found.site.buffers[:-1], found.site.sizes)
+    return _Arguments(computed.kernel.tensors[:-1], computed.site.buffers[:-1], computed.site.sizes)
 
 
 def _results(

@@ -54,7 +54,7 @@ def canonicalize(loop: Loop, operand: str, buffers: Mapping[str, Buffer]) -> Can
     return Canonical(LoopKernel(body, tensors, tuple(symbols.values())), site)
 
 
-def count(made: LoopKernel | None) -> int:
+def tensor_count(made: LoopKernel | None) -> int:
     """How many tensors an operand with this prologue is read from."""
     return 1 if made is None else len(made.tensors) - 1
 
@@ -66,7 +66,9 @@ def elements(kernel: GemmKernel, operand: str, size: Mapping[str, int]) -> int:
     return max(1, 1 + sum((size[name] - 1) * size[f"{letter}_stride_{axis}"] for name, axis in axes))
 
 
-def parts(kernel: GemmKernel, args: Sequence[Any]) -> tuple[list[tuple[Any, ...]], tuple[Any, ...], list[tuple[int, ...]]]:
+def split_arguments(
+    kernel: GemmKernel, args: Sequence[Any]
+) -> tuple[list[tuple[Any, ...]], tuple[Any, ...], list[tuple[int, ...]]]:
     """Flat arguments taken apart: the tensors of each operand; the other tensors and the integers of the plain product; the
     integers of each prologue."""
     first, second = map(len, kernel.inputs)
@@ -77,25 +79,27 @@ def parts(kernel: GemmKernel, args: Sequence[Any]) -> tuple[list[tuple[Any, ...]
         length = 0 if made is None else len(made.symbols)
         own.append(tuple(ints[at : at + length]))
         at += length
-    rest = (*tensors[first + second : len(tensors) - kernel.kept], *ints[: len(kernel.plain.size_names)])
+    rest = (*tensors[first + second : len(tensors) - kernel.packed], *ints[: len(kernel.plain.size_names)])
     return [tuple(tensors[:first]), tuple(tensors[first : first + second])], rest, own
 
 
-def stored_first(kernel: GemmKernel, args: Sequence[Any], run: Sequence[Callable[..., None] | None], wide: bool) -> list[Any]:
+def materialise_operands(
+    kernel: GemmKernel, args: Sequence[Any], run: Sequence[Callable[..., None] | None], wide: bool
+) -> list[Any]:
     """The arguments of the plain product, with the operands that have a prologue stored by `run`, which takes the prologue's
     own arguments. `wide`: in float64."""
-    read, rest, ints = parts(kernel, args)
+    read, rest, ints = split_arguments(kernel, args)
     size = dict(zip(kernel.plain.size_names, rest[len(rest) - len(kernel.plain.size_names) :], strict=True))
-    found: list[Any] = []
-    for operand, tensors, own, make, dtype in zip("AB", read, ints, run, kernel.stored, strict=True):
+    in_memory: list[Any] = []
+    for name, tensors, own, make, dtype in zip("AB", read, ints, run, kernel.stored, strict=True):
         if make is None:
-            found += tensors
+            in_memory += tensors
             continue
         device = tensors[0].device if tensors else rest[0].device
-        made = torch.empty(elements(kernel, operand, size), dtype=torch.float64 if wide else dtype, device=device)
-        make(*tensors, made, *own)
-        found.append(made)
-    return [*found, *rest]
+        operand = torch.empty(elements(kernel, name, size), dtype=torch.float64 if wide else dtype, device=device)
+        make(*tensors, operand, *own)
+        in_memory.append(operand)
+    return [*in_memory, *rest]
 
 
 def evaluated(made: LoopKernel, precision: torch.dtype | None) -> Callable[..., None]:
@@ -109,4 +113,6 @@ def evaluated(made: LoopKernel, precision: torch.dtype | None) -> Callable[..., 
     return run
 
 
-__all__ = ["Canonical", "Prologues", "canonicalize", "count", "elements", "evaluated", "parts", "stored_first"]
+__all__ = [
+    "Canonical", "Prologues", "canonicalize", "elements", "evaluated", "materialise_operands", "split_arguments", "tensor_count",
+]  # fmt: skip

@@ -19,13 +19,13 @@ from polytile.passes.dce import eliminate_dead_code
 from polytile.passes.duplicates import merge_duplicates
 from polytile.passes.fusion.broadcasts import store_broadcasts
 from polytile.passes.fusion.columns import fuse_columns
+from polytile.passes.fusion.dual_matmul import fuse_dual_matmul
 from polytile.passes.fusion.epilogue import fuse_epilogues
 from polytile.passes.fusion.horizontal import fuse_horizontally
 from polytile.passes.fusion.inline import inline_cheap
 from polytile.passes.fusion.prologue import fuse_prologues
 from polytile.passes.fusion.row_reductions import fuse_row_reductions
 from polytile.passes.fusion.row_values import fuse_row_values
-from polytile.passes.fusion.sums import fuse_sums
 from polytile.passes.fusion.vertical import fuse_vertically
 from polytile.passes.inplace import reuse
 from polytile.passes.layout import choose_layouts
@@ -64,7 +64,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("simplify again", simplify),
     Pass("dead code again", eliminate_dead_code),
     Pass("prologues", fuse_prologues, fusion=True),
-    Pass("sums", fuse_sums, fusion=True),
+    Pass("dual matmul", fuse_dual_matmul, fusion=True),
     Pass("row reductions", fuse_row_reductions, fusion=True),
     Pass("row values", fuse_row_values, fusion=True),
     Pass("merge axes", merge_axes),
@@ -99,7 +99,7 @@ def _inspect(program: Program, after: str, seconds: float, changed: bool) -> Non
         verify(program, after)
 
     def text() -> str:
-        found = "\n" + printer.program_text(program) if changed else " (nothing changed)"
-        return f"after {after}, {1e3 * seconds:.1f} ms, {len(program.operations)} operations:{found}"
+        ir_text = "\n" + printer.program_text(program) if changed else " (nothing changed)"
+        return f"after {after}, {1e3 * seconds:.1f} ms, {len(program.operations)} operations:{ir_text}"
 
     debug.show(3, text)

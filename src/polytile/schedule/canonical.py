@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexin
 
 from polytile.ir import calls, expr, sizes
 from polytile.ir.printer import loop_text, type_name
-from polytile.ir.program import SUM, Axis, Buffer, LibraryCall, Loop, Store
+from polytile.ir.program import SEGMENT_SUM, Axis, Buffer, LibraryCall, Loop, Store
 from polytile.problem import digest
 from polytile.schedule.starts import call_with_starts, starts_of, with_starts
 
@@ -174,9 +174,9 @@ def _buffer_roles(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[list[str],
 
 def _covers(loop: Loop, stores: Sequence[Store], buffer: Buffer) -> bool:
     """Whether the stores set every element of `buffer`, each at a place of its own; sums have theirs."""
-    if len(stores) == 1 and stores[0].sums and stores[0].indirect:
+    if len(stores) == 1 and stores[0].is_segment_sum and stores[0].indirect:
         return True
-    if any(s.mode not in ("set", SUM) or s.indirect or s.mask is not None for s in stores):
+    if any(s.mode not in ("set", SEGMENT_SUM) or s.indirect or s.mask is not None for s in stores):
         return False
     axes = loop.axes + loop.reduced
     points = [sizes.product([a.size for a in axes if a.symbol in s.index.free_symbols]) for s in stores]

@@ -65,7 +65,7 @@ def _reduces_columns(nest: Nest, schedule: Schedule) -> bool:
 
 def has_column_sums(loop: Loop) -> bool:
     """Whether the loop adds up columns beside its rows."""
-    return any(store.sums for store in loop.stores)
+    return any(store.is_segment_sum for store in loop.stores)
 
 
 def splittable(nest: Nest) -> bool:
@@ -96,7 +96,7 @@ def can_exchange(nest: Nest) -> bool:
 def is_column_parallel(nest: Nest) -> bool:
     """Whether the launches after the first one are loops: all reductions are of the first pass, and all stores but the sums need
     them at every point."""
-    stores = [store for store in nest.loop.stores if not store.sums]
+    stores = [store for store in nest.loop.stores if not store.is_segment_sum]
     reduces = all(r.kind in REDUCED_ALIKE and r.dtype.is_floating_point and nest.passes_before(r) == 1 for r in nest.reduces)
     points = all(element_level(nest.loop, store) and nest.passes_before(store.value) == 1 for store in stores)
     return reduces and points and bool(stores) and len(nest.loop.reduced) == 1 and nest.passes == 2

@@ -3,7 +3,7 @@
     hold      where a program has its share of a row between two passes over it
     share     who shares a row: one program, the programs of a cluster, programs all over the grid
     combine   how what the shares come to becomes the row's result
-    columns   who shares a column, where the loop adds up columns beside its rows (stores of mode SUM)
+    columns   who shares a column, where the loop adds up columns beside its rows (stores of mode SEGMENT_SUM)
 
 | hold      | share   | combine            | columns | name           | constructor (named.py)     |
 | --------- | ------- | ------------------ | ------- | -------------- | -------------------------- |

@@ -17,13 +17,6 @@ from polytile import locks
 
 clock = time.monotonic
 
-SLICE_SECONDS = 0.02
-"""What measuring takes of one call with the option `stall` at "never", about: no candidate but the first is begun later."""
-
-REST = 9.0
-"""How many times as long as measuring took nothing is measured after it then: a tenth of the time goes into it at most."""
-
-
 LEAST_SECONDS, OWN_TIMES = 1.0, 3.0
 """What running candidates of one problem on trial may take while a call waits: so many seconds, or so many times as long as the
 fastest of them takes, if that is more. No further one is begun then."""
@@ -97,32 +90,10 @@ def of_program() -> Budget | None:
     return _program.get()
 
 
-class Pace:
-    """Spreads the measuring of all kernels over many calls. Any number of threads may use it."""
-
-    def __init__(self) -> None:
-        self._until = -math.inf
-
-    def rest(self, seconds: float) -> None:
-        """Measuring has just taken so many seconds."""
-        self._until = max(self._until, clock() + REST * seconds)
-
-    def rested(self) -> bool:
-        """Whether measuring may go on."""
-        return clock() >= self._until
-
-
-pace = Pace()
-"""This process's, for what is measured with the option `stall` at "never"."""
-
-
 def tightest(*budgets: Budget | None) -> Budget | None:
     """The one of them, or of the campaign in force, that has least left; None where there is no limit."""
     limited = [budget for budget in (*budgets, _campaign.get()) if budget is not None and budget.left() < math.inf]
     return min(limited, key=Budget.left, default=None)
 
 
-__all__ = [
-    "REST", "SLICE_SECONDS", "Budget", "Campaign", "Pace", "campaign", "clock", "of_program", "pace", "program", "share_of",
-    "tightest",
-]  # fmt: skip
+__all__ = ["Budget", "Campaign", "campaign", "clock", "of_program", "program", "share_of", "tightest"]

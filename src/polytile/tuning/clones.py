@@ -4,8 +4,8 @@ Memory is cloned, not tensors: arguments whose memory overlaps share one block i
 and an argument passed twice is one clone. Sizes, strides and the address modulo 64 stay as they are. Arguments that
 are only read, and scratch buffers, are passed on uncloned.
 
-Cloning takes no more of a device's memory than it has to spare (room.py): where a clone would, kernels are tried on the memory
-itself, and what it held is kept on the host. Copies are of bytes, so that a tensor with any strides is copied as it lies.
+Cloning takes no more of a device's memory than it has to spare (headroom.py). Where a clone would, kernels are tried on the
+memory itself, and what it held is kept on the host. Copies are of bytes, so that a tensor with any strides is copied as it lies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from polytile.tuning.room import fits
+from polytile.tuning.headroom import fits
 from polytile.tuning.serial import one_thread
 
 ALIGNMENT = 64
@@ -40,7 +40,7 @@ class Span:
     end: int
 
     @staticmethod
-    def of(position: int, tensor: torch.Tensor, role: str) -> Span:
+    def from_tensor(position: int, tensor: torch.Tensor, role: str) -> Span:
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         start = tensor.data_ptr()
         return Span(position, tensor, role, start, start + (last + 1) * tensor.element_size())
@@ -57,7 +57,7 @@ class Span:
 def overlapping(args: Sequence[Any], roles: Sequence[str]) -> list[list[Span]]:
     """The tensors that have elements, in groups that share memory: each group covers one run of bytes. None is
     skipped."""
-    spans = [Span.of(i, args[i], role) for i, role in enumerate(roles) if args[i] is not None and args[i].numel()]
+    spans = [Span.from_tensor(i, args[i], role) for i, role in enumerate(roles) if args[i] is not None and args[i].numel()]
     groups: list[list[Span]] = []
     end = -1
     for span in sorted(spans, key=lambda span: (span.tensor.device.type, span.start)):

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from polytile.ir.program import FLOAT8
-from polytile.tuning.room import COMPARED_AT_ONCE
+from polytile.tuning.headroom import COMPARED_AT_ONCE
+from polytile.tuning.near_ties import comparable
 from polytile.tuning.serial import one_thread
-from polytile.tuning.undecided import comparable
 
 CHUNK = 1 << 15
 """Elements compared at once on a CPU: few enough for the cache."""

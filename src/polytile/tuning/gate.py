@@ -4,7 +4,7 @@ A candidate runs once on poisoned clones of the caller's arguments; every argume
 with the reference, which runs on the same arguments in float64. Where the two disagree the candidate is held against
 the reference at the arguments' own precision as well: a formula that overflows in float32 does so in every float32
 kernel, and a candidate need only be about as good as the straightforward one. Where comparisons of computed values
-decide, the reference tells which elements rounding may decide either way (undecided.py). Where terms cancel, errors are
+decide, the reference tells which elements rounding may decide either way (near_ties.py). Where terms cancel, errors are
 measured against the size of the terms rather than of the result (terms.py).
 """
 
@@ -24,11 +24,11 @@ import torch
 from polytile.ir.leaning import Leaning, leaning
 from polytile.tuning.clones import Clones, Lent, stand_ins, written_positions
 from polytile.tuning.distance import bits_equal, compare, computable, pieces, root_mean_square, scaling
-from polytile.tuning.room import copy_of, wide_fits
+from polytile.tuning.headroom import copy_of, wide_fits
+from polytile.tuning.near_ties import ErrorCount, count_errors, firm_error
 from polytile.tuning.serial import one_thread
 from polytile.tuning.terms import OFF, sizes_of_terms
 from polytile.tuning.tolerance import tolerance
-from polytile.tuning.undecided import Count, counted, firm_error
 
 log = logging.getLogger("polytile.tuning")
 
@@ -189,8 +189,8 @@ class Gate:
             return {}
         finally:
             self.unavailable = ""
-        found = zip(self._written, sizes or (), strict=sizes is not None)
-        return {place: size.mul_(self._part_of_terms(place)).add_(self._scales[place]) for place, size in found}
+        by_place = zip(self._written, sizes or (), strict=sizes is not None)
+        return {place: size.mul_(self._part_of_terms(place)).add_(self._scales[place]) for place, size in by_place}
 
     def _part_of_terms(self, position: int) -> float:
         """How much of what an argument may be off by is due to its terms: what is stored in 16 bits, or was rounded to them on
@@ -222,8 +222,8 @@ class Gate:
             with one_thread():
                 errors = (firm_error(near, each, allowed, s) for near, s, *each in pieces(mine.to(device), scale, *rights))
                 allowed = max(allowed, EXCUSE * max(errors, default=0.0))
-                counts = (counted(part.to(device), each, allowed, s) for part, s, *each in pieces(got, scale, *rights))
-                if not sum(counts, Count()).right:
+                counts = (count_errors(part.to(device), each, allowed, s) for part, s, *each in pieces(got, scale, *rights))
+                if not sum(counts, ErrorCount()).right:
                     return False
         return True
 

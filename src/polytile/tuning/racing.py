@@ -1,6 +1,6 @@
 """Candidates timed against each other: they take turns, a burst each, so that noise meets all alike, until the order stands.
 
-First rounds, in which clear losers drop out (standing.py judges by the times within a round), then a final in which each of
+First rounds, in which clear losers drop out (pairwise.py judges by the times within a round), then a final in which each of
 those left runs on end, as it will in a program. docs/tuning.md says why.
 """
 
@@ -17,7 +17,7 @@ from polytile import locks
 from polytile.errors import DeviceLost
 from polytile.runtime import cpu
 from polytile.store.summary import summarise
-from polytile.tuning import measure, standing
+from polytile.tuning import measure, pairwise
 from polytile.tuning.limits import LIMITS, Limits
 from polytile.tuning.measure import Contender, Timing
 from polytile.tuning.region import UNKNOWN as UNKNOWN_REGION
@@ -91,8 +91,8 @@ def _calmest(contenders: Sequence[Contender], limits: Limits) -> list[Timing]:
                 break
             pause(limits.pause_seconds)
         except KeyboardInterrupt as interrupt:
-            found = kept or (interrupt.timings if isinstance(interrupt, Stopped) else None)
-            raise interrupt if found is None else Stopped(found) from None
+            so_far = kept or (interrupt.timings if isinstance(interrupt, Stopped) else None)
+            raise interrupt if so_far is None else Stopped(so_far) from None
     assert kept is not None, "a race is run at least once"
     return [dataclasses.replace(timing, disturbed=least) for timing in kept]
 
@@ -259,7 +259,7 @@ class _Race:
                 return
             spent = clock() - self.started
             sure = all(len(lane.samples) >= limits.sure_rounds for lane in racing)
-            if spent > limits.longest or (spent > limits.seconds and sure) or (looked and self._settled()):
+            if spent > limits.longest or (spent > limits.seconds and sure) or (looked and self._choice_is_certain()):
                 return
 
     def _final(self) -> None:
@@ -267,7 +267,7 @@ class _Race:
         often; longer, up to a limit, while the choice is open. Long kernels leave nothing behind in a cache that the next
         could find, so theirs is needed only for that."""
         limits, begun = self.limits, clock()
-        if not any(lane.warm for lane in self.racing) and self._settled():
+        if not any(lane.warm for lane in self.racing) and self._choice_is_certain():
             return
         short = all(lane.warm for lane in self.racing)
         if short:
@@ -277,12 +277,12 @@ class _Race:
             self._round(turn, limits.final_bursts if short else 1)
             spent, racing = clock() - begun, self.racing
             turns = turn + 1 - limits.rounds
-            late = spent > limits.open_seconds and (turns >= limits.open_rounds or (not short and self._settled()))
+            late = spent > limits.open_seconds and (turns >= limits.open_rounds or (not short and self._choice_is_certain()))
             late = late or clock() - self.started > limits.longest
             if len(racing) < 2 or (late and all(lane.samples for lane in racing)):
                 return
             enough = turns >= limits.final_rounds or spent > limits.final_seconds
-            if enough and turn % limits.trial_rounds == 0 and self._settled() and not self._noisy():
+            if enough and turn % limits.trial_rounds == 0 and self._choice_is_certain() and not self._noisy():
                 return
 
     def _round(self, turn: int, bursts: int) -> None:
@@ -294,8 +294,8 @@ class _Race:
                 if lane.racing and not (lane.samples and clock() - self.started > self.limits.longest):
                     lane.sample(turn)
 
-    def _settled(self) -> bool:
-        return standing.settled([lane.rounds for lane in self.racing], self.limits.band)
+    def _choice_is_certain(self) -> bool:
+        return pairwise.choice_is_certain([lane.rounds for lane in self.racing], self.limits.band)
 
     def _noisy(self) -> bool:
         """Whether the time of a front-runner is not known to half the band, so that other processes might see it beyond."""
@@ -319,7 +319,7 @@ class _Race:
         racing, margin = self.racing, max(self.limits.band, self.limits.clear)
         rounds = [lane.rounds for lane in racing]
         for place, lane in enumerate(racing):
-            lane.racing = not standing.behind(lane.rounds, [*rounds[:place], *rounds[place + 1 :]], margin)
+            lane.racing = not pairwise.behind(lane.rounds, [*rounds[:place], *rounds[place + 1 :]], margin)
 
 
 def _involuntary_switches() -> int:

@@ -12,19 +12,20 @@ from typing import Any
 
 import torch
 
-from polytile.candidates.candidate import Entry, PythonEntry, settle
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
 from polytile.errors import DeviceLost
 from polytile.problem import Outcome
+from polytile.runtime import background
 from polytile.runtime import compile as compiler
 from polytile.store.records import DISTURBED, LEAST_REGION, REGION
 from polytile.tuning import measure, progress, racing
 from polytile.tuning.budget import clock, share_of
 from polytile.tuning.decide import Entrant, place_of, threads_of
 from polytile.tuning.gate import Gate, Verdict
+from polytile.tuning.headroom import NoHeadroom, host_is_quick, own_fits, wide_fits
 from polytile.tuning.isolation import attempts as isolated
 from polytile.tuning.limits import within
-from polytile.tuning.room import NoRoom, host_is_quick, own_fits, wide_fits
 from polytile.tuning.sample import SampledGate
 from polytile.tuning.task import Attempt, Interrupted, Task, failed, measured, unmade, wrong
 
@@ -42,7 +43,7 @@ Tuner = Callable[[Task], "list[Attempt]"]
 def tune(task: Task) -> list[Attempt]:
     """Tries every candidate of the task; one Attempt each, in the same order. Those that the task names in `apart` run in a
     worker process first (isolation/); timing is in this process and thread, for those that came back with right results.
-    Raises OutOfMemoryError where a GPU has no memory for trying any, NoRoom where it has too little to spare.
+    Raises OutOfMemoryError where a GPU has no memory for trying any, NoHeadroom where it has too little to spare.
 
     The caller's tensors and random state are unchanged afterwards. An IndexError of the reference, or of a candidate
     when there is no reference, is the caller's (an index argument out of range) and is raised. Raises Interrupted, with what
@@ -130,11 +131,11 @@ class _Trial:
             run_once(entry, args)
             runs.append(clock() - started)
 
-        found = _trial(self.task, gate, index, run)
+        outcome = _trial(self.task, gate, index, run)
         self.ran += clock() - begun
-        if isinstance(found, Verdict) and runs:
+        if isinstance(outcome, Verdict) and runs:
             self.first[index] = runs[0]
-        return found
+        return outcome
 
     def _time_all(self, gate: Gate) -> None:
         """Races those that may be timed, the best predicted first. An interrupt keeps what the race has found out."""
@@ -201,7 +202,7 @@ def run(entry: Entry, args: Sequence[Any]) -> None:
 def run_once(entry: Entry, args: Sequence[Any]) -> None:
     """One call, to its end. Raises what the kernel raises; IndexError when a native kernel's run-time check fails."""
     run(entry, args)
-    settle(entry)
+    entry.synchronise()
 
 
 def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None:
@@ -216,7 +217,7 @@ def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None
 
 def _gate(task: Task) -> Gate:
     """The gate, with its reference in the best precision and place that memory allows, or for samples of what a long call
-    computes. Raises NoRoom where memory allows neither."""
+    computes. Raises NoHeadroom where memory allows neither."""
     reference = task.reference if task.check_accuracy else None
     wide, on_host = True, False
     long = min(task.predicted, default=0.0) > WIDE_LIMIT_SECONDS
@@ -233,7 +234,7 @@ def _gate(task: Task) -> Gate:
     elif (sampled := _sampled(task)) is not None:
         return sampled
     else:
-        raise NoRoom("checking results would take more of the device's memory than it has to spare")
+        raise NoHeadroom("checking results would take more of the device's memory than it has to spare")
     return Gate(task.args, task.roles, task.names, reference, task.reduction, wide, on_host, task.coarse)
 
 
@@ -278,7 +279,11 @@ def _timed(task: Task, index: int, timing: measure.Timing, max_error: float | No
 
 @contextlib.contextmanager
 def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
-    """Afterwards torch's random generators, the CPU's and those of the arguments' devices, are where they were."""
+    """Afterwards torch's random generators, the CPU's and those of the arguments' devices, are where they were. In the background
+    nothing draws from them, and the program may."""
+    if background.is_here():
+        yield
+        return
     devices = {arg.device.index for arg in args if isinstance(arg, torch.Tensor) and arg.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(devices)):
         yield

@@ -11,7 +11,7 @@ from polytile.errors import IRError
 from polytile.ir import sizes
 from polytile.ir.program import Program
 from polytile.wrapper import lines
-from polytile.wrapper.lines import BindSize, FindKept, Line, PickSize, ReadSize, TakeArguments
+from polytile.wrapper.lines import BindSize, FindPackedWeight, Line, PickSize, ReadSize, TakeArguments
 
 Fact = tuple[sympy.Expr, Callable[[sympy.Symbol], Line]]
 """A size expression of an argument, and the line that binds a symbol to its value."""
@@ -92,7 +92,7 @@ def check_bound(all_lines: Sequence[Line]) -> None:
     """Raises IRError where a line reads a symbol that no line before it binds."""
     bound: set[str] = set()
     for line in all_lines:
-        own = {line.symbol.name} if isinstance(line, BindSize | ReadSize | PickSize | FindKept) else set()
+        own = {line.symbol.name} if isinstance(line, BindSize | ReadSize | PickSize | FindPackedWeight) else set()
         bound |= set(line.names) if isinstance(line, TakeArguments) else set()
         if unbound := used_symbols([line]) - own - bound:
             raise IRError(f"{type(line).__name__} needs {', '.join(sorted(unbound))}, and nothing before it tells that.")

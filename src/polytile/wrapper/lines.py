@@ -13,23 +13,25 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.ir.program import Buffer, Kept, View
+from polytile.ir.program import Buffer, PackedWeight, View
+from polytile.runtime.weights import Site
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """How one loop or template is called here: `run(*tensors, *ints)`, the buffers, views or kept copies to pass, and the
-    integers."""
+    """How one loop or template is called here: `run(*tensors, *ints)`, the buffers, views or packed weights to pass, and
+    the integers. `site` looks up the packed weight, if there is one among the tensors."""
 
     name: str
     run: Callable[..., None] = field(compare=False, repr=False)
-    tensors: tuple[str | View | Kept, ...]
+    tensors: tuple[str | View | PackedWeight, ...]
     sizes: tuple[sympy.Expr, ...]
+    site: Site | None = field(default=None, compare=False, repr=False)
 
     @property
-    def kept(self) -> Kept | None:
-        """The argument that is found anew in each call, if there is one."""
-        return next((tensor for tensor in self.tensors if isinstance(tensor, Kept)), None)
+    def packed_weight(self) -> PackedWeight | None:
+        """The argument that is looked up anew in each call, if there is one."""
+        return next((tensor for tensor in self.tensors if isinstance(tensor, PackedWeight)), None)
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,8 @@ class MakeView(Line):
 
 
 @dataclass(frozen=True)
-class FindKept(Line):
-    """`name` is what `find` gives for the tensor `weight`, perhaps None; `symbol` is 1, or 0 for None."""
+class FindPackedWeight(Line):
+    """`name` is the packed copy that `find` gives for the tensor `weight`, or None; `symbol` is 1, or 0 for None."""
 
     name: str
     symbol: sympy.Symbol

@@ -194,7 +194,7 @@ class _Writer:
 
     # lines: calls ----------------------------------------------------------------------------------------------------
 
-    def find_kept(self, line: lines.FindKept) -> None:
+    def find_packed_weight(self, line: lines.FindPackedWeight) -> None:
         self.add(f"{line.name} = {self.bound('_find_' + line.name, line.find)}({line.weight})")
         self.add(f"{line.symbol} = 0 if {line.name} is None else 1")
 
@@ -238,7 +238,7 @@ _WRITE: dict[type[Line], Callable[[_Writer, Any], None]] = {
     lines.Free: _Writer.free,
     lines.Reuse: _Writer.reuse,
     lines.MakeView: _Writer.make_view,
-    lines.FindKept: _Writer.find_kept,
+    lines.FindPackedWeight: _Writer.find_packed_weight,
     lines.CallKernel: _Writer.call_kernel,
     lines.CallLibrary: _Writer.call_library,
     lines.PickOutput: _Writer.pick_output,

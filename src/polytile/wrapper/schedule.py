@@ -11,7 +11,19 @@ import torch
 
 from polytile.ir import sizes
 from polytile.ir.aliases import maybe_aliased
-from polytile.ir.program import KEPT, Assert, Extern, Kept, Loop, Operation, Program, Ref, Template, View, place_of
+from polytile.ir.program import (
+    IS_PACKED,
+    Assert,
+    Extern,
+    Loop,
+    Operation,
+    PackedWeight,
+    Program,
+    Ref,
+    Template,
+    View,
+    place_of,
+)
 from polytile.wrapper import lines
 from polytile.wrapper.arguments import argument_lines, check_bound, without_unused
 from polytile.wrapper.lines import Argument, KernelCall, Line
@@ -133,18 +145,28 @@ class _Schedule:
             self._names.add(name)
             self.kernels[id(call.run)] = name
             self.defined.append(lines.DefineKernel(name, call.run))
-        kept = [self._find(t) for t in call.tensors if isinstance(t, Kept)]  # before the weight has views in this program
-        names = [found.name for found in kept]
-        tensors = tuple(names.pop(0) if isinstance(t, Kept) else self._name(t) for t in call.tensors)
-        extents = tuple(kept[0].symbol if kept and extent == KEPT else extent for extent in call.sizes)
+        packed = self._find_packed_weight(call)  # before the weight has views in this program
+        tensors = tuple(self._passed(tensor, packed) for tensor in call.tensors)
+        extents = tuple(packed.symbol if packed and extent == IS_PACKED else extent for extent in call.sizes)
         self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, extents))
 
-    def _find(self, kept: Kept) -> lines.FindKept:
-        """Looks for what is kept of a weight; it is let go after the operation."""
-        found = lines.FindKept(self.fresh("panels"), sizes.axis(self.fresh("kept")), kept.view.buffer, kept.site.find)
-        self.out.append(found)
-        self._views.append(found.name)
-        return found
+    def _find_packed_weight(self, call: KernelCall) -> lines.FindPackedWeight | None:
+        """Looks up the packed copy of a weight, if the call passes one; its name is freed after the operation."""
+        weight = call.packed_weight
+        if weight is None:
+            return None
+        assert call.site is not None, "who makes a call with a packed weight says where it is looked up"
+        line = lines.FindPackedWeight(self.fresh("panels"), sizes.axis(self.fresh("packed")), weight.view.buffer, call.site.find)
+        self.out.append(line)
+        self._views.append(line.name)
+        return line
+
+    def _passed(self, tensor: str | View | PackedWeight, packed: lines.FindPackedWeight | None) -> str:
+        """The name under which a kernel's argument is passed; `packed` has looked up the packed weight among them."""
+        if isinstance(tensor, PackedWeight):
+            assert packed is not None
+            return packed.name
+        return self._name(tensor)
 
     def _name(self, tensor: str | View, alias: bool = False) -> str:
         """The name under which a buffer or view is passed. A view that is not a result goes after the operation."""

@@ -23,7 +23,7 @@ from polytile.runtime import compile as compiler
 from polytile.runtime.cuda import cublaslt
 from polytile.runtime.cuda.cublaslt import Algorithm
 from polytile.schedule.canonical import TensorArg
-from polytile.tuning.circumstances import completed
+from polytile.tuning.run_conditions import with_run_conditions
 from tests.codegen.triton_gemm import integers, operands, product
 
 CPU = torch.device("cpu")
@@ -134,7 +134,7 @@ def test_the_algorithm_is_recorded_and_its_text_runs_it_again(stub: ctypes.CDLL)
     candidate = LtCandidate(kernel, None, CPU, 1)
     problem = Problem("mm", kernel.digest, (("batch", 1), ("M", 5), ("N", 7), ("K", 9)))
     measured = Measurement(problem, candidate.name, candidate.config, candidate.source_hash, Outcome.OK)
-    state = dict(completed(measured, candidate, 1e-6, ()).state)
+    state = dict(with_run_conditions(measured, candidate, 1e-6, ()).state)
     assert state["algorithm"] == "1000 65 0 0 0 0 0 0 0" and "id 101 tile 0" in str(state["algorithm_told"])
     again = Algorithm.of(str(state["algorithm"]))
     assert again.words[0] == 101 and again.workspace == 4096
@@ -178,7 +178,7 @@ def test_the_heuristic_is_asked_once_for_sizes_and_alignments(stub: ctypes.CDLL)
 def test_a_proposal_that_was_the_fastest_at_some_sizes_runs_at_these_alone(stub: ctypes.CDLL, rank: int, ran: list[int]) -> None:
     kernel = product(F32)
     timed = LtCandidate(kernel, None, CPU, rank)
-    settled = timed.settle({"batch": 1, "M": 5, "N": 7, "K": 9})
+    settled = timed.pinned_to({"batch": 1, "M": 5, "N": 7, "K": 9})
     assert (settled.name, settled.source_hash) == (timed.name, timed.source_hash)
     found = []
     for m, n, k in ((5, 7, 9), (6, 7, 9), (5, 7, 9), (5, 7, 8)):

@@ -116,7 +116,7 @@ class ColumnParallel:
                 return expr.load(node.dtype, names[id(node)], sympy.expand(row))
             return expr.rebuild(node, children)
 
-        others = replace(loop, stores=tuple(store for store in loop.stores if not store.sums))
+        others = replace(loop, stores=tuple(store for store in loop.stores if not store.is_segment_sum))
         points = others.map_roots(lambda roots: expr.rewrite(roots, known))
         points = replace(points, axes=loop.axes + loop.reduced, reduced=())
         used = points.reads() | points.writes()

@@ -1,4 +1,4 @@
-"""The schedule of a row loop with column reduction (stores of mode SUM): each of `programs` programs holds whole rows in
+"""The schedule of a row loop with column reduction (stores of mode SEGMENT_SUM): each of `programs` programs holds whole rows in
 registers, as `persistent` does, block after block of them, and keeps the sums of all that it has seen.
 
     launch 0   program p goes over blocks p, p + programs, ... and leaves its sums in scratch memory, a row of it for each sum
@@ -267,7 +267,7 @@ def _mask(unit: Unit) -> str:
 
 
 def column_sums(loop: Loop) -> list[ColumnSum]:
-    return [ColumnSum(store, k) for k, store in enumerate(store for store in loop.stores if store.sums)]
+    return [ColumnSum(store, k) for k, store in enumerate(store for store in loop.stores if store.is_segment_sum)]
 
 
 __all__ = ["ColumnReduction", "ColumnSum", "add", "begin", "column_reduction", "column_sums", "finish"]

@@ -78,12 +78,12 @@ def stored(unit: Unit, k: int, scope: Scope) -> None:
     """The stores of pass k but for sums across rows, which are added up later: what these are made of is loaded before, since a
     store may change it."""
     stores, written = unit.nest.stores_in(k), unit.kernel.loop.writes()
-    needed = expr.loads(*[root for store in stores if store.sums for root in store.roots])
+    needed = expr.loads(*[root for store in stores if store.is_segment_sum for root in store.roots])
     summed = {id(load) for load in needed if load.buffer in written}
     for node in unit.nest.nodes_in(k) if summed else ():
         if id(node) in summed:
             unit.body.emit(node, scope)
-    unit.body.stores([store for store in stores if not store.sums], scope)
+    unit.body.stores([store for store in stores if not store.is_segment_sum], scope)
 
 
 def looped(unit: Unit) -> None:

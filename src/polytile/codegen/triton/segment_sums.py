@@ -1,5 +1,5 @@
-"""Segment sums: loops that add up rows by an index, by stores of mode SUM whose places values decide. What nothing falls on is
-zero. Sums are in the type of their terms, and rounded once.
+"""Segment sums: loops that add up rows by an index, by stores of mode SEGMENT_SUM whose places values decide. What nothing falls
+on is zero. Sums are in the type of their terms, and rounded once.
 
 atomic             launch 0 sets the table to zero, launch 1 adds every point to it by atomics; where its type is narrower than
                    that of the sums both do so with scratch memory, and launch 2 stores what that holds; one point is simply
@@ -68,7 +68,7 @@ class Table:
 
 def has_segment_sums(loop: Loop) -> bool:
     """Whether the loop stores sums whose places values decide."""
-    return any(store.sums and store.indirect for store in loop.stores)
+    return any(store.is_segment_sum and store.indirect for store in loop.stores)
 
 
 def size_of(loop: Loop) -> sympy.Expr:
@@ -96,7 +96,7 @@ def table_of(loop: Loop) -> Table | None:
     if limit is None or len(points) != 1 or len(along) != 1 or points[0].size == 0:
         return None
     dense = sizes.equal(store.index, symbol * along[0].size + along[0].symbol)
-    return Table(store, limit, points[0], along[0]) if store.sums and dense else None
+    return Table(store, limit, points[0], along[0]) if store.is_segment_sum and dense else None
 
 
 def atomic_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:

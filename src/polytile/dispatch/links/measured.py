@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from polytile import options
-from polytile.candidates.candidate import Candidate, failed, ready
+from polytile.candidates.candidate import Candidate
 from polytile.counters import counters
 from polytile.dispatch import trials
 from polytile.dispatch.links import exact
@@ -17,14 +17,13 @@ from polytile.dispatch.links.nearby import champions
 from polytile.dispatch.links.prior import is_library, shortlist
 from polytile.dispatch.request import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
-from polytile.store import identity
 from polytile.store.records import disturbed, region_excess
 from polytile.tuning import budget, tune
-from polytile.tuning.circumstances import completed, state
 from polytile.tuning.decide import Score, combine, noise_band
+from polytile.tuning.headroom import NoHeadroom
 from polytile.tuning.isolation import policy
 from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Limits
-from polytile.tuning.room import NoRoom
+from polytile.tuning.run_conditions import machine_state, with_run_conditions
 
 BUSY = 2.0
 """How many times longer than predicted kernels may take on a CPU that other programs use too."""
@@ -46,40 +45,23 @@ def choose(request: Request) -> Answer | None:
         return _best_known(request, f"the time of {tightest.whose} for measuring ({tightest.seconds:.4g} s) is spent")
     names = champions(request).union(candidate.name for candidate in shortlist(request))
     worth_it = [candidate for candidate in request.alive if candidate.name in names]
-    if _in_slices():
-        worth_it = _unmeasured(request, worth_it) or worth_it
     try:
         return _with_overlooked(request, _first_that_runs(request, worth_it), worth_it)
-    except (torch.OutOfMemoryError, NoRoom) as error:
-        why = str(error) if isinstance(error, NoRoom) else "there was no memory for it"
+    except (torch.OutOfMemoryError, NoHeadroom) as error:
+        why = str(error) if isinstance(error, NoHeadroom) else "there was no memory for it"
         answer = _best_known(request, f"not measured yet: {why}")
         return None if answer is None else dataclasses.replace(answer, postponed=True)
 
 
-def again(request: Request, candidates: Sequence[Candidate]) -> Answer:
+def measure_again(request: Request, candidates: Sequence[Candidate]) -> Answer:
     """The fastest of `candidates`, which something else serves in the meantime; no candidate where there is no time or memory."""
     tightest = budget.tightest(request.budget)
     if tightest is not None and tightest.left() <= 0:
         return Answer(None, f"the time of {tightest.whose} for measuring is spent")
-    if _in_slices():
-        if not budget.pace.rested():
-            return Answer(None, "measuring rests", postponed=True)
-        candidates = _unmeasured(request, candidates) or candidates
     try:
         return trial(request, candidates, remember=True)
-    except (torch.OutOfMemoryError, NoRoom):
+    except (torch.OutOfMemoryError, NoHeadroom):
         return Answer(None, "there was no memory for measuring")
-
-
-def _in_slices() -> bool:
-    """Whether measuring may take only so much of one call, and goes on in later ones."""
-    return options.get("stall") == "never"
-
-
-def _unmeasured(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those of which nothing is on record and that no compiler is to be waited for."""
-    known = combine(request.store.exact(request.problem, request.environment))
-    return [c for c in candidates if (ready(c) or failed(c)) and identity(c) not in known]
 
 
 def _first_that_runs(request: Request, worth_it: Sequence[Candidate]) -> Answer:
@@ -121,8 +103,7 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     taken before Ctrl-C."""
     candidates = request.without_deadly(candidates)
     own = budget.Budget(options.get("problem_seconds"), "the problem")
-    a_call = budget.Budget(budget.SLICE_SECONDS, "the call") if _in_slices() else None
-    tightest = budget.tightest(own, a_call, request.budget)
+    tightest = budget.tightest(own, request.budget)
     task = _task(request, candidates, tightest)
     begun = budget.clock()
     try:
@@ -134,8 +115,6 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     finally:
         if request.budget is not None:
             request.budget.charge(budget.clock() - begun)
-        if _in_slices():
-            budget.pace.rest(budget.clock() - begun)
     _keep(request, attempts, remember)
     scores: dict[str, Score] = {}
     for attempt in attempts:
@@ -154,7 +133,7 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
         return Answer(None, "no candidate of the shortlist could be used", in_order)
     left_out = sum(attempt.untried for attempt in attempts)
     grounds = f"measured now, {left_out} of {len(attempts)} left out for want of time" if left_out else "measured now"
-    return Answer(best, grounds, in_order, tried=True, postponed=bool(left_out) and _in_slices())
+    return Answer(best, grounds, in_order, tried=True)
 
 
 def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Budget | None) -> tune.Task:
@@ -190,9 +169,9 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
 
 def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) -> None:
     """Counts the measurements among the attempts and appends them to the store."""
-    moment = state(request.spec.target)
+    moment = machine_state(request.spec.target)
     measurements = [
-        completed(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
+        with_run_conditions(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
         for attempt in attempts
         if attempt.measurement is not None
     ]
@@ -207,7 +186,7 @@ def _limits(target: torch.device) -> Limits:
         limits = GPU_THOROUGH if thorough else GPU_LIMITS
     else:
         limits = THOROUGH if thorough else LIMITS
-    return dataclasses.replace(limits, band=noise_band(target.type), races=1 if _in_slices() else limits.races)
+    return dataclasses.replace(limits, band=noise_band(target.type))
 
 
 def _with_earlier(request: Request, scores: tuple[Score | None, ...]) -> tuple[Score | None, ...]:
@@ -222,11 +201,11 @@ def _outcome(measurement: Measurement | None) -> Outcome:
 
 def _nothing_to_do(request: Request) -> bool:
     assert request.args is not None
-    tensors, _ = request.spec.split(request.args)
+    tensors = request.spec.tensors_of(request.args)
     written = [
         t for t, role in zip(tensors, request.spec.roles, strict=True) if role in ("out", "inout") and t is not None
     ]
     return bool(written) and not any(tensor.numel() for tensor in written)
 
 
-__all__ = ["again", "choose", "trial", "tuner"]
+__all__ = ["choose", "measure_again", "trial", "tuner"]

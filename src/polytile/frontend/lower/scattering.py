@@ -27,7 +27,7 @@ from polytile.frontend.lower.value import Point, Tensor, broadcast_point, comput
 from polytile.frontend.lower.views import require_loop_dtype, wrap_dim
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import SUM, Store, View, compute_dtype, whole
+from polytile.ir.program import SEGMENT_SUM, Store, View, compute_dtype, whole
 from polytile.ir.sizes import ONE, ZERO, Size, as_size
 
 aten = torch.ops.aten
@@ -292,7 +292,7 @@ def embedding_dense_backward(
     shape, padding = builder.result_sizes(), as_size(padding_idx)
     by_kernel = summed_by_kernel(grad)
     if by_kernel:
-        target, mode = whole(builder.new_buffer(shape, grad.dtype, grad.device)), SUM
+        target, mode = whole(builder.new_buffer(shape, grad.dtype, grad.device)), SEGMENT_SUM
     else:
         zeros = computed(shape, grad.dtype, grad.device, lambda point: expr.const(0, grad.compute_dtype))
         target, mode = duplicate(builder, accumulator(zeros, "add")), "add"

@@ -26,14 +26,14 @@ _FORMS = {
 
 
 def generate(
-    spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, kept_at: int = 0
+    spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, panels_at: int = 0
 ) -> str:
     """The body of a translation unit that exports `name` (the native kernel ABI), to stand after the prelude.
 
     ptrs: A, B, [C without an epilogue], then the epilogue's own. sizes: batch, M, N, K, a_stride_b, a_stride_m,
     a_stride_k, b_stride_b, b_stride_k, b_stride_n, [c_stride_b, c_stride_m, c_stride_n without an epilogue], then the
     epilogue's own. `lanes` is a power of two; vectors of `lanes` sums are VACC. The form tile_kept reads B's panels
-    (panels.py) from ptrs[kept_at].
+    (panels.py) from ptrs[panels_at].
 
     An epilogue defines `static inline void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n,
     VACC acc, long count)`. It is called once for every vector of columns, of which the first `count` lanes count, with
@@ -43,7 +43,7 @@ def generate(
     """
     _check(spec, config, epilogue, lanes)
     if config.form == "tile_kept":
-        return tile.generate(spec, config, name, epilogue, lanes, kept_at)
+        return tile.generate(spec, config, name, epilogue, lanes, panels_at)
     return _FORMS[config.form](spec, config, name, epilogue, lanes)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from polytile.ir.program import IS_PACKED
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane
@@ -59,14 +60,14 @@ PAIRED_FORMS = INT8_FORMS
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
     """Whether the kernel can run, and is not absurd, at these sizes ("batch", "M", "N", "K").
 
-    Layouts decide for direct forms; tile_kept needs kept panels (the size "kept" is not 0), splitk a long K and few sums,
+    Layouts decide for direct forms; tile_kept needs a packed B (IS_PACKED is not 0), splitk a long K and few sums,
     stream few rows, small a panel that fits L2.
     """
     if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and spec.dtype != "bfloat16"):
         return False
     m, n, k = sizes["M"], sizes["N"], sizes["K"]
     if config.form == "tile_kept":
-        return bool(sizes.get("kept"))
+        return bool(sizes.get(IS_PACKED.name))
     if config.form == "splitk":
         return k >= SMALLEST_SPLIT_K and m * n * ACCUMULATOR_BYTES[spec.accumulator] <= SPLITK_PARTIAL_BYTES
     if config.form == "stream":
@@ -199,7 +200,7 @@ def cost(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], threads: 
     work = COMPUTE.get(config.form, _tile_compute)(s, config) * cycle / used * _imbalance(_units(s, config), used)
     reading = _reading(spec, s, config, sizes, machine, used)
     copying = _copies(spec, s, config) * cycle / used
-    # What is read in place is widened or brought side by side, then multiplied: up to four rows take 1.7-4 times as long as kept.
+    # What is read in place is widened or brought side by side, then multiplied: up to four rows take 1.7-4 times as long.
     in_turn = s.in_place > 0
     seconds = (work + reading if in_turn else max(work, reading)) + copying
     seconds += 0.0 if config.form in ("small", "stream") else WORKSPACE_SECONDS

@@ -1,7 +1,7 @@
-"""Panels of a constant B, made once and read by the form tile_kept: [vectors of columns][steps of k][lanes][k in a lane].
+"""Panels of a constant B, packed once and read by the form tile_kept: [vectors of columns][steps of k][lanes][k in a lane].
 
 One vector of columns runs along the whole of k and the next one follows it, so that the same panels serve register tiles of
-any width and any depth of block: a weight that several kernels multiply by is kept once. A ragged last vector and a ragged
+any width and any depth of block: a weight that several kernels multiply by is packed once. A ragged last vector and a ragged
 last step end in zeros. The bytes of int8 have their highest bit turned, as the instruction wants them (int8.py).
 """
 

@@ -20,7 +20,7 @@ class Tile:
 
     ahead       steps ahead of which B is prefetched: of a B read in place whose rows lie too far apart for the hardware to guess
     head        what the sums of each row begin at lies before the tile of A
-    kept        of kept panels each vector of columns runs along k by itself, and `b_k` is how far the next one lies
+    prepacked   of prepacked panels each vector of columns runs along k by itself, and `b_k` is how far the next one lies
     in_place    > 1: a step takes so many rows of a B that is not packed, whose number is then what `steps` counts, and brings
                 them side by side
     chain       how many products are added up in a row before they are added to the sums so far, in `o`; 0: any number
@@ -33,7 +33,7 @@ class Tile:
     unroll: int
     ahead: int = 0
     head: bool = False
-    kept: bool = False
+    prepacked: bool = False
     in_place: int = 1
     next_panel: bool = False
     chain: int = 0
@@ -76,7 +76,7 @@ class Tile:
     def _loads(self) -> list[str]:
         """One step of B: b0 ... b{nv-1}."""
         if self.in_place == 1:
-            return [f"const V b{j} = load(b + {j} * {'b_k' if self.kept else 'L'});" for j in range(self.nv)]
+            return [f"const V b{j} = load(b + {j} * {'b_k' if self.prepacked else 'L'});" for j in range(self.nv)]
         if not whole(self.in_place, self.nv):
             return [f"const V b{j} = to_b(columns(b + {j} * L, b_k, left));" for j in range(self.nv)]
         rows = [f"V row[{self.nv}];", "side_by_side(b, b_k, left, row);"]
@@ -96,7 +96,7 @@ class Tile:
         return ahead + (["__builtin_prefetch(next.at, 0, 2); next.at += next.pace;"] if self.next_panel else [])
 
     def _advance(self) -> str:
-        step = "L" if self.kept else "b_k" if self.in_place == 1 else f"{self.in_place} * b_k"
+        step = "L" if self.prepacked else "b_k" if self.in_place == 1 else f"{self.in_place} * b_k"
         both = " ".join(f"a{i} += a_k;" for i in range(self.mr))
         a = {"rows": "", "cols": "a += a_k;", "both": both}[self.access]
         return f"b += {step}; {a}".rstrip()

@@ -25,9 +25,9 @@ from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
 
 
-def configs(spec: GemmSpec, lanes: int, kept: bool = False) -> tuple[GemmConfig, ...]:
-    """The configs worth trying for `spec` with vectors of `lanes` sums, in canonical order; those that read kept panels of B only
-    where there may be some.
+def configs(spec: GemmSpec, lanes: int, prepacked: bool = False) -> tuple[GemmConfig, ...]:
+    """The configs worth trying for `spec` with vectors of `lanes` sums, in canonical order. Those that read a packed B are among
+    them only if `prepacked`.
 
     Raises ValueError where no instruction set has vectors of that size.
     """
@@ -36,11 +36,8 @@ def configs(spec: GemmSpec, lanes: int, kept: bool = False) -> tuple[GemmConfig,
     rows = family.register_tiles(lanes * ACCUMULATOR_BYTES[spec.accumulator])
     if not rows:
         raise ValueError(f"no matmul configs for vectors of {lanes} {spec.accumulator}; see the table register_tiles.")
-    return tuple(
-        _config(row)
-        for row in rows
-        if spec.dtype in row.dtypes and spec.a_layout in row.a and spec.b_layout in row.b and (kept or row.form != "tile_kept")
-    )
+    able = (row for row in rows if spec.dtype in row.dtypes and spec.a_layout in row.a and spec.b_layout in row.b)
+    return tuple(_config(row) for row in able if prepacked or row.form != "tile_kept")
 
 
 def _config(row: RegisterTile) -> GemmConfig:

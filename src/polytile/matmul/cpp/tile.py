@@ -17,8 +17,8 @@ from polytile.matmul.cpp.unroll import CHAIN
 CONSTANTS = """\
 constexpr long MR = {mr}, NV = {nv}, NR = NV * L, STEP = {step}, KC = {kc}, MC = {mc}, NC = {nc}, GROUP = {group};
 constexpr long HEAD = {head};                      // steps before those of a tile of A: what its sums begin at
-constexpr bool PACK_A = {pack_a}, PACK_B = {pack_b}, KEPT = {kept}, RAGGED = {ragged};
-constexpr long KEPT_AT = {kept_at};                // where among the pointers kept panels are
+constexpr bool PACK_A = {pack_a}, PACK_B = {pack_b}, KEPT = {prepacked}, RAGGED = {ragged};
+constexpr long KEPT_AT = {panels_at};                // where among the pointers kept panels are
 typedef {pa} PA;                                   // A and B as the register tile reads them
 typedef {pb} PB;
 // Columns before the ragged vector of a panel that are copied with it.
@@ -273,12 +273,13 @@ ACCESS: dict[str, Access] = {"k": "rows", "m": "cols", "any": "both"}
 WORK = {"tile_packed": TILE_WORK, "tile_direct": TILE_WORK, "tile_kept": TILE_WORK, "splitk": SPLITK_WORK, "small": SMALL_WORK}
 
 
-def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, kept_at: int = 0) -> str:
-    """The translation unit of one of the tile forms, without the prelude. `kept_at`: where among the pointers kept panels are."""
+def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, panels_at: int = 0) -> str:
+    """The translation unit of one of the tile forms, without the prelude. `panels_at`: the position of prepacked panels among
+    the pointers."""
     return "".join(
         (
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
-            _constants(spec, config, lanes, kept_at),
+            _constants(spec, config, lanes, panels_at),
             int8.MAC if spec.dtype == "int8" else PAIRS if config.pairs else MAC,
             packing.functions(spec, config, lanes),
             register_tile.tiles(_register_tile(spec, config)),
@@ -290,7 +291,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
 
 
 def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
-    kept, direct = config.form == "tile_kept", config.form == "tile_direct"
+    prepacked, direct = config.form == "tile_kept", config.form == "tile_direct"
     access: Access = "cols" if packs_a(spec, config) else ACCESS[spec.a_layout]
     return Tile(
         config.mr,
@@ -299,16 +300,16 @@ def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
         config.unroll,
         ahead=PREFETCH_STEPS if direct else 0,
         head=spec.dtype == "int8",
-        kept=kept,
+        prepacked=prepacked,
         in_place=k_per_lane(spec, config) if direct else 1,
-        next_panel=kept or packs_b(spec, config),
+        next_panel=prepacked or packs_b(spec, config),
         chain=CHAIN if spec.dtype == spec.accumulator and spec.dtype != "int8" else 0,
     )
 
 
-def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, kept_at: int) -> str:
+def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -> str:
     """The numbers and types of a unit; blocks are whole tiles."""
-    tiled_a, panelled_b, kept = packs_a(spec, config), packs_b(spec, config), config.form == "tile_kept"
+    tiled_a, panelled_b, prepacked = packs_a(spec, config), packs_b(spec, config), config.form == "tile_kept"
     packed = "unsigned" if config.pairs else "T"
     return CONSTANTS.format(
         group=transposed_rows(config),
@@ -321,9 +322,9 @@ def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, kept_at: int) -> 
         nc=max(config.nc // (config.nv * lanes), 1) * config.nv * lanes,
         pack_a=str(tiled_a).lower(),
         pack_b=str(panelled_b).lower(),
-        kept=str(kept).lower(),
+        prepacked=str(prepacked).lower(),
         ragged=str(config.form == "small" and not panelled_b and config.nv > 1).lower(),
-        kept_at=kept_at,
+        panels_at=panels_at,
         pa=packed if tiled_a else "S",
-        pb=packed if panelled_b or kept else "S",
+        pb=packed if panelled_b or prepacked else "S",
     )

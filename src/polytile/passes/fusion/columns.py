@@ -7,7 +7,7 @@
 
 The loops qualify if one's rows are the other's columns, the second does nothing but such sums of floating-point values, reads
 nothing that the first stores, and both read a good part of what they read at the same points. A kernel may still run one after
-the other (candidates/apart.py). For GPUs only: generated kernels for a CPU have no such stores.
+the other (candidates/unfused.py). For GPUs only: generated kernels for a CPU have no such stores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Op, Reduce, Scan
-from polytile.ir.program import ROUNDING, SUM, Buffer, Loop, Program, Store
+from polytile.ir.program import ROUNDING, SEGMENT_SUM, Buffer, Loop, Program, Store
 from polytile.passes.fusion import cost
 from polytile.passes.fusion.graph import Graph
 from polytile.passes.fusion.horizontal import WORTHWHILE
@@ -52,13 +52,13 @@ def _as_sums(operation: object, buffers: Mapping[str, Buffer]) -> Loop | None:
     if not all(on_gpu(buffers[name].device) for name in operation.writes()):
         return None
     stores = [_as_sum(operation, store, buffers[store.buffer].dtype) for store in operation.stores]
-    found = tuple(store for store in stores if store is not None)
-    fits = len(found) == len(stores) and sizes.coefficient(found[0].index, operation.axes[0].symbol) == 1
-    return replace(operation, axes=operation.reduced, reduced=operation.axes, stores=found) if fits else None
+    sums = tuple(store for store in stores if store is not None)
+    fits = len(sums) == len(stores) and sizes.coefficient(sums[0].index, operation.axes[0].symbol) == 1
+    return replace(operation, axes=operation.reduced, reduced=operation.axes, stores=sums) if fits else None
 
 
 def _as_sum(loop: Loop, store: Store, dtype: torch.dtype) -> Store | None:
-    """The store of a column's sum, rounded to the type of its memory and no more, as a SUM of its terms."""
+    """The store of a column's sum, rounded to the type of its memory and no more, as a SEGMENT_SUM of its terms."""
     value, rounding = store.value, ROUNDING.get(dtype)
     if isinstance(value, Op) and value.name == rounding:
         value = value.args[0]
@@ -67,7 +67,7 @@ def _as_sum(loop: Loop, store: Store, dtype: torch.dtype) -> Store | None:
         return None
     (term,) = value.args
     deep = any(isinstance(node, Reduce | Scan) for node in expr.walk(term))
-    return None if deep or term.dtype != value.dtype else Store(store.buffer, store.index, term, SUM)
+    return None if deep or term.dtype != value.dtype else Store(store.buffer, store.index, term, SEGMENT_SUM)
 
 
 def _goes_along_rows(loop: Loop) -> bool:
@@ -89,7 +89,7 @@ def _merged(rows: Loop, sums: Loop, buffers: Mapping[str, Buffer]) -> Merged | N
     one = merged.loop
     whole = set(one.ranges)
     columns = {axis.symbol for axis in one.reduced}
-    down = all(columns <= store.index.free_symbols < whole for store in one.stores if store.sums)
+    down = all(columns <= store.index.free_symbols < whole for store in one.stores if store.is_segment_sum)
     return merged if down and len(one.reduced) == 1 else None
 
 

@@ -1,0 +1,60 @@
+"""The candidate of a product with prologues that stores the computed operands first (matmul/prologue.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.candidates.inner_kernel import InnerKernel, best_cost, prepare_first
+from polytile.matmul.prologue import materialise_operands
+from polytile.problem import Config, digest
+
+if TYPE_CHECKING:
+    from polytile.matmul.gemm_kernel import GemmKernel
+
+
+class MaterialisedOperands(Candidate):
+    """Stores the computed operands first, each by a kernel of its own, and multiplies them by whichever candidate of the plain
+    product is best. `first` has the prologues' kernels, None for an operand that is in memory already; `product` is the plain
+    product. It is measured as a library's kernel is, so that a fused prologue is never chosen where this is faster."""
+
+    name = "stored first"
+    origin = "library"
+    config = Config()
+
+    def __init__(self, kernel: GemmKernel, first: Sequence[InnerKernel | None], product: InnerKernel) -> None:
+        self.kernel, self.first, self.product = kernel, tuple(first), product
+
+    @cached_property
+    def source_hash(self) -> str:
+        return digest(f"stored first {torch.__version__} {self.kernel.text}")
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        """Predicted seconds of the plain product and of each prologue, at their best."""
+        prologues = zip("ab", self.first, strict=True)
+        ahead = sum(self._prologue_cost(letter, kernel, sizes) for letter, kernel in prologues if kernel is not None)
+        return best_cost(self.product, sizes, default=1.0) + ahead
+
+    def _prologue_cost(self, letter: str, kernel: InnerKernel, sizes: Mapping[str, int]) -> float:
+        """Of operand "a" or "b", by whose letter the prologue's integers are named among the product's; 0 where `sizes` lacks
+        one of them."""
+        own = {name: sizes[f"{letter}{name}"] for name in kernel.spec.size_names if f"{letter}{name}" in sizes}
+        return best_cost(kernel, own) if len(own) == len(kernel.spec.size_names) else 0.0
+
+    def prepare(self) -> None:
+        """The first candidate of the product compiles beside the others."""
+        prepare_first(self.product)
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call, recordable=True)
+
+    def _call(self, *args: Any) -> None:
+        self.product(*materialise_operands(self.kernel, args, self.first, wide=False))
+
+
+__all__ = ["MaterialisedOperands"]

@@ -1,0 +1,168 @@
+"""A graph runs at once, by ATen's operators, while its program is made in the background; then the program takes over.
+
+    tier 0    the graph as AOTAutograd gives it, operator by operator
+    tier 1    the program, each kernel by the candidate that is predicted to be fastest
+    tier 2    the program, each kernel by what was measured (dispatch/learning.py)
+
+Programs take over between calls: those of a forward and its backward graph together, at the beginning of a forward call, once
+both are there. What the forward graph leaves for the backward one has the same layout in every tier, AOTAutograd's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from polytile import locks
+from polytile import options as settings
+from polytile.counters import counters
+from polytile.frontend.eager import with_own_code
+from polytile.frontend.failures import CALLERS
+from polytile.runtime import background
+
+log = logging.getLogger("polytile")
+
+Call = Callable[[list[Any]], list[Any]]
+Build = Callable[[], Call | None]
+
+clock = time.monotonic
+
+NOT_POLYTILES_FAULT = (*CALLERS, IndexError, MemoryError, torch.OutOfMemoryError)
+"""Errors of a call that are about what it was given."""
+
+
+def waits_for() -> str:
+    """What calls wait for under the options and torch's settings in force: "never", "compile" or "tune" (option `stall`).
+
+    Whoever wants the same kernels in each run of a program, by deterministic algorithms or by a plan, or names them by `force`,
+    gets them from the first call on. So does who has changed the default type, as that is the whole process's.
+    """
+    stall = str(settings.get("stall"))
+    fixed = torch.are_deterministic_algorithms_enabled() or settings.get("plan") or settings.get("force")
+    asks = settings.get("interpret") or settings.get("check_inputs") or torch.get_default_dtype() != torch.float32
+    return "compile" if stall == "never" and (fixed or asks) else stall
+
+
+@dataclass
+class Tiers:
+    """The graphs that AOTAutograd made of one function, inference, or forward and backward: they change tiers together."""
+
+    graphs: list[TieredGraph] = field(default_factory=list)
+    due: bool = False
+    """Whether some graph's next tier is there and has not taken over."""
+    lock: Any = field(default_factory=locks.lock)
+
+    def take_over(self) -> None:
+        """Has the next tier of each graph serve from now on, if all are there."""
+        with self.lock:
+            if self.due and all(graph.settled for graph in self.graphs):
+                self.due = False
+                for graph in self.graphs:
+                    graph.take_over()
+
+
+class TieredGraph:
+    """One graph. `call` takes the list of arguments, which it empties, and returns the list of results, by the tier that serves.
+
+    `build` makes the program's callable, in the background; None, where it cannot, leaves tier 0 in place. `repeatable`: a call
+    that fails half-way can be made again, as it changes no argument and draws no random numbers.
+    """
+
+    def __init__(self, tiers: Tiers, name: str, kind: str, eager: Call, build: Build, repeatable: bool) -> None:
+        self.tiers, self.name, self.leads = tiers, name, kind != "backward"
+        self._serving, self._build, self._repeatable = eager, build, repeatable
+        self._next: Call | None = None
+        self.tier = 0
+        self.settled = False
+        """Whether its program is there, or will never be."""
+        self.calls = 0
+        self.call = self._callable()
+        tiers.graphs.append(self)
+
+    def _callable(self) -> Call:
+        tiers, leads, alive = self.tiers, self.leads, background.background
+
+        def call(args: list[Any]) -> list[Any]:
+            alive.last_call = clock()
+            if leads and tiers.due and not _recording():
+                tiers.take_over()
+            self.calls += self.tier == 0
+            return self._serving(args)
+
+        with_own_code(call)
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    def begin(self) -> None:
+        """Has the program made in the background, from the first moment when nobody else's work is in the way."""
+        background.submit(_Build(self))
+
+    def build(self) -> None:
+        """Makes the program and has it take over with the next call that may."""
+        build, self._build = self._build, _built
+        try:
+            self._next = build()
+        finally:
+            with self.tiers.lock:
+                self.settled = True
+                self.tiers.due = self.tiers.due or self._next is not None
+
+    def take_over(self) -> None:
+        if self._next is not None:
+            first = self._first_call(self._next, self._serving) if self._repeatable else self._next
+            self._serving, self._next, self.tier = first, None, 1
+
+    def _first_call(self, program: Call, eager: Call) -> Call:
+        """The program, until a call of it has ended well: one that fails by polytile's fault is made by tier 0, for good."""
+
+        def call(args: list[Any]) -> list[Any]:
+            again = list(args)
+            try:
+                results = program(args)
+            except NOT_POLYTILES_FAULT:
+                raise
+            except Exception as error:
+                if settings.get("on_failure") == "raise":
+                    raise
+                counters.add("failures")
+                log.warning(
+                    "The program of graph %r failed in its first call (%s: %s); ATen's operators go on in its place.",
+                    self.name, type(error).__name__, error, exc_info=True,
+                )  # fmt: skip
+                self._serving, self.tier = eager, 0
+                return eager(again)
+            self._serving = program
+            return results
+
+        return call
+
+
+def _built() -> None:
+    """Stands in place of what has been built."""
+
+
+@dataclass(frozen=True)
+class _Build:
+    """The job of making a graph's program: the graphs that are called most come first."""
+
+    graph: TieredGraph
+    disturbs: bool = False
+
+    def urgency(self) -> tuple[float, ...]:
+        return 2.0, self.graph.calls
+
+    def run(self) -> None:
+        self.graph.build()
+
+
+def _recording() -> bool:
+    """Whether this thread records a CUDA graph, in which nothing may change."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+__all__ = ["TieredGraph", "Tiers", "waits_for"]

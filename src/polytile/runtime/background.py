@@ -1,0 +1,171 @@
+"""One thread that works while the program runs: it generates, compiles and measures what calls then find ready.
+
+    submit(job)     done some day, the most urgent first
+    wait()          until nothing is left to do
+    is_here()       whether the caller is that thread
+
+The thread starts with the first job. A forked child has its parent's jobs but no thread, and starts one with its own first job.
+At the end of the process what has not begun is dropped, and what runs is broken off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Protocol
+
+from polytile import locks
+
+log = logging.getLogger("polytile")
+
+EXIT_SECONDS = 0.15
+"""How long the end of the process waits for the job that runs to break off."""
+
+REST = 4.0
+"""A job that measures is followed by this many times its own time without one, while the program makes calls."""
+
+QUIET_SECONDS = 0.05
+"""Where no call has come for so long, measuring disturbs nobody."""
+
+SWITCH_SECONDS = 2e-4
+"""How soon this thread gives Python's lock to a call that wants it, while it works; Python's own 5 ms are a long call."""
+
+
+class Job(Protocol):
+    """Something to do. What `run` raises is logged, and calls go on without."""
+
+    def urgency(self) -> tuple[float, ...]:
+        """Jobs with the largest go first. Asked each time when the thread is free, so that it may change."""
+
+    def run(self) -> None: ...
+
+    @property
+    def disturbs(self) -> bool:
+        """Whether it takes the time of the cores, or the GPU, that calls run on, and is to leave them some."""
+
+
+class Background:
+    """See the module. Any number of threads may call."""
+
+    def __init__(self) -> None:
+        self._lock = locks.lock()
+        self._change = threading.Condition(self._lock)
+        self._jobs: list[Job] = []
+        self._running: Job | None = None
+        self._thread: threading.Thread | None = None
+        self._rest_until = 0.0
+        self._waiting = 0
+        self._closed = False
+        self.last_call = 0.0
+        """When a call of a compiled program began, on time.monotonic's clock; those that call set it."""
+
+    def submit(self, job: Job) -> None:
+        with self._change:
+            if self._closed:
+                return
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="polytile-background", daemon=True)
+                self._thread.start()
+            self._change.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until nothing is left to do, at most `timeout` seconds; says whether that is so. While somebody waits, the thread
+        does not rest."""
+        if self.is_here():
+            return False
+        with self._change:
+            self._waiting += 1
+            self._change.notify_all()
+            try:
+                return self._change.wait_for(lambda: self._closed or not (self._jobs or self._running), timeout)
+            finally:
+                self._waiting -= 1
+
+    def pending(self) -> list[Job]:
+        """What has not been done yet."""
+        with self._lock:
+            return [*([self._running] if self._running is not None else []), *self._jobs]
+
+    def is_here(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def drop(self) -> None:
+        """Forgets what has not begun."""
+        with self._change:
+            self._jobs.clear()
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """Drops all jobs for good and breaks off the one that runs. A thread that came back from torch's code into an interpreter
+        that has ended would take the process down."""
+        with self._change:
+            self._closed = True
+            self._jobs.clear()
+            self._change.notify_all()
+            thread = self._thread
+        if thread is not None and thread.is_alive() and not self.is_here():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+            thread.join(EXIT_SECONDS)
+
+    def _serve(self) -> None:
+        while (job := self._next()) is not None:
+            begun = time.monotonic()
+            interval = sys.getswitchinterval()
+            sys.setswitchinterval(min(interval, SWITCH_SECONDS))
+            try:
+                job.run()
+            except Exception:
+                log.warning("Work in the background failed; calls go on with what they have.", exc_info=True)
+            finally:
+                sys.setswitchinterval(interval)
+                with self._change:
+                    self._running = None
+                    if job.disturbs:
+                        self._rest_until = time.monotonic() + REST * (time.monotonic() - begun)
+                    self._change.notify_all()
+            del job
+
+    def _next(self) -> Job | None:
+        """The job to do now, waited for; None once there will be no more."""
+        with self._change:
+            while not self._closed:
+                job = max(self._jobs, key=lambda job: job.urgency(), default=None)
+                rest = self._rest(job)
+                if job is not None and rest <= 0:
+                    self._jobs.remove(job)
+                    self._running = job
+                    return job
+                self._change.wait(rest if job is not None else None)
+        return None
+
+    def _rest(self, job: Job | None) -> float:
+        """Seconds until this job may begin."""
+        now = time.monotonic()
+        if job is None or not job.disturbs or self._waiting or now - self.last_call > QUIET_SECONDS:
+            return 0.0
+        return min(self._rest_until - now, QUIET_SECONDS)
+
+    def after_fork(self) -> None:
+        """In a forked child: the thread is not there, and what it was doing begins anew with the next job."""
+        self._change = threading.Condition(self._lock)
+        if self._running is not None:
+            self._jobs.insert(0, self._running)
+        self._running, self._thread, self._waiting = None, None, 0
+
+
+background = Background()
+submit, wait, pending, is_here, drop = (
+    background.submit, background.wait, background.pending, background.is_here, background.drop,
+)  # fmt: skip
+
+atexit.register(background.close)
+os.register_at_fork(after_in_child=background.after_fork)
+
+
+__all__ = ["Background", "Job", "background", "drop", "is_here", "pending", "submit", "wait"]

@@ -1,0 +1,56 @@
+"""What is kept of a measurement besides its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import pytest
+import torch
+
+from polytile import store
+from polytile.dispatch import MultiKernel
+from polytile.problem import Resources
+from polytile.runtime import cpu, device
+from polytile.runtime.cuda import clocks
+from polytile.tuning.run_conditions import machine_state, with_run_conditions
+from tests.dispatch.helpers import SPEC, Fake, arguments
+from tests.store.helpers import make
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_what_a_program_measures_says_where_from_what_was_expected_and_on_what() -> None:
+    store.forget()
+    kernel = MultiKernel(dataclasses.replace(SPEC, device=""), [Fake("a", 1e-5, predicted=3e-5), Fake("b", 2e-5, predicted=3e-5)])
+    kernel(*arguments(32))
+    (a, b) = store.current().measurements()
+    for m in (a, b):
+        assert m.origin and m.predicted == 3e-5 and "load" in dict(m.state) and m.samples
+        assert dict(m.machine)["model"] == cpu.cpu().model and dict(m.machine)["torch"] == torch.__version__
+    store.forget()
+
+
+def test_a_candidates_resources_are_kept_where_its_compiler_tells_them() -> None:
+    told = types.SimpleNamespace(origin="triton", resources=Resources(64, 0, 1024))
+    silent = types.SimpleNamespace(origin="cpp")
+    assert with_run_conditions(make(), told, 1e-5, ()).resources == Resources(64, 0, 1024)  # type: ignore[arg-type]
+    assert with_run_conditions(make(), silent, 1e-5, ()).resources == Resources()  # type: ignore[arg-type]
+
+
+def test_what_the_measurement_says_itself_stays() -> None:
+    candidate = types.SimpleNamespace(origin="triton")
+    own = dataclasses.replace(make(), origin="mine", state=(("load", 9.0),), machine=(("model", "Z80"),))
+    done = with_run_conditions(own, candidate, 1e-5, (("load", 1.0), ("mhz", 2450.0)))  # type: ignore[arg-type]
+    assert (done.origin, done.machine, done.state) == ("mine", own.machine, (("load", 9.0), ("mhz", 2450.0)))
+
+
+def test_a_gpus_clocks_are_asked_for_where_it_is_the_gpu_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "clocks", lambda index: {"mhz": 1755.0, "celsius": 40.0 + index})
+    assert dict(machine_state(torch.device("cuda", 1))).items() >= {"mhz": 1755.0, "celsius": 41.0}.items()
+    assert "celsius" not in dict(machine_state(CPU))
+
+
+def test_a_fingerprint_of_another_machine_stands_for_nothing_here() -> None:
+    assert device.described("cpu-of-somebody-else") == ()
