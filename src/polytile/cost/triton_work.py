@@ -161,7 +161,10 @@ def _access(
 ) -> Access:
     strides = {}
     below = [place.index.free_symbols, *[e.free_symbols for n in expr.walk(*place.indirect) for e in n.indices]]
-    for symbol in set().union(*below) & extents.keys():
+    used = set().union(*below)
+    for symbol in extents:  # in this order: where two strides are 1, the first one counts as the run
+        if symbol not in used:
+            continue
         stride = sizes.coefficient(place.index, symbol)
         known = stride is not None and stride.free_symbols <= values.keys() and stride != 0
         strides[symbol] = abs(sizes.evaluate(stride, values)) if known else FAR
