@@ -38,6 +38,18 @@ SWITCH_SECONDS = 2e-4
 """How soon this thread gives Python's lock to a call that wants it, while it works; Python's own 5 ms are a long call."""
 
 
+THREAD_NICENESS, PROCESS_NICENESS = 10, 19
+"""How much of a core this thread, and processes that work for it, leave to calls that want it. The thread holds Python's lock at
+times, which a call may wait for, so it goes on with a tenth of a core at least."""
+
+
+def yield_to_calls(task: int, niceness: int) -> None:
+    """Has a thread or process, by its number in the system, leave the cores to those that calls run on. Does nothing where the
+    system does not allow it, or has no such thing."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, task, niceness)
+
+
 class Job(Protocol):
     """Something to do. What `run` raises is logged, and calls go on without."""
 
@@ -127,6 +139,7 @@ class Background:
             thread.join(EXIT_SECONDS)
 
     def _serve(self) -> None:
+        yield_to_calls(threading.get_native_id(), THREAD_NICENESS)
         while (job := self._next()) is not None:
             begun = time.monotonic()
             interval = sys.getswitchinterval()
@@ -181,4 +194,6 @@ atexit.register(background.close)
 os.register_at_fork(after_in_child=background.after_fork)
 
 
-__all__ = ["Background", "Job", "background", "drop", "is_here", "pending", "submit", "wait"]
+__all__ = [
+    "PROCESS_NICENESS", "Background", "Job", "background", "drop", "is_here", "pending", "submit", "wait", "yield_to_calls",
+]  # fmt: skip
