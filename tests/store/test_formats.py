@@ -77,9 +77,9 @@ def test_every_measurement_survives_a_line_and_a_t4_result_whole(measurement: Me
     record = Record("uid", 12.5, measurement)
     (of_line,) = jsonl.parse(jsonl.line(record).encode(), "file").records
     (of_result,) = kernel_tuner.parse(json.loads(kernel_tuner.text([record])), "file").records
-    for read in (of_line, of_result):
-        assert read == record and repr(read) == repr(record)
-        assert read.measurement.problem.key == measurement.problem.key
+    for record_read in (of_line, of_result):
+        assert record_read == record and repr(record_read) == repr(record)
+        assert record_read.measurement.problem.key == measurement.problem.key
         assert read.measurement.machine == measurement.machine
 
 
