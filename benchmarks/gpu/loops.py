@@ -145,7 +145,7 @@ def tried(able: Sequence[Candidate], predicted: Mapping[str, float]) -> list[str
     """Those of the candidates with a prediction that a GPU's shortlist has."""
     most = CLEAR_LOSER * min(predicted.values())
     near = sorted((c for c in able if predicted.get(c.name, math.inf) <= most), key=lambda c: predicted[c.name])
-    return [c.name for c in varied(near, SHORTLIST, lambda candidate: getattr(candidate, "traits", ()))]
+    return [c.name for c in varied(near, SHORTLIST, lambda candidate: candidate.traits)]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:

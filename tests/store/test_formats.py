@@ -77,10 +77,10 @@ def test_every_measurement_survives_a_line_and_a_t4_result_whole(measurement: Me
     record = Record("uid", 12.5, measurement)
     (of_line,) = jsonl.parse(jsonl.line(record).encode(), "file").records
     (of_result,) = kernel_tuner.parse(json.loads(kernel_tuner.text([record])), "file").records
-    for record_read in (of_line, of_result):
-        assert record_read == record and repr(record_read) == repr(record)
-        assert record_read.measurement.problem.key == measurement.problem.key
-        assert record_read.measurement.machine == measurement.machine
+    for again in (of_line, of_result):
+        assert again == record and repr(again) == repr(record)
+        assert again.measurement.problem.key == measurement.problem.key
+        assert again.measurement.machine == measurement.machine
 
 
 def test_an_export_imported_elsewhere_is_the_same_set(tmp_path: Path, store: Path) -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.candidates.candidate import Entry, failed, ready
+from polytile.candidates.entries import Entry
 from polytile.errors import DivisionByZero, HintError
-from polytile.runtime import background
+from polytile.runtime import background, programs
 
 if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
@@ -45,9 +45,9 @@ class Learning:
         made = [
             form
             for candidate in owner.candidates
-            if candidate.name not in excluded and ready(candidate) and owner.can_run(candidate, sizes, ints)
-            for form in owner.forms(candidate, facts)
-            if ready(form) and not failed(form)
+            if candidate.name not in excluded
+            for form in candidate.compiled_forms(facts)
+            if not form.failed() and owner.can_run(candidate, sizes, ints)
         ]
         best = min(made, key=lambda form: form.cost(sizes), default=None)
         return None if best is None else best.entry()
@@ -64,7 +64,7 @@ class Learning:
     def _ask(self, kind: type[_Job], key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> None:
         if (kind, key) not in self._asked:
             self._asked.add((kind, key))
-            background.submit(kind(self, self._owner, key, ints, tuple(pointers)))
+            background.submit(kind(self, self._owner, key, ints, tuple(pointers), programs.running()))
 
     def done(self, job: _Job) -> None:
         self._asked.discard((type(job), job.key))
@@ -72,13 +72,15 @@ class Learning:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """Something to do for the regime `key` of `owner`, at these integers. Dropped where nobody holds the kernel any more."""
+    """Something to do for the regime `key` of `owner`, at these integers, on behalf of the programs that met it. Dropped where
+    nobody holds the kernel any more."""
 
     learning: Learning
     owner: weakref.ref[MultiKernel]
     key: int
     ints: tuple[int, ...]
     pointers: tuple[int, ...]
+    programs: frozenset[str]
 
     disturbs = True
     rank = 0.0
@@ -91,7 +93,7 @@ class _Job:
         owner = self.owner()
         self.learning.done(self)
         if owner is not None:
-            with torch.no_grad():
+            with torch.no_grad(), programs.on_behalf(*self.programs):
                 self.work(owner)
 
     def work(self, owner: MultiKernel) -> None:

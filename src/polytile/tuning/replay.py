@@ -15,7 +15,8 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from polytile.candidates.candidate import Candidate, Entry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry
 from polytile.errors import CandidateRejected
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.reading import Record
@@ -27,28 +28,24 @@ from polytile.tuning.tune import Attempt, Task
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recorded(Candidate):
     """A candidate that is known by its measurement on one problem; `predicted` is the time it expected there, in seconds
     (infinite if it left none, so that the canonical order decides)."""
 
     name: str
     config: Config
-    source_hash: str
     origin: str
     predicted: float
     measurement: Measurement
     score: Score
 
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        """It could be tried on its problem, and is offered for no other."""
-        return True
+    @property
+    def source_hash(self) -> str:
+        return self.measurement.source_hash
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """What its own model predicted for its problem, in seconds."""
         return self.predicted
-
-    def prepare(self) -> None:
-        """There is nothing to make."""
 
     def entry(self) -> Entry:
         raise CandidateRejected(f"{self.name!r} is known by its measurements alone and cannot run; ask its Device.")
@@ -129,7 +126,7 @@ def _recorded(who: Identity, score: Score, rows: Sequence[Record]) -> Recorded:
     agreeing = [m for m in own if m.outcome is score.outcome]
     said = min(agreeing or own, key=lambda m: abs(summarise(m.samples)[0] - score.seconds) if score.ok else 0.0)
     predicted = math.inf if said.predicted is None else said.predicted
-    return Recorded(said.candidate, said.config, said.source_hash, said.origin, predicted, said, score)
+    return Recorded(said.candidate, said.config, said.origin, predicted, said, score)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from polytile.candidates.candidate import Entry, PythonEntry, settle
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
 from polytile.errors import DeviceLost
 from polytile.problem import Outcome
@@ -202,7 +202,7 @@ def run(entry: Entry, args: Sequence[Any]) -> None:
 def run_once(entry: Entry, args: Sequence[Any]) -> None:
     """One call, to its end. Raises what the kernel raises; IndexError when a native kernel's run-time check fails."""
     run(entry, args)
-    settle(entry)
+    entry.synchronise()
 
 
 def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None:
