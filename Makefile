@@ -1,15 +1,16 @@
-# make setup   a virtual environment in .venv with everything below in it
-# make demo    one compile, many shapes: an encoder, a matmul, softmax and RMSNorm against eager (about 4 minutes, 2 cores)
-# make test    the tests
-# make test-gpu   what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
-# make sanitize   GPU tests of loops and what surrounds kernels under compute-sanitizer (memcheck, then racecheck; about half an hour, minutes with SANITIZE="--brief --jobs 8")
-# make conformance   every operator of torch's test database against eager (about half an hour, 2 cores; resumable)
-# make models   whole models and many random expressions against eager (about half an hour, 2 cores)
-# make bench   every benchmark; results go to benchmarks/results/
-# make bench-gpu   loops on an NVIDIA GPU against eager and the peer: make bench-gpu GPU="--parts grid --dtypes bf16 --seconds 300"
-# make programs   335 small programs on the CPU or the GPU against eager and the peer (hours on 2 cores; resumable): make programs PROGRAMS="--levels chain"
-# make lint    ruff, mypy, and a search for names that nothing uses
-# make clean   removes what the above made in this directory
+# make setup       a virtual environment in .venv with everything below in it
+# make hooks       runs ruff before each commit in this clone
+# make lint        ruff, mypy, and a search for names that nothing uses
+# make test        the tests, about 25 minutes on 2 cores; a part: make test TESTS=tests/ir
+# make test-gpu    what needs an NVIDIA GPU, and every lowering compiled and compared with eager there
+# make sanitize    GPU tests under compute-sanitizer, half an hour; minutes: make sanitize SANITIZE="--brief --jobs 8"
+# make conformance every operator of torch's test database against eager, half an hour on 2 cores; resumable
+# make models      whole models and many random expressions against eager, half an hour on 2 cores
+# make demo        one compile, many shapes: an encoder, a product, softmax and RMSNorm against eager, 4 minutes on 2 cores
+# make bench       every benchmark; results go to benchmarks/results/
+# make bench-gpu   loops on an NVIDIA GPU against eager and the peer: make bench-gpu GPU="--parts grid --dtypes bf16"
+# make programs    335 small programs against eager and the peer, hours on 2 cores; resumable: make programs PROGRAMS="--levels chain"
+# make clean       removes what the above made in this directory
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,9 +19,15 @@ STAMP := $(VENV)/.stamp
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: setup demo test test-gpu sanitize conformance models bench bench-gpu programs lint clean
+.PHONY: help hooks setup demo test test-gpu sanitize conformance models bench bench-gpu programs lint clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
 
 setup: $(STAMP)
+
+hooks: $(STAMP)
+	git config core.hooksPath .githooks
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup_env.py
 	$(PYTHON) scripts/setup_env.py $(VENV)

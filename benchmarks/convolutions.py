@@ -124,7 +124,7 @@ def table(dtype: str, device: str, cells: Sequence[tuple[Case, Comparison]]) -> 
     backward = [times.ratio(BACK_LAST, BACK) for _, times in cells if BACK_LAST in times.timings]
     body.append(("all", None, *means, None, geomean(backward)))
     notes = [disturbance(times for _, times in cells)] if device == "cpu" else []
-    return Table.of(f"Convolutions, {dtype}, {device}: time of {PLANES} over others", columns, body, notes)
+    return Table.from_rows(f"Convolutions, {dtype}, {device}: time of {PLANES} over others", columns, body, notes)
 
 
 def main() -> None:

@@ -208,8 +208,8 @@ def child(target: Path, device: str, limit: int) -> None:
 # All processes.
 
 
-HINTED = {"POLYTILE_SHORTLIST": "6", "POLYTILE_EXPECTED_CALLS": "1000000000"}
-"""As many candidates as hinted sizes get, whatever compiling them costs."""
+HINTED = {"cpu": {"POLYTILE_SHORTLIST": "6"}, "cuda": {}}
+"""By the type of device: as many candidates as hinted sizes get."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Plan:
             }  # fmt: skip
             command = [sys.executable, "-m", "benchmarks.same_winner", "--child", str(target)]
             command += ["--device", self.device, "--shapes", str(self.limit)]
-            subprocess.run(command, check=True, env={**os.environ, **variables, **(HINTED if self.hinted else {})})
+            subprocess.run(command, check=True, env={**os.environ, **variables, **(HINTED[self.device] if self.hinted else {})})
             store.unlink(missing_ok=True)
         written: dict[str, Any] = json.loads(target.read_text())
         others = f"{written['cores_used_by_others']:.2f} cores used by others"
@@ -331,8 +331,8 @@ def main() -> None:
     notes = [f"Other processes used at most {busy:.2f} cores meanwhile."]
     disagreements = unsteady(everything)
     title = f"{len(written)} processes from scratch, {given.device}, tune={given.tune}"
-    show(Table.of("Problems on which processes disagree", ["problem", "winners", Column("gap", ratio)], disagreements))
-    show(Table.of(title, columns, rows, notes))
+    show(Table.from_rows("Problems on which processes disagree", ["problem", "winners", Column("gap", ratio)], disagreements))
+    show(Table.from_rows(title, columns, rows, notes))
     if given.json:
         results = {
             "processes": len(written), "jobs": given.jobs, "device": given.device, "tune": given.tune, "hinted": given.hinted,

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import postgres, record
+from polytile.facts import Divisible, Threads
 from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.report import Column, Table, show
 from polytile.report.tables import count, ratio
@@ -65,7 +66,7 @@ def measurement(process: int, number: int) -> Measurement:
         f"{process:016x}",
         (("n0", 64 + size), ("n1", 512)),
         ("float32", "float32"),
-        ("n1%16", "threads=2"),
+        (Divisible("n1"), Threads(2)),
         "cpu-x",
     )
     samples = tuple(1e-5 * (1 + ((number * 7919 + step * 104729) % 1000) / 1e5) for step in range(SAMPLES))
@@ -162,7 +163,7 @@ def table(found: list[Found], *notes: str) -> Table:
          f.size_bytes // max(1, f.kept)) for f in found
     ]  # fmt: skip
     troubles = [f"{f.store}: {trouble}." for f in found for trouble in f.troubles]
-    return Table.of(f"Appending measurements of {SAMPLES} samples, one a transaction", columns, rows, [*troubles, *notes])
+    return Table.from_rows(f"Appending measurements of {SAMPLES} samples, one a transaction", columns, rows, [*troubles, *notes])
 
 
 def committed() -> Table:

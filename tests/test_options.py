@@ -100,7 +100,7 @@ def test_a_mode_of_torch_compile_stands_for_options(mode: str | None, caplog: py
     def patient(compiled: Any, x: torch.Tensor) -> tuple[Any, ...]:
         compiled(x)
         (kernel,) = compiler.compiled_programs()[-1].multikernels
-        return tuple(kernel.options[name] for name in ("tune", "shortlist", "gpu_shortlist", "expected_calls"))
+        return tuple(kernel.options[name] for name in ("tune", "shortlist"))
 
     options._tell_of_unknown.cache_clear(), backend._tell_once.cache_clear()
     much = (mode or "").startswith("max-autotune")
@@ -108,8 +108,8 @@ def test_a_mode_of_torch_compile_stands_for_options(mode: str | None, caplog: py
         warnings.simplefilter("error")
         found = patient(torch.compile(lambda x: x.sin() + 1, backend="polytile", mode=mode), torch.randn(5))
         own = patient(polytile.compile(lambda x: x.cos() + 1, mode=mode, options={"shortlist": 2}), torch.randn(5))
-    assert found == (("thorough", 6, 12, 10**9) if much else ("auto", 3, 6, 10_000))
-    assert own == (found[0], 2, *found[2:]), "an option is stronger than the mode"
+    assert found == (("thorough", 6) if much else ("auto", 3))
+    assert own == (found[0], 2), "an option is stronger than the mode"
     assert [m for m in caplog.messages if "mode" in m] == (
         ["mode 'reduce-overhead' is the same as 'default' here: polytile records no CUDA graphs (docs/options.md)."]
         if mode == "reduce-overhead"

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from polytile.facts import Layout
 from polytile.problem import Config, Problem, digest
 
 
@@ -25,14 +26,14 @@ def test_the_numbers_of_a_config_are_finite(number: float) -> None:
 
 
 def test_every_field_of_a_problem_is_in_its_key() -> None:
-    base = Problem("mm", "abc", (("M", 64),), ("float32",), ("k",), "cpu")
+    base = Problem("mm", "abc", (("M", 64),), ("float32",), (Layout("k"),), "cpu")
     others = [
-        Problem("loop", "abc", (("M", 64),), ("float32",), ("k",), "cpu"),
-        Problem("mm", "abd", (("M", 64),), ("float32",), ("k",), "cpu"),
-        Problem("mm", "abc", (("M", 65),), ("float32",), ("k",), "cpu"),
-        Problem("mm", "abc", (("M", 64),), ("float64",), ("k",), "cpu"),
-        Problem("mm", "abc", (("M", 64),), ("float32",), ("n",), "cpu"),
-        Problem("mm", "abc", (("M", 64),), ("float32",), ("k",), "cuda"),
+        Problem("loop", "abc", (("M", 64),), ("float32",), (Layout("k"),), "cpu"),
+        Problem("mm", "abd", (("M", 64),), ("float32",), (Layout("k"),), "cpu"),
+        Problem("mm", "abc", (("M", 65),), ("float32",), (Layout("k"),), "cpu"),
+        Problem("mm", "abc", (("M", 64),), ("float64",), (Layout("k"),), "cpu"),
+        Problem("mm", "abc", (("M", 64),), ("float32",), (Layout("n"),), "cpu"),
+        Problem("mm", "abc", (("M", 64),), ("float32",), (Layout("k"),), "cuda"),
     ]
     assert len({p.key for p in [base, *others]}) == 7
 

@@ -97,7 +97,7 @@ class Trials:
         spec = self.kernel.spec
         assert spec.make_args is not None
         args = tuple(spec.make_args(dict(zip(spec.size_names, self._first_call(shape)[1], strict=True))))
-        return self.kernel.request(self.kernel.dispatcher.key_of(*args), spec.split(args)[1], args)
+        return self.kernel.request(self.kernel.dispatcher.key_of(*args), spec.ints_of(args), args)
 
     def _first_call(self, shape: Shape) -> tuple[MultiKernel, list[int]]:
         [calls] = self._compiled.calls(self._traced, [shape])
@@ -111,8 +111,9 @@ class Trials:
 
     def named(self, request: Request, names: Collection[str]) -> list[Candidate]:
         """The candidates of these names as they are at the sizes of `request`, tried there or not."""
-        tensors, ints = self.kernel.spec.split(request.args or ())
-        facts = self.kernel.spec.facts(ints, [tensor.data_ptr() for tensor in tensors])
+        args, spec = request.args or (), self.kernel.spec
+        tensors, ints = spec.tensors_of(args), spec.ints_of(args)
+        facts = spec.keys.facts_for_code(ints, [tensor.data_ptr() for tensor in tensors])
         return [candidate.specialise(facts) for candidate in self.kernel.candidates if candidate.name in names]
 
     def us(self, request: Request, chosen: Sequence[Candidate]) -> dict[str, float]:

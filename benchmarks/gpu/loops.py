@@ -67,7 +67,7 @@ class Kernel:
         spec = self.kernel.spec
         assert spec.make_args is not None
         args = tuple(spec.make_args(self.sizes(shape)))
-        request = self.kernel.request(self.kernel.dispatcher.key_of(*args), spec.split(args)[1], args)
+        request = self.kernel.request(self.kernel.dispatcher.key_of(*args), spec.ints_of(args), args)
         for candidate in self.near(request):
             candidate.prepare()
         return request
@@ -159,7 +159,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
         at = max(0, -(-95 * len(own) // 100) - 1)
         body.append((*key, len(own), f"{geomean(firsts):.3f}", f"{firsts[at]:.2f}", f"{firsts[-1]:.2f}", f"{geomean(bests):.3f}",
                      f"{bests[at]:.2f}"))  # fmt: skip
-    return Table.of("the prior's choice over the best candidate", columns, body)
+    return Table.from_rows("the prior's choice over the best candidate", columns, body)
 
 
 def _regret(row: Mapping[str, Any]) -> float:

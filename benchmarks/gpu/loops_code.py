@@ -60,7 +60,8 @@ def compared(rows: list[dict[str, Any]], every: int) -> Iterator[tuple[str, str,
             tile = work.tile_at(own.digest, nest, config)
             counts = {d: math.prod(asked.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
             said = prior.Rows(asked, tile, counts, config, device)
-            (launch,) = generate(kernel, config, spec.facts([sizes[n] for n in spec.size_names]), overlaps=True).launches
+            facts = spec.keys.facts_for_code([sizes[n] for n in spec.size_names])
+            (launch,) = generate(kernel, config, facts, overlaps=True).launches
             binary = to_cubin(launch, 90).binary
             found = code(binary)
             predicted = {"shuffles": said.shuffles, "loads and stores": said.accesses}
@@ -82,7 +83,7 @@ def main() -> None:
     body = []
     for key, own in ratios.items():
         body.append((*key, len(own), f"{math.exp(statistics.mean(own)):.2f}", f"{statistics.pstdev(own):.2f}"))
-    show(Table.of("predicted over found, in sm_90 code", ["function", "what", "kernels", "mean", "deviation"], body))
+    show(Table.from_rows("predicted over found, in sm_90 code", ["function", "what", "kernels", "mean", "deviation"], body))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def _row(function: Function, dtype: str, shape: tuple[int, int], kernel: MultiKe
     if set(sizes) != set(kernel.spec.size_names):
         return []  # strides of its own: made arguments would differ
     args = tuple(kernel.spec.make_args(sizes))
-    ints = kernel.spec.split(args)[1]
+    ints = kernel.spec.ints_of(args)
     request = kernel.request(kernel.dispatcher.key_of(*args), ints, args)
     able = [candidate for candidate in request.candidates if candidate.origin == "triton"]
     spec = kernel.spec

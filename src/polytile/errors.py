@@ -1,6 +1,6 @@
-"""The error catalogue: one class per kind of trouble. A message says what was asked, what is so, and what to do.
+"""The error catalogue: one class for each kind of trouble. A message says what was asked, what is so, and what to do.
 
-Subclasses that carry more, such as the command of a compiler, stand beside what raises them.
+`python -m scripts.errors_page` writes docs/errors.md from the docstrings.
 """
 
 from __future__ import annotations
@@ -11,90 +11,97 @@ class PolytileError(Exception):
 
 
 class OptionError(PolytileError, ValueError):
-    """An option is unknown, its value is none that it takes, or what a package registers is not what goes there."""
+    """An option or mode is unknown, its value is not one that it takes, or a package registers something that is no option.
+    Compare with docs/options.md; the message names the nearest option."""
 
 
 class HintError(PolytileError, ValueError):
-    """Hints are no sizes, name a size that a graph does not have, or take more memory than there is."""
+    """Hints are not sizes, name a size that the graph does not have, or need more memory than there is. Name dynamic sizes
+    "s0", "s1", ... in the order of the arguments."""
 
 
 class SignatureError(PolytileError, ValueError):
-    """The signature of a hand-written kernel cannot be read, or what is given for the kernel does not fit it."""
+    """The signature of a kernel of your own cannot be read, or a function given for the kernel does not fit it. See
+    docs/kernels.md."""
 
 
 class ConfigTableError(PolytileError, ValueError):
-    """A config table is not there, is not what it must be, or a device family is not known."""
+    """A table of configs is missing or malformed, or a device family is unknown. See docs/configs.md."""
 
 
 class CompilerMissing(PolytileError):
-    """No C++ compiler was found."""
+    """No C++ compiler was found. Install g++ or clang++, or name one with the option `cxx`. Programs run as ATen calls
+    without one."""
 
 
 class CompileFailed(PolytileError):
-    """A compiler rejected generated code, or what it made cannot be loaded; names the kernel and where its source is."""
+    """A compiler rejected generated code, or its output cannot be loaded. The message names the kernel and the file with
+    its source."""
 
 
 class DivisionByZero(PolytileError, IndexError, RuntimeError):
-    """An integer is divided by 0: a run-time check, as of an index, and eager's RuntimeError."""
+    """A kernel divided an integer by 0. Eager raises RuntimeError for it; so does polytile."""
 
     def __init__(self) -> None:
         super().__init__("ZeroDivisionError")
 
 
 class DeviceError(PolytileError):
-    """A device is not there, not known, or its driver refuses what it was asked."""
+    """A device is missing or unknown, or its driver refuses a request. `polytile doctor` says what is found."""
 
 
 class LaunchFailed(DeviceError):
-    """The driver refused to launch a kernel, or to load it; names the kernel and what the driver said."""
+    """The driver refused to load or to launch a kernel. The message names the kernel and quotes the driver."""
 
 
 class DeviceLost(DeviceError):
-    """A GPU is gone, or has failed so that this process can run nothing more on it; no kernel is to blame for the call that
-    finds out."""
+    """A GPU is gone, or has failed so that this process can run nothing more on it. Start the process again. The call that
+    finds out need not be at fault, so no kernel is blamed."""
 
 
 class CacheError(PolytileError):
-    """The cache directory cannot be used as asked."""
+    """The cache directory cannot be used. Name another with the option `cache_dir`."""
 
 
 class CandidateRejected(PolytileError):
-    """A candidate cannot run here, by what is known of it; it takes no further part."""
+    """A candidate cannot run on this device. It takes no further part, so a program does not see this error."""
 
 
 class ResourcesExceeded(CandidateRejected):
-    """A compiled kernel spills registers, or needs more shared memory than a block may have; it is not run."""
+    """A compiled kernel spills registers, or needs more shared memory than a block may have. It is not run."""
 
 
 class NoCandidate(PolytileError):
-    """No candidate of a MultiKernel can run at the sizes at hand."""
+    """No candidate of a kernel can run at these sizes. Give a kernel of your own an implementation that is valid there."""
 
 
 class InvalidInput(PolytileError, ValueError):
-    """An argument of a compiled function or of a kernel is not what it needs: its shape, its device, or, where the option
-    `check_inputs` is on, its values."""
+    """An argument does not fit the function or kernel: its shape, its device, a tensor without memory of its own, one that
+    requires a gradient; or, with the option `check_inputs`, it holds a NaN or an infinity."""
 
 
 class PlanError(PolytileError):
-    """A plan file cannot be read or written as asked."""
+    """A plan file cannot be read or written, or nothing has been decided yet that a plan could hold."""
 
 
 class NotInPlan(InvalidInput):
-    """The plan in force does not say what to run for these arguments, and the option `plan_missing` makes that an error."""
+    """The plan in force does not cover these arguments, and the option `plan_missing` is "error". Run the program at these
+    sizes without the plan, and save the plan again."""
 
 
 class StoreError(PolytileError):
-    """A measurement store, or a file of exported measurements, is not there or is not what it should be."""
+    """A store of measurements, or a file of exported measurements, is missing or damaged, or belongs to another program."""
 
 
 class IRError(PolytileError):
-    """A program breaks a rule of the IR, or holds what no rule provides for. From the verifier it names the pass, the operation
-    and the rule."""
+    """A program breaks a rule of the IR: a defect of polytile. The verifier names the pass, the operation and the rule."""
 
 
 class LoweringError(PolytileError):
-    """An operator's arguments are outside what its lowering covers; the operator becomes a library call."""
+    """An operator has arguments that its lowering does not cover. It runs as an ATen call, so a program does not see this
+    error."""
 
 
 class LoweringFailed(PolytileError):
-    """A lowering raised an error of its own, or a graph is not of the form it must have: a defect of polytile."""
+    """A lowering raised an error of its own, or a graph has an unexpected form: a defect of polytile. The program runs as
+    ATen calls; the option `on_failure="raise"` raises the error."""

@@ -1,7 +1,8 @@
 """Every setting of polytile in one table: name, type, default, environment variable, meaning.
 
-`docs/options.md` is generated from this table. Values come, strongest first, from `options={...}` of one compile, from
-`polytile.options.override(...)`, from the environment, and from the default.
+`docs/options.md` is generated from this table. A value comes, strongest first, from `options={...}` of one compile, from
+`polytile.options.override(...)`, from the environment variable, or from the default. A compiled function keeps the values under
+which it was compiled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from polytile.errors import OptionError
 log = logging.getLogger("polytile")
 
 PREFIX = "POLYTILE_"
-"""How the variables of the environment begin that give options values."""
+"""Prefix of the environment variables that set options."""
 
 KERNELS, PROGRAMS, NOTHING = "kernels", "programs", "nothing"
 """What an option's values keep apart; see Option."""
@@ -32,12 +33,16 @@ KERNELS, PROGRAMS, NOTHING = "kernels", "programs", "nothing"
 class Option:
     """One row of the table.
 
-    choices   the values that are allowed; with `listed`, the words allowed in a comma-separated list. Empty: any
-    least     the smallest number that is allowed
-    path      the value names a file or directory. A relative one counts from the process's directory at the moment when it is
-              given, or, in the environment, first asked for
-    keys      what two values of it keep apart (dispatch/conditions.py): KERNELS, each with decisions of its own; PROGRAMS
-              alone, as the text of whatever the value changes is another; or NOTHING, as neither code nor choices depend on it
+    name      lower case with underscores; the environment variable is POLYTILE_ and the name in capitals
+    type      bool, int, float or str
+    default   a value of that type
+    doc       what it does, in a sentence or two; stands in docs/options.md
+    choices   the values allowed, or, if `listed`, the words allowed in a comma-separated list. Empty means any
+    least     the smallest number allowed
+    path      whether the value names a file or directory. A relative path counts from the process's directory when the option
+              is given; in the environment, when it is first read
+    keys      what two values keep apart (dispatch/conditions.py). KERNELS: kernels, with decisions of their own. PROGRAMS:
+              programs alone, because the kernels' text differs anyhow. NOTHING: neither code nor choices depend on the value
     """
 
     name: str
@@ -60,31 +65,33 @@ TABLE: tuple[Option, ...] = (
         "cache_dir",
         str,
         "~/.cache/polytile",
-        "Directory of everything polytile keeps on disk; empty: the default. In one that every user may write to, files are kept "
-        "in a directory of the user's own.",
+        "Directory for everything that polytile keeps on disk. Empty means the default. If every user may write to "
+        "the directory, polytile uses a subdirectory that belongs to you.",
         path=True,
     ),
     Option(
         "debug",
         int,
         0,
-        "1 prints decisions, 2 also the program around the kernels, 3 also the graph and the IR between passes.",
+        "What polytile prints on stderr. 0: nothing. 1: each decision. 2: also the program around the kernels. 3: "
+        "also the graph, and the IR after each pass (docs/looking-inside.md).",
         least=0,
     ),
-    Option("persist", bool, True, "Keep measurements and compiled kernels on disk for other processes."),
+    Option("persist", bool, True, "Keep measurements and compiled kernels on disk for later processes."),
     Option(
         "store",
         str,
         "",
-        "Where measurements are kept: a file, or a server as postgresql://user@host/database; empty: a file in cache_dir.",
+        "Where measurements are kept: a file, or a server such as postgresql://user@host/database. Empty means a file "
+        "in `cache_dir`.",
         path=True,
     ),
-    Option("cxx", str, "", "C++ compiler to use; empty: $CXX, then g++, then clang++."),
+    Option("cxx", str, "", "C++ compiler. Empty means $CXX, then g++, then clang++."),
     Option(
         "compile_workers",
         int,
         0,
-        "Compilers that run at the same time; 0: one for each core, fewer where memory is short.",
+        "Number of compilers that run at the same time. 0 means one for each core, fewer if memory is short.",
         least=0,
         keys=NOTHING,
     ),
@@ -92,43 +99,40 @@ TABLE: tuple[Option, ...] = (
         "tune",
         str,
         "auto",
-        "auto: measure a shortlist where nothing is known; thorough: the same, for longer, and again where what is known does "
-        "not settle the choice; all: measure every candidate in every regime, which fills a store for replays and for "
-        "learning; off: prior and store only.",
+        "How much is measured. auto: a shortlist at sizes of which nothing is known. thorough: a shortlist, for "
+        "longer, and again if the record leaves the choice in doubt. all: every candidate in every regime, which "
+        "fills a store for replays. off: nothing; the store and the prediction decide.",
         choices=("auto", "thorough", "all", "off"),
     ),
-    Option("shortlist", int, 3, "Most candidates that are measured at sizes for which nothing is known.", least=1),
     Option(
-        "gpu_shortlist", int, 6, "The same for kernels on a GPU, where candidates compile in parallel processes.", least=1
+        "shortlist",
+        int,
+        3,
+        "Largest number of candidates that are measured at sizes of which nothing is known. On a GPU, where "
+        "candidates compile in parallel, twice as many.",
+        least=1,
     ),
     Option(
         "configs",
         str,
         "tables",
-        "Which configs a product on a GPU may take: those of its device family's tables, or exhaustive: the family's whole space "
-        "besides, hundreds of kernels, for `polytile tune --exhaustive` (docs/configs.md).",
+        "Configs that products on a GPU try. tables: those in the tables of the device family. exhaustive: the "
+        "family's whole space, which is hundreds of kernels, as `polytile tune --exhaustive` does (docs/configs.md).",
         choices=("tables", "exhaustive"),
-    ),
-    Option(
-        "expected_calls",
-        int,
-        10_000,
-        "Calls of a kernel at one size within which compiling another candidate for it has to pay off.",
-        least=0,
     ),
     Option(
         "refine",
         float,
         0.03,
-        "Part of the time spent in a kernel at sizes that come often, in a regime that others have decided, that measuring its "
-        "candidates at these very sizes may take; 0: never.",
+        "Share of a kernel's run time that re-tuning its frequent sizes may use. 0: never re-tune.",
         least=0,
     ),
     Option(
         "gpu_cache",
         str,
         "warm",
-        "warm: GPU candidates are timed back to back, inputs in the L2 cache where they fit; cold: flushed before each call.",
+        "State of the L2 cache when GPU candidates are timed. warm: calls run back to back. cold: the cache is "
+        "flushed before each call.",
         choices=("warm", "cold"),
     ),
     Option(
@@ -144,80 +148,111 @@ TABLE: tuple[Option, ...] = (
         "interpret",
         bool,
         False,
-        "Run loops on CPU tensors as generated Triton kernels under Triton's interpreter: slow, to try them without a GPU.",
+        "Run loops on CPU tensors as generated Triton kernels under Triton's interpreter. Slow; for trying GPU "
+        "kernels without a GPU.",
         keys=PROGRAMS,
     ),
     Option(
         "problem_seconds",
         float,
         0.0,
-        "Seconds that measuring one problem may take, compilers waited for included; 0: no limit. What is found by then is used.",
+        "Seconds that measuring one problem may take, waiting for compilers included; then the best so far is used. "
+        "0: no limit.",
         least=0,
     ),
     Option(
         "program_seconds",
         float,
         0.0,
-        "Seconds that a compiled program may spend on measuring, all its kernels and sizes together; 0: no limit.",
+        "Seconds that a compiled program may spend on measuring, over all its kernels and sizes; then the best on "
+        "record or the prediction decides. 0: no limit.",
         least=0,
     ),
     Option(
         "progress",
         str,
         "off",
-        "Show what is being measured, on stderr. auto: a bar on a terminal, a line for each problem elsewhere; lines: lines "
-        "everywhere.",
+        "Show on stderr what is being measured. auto: a bar on a terminal, a line for each problem elsewhere. lines: "
+        "always lines.",
         choices=("off", "auto", "lines"),
         keys=NOTHING,
     ),
-    Option("noise_band", float, 0.02, "Relative time difference within which candidates count as equal.", least=0),
-    Option("gpu_noise_band", float, 0.01, "The same on a GPU, whose times vary by a quarter as much.", least=0),
-    Option("check_accuracy", bool, True, "Compare each candidate with the reference before it is timed."),
+    Option(
+        "noise_band",
+        float,
+        0.02,
+        "Relative difference in time within which candidates count as equal. On a GPU, whose times vary less, half of "
+        "it.",
+        least=0,
+    ),
+    Option(
+        "check_accuracy",
+        bool,
+        True,
+        "Compare each candidate with the reference before it is timed. Without it a wrong kernel can be chosen.",
+    ),
     Option(
         "check_inputs",
         bool,
         False,
-        "Check every floating-point input of each kernel for NaN and infinity.",
+        "Check every floating-point input of every kernel for NaN and infinity, and raise InvalidInput with the names "
+        "of the kernel and the argument. For debugging.",
     ),
     Option(
         "isolation",
         str,
         "untrusted",
-        "Candidates that run in a worker process first, where a crash, a hang or a lack of memory does no harm. untrusted: "
-        "all but the library's, the first time that their source is seen; always: these, at every problem; never: none.",
+        "Which candidates first run in a worker process, where a crash, a hang or a lack of memory does no harm. "
+        "untrusted: all but the library's, when their source is new on this machine. always: the same at every "
+        "problem. never: none.",
         choices=("never", "untrusted", "always"),
     ),
     Option(
         "trial_seconds",
         float,
         10.0,
-        "Seconds of processor time that a candidate may use in its first run in a worker.",
+        "Seconds of processor time that a candidate's first run in a worker may take.",
         least=0,
     ),
-    Option("force", str, "", "Force candidates: comma-separated KERNEL=CANDIDATE or CANDIDATE patterns."),
-    Option("plan", str, "", "Path of a plan file that pins every decision.", path=True),
+    Option(
+        "force",
+        str,
+        "",
+        "Candidates to use instead of the chosen ones: comma-separated CANDIDATE or KERNEL=CANDIDATE patterns "
+        "(docs/looking-inside.md).",
+    ),
+    Option("plan", str, "", "Path of a plan file, which pins every decision (docs/commands.md).", path=True),
     Option(
         "plan_missing",
         str,
         "warn",
-        "What to do where the plan does not say what to run, or its kernel has changed since.",
+        "What to do if the plan does not cover a call, or if the kernel has changed since. warn: choose as without a "
+        "plan. error: raise NotInPlan.",
         choices=("warn", "error"),
     ),
-    Option("metrics", str, "", "Path of a CSV file that gets a row for each decision.", path=True),
+    Option("metrics", str, "", "Path of a CSV file to which each decision adds a row.", path=True),
     Option(
         "random",
         str,
         "eager",
-        "eager: the same random stream as eager; philox: a faster counter-based generator.",
+        "Random numbers. eager: the same stream as in eager mode. philox: a faster counter-based generator with "
+        "another stream.",
         choices=("eager", "philox"),
         keys=PROGRAMS,
     ),
-    Option("threads", int, 0, "Most threads a kernel may use; 0: torch.get_num_threads().", least=0),
+    Option(
+        "threads",
+        int,
+        0,
+        "Largest number of threads of a kernel on a CPU. 0 means torch.get_num_threads().",
+        least=0,
+    ),
     Option(
         "packed_weights_mib",
         int,
         4096,
-        "Most MiB that packed copies of constant weights may take, all of them together; 0: none are made.",
+        "Largest total size, in MiB, of the packed copies of constant weights. 0: no copies are made "
+        "(docs/cpu-products.md).",
         least=0,
         keys=PROGRAMS,
     ),
@@ -225,26 +260,32 @@ TABLE: tuple[Option, ...] = (
         "on_failure",
         str,
         "library",
-        "What to do with a graph or an operator that polytile fails to compile. library: run it as ATen calls and report it; "
-        "raise: raise the error, for those who work on polytile.",
+        "What to do with a graph or an operator that polytile fails to compile. library: run it as ATen calls and "
+        "report it. raise: raise the error.",
         choices=("library", "raise"),
         keys=NOTHING,
     ),
-    Option("verify_ir", bool, False, "Run the verifier between all passes.", keys=NOTHING),
-    Option("fuse", bool, True, "Fuse loops; off makes one kernel for each operator.", keys=PROGRAMS),
+    Option("verify_ir", bool, False, "Run the IR verifier after every pass. For debugging.", keys=NOTHING),
+    Option(
+        "fuse",
+        bool,
+        True,
+        "Fuse loops. False makes one kernel for each operator, which helps to find the operator at fault.",
+        keys=PROGRAMS,
+    ),
     Option(
         "wrapper",
         str,
         "python",
-        "Backend that writes the program around the kernels; packages may register others.",
+        "Backend that writes the program around the kernels. Packages may register others (docs/extending.md).",
         keys=PROGRAMS,
     ),
     Option(
         "sources",
         str,
         "",
-        "Sources of candidates for products that take part, comma-separated; empty: all. Of candidates that are as fast as each "
-        "other, within the noise, one of the source named first is chosen; if none is named, the best predicted.",
+        "Sources of candidates for products, comma-separated; empty means all. Among candidates that are equally "
+        "fast, one from the source named first is chosen; if no source is named, the best predicted.",
         choices=("triton", "library", "cpp", "cublaslt"),
         listed=True,
         keys=PROGRAMS,
@@ -254,28 +295,28 @@ TABLE: tuple[Option, ...] = (
 
 @dataclass(frozen=True)
 class Mode:
-    """A mode of torch.compile: the options that it stands for here, and in words what it does and what it does not."""
+    """A mode of torch.compile: the options that it stands for, and what it does in words."""
 
     name: str
     options: Mapping[str, Any]
     doc: str
 
 
-_PATIENT = {"stall": "tune", "tune": "thorough", "shortlist": 6, "gpu_shortlist": 12, "expected_calls": 10**9}
-_NO_GRAPHS = "polytile records no CUDA graph of a program: its launches are made one by one"
+_PATIENT = {"stall": "tune", "tune": "thorough", "shortlist": 6}
+_NO_GRAPHS = "polytile records no CUDA graphs"
 
 MODES: tuple[Mode, ...] = (
-    Mode("default", {}, "The options as they are."),
-    Mode("reduce-overhead", {}, f"The same as default, with a warning. {_NO_GRAPHS}, so this mode has no counterpart yet."),
+    Mode("default", {}, "Sets no option."),
+    Mode("reduce-overhead", {}, f"The same as default, with a warning: {_NO_GRAPHS}."),
     Mode(
         "max-autotune-no-cudagraphs",
         _PATIENT,
-        "Measures twice as many candidates, for longer, and again where what is known does not settle the choice, whatever it "
-        "takes to compile them. First calls take longer. It does not measure every candidate: that is `tune=all`.",
+        "Measures twice as many candidates, for longer, and again if the record leaves the choice in doubt. First calls take "
+        "longer. `tune=all` measures every candidate.",
     ),
-    Mode("max-autotune", _PATIENT, f"The same as max-autotune-no-cudagraphs. {_NO_GRAPHS}."),
+    Mode("max-autotune", _PATIENT, f"The same as max-autotune-no-cudagraphs: {_NO_GRAPHS}."),
 )
-"""The modes that torch.compile(mode=...) may name. An option that is given beside one is stronger than it."""
+"""The modes of torch.compile. An option that is given beside a mode overrides it."""
 
 BY_NAME: dict[str, Option] = {option.name: option for option in TABLE}
 _OWN = frozenset(BY_NAME)
@@ -343,7 +384,8 @@ def parts(value: str) -> tuple[str, ...]:
 
 
 def get(name: str) -> Any:
-    """The value in force of the option `name`; raises OptionError for an unknown name or a bad value."""
+    """The value in force of the option `name`, of the type that its row names. Raises OptionError for an unknown name, and for
+    an environment variable with a bad value."""
     option = _named(name)
     overrides = _overrides.get()
     if overrides is not None and name in overrides:
@@ -355,21 +397,21 @@ def get(name: str) -> Any:
 
 
 def cache_dir() -> Path:
-    """The directory that the option `cache_dir` names, as an absolute path. It begins with ~ where the user has no home
+    """The directory that the option `cache_dir` names, as an absolute path. It begins with ~ if the user has no home
     directory."""
     return Path(_absolute(get("cache_dir") or BY_NAME["cache_dir"].default))
 
 
 def unknown_variables() -> dict[str, str]:
-    """Variables of the environment that begin like those of options and are none; with the nearest one, or ""."""
+    """Environment variables that begin with POLYTILE_ and set no option, each with the nearest variable that does, or ""."""
     known = {option.variable: option for option in BY_NAME.values()}
     unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
     return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), "") for name in unknown}
 
 
 def check_environment() -> None:
-    """Reads every option, for whoever begins to use polytile: raises OptionError for a variable with a value that its option does
-    not take, and warns of those that no option has, each once."""
+    """Reads every option before polytile is used. Raises OptionError for an environment variable with a bad value; warns once
+    of each variable that sets no option."""
     for name in tuple(BY_NAME):
         get(name)
     for name, nearest in unknown_variables().items():
@@ -382,15 +424,15 @@ def _tell_of_unknown(name: str, advice: str) -> None:
 
 
 def check(values: Mapping[str, Any], origin: str = "options=") -> dict[str, Any]:
-    """`values` with every name and value checked; raises OptionError naming the option, and the nearest known one where there
-    is none of that name."""
+    """`values` with every name known and every value of its option's type. Raises OptionError otherwise; it names the option,
+    or the nearest one if there is none of that name. `origin` says in the message where the values came from."""
     if not isinstance(values, Mapping):
         raise OptionError(f"{origin} takes a mapping from names of options to their values; it was given {values!r}.")
     return {name: _checked(_named(name), value, origin) for name, value in values.items()}
 
 
 def of_mode(name: str | None) -> Mapping[str, Any]:
-    """The options that a mode of torch.compile stands for; None is the default one. Raises OptionError for an unknown one."""
+    """The options that a mode of torch.compile stands for; None means "default". Raises OptionError for an unknown mode."""
     for mode in MODES:
         if mode.name == (name or "default"):
             return mode.options
@@ -399,15 +441,15 @@ def of_mode(name: str | None) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def override(**values: Any) -> Iterator[None]:
-    """Within the block the given options have the given values, in this context (thread or task) only. What is compiled within it
-    keeps them; what was compiled before keeps its own."""
+    """Sets options within a `with` block, in this thread or task only: `with override(tune="off"): ...`. A function that is
+    compiled in the block keeps these values; one that was compiled before keeps its own. Raises OptionError as `check` does."""
     with restored(check(values, "override")):
         yield
 
 
 @contextlib.contextmanager
 def restored(values: Mapping[str, Any]) -> Iterator[None]:
-    """As `override`, of values that were checked before: of options, too, that are registered no more."""
+    """As `override`, for values that were checked before, those of options that are no longer registered among them."""
     token = _overrides.set({**overridden(), **values})
     try:
         yield
@@ -416,19 +458,19 @@ def restored(values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def overridden() -> dict[str, Any]:
-    """The options that this context has given values, by `override` or for the compile under way."""
+    """The options that `override`, or the compile under way, has set in this context."""
     return dict(_overrides.get() or {})
 
 
 def of_kernels() -> dict[str, Any]:
-    """The values in force of all options that keep kernels apart."""
+    """The values in force of all options whose `keys` is KERNELS."""
     return {name: get(name) for name, option in tuple(BY_NAME.items()) if option.keys == KERNELS}
 
 
 def register(*options: Option) -> None:
-    """Adds options of a package outside polytile, which are given like polytile's own. Their values take part in the keys of
-    kernels, measurements and plans, as long as they keep kernels apart. Raises OptionError for a name that is taken and for a
-    default that it does not take."""
+    """Adds options of another package, which are then set as polytile's own are. Their values take part in the keys of kernels,
+    measurements and plans as their `keys` says. Raises OptionError for a name that is taken, for a default that the option
+    itself does not take, and for anything but an Option. Registering an equal option again does nothing."""
     for option in options:
         if not isinstance(option, Option):
             raise OptionError(f"polytile.options.register takes Option(name, type, default, doc); it was given {option!r}.")
@@ -441,7 +483,7 @@ def register(*options: Option) -> None:
 
 
 def unregister(*names: str) -> None:
-    """Takes registered options away again; raises OptionError for polytile's own and for unknown ones."""
+    """Removes registered options. Raises OptionError for polytile's own options and for unknown names."""
     for name in names:
         if _named(name).name in _OWN:
             raise OptionError(f"option {name!r} comes with polytile and stays.")
@@ -449,10 +491,22 @@ def unregister(*names: str) -> None:
 
 
 def registered() -> dict[str, str]:
-    """Name and value in force, as text, of every registered option that keeps kernels apart and is not at its default."""
+    """Name and value, as text, of every registered option that is not at its default and whose `keys` is KERNELS."""
     added = [option for name, option in tuple(BY_NAME.items()) if name not in _OWN and option.keys == KERNELS]
     given = ((option, get(option.name)) for option in added)
     return {option.name: repr(value) for option, value in given if value != option.default}
+
+
+ABOUT = """Most programs need none. Each option can be set in three ways, the strongest first:
+
+1. for one function, `polytile.compile(function, options={"shortlist": 6})`, or `options=` of `torch.compile`;
+2. for a block of code, `with polytile.options.override(shortlist=6): ...`;
+3. for a process, by an environment variable, `POLYTILE_SHORTLIST=6`.
+
+A function keeps the options under which it was compiled. An unknown option or a bad value is an error (`OptionError`); an
+environment variable that sets no option draws a warning. A package adds its own options with
+`polytile.options.register(Option(...))` ([extending.md](extending.md)). This page is generated from
+`src/polytile/options.py`."""
 
 
 def as_markdown() -> str:
@@ -461,14 +515,13 @@ def as_markdown() -> str:
     for option in TABLE:
         choices = f" {'Any of' if option.listed else 'One of'}: {', '.join(map(str, option.choices))}." if option.choices else ""
         rows.append(f"| `{option.name}` | `{option.variable}` | `{option.default!r}` | {option.doc}{choices} |")
-    about = "Generated from `src/polytile/options.py`. A package adds its own with `polytile.options.register(Option(...))`."
-    return f"# Options\n\n{about}\n\n" + "\n".join(rows) + f"\n\n{_modes_as_markdown()}\n"
+    return f"# Which settings are there?\n\n{ABOUT}\n\n" + "\n".join(rows) + f"\n\n{_modes_as_markdown()}\n"
 
 
 def _modes_as_markdown() -> str:
     about = (
         "`mode=` of `torch.compile` and of `polytile.compile` stands for some of these options. An option that is given beside "
-        "it is stronger than the mode; the mode is stronger than `override` and the environment."
+        "a mode overrides it; a mode overrides `override` and the environment."
     )
     rows = ["| mode | options | what it does |", "| --- | --- | --- |"]
     for mode in MODES:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from polytile.facts import Fact, texts
+
 Scalar = int | float | str | bool
 
 
@@ -73,7 +75,7 @@ class Problem:
     kernel   the content digest of the work itself: IR text with canonical names, or the template and its epilogue
     sizes    the concrete run-time sizes by name, in elements
     dtypes   of the tensor arguments, as "float32"
-    layouts  what else about the arguments matters: order of strides, alignment, divisibility, and on a CPU the threads
+    layouts  what else about the arguments matters, as facts: order of strides, alignment, divisibility, and on a CPU the threads
     device   a device's fingerprint (runtime/device.py)
     """
 
@@ -81,15 +83,14 @@ class Problem:
     kernel: str
     sizes: tuple[tuple[str, int], ...]
     dtypes: tuple[str, ...] = ()
-    layouts: tuple[str, ...] = ()
+    layouts: tuple[Fact, ...] = ()
     device: str = "cpu"
 
     @cached_property
     def key(self) -> str:
         """Canonical text of every field: equal problems, and only those, have equal keys."""
-        return json.dumps(
-            [self.family, self.kernel, self.sizes, self.dtypes, self.layouts, self.device], separators=(",", ":")
-        )
+        fields = [self.family, self.kernel, self.sizes, self.dtypes, texts(self.layouts), self.device]
+        return json.dumps(fields, separators=(",", ":"))
 
     @property
     def size(self) -> dict[str, int]:
@@ -128,7 +129,7 @@ class Measurement:
 
     `problem`, `environment`, `candidate`, `config` and `source_hash` are its key: they must be equal for it to speak about
     a candidate. The rest is what was found: `origin` is the source that the candidate came from, `predicted` the seconds
-    that its own model expected, `state` the circumstances of that moment (clocks, disturbance; numbers that are not finite are
+    that its own model expected, `state` the conditions of that moment (clocks, disturbance; numbers that are not finite are
     kept as text), `machine` the facts that the problem's device fingerprint stands for.
     """
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polytile
-from polytile.dispatch.spec import WIDE
+from polytile.facts import Wide
 from tests.behaviour.helpers import decisions
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -144,7 +144,7 @@ def test_positions_that_need_64_bits(name: str, far: Tensor) -> None:
     call, near = torch.compile(FAR[name], backend="polytile", dynamic=True, fullgraph=True, options=OPTIONS), far.clone()
     for a in (near, far):
         torch.testing.assert_close(call(a), FAR[name](near))
-    wide = [WIDE in decision.regime.split() for decision in decisions()]
+    wide = [Wide() in decision.regime.facts for decision in decisions()]
     assert True in wide and False in wide
 
 

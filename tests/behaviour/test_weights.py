@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import polytile
+from polytile.facts import Size
 from polytile.matmul.cpp import panels
 from polytile.runtime import weights
 from tests.behaviour.helpers import check, compiled, decisions
@@ -76,7 +77,7 @@ def test_a_linear_layer_is_packed_once_for_all_sizes(dtype: torch.dtype, toleran
             assert_right(call, module, rows, tolerance)
     assert made() == 1 and used() == {True}
     assert {dict(decision.sizes)["kept"] for decision in decisions()} == {1}
-    assert all("kept=1" in decision.regime for decision in decisions())
+    assert all(Size("kept", 1) in decision.regime.facts for decision in decisions())
 
 
 def test_int8_weights_are_packed() -> None:

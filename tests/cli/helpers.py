@@ -13,6 +13,7 @@ from polytile import store
 from polytile.cli.app import app
 from polytile.cli.why_command import here
 from polytile.dispatch import alive, registry
+from polytile.facts import Threads
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store import Store
 
@@ -50,7 +51,7 @@ def measured(
     place = here()
     facts = dict(place.environment) if torch is None else {**place.environment, "torch": torch}
     problem = Problem(
-        "loop", kernel, tuple(sizes), ("float32",), (f"threads={threads or place.threads}",), place.device
+        "loop", kernel, tuple(sizes), ("float32",), (Threads(threads or place.threads),), place.device
     )
     samples = (seconds, seconds, seconds) if outcome is Outcome.OK else ()
     return Measurement(problem, candidate, Config(), source, outcome, samples, environment=tuple(sorted(facts.items())))

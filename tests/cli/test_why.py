@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from polytile.cli import why_command
-from polytile.dispatch.plan_conditions import pinned as under
+from polytile.dispatch.plan_conditions import plan_conditions
 from polytile.dispatch.planfile import Pinned, Plan, here
+from polytile.facts import read_regime
 from polytile.problem import Outcome
 from tests.cli.helpers import DIGEST, filled, measured, named, run
 
@@ -98,7 +99,7 @@ def test_only_the_latest_source_of_a_candidate_counts(store: Path) -> None:
 
 
 def pinned(regime: str) -> Pinned:
-    return Pinned("softmax", regime, "split t9", "s", DIGEST, ("float32",), conditions=under("cpu"))
+    return Pinned("softmax", read_regime(regime), "split t9", "s", DIGEST, ("float32",), conditions=plan_conditions("cpu"))
 
 
 def test_a_plan_answers_first(store: Path, tmp_path: Path) -> None:

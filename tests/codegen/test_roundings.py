@@ -60,7 +60,7 @@ def test_no_right_product_that_is_rounded_and_widened_is_refused() -> None:
     spec = template_spec(kernel, "product", ())
     assert spec.make_args is not None and not kernel.symbols
     args = spec.make_args({"M": 16, "N": 700, "K": 256})
-    tensors, ints = spec.split(args)
+    tensors, ints = spec.tensors_of(args), spec.ints_of(args)
     coarse = spec.coarse(ints)
     assert [arg.rounded for arg in spec.args] == [None, None, Rounded(BF16)] and coarse[:2] == (0.0, 0.0)
     a, b = (gemm_args.operands(kernel, args)[0][name].float() for name in "AB")

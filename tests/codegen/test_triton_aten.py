@@ -100,5 +100,5 @@ def test_sizes_that_only_the_operator_has_are_part_of_no_regime() -> None:
     kernel = canonicalize(loop, program.buffers)[0]
     assert len(kernel.own_symbols) < len(kernel.symbols)
     spec = gpu_specs.loop_spec(kernel, (), torch.device("cpu"))
-    for symbol, code in zip(kernel.symbols, spec.size_keys, strict=True):
+    for symbol, code in zip(kernel.symbols, spec.size_codes, strict=True):
         assert (code == regime.IGNORE) == (symbol not in kernel.own_symbols)

@@ -11,6 +11,7 @@ import torch
 from polytile.codegen.triton.kernel import Kind
 from polytile.errors import LoweringError
 from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.matmul.triton.operands import EVEN_K
 from polytile.matmul.triton.schedules import generate
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
@@ -111,7 +112,7 @@ def test_facts_decide_masks_and_alignment() -> None:
     kernel = product(torch.bfloat16, "k", "k")
     a, b, c = operands(kernel, 1, 64, 64, 128)
     facts = facts_of(kernel, (a, b, c, *integers(a, b, c)))
-    assert facts.holding == {"K%64"} and {"K", "a_stride_m", "b_stride_n"} <= facts.divisible
+    assert facts.holding == {EVEN_K} and {"K", "a_stride_m", "b_stride_n"} <= facts.divisible
     config = small("tile", k=64)
     (launch,) = generate(kernel, config, facts, CHIP).launches
     assert "mask=ks" not in launch.source and {"A", "B", "C", "K", "a_stride_m"} <= dict(launch.divisible).keys()

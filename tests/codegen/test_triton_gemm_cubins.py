@@ -18,6 +18,7 @@ from polytile.errors import ResourcesExceeded
 from polytile.matmul import gemm_kernel
 from polytile.matmul.gemm_kernel import GemmKernel
 from polytile.matmul.triton.configs import Kind, space
+from polytile.matmul.triton.operands import EVEN_K
 from polytile.matmul.triton.schedules import SCHEDULES, generate
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
@@ -33,7 +34,7 @@ H100 = device.named("H100")
 CHIP = Chip(H100.sms, overlaps=True)
 ALIGNED = Facts(
     frozenset({"M", "N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m"}), frozenset("ABC"),
-    holding=frozenset({"K%64"}),
+    holding=frozenset({EVEN_K}),
 )  # fmt: skip
 ONE_ROW = Facts(ALIGNED.divisible, ALIGNED.aligned, exact=(("M", 1),), holding=ALIGNED.holding)
 
@@ -221,7 +222,7 @@ def test_computed_operands_fit_in_registers(name: str, empty_cache: Path) -> Non
         program, template = lowered(function, args)
     kernel = gemm_kernel.canonicalize(template, program.buffers)[0]
     assert any(kernel.prologues)
-    facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({"K%64"}))
+    facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({EVEN_K}))
     for m, n, k, stages, warps in ((16, 64, 128, 4, 4), (64, 64, 64, 3, 4), (64, 128, 64, 3, 8)):
         config = Config.of(variant="tile", m=m, n=n, k=k, stages=stages, warps=warps, group=8)
         for order in orders(kernel, config, facts):

@@ -18,6 +18,7 @@ from polytile.candidates.products import gpu_candidates
 from polytile.candidates.triton import WORKER, job_of, triton_version
 from polytile.matmul import gemm_args
 from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.matmul.triton.operands import EVEN_K, EVEN_L
 from polytile.matmul.triton.schedules import generate
 from polytile.matmul.triton.unit import Chip
 from polytile.runtime.cuda import cubins, device, workers
@@ -104,7 +105,7 @@ def compiled() -> Iterator[None]:
 
 def test_two_loops_fit_in_registers_and_shared_memory(compiled: None, empty_cache: Path) -> None:
     kernel = pair(BF16, "k", "k", "k", "k")
-    facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({"K%64", "L%64"}))
+    facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({EVEN_K, EVEN_L}))
     for m, n, k, stages, warps in ((128, 128, 64, 3, 8), (64, 64, 64, 4, 4), (16, 64, 128, 4, 4)):
         config = small("tile", m=m, n=n, k=k, stages=stages, warps=warps, group=8)
         (launch,) = generate(kernel, config, facts, Chip(H100.sms, overlaps=True)).launches

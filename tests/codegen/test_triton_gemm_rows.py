@@ -19,6 +19,7 @@ from polytile.ir import interpret, sizes
 from polytile.ir.program import Program, Template, View
 from polytile.matmul import gemm_kernel
 from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.matmul.triton.operands import EVEN_K
 from polytile.matmul.triton.schedules import SCHEDULES, generate
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
@@ -160,7 +161,7 @@ def test_reductions_of_rows_fit_in_registers(empty_cache: Path) -> None:
     for function in (squares, logsumexp, normed):
         program, template = lowered(function, args, symbolic=function is not normed)
         kernel = gemm_kernel.canonicalize(template, program.buffers)[0]
-        facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({"K%64"}))
+        facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({EVEN_K}))
         for variant, m, n, warps in (("tile", 128, 128, 8), ("persistent", 128, 128, 8), ("tile", 64, 128, 4)):
             config = Config.of(variant=variant, m=m, n=n, k=64, stages=3, warps=warps, group=8)
             launches = generate(kernel, config, facts, Chip(132, overlaps=True)).launches

@@ -17,6 +17,7 @@ from polytile.candidates.triton import WORKER, job_of, triton_version
 from polytile.codegen.triton.helpers import TEXTS
 from polytile.matmul import gemm_kernel
 from polytile.matmul.gemm_kernel import GemmKernel
+from polytile.matmul.triton.operands import EVEN_K
 from polytile.matmul.triton.schedules import SCHEDULES, generate
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
@@ -118,7 +119,7 @@ def test_sigmoids_take_no_branches(name: str, empty_cache: Path) -> None:
     kernel = checked(SIGMOIDS[name], "tile", reach=100)
     assert f" = {name}(" in source(kernel, CHIP)
     config = Config.of(variant="persistent", m=128, n=256, k=64, stages=3, warps=8, group=8)
-    facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({"K%64"}))
+    facts = Facts(frozenset(kernel.size_names), frozenset(t.name for t in kernel.tensors), holding=frozenset({EVEN_K}))
     [launch] = generate(kernel, config, facts, HOPPER).launches
     order = cubins.Order("product", WORKER, job_of(launch, 90), triton_version())
     assert not cubins.request(order).result().facts.spills

@@ -16,6 +16,7 @@ from polytile.codegen.triton import interpret
 from polytile.codegen.triton.generate import generate
 from polytile.codegen.triton.kernel import Launch
 from polytile.dispatch import gpu_specs
+from polytile.facts import Aligned, Divisible
 from polytile.ir import expr, philox
 from polytile.ir.philox import COUNTERS_PER_OPERATOR
 from polytile.problem import Config
@@ -72,13 +73,16 @@ def test_no_more_is_asked_than_a_vector_of_the_smallest_type_has_elements() -> N
 
 def test_a_call_says_which_power_divides_its_rows() -> None:
     spec = gpu_specs.loop_spec(half_norm().kernel, ("test",), torch.device("cpu"))
-    facts = {n: spec.facts((7, n)) for n in (381, 382, 380, 376, 384, 512)}
+    keys = spec.keys
+    facts = {n: keys.facts_for_code((7, n)) for n in (381, 382, 380, 376, 384, 512)}
     assert {n: facts[n].divisor("n1") for n in facts} == {381: 1, 382: 2, 380: 4, 376: 8, 384: 16, 512: 16}
-    assert facts[382] == spec.facts((7, 366)) and "n1%2" in spec.regime(spec.words((7, 382)))
-    assert spec.facts((6, 382)) == spec.facts((6, 378)) and spec.words((30, 382)) == spec.words((31, 382))  # not of rows
-    views = spec.facts((7, 384), (0, 8, 2, 4))
+    assert facts[382] == keys.facts_for_code((7, 366)) and Divisible("n1", 2) in keys.regime(keys.fields((7, 382))).facts
+    assert keys.facts_for_code((6, 382)) == keys.facts_for_code((6, 378))
+    assert keys.fields((30, 382)) == keys.fields((31, 382)), "only of rows"
+    views = keys.facts_for_code((7, 384), (0, 8, 2, 4))
     assert [views.divisor(tensor.name) for tensor in half_norm().kernel.tensors] == [16, 8, 2, 4]
-    assert "a1@8" in spec.flags((7, 384), (0, 8, 2, 4)) and facts[384].include(views) and not views.include(facts[384])
+    assert Aligned("a1", 8) in keys.facts_of_call((7, 384), (0, 8, 2, 4))
+    assert facts[384].include(views) and not views.include(facts[384])
 
 
 def test_rows_are_read_by_the_widest_vectors_that_divide_them_and_their_addresses() -> None:

@@ -70,8 +70,8 @@ def integers(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[int, ..
 def facts_of(kernel: GemmKernel, args: Sequence[Any]) -> Facts:
     """The facts of the regime of a call."""
     spec = template_spec(kernel, "product", (), torch.device("cpu"))
-    tensors, ints = spec.split(args)
-    return spec.facts(ints, [t.data_ptr() for t in tensors])
+    tensors, ints = spec.tensors_of(args), spec.ints_of(args)
+    return spec.keys.facts_for_code(ints, [t.data_ptr() for t in tensors])
 
 
 def interpreted(kernel: GemmKernel, config: Config, args: Sequence[Any], facts: Facts | None = None) -> None:

@@ -80,7 +80,7 @@ SPEC = KernelSpec(
     kernel=digest("y = 2 x"),
     args=(ArgInfo("x", torch.float32), ArgInfo("y", torch.float32, "out")),
     size_names=("M", "N"),
-    size_keys=(1, 1),
+    size_codes=(1, 1),
     reduction_hint="inner",
     source_ops=("aten.mul",),
     device="cpu-test",

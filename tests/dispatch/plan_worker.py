@@ -48,9 +48,9 @@ def main() -> None:
     report = {
         "digests": digests,
         "counters": dict(polytile.counters),
-        "decisions": [[d.kernel, d.regime, d.candidate] for d in decisions],
+        "decisions": [[d.kernel, str(d.regime), d.candidate] for d in decisions],
         "losers": [
-            [d.kernel, d.regime, [[s.candidate, sources[d.kernel, s.candidate]] for s in d.runners_up if measured(d, s)]]
+            [d.kernel, str(d.regime), [[s.candidate, sources[d.kernel, s.candidate]] for s in d.runners_up if measured(d, s)]]
             for d in decisions
         ],
         "links": sorted({d.link for d in decisions}),

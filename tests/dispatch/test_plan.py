@@ -15,11 +15,12 @@ from polytile.counters import counters
 from polytile.dispatch import MultiKernel, planfile
 from polytile.dispatch.planfile import Pinned, Plan
 from polytile.errors import NotInPlan, OptionError, PlanError
+from polytile.facts import read_regime
 from tests.dispatch.helpers import SPEC, Fake, arguments, new_process, spec
 
 
 def pinned(regime: str = "M=32 N=64", candidate: str = "b", kernel: str = "double", source: str = "s") -> Pinned:
-    return Pinned(kernel, regime, candidate, source, f"digest of {kernel}", ("float32",), (), (("M", 32), ("N", 64)))
+    return Pinned(kernel, read_regime(regime), candidate, source, f"digest of {kernel}", ("float32",), (), (("M", 32), ("N", 64)))
 
 
 def kernels(b_hash: str = "") -> MultiKernel:
@@ -106,7 +107,7 @@ def test_two_plans_differ_in_what_runs_not_in_what_is_there_for_readers() -> Non
     )
     old = Plan((same, pinned("M=1"), pinned("M=2"), pinned("M=3")), {})
     new = Plan((renamed, pinned("M=1", candidate="c"), pinned("M=2", source="edited"), pinned("M=4")), {})
-    changes = {change.pinned.regime: change for change in planfile.compare(old, new)}
+    changes = {str(change.pinned.regime): change for change in planfile.compare(old, new)}
     assert set(changes) == {"M=1", "M=2", "M=3", "M=4"}
     assert changes["M=3"].after is None and changes["M=4"].before is None
     assert not planfile.compare(old, old)

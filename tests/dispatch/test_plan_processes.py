@@ -40,12 +40,12 @@ def test_a_plan_gives_the_same_kernels_and_bits_in_processes_that_have_measured_
 
     # Now to the letter: another candidate for one decision, one that was measured beside the winner and came out right.
     losers = {(kernel, regime): lost for kernel, regime, lost in made["losers"] if lost}
-    line = next(pinned for pinned in plan.decisions if (pinned.kernel, pinned.regime) in losers)
-    candidate, source = losers[line.kernel, line.regime][0]
+    line = next(pinned for pinned in plan.decisions if (pinned.kernel, str(pinned.regime)) in losers)
+    candidate, source = losers[line.kernel, str(line.regime)][0]
     changed = dataclasses.replace(line, candidate=candidate, source=source)
     rest = tuple(pinned for pinned in plan.decisions if pinned is not line)
     Plan((*rest, changed), plan.environment).write(path)
     edited = worker(tmp_path / "first", "--plan", str(path))
-    assert [line.kernel, line.regime, changed.candidate] in edited["decisions"]
-    assert [line.kernel, line.regime, line.candidate] in made["decisions"]
+    assert [line.kernel, str(line.regime), changed.candidate] in edited["decisions"]
+    assert [line.kernel, str(line.regime), line.candidate] in made["decisions"]
     assert edited["counters"]["candidates_benchmarked"] == 0

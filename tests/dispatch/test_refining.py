@@ -66,7 +66,7 @@ def test_sizes_that_come_often_are_measured_once_and_get_their_own_candidate(fak
     assert call(kernel, 112, ENOUGH - 1) == "usual" and len(fake_clock) == timed
     assert call(kernel, 112) == "rare" and len(fake_clock) > timed
     first, second = kernel.decisions
-    assert (first.regime, second.regime, second.part_of) == (WHOLE, "M=112 N=64", WHOLE)
+    assert tuple(map(str, (first.regime, second.regime, second.part_of))) == (WHOLE, "M=112 N=64", WHOLE)
     assert second.provenance == "measured now, as these sizes come often" and second.link == "measured"
     assert counters["sizes_refined"] == 1 and counters["candidates_benchmarked"] == 4
     calls = len(kernel.candidates[1].calls)  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def test_what_is_as_good_there_stays(fake_clock: list[str]) -> None:
     assert call(kernel, 112, ENOUGH) == "usual" and counters["sizes_refined"] == 1
     timed = len(fake_clock)
     call(kernel, 112, 2 * ENOUGH)
-    assert len(fake_clock) == timed and [decision.regime for decision in kernel.decisions] == [WHOLE]
+    assert len(fake_clock) == timed and [str(decision.regime) for decision in kernel.decisions] == [WHOLE]
 
 
 def test_sizes_that_decided_their_regime_are_not_measured_again(fake_clock: list[str]) -> None:
@@ -184,7 +184,7 @@ def test_a_later_process_knows_it_at_once_and_measures_nothing(order: tuple[int,
     counters.reset()
     later = MultiKernel(SPEC, two())
     assert {rows: call(later, rows) for rows in order} == {96: "usual", 112: "rare"}
-    assert {decision.regime for decision in later.decisions} == {WHOLE, f"M={order[1]} N=64"}
+    assert {str(decision.regime) for decision in later.decisions} == {WHOLE, f"M={order[1]} N=64"}
     for rows in order:
         call(later, rows, 2 * ENOUGH)
     assert counters["candidates_benchmarked"] == counters["sizes_refined"] == 0
@@ -231,7 +231,7 @@ def test_a_plan_that_does_not_say_at_which_sizes_is_refused(tmp_path: Path) -> N
     kernel, path = MultiKernel(SPEC, two()), tmp_path / "plan"
     call(kernel, 96)
     call(kernel, 112, ENOUGH)
-    pinned = [replace(entry, sizes=()) if entry.single else entry for entry in planfile.pinned_by(kernel)]
+    pinned = [replace(entry, sizes=()) if entry.of_exact_sizes else entry for entry in planfile.pinned_by(kernel)]
     planfile.Plan(tuple(pinned), planfile.here()).write(path)
     new_process()
     with pytest.raises(OptionError, match="pins kernel .* at sizes without .*save_plan"):
@@ -246,14 +246,14 @@ def test_sizes_come_often_among_others() -> None:
     hot, *others = [arguments(rows, 9) for rows in (1024, *range(752, 1024, 16))]
     for number in range(5 * ENOUGH):
         kernel(*(hot if number % 3 == 0 else others[number % len(others)]))
-    assert [decision.regime for decision in kernel.decisions][1:] == ["M=1024 N=9"] and counters["sizes_refined"] == 1
+    assert [str(decision.regime) for decision in kernel.decisions][1:] == ["M=1024 N=9"] and counters["sizes_refined"] == 1
 
 
 def test_no_more_sizes_are_counted_than_there_is_room_for() -> None:
     arrived = refining.Arrivals(SECONDS, 1e9, set())
     for number in range(1000):
-        arrived.met(frozenset({("M", number)}))
-        arrived.met(frozenset({("M", -1)}))
+        arrived.count_call(frozenset({("M", number)}))
+        arrived.count_call(frozenset({("M", -1)}))
         assert len(arrived.calls) <= refining.MOST_SIZES
     assert arrived.calls[frozenset({("M", -1)})] > 400 * arrived.interval
 
@@ -289,7 +289,7 @@ def test_what_runs_other_code_at_other_sizes_is_chosen_again_for_its_own() -> No
     (decision,) = kernel.decisions
     assert decision.part_of
     call(kernel, 1120, ENOUGH)
-    assert {d.regime.split()[0] for d in kernel.decisions} == {"M=1025..1152%16", "M=1120"}
+    assert {str(d.regime.facts[0]) for d in kernel.decisions} == {"M=1025..1152%16", "M=1120"}
 
 
 def test_a_candidate_that_is_wrong_there_is_dropped_for_the_regime_too() -> None:
@@ -347,7 +347,7 @@ def test_what_is_known_of_single_sizes_says_nothing_of_the_regimes_around() -> N
     call(kernel, 96)
     call(kernel, 112, ENOUGH)
     assert call(kernel, 144) == "usual"
-    assert [d.part_of for d in kernel.decisions] == ["", WHOLE, ""]
+    assert [str(d.part_of or "") for d in kernel.decisions] == ["", WHOLE, ""]
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from polytile.dispatch import Decision, MultiKernel, planfile, trace
 from polytile.dispatch.decision import Standing
 from polytile.dispatch.links import model
 from polytile.errors import OptionError
+from polytile.facts import Layout
 from polytile.problem import Config, Problem
 from polytile.tuning import measure
 from tests.dispatch.helpers import SPEC, Fake, arguments, new_process, spec
@@ -55,7 +57,7 @@ def test_a_later_process_finds_the_measurement_and_times_nothing(fake_clock: lis
     [
         {"kernel": "another"},
         {"device": "cpu-other"},
-        {"layouts": ("x column-major",)},
+        {"layouts": (Layout("x column-major"),)},
     ],
 )
 def test_what_can_change_the_winner_is_part_of_the_key(changed: dict[str, Any]) -> None:
@@ -88,8 +90,7 @@ def test_what_another_process_measured_meanwhile_is_used() -> None:
     other = store.Store(store.current().place)
     for measurement in store.current().measurements():
         sizes = (("M", 32), ("N", 64))
-        layouts = tuple(flag for flag in measurement.problem.layouts)
-        problem = Problem("loop", SPEC.kernel, sizes, measurement.problem.dtypes, layouts, "cpu-test")
+        problem = dataclasses.replace(measurement.problem, sizes=sizes, device="cpu-test")
         other.append(type(measurement)(problem, *list(vars(measurement).values())[1:]))
     other.close()
     kernel(*arguments(32))
@@ -147,14 +148,14 @@ def test_far_sizes_small_sizes_and_other_divisibility_are_no_neighbours(first: i
 
 
 def test_sizes_whose_value_matters_are_no_neighbours() -> None:
-    decided(*pair(), m=601, n=100, size_keys=(1, 2))
-    assert decided(*pair(), m=611, n=101, size_keys=(1, 2)).link == "measured"
-    assert decided(*pair(), m=611, n=100, size_keys=(1, 2)).link == "nearby"
+    decided(*pair(), m=601, n=100, size_codes=(1, 2))
+    assert decided(*pair(), m=611, n=101, size_codes=(1, 2)).link == "measured"
+    assert decided(*pair(), m=611, n=100, size_codes=(1, 2)).link == "nearby"
 
 
 def test_sizes_that_do_not_matter_share_a_measurement() -> None:
-    decided(*pair(), m=32, n=100, size_keys=(1, 0))
-    assert decided(*pair(), m=32, n=999, size_keys=(1, 0)).link == "exact"
+    decided(*pair(), m=32, n=100, size_codes=(1, 0))
+    assert decided(*pair(), m=32, n=999, size_codes=(1, 0)).link == "exact"
 
 
 def test_with_tuning_off_the_prediction_decides_and_nothing_is_timed(fake_clock: list[str]) -> None:

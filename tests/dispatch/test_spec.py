@@ -12,7 +12,9 @@ import torch
 from hypothesis import given
 
 from polytile.dispatch import ArgInfo, Scratch, merge_scratch
-from polytile.dispatch.spec import DIVISOR, POWER, KernelSpec
+from polytile.dispatch.keys import Condition, PowerBelow16
+from polytile.dispatch.spec import KernelSpec
+from polytile.facts import Layout, PowerOfTwo, texts
 from polytile.runtime import regime
 from polytile.runtime.formula import power_below_16, power_of_two
 from polytile.runtime.launcher import PythonDispatcher
@@ -26,30 +28,30 @@ SIZES = st.integers(0, 5000)
 def test_the_regime_text_differs_exactly_where_the_dispatch_key_does(
     first: tuple[int, int], second: tuple[int, int], keys: list[int]
 ) -> None:
-    one = spec(size_keys=tuple(keys))
+    one = spec(size_codes=tuple(keys))
     dispatch = PythonDispatcher("double", keys, lambda key, args: None)
     same_key = dispatch.key_of(*first) == dispatch.key_of(*second)
-    assert (one.regime(one.words(first)) == one.regime(one.words(second))) == same_key
+    assert (one.keys.regime(one.keys.fields(first)) == one.keys.regime(one.keys.fields(second))) == same_key
 
 
 def test_a_regime_reads_well() -> None:
-    assert SPEC.regime(SPEC.words((7, 512))) == "M=7 N=363..512%16"
-    exact, aligned = spec(size_keys=(0, 2)), spec(tensor_keys=(1, 0))
-    assert exact.regime(exact.words((7, 513))) == "N=513"
-    assert aligned.regime(aligned.words((7, 100), (128, 0))) == "M=7 N=91..128 x@64"
-    assert aligned.regime(aligned.words((7, 100), (132, 0))) == "M=7 N=91..128"
-    assert SPEC.regime(SPEC.part(SPEC.words((7, 512)), {"M": 7, "N": 512})) == "M=7 N=481..512%16"
+    assert str(SPEC.keys.regime(SPEC.keys.fields((7, 512)))) == "M=7 N=363..512%16"
+    exact, aligned = spec(size_codes=(0, 2)), spec(tensor_codes=(1, 0))
+    assert str(exact.keys.regime(exact.keys.fields((7, 513)))) == "N=513"
+    assert str(aligned.keys.regime(aligned.keys.fields((7, 100), (128, 0)))) == "M=7 N=91..128 x@64"
+    assert str(aligned.keys.regime(aligned.keys.fields((7, 100), (132, 0)))) == "M=7 N=91..128"
+    assert str(SPEC.keys.regime(SPEC.keys.sub_bucket(SPEC.keys.fields((7, 512)), {"M": 7, "N": 512}))) == "M=7 N=481..512%16"
 
 
 def test_a_problem_has_the_sizes_that_matter_and_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYTILE_THREADS", "3")
-    one = spec(size_keys=(1, 0), tensor_keys=(2, 0), layouts=("x row-major",))
+    one = spec(size_codes=(1, 0), tensor_codes=(2, 0), layouts=(Layout("x row-major"),))
     problem = one.problem((32, 100), (16, 0))
     assert problem.sizes == (("M", 32),)
-    assert problem.layouts == ("x row-major", "M%16", "x@16", "threads=3")
+    assert texts(problem.layouts) == ("x row-major", "M%16", "x@16", "threads=3")
     assert problem.dtypes == ("float32", "float32")
     assert one.problem((32, 999), (16, 0)) == problem
-    assert one.problem((33, 100), (16, 0)).layouts == ("x row-major", "x@16", "threads=3")
+    assert texts(one.problem((33, 100), (16, 0)).layouts) == ("x row-major", "x@16", "threads=3")
 
 
 def test_the_reduction_length_is_the_product_of_its_parts() -> None:
@@ -68,64 +70,66 @@ def test_the_ends_of_a_regime_are_in_it_and_nothing_of_it_lies_beyond(size: int)
 
 
 def test_the_corners_of_a_regime_are_all_combinations_of_its_ends() -> None:
-    assert SPEC.corners((7, 64)) == [{"M": 7, "N": 48}, {"M": 7, "N": 64}]
-    assert len(SPEC.corners((100, 100))) == 4
-    assert spec(size_keys=(0, 2)).corners((100, 100)) == [{"M": 100, "N": 100}]
+    assert SPEC.keys.corners((7, 64)) == [{"M": 7, "N": 48}, {"M": 7, "N": 64}]
+    assert len(SPEC.keys.corners((100, 100))) == 4
+    assert spec(size_codes=(0, 2)).keys.corners((100, 100)) == [{"M": 100, "N": 100}]
 
 
 def powers_of_two() -> KernelSpec:
     m, n = sympy.symbols("M N", integer=True, positive=True)
-    return spec(conditions=((POWER.format("N"), power_of_two(n, {m: 0, n: 1})),))
+    return spec(conditions=(Condition(PowerOfTwo("N"), power_of_two(n, {m: 0, n: 1})),))
 
 
 @given(st.integers(0, 5000) | st.integers(0, 24).map(lambda k: 1 << k))
 def test_sizes_that_are_told_to_be_powers_of_two_have_one_value_in_their_regime(size: int) -> None:
     one, power = powers_of_two(), size > 0 and size & (size - 1) == 0
-    facts = one.facts((100, size))
+    facts = one.keys.facts_for_code((100, size))
     assert facts.values.get("N") == (size if power or size <= regime.EXACT_UP_TO else None)
     assert ("N" in facts.divisible) == (not power and size > regime.EXACT_UP_TO and size % 16 == 0)
     if power:
-        assert {corner["N"] for corner in one.corners((100, size))} == {size}
-        assert {end["N"] for end in one.ends(one.words((100, size)))} == {size}
-        assert one.words((100, size)) not in (one.words((100, size - 1)), one.words((100, size - 16)))
+        assert {corner["N"] for corner in one.keys.corners((100, size))} == {size}
+        assert {end["N"] for end in one.keys.ends(one.keys.fields((100, size)))} == {size}
+        assert one.keys.fields((100, size)) not in (one.keys.fields((100, size - 1)), one.keys.fields((100, size - 16)))
 
 
 @pytest.mark.parametrize("most", [2, 4, 8])
 @given(st.integers(0, 5000))
 def test_the_ends_of_a_regime_are_divided_by_what_divides_its_sizes(most: int, size: int) -> None:
-    one = spec(conditions=((DIVISOR.format("N"), power_below_16(1, most)),))
+    one = spec(conditions=(Condition(PowerBelow16("N"), power_below_16(1, most)),))
     power = math.gcd(size, 16)
     known = 1 if size <= regime.EXACT_UP_TO else power if power == 16 else min(power, most)
-    assert one.facts((100, size)).values.get("N") == (size if size <= regime.EXACT_UP_TO else None)
-    assert known == 1 or one.facts((100, size)).divisor("N") == known
-    for end in (*one.corners((100, size)), *one.ends(one.words((100, size)))):
-        assert one.words((100, end["N"])) == one.words((100, size))
+    assert one.keys.facts_for_code((100, size)).values.get("N") == (size if size <= regime.EXACT_UP_TO else None)
+    assert known == 1 or one.keys.facts_for_code((100, size)).divisor("N") == known
+    for end in (*one.keys.corners((100, size)), *one.keys.ends(one.keys.fields((100, size)))):
+        assert one.keys.fields((100, end["N"])) == one.keys.fields((100, size))
 
 
 @given(st.integers(9, 5000))
 def test_the_length_of_a_row_is_known_to_reach_its_regimes_smallest(size: int) -> None:
     one = powers_of_two()
-    least = dict(one.facts((100, size)).least)
+    facts = one.keys.facts_for_code((100, size))
+    least = dict(facts.least)
     assert least.keys() == ({"N"} if size & (size - 1) else set())
     if least:
         assert regime.bucket(size) // 2 == regime.bucket(least["N"]) // 2 and least["N"] <= size
         assert regime.bucket(least["N"] - 1) // 2 != regime.bucket(size) // 2 or least["N"] == 9
-        assert one.facts((100, size)).include(one.facts((70, size))) and one.facts((100, 8192)).include(Facts(least=(("N", 9),)))
+        assert facts.include(one.keys.facts_for_code((70, size)))
+        assert one.keys.facts_for_code((100, 8192)).include(Facts(least=(("N", 9),)))
 
 
 def test_a_kernel_for_many_sizes_serves_where_one_of_them_is_known() -> None:
     one = powers_of_two()
-    known, unknown = one.facts((100, 1024)), one.facts((100, 1008))
+    known, unknown = one.keys.facts_for_code((100, 1024)), one.keys.facts_for_code((100, 1008))
     assert known.include(unknown) and not unknown.include(known)
-    assert one.regime(one.words((100, 1024))) == "M=91..128 N=725..1024%16 N=2^k"
-    assert "N=2^k" in one.problem((100, 1024)).layouts and "N=2^k" not in one.problem((100, 1008)).layouts
+    assert str(one.keys.regime(one.keys.fields((100, 1024)))) == "M=91..128 N=725..1024%16 N=2^k"
+    assert PowerOfTwo("N") in one.problem((100, 1024)).layouts and PowerOfTwo("N") not in one.problem((100, 1008)).layouts
 
 
 def test_mistakes_in_a_spec_are_told() -> None:
     with pytest.raises(ValueError, match="'double' has 2 integer arguments and 1 regime codes"):
-        spec(size_keys=(1,))
+        spec(size_codes=(1,))
     with pytest.raises(ValueError, match="'double' has 2 tensor arguments and 1 tensor codes"):
-        spec(tensor_keys=(1,))
+        spec(tensor_codes=(1,))
     with pytest.raises(ValueError, match="'x' has the role 'input'; roles are in, out, inout, scratch"):
         ArgInfo("x", torch.float32, "input")
 

@@ -252,45 +252,45 @@ def test_the_table_can_be_filled_read_replaced_and_cleared(make: Make) -> None:
     assert dispatch.table() == {}
 
 
-def test_a_split_regime_has_a_key_and_an_entry_for_each_part(make: Make) -> None:
+def test_a_subdivided_regime_has_a_key_and_an_entry_for_each_sub_bucket(make: Make) -> None:
     hits: list[tuple[str, int]] = []
     one, other, asked = (PythonEntry(lambda m, n, name=name: hits.append((name, m))) for name in ("one", "other", "asked"))
     dispatch = make("k", [1, 2], Asked(asked))
-    whole = dispatch.key_of(96, 7)
-    assert dispatch.key_of(128, 7) == whole != dispatch.key_of(128, 8)
-    dispatch.insert(whole, one)
+    buckets = dispatch.key_of(96, 7)
+    assert dispatch.key_of(128, 7) == buckets != dispatch.key_of(128, 8)
+    dispatch.insert(buckets, one)
     dispatch(128, 7)
-    dispatch.insert(whole, None)
-    assert dispatch.get(whole) is None and dispatch.table() == {}
-    parts = dispatch.key_of(96, 7), dispatch.key_of(128, 7)
-    assert len({whole, *parts}) == 3
-    dispatch.insert(parts[0], one)
-    dispatch.insert(parts[1], other)
+    dispatch.insert(buckets, None)
+    assert dispatch.get(buckets) is None and dispatch.table() == {}
+    sub_buckets = dispatch.key_of(96, 7), dispatch.key_of(128, 7)
+    assert len({buckets, *sub_buckets}) == 3
+    dispatch.insert(sub_buckets[0], one)
+    dispatch.insert(sub_buckets[1], other)
     for m in (96, 128, 112):
         dispatch(m, 7)
     assert hits == [("one", 128), ("one", 96), ("other", 128), ("asked", 112)]
     assert len(dispatch.table()) == 3 and dispatch.get(dispatch.key_of(112, 7)) is asked
     dispatch.clear()
-    assert dispatch.key_of(96, 7) == whole
+    assert dispatch.key_of(96, 7) == buckets
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_single_sizes_may_be_taken_out_of_a_regime(make: Make, split: bool) -> None:
+@pytest.mark.parametrize("subdivided", [False, True])
+def test_exact_sizes_may_be_taken_out_of_a_regime(make: Make, subdivided: bool) -> None:
     calls: list[str] = []
     entries = {name: PythonEntry(lambda *args, name=name: calls.append(f"{name} {args}")) for name in ("all", "own")}
     dispatch = make("k", [1, 0, 2], Asked(entries["all"]))
-    whole = dispatch.key_of(100, 7, 3)
-    dispatch.insert(whole, None if split else entries["all"])
-    own = regime.pack([regime.single(100), 3])
+    buckets = dispatch.key_of(100, 7, 3)
+    dispatch.insert(buckets, None if subdivided else entries["all"])
+    own = regime.pack([regime.exact_size(100), 3])
     dispatch.insert(own, entries["own"])
     assert dispatch.key_of(100, 9, 3) == own != dispatch.key_of(101, 7, 3) and dispatch.get(own) is entries["own"]
-    assert (dispatch.key_of(101, 7, 3) == whole) is not split
+    assert (dispatch.key_of(101, 7, 3) == buckets) is not subdivided
     for size in (100, 101, 100):
         dispatch(size, 7, 3)
     assert calls == ["own (100, 7, 3)", "all (101, 7, 3)", "own (100, 7, 3)"]
     assert dispatch.key_of(100, 7, 4) != own, "in another regime they are not"
     dispatch.clear()
-    assert dispatch.key_of(100, 7, 3) == whole
+    assert dispatch.key_of(100, 7, 3) == buckets
 
 
 def test_a_table_that_grows_keeps_what_is_counted_and_what_was_taken_out(make: Make) -> None:
@@ -298,7 +298,7 @@ def test_a_table_that_grows_keeps_what_is_counted_and_what_was_taken_out(make: M
     entries = {name: PythonEntry(lambda *args, name=name: calls.append(name)) for name in ("all", "own")}
     dispatch = make("k", [1, 2], Asked(entries["all"]), on_due=lambda args: calls.append(("due", *args)))
     dispatch(100, 0)
-    dispatch.insert(regime.pack([regime.single(100), 0]), entries["own"])
+    dispatch.insert(regime.pack([regime.exact_size(100), 0]), entries["own"])
     dispatch.watch(dispatch.key_of(101, 0), 3)
     dispatch(101, 0)
     for other in range(1, 500):
@@ -339,15 +339,15 @@ def test_what_is_raised_where_a_call_was_waited_for_is_the_calls(make: Make) -> 
     dispatch(100)
 
 
-def test_a_decision_may_split_its_own_regime(make: Make) -> None:
+def test_a_decision_may_subdivide_its_own_regime(make: Make) -> None:
     def choose(key: int, arguments: tuple[Any, ...]) -> PythonEntry:
         dispatch.insert(key, None)
         return PythonEntry(lambda n: None)
 
     dispatch = make("k", [1], choose)
-    whole = dispatch.key_of(96)
+    buckets = dispatch.key_of(96)
     dispatch(96)
-    assert dispatch.get(whole) is None and list(dispatch.table()) == [dispatch.key_of(96)]
+    assert dispatch.get(buckets) is None and list(dispatch.table()) == [dispatch.key_of(96)]
 
 
 @pytest.mark.parametrize("key", [-1, 1 << 64])
@@ -382,8 +382,8 @@ def test_the_power_of_two_in_an_address_and_in_an_integer_can_be_part_of_the_key
     dispatch = make("k", [0], asked, tensor_key=[3], formulas=[power_below_16(0, 4)])
     for offset, integer in ((0, 3), (48, -5), (4, 3), (12, 3), (0, 6), (0, -10), (0, 4), (0, 8), (0, -24), (0, 0), (0, 32)):
         dispatch(memory[start + offset :], integer)
-    words = [regime.unpack(key, 2) for key, _ in asked.calls]
-    assert words == [(16, 0), (4, 0), (16, 2), (16, 4)]
+    fields = [regime.unpack(key, 2) for key, _ in asked.calls]
+    assert fields == [(16, 0), (4, 0), (16, 2), (16, 4)]
 
 
 def test_many_threads_miss_one_key_and_on_miss_is_asked_once(make: Make) -> None:

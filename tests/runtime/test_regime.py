@@ -54,25 +54,25 @@ def test_a_size_lies_within_the_bounds_of_its_bucket(size: int) -> None:
 
 
 @given(SIZES)
-def test_a_part_lies_within_its_regime_and_knows_its_bounds(size: int) -> None:
-    word, whole = regime.part(size), regime.bucket(size)
-    assert regime.is_part(word) == (size > regime.EXACT_UP_TO) and not regime.is_part(whole)
-    low, high = regime.bounds(word)
-    assert regime.bounds(whole)[0] <= low <= size <= high <= regime.bounds(whole)[1]
+def test_a_sub_bucket_lies_within_its_bucket_and_knows_its_bounds(size: int) -> None:
+    field, bucket = regime.sub_bucket(size), regime.bucket(size)
+    assert regime.is_sub_bucket(field) == (size > regime.EXACT_UP_TO) and not regime.is_sub_bucket(bucket)
+    low, high = regime.bounds(field)
+    assert regime.bounds(bucket)[0] <= low <= size <= high <= regime.bounds(bucket)[1]
     assert size <= regime.EXACT_UP_TO or high - low < (high - 1) / 8
-    for end in regime.ends(word):
-        assert regime.part(end) == word
+    for end in regime.ends(field):
+        assert regime.sub_bucket(end) == field
 
 
-def test_the_parts_of_a_regime_cover_it() -> None:
-    parts = {regime.bounds(regime.part(n)) for n in range(91, 129)}
-    assert sorted(parts) == [(91, 96), (97, 104), (105, 112), (113, 120), (121, 128)]
+def test_the_sub_buckets_of_a_bucket_cover_it() -> None:
+    bounds = {regime.bounds(regime.sub_bucket(n)) for n in range(91, 129)}
+    assert sorted(bounds) == [(91, 96), (97, 104), (105, 112), (113, 120), (121, 128)]
 
 
 @given(SIZES)
-def test_c_and_python_agree_on_every_bucket_and_part(launcher_module: Any, size: int) -> None:
+def test_c_and_python_agree_on_every_bucket_and_sub_bucket(launcher_module: Any, size: int) -> None:
     assert launcher_module.bucket(size) == regime.bucket(size)
-    assert launcher_module.part(size) == regime.part(size)
+    assert launcher_module.sub_bucket(size) == regime.sub_bucket(size)
 
 
 @given(CODED)
@@ -81,7 +81,7 @@ def test_c_and_python_agree_on_every_key(coded: list[tuple[int, int]]) -> None:
     native, python = Dispatcher("k", key, never), PythonDispatcher("k", key, never)
     packed = native.key_of(*integers)
     assert packed == python.key_of(*integers)
-    assert regime.unpack(packed, regime.count(key)) == regime.words_of(key, integers)
+    assert regime.unpack(packed, regime.count(key)) == regime.fields_of(key, integers)
 
 
 @given(CODED, st.lists(SIZES, min_size=6, max_size=6))
@@ -99,8 +99,8 @@ def test_keys_differ_exactly_where_something_that_matters_differs(
 
 
 @given(st.lists(INT64, max_size=5))
-def test_packing_loses_nothing(words: list[int]) -> None:
-    assert regime.unpack(regime.pack(words), len(words)) == tuple(words)
+def test_packing_loses_nothing(fields: list[int]) -> None:
+    assert regime.unpack(regime.pack(fields), len(fields)) == tuple(fields)
 
 
 def test_a_key_of_another_shape_is_refused() -> None:
@@ -109,9 +109,9 @@ def test_a_key_of_another_shape_is_refused() -> None:
 
 
 @given(st.one_of(st.integers(0, 5000), st.integers(1, 2**40)))
-def test_a_single_size_is_told_apart_from_all_others_and_knows_its_regime(size: int) -> None:
-    word = regime.single(size)
-    assert regime.whole(word) == regime.bucket(size) and regime.bounds(word) == (size, size)
-    assert regime.is_single(word) == (size > regime.EXACT_UP_TO) and not regime.is_part(word)
-    assert regime.divisible(word) == regime.divisible(regime.bucket(size)) or size <= regime.EXACT_UP_TO
-    assert word != regime.single(size + 1)
+def test_an_exact_size_is_told_apart_from_all_others_and_knows_its_bucket(size: int) -> None:
+    field = regime.exact_size(size)
+    assert regime.bucket_of(field) == regime.bucket(size) and regime.bounds(field) == (size, size)
+    assert regime.is_exact_size(field) == (size > regime.EXACT_UP_TO) and not regime.is_sub_bucket(field)
+    assert regime.divisible(field) == regime.divisible(regime.bucket(size)) or size <= regime.EXACT_UP_TO
+    assert field != regime.exact_size(size + 1)

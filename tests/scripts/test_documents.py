@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from polytile import options
+from scripts import errors_page
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
 by_document = pytest.mark.parametrize("document", sorted(DOCUMENTS), ids=lambda path: str(path.relative_to(ROOT)))
 
 
@@ -55,9 +56,18 @@ def test_variables_named_are_options(document: Path) -> None:
     assert not [name for name in named - OF_TESTS if name.lower() not in options.BY_NAME]
 
 
-def test_the_readme_names_every_page() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"](docs/{page.name})" not in text]
+@pytest.mark.parametrize("index", [ROOT / "docs" / "README.md", ROOT / "docs" / "decisions" / "README.md"], ids=str)
+def test_an_index_names_every_page(index: Path) -> None:
+    others = (page.name for page in index.parent.glob("*.md") if page != index)
+    assert not [name for name in others if f"]({name})" not in index.read_text()]
+
+
+def test_the_readme_fits_on_a_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_page_of_errors_is_made_from_the_classes() -> None:
+    assert errors_page.PAGE.read_text() == errors_page.as_markdown(), "stale: run python -m scripts.errors_page"
 
 
 @by_document

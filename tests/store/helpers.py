@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import postgres
+from polytile.facts import Threads
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.place import Place, Server
 
@@ -40,7 +41,7 @@ for number in range(count):
 def make(
     m: int = 64, candidate: str = "looped t1", seconds: float = 1e-5, outcome: Outcome = Outcome.OK
 ) -> Measurement:
-    problem = Problem("loop", "k0", (("M", m), ("N", 512)), ("float32", "float32"), ("threads=2",), "cpu-x")
+    problem = Problem("loop", "k0", (("M", m), ("N", 512)), ("float32", "float32"), (Threads(2),), "cpu-x")
     samples = tuple(seconds * (1 + step / 1000) for step in range(10)) if outcome is Outcome.OK else ()
     return Measurement(
         problem, candidate, Config.of({"M": 64}, threads=1), "abc", outcome, samples, 1e-7, 0.3, environment=ENVIRONMENT

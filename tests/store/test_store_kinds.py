@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from polytile.facts import Threads
 from polytile.problem import Config, Measurement, Outcome, Resources
 from polytile.store import Store, check, cleanup, kernel_tuner, transfer
 from polytile.store.place import Place, Server
@@ -78,7 +79,7 @@ def test_every_part_of_the_key_keeps_measurements_apart(place: Place, measuremen
 
     others = [
         problem(family="mm"), problem(kernel="k1"), problem(sizes=(("M", 65), ("N", 512))), problem(dtypes=("float64",)),
-        problem(layouts=("threads=4",)), problem(device="cpu-y"),
+        problem(layouts=(Threads(4),)), problem(device="cpu-y"),
         *(dataclasses.replace(here, environment=(*ENVIRONMENT, fact))
           for fact in (("flags", "-O3"), ("OMP_WAIT_POLICY", "active"), ("driver", "570"))),
         dataclasses.replace(here, environment=(("compiler", "g++ 13"), ("torch", "2.13.0"))),

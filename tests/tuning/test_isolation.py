@@ -190,7 +190,7 @@ def runs(pid: int) -> bool:
 
 def kernel(*names: str) -> MultiKernel:
     own = spec(
-        size_names=("n",), size_keys=(1,), reference=planted.double,
+        size_names=("n",), size_codes=(1,), reference=planted.double,
         make_args=lambda sizes: (torch.randn(sizes["n"]), torch.zeros(sizes["n"]), sizes["n"]),
     )  # fmt: skip
     return MultiKernel(own, [Native(name) for name in names])

@@ -18,6 +18,7 @@ from polytile.candidates.entries import PythonEntry
 from polytile.dispatch.links import model
 from polytile.dispatch.replay import SHARED, replay
 from polytile.errors import CandidateRejected
+from polytile.facts import Threads
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.runtime import compile as compiling
 from polytile.runtime import launcher
@@ -66,7 +67,7 @@ def made(times: dict[int, dict[str, float | Outcome]], predicted: dict[str, floa
 
 
 def _measurement(m: int, name: str, found: float | Outcome, predicted: float | None) -> Measurement:
-    problem = Problem("loop", "k0", (("M", m),), ("float32",), ("threads=2",), "gpu-x")
+    problem = Problem("loop", "k0", (("M", m),), ("float32",), (Threads(2),), "gpu-x")
     outcome, samples = (found, ()) if isinstance(found, Outcome) else (Outcome.OK, (found,) * 10)
     return Measurement(problem, name, Config.of(n=len(name)), f"source of {name}", outcome, samples, predicted=predicted)
 

@@ -19,10 +19,10 @@ def show_plan(file: Annotated[Path, typer.Argument(help="A plan, as polytile.sav
     from polytile.report import Table, show
 
     plan = Plan.read(file)
-    rows = [(p.kernel, p.regime, p.candidate, sizes_text(p.sizes)) for p in plan.decisions]
+    rows = [(p.kernel, str(p.regime), p.candidate, sizes_text(p.sizes)) for p in plan.decisions]
     elsewhere = differences(plan.environment, here())
     notes = [f"Made elsewhere: {'; '.join(elsewhere)}."] if elsewhere else ["Made in an environment like this one."]
-    show(Table.of(f"Plan {file}", ["kernel", "regime", "candidate", "first met at"], rows, notes))
+    show(Table.from_rows(f"Plan {file}", ["kernel", "regime", "candidate", "first met at"], rows, notes))
 
 
 @app.command("diff")
@@ -45,8 +45,8 @@ def diff_plans(
         second = change.after.candidate if change.after else None
         if first == second:
             second = f"{second}, from another source"
-        rows.append((change.pinned.kernel, change.pinned.regime, first, second))
-    show(Table.of(f"{before} → {after}", ["kernel", "regime", "before", "after"], rows))
+        rows.append((change.pinned.kernel, str(change.pinned.regime), first, second))
+    show(Table.from_rows(f"{before} → {after}", ["kernel", "regime", "before", "after"], rows))
     raise typer.Exit(1)
 
 

@@ -14,18 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polytile.cli.kernels import Kernel
-from polytile.dispatch.planfile import Pinned, Plan
+from polytile.dispatch.planfile import Plan
 from polytile.errors import StoreError
+from polytile.facts import Fact, Threads
 from polytile.problem import Problem
 from polytile.runtime import regime
+from polytile.runtime.device import kind_of
 from polytile.store.reading import Record
 from polytile.store.records import Identity, summary_of
 from polytile.tuning.decide import Entrant, Score, combine, noise_band, pick, place_of, threads_of
-
-WORD = re.compile(r"(?P<name>\w+)=(?P<low>-?\d+)(?:\.\.(?P<high>\d+)(?P<divides>%16)?)?")
-"""One size of a regime's text, as KernelSpec.regime writes it."""
-DIVISOR = re.compile(r"(?P<name>\w+)%(?P<by>\d+)")
-"""What the text says of an integer besides."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Here:
     device: str
     environment: Mapping[str, str]
     threads: int
-    pinned: tuple[str, ...] = ()
+    plan_conditions: tuple[Fact, ...] = ()
     """The conditions by which a plan is read (dispatch/conditions.py)."""
 
 
@@ -93,8 +90,8 @@ def why(kernel: Kernel, sizes: Mapping[str, int], here: Here, plan: tuple[str, P
     asked = tuple(sizes.items())
     if plan is not None:
         name, content = plan
-        of_kernel = (p for p in content.decisions if p.digest == kernel.digest and p.conditions == here.pinned)
-        pinned = [p for p in of_kernel if covers(p, sizes)]
+        of_kernel = (p for p in content.decisions if p.digest == kernel.digest and p.conditions == here.plan_conditions)
+        pinned = [p for p in of_kernel if p.regime.admits(sizes)]
         if pinned:
             return [Why(asked, p.candidate, f"pinned by {name} for {p.regime}") for p in pinned]
     groups = _groups(kernel.records)
@@ -107,23 +104,6 @@ def why(kernel: Kernel, sizes: Mapping[str, int], here: Here, plan: tuple[str, P
         where = "measured in the same regime"
         return [_answer(groups[nearest], where, differences(nearest, sizes, here))]
     return [_miss(groups[nearest], differences(nearest, sizes, here))]
-
-
-def covers(pinned: Pinned, sizes: Mapping[str, int]) -> bool:
-    """Whether the regime of a plan's decision has these sizes in it."""
-    for word in pinned.regime.split():
-        divisor = DIVISOR.fullmatch(word)
-        if divisor is not None and sizes.get(divisor["name"], 0) % int(divisor["by"]):
-            return False
-        match = WORD.fullmatch(word)
-        if match is None:
-            continue  # an alignment, which sizes do not tell
-        size, low = sizes.get(match["name"]), int(match["low"])
-        if size is None or not low <= size <= int(match["high"] or low):
-            return False
-        if match["high"] and bool(match["divides"]) != (size % 16 == 0):
-            return False
-    return True
 
 
 Key = tuple[Problem, tuple[tuple[str, str], ...]]
@@ -141,10 +121,8 @@ def differences(key: Key, sizes: Mapping[str, int], here: Here) -> tuple[str, ..
     ]
     if problem.device != here.device:
         said.append(f"device: measured on {problem.device}, here {here.device}")
-    threads = f"threads={here.threads}"
-    measured = next((layout for layout in problem.layouts if layout.startswith("threads=")), threads)
-    if measured != threads:
-        said.append(f"threads: measured with {measured.removeprefix('threads=')}, here {here.threads}")
+    teams = (fact.count for fact in problem.layouts if isinstance(fact, Threads))
+    said += [f"threads: measured with {count}, here {here.threads}" for count in teams if count != here.threads]
     others = [(name, size, sizes[name]) for name, size in problem.sizes if size != sizes[name]]
     return (
         *said,
@@ -190,8 +168,9 @@ def _groups(records: Sequence[Record]) -> dict[Key, list[Record]]:
 def _answer(records: Sequence[Record], provenance: str, differs: tuple[str, ...] = ()) -> Why:
     scores = _scores(records)
     known = _entrants(records)
-    best = pick(list(scores.values()), noise_band(records[0].measurement.problem.device), [known[who] for who in scores])
-    sizes = records[0].measurement.problem.sizes
+    problem = records[0].measurement.problem
+    best = pick(list(scores.values()), noise_band(kind_of(problem.device)), [known[who] for who in scores])
+    sizes = problem.sizes
     if best is None:
         return Why(sizes, None, "no candidate could run when it was measured", _ranked(scores), differs)
     return Why(sizes, list(scores)[best][0], provenance, _ranked(scores), differs)
@@ -232,4 +211,4 @@ def _some(values: set[int]) -> str:
     return ", ".join(map(str, shown[:6])) + (", …" if len(shown) > 6 else "")
 
 
-__all__ = ["Here", "Ranked", "Why", "covers", "differences", "given_sizes", "same_regime", "sizes_of", "why"]
+__all__ = ["Here", "Ranked", "Why", "differences", "given_sizes", "same_regime", "sizes_of", "why"]

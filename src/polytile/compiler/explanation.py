@@ -158,7 +158,7 @@ def report(programs: Sequence[CompiledProgram], noted: Mapping[MultiKernel, Coll
     files = {file_of(program.call) for program in programs}
     decisions: dict[Decision, None] = {}
     for multikernel in dict.fromkeys(m for p in programs for m in p.multikernels):
-        followed = [multikernel.decided(key) for key in (noted or {}).get(multikernel, ())]
+        followed = [multikernel.decision_of(key) for key in (noted or {}).get(multikernel, ())]
         decisions |= dict.fromkeys(d for d in multikernel.decisions if d in followed or not files.isdisjoint(d.programs))
     weights = tuple(row for program in programs for row in _weights(program))
     sources = tuple(program.source for program in programs)

@@ -170,9 +170,9 @@ def _prepare(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Values) -> 
         values = {**given, **packed_weights.assumed_sizes(call.packed_weight)}
         if _known(call, values):
             ints = tuple(sizes.evaluate(e, values) for e in call.sizes)
-            if (multikernel, multikernel.spec.words(ints)) not in asked:
+            if (multikernel, multikernel.spec.keys.fields(ints)) not in asked:
                 multikernel.prepare(ints)
-            asked.add((multikernel, multikernel.spec.words(ints)))
+            asked.add((multikernel, multikernel.spec.keys.fields(ints)))
 
 
 def _decide_unmeasured(calls: Sequence[tuple[MultiKernel, KernelCall]], given: Sequence[Values]) -> None:

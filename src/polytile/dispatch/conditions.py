@@ -1,9 +1,9 @@
-"""What decides, besides a kernel's text and the sizes of a call, which candidate runs it. The one place that makes its keys,
-with pinned.py, which needs no PyTorch.
+"""What decides, besides a kernel's text and the sizes of a call, which candidate runs it. The keys are made
+here and in plan_conditions.py, which needs no PyTorch.
 
     within a process    all of Conditions: programs share a kernel, and its decisions, only where they are equal (registry.py)
-    in the store        `team` (pinned.py) among the layouts of the problem (spec.py); the environment
-    in a plan           `pinned` (pinned.py): a plan takes the place of the options by which choices are made, and of measuring
+    in the store        `team` (plan_conditions.py) among the layouts of the problem (spec.py); the environment
+    in a plan           `plan_conditions`: a plan takes the place of the options by which choices are made, and of measuring
                         (planfile.py)
 
 The options that take part are the rows of `polytile.options.TABLE`, and the registered ones, that tell kernels apart.
@@ -16,17 +16,18 @@ from dataclasses import dataclass
 import torch
 
 from polytile import options
-from polytile.dispatch.plan_conditions import pinned
+from polytile.dispatch.plan_conditions import plan_conditions
+from polytile.facts import Fact
 from polytile.store.records import Environment
 from polytile.tuning.environment import environment
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """`options` has (name, value as text) of every option that tells kernels apart, `pinned` what a plan is followed under."""
+    """`options` has (name, value as text) of every option that tells kernels apart, `of_plans` what a plan is followed under."""
 
     options: tuple[tuple[str, str], ...]
-    pinned: tuple[str, ...]
+    of_plans: tuple[Fact, ...]
     environment: Environment
     deterministic: bool
 
@@ -34,7 +35,7 @@ class Conditions:
 def conditions(target: torch.device) -> Conditions:
     """Those of a kernel on `target`, as they are now."""
     given = tuple((name, repr(value)) for name, value in options.of_kernels().items())
-    return Conditions(given, pinned(target.type), environment(target), torch.are_deterministic_algorithms_enabled())
+    return Conditions(given, plan_conditions(target.type), environment(target), torch.are_deterministic_algorithms_enabled())
 
 
 def changing() -> tuple[object, ...]:

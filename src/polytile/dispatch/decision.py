@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from polytile.facts import Regime
 from polytile.problem import Problem, sizes_text, time_text
 
 
@@ -27,17 +28,17 @@ class Decision:
     """A regime's candidate. `link` names the link of the selector that answered, `provenance` says on what grounds.
 
     `standings` has every candidate that was considered, in canonical order, with its time at the sizes `measured_at` (no
-    sizes: at `sizes`); `notes` what stronger links said in passing. `part_of` is the regime that `regime` is a part of,
-    if that was split, or of which it is single sizes that were taken out. `from_store` says that it rests on measurements
-    taken earlier, `tried` that the candidate ran on these arguments just now, `postponed` that there was no memory or time for
-    measuring all, and a later call may have some, `provisional` that the times were taken while other programs had the cores.
-    `programs` are the file names of the programs that it was made for (runtime/programs.py).
+    sizes: at `sizes`); `notes` what stronger links said in passing. `part_of` is the whole regime where `regime` is sub-buckets
+    or exact sizes of one. `from_store` says that it rests on measurements taken earlier, `tried` that the candidate ran on these
+    arguments just now, `postponed` that there was no memory or time for measuring all, and a later call may have some,
+    `provisional` that the times were taken while other programs had the cores. `programs` are the file names of the programs
+    that it was made for (runtime/programs.py).
     """
 
     kernel: str
     problem: Problem
     sizes: tuple[tuple[str, int], ...]
-    regime: str
+    regime: Regime
     candidate: str
     link: str
     provenance: str
@@ -46,7 +47,7 @@ class Decision:
     from_store: bool = False
     tried: bool = field(default=False, compare=False)
     measured_at: tuple[tuple[str, int], ...] = ()
-    part_of: str = ""
+    part_of: Regime | None = None
     postponed: bool = field(default=False, compare=False)
     provisional: bool = field(default=False, compare=False)
     programs: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
@@ -54,8 +55,8 @@ class Decision:
     @property
     def seconds(self) -> float | None:
         """Seconds of a call of the chosen candidate, at `measured_at`; None where it was not measured."""
-        found = next((s.seconds for s in self.standings if s.candidate == self.candidate), math.nan)
-        return None if math.isnan(found) else found
+        seconds = next((s.seconds for s in self.standings if s.candidate == self.candidate), math.nan)
+        return None if math.isnan(seconds) else seconds
 
     @property
     def runners_up(self) -> tuple[Standing, ...]:

@@ -31,12 +31,12 @@ class Failures:
         """Those that do not compile, have crashed or have given a wrong result, in whatever regime that was."""
         return {**self._wrong_somewhere, **self._everywhere}
 
-    def at(self, key: int, sizes: Mapping[str, int]) -> dict[str, str]:
+    def excluded(self, key: int, sizes: Mapping[str, int]) -> dict[str, str]:
         """Those that take no part in this regime at these sizes of it."""
         endless = {
             name: reason
-            for name, found in self._from.items()
-            for least, reason in found
+            for name, timeouts in self._from.items()
+            for least, reason in timeouts
             if all(size <= sizes[dimension] for dimension, size in least.items())
         }
         return {**self._at.get(key, {}), **endless, **self._everywhere}
@@ -67,8 +67,8 @@ class Failures:
             self._told.add((name, outcome))
             trace.rejected(request.spec, name, reason, outcome)
 
-    def move(self, before: int, after: int) -> None:
-        """The regime `before` was split; what is known of it holds in the part `after`."""
+    def move_to_sub_bucket(self, before: int, after: int) -> None:
+        """The regime `before` was subdivided; what is known of it holds in the sub-buckets `after`."""
         if before in self._at:
             self._at[after] = self._at.pop(before)
 

@@ -10,9 +10,11 @@ from torch.utils._sympy.functions import Min, Mod
 
 from polytile.dispatch import specs
 from polytile.dispatch.example_inputs import make_args
-from polytile.dispatch.spec import DIVISOR, POWER, WIDE, KernelSpec
+from polytile.dispatch.keys import Condition, PowerBelow16
+from polytile.dispatch.spec import KernelSpec
+from polytile.facts import PowerOfTwo, Wide
 from polytile.matmul import gemm_args, gemm_kernel
-from polytile.matmul.triton.operands import EVEN, EVEN_K, EVEN_L, symbol
+from polytile.matmul.triton.operands import EVEN_K, EVEN_L, symbol
 from polytile.runtime import regime
 from polytile.runtime.cuda.device import fingerprint
 from polytile.runtime.formula import any_above, encode, power_below_16, power_of_two
@@ -28,21 +30,19 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...], target: torch.device
     positions fit 32 bits."""
     spec = specs.loop_spec(kernel, origins)
     positions = {symbol: position for position, symbol in enumerate(kernel.symbols)}
-    powers = tuple(
-        (POWER.format(s.name), power_of_two(s, positions)) for s in rows_of(kernel) if s.name in spec.bucketed()
-    )
+    rows = [s for s in rows_of(kernel) if s.name in spec.keys.bucketed]
+    powers = (Condition(PowerOfTwo(s.name), power_of_two(s, positions)) for s in rows)
     widths = vectors.most(kernel)
-    divisors = tuple(
-        (DIVISOR.format(s.name), power_below_16(positions[s], widths)) for s in vectors.deciding(kernel) if widths > 1
-    )
+    deciding = vectors.deciding(kernel) if widths > 1 else ()
+    divisors = (Condition(PowerBelow16(s.name), power_below_16(positions[s], widths)) for s in deciding)
     return replace(
         spec,
-        size_keys=tuple(
+        size_codes=tuple(
             regime.DIVISIBLE if code == regime.IGNORE and symbol in kernel.own_symbols else code
-            for symbol, code in zip(kernel.symbols, spec.size_keys, strict=True)
+            for symbol, code in zip(kernel.symbols, spec.size_codes, strict=True)
         ),
-        tensor_keys=(regime.ALIGNMENT,) * len(spec.args),
-        conditions=((WIDE, any_above(reaches(kernel), INT32_REACH, positions)), *powers, *divisors),
+        tensor_codes=(regime.ALIGNMENT,) * len(spec.args),
+        conditions=(Condition(Wide(), any_above(reaches(kernel), INT32_REACH, positions)), *powers, *divisors),
         make_args=lambda size: make_args(kernel, size, target),
         target=target,
         device=fingerprint(target.index or 0) if target.type == "cuda" else "",
@@ -63,16 +63,13 @@ def template_spec(
     blocks along k need a mask, and whether positions fit 32 bits."""
     spec = specs.template_spec(kernel, name, origins)
     positions = {symbol(n): place for place, n in enumerate(spec.size_names)}
-    along = {EVEN_K: "K"} if kernel.second is None else {EVEN_K: "K", EVEN_L: "L"}
-    even = tuple((name, encode(1 - Min(1, Mod(symbol(size), EVEN)), positions)) for name, size in along.items())
+    asked = (EVEN_K,) if kernel.second is None else (EVEN_K, EVEN_L)
+    even = (Condition(fact, encode(1 - Min(1, Mod(symbol(fact.name), fact.by)), positions)) for fact in asked)
     return replace(
         spec,
-        size_keys=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_keys),
-        tensor_keys=(regime.ALIGNED_16,) * len(spec.args),
-        conditions=(
-            (WIDE, any_above(gemm_args.positions(kernel), INT32_REACH, positions)),
-            *even,
-        ),
+        size_codes=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_codes),
+        tensor_codes=(regime.ALIGNED_16,) * len(spec.args),
+        conditions=(Condition(Wide(), any_above(gemm_args.positions(kernel), INT32_REACH, positions)), *even),
         make_args=lambda size: gemm_args.make_args(kernel, size, target),
         target=target,
         device=fingerprint(target.index or 0) if target.type == "cuda" else "",

@@ -29,6 +29,7 @@ from polytile.dispatch.registry import alive, define
 from polytile.dispatch.signature import Signature
 from polytile.dispatch.spec import ArgInfo, KernelSpec
 from polytile.errors import InvalidInput, SignatureError
+from polytile.facts import Strided
 from polytile.problem import Config, digest, sizes_text
 from polytile.runtime import regime
 
@@ -240,7 +241,7 @@ class Kernel:
             given_by = self._costs.get
             first = [dataclasses.replace(one, predicted=given_by(one.name, others)) for one in self._implementations]
             most = len(first)
-            given = {"shortlist": max(1, most), "gpu_shortlist": max(1, most), **self._options}
+            given = {"shortlist": max(1, most), **self._options}
             with settings.restored(given):
                 made = define(self._spec(kinds, devices.pop()), (*first, last), id(self))
                 forced.warn_of_idle(lambda: ((kernel.spec.name, kernel.names) for kernel in alive()))
@@ -255,8 +256,8 @@ class Kernel:
             kernel=digest(f"{self.reference.__module__}.{self.reference.__qualname__} {signature.text}"),
             args=tuple(ArgInfo(name, dtype, role) for (name, _, role), (dtype, _, _) in pairs),
             size_names=signature.size_names,
-            size_keys=(regime.BUCKET,) * len(signature.size_names),
-            layouts=tuple(f"{name} strided" for (name, _, _), (_, _, contiguous) in pairs if not contiguous),
+            size_codes=(regime.BUCKET,) * len(signature.size_names),
+            layouts=tuple(Strided(name) for (name, _, _), (_, _, contiguous) in pairs if not contiguous),
             reduction=self._reduction,
             target=torch.device(device.type) if device.type != "cuda" else device,
             reference=self.reference,

@@ -19,7 +19,7 @@ import torch
 
 from polytile.candidates.entries import Entry
 from polytile.errors import DivisionByZero, HintError
-from polytile.runtime import background
+from polytile.runtime import background, programs
 
 if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
@@ -39,8 +39,8 @@ class Learning:
         """The best entry for these arguments of those that are made; None where there is none."""
         owner = self._owner()
         assert owner is not None
-        ints, pointers = owner.spec.split(args)[1], owner.pointers(args)
-        sizes, facts = owner.spec.sizes(ints), owner.spec.facts(ints, pointers)
+        ints, pointers = owner.spec.ints_of(args), owner.pointers(args)
+        sizes, facts = owner.spec.sizes(ints), owner.keys.facts_for_code(ints, pointers)
         excluded = owner.excluded(owner.dispatcher.key_of(*args), sizes)
         made = [
             form
@@ -64,7 +64,7 @@ class Learning:
     def _ask(self, kind: type[_Job], key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> None:
         if (kind, key) not in self._asked:
             self._asked.add((kind, key))
-            background.submit(kind(self, self._owner, key, ints, tuple(pointers)))
+            background.submit(kind(self, self._owner, key, ints, tuple(pointers), programs.running()))
 
     def done(self, job: _Job) -> None:
         self._asked.discard((type(job), job.key))
@@ -72,13 +72,15 @@ class Learning:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """Something to do for the regime `key` of `owner`, at these integers. Dropped where nobody holds the kernel any more."""
+    """Something to do for the regime `key` of `owner`, at these integers, on behalf of the programs that met it. Dropped where
+    nobody holds the kernel any more."""
 
     learning: Learning
     owner: weakref.ref[MultiKernel]
     key: int
     ints: tuple[int, ...]
     pointers: tuple[int, ...]
+    programs: frozenset[str]
 
     disturbs = True
     rank = 0.0
@@ -91,7 +93,7 @@ class _Job:
         owner = self.owner()
         self.learning.done(self)
         if owner is not None:
-            with torch.no_grad():
+            with torch.no_grad(), programs.on_behalf(*self.programs):
                 self.work(owner)
 
     def work(self, owner: MultiKernel) -> None:
@@ -128,7 +130,7 @@ def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ..
     """Arguments of these sizes in the regime `key`; None where there are none: tensors that are made are aligned, and some
     numbers cannot be divided by."""
     try:
-        args = owner.made_up(owner.spec.sizes(ints))
+        args = owner.arguments_for(owner.spec.sizes(ints))
         return args if owner.dispatcher.key_of(*args) == key else None
     except (HintError, DivisionByZero):
         return None

@@ -17,14 +17,15 @@ from polytile.dispatch import last_resort, refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.failures import Failures
 from polytile.dispatch.inputs import check_inputs
+from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.learning import UNMEASURED, Learning
 from polytile.dispatch.links import forced, plan, prior
-from polytile.dispatch.plan_conditions import pinned
+from polytile.dispatch.plan_conditions import plan_conditions
 from polytile.dispatch.refiner import Refiner
 from polytile.dispatch.request import Request, measuring
 from polytile.dispatch.spec import KernelSpec
-from polytile.dispatch.subdivision import Regimes, Words
-from polytile.dispatch.temporary import FirstRun, ForNow, Undecided
+from polytile.dispatch.subdivision import Regimes
+from polytile.dispatch.temporary import FirstRun, PendingEntry, ProvisionalEntry
 from polytile.errors import (
     CompilerMissing,
     DeviceLost,
@@ -42,14 +43,12 @@ from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.headroom import MOST_POSTPONED
 
-HINTED_SHORTLIST = 6
-"""Candidates measured for a hinted size, at least: nobody waits for that call yet, and the sizes are the ones that matter."""
+HINTED_SHORTLIST = {"cpu": 6}
+"""The least value of the option `shortlist` for a hinted size, by type of device: nobody waits for that call yet, and the sizes
+are the ones that matter."""
 
 HINTED = ", for a hint"
 """What the grounds of a decision say besides where a hint asked for it."""
-
-HINTED_CALLS = 10**9
-"""Calls that a hinted size is expected to get: compiling always pays."""
 
 
 class MultiKernel:
@@ -68,7 +67,7 @@ class MultiKernel:
         options: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec, self.keys = spec, spec.keys
         self.candidates = tuple(candidates)
         self.options = settings.check(options or {}, f"options of kernel {spec.name!r}")
         self._by_name = {candidate.name: candidate for candidate in self.candidates}
@@ -88,18 +87,18 @@ class MultiKernel:
         """The keys of calls, while someone wants to know them."""
         self.dispatcher: Dispatcher = Dispatcher(  # type: ignore[abstract]  # its __new__ makes one of two concrete ones
             spec.name,
-            spec.size_keys,
+            spec.size_codes,
             self._on_miss,
-            tensor_key=spec.tensor_keys,
+            tensor_key=spec.tensor_codes,
             on_error=self._on_error,
-            formulas=tuple(formula for _, formula in spec.conditions),
+            formulas=tuple(condition.formula for condition in spec.conditions),
             device=spec.device_type,
             on_due=self._on_due,
         )
         with settings.restored(self.options):
             checked = settings.get("check_inputs")
-            self.pinned = pinned(spec.target.type)
-            """What a plan is told of the conditions under which this kernel chooses."""
+            self.plan_conditions = plan_conditions(spec.target.type)
+            """The conditions under which a plan's decisions hold for this kernel."""
         self.dispatch: Callable[..., None] = self._checked_call if checked else self.dispatcher
 
     def __call__(self, *args: Any) -> None:
@@ -127,7 +126,7 @@ class MultiKernel:
         """The decision that a call with these arguments, or these ints alone, would follow; None if there is none
         yet."""
         with self._lock:
-            return self.decided(self.dispatcher.key_of(*args))
+            return self.decision_of(self.dispatcher.key_of(*args))
 
     def choose(self, sizes: Mapping[str, int]) -> Decision:
         """What would be chosen at these sizes (all of `spec.size_names`) without measuring; changes nothing.
@@ -149,7 +148,7 @@ class MultiKernel:
         at_first = {"stall": "compile"} if self._learning is not None else {}
         with self._lock, settings.restored({**self.options, **at_first}):
             key = self._key_of(ints)
-            if self.decided(key) is None:
+            if self.decision_of(key) is None:
                 self._prepare(self.request(key, ints, None))
 
     def warm(self, hints: Iterable[Mapping[str, int]]) -> list[Decision]:
@@ -158,39 +157,39 @@ class MultiKernel:
         Raises HintError for a hint at which there can be no arguments. Where those made up divide by zero, the first call
         chooses.
         """
-        calls = [self.made_up(hint) for hint in hints]
+        calls = [self.arguments_for(hint) for hint in hints]
         with self._lock, settings.restored(self.options):
-            thorough = max(settings.get("shortlist"), HINTED_SHORTLIST)
+            shortlist = max(settings.get("shortlist"), HINTED_SHORTLIST.get(self.spec.target.type, 1))
             tune = "thorough" if settings.get("tune") == "auto" else settings.get("tune")
-        patient = {"shortlist": thorough, "expected_calls": HINTED_CALLS, "tune": tune, "stall": "tune"}
+        patient = {"shortlist": shortlist, "tune": tune, "stall": "tune"}
         with self._lock, settings.restored({**self.options, **patient}):
             for args in calls:
                 key = self._key_of(args)
-                if self.decided(key) is None:
-                    self._prepare(self.request(key, self.spec.split(args)[1], args))
+                if self.decision_of(key) is None:
+                    self._prepare(self.request(key, self.spec.ints_of(args), args))
             for args in calls:
                 with contextlib.suppress(DivisionByZero):
                     self._choose_for_hint(args)
-            decided = [self.decided(self.dispatcher.key_of(*args)) for args in calls]
+            decided = [self.decision_of(self.dispatcher.key_of(*args)) for args in calls]
             return [decision for decision in decided if decision is not None]
 
     def _choose_for_hint(self, args: tuple[Any, ...]) -> None:
-        """Decides for the regime of these arguments; where a decision at other sizes of it stands, for these sizes alone, so that
-        each hint has a kernel of its own."""
-        key, ints = self._key_of(args), self.spec.split(args)[1]
-        standing = self.decided(key)
-        if standing is not None and standing.sizes != self.spec.deciding(ints):
-            self.take_out(self.spec.words_in(key), self.spec.sizes(ints))
+        """Decides for the regime of these arguments, or for these exact sizes where the regime was decided at others: each hint
+        has a kernel of its own."""
+        key, ints = self._key_of(args), self.spec.ints_of(args)
+        earlier = self.decision_of(key)
+        if earlier is not None and earlier.sizes != self.keys.deciding(ints):
+            self.add_exact_size(self.keys.unpack(key), self.spec.sizes(ints))
             key = self._key_of(args)
-        if self.decided(key) is None:
+        if self.decision_of(key) is None:
             entry = self._select(key, args)
-            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # it may be split by this very decision
-        words = self.spec.words_in(self.dispatcher.key_of(*args))
-        decision = self._regimes.decisions.get(words)
+            self.dispatcher.insert(self.dispatcher.key_of(*args), entry)  # this very decision may subdivide it
+        fields = self.keys.unpack(self.dispatcher.key_of(*args))
+        decision = self._regimes.decisions.get(fields)
         if decision is not None and HINTED not in decision.provenance:
-            self._regimes.decisions[words] = dataclasses.replace(decision, provenance=decision.provenance + HINTED)
+            self._regimes.decisions[fields] = dataclasses.replace(decision, provenance=decision.provenance + HINTED)
 
-    def made_up(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
+    def arguments_for(self, hint: Mapping[str, int]) -> tuple[Any, ...]:
         if self.spec.make_args is None:
             raise ValueError(f"kernel {self.spec.name!r} cannot make arguments for hinted sizes; call it instead.")
         try:
@@ -223,27 +222,27 @@ class MultiKernel:
         return Learning(self) if stall == "never" and self.spec.make_args is not None else None
 
     def _on_miss(self, key: int, args: tuple[Any, ...]) -> Entry:
-        return self.served(args)
+        return self.serve(args)
 
-    def served(self, args: tuple[Any, ...]) -> Entry:
+    def serve(self, args: tuple[Any, ...]) -> Entry:
         """What runs this call, in a regime that is not decided: what is at hand, where the caller does not wait."""
         learning = None if background.is_here() else self._learning
         if learning is not None and (entry := learning.at_hand(args)) is not None:
-            learning.predict(self.dispatcher.key_of(*args), self.spec.split(args)[1], self.pointers(args))
+            learning.predict(self.dispatcher.key_of(*args), self.spec.ints_of(args), self.pointers(args))
             return entry
-        return self.chosen(args)
+        return self.choose_entry(args)
 
     def decide_unmeasured(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> None:
         """Has calls at these integers run what is known to be fastest, or predicted to be where nothing is known; compiles it.
         Without pointers, tensors count as aligned. What measuring may better is left to the background."""
         ints = tuple(ints)
         with self._lock, settings.restored({**self.options, "stall": "compile"}), counters.stage("choosing"):
-            key = self._key_of(ints) if not pointers else regime.pack(self.spec.words(ints, pointers))
-            decision = self.decided(key)
+            key = regime.pack(self.keys.fields(ints, pointers)) if pointers else self._key_of(ints)
+            decision = self.decision_of(key)
             while decision is None:
                 request = self.request(key, ints, None, pointers)
-                chosen = self._choice(key, request)
-                entry = self.adopted(key, chosen, request)
+                chosen = self._decide(key, request)
+                entry = self.adopt(key, chosen, request)
                 if entry is not None:
                     self.dispatcher.insert(key, entry)
                     decision = chosen
@@ -254,18 +253,16 @@ class MultiKernel:
     def decide_measured(self, args: tuple[Any, ...]) -> None:
         """Decides for the regime of these arguments, which candidates are tried on; in the background."""
         with self._lock, settings.restored({**self.options, "stall": "tune"}), counters.stage("choosing"):
-            key = self._key_of(args)
-            entry = self._select(key, args)
+            entry = self._select(self._key_of(args), args)
             self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
 
     def refine(self, args: tuple[Any, ...]) -> None:
         """Looks, in the background, whether the sizes of these arguments are to have a decision of their own."""
         with self._lock, settings.restored({**self.options, "stall": "tune"}):
-            key = self.dispatcher.key_of(*args)
-            calls = self._refiner.look(key, args)
+            calls = self._refiner.refine_if_due(self.dispatcher.key_of(*args), args)
             self.dispatcher.watch(self.dispatcher.key_of(*args), calls)
 
-    def chosen(self, args: tuple[Any, ...]) -> Entry:
+    def choose_entry(self, args: tuple[Any, ...]) -> Entry:
         """The entry for the regime of this call, decided now."""
         with self._lock, settings.restored(self.options), counters.stage("choosing"):
             try:
@@ -273,41 +270,41 @@ class MultiKernel:
             except Exception as error:
                 if not last_resort.is_defect(error):
                     raise
-                return last_resort.entry(self.spec, self.candidates, self.spec.sizes(self.spec.split(args)[1]), error)
+                return last_resort.entry(self.spec, self.candidates, self.spec.sizes(self.spec.ints_of(args)), error)
 
-    def anew(self, standing: ForNow, args: tuple[Any, ...]) -> Entry | None:
-        """Decides now what runs calls like this one in place of `standing`; None while another thread is choosing."""
+    def replace_provisional(self, provisional: ProvisionalEntry, args: tuple[Any, ...]) -> Entry | None:
+        """Decides now what runs calls like this one in place of `provisional`; None while another thread is choosing."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            stands: Any = self.dispatcher.get(self.dispatcher.key_of(*args))
-            replaced = stands is not None and not (isinstance(stands, PythonEntry) and stands.call is standing)
-            return stands if replaced else self.replace(args, self.chosen(args))
+            entry: Any = self.dispatcher.get(self.dispatcher.key_of(*args))
+            replaced = entry is not None and not (isinstance(entry, PythonEntry) and entry.call is provisional)
+            return entry if replaced else self.replace(args, self.choose_entry(args))
         finally:
             self._lock.release()
 
     def _key_of(self, args: Sequence[Any]) -> int:
-        """The key of a call, or of ints alone; that of a part, or of these sizes, where a plan in force says so."""
+        """The key of a call, or of ints alone; with sub-buckets or exact sizes where a plan in force says so."""
         key = self.dispatcher.key_of(*args)
-        words = self.spec.words_in(key)
-        whole = self.spec.regime(words)
-        if not self.spec.is_part(words) and plan.splits(self.spec, whole):
+        fields = self.keys.unpack(key)
+        bucket = self.keys.regime(fields)
+        if not self.keys.is_sub_bucket(fields) and plan.subdivides(self.spec, bucket):
             self.dispatcher.insert(key, None)
-        elif plan.taken_out(self.spec, whole) and self.dispatcher.get(key) is None:
-            self.dispatcher.insert(key, PythonEntry(Undecided(self)))
-        for sizes in plan.taken_out(self.spec, whole):
-            self.take_out(words, sizes)
+        elif plan.exact_sizes(self.spec, bucket) and self.dispatcher.get(key) is None:
+            self.dispatcher.insert(key, PythonEntry(PendingEntry(self)))
+        for sizes in plan.exact_sizes(self.spec, bucket):
+            self.add_exact_size(fields, sizes)
         return self.dispatcher.key_of(*args)
 
-    def take_out(self, words: Words, sizes: Mapping[str, int]) -> None:
-        """Has the next call at these sizes, of the regime `words`, decide for them alone, if none has yet."""
-        own = regime.pack(self.spec.single(words, sizes))
+    def add_exact_size(self, fields: KeyFields, sizes: Mapping[str, int]) -> None:
+        """Has the next call at exactly these sizes, of the regime `fields`, decide for them alone, if none has yet."""
+        own = regime.pack(self.keys.exact_size(fields, sizes))
         if self.dispatcher.get(own) is None:
-            self.dispatcher.insert(own, PythonEntry(Undecided(self)))
+            self.dispatcher.insert(own, PythonEntry(PendingEntry(self)))
 
-    def decided(self, key: int) -> Decision | None:
-        """The decision that stands for a key."""
-        return self._regimes.decisions.get(self.spec.words_in(key))
+    def decision_of(self, key: int) -> Decision | None:
+        """The decision for a key, if there is one."""
+        return self._regimes.decisions.get(self.keys.unpack(key))
 
     def _select(self, key: int, args: tuple[Any, ...]) -> Entry:
         """Decides for the regime `key`, makes the candidate, and passes over those that cannot be made."""
@@ -316,23 +313,23 @@ class MultiKernel:
         self._choosing.add(key)
         try:
             while True:
-                request = self.request(key, self.spec.split(args)[1], None if untimed else args)
-                entry = self.adopted(key, self._choice(key, request), request)
+                request = self.request(key, self.spec.ints_of(args), None if untimed else args)
+                entry = self.adopt(key, self._decide(key, request), request)
                 if entry is not None:
                     break
             own = self.dispatcher.key_of(*args)
-            alone = self.spec.is_single(self.spec.words_in(own)) and own != key  # what is on record here says otherwise
-            return self._select(own, args) if alone else entry
+            exact = self.keys.is_exact_size(self.keys.unpack(own)) and own != key  # what is on record here says otherwise
+            return self._select(own, args) if exact else entry
         finally:
             if not reentrant:
                 self._choosing.discard(key)
 
-    def adopted(self, key: int, decision: Decision, request: Request) -> Entry | None:
+    def adopt(self, key: int, decision: Decision, request: Request) -> Entry | None:
         """Files the decision and returns what is to run by it; None where its candidate cannot be made."""
         chosen = request.named(decision.candidate)
         if decision.seconds is not None:
             chosen = chosen.pinned_to(dict(decision.measured_at) or request.sizes)
-        entry = self._made(key, chosen, request)
+        entry = self._make_entry(key, chosen, request)
         if entry is None:
             return None
         self._keep(decision, request)
@@ -340,12 +337,12 @@ class MultiKernel:
         for operator in chosen.operators if not trials.within() else ():
             counters.add_library_call(operator)
         trace.announce(self.spec, self.candidates, decision)
-        entry = self._watched(key, decision, entry, request)
+        entry = self._temporary_entry(key, decision, entry, request)
         if not trials.within():
-            self._refiner.count(decision, self._regimes.at(request.words, dict(decision.sizes)), request, entry)
+            self._refiner.count_calls(decision, self._regimes.locate(request.key_fields, dict(decision.sizes)), request, entry)
         return entry
 
-    def _choice(self, key: int, request: Request) -> Decision:
+    def _decide(self, key: int, request: Request) -> Decision:
         """What the selector chooses; eager's own kernel where all candidates were wrong. Raises NoCandidate where nothing can
         run."""
         forced.check(self.spec.name, self.names)
@@ -359,7 +356,7 @@ class MultiKernel:
             raise NoCandidate(reasons)
         return decision
 
-    def _watched(self, key: int, decision: Decision, entry: Entry, request: Request) -> Entry:
+    def _temporary_entry(self, key: int, decision: Decision, entry: Entry, request: Request) -> Entry:
         """The entry to put into the table: one that falls back to another candidate should this one, untried so far, raise; one
         that chooses anew after some calls where measuring was put off; else `entry` itself."""
         untried = isinstance(entry, PythonEntry) or self.spec.target.type == "cuda"
@@ -367,7 +364,7 @@ class MultiKernel:
             entry = PythonEntry(FirstRun(self, decision, entry))
         if decision.postponed and not request.last_chance:
             times = self._postponed[key] = self._postponed.get(key, 0) + 1
-            entry = PythonEntry(ForNow(self, entry, calls=2 ** (times - 1)))
+            entry = PythonEntry(ProvisionalEntry(self, entry, calls=2 ** (times - 1)))
         return entry
 
     @contextlib.contextmanager
@@ -384,41 +381,41 @@ class MultiKernel:
         finally:
             self._noted = None
             for key in keys:
-                self.dispatcher.watch(key, self._refiner.interval(self.spec.words_in(key)))
+                self.dispatcher.watch(key, self._refiner.interval(self.keys.unpack(key)))
 
     def _keep(self, decision: Decision, request: Request) -> None:
-        """Files a decision, and splits regimes for whose sizes it shows that one candidate is not the best everywhere. A decision
-        taken within another kernel's trial is filed until that trial ends."""
-        before = self._regimes.decisions.get(request.words)
+        """Files a decision, and subdivides regimes for whose sizes it shows that one candidate is not the best everywhere. A
+        decision taken within another kernel's trial is filed until that trial ends."""
+        before = self._regimes.decisions.get(request.key_fields)
         decision = dataclasses.replace(decision, programs=programs.running() | (before.programs if before else frozenset()))
         if trials.within():
-            self._regimes.decisions[request.words] = decision
-            trials.at_end(functools.partial(self._take_back, request.words))
+            self._regimes.decisions[request.key_fields] = decision
+            trials.at_end(functools.partial(self._reopen_after_trial, request.key_fields))
             return
-        for whole, part in self._regimes.keep(request.words, decision, self.candidates, request.sizes):
-            old, new = regime.pack(whole), regime.pack(part)
+        for buckets, sub_buckets in self._regimes.add(request.key_fields, decision, self.candidates, request.sizes):
+            old, new = regime.pack(buckets), regime.pack(sub_buckets)
             entry = self.dispatcher.get(old)
             self.dispatcher.insert(old, None)
             if entry is not None:
                 self.dispatcher.insert(new, entry)
-            self._failures.move(old, new)
-            self._refiner.move(whole, part)
+            self._failures.move_to_sub_bucket(old, new)
+            self._refiner.move_to_sub_bucket(buckets, sub_buckets)
 
     def _on_due(self, args: tuple[Any, ...]) -> None:
         """The table has counted as many calls of an entry as it was told: looks at this one."""
         key, calls = self.dispatcher.key_of(*args), refining.LEAST_CALLS
-        if self._learning is not None and self._noted is None and not background.is_here():
-            self._learning.refine(key, self.spec.split(args)[1])
-            return
         if (noted := self._noted) is not None:
             noted.add(key)
             self.dispatcher.watch(key, calls)
+            return
+        if self._learning is not None and not background.is_here():
+            self._learning.refine(key, self.spec.ints_of(args))
             return
         free = self._lock.acquire(blocking=False)
         try:
             if free:
                 with settings.restored(self.options):
-                    calls = self._refiner.look(key, args)
+                    calls = self._refiner.refine_if_due(key, args)
         except Exception as error:
             if not last_resort.is_defect(error):
                 raise
@@ -429,13 +426,13 @@ class MultiKernel:
                 self._lock.release()
 
     def pointers(self, args: tuple[Any, ...] | None) -> Sequence[int]:
-        if not args or not self.spec.tensor_keys:
+        if not args or not self.spec.tensor_codes:
             return ()
-        return [0 if tensor is None else tensor.data_ptr() for tensor in self.spec.split(args)[0]]
+        return [0 if tensor is None else tensor.data_ptr() for tensor in self.spec.tensors_of(args)]
 
     def excluded(self, key: int, sizes: Mapping[str, int]) -> Collection[str]:
         """Names of the candidates that take no part in the regime `key` at these sizes."""
-        return self._failures.at(key, sizes)
+        return self._failures.excluded(key, sizes)
 
     def request(
         self, key: int, ints: tuple[int, ...], args: tuple[Any, ...] | None, pointers: Sequence[int] = ()
@@ -444,16 +441,16 @@ class MultiKernel:
         `pointers` say how tensors are aligned where there are no `args`."""
         spec, sizes = self.spec, self.spec.sizes(ints)
         pointers = self.pointers(args) or pointers
-        rejected = self._failures.at(key, sizes)
+        rejected = self._failures.excluded(key, sizes)
         able = [c for c in self.candidates if c.name not in rejected and self.can_run(c, sizes, ints)]
-        facts = spec.facts(ints, pointers)
+        facts = spec.keys.facts_for_code(ints, pointers)
         return Request(
             spec=spec,
             problem=spec.problem(ints, pointers),
             candidates=tuple(candidate.specialise(facts) for candidate in able),
             sizes=sizes,
             ints=ints,
-            words=spec.words_in(key),
+            key_fields=spec.keys.unpack(key),
             args=args,
             environment=environment(spec.target),
             store=store.current(),
@@ -471,7 +468,7 @@ class MultiKernel:
         says of itself that its limits are hard, all over the regime, as later calls of the regime go to it unasked."""
         if not candidate.valid(sizes):
             return False
-        return not candidate.hard_limits or all(candidate.valid(corner) for corner in self.spec.corners(ints))
+        return not candidate.hard_limits or all(candidate.valid(corner) for corner in self.keys.corners(ints))
 
     def _prepare(self, request: Request) -> tuple[Sequence[Candidate], bool]:
         """Starts compiling what a decision at these sizes will need. Returns these candidates, the one that is already known
@@ -483,7 +480,7 @@ class MultiKernel:
             _prepared(candidate)
         return wanted, not decided
 
-    def _made(self, key: int, candidate: Candidate, request: Request) -> Entry | None:
+    def _make_entry(self, key: int, candidate: Candidate, request: Request) -> Entry | None:
         """The candidate's entry; None, with the failure recorded, if it cannot be made."""
         try:
             candidate.prepare()
@@ -512,7 +509,7 @@ class MultiKernel:
 
     def _nothing_left(self, key: int, request: Request) -> str:
         sizes = sizes_text(request.sizes.items())
-        known = {**self._failures.at(key, request.sizes), **request.rejected}
+        known = {**self._failures.excluded(key, request.sizes), **request.rejected}
         reasons = "; ".join(f"{c.name!r}: {known.get(c.name, 'not made for such sizes')}" for c in self.candidates)
         return (
             f"kernel {self.spec.name!r} has no candidate that can run at {sizes or 'any size'} ({reasons}). "
@@ -521,10 +518,10 @@ class MultiKernel:
 
     # Calls off the straight path.
 
-    def _take_back(self, words: Words) -> None:
+    def _reopen_after_trial(self, fields: KeyFields) -> None:
         """Takes back a decision that a trial of another kernel's candidate brought about: the next call decides anew."""
         with self._lock:
-            self.decide_anew(words)
+            self.reopen(fields)
 
     def learn(self, key: int, request: Request) -> None:
         """Keeps what was found out about candidates that fail while the request was answered for the regime `key`."""
@@ -534,12 +531,12 @@ class MultiKernel:
         """The candidate of the regime `key` has failed: the next call decides. What has failed in this regime alone takes part
         once more, as the library's may have to serve numbers at which all are wrong."""
         self._failures.forgive(key)
-        self.decide_anew(self.spec.words_in(key))
+        self.reopen(self.keys.unpack(key))
 
-    def decide_anew(self, words: Words) -> None:
+    def reopen(self, fields: KeyFields) -> None:
         """Has the next call of this regime decide."""
-        if self._regimes.decisions.pop(words, None) is not None:
-            self.dispatcher.insert(regime.pack(words), PythonEntry(Undecided(self)))
+        if self._regimes.decisions.pop(fields, None) is not None:
+            self.dispatcher.insert(regime.pack(fields), PythonEntry(PendingEntry(self)))
 
     def _checked_call(self, *args: Any) -> None:
         check_inputs(self.spec, args)
@@ -551,16 +548,16 @@ class MultiKernel:
             sentence = self.spec.checks[code - 1]
             raise DivisionByZero if sentence == NO_DIVISOR else IndexError(f"kernel {self.spec.name!r}: {sentence}")
 
-    def failed(self, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
+    def replace_failed(self, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
         """The entry to use in place of a candidate that raised `error` in its first run."""
         with self._lock, settings.restored(self.options):
             key = self.dispatcher.key_of(*args)
             candidate = self._by_name[decision.candidate]
-            self._record(self.request(key, self.spec.split(args)[1], args), candidate, Outcome.RAISED, error)
+            self._record(self.request(key, self.spec.ints_of(args), args), candidate, Outcome.RAISED, error)
             self._failures.add(candidate.name, f"raised {type(error).__name__}: {error}", key)
             if self.spec.family == "user":
                 trace.rejected(self.spec, candidate.name, f"{type(error).__name__}: {error}", Outcome.RAISED)
-            self._regimes.decisions.pop(self.spec.words_in(key), None)
+            self._regimes.decisions.pop(self.keys.unpack(key), None)
             return self.replace(args, self._select(key, args))
 
     def replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:

@@ -11,11 +11,10 @@ A plan is JSON that a person can read and `git diff` can show:
     ...]}
 
 A decision is found by the kernel's digest, dtypes, layouts, the conditions that change how its candidate runs (conditions.py) and
-the regime; where a regime is split (splitting.py), the
-decisions are those of its parts, each with "part_of", the whole; so is that of single sizes taken out of it (refining.py). Its
-name is there for readers, and so are its sizes but for those. The
-environment says where the plan was made; it takes no part in finding a decision, so that a plan works on another
-machine of the same kind.
+the regime. Where a regime is subdivided (subdivision.py), the decisions are those of its sub-buckets, each with the regime as
+"part_of"; so are those of exact sizes in it (refining.py). The kernel's name is there for readers, and so are the sizes, except
+those of exact sizes. The environment says where the plan was made. It takes no part in finding a decision, so that a plan works
+on another machine of the same kind.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from polytile import files
 from polytile.dispatch.decision import Decision
 from polytile.errors import PlanError
+from polytile.facts import OF_PLANS, OF_PROBLEMS, Fact, Regime, read_all, read_regime, texts
 from polytile.runtime import device
 from polytile.runtime.pytorch import threads
 from polytile.tuning.environment import environment
@@ -42,8 +42,11 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "polytile plan", 2
 
+TEXTS = ("kernel", "regime", "candidate", "source", "digest")
+"""The names of what is text in each decision."""
+
 Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], str]
-"""What a decision is about: kernel digest, dtypes, layouts, conditions, regime."""
+"""What a decision is about, as text: kernel digest, dtypes, layouts, conditions, regime."""
 
 
 @dataclass(frozen=True)
@@ -51,59 +54,68 @@ class Pinned:
     """One decision of a plan. `source` is the hash of the candidate's source; `sizes` are those it was first met at."""
 
     kernel: str
-    regime: str
+    regime: Regime
     candidate: str
     source: str
     digest: str
     dtypes: tuple[str, ...] = ()
-    layouts: tuple[str, ...] = ()
+    layouts: tuple[Fact, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
-    part_of: str = ""
-    conditions: tuple[str, ...] = ()
+    part_of: Regime | None = None
+    conditions: tuple[Fact, ...] = ()
 
     @staticmethod
-    def of(spec: KernelSpec, conditions: tuple[str, ...], decision: Decision, source: str) -> Pinned:
-        digest, dtypes, layouts, _, regime = key_of(spec, conditions, decision.regime)
-        sizes, whole = decision.sizes, decision.part_of
-        return Pinned(spec.name, regime, decision.candidate, source, digest, dtypes, layouts, sizes, whole, conditions)
+    def from_decision(spec: KernelSpec, conditions: tuple[Fact, ...], decision: Decision, source: str) -> Pinned:
+        return Pinned(spec.name, decision.regime, decision.candidate, source, spec.kernel, spec.dtypes, spec.layouts,
+                      decision.sizes, decision.part_of, conditions)  # fmt: skip
 
     @property
     def key(self) -> Key:
-        return self.digest, self.dtypes, self.layouts, self.conditions, self.regime
+        return self._key_in(self.regime)
 
     @property
-    def single(self) -> bool:
-        """Whether it is about single sizes taken out of their regime: a part names its sizes as first..last."""
-        return bool(self.part_of) and ".." not in self.regime
+    def of_exact_sizes(self) -> bool:
+        """Whether it is about exact sizes with an entry of their own: sub-buckets are ranges."""
+        return self.part_of is not None and not self.regime.has_ranges
 
     @property
-    def split(self) -> Key:
-        """The key of the regime that this one's is a part of."""
-        return self.digest, self.dtypes, self.layouts, self.conditions, self.part_of
+    def bucket_key(self) -> Key:
+        """The key of the whole regime that this one's is a part of."""
+        return self._key_in(self.part_of or self.regime)
+
+    def _key_in(self, regime: Regime) -> Key:
+        return self.digest, self.dtypes, texts(self.layouts), texts(self.conditions), str(regime)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "kernel": self.kernel,
-            "regime": self.regime,
+            "regime": str(self.regime),
             "candidate": self.candidate,
             "source": self.source,
             "digest": self.digest,
             "dtypes": list(self.dtypes),
-            "layouts": list(self.layouts),
-            "conditions": list(self.conditions),
+            "layouts": texts(self.layouts),
+            "conditions": texts(self.conditions),
             "sizes": dict(self.sizes),
-            **({"part_of": self.part_of} if self.part_of else {}),
+            **({"part_of": str(self.part_of)} if self.part_of is not None else {}),
         }
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> Pinned:
-        texts = {name: entry[name] for name in ("kernel", "regime", "candidate", "source", "digest")}
-        if not all(isinstance(text, str) for text in texts.values()):
+        if not all(isinstance(entry[name], str) for name in TEXTS):
             raise TypeError(f"the decision {json.dumps(entry)} has something else than text where text belongs")
-        sizes = tuple((name, int(size)) for name, size in entry["sizes"].items())
-        dtypes, layouts, conditions = (tuple(entry[name]) for name in ("dtypes", "layouts", "conditions"))
-        part_of = str(entry.get("part_of", ""))
-        return Pinned(**texts, dtypes=dtypes, layouts=layouts, sizes=sizes, part_of=part_of, conditions=conditions)
+        return Pinned(
+            entry["kernel"],
+            read_regime(entry["regime"]),
+            entry["candidate"],
+            entry["source"],
+            entry["digest"],
+            dtypes=tuple(entry["dtypes"]),
+            layouts=read_all(entry["layouts"], OF_PROBLEMS),
+            sizes=tuple((name, int(size)) for name, size in entry["sizes"].items()),
+            part_of=read_regime(entry["part_of"]) if entry.get("part_of") else None,
+            conditions=read_all(entry["conditions"], OF_PLANS),
+        )
 
 
 @dataclass(frozen=True)
@@ -117,23 +129,27 @@ class Plan:
     def by_key(self) -> Mapping[Key, Pinned]:
         return {pinned.key: pinned for pinned in self.decisions}
 
-    def elsewhere(self, key: Key) -> tuple[tuple[str, ...], ...]:
+    def other_conditions(self, key: Key) -> tuple[tuple[str, ...], ...]:
         """The other conditions under which the plan pins what `key` is about."""
-        return tuple(p.conditions for p in self.decisions if (*p.key[:3], p.regime) == (*key[:3], key[4]) and p.key != key)
+        digest, dtypes, layouts, conditions, regime = key
+        about = digest, dtypes, layouts, regime
+        keys = (pinned.key for pinned in self.decisions)
+        return tuple(other[3] for other in keys if (*other[:3], other[4]) == about and other[3] != conditions)
 
     @cached_property
-    def split(self) -> frozenset[Key]:
-        """The regimes of which parts are pinned."""
-        return frozenset(pinned.split for pinned in self.decisions if pinned.part_of and not pinned.single)
+    def subdivided(self) -> frozenset[Key]:
+        """The keys of regimes whose sub-buckets are pinned."""
+        parts = (pinned for pinned in self.decisions if pinned.part_of is not None)
+        return frozenset(pinned.bucket_key for pinned in parts if not pinned.of_exact_sizes)
 
     @cached_property
-    def taken_out(self) -> Mapping[Key, tuple[Mapping[str, int], ...]]:
-        """The single sizes that are pinned, by the key of their regime."""
-        found: dict[Key, tuple[Mapping[str, int], ...]] = {}
+    def exact_sizes(self) -> Mapping[Key, tuple[Mapping[str, int], ...]]:
+        """The exact sizes that are pinned, by the key of their regime."""
+        sizes: dict[Key, tuple[Mapping[str, int], ...]] = {}
         for pinned in self.decisions:
-            if pinned.single:
-                found[pinned.split] = (*found.get(pinned.split, ()), dict(pinned.sizes))
-        return found
+            if pinned.of_exact_sizes:
+                sizes[pinned.bucket_key] = (*sizes.get(pinned.bucket_key, ()), dict(pinned.sizes))
+        return sizes
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Plan:
@@ -225,10 +241,9 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str
     ]
 
 
-def key_of(spec: KernelSpec, conditions: tuple[str, ...], regime: str) -> Key:
+def key_of(spec: KernelSpec, conditions: tuple[Fact, ...], regime: Regime) -> Key:
     """What a decision about this kernel in this regime, under these conditions, is found by."""
-    dtypes = tuple(str(arg.dtype).removeprefix("torch.") for arg in spec.args)
-    return spec.kernel, dtypes, tuple(spec.layouts), conditions, regime
+    return spec.kernel, spec.dtypes, texts(spec.layouts), texts(conditions), str(regime)
 
 
 def pinned_by(multikernel: MultiKernel) -> list[Pinned]:
@@ -237,8 +252,8 @@ def pinned_by(multikernel: MultiKernel) -> list[Pinned]:
     decisions = multikernel.decisions
     chosen = {decision.candidate for decision in decisions}
     sources = {candidate.name: candidate.source_hash for candidate in multikernel.candidates if candidate.name in chosen}
-    spec, conditions = multikernel.spec, multikernel.pinned
-    return [Pinned.of(spec, conditions, decision, sources[decision.candidate]) for decision in decisions]
+    spec, conditions = multikernel.spec, multikernel.plan_conditions
+    return [Pinned.from_decision(spec, conditions, decision, sources[decision.candidate]) for decision in decisions]
 
 
 def _lines(parts: Sequence[str]) -> str:

@@ -10,9 +10,9 @@ from polytile.candidates.entries import Entry
 from polytile.counters import counters
 from polytile.dispatch import refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
+from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.links import measured
 from polytile.dispatch.request import Answer, Request, may_measure
-from polytile.dispatch.subdivision import Words
 from polytile.runtime import regime
 from polytile.tuning import budget
 from polytile.tuning.decide import Score
@@ -26,45 +26,45 @@ class Refiner:
 
     def __init__(self, owner: MultiKernel) -> None:
         self.owner = owner
-        self._arrivals: dict[Words, refining.Arrivals] = {}
-        """Which sizes come to a regime, or a part of one."""
+        self._arrivals: dict[KeyFields, refining.Arrivals] = {}
+        """Which sizes come to a regime, or to sub-buckets of one."""
 
-    def count(self, decision: Decision, words: Words, request: Request, entry: Entry) -> None:
-        """Has the calls of `entry` counted, which runs the regime `words`, where the decision was measured and is no stopgap;
+    def count_calls(self, decision: Decision, fields: KeyFields, request: Request, entry: Entry) -> None:
+        """Has the calls of `entry` counted, which runs the regime `fields`, where the decision was measured and is no stopgap;
         takes out of it the sizes at which another candidate is known to be faster."""
         arrived = None if decision.postponed else refining.arrivals(decision)
-        if arrived is None or request.spec.is_single(words):
-            self._arrivals.pop(words, None)  # of a decision before
+        if arrived is None or request.spec.keys.is_exact_size(fields):
+            self._arrivals.pop(fields, None)  # of a decision before
             return
-        self._arrivals[words] = arrived
-        self.owner.dispatcher.insert(regime.pack(words), entry)
-        self.owner.dispatcher.watch(regime.pack(words), arrived.interval)
-        for sizes in refining.known_better(dataclasses.replace(request, words=words), decision):
-            self.owner.take_out(words, sizes)
+        self._arrivals[fields] = arrived
+        self.owner.dispatcher.insert(regime.pack(fields), entry)
+        self.owner.dispatcher.watch(regime.pack(fields), arrived.interval)
+        for sizes in refining.known_better(dataclasses.replace(request, key_fields=fields), decision):
+            self.owner.add_exact_size(fields, sizes)
 
-    def move(self, whole: Words, part: Words) -> None:
-        """The regime `whole` was split, and what ran there is that of its `part`."""
-        if whole in self._arrivals:
-            arrived = self._arrivals[part] = self._arrivals.pop(whole)
-            self.owner.dispatcher.watch(regime.pack(part), arrived.interval)
+    def move_to_sub_bucket(self, buckets: KeyFields, sub_buckets: KeyFields) -> None:
+        """The regime `buckets` was subdivided, and what ran there runs its `sub_buckets`."""
+        if buckets in self._arrivals:
+            arrived = self._arrivals[sub_buckets] = self._arrivals.pop(buckets)
+            self.owner.dispatcher.watch(regime.pack(sub_buckets), arrived.interval)
 
-    def interval(self, words: Words) -> int:
+    def interval(self, fields: KeyFields) -> int:
         """The calls until the next look at one of this regime; 0 where its calls are not counted."""
-        arrived = self._arrivals.get(words)
+        arrived = self._arrivals.get(fields)
         return 0 if arrived is None else arrived.interval
 
-    def look(self, key: int, args: tuple[Any, ...]) -> int:
+    def refine_if_due(self, key: int, args: tuple[Any, ...]) -> int:
         """Measures at the sizes of this call if they come often and that pays. Returns the calls until the next look."""
-        spec, decision = self.owner.spec, self.owner.decided(key)
-        arrived = self._arrivals.get(spec.words_in(key))
+        spec, decision = self.owner.spec, self.owner.decision_of(key)
+        arrived = self._arrivals.get(spec.keys.unpack(key))
         if decision is None or arrived is None:
             return 0
-        ints = spec.split(args)[1]
-        sizes = frozenset(spec.deciding(ints))
-        if arrived.met(sizes) and not trials.within():
+        ints = spec.ints_of(args)
+        sizes = frozenset(spec.keys.deciding(ints))
+        if arrived.count_call(sizes) and not trials.within():
             request = self.owner.request(key, ints, args)
             if decision.candidate not in request.names:
-                arrived.settle(sizes)
+                arrived.close(sizes)
             elif may_measure(request) and refining.pays(request, decision, arrived, sizes):
                 self._refine(key, decision, request, arrived)
         return arrived.interval
@@ -80,35 +80,35 @@ class Refiner:
             arrived.begun.add(sizes)
             return
         if answer.scores and request.provisional(decision.candidate, answer.scores):
-            arrived.wait(sizes)
+            arrived.postpone(sizes)
             return
-        arrived.settle(sizes)
+        arrived.close(sizes)
         if decision.candidate in request.rejected:
             self.owner.drop(key)
         elif answer.scores and decision.provisional and sizes == refining.decided_by(decision):
-            self.owner.decide_anew(self.owner.spec.words_in(key))
+            self.owner.reopen(self.owner.spec.keys.unpack(key))
         elif answer.scores and (best := refining.better(request, decision.candidate, answer.scores)) is not None:
-            self._take_out(request, best, answer)
+            self._add_exact_size(request, best, answer)
         else:
             trace.confirmed(decision, request.problem.sizes, answer.provenance)
 
     def _measured(self, key: int, decision: Decision, request: Request, arrived: refining.Arrivals) -> Answer:
         """What the leading candidates take at the request's sizes. What that has cost is the least that it is worth next time."""
         begun = budget.clock()
-        answer = measured.again(request, refining.leading(request, decision))
+        answer = measured.measure_again(request, refining.leading(request, decision))
         arrived.price = max(arrived.price, budget.clock() - begun)
         self.owner.learn(key, request)
         counters.add("sizes_refined", bool(answer.scores) and not answer.postponed)
         return dataclasses.replace(answer, provenance=f"{answer.provenance}, as these sizes come often")
 
-    def _take_out(self, request: Request, best: Candidate, answer: Answer) -> None:
-        words = request.spec.single(request.words, request.sizes)
-        alone = dataclasses.replace(request, words=words)
+    def _add_exact_size(self, request: Request, best: Candidate, answer: Answer) -> None:
+        fields = request.spec.keys.exact_size(request.key_fields, request.sizes)
+        alone = dataclasses.replace(request, key_fields=fields)
         link = "exact" if answer.from_store else "measured"
-        decision = selector.decided(alone, link, dataclasses.replace(answer, candidate=best))
-        entry = self.owner.adopted(regime.pack(words), decision, alone)
+        decision = selector.decision_from(alone, link, dataclasses.replace(answer, candidate=best))
+        entry = self.owner.adopt(regime.pack(fields), decision, alone)
         if entry is not None:
-            self.owner.dispatcher.insert(regime.pack(words), entry)
+            self.owner.dispatcher.insert(regime.pack(fields), entry)
 
 
 def _on_record(scores: tuple[Score | None, ...]) -> Answer:

@@ -9,8 +9,8 @@ that measuring is a small part of it:
 
 The table counts the calls of an entry (runtime/table.c) and tells of one in so many; the sizes of that call stand for all of
 them. So a call pays for a decrement, and `refiner.py` does the rest. Where another candidate is faster by more than the noise,
-these very sizes are taken out of their regime, which stays as it is: were it split, all its parts would have to be measured
-anew, and may be too wide still.
+these exact sizes get an entry of their own, and their regime stays as it is: were it subdivided, all its sub-buckets would have
+to be measured anew, and may be too wide still.
 
 The calls must have had the time, too, since the regime was decided: what a busy machine made of a kernel then is not believed.
 
@@ -70,11 +70,11 @@ Sizes = frozenset[tuple[str, int]]
 @dataclass
 class Arrivals:
     """What is known of the calls of one entry of the table, since some moment. `seconds`: of a call, about; `price`: seconds that
-    measuring at other sizes takes; `settled`: sizes about which nothing is open; `begun`: those whose measuring has begun."""
+    measuring at other sizes takes; `closed`: sizes about which nothing is open; `begun`: those whose measuring has begun."""
 
     seconds: float
     price: float
-    settled: set[Sizes]
+    closed: set[Sizes]
     since: float = field(default_factory=lambda: clock())
     begun: set[Sizes] = field(default_factory=set)
     calls: dict[Sizes, int] = field(default_factory=dict)
@@ -89,10 +89,10 @@ class Arrivals:
         share = options.get("refine")
         return self.price / (share * seconds) if share else math.inf
 
-    def met(self, sizes: Sizes) -> bool:
+    def count_call(self, sizes: Sizes) -> bool:
         """Takes note of a call at these sizes; says whether measuring there may pay. The counts are those of Misra and Gries:
         where there is no room for one more, all lose as much as it would have had."""
-        if sizes in self.settled:
+        if sizes in self.closed:
             return False
         if sizes not in self.calls and len(self.calls) >= MOST_SIZES:
             self.calls = {known: calls - self.interval for known, calls in self.calls.items() if calls > self.interval}
@@ -100,22 +100,22 @@ class Arrivals:
         self.calls[sizes] = self.calls.get(sizes, 0) + self.interval
         return self.calls[sizes] >= self.needed(self.seconds)
 
-    def wait(self, sizes: Sizes) -> None:
+    def postpone(self, sizes: Sizes) -> None:
         """What was measured at these sizes does not count: it is to be done again when it pays again."""
         self.begun.discard(sizes)
         self.calls.pop(sizes, None)
         self.since = clock()
 
-    def settle(self, sizes: Sizes) -> None:
+    def close(self, sizes: Sizes) -> None:
         """Nothing is to be measured at these sizes any more."""
-        self.settled.add(sizes)
+        self.closed.add(sizes)
         self.begun.discard(sizes)
         self.calls.pop(sizes, None)
 
 
 def arrivals(decision: Decision) -> Arrivals | None:
     """What the calls of this decision's regime are counted in; None where no other sizes are to be measured."""
-    timed = len(Evidence.of(decision).seconds)
+    timed = len(Evidence.from_decision(decision).seconds)
     if not options.get("refine") or options.get("tune") == "all" or decision.link not in MEASURED or timed < 2:
         return None
     seconds = max(1e-9, decision.seconds or 0.0)
@@ -130,15 +130,15 @@ def decided_by(decision: Decision) -> Sizes:
 
 def pays(request: Request, decision: Decision, arrived: Arrivals, sizes: Sizes) -> bool:
     """Whether the calls at the request's sizes have taken so long, as expected there, that they should be measured."""
-    known = Expectation({decision.candidate: request.named(decision.candidate)}, request.sizes, request.spec.bucketed())
-    seconds = known.seconds(decision.candidate, dict(request.problem.sizes), Evidence.of(decision))
+    known = Expectation({decision.candidate: request.named(decision.candidate)}, request.sizes, request.spec.keys.bucketed)
+    seconds = known.seconds(decision.candidate, dict(request.problem.sizes), Evidence.from_decision(decision))
     passed = (clock() - arrived.since) * options.get("refine")
     return seconds > 0 and arrived.calls[sizes] >= arrived.needed(seconds) and passed >= arrived.price
 
 
 def leading(request: Request, decision: Decision) -> list[Candidate]:
     """The decision's choice and what may beat it at the request's sizes, in canonical order."""
-    timed = Evidence.of(decision).seconds
+    timed = Evidence.from_decision(decision).seconds
     near = {name for name, seconds in timed.items() if seconds <= (1 + LEAD) * timed[decision.candidate]}
     names = near.union(champions(request), (candidate.name for candidate in shortlist(request)))
     return [c for c in request.alive if c.name == decision.candidate or (c.name in names and c.ready())]
@@ -165,7 +165,7 @@ def better(
 
 
 def known_better(request: Request, decision: Decision) -> Iterator[Mapping[str, int]]:
-    """Sizes in the request's regime, or part of one, at which what is on record speaks against the decision's candidate."""
+    """Sizes in the request's regime, or its sub-buckets, at which what is on record speaks against the decision's candidate."""
     chosen = decision.candidate
     scores = on_record(request, chosen) if decision.measured_at else None
     if scores is not None and better(request, chosen, scores) is not None:

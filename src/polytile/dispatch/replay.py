@@ -1,8 +1,8 @@
 """The selector on a matrix of measurements: what it would choose, what it would measure for that, and what that costs.
 
 It is the selector's own chain that answers, over an empty store which fills as it measures; a Device of tuning/replay.py
-takes the place of the real one. As in a MultiKernel, what was decided for a regime serves all its sizes, but where the
-regime is split.
+takes the place of the real one. As in a MultiKernel, what was decided for a regime serves all its sizes, unless the
+regime is subdivided.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from polytile.dispatch import selector
 from polytile.dispatch.request import Request
 from polytile.dispatch.spec import KernelSpec
 from polytile.dispatch.subdivision import Regimes
+from polytile.facts import Fact
 from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.store import Store
@@ -30,22 +31,22 @@ def replay(matrix: Matrix, problems: Sequence[Problem] = (), store: Store | None
     """
     device = Device(matrix)
     known = store if store is not None else Store(None)
-    decided: dict[tuple[KernelSpec, tuple[str, ...]], Regimes] = {}
+    decided: dict[tuple[KernelSpec, tuple[Fact, ...]], Regimes] = {}
 
     def choose(problem: Problem, candidates: Sequence[Recorded]) -> tuple[str, str]:
         spec = spec_of(problem)
         regimes = decided.setdefault((spec, problem.layouts), Regimes(spec))
         ints = tuple(size for _, size in problem.sizes)
-        words = regimes.at(spec.words(ints), dict(problem.sizes))
-        if words in regimes.decisions:
-            return regimes.decisions[words].candidate, SHARED
+        fields = regimes.locate(spec.keys.fields(ints), dict(problem.sizes))
+        if fields in regimes.decisions:
+            return regimes.decisions[fields].candidate, SHARED
         request = Request(
-            spec, problem, tuple(candidates), dict(problem.sizes), ints, words, (), matrix.environment, known,
+            spec, problem, tuple(candidates), dict(problem.sizes), ints, fields, (), matrix.environment, known,
             tuner=device.tune,
         )  # fmt: skip
         decision = selector.choose(request)
         assert decision is not None, "a problem of a matrix has a candidate that runs"
-        regimes.keep(words, decision, candidates, dict(problem.sizes))
+        regimes.add(fields, decision, candidates, dict(problem.sizes))
         return decision.candidate, decision.link
 
     with options.override(plan="", metrics=""):

@@ -12,7 +12,9 @@ import torch
 
 from polytile import options
 from polytile.candidates.candidate import Candidate
+from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.spec import KernelSpec
+from polytile.facts import Regime
 from polytile.problem import Outcome, Problem
 from polytile.store import Store, identity
 from polytile.store.records import Environment, Identity
@@ -26,11 +28,11 @@ from polytile.tuning.tune import Tuner
 class Request:
     """A question to the selector.
 
-    `candidates` can run at these sizes, in canonical order. `words` are those of the regime, or of the part of one, that
-    is decided for. `args` are flat arguments to try them on, or None. A link
-    that finds that a candidate fails here puts it into `rejected` with the reason; `outcomes` gets how it ended.
-    `tuner` tries them in place of this machine, if it is given. `budget` is the program's for measuring. `last_chance`: where
-    there is no memory for measuring now, no later call will look for some.
+    `candidates` can run at these sizes, in canonical order. `key_fields` are those of the regime, the sub-buckets or the exact
+    sizes that are decided for. `args` are flat arguments to try them on, or None. A link that finds that a candidate fails here
+    puts it into `rejected` with the reason; `outcomes` gets how it ended. `tuner` tries them in place of this machine, if it is
+    given. `budget` is the program's for measuring. `last_chance`: where there is no memory for measuring now, no later call will
+    look for some.
     """
 
     spec: KernelSpec
@@ -38,7 +40,7 @@ class Request:
     candidates: tuple[Candidate, ...]
     sizes: Mapping[str, int]
     ints: tuple[int, ...]
-    words: tuple[int, ...]
+    key_fields: KeyFields
     args: tuple[Any, ...] | None
     environment: Environment
     store: Store
@@ -49,8 +51,8 @@ class Request:
     last_chance: bool = True
 
     @property
-    def regime(self) -> str:
-        return self.spec.regime(self.words)
+    def regime(self) -> Regime:
+        return self.spec.keys.regime(self.key_fields)
 
     @property
     def alive(self) -> tuple[Candidate, ...]:
@@ -96,7 +98,7 @@ class Request:
         at = {**self.sizes, **(sizes or {})}
         pairs = zip(self.candidates, scores, strict=True)
         family = self.problem.family
-        return [UNKNOWN if score is None else Entrant.of(candidate, family, at) for candidate, score in pairs]
+        return [UNKNOWN if score is None else Entrant.from_candidate(candidate, family, at) for candidate, score in pairs]
 
     def provisional(self, candidate: str, scores: Sequence[Score | None]) -> bool:
         """Whether the time of this candidate among `scores`, one for each of `candidates`, was taken under load and is to be

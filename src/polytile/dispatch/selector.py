@@ -51,12 +51,12 @@ def chain() -> tuple[tuple[str, Link], ...]:
 def choose(request: Request) -> Decision | None:
     """The decision of the first link that has one; None if no candidate can run (`request.rejected` says why)."""
     if len(request.candidates) == 1:
-        return decided(request, "only", Answer(request.candidates[0], "the only one that can run"))
+        return decision_from(request, "only", Answer(request.candidates[0], "the only one that can run"))
     notes: list[str] = []
     for name, link in chain():
         answer = link(request)
         if answer is not None and answer.candidate is not None:
-            return decided(request, name, answer, tuple(notes))
+            return decision_from(request, name, answer, tuple(notes))
         if answer is not None:
             notes.append(answer.provenance)
     return None
@@ -67,18 +67,18 @@ def eagers_own(request: Request) -> Decision | None:
     what eager runs, so that the comparison is at fault, or the numbers are past comparing."""
     wrong = [c for c in request.candidates if c.origin == "library" and request.outcomes.get(c.name) is Outcome.WRONG]
     grounds = "eager's own: the results of all candidates differ from the reference"
-    return decided(request, "default", Answer(wrong[0], grounds)) if wrong else None
+    return decision_from(request, "default", Answer(wrong[0], grounds)) if wrong else None
 
 
-def decided(request: Request, link: str, answer: Answer, notes: tuple[str, ...] = ()) -> Decision:
+def decision_from(request: Request, link: str, answer: Answer, notes: tuple[str, ...] = ()) -> Decision:
     """The Decision of an answer that has a candidate."""
     assert answer.candidate is not None
-    spec, words = request.spec, request.words
+    spec, fields, keys = request.spec, request.key_fields, request.spec.keys
     scores = answer.scores or (None,) * len(request.candidates)
     return Decision(
         kernel=spec.name,
         problem=request.problem,
-        sizes=spec.deciding(request.ints),
+        sizes=keys.deciding(request.ints),
         regime=request.regime,
         candidate=answer.candidate.name,
         link=link,
@@ -88,7 +88,7 @@ def decided(request: Request, link: str, answer: Answer, notes: tuple[str, ...] 
         from_store=answer.from_store,
         tried=answer.tried,
         measured_at=tuple((answer.measured_at or {}).items()),
-        part_of=spec.regime(spec.whole(words)) if spec.is_part(words) or spec.is_single(words) else "",
+        part_of=keys.regime(keys.bucket(fields)) if keys.is_sub_bucket(fields) or keys.is_exact_size(fields) else None,
         postponed=answer.postponed,
         provisional=request.provisional(answer.candidate.name, scores),
     )
@@ -101,4 +101,4 @@ def _standing(request: Request, candidate: Candidate, score: Score | None) -> St
     return Standing(candidate.name, score.seconds, reason or ("" if score.ok else score.outcome.value))
 
 
-__all__ = ["Link", "chain", "choose", "decided", "eagers_own"]
+__all__ = ["Link", "chain", "choose", "decision_from", "eagers_own"]

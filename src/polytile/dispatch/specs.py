@@ -13,6 +13,7 @@ from polytile.candidates import products as templates
 from polytile.candidates import roundings
 from polytile.dispatch.example_inputs import make_args
 from polytile.dispatch.spec import ArgInfo, KernelSpec
+from polytile.facts import Layout
 from polytile.ir import evaluate
 from polytile.matmul import gemm_args, gemm_kernel
 from polytile.runtime import regime
@@ -31,7 +32,7 @@ def loop_spec(kernel: LoopKernel, origins: tuple[str, ...]) -> KernelSpec:
         kernel=kernel.digest,
         args=tuple(ArgInfo(t.name, t.dtype, t.role, rounded.get(t.name)) for t in kernel.tensors),
         size_names=names,
-        size_keys=tuple(regime.BUCKET if s in domain else regime.IGNORE for s in kernel.symbols),
+        size_codes=tuple(regime.BUCKET if s in domain else regime.IGNORE for s in kernel.symbols),
         reduction=reduction_terms(kernel),
         reduction_hint=_hint(kernel),
         source_ops=origins,
@@ -86,8 +87,8 @@ def template_spec(kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str,
         kernel=kernel.digest,
         args=tuple(ArgInfo(t.name, t.dtype, t.role, rounded.get(t.name)) for t in kernel.tensors),
         size_names=kernel.size_names,
-        size_keys=tuple(gemm_kernel.DECIDING.get(name, regime.IGNORE) for name in kernel.size_names),
-        layouts=kernel.layouts,
+        size_codes=tuple(gemm_kernel.DECIDING.get(name, regime.IGNORE) for name in kernel.size_names),
+        layouts=tuple(map(Layout, kernel.layouts)),
         reduction=("K", "N") if kernel.epilogue is not None and kernel.epilogue.reduced else ("K",),
         source_ops=origins,
         reference=templates.reference(kernel),

@@ -1,9 +1,9 @@
-"""Regimes over which no one candidate holds.
+"""Subdividing regimes over which no one candidate holds.
 
 A regime is half an octave of each size. Mostly one candidate is best all over it. Where the order of two changes inside, as
 at the size from which a second thread pays, or from multiples of 32 to multiples of 48 columns for a tile 48 wide, what was
-decided at one size costs tens of per cent at another; such a regime is split into parts (runtime/regime.py) which decide
-for themselves.
+decided at one size costs tens of per cent at another. Such a regime is subdivided into sub-buckets (runtime/regime.py), which
+decide for themselves.
 
 What a candidate c is expected to take at sizes x follows from its nearest measurement, at sizes m, and from how its own
 prediction differs between the two:
@@ -16,8 +16,8 @@ both ends of the regime: all sizes at their smallest, all at their largest. Meas
 too, so that a decision is looked at again whenever a neighbour decides.
 
 A candidate that is not `steady` runs other code from size to size. What it takes at one says nothing of another: a decision
-for it holds where it was measured, and its regime is always split; at other sizes of its part the candidate is left to do what
-is safe there (`pinned_to`, candidates/candidate.py). On an H100 the third proposal of cuBLASLt's heuristic was
+for it holds where it was measured, and its regime is always subdivided; at other sizes of its sub-bucket the candidate is left
+to do what is safe there (`pinned_to`, candidates/candidate.py). On an H100 the third proposal of cuBLASLt's heuristic was
 the fastest at 1088³ by 7 %, and took 1.29 and 1.41 times as long as the best at 1280³ and 1408³, which are of the same regime.
 """
 
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 
 from polytile.candidates.candidate import Candidate
 from polytile.dispatch.decision import Decision
+from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.spec import KernelSpec
 from polytile.runtime import regime
 
@@ -38,9 +39,6 @@ MARGIN = 0.05
 NEAR = 1.0
 """Octaves within which a measurement says something about a regime: its own and the ones next to it."""
 
-Words = tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class Evidence:
     """What one decision measured: the sizes, and seconds by candidate."""
@@ -49,7 +47,7 @@ class Evidence:
     seconds: Mapping[str, float]
 
     @staticmethod
-    def of(decision: Decision) -> Evidence:
+    def from_decision(decision: Decision) -> Evidence:
         timed = {s.candidate: s.seconds for s in decision.standings if s.seconds > 0 and not s.note}
         return Evidence(dict(decision.measured_at or decision.sizes), timed)
 
@@ -63,9 +61,9 @@ class Expectation:
     full: Mapping[str, int]
     bucketed: frozenset[str]
 
-    def holds(self, chosen: str, sizes: Mapping[str, int], found: Sequence[Evidence]) -> bool:
+    def holds(self, chosen: str, sizes: Mapping[str, int], evidence: Sequence[Evidence]) -> bool:
         """Whether `chosen` is expected to be as good at `sizes` as anything measured beside it, within MARGIN."""
-        beside = [e for e in found if chosen in e.seconds]
+        beside = [e for e in evidence if chosen in e.seconds]
         steady = chosen not in self.candidates or self.candidates[chosen].steady
         if not steady and all(distance(e.sizes, sizes, self.bucketed) > 0 for e in beside):
             return False
@@ -102,52 +100,53 @@ def distance(first: Mapping[str, int], second: Mapping[str, int], bucketed: froz
 
 @dataclass
 class Regimes:
-    """The decisions of one kernel by the words of their regimes and parts, and which regimes are split."""
+    """The decisions of one kernel, by the key fields that they are for, and which regimes are subdivided."""
 
     spec: KernelSpec
-    decisions: dict[Words, Decision] = field(default_factory=dict)
-    split: set[Words] = field(default_factory=set)
+    decisions: dict[KeyFields, Decision] = field(default_factory=dict)
+    subdivided: set[KeyFields] = field(default_factory=set)
 
-    def at(self, words: Words, sizes: Mapping[str, int]) -> Words:
-        """Where a decision for these sizes, in the regime `words`, stands: there, or in a part of it."""
-        return self.spec.part(words, sizes) if words in self.split else words
+    def locate(self, fields: KeyFields, sizes: Mapping[str, int]) -> KeyFields:
+        """The key fields that a decision for these sizes, in the regime `fields`, is filed by: these, or their sub-buckets."""
+        return self.spec.keys.sub_bucket(fields, sizes) if fields in self.subdivided else fields
 
-    def keep(
-        self, words: Words, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]
-    ) -> list[tuple[Words, Words]]:
-        """Files a decision, made for a call with all the sizes `full`, and splits the regimes that it shows not to be of one
-        kind: its own, or some next to it. Returns (regime, part that its decision went to) for each that was split. What was
-        taken out of its regime says nothing of it."""
-        self.decisions[words] = new
-        moved: list[tuple[Words, Words]] = []
-        if self.spec.is_single(words):
+    def add(
+        self, fields: KeyFields, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]
+    ) -> list[tuple[KeyFields, KeyFields]]:
+        """Files a decision, made for a call with all the sizes `full`, and subdivides the regimes that it shows not to be of one
+        kind: its own, or some next to it. Returns (regime, sub-buckets that its decision went to) for each of these. A decision
+        for exact sizes says nothing of their regime."""
+        self.decisions[fields] = new
+        moved: list[tuple[KeyFields, KeyFields]] = []
+        if self.spec.keys.is_exact_size(fields):
             return moved
-        for whole in self._doubtful(new, candidates, full):
-            decision = self.decisions.pop(whole)
-            part = self.spec.part(whole, dict(decision.sizes))
-            self.split.add(whole)
-            self.decisions[part] = replace(decision, regime=self.spec.regime(part), part_of=self.spec.regime(whole))
-            moved.append((whole, part))
+        keys = self.spec.keys
+        for buckets in self._doubtful(new, candidates, full):
+            decision = self.decisions.pop(buckets)
+            sub_buckets = keys.sub_bucket(buckets, dict(decision.sizes))
+            self.subdivided.add(buckets)
+            self.decisions[sub_buckets] = replace(decision, regime=keys.regime(sub_buckets), part_of=keys.regime(buckets))
+            moved.append((buckets, sub_buckets))
         return moved
 
-    def _doubtful(self, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]) -> list[Words]:
-        expectation = Expectation({c.name: c for c in candidates}, full, self.spec.bucketed())
+    def _doubtful(self, new: Decision, candidates: Iterable[Candidate], full: Mapping[str, int]) -> list[KeyFields]:
+        expectation = Expectation({c.name: c for c in candidates}, full, self.spec.keys.bucketed)
         near = {
-            words: decision
-            for words, decision in self.decisions.items()
+            fields: decision
+            for fields, decision in self.decisions.items()
             if decision.problem.layouts == new.problem.layouts
-            and not self.spec.is_single(words)
+            and not self.spec.keys.is_exact_size(fields)
             and distance(dict(decision.sizes), dict(new.sizes), expectation.bucketed) <= NEAR
         }
-        evidence = [Evidence.of(decision) for decision in near.values()]
-        found = []
-        for words, decision in near.items():
-            if self.spec.is_part(words) or len(Evidence.of(decision).seconds) < 2:
+        evidence = [Evidence.from_decision(decision) for decision in near.values()]
+        doubtful = []
+        for fields, decision in near.items():
+            if self.spec.keys.is_sub_bucket(fields) or len(Evidence.from_decision(decision).seconds) < 2:
                 continue
-            ends = [{**dict(decision.sizes), **end} for end in self.spec.ends(words)]
+            ends = [{**dict(decision.sizes), **end} for end in self.spec.keys.ends(fields)]
             if not all(expectation.holds(decision.candidate, end, evidence) for end in ends):
-                found.append(words)
-        return found
+                doubtful.append(fields)
+        return doubtful
 
 
-__all__ = ["MARGIN", "NEAR", "Evidence", "Expectation", "Regimes", "Words", "distance"]
+__all__ = ["MARGIN", "NEAR", "Evidence", "Expectation", "Regimes", "distance"]

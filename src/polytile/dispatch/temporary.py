@@ -19,36 +19,36 @@ NOT_THE_KERNELS_FAULT = (IndexError, InvalidInput, DeviceLost)
 """Errors of a run that say something about the arguments, not about the candidate."""
 
 
-class ForNow:
-    """Runs `entry` for so many calls, as there was no memory or time for measuring; the call after that chooses anew."""
+class ProvisionalEntry:
+    """Runs `entry` for so many calls, as there was no memory or time for measuring. The call after that chooses anew."""
 
     def __init__(self, owner: MultiKernel, entry: Entry, *, calls: int) -> None:
         self.owner, self.entry, self.calls = owner, entry, calls
 
     def __call__(self, *args: Any) -> None:
         owner = self.owner
-        if self.calls <= 0 and (entry := owner.anew(self, args)) is not None:
+        if self.calls <= 0 and (entry := owner.replace_provisional(self, args)) is not None:
             run(entry, args)
             return
         entry = self.entry
         run(entry, args)
         self.calls -= 1
         if isinstance(entry, PythonEntry) and isinstance(entry.call, FirstRun):
-            stands: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))  # where it has put what it found to run
-            if stands is not None and not (isinstance(stands, PythonEntry) and isinstance(stands.call, ForNow)):
-                self.entry = stands
+            chosen: Any = owner.dispatcher.get(owner.dispatcher.key_of(*args))  # what the first run has put there
+            if chosen is not None and not (isinstance(chosen, PythonEntry) and isinstance(chosen.call, ProvisionalEntry)):
+                self.entry = chosen
                 owner.replace(args, PythonEntry(self))
 
 
-class Undecided:
-    """Stands in the table in place of a decision, until the next call decides: of one that was taken within another kernel's
-    trial, or for sizes that are to have their own."""
+class PendingEntry:
+    """A decision that is pending: the next call takes it. After a decision that was taken within another kernel's trial, and for
+    exact sizes that are to have their own."""
 
     def __init__(self, owner: MultiKernel) -> None:
         self.owner = owner
 
     def __call__(self, *args: Any) -> None:
-        run_once(self.owner.replace(args, self.owner.served(args)), args)
+        run_once(self.owner.replace(args, self.owner.serve(args)), args)
 
 
 class FirstRun:
@@ -74,7 +74,7 @@ class FirstRun:
             with torch.no_grad():
                 for tensor, before in kept:
                     tensor.copy_(before)
-            run_once(self.owner.failed(self.decision, args, error), args)
+            run_once(self.owner.replace_failed(self.decision, args, error), args)
         else:
             self.owner.replace(args, self.entry)
 
@@ -83,9 +83,9 @@ class FirstRun:
         try:
             run(self.entry, args)
         except LaunchFailed as error:
-            run(self.owner.failed(self.decision, args, error), args)
+            run(self.owner.replace_failed(self.decision, args, error), args)
         else:
             self.owner.replace(args, self.entry)
 
 
-__all__ = ["FirstRun", "ForNow", "Undecided"]
+__all__ = ["FirstRun", "PendingEntry", "ProvisionalEntry"]

@@ -39,6 +39,11 @@ def remember(prefix: str, facts: Mapping[str, Any]) -> str:
     return name
 
 
+def kind_of(fingerprint: str) -> str:
+    """The type of the device that a fingerprint names: "cpu" or "cuda"."""
+    return fingerprint.partition("-")[0]
+
+
 def described(fingerprint: str) -> tuple[tuple[str, str], ...]:
     """The facts that a fingerprint of this process stands for, as text, sorted by name; nothing for another's."""
     facts: Mapping[str, Any] = _described.get(fingerprint, {})
@@ -78,4 +83,4 @@ def _compiler() -> tuple[str, str]:
     return tools.isa, tools.version
 
 
-__all__ = ["describe", "described", "fingerprint", "remember"]
+__all__ = ["describe", "described", "fingerprint", "kind_of", "remember"]

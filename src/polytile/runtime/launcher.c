@@ -1,7 +1,7 @@
 /* The dispatch table in C: from a Python call to a compiled kernel in about a tenth of a microsecond.
 
    A Dispatcher is called with tensors first and integers after them. It takes the data pointers and the integers out of
-   their Python objects, packs what matters of them into a key of 64-bit words (regime.py says which), looks the key up in
+   their Python objects, packs what matters of them into a key of 64-bit fields (regime.py says which), looks the key up in
    a hash table and calls the entry found: a native kernel, without the GIL, or a Python callable. What is not in the
    table, what is not a plain tensor of the right device and every error goes to Python functions that launcher.py passes in.
 
@@ -73,16 +73,16 @@ static inline int integer_of(PyObject *name, Py_ssize_t position, PyObject *argu
 
 /* ---- keys as Python ints ---- */
 
-static PyObject *packed(const int64_t *words, Py_ssize_t count)
+static PyObject *packed(const int64_t *fields, Py_ssize_t count)
 {
-    return PyObject_CallMethod((PyObject *)&PyLong_Type, "from_bytes", "y#s", (const char *)words,
+    return PyObject_CallMethod((PyObject *)&PyLong_Type, "from_bytes", "y#s", (const char *)fields,
                                count * (Py_ssize_t)sizeof(int64_t), "little");
 }
 
-/* The words of a packed key, as a new bytes object. OverflowError for an int that no key of this table packs to. */
+/* The fields of a packed key, as a new bytes object. OverflowError for an int that no key of this table packs to. */
 static PyObject *unpacked(Dispatcher *self, PyObject *key)
 {
-    return PyObject_CallMethod(key, "to_bytes", "ns", self->word_count * (Py_ssize_t)sizeof(int64_t), "little");
+    return PyObject_CallMethod(key, "to_bytes", "ns", self->field_count * (Py_ssize_t)sizeof(int64_t), "little");
 }
 
 /* ---- the call ---- */
@@ -116,10 +116,10 @@ static PyObject *run(Dispatcher *self, Slot slot, PyObject *const *arguments, Py
     Py_RETURN_NONE;
 }
 
-static PyObject *miss(Dispatcher *self, const int64_t *words, PyObject *const *arguments, Py_ssize_t count,
+static PyObject *miss(Dispatcher *self, const int64_t *fields, PyObject *const *arguments, Py_ssize_t count,
                       void *const *pointers, const long *integers)
 {
-    PyObject *key = packed(words, self->word_count), *tuple = PyTuple_New(count), *entry = NULL, *result = NULL;
+    PyObject *key = packed(fields, self->field_count), *tuple = PyTuple_New(count), *entry = NULL, *result = NULL;
     if (key != NULL && tuple != NULL) {
         for (Py_ssize_t i = 0; i < count; i++)
             PyTuple_SET_ITEM(tuple, i, Py_NewRef(arguments[i]));
@@ -156,87 +156,87 @@ static inline int accepts(Dispatcher *self, Py_ssize_t tensors)
     return tensors >= 0 && tensors + self->integers <= MAX_ARGUMENTS;
 }
 
-static inline int64_t tensor_word(unsigned char code, uintptr_t address)
+static inline int64_t tensor_field(unsigned char code, uintptr_t address)
 {
     if (code == ALIGNMENT)
         return (int64_t)((address | 16) & -(address | 16));
     return address % (code == ALIGNED_64 ? 64 : 16) == 0;
 }
 
-static inline int64_t *append_tensor_words(Dispatcher *self, void *const *pointers, int64_t *words)
+static inline int64_t *append_tensor_fields(Dispatcher *self, void *const *pointers, int64_t *fields)
 {
     for (Py_ssize_t i = 0; self->tensor_codes != NULL && i < self->tensors; i++)
         if (self->tensor_codes[i] != ANY)
-            *words++ = tensor_word(self->tensor_codes[i], (uintptr_t)pointers[i]);
-    return words;
+            *fields++ = tensor_field(self->tensor_codes[i], (uintptr_t)pointers[i]);
+    return fields;
 }
 
-static inline void append_formula_words(Dispatcher *self, const long *integers, int64_t *words)
+static inline void append_formula_fields(Dispatcher *self, const long *integers, int64_t *fields)
 {
     for (Py_ssize_t i = 0; i < self->formula_count; i++)
-        *words++ = formula((const int64_t *)PyBytes_AS_STRING(PyTuple_GET_ITEM(self->formulas, i)), integers);
+        *fields++ = formula((const int64_t *)PyBytes_AS_STRING(PyTuple_GET_ITEM(self->formulas, i)), integers);
 }
 
-static inline int64_t *append_integer_word(int64_t *words, unsigned char code, long integer)
+static inline int64_t *append_integer_field(int64_t *fields, unsigned char code, long integer)
 {
     if (code != IGNORE)
-        *words++ = code == BUCKET ? bucket(integer) : code == DIVISIBLE ? integer % 16 == 0 : integer;
-    return words;
+        *fields++ = code == BUCKET ? bucket(integer) : code == DIVISIBLE ? integer % 16 == 0 : integer;
+    return fields;
 }
 
-/* The words of the regime of a call. */
-static inline void words_of(Dispatcher *self, void *const *pointers, const long *integers, int64_t *words)
+/* The fields of the regime of a call. */
+static inline void fields_of(Dispatcher *self, void *const *pointers, const long *integers, int64_t *fields)
 {
-    int64_t *next = words;
+    int64_t *next = fields;
     for (Py_ssize_t i = 0; i < self->integers; i++)
-        next = append_integer_word(next, self->codes[i], integers[i]);
-    append_formula_words(self, integers, append_tensor_words(self, pointers, next));
+        next = append_integer_field(next, self->codes[i], integers[i]);
+    append_formula_fields(self, integers, append_tensor_fields(self, pointers, next));
 }
 
-/* The slot that the very sizes of a call have, whose words `words` become then; NULL if they have none. */
-static Slot *single_slot(Dispatcher *self, int64_t *words, const long *integers)
+/* The slot that the very sizes of a call have, whose fields `fields` become then; NULL if they have none. */
+static Slot *exact_slot(Dispatcher *self, int64_t *fields, const long *integers)
 {
-    int64_t own[self->word_count + 1];
-    memcpy(own, words, (size_t)self->word_count * sizeof(int64_t));
-    for (Py_ssize_t i = 0, word = 0; i < self->integers; word += self->codes[i++] != IGNORE)
+    int64_t own[self->field_count + 1];
+    memcpy(own, fields, (size_t)self->field_count * sizeof(int64_t));
+    for (Py_ssize_t i = 0, field = 0; i < self->integers; field += self->codes[i++] != IGNORE)
         if (self->codes[i] == BUCKET)
-            own[word] = single(integers[i]);
+            own[field] = exact_size(integers[i]);
     Slot *slot = find(self, own);
     if (slot->entry == NULL)
         return NULL;
-    memcpy(words, own, (size_t)self->word_count * sizeof(int64_t));
+    memcpy(fields, own, (size_t)self->field_count * sizeof(int64_t));
     return slot;
 }
 
-/* The slot of a call. Where its sizes have one of their own, or the regime is split, `words` become those of the sizes, or of the
-   part that the call is in. */
-static inline Slot *slot_at(Dispatcher *self, int64_t *words, const long *integers)
+/* The slot of a call. `fields` become those of its exact sizes where these have a slot, else those of its sub-buckets where the
+   regime is subdivided. */
+static inline Slot *slot_at(Dispatcher *self, int64_t *fields, const long *integers)
 {
-    Slot *slot = find(self, words), *own;
-    if (slot->taken && (own = single_slot(self, words, integers)) != NULL)
+    Slot *slot = find(self, fields), *own;
+    if (slot->has_exact_sizes && (own = exact_slot(self, fields, integers)) != NULL)
         return own;
     if (slot->entry != Py_None)
         return slot;
-    for (Py_ssize_t i = 0, word = 0; i < self->integers; word += self->codes[i++] != IGNORE)
+    for (Py_ssize_t i = 0, field = 0; i < self->integers; field += self->codes[i++] != IGNORE)
         if (self->codes[i] == BUCKET)
-            words[word] = part(integers[i]);
-    return find(self, words);
+            fields[field] = sub_bucket(integers[i]);
+    return find(self, fields);
 }
 
-/* Where `words` are those of single sizes, has calls of their regime look for them. */
-static void take_out(Dispatcher *self, const int64_t *words)
+/* Where `fields` are those of exact sizes, has calls of their regime look for them. */
+static void mark_exact_sizes(Dispatcher *self, const int64_t *fields)
 {
-    int64_t whole[self->word_count + 1];
+    int64_t buckets[self->field_count + 1];
     int found = 0;
-    memcpy(whole, words, (size_t)self->word_count * sizeof(int64_t));
-    for (Py_ssize_t i = 0, word = 0; i < self->integers; word += self->codes[i++] != IGNORE)
-        if (self->codes[i] == BUCKET && words[word] >= SINGLE) {
-            whole[word] = bucket(words[word] & ~SINGLE);
+    memcpy(buckets, fields, (size_t)self->field_count * sizeof(int64_t));
+    for (Py_ssize_t i = 0, field = 0; i < self->integers; field += self->codes[i++] != IGNORE)
+        if (self->codes[i] == BUCKET && fields[field] >= EXACT_SIZE) {
+            buckets[field] = bucket(fields[field] & ~EXACT_SIZE);
             found = 1;
         }
-    Slot *slot = found ? find(self, whole) : NULL;
+    Slot *slot = found ? find(self, buckets) : NULL;
     if (slot != NULL && slot->entry != NULL)
-        slot->taken = 1;
+        slot->has_exact_sizes = 1;
 }
 
 /* Tells Python of a call that was waited for. -1 and an exception if that raises. */
@@ -263,29 +263,29 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
 
     void *pointers[tensors + 1];
     long integers[self->integers + 1];
-    int64_t words[self->word_count + 1], *next = words;
+    int64_t fields[self->field_count + 1], *next = fields;
     for (Py_ssize_t i = 0; i < tensors; i++)
         if (pointer_of(self->name, i, arguments[i], self->device, &pointers[i]) < 0)
             return NULL;
     for (Py_ssize_t i = 0; i < self->integers; i++) {
         if (integer_of(self->name, tensors + i, arguments[tensors + i], &integers[i]) < 0)
             return NULL;
-        next = append_integer_word(next, self->codes[i], integers[i]);
+        next = append_integer_field(next, self->codes[i], integers[i]);
     }
-    append_formula_words(self, integers, append_tensor_words(self, pointers, next));
+    append_formula_fields(self, integers, append_tensor_fields(self, pointers, next));
 
     PyObject *result;
-    Slot *found = slot_at(self, words, integers);
+    Slot *found = slot_at(self, fields, integers);
     if (found->left > 0 && --found->left == 0) {
         if (due(self, arguments, count) < 0)
             return NULL;
-        words_of(self, pointers, integers, words);
-        found = slot_at(self, words, integers);
+        fields_of(self, pointers, integers, fields);
+        found = slot_at(self, fields, integers);
     }
     found->calls += found->entry != NULL;
     Slot slot = *found;
     if (slot.entry == NULL) {
-        result = miss(self, words, arguments, count, pointers, integers);
+        result = miss(self, fields, arguments, count, pointers, integers);
     } else { /* own references: another thread may clear the table while the kernel runs */
         Py_INCREF(slot.entry);
         Py_XINCREF(slot.call);
@@ -325,26 +325,26 @@ static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments,
         return PyErr_Format(PyExc_TypeError, "insert takes a key and an entry, not %zd arguments", count);
     Slot content, old;
     PyObject *bytes = unpacked(self, arguments[0]);
-    int split = arguments[1] == Py_None;
-    if (bytes == NULL || (!split && slot_of(arguments[1], &content) < 0)) {
+    int subdivides = arguments[1] == Py_None;
+    if (bytes == NULL || (!subdivides && slot_of(arguments[1], &content) < 0)) {
         Py_XDECREF(bytes);
         return NULL;
     }
-    if (split)
+    if (subdivides)
         content = (Slot){.entry = Py_NewRef(Py_None)};
-    const int64_t *words = (const int64_t *)PyBytes_AS_STRING(bytes);
+    const int64_t *fields = (const int64_t *)PyBytes_AS_STRING(bytes);
     if (3 * (self->used + 1) > 2 * self->capacity && grow(self) < 0) {
         old = content;
         content.entry = NULL;
     } else {
-        Slot *slot = find(self, words);
+        Slot *slot = find(self, fields);
         old = *slot;
         self->used += old.entry == NULL;
         content.calls = old.calls;
         content.left = old.left;
-        content.taken = old.taken;
-        place(self, slot, words, content);
-        take_out(self, words);
+        content.has_exact_sizes = old.has_exact_sizes;
+        place(self, slot, fields, content);
+        mark_exact_sizes(self, fields);
     }
     Py_DECREF(bytes);
     Py_XDECREF(old.entry);
@@ -384,7 +384,7 @@ static PyObject *dispatcher_table(PyObject *object, PyObject *unused)
     for (size_t i = 0; table != NULL && i < self->capacity; i++) {
         if (self->slots[i].entry == NULL || self->slots[i].entry == Py_None)
             continue;
-        PyObject *key = packed(&self->words[i * (size_t)self->word_count], self->word_count);
+        PyObject *key = packed(&self->fields[i * (size_t)self->field_count], self->field_count);
         if (key == NULL || PyDict_SetItem(table, key, self->slots[i].entry) < 0)
             Py_CLEAR(table);
         Py_XDECREF(key);
@@ -408,7 +408,7 @@ static PyObject *dispatcher_key_of(PyObject *object, PyObject *const *arguments,
         return bad_count(self, count);
     Py_ssize_t known = self->tensors > tensors ? self->tensors : tensors;
     void *pointers[known + 1];
-    int64_t words[self->word_count + 1];
+    int64_t fields[self->field_count + 1];
     memset(pointers, 0, sizeof pointers);
     for (Py_ssize_t i = 0; i < tensors; i++)
         if (pointer_of(self->name, i, arguments[i], self->device, &pointers[i]) < 0)
@@ -417,13 +417,13 @@ static PyObject *dispatcher_key_of(PyObject *object, PyObject *const *arguments,
     for (Py_ssize_t i = 0; i < self->integers; i++)
         if (integer_of(self->name, tensors + i, arguments[tensors + i], &integers[i]) < 0)
             return NULL;
-    words_of(self, pointers, integers, words);
-    slot_at(self, words, integers);
-    return packed(words, self->word_count);
+    fields_of(self, pointers, integers, fields);
+    slot_at(self, fields, integers);
+    return packed(fields, self->field_count);
 }
 
 /* Copies a tuple of codes 0..most into a new array; counts those that are not 0. */
-static unsigned char *codes_of(PyObject *tuple, long most, Py_ssize_t *words)
+static unsigned char *codes_of(PyObject *tuple, long most, Py_ssize_t *fields)
 {
     Py_ssize_t count = PyTuple_GET_SIZE(tuple);
     unsigned char *codes = PyMem_Calloc((size_t)count + 1, 1);
@@ -438,7 +438,7 @@ static unsigned char *codes_of(PyObject *tuple, long most, Py_ssize_t *words)
             return NULL;
         }
         codes[i] = (unsigned char)code;
-        *words += code != 0;
+        *fields += code != 0;
     }
     return codes;
 }
@@ -466,13 +466,13 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *arguments, PyObjec
     self->on_error = Py_NewRef(on_error);
     self->on_due = Py_NewRef(on_due);
     self->formulas = Py_NewRef(formulas);
-    self->formula_count = self->word_count = PyTuple_GET_SIZE(formulas);
+    self->formula_count = self->field_count = PyTuple_GET_SIZE(formulas);
     self->device = device;
     self->integers = integers;
     self->tensors = tensors > 0 ? tensors : -1;
-    self->codes = codes_of(key, DIVISIBLE, &self->word_count);
+    self->codes = codes_of(key, DIVISIBLE, &self->field_count);
     if (self->codes != NULL && tensors > 0)
-        self->tensor_codes = codes_of(tensor_key, ALIGNMENT, &self->word_count);
+        self->tensor_codes = codes_of(tensor_key, ALIGNMENT, &self->field_count);
     if (PyErr_Occurred() || allocate(self, 8) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -515,7 +515,7 @@ static void dispatcher_dealloc(PyObject *object)
         Py_XDECREF(self->slots[i].call);
     }
     PyMem_Free(self->slots);
-    PyMem_Free(self->words);
+    PyMem_Free(self->fields);
     PyMem_Free(self->codes);
     PyMem_Free(self->tensor_codes);
     Py_XDECREF(self->name);
@@ -530,7 +530,7 @@ static void dispatcher_dealloc(PyObject *object)
 }
 
 static PyMethodDef dispatcher_methods[] = {
-    {"insert", (PyCFunction)(void (*)(void))dispatcher_insert, METH_FASTCALL, "insert(key, entry); no entry: the regime is split"},
+    {"insert", (PyCFunction)(void (*)(void))dispatcher_insert, METH_FASTCALL, "insert(key, entry); no entry: the regime is subdivided"},
     {"watch", (PyCFunction)(void (*)(void))dispatcher_watch, METH_FASTCALL, "watch(key, calls) asks on_due after so many"},
     {"get", dispatcher_get, METH_O, "get(key) -> entry or None"},
     {"calls", dispatcher_calls, METH_O, "calls(key) -> how many calls its entries have served"},

@@ -108,9 +108,9 @@ class Dispatcher(abc.ABC):
 
     @abc.abstractmethod
     def insert(self, key: int, entry: Entry | None) -> None:
-        """Makes `entry` the one that runs for `key`, in place of an earlier one. None splits the regime: calls in it have
-        the keys of its parts from then on (regime.py). An entry for the key of single sizes takes them out of their regime, which
-        must have an entry or be split."""
+        """Makes `entry` the one that runs for `key`, in place of an earlier one. None subdivides the regime: calls in it
+        have keys of sub-buckets from then on (regime.py). An entry for a key of exact sizes takes them out of their regime, which
+        must have an entry or be subdivided."""
 
     @abc.abstractmethod
     def watch(self, key: int, calls: int) -> None:
@@ -118,7 +118,7 @@ class Dispatcher(abc.ABC):
 
     @abc.abstractmethod
     def get(self, key: int) -> Entry | None:
-        """The entry for `key`, if there is one; a regime that is split has none."""
+        """The entry for `key`, if there is one; a regime that is subdivided has none."""
 
     @abc.abstractmethod
     def calls(self, key: int) -> int:
@@ -134,8 +134,8 @@ class Dispatcher(abc.ABC):
 
     @abc.abstractmethod
     def key_of(self, *arguments: Any) -> int:
-        """The key of a call: of its integers alone (tensors count as aligned), or of tensors and integers. That of a part
-        where the regime is split, of the sizes where they were taken out of it."""
+        """The key of a call: of its integers alone (tensors count as aligned), or of tensors and integers. It has
+        sub-buckets where the regime is subdivided, and exact sizes where these have an entry of their own."""
 
 
 class _OncePerKey:
@@ -151,12 +151,12 @@ class _OncePerKey:
             pending = self.pending.setdefault(key, locks.rlock())
         with pending:
             try:
-                now = dispatcher.key_of(*arguments)  # the regime may have been split while this thread waited
+                now = dispatcher.key_of(*arguments)  # the regime may have been subdivided while this thread waited
                 entry = dispatcher.get(now)
                 if entry is None:
                     counters.add("dispatch_misses")
                     entry = self.on_miss(now, arguments)
-                    dispatcher.insert(dispatcher.key_of(*arguments), entry)  # it may be split by this very decision
+                    dispatcher.insert(dispatcher.key_of(*arguments), entry)  # this very decision may subdivide it
                 return entry
             finally:
                 with self.lock:
@@ -213,29 +213,29 @@ class PythonDispatcher(Dispatcher):
                 if code not in range(most + 1):
                     raise ValueError(f"key code {code} at position {position} is not in 0..{most}")
         self._tensors = len(self.tensor_key) or -1
-        self._word_count = regime.count(self.key, self.tensor_key, self._formulas)
+        self._field_count = regime.count(self.key, self.tensor_key, self._formulas)
         self._resolve = _OncePerKey(on_miss)
         self._report = _Reporter(name, on_error)
         self._table: dict[tuple[int, ...], Entry | None] = {}
         self._on_due = on_due
         self._left: dict[tuple[int, ...], int] = {}
         self._calls: collections.Counter[tuple[int, ...]] = collections.Counter()
-        self._taken: set[tuple[int, ...]] = set()
-        """Regimes of which single sizes have entries of their own."""
+        self._has_exact_sizes: set[tuple[int, ...]] = set()
+        """Regimes in which some exact sizes have entries of their own."""
 
     def __call__(self, *arguments: Any) -> None:
         tensors = len(arguments) - len(self.key)
         if not self._accepts(tensors):
             bad_count(self.name, self._tensors, len(self.key), len(arguments))
         pointers, integers = self._parse(arguments, tensors)
-        words = self._words_at(integers, pointers)
-        if self._left and self._waited_for(words) and self._on_due is not None:
+        fields = self._fields_of_call(integers, pointers)
+        if self._left and self._waited_for(fields) and self._on_due is not None:
             self._on_due(arguments)
-            words = self._words_at(integers, pointers)
-        entry = self._table.get(words)
-        self._calls[words] += entry is not None
+            fields = self._fields_of_call(integers, pointers)
+        entry = self._table.get(fields)
+        self._calls[fields] += entry is not None
         if entry is None:
-            entry = self._resolve(self, regime.pack(words), arguments)
+            entry = self._resolve(self, regime.pack(fields), arguments)
         if hasattr(entry, "call"):
             entry.call(*arguments)
         else:
@@ -247,37 +247,37 @@ class PythonDispatcher(Dispatcher):
     def insert(self, key: int, entry: Entry | None) -> None:
         if entry is not None and not hasattr(entry, "call") and not entry.address:
             raise ValueError("the address of a native entry is 0; it must be that of a loaded kernel")
-        words = regime.unpack(key, self._word_count)
-        self._table[words] = entry
-        whole = regime.whole_of(words, self.key)
-        if whole in self._table and regime.holds_single(words, self.key):
-            self._taken.add(whole)
+        fields = regime.unpack(key, self._field_count)
+        self._table[fields] = entry
+        buckets = regime.buckets_of(fields, self.key)
+        if buckets in self._table and regime.has_exact_size(fields, self.key):
+            self._has_exact_sizes.add(buckets)
 
     def watch(self, key: int, calls: int) -> None:
-        words = regime.unpack(key, self._word_count)
-        if words in self._table:
-            self._left[words] = calls
+        fields = regime.unpack(key, self._field_count)
+        if fields in self._table:
+            self._left[fields] = calls
 
-    def _waited_for(self, words: tuple[int, ...]) -> bool:
-        left = self._left.get(words, 0)
+    def _waited_for(self, fields: tuple[int, ...]) -> bool:
+        left = self._left.get(fields, 0)
         if left:
-            self._left[words] = left - 1
+            self._left[fields] = left - 1
         return left == 1
 
     def get(self, key: int) -> Entry | None:
-        return self._table.get(regime.unpack(key, self._word_count))
+        return self._table.get(regime.unpack(key, self._field_count))
 
     def calls(self, key: int) -> int:
-        return self._calls[regime.unpack(key, self._word_count)]
+        return self._calls[regime.unpack(key, self._field_count)]
 
     def table(self) -> dict[int, Entry]:
-        return {regime.pack(words): entry for words, entry in self._table.items() if entry is not None}
+        return {regime.pack(fields): entry for fields, entry in self._table.items() if entry is not None}
 
     def clear(self) -> None:
         self._table.clear()
         self._calls.clear()
         self._left.clear()
-        self._taken.clear()
+        self._has_exact_sizes.clear()
 
     def key_of(self, *arguments: Any) -> int:
         tensors = len(arguments) - len(self.key)
@@ -285,18 +285,20 @@ class PythonDispatcher(Dispatcher):
             bad_count(self.name, self._tensors, len(self.key), len(arguments))
         pointers, integers = self._parse(arguments, tensors)
         pointers = pointers or [0] * len(self.tensor_key)
-        return regime.pack(self._words_at(integers, pointers))
+        return regime.pack(self._fields_of_call(integers, pointers))
 
-    def _words_at(self, integers: Sequence[int], pointers: Sequence[int]) -> tuple[int, ...]:
-        """The words of a call: those of its regime; of its sizes where these were taken out; of its part where it is split."""
-        words = regime.words_of(self.key, integers, self.tensor_key, pointers, self._formulas)
-        split = words in self._table and self._table[words] is None
-        if not split and words not in self._taken:
-            return words
+    def _fields_of_call(self, integers: Sequence[int], pointers: Sequence[int]) -> tuple[int, ...]:
+        """The key of a call: with exact sizes where these have an entry of their own, else with sub-buckets where its regime is
+        subdivided, else with buckets."""
+        fields = regime.fields_of(self.key, integers, self.tensor_key, pointers, self._formulas)
+        subdivided = fields in self._table and self._table[fields] is None
+        if not subdivided and fields not in self._has_exact_sizes:
+            return fields
         bucketed = [n for n, code in zip(integers, self.key, strict=True) if code == regime.BUCKET]
-        if words in self._taken and (own := regime.within(words, self.key, bucketed, regime.single)) in self._table:
-            return own
-        return regime.within(words, self.key, bucketed) if split else words
+        exact = regime.within(fields, self.key, bucketed, regime.exact_size)
+        if fields in self._has_exact_sizes and exact in self._table:
+            return exact
+        return regime.within(fields, self.key, bucketed) if subdivided else fields
 
     def _accepts(self, tensors: int) -> bool:
         if self._tensors >= 0:

@@ -39,10 +39,10 @@ static PyObject *bucket_method(PyObject *module, PyObject *size)
     return value == -1 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(bucket(value));
 }
 
-static PyObject *part_method(PyObject *module, PyObject *size)
+static PyObject *sub_bucket_method(PyObject *module, PyObject *size)
 {
     long long value = PyLong_AsLongLong(size);
-    return value == -1 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(part(value));
+    return value == -1 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(sub_bucket(value));
 }
 
 static double now(void)
@@ -138,7 +138,7 @@ static PyMethodDef module_methods[] = {
     {"configure", configure, METH_VARARGS, NULL},
     {"probe", probe, METH_O, NULL},
     {"bucket", bucket_method, METH_O, NULL},
-    {"part", part_method, METH_O, NULL},
+    {"sub_bucket", sub_bucket_method, METH_O, NULL},
     {"time_burst", time_burst, METH_VARARGS, NULL},
     {"region_seconds", region_seconds, METH_VARARGS, NULL},
     {"configure_weights", configure_weights, METH_VARARGS, NULL},

@@ -15,7 +15,7 @@ from typing import Any
 
 _BEGINNING = "<polytile "
 _numbers = itertools.count()
-_behalf: contextvars.ContextVar[str] = contextvars.ContextVar("polytile_on_behalf", default="")
+_behalf: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("polytile_on_behalf", default=frozenset())
 
 
 def new_file(name: str) -> str:
@@ -29,8 +29,8 @@ def file_of(call: Callable[..., Any]) -> str:
 
 
 def running() -> frozenset[str]:
-    """The file names of the programs that this thread is in, and of the one on whose behalf it works."""
-    found = {_behalf.get()} - {""}
+    """The file names of the programs that this thread is in, and of those on whose behalf it works."""
+    found = set(_behalf.get())
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(_BEGINNING):
@@ -40,9 +40,9 @@ def running() -> frozenset[str]:
 
 
 @contextlib.contextmanager
-def on_behalf(file: str) -> Iterator[None]:
-    """Within the block this thread works for the program whose function has this file name, ahead of its calls."""
-    token = _behalf.set(file)
+def on_behalf(*files: str) -> Iterator[None]:
+    """Within the block this thread works for the programs whose functions have these file names, apart from their calls."""
+    token = _behalf.set(frozenset(files) - {""})
     try:
         yield
     finally:

@@ -1,12 +1,12 @@
 """Regime keys: what a dispatch table distinguishes about the arguments of a call. `launcher.c` computes the same in C.
 
-A key is a sequence of signed 64-bit words: one for each integer argument that matters, then one for each tensor argument
+A key is a sequence of signed 64-bit fields: one for each integer argument that matters, then one for each tensor argument
 that matters, in argument order, then the values of the formulas that the kernel asks for (formula.py). As a Python int it
-is the words one after another, word 0 lowest.
+is the fields one after another, field 0 lowest.
 
-A regime over which no one candidate holds is split into parts, each with a key of its own: that of the regime with the
-finer words of `part` in place of those of `bucket`. Single sizes may be taken out of a regime, split or not, with a key that has
-the words of `single` there.
+Of most sizes the key has the bucket, half an octave. A regime over which no one candidate holds is subdivided: calls in it have
+keys with the sub-buckets of their sizes, an eighth of an octave each. An exact size may have an entry of its own, whether its
+regime is subdivided or not: its key has the fields of `exact_size`.
 """
 
 from __future__ import annotations
@@ -28,73 +28,73 @@ of two up to 16 of which its address is a multiple."""
 ALIGNMENTS = {ALIGNED_64: 64, ALIGNED_16: 16}
 
 EXACT_UP_TO = 8
-_FIRST_WORD = 16
-_PART = 4096
-"""More than any word of `bucket`; a word of `part` is that of the regime and a multiple of it."""
+_FIRST_FIELD = 16
+_SUB_BUCKET = 4096
+"""More than any field of `bucket`; a field of `sub_bucket` is that of the regime and a multiple of it."""
 
-_SINGLE = 1 << 62
-"""More than any word of `bucket` or `part`, and than any size."""
+_EXACT_SIZE = 1 << 62
+"""More than any field of `bucket` or `sub_bucket`, and than any size."""
 
-_WORD_BITS = 64
-_MASK = (1 << _WORD_BITS) - 1
+_FIELD_BITS = 64
+_MASK = (1 << _FIELD_BITS) - 1
 
 
 def bucket(size: int) -> int:
-    """The word of a size: itself up to 8; above, 16 + 2 * h + d with the half octave h = ceil(2 * log2(size)) - 1 and
-    d = 1 if 16 divides the size, else 0.
+    """The field of a size's bucket: the size itself up to 8; above, 16 + 2 * h + d with the half octave
+    h = ceil(2 * log2(size)) - 1 and d = 1 if 16 divides the size, else 0.
 
     A power of two ends its half octave: what holds a whole row of 1024 serves all of the regime that 1024 is in.
     """
     if size <= EXACT_UP_TO:
         return size
     half_octave = (size * size - 1).bit_length() - 1
-    return _FIRST_WORD + 2 * half_octave + (size % 16 == 0)
+    return _FIRST_FIELD + 2 * half_octave + (size % 16 == 0)
 
 
-def part(size: int) -> int:
-    """The word of a size where its regime is split: itself up to 8; above, the word of its bucket and 4096 * (1 + e), where
-    e is the eighth of the octave, in equal steps, that the size is in. A power of two ends its eighth as well."""
+def sub_bucket(size: int) -> int:
+    """The field of a size's sub-bucket: the size itself up to 8; above, the field of its bucket and 4096 * (1 + e), where e is
+    the eighth of the octave, in equal steps, that the size is in. A power of two ends its eighth as well."""
     if size <= EXACT_UP_TO:
         return size
     octave = (size - 1).bit_length() - 1
-    return bucket(size) + _PART * (1 + ((size - 1 >> octave - 3) & 7))
+    return bucket(size) + _SUB_BUCKET * (1 + ((size - 1 >> octave - 3) & 7))
 
 
-def single(size: int) -> int:
-    """The word of a size that was taken out of its regime: itself up to 8; above, 2^62 and the size."""
-    return size if size <= EXACT_UP_TO else _SINGLE | size
+def exact_size(size: int) -> int:
+    """The field of a size that has an entry of its own: the size itself up to 8; above, 2^62 and the size."""
+    return size if size <= EXACT_UP_TO else _EXACT_SIZE | size
 
 
-def is_part(word: int) -> bool:
-    """Whether a word, one of `bucket`, `part` or `single`, is a part's."""
-    return _PART <= word < _SINGLE
+def is_sub_bucket(field: int) -> bool:
+    """Whether a field, one of `bucket`, `sub_bucket` or `exact_size`, is a sub-bucket's."""
+    return _SUB_BUCKET <= field < _EXACT_SIZE
 
 
-def is_single(word: int) -> bool:
-    """Whether a word, one of `bucket`, `part` or `single`, is that of one size above 8."""
-    return word >= _SINGLE
+def is_exact_size(field: int) -> bool:
+    """Whether a field, one of `bucket`, `sub_bucket` or `exact_size`, is that of one size above 8."""
+    return field >= _EXACT_SIZE
 
 
-def whole(word: int) -> int:
-    """The word by `bucket` of the sizes whose word by `part` or `single` is `word`."""
-    if is_single(word):
-        return bucket(word & ~_SINGLE)
-    return word % _PART if is_part(word) else word
+def bucket_of(field: int) -> int:
+    """The field of the bucket that a sub-bucket or an exact size lies in."""
+    if is_exact_size(field):
+        return bucket(field & ~_EXACT_SIZE)
+    return field % _SUB_BUCKET if is_sub_bucket(field) else field
 
 
-def divisible(word: int) -> bool:
-    """Whether 16 divides the sizes of a word above 8 that `bucket`, `part` or `single` has made."""
-    return bool(whole(word) % 2)
+def divisible(field: int) -> bool:
+    """Whether 16 divides the sizes of a field above 8 that `bucket`, `sub_bucket` or `exact_size` has made."""
+    return bool(bucket_of(field) % 2)
 
 
-def bounds(word: int) -> tuple[int, int]:
-    """Smallest and largest size (16-divisibility apart) whose word, by `bucket`, `part` or `single`, is `word`."""
-    if word <= EXACT_UP_TO:
-        return word, word
-    if is_single(word):
-        return word & ~_SINGLE, word & ~_SINGLE
-    eighth, whole = divmod(word, _PART)
-    half_octave = (whole - _FIRST_WORD) // 2
+def bounds(field: int) -> tuple[int, int]:
+    """Smallest and largest size (16-divisibility apart) whose field, by `bucket`, `sub_bucket` or `exact_size`, is `field`."""
+    if field <= EXACT_UP_TO:
+        return field, field
+    if is_exact_size(field):
+        return field & ~_EXACT_SIZE, field & ~_EXACT_SIZE
+    eighth, own_bucket = divmod(field, _SUB_BUCKET)
+    half_octave = (own_bucket - _FIRST_FIELD) // 2
     below, high = (math.isqrt(1 << power) for power in (half_octave, half_octave + 1))
     low = max(below, EXACT_UP_TO) + 1
     if eighth:
@@ -104,52 +104,52 @@ def bounds(word: int) -> tuple[int, int]:
     return low, high
 
 
-def ends(word: int, alike: Callable[[int], bool] = lambda size: True) -> tuple[int, ...]:
-    """Smallest and largest size whose word, by `bucket` or by `part`, is `word`, of those that are `alike`; one number if they
-    agree. Whether sizes are alike must not depend on more than their remainder by 16."""
-    low, high = bounds(word)
-    if word > EXACT_UP_TO:
+def ends(field: int, alike: Callable[[int], bool] = lambda size: True) -> tuple[int, ...]:
+    """Smallest and largest size whose field, by `bucket` or by `sub_bucket`, is `field`, of those that are `alike`; one
+    number if they agree. Whether sizes are alike must not depend on more than their remainder by 16."""
+    low, high = bounds(field)
+    if field > EXACT_UP_TO:
         near = (*range(low, min(low + 15, high) + 1), *range(max(low, high - 15), high + 1))
-        own = [n for n in near if (n % 16 == 0) == divisible(word) and alike(n)]
+        own = [n for n in near if (n % 16 == 0) == divisible(field) and alike(n)]
         low, high = min(own), max(own)
     return (low,) if low == high else (low, high)
 
 
 def within(
-    words: Sequence[int], key: Sequence[int], sizes: Sequence[int], word: Callable[[int], int] = part
+    fields: Sequence[int], key: Sequence[int], sizes: Sequence[int], field: Callable[[int], int] = sub_bucket
 ) -> tuple[int, ...]:
-    """The words of what is a part of the regime that has `words`, or single sizes of it: that which these sizes, one for each
-    code in `key` that is BUCKET, are in by `word`."""
+    """The fields of a call in the regime `fields`, with the sub-buckets of its sizes, or their `exact_size`s, in place of their
+    buckets. `sizes` has one size for each code in `key` that is BUCKET."""
     codes = [code for code in key if code != IGNORE]
     left = iter(sizes)
-    finer = [word(next(left)) if code == BUCKET else as_is for as_is, code in zip(words, codes, strict=False)]
-    return (*finer, *words[len(codes) :])
+    finer = [field(next(left)) if code == BUCKET else as_is for as_is, code in zip(fields, codes, strict=False)]
+    return (*finer, *fields[len(codes) :])
 
 
-def holds_single(words: Sequence[int], key: Sequence[int]) -> bool:
-    """Whether these are the words of single sizes, taken out of their regime."""
+def has_exact_size(fields: Sequence[int], key: Sequence[int]) -> bool:
+    """Whether these are the fields of exact sizes, which have an entry of their own."""
     codes = [code for code in key if code != IGNORE]
-    return any(code == BUCKET and is_single(word) for word, code in zip(words, codes, strict=False))
+    return any(code == BUCKET and is_exact_size(field) for field, code in zip(fields, codes, strict=False))
 
 
-def whole_of(words: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
-    """The words of the regime that these are, or that they are within."""
+def buckets_of(fields: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
+    """The fields of the whole regime: the bucket in place of each sub-bucket or exact size."""
     codes = [code for code in key if code != IGNORE]
-    sizes = [whole(word) if code == BUCKET else word for word, code in zip(words, codes, strict=False)]
-    return (*sizes, *words[len(codes) :])
+    sizes = [bucket_of(field) if code == BUCKET else field for field, code in zip(fields, codes, strict=False)]
+    return (*sizes, *fields[len(codes) :])
 
 
-def words_of(
+def fields_of(
     key: Sequence[int],
     integers: Sequence[int],
     tensor_key: Sequence[int] = (),
     pointers: Sequence[int] = (),
     formulas: Sequence[Formula] = (),
 ) -> tuple[int, ...]:
-    """The words of one call: `key` and `tensor_key` hold the codes, `pointers` the addresses of the tensors' data."""
-    words = [word_of(code, n) for code, n in zip(key, integers, strict=True) if code != IGNORE]
-    words += [tensor_word(code, p) for code, p in zip(tensor_key, pointers, strict=False) if code != ANY]
-    return (*words, *_values(formulas, integers)) if formulas else tuple(words)
+    """The fields of one call: `key` and `tensor_key` hold the codes, `pointers` the addresses of the tensors' data."""
+    fields = [field_of(code, n) for code, n in zip(key, integers, strict=True) if code != IGNORE]
+    fields += [tensor_field(code, p) for code, p in zip(tensor_key, pointers, strict=False) if code != ANY]
+    return (*fields, *_values(formulas, integers)) if formulas else tuple(fields)
 
 
 def _values(formulas: Sequence[Formula], integers: Sequence[int]) -> list[int]:
@@ -158,21 +158,21 @@ def _values(formulas: Sequence[Formula], integers: Sequence[int]) -> list[int]:
     return [evaluate(formula, integers) for formula in formulas]
 
 
-def word_of(code: int, integer: int) -> int:
-    """The word of one integer argument with a code other than IGNORE."""
+def field_of(code: int, integer: int) -> int:
+    """The field of one integer argument with a code other than IGNORE."""
     if code == DIVISIBLE:
         return int(integer % 16 == 0)
     return bucket(integer) if code == BUCKET else integer
 
 
-def tensor_word(code: int, pointer: int) -> int:
-    """The word of a tensor argument with a code other than ANY, whose data is at `pointer`."""
+def tensor_field(code: int, pointer: int) -> int:
+    """The field of a tensor argument with a code other than ANY, whose data is at `pointer`."""
     return math.gcd(pointer, 16) if code == ALIGNMENT else int(pointer % ALIGNMENTS[code] == 0)
 
 
-def alignment(code: int, word: int) -> int:
-    """Of how many bytes the address is known to be a multiple, by the word of its code."""
-    return word if code == ALIGNMENT else ALIGNMENTS[code] if word else 1
+def alignment(code: int, field: int) -> int:
+    """Of how many bytes the address is known to be a multiple, by the field of its code."""
+    return field if code == ALIGNMENT else ALIGNMENTS[code] if field else 1
 
 
 def count(key: Sequence[int], tensor_key: Sequence[int] = (), formulas: Sequence[Formula] = ()) -> int:
@@ -180,20 +180,21 @@ def count(key: Sequence[int], tensor_key: Sequence[int] = (), formulas: Sequence
     return sum(code != IGNORE for code in key) + sum(code != ANY for code in tensor_key) + len(formulas)
 
 
-def pack(words: Iterable[int]) -> int:
-    """The words as one non-negative int."""
+def pack(fields: Iterable[int]) -> int:
+    """The fields as one non-negative int."""
     packed = 0
-    for position, word in enumerate(words):
-        packed |= (word & _MASK) << (_WORD_BITS * position)
+    for position, field in enumerate(fields):
+        packed |= (field & _MASK) << (_FIELD_BITS * position)
     return packed
 
 
 def unpack(key: int, length: int) -> tuple[int, ...]:
-    """The `length` words of a packed key. Raises OverflowError for an int that no such key packs to."""
+    """The `length` fields of a packed key. Raises OverflowError for an int that no such key packs to."""
     data = key.to_bytes(length * 8, "little")
     return tuple(int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8))
 
 
 __all__ = ["ALIGNED_16", "ALIGNED_64", "ALIGNMENT", "ANY", "BUCKET", "DIVISIBLE", "EXACT", "IGNORE", "alignment", "bounds",
-           "bucket", "count", "divisible", "ends", "holds_single", "is_part", "is_single", "pack", "part", "single",
-           "tensor_word", "unpack", "whole", "whole_of", "within", "word_of", "words_of"]  # fmt: skip
+           "bucket", "bucket_of", "buckets_of", "count", "divisible", "ends", "exact_size", "field_of", "fields_of",
+           "has_exact_size", "is_exact_size", "is_sub_bucket", "pack", "sub_bucket", "tensor_field", "unpack",
+           "within"]  # fmt: skip

@@ -13,7 +13,7 @@ typedef long (*Kernel)(void *const *pointers, const long *integers, long threads
 
 enum { IGNORE = 0, BUCKET = 1, EXACT = 2, DIVISIBLE = 3 };
 enum { ANY = 0, ALIGNED_64 = 1, ALIGNED_16 = 2, ALIGNMENT = 3 };
-static const int64_t SINGLE = (int64_t)1 << 62;
+static const int64_t EXACT_SIZE = (int64_t)1 << 62;
 
 /* ---- regime keys, as in regime.py ---- */
 
@@ -27,8 +27,8 @@ static inline int64_t bucket(int64_t size)
     return 16 + 2 * half_octave + (size % 16 == 0);
 }
 
-/* The word of a size where its regime is split. */
-static inline int64_t part(int64_t size)
+/* The field of a size's sub-bucket. */
+static inline int64_t sub_bucket(int64_t size)
 {
     if (size <= 8)
         return size;
@@ -36,17 +36,17 @@ static inline int64_t part(int64_t size)
     return bucket(size) + 4096 * (1 + (((size - 1) >> (octave - 3)) & 7));
 }
 
-/* The word of a size in the key of sizes that have an entry of their own. */
-static inline int64_t single(int64_t size)
+/* The field of a size that has an entry of its own. */
+static inline int64_t exact_size(int64_t size)
 {
-    return size <= 8 ? size : SINGLE | size;
+    return size <= 8 ? size : EXACT_SIZE | size;
 }
 
-static inline uint64_t hash_of(const int64_t *words, Py_ssize_t count)
+static inline uint64_t hash_of(const int64_t *fields, Py_ssize_t count)
 {
     uint64_t hash = 0x243F6A8885A308D3u;
     for (Py_ssize_t i = 0; i < count; i++) {
-        hash = (hash ^ (uint64_t)words[i]) * 0x9E3779B97F4A7C15u;
+        hash = (hash ^ (uint64_t)fields[i]) * 0x9E3779B97F4A7C15u;
         hash ^= hash >> 32;
     }
     return hash;
@@ -55,13 +55,13 @@ static inline uint64_t hash_of(const int64_t *words, Py_ssize_t count)
 /* ---- the table: open addressing, a power of two of slots, at most two thirds full ---- */
 
 typedef struct {
-    PyObject *entry; /* NULL: the slot is empty; None: the regime is split, its parts have slots of their own */
+    PyObject *entry; /* NULL: the slot is empty; None: the regime is subdivided, its sub-buckets have slots */
     PyObject *call;  /* Python callable, or NULL for a native kernel */
     Kernel kernel;
     long threads;
     uint64_t calls;     /* of this key, since it first had an entry */
     int left;           /* calls of this entry until on_due is asked; 0: it is not */
-    unsigned char taken; /* of a regime: whether single sizes of it have slots of their own */
+    unsigned char has_exact_sizes; /* of a regime: whether exact sizes of it have slots of their own */
 } Slot;
 
 typedef struct {
@@ -74,42 +74,42 @@ typedef struct {
     PyObject *on_due;   /* (arguments), when as many calls have passed as watch() was told */
     unsigned char *codes, *tensor_codes;
     Py_ssize_t integers, tensors; /* numbers of arguments; tensors is -1 until the first call */
-    Py_ssize_t formula_count, word_count;
+    Py_ssize_t formula_count, field_count;
     int device; /* torch's number for the type of device that the tensors are on */
     Slot *slots;
-    int64_t *words; /* word_count of them for each slot */
+    int64_t *fields; /* field_count of them for each slot */
     size_t capacity, used;
 } Dispatcher;
 
-static Slot *find(Dispatcher *self, const int64_t *words)
+static Slot *find(Dispatcher *self, const int64_t *fields)
 {
-    size_t bytes = (size_t)self->word_count * sizeof(int64_t), mask = self->capacity - 1;
-    for (size_t i = hash_of(words, self->word_count) & mask;; i = (i + 1) & mask) {
+    size_t bytes = (size_t)self->field_count * sizeof(int64_t), mask = self->capacity - 1;
+    for (size_t i = hash_of(fields, self->field_count) & mask;; i = (i + 1) & mask) {
         Slot *slot = &self->slots[i];
-        if (slot->entry == NULL || memcmp(&self->words[i * (size_t)self->word_count], words, bytes) == 0)
+        if (slot->entry == NULL || memcmp(&self->fields[i * (size_t)self->field_count], fields, bytes) == 0)
             return slot;
     }
 }
 
-static void place(Dispatcher *self, Slot *slot, const int64_t *words, Slot content)
+static void place(Dispatcher *self, Slot *slot, const int64_t *fields, Slot content)
 {
-    size_t position = (size_t)(slot - self->slots) * (size_t)self->word_count;
-    memcpy(&self->words[position], words, (size_t)self->word_count * sizeof(int64_t));
+    size_t position = (size_t)(slot - self->slots) * (size_t)self->field_count;
+    memcpy(&self->fields[position], fields, (size_t)self->field_count * sizeof(int64_t));
     *slot = content;
 }
 
 static int allocate(Dispatcher *self, size_t capacity)
 {
     Slot *slots = PyMem_Calloc(capacity, sizeof(Slot));
-    int64_t *words = PyMem_Calloc(capacity * (size_t)self->word_count + 1, sizeof(int64_t));
-    if (slots == NULL || words == NULL) {
+    int64_t *fields = PyMem_Calloc(capacity * (size_t)self->field_count + 1, sizeof(int64_t));
+    if (slots == NULL || fields == NULL) {
         PyMem_Free(slots);
-        PyMem_Free(words);
+        PyMem_Free(fields);
         PyErr_NoMemory();
         return -1;
     }
     self->slots = slots;
-    self->words = words;
+    self->fields = fields;
     self->capacity = capacity;
     self->used = 0;
     return 0;
@@ -118,18 +118,18 @@ static int allocate(Dispatcher *self, size_t capacity)
 static int grow(Dispatcher *self)
 {
     Slot *slots = self->slots;
-    int64_t *words = self->words;
+    int64_t *fields = self->fields;
     size_t capacity = self->capacity, used = self->used;
     if (allocate(self, 2 * capacity) < 0)
         return -1;
     for (size_t i = 0; i < capacity; i++)
         if (slots[i].entry != NULL) {
-            const int64_t *key = &words[i * (size_t)self->word_count];
+            const int64_t *key = &fields[i * (size_t)self->field_count];
             place(self, find(self, key), key, slots[i]);
         }
     self->used = used;
     PyMem_Free(slots);
-    PyMem_Free(words);
+    PyMem_Free(fields);
     return 0;
 }
 
@@ -137,7 +137,7 @@ static int grow(Dispatcher *self)
 static int empty(Dispatcher *self)
 {
     Slot *slots = self->slots;
-    int64_t *words = self->words;
+    int64_t *fields = self->fields;
     size_t capacity = self->capacity;
     if (allocate(self, 8) < 0)
         return -1;
@@ -146,7 +146,7 @@ static int empty(Dispatcher *self)
         Py_XDECREF(slots[i].call);
     }
     PyMem_Free(slots);
-    PyMem_Free(words);
+    PyMem_Free(fields);
     return 0;
 }
 

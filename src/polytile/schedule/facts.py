@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import sympy
 from torch.utils._sympy.functions import Mod, ModularIndexing, PythonMod
 
+from polytile.facts import Divisible
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Const, Index, Load, Node, Op
 from polytile.schedule.canonical import LoopKernel
@@ -26,7 +27,7 @@ class Facts:
     aligned    tensors whose data starts at a multiple of 16 bytes
     wide       some position in a tensor or in the grid needs int64
     exact      integers that have one value all over the regime, in order
-    holding    the other conditions of the regime that hold
+    holding    multiples of larger numbers
     powers     powers of two below 16 that divide other integers, or the addresses of other tensors' data
     least      the smallest values that lengths of rows have in the regime
     """
@@ -35,7 +36,7 @@ class Facts:
     aligned: frozenset[str] = frozenset()
     wide: bool = False
     exact: tuple[tuple[str, int], ...] = ()
-    holding: frozenset[str] = frozenset()
+    holding: frozenset[Divisible] = frozenset()
     powers: tuple[tuple[str, int], ...] = ()
     least: tuple[tuple[str, int], ...] = ()
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytile.errors import StoreError
+from polytile.facts import OF_PROBLEMS, read_all, texts
 from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.store.reading import Record
 from polytile.store.records import finite_or_text
@@ -64,7 +65,7 @@ def values_of(record: Record) -> dict[str, Any]:
             "kernel": m.problem.kernel,
             "sizes": dict(m.problem.sizes),
             "dtypes": m.problem.dtypes,
-            "layouts": m.problem.layouts,
+            "layouts": texts(m.problem.layouts),
             "device": m.problem.device,
         },
         "environment": dict(m.environment),
@@ -91,7 +92,7 @@ def parse(content: bytes, name: str) -> Lines:
     A last line without an end is read if it is whole, else it is `partial`. Raises StoreError where there are lines and
     not one can be read, and where a newer polytile wrote them.
     """
-    found: list[Record] = []
+    records: list[Record] = []
     damaged: list[str] = []
     partial = ""
     headers = 0
@@ -105,15 +106,15 @@ def parse(content: bytes, name: str) -> Lines:
                 headers += 1
                 _check_header(values, name)
                 continue
-            found.append(record_of(values))
+            records.append(record_of(values))
         except MALFORMED as error:
             if number == len(lines):
                 partial = f"{name}: the last line, number {number}, was never finished and is left out"
             else:
                 damaged.append(f"{name}: line {number} cannot be read ({why(error)}) and is left out")
-    if not found and not headers and (damaged or partial):
+    if not records and not headers and (damaged or partial):
         raise StoreError(f"{name} does not hold exported measurements ({(*damaged, partial)[0]}).")
-    return Lines(tuple(found), tuple(damaged), partial)
+    return Lines(tuple(records), tuple(damaged), partial)
 
 
 def why(error: Exception) -> str:
@@ -141,7 +142,7 @@ def record_of(values: dict[str, Any]) -> Record:
             _text(problem["kernel"]),
             _sizes(problem["sizes"]),
             tuple(map(_text, problem["dtypes"])),
-            tuple(map(_text, problem["layouts"])),
+            read_all(map(_text, problem["layouts"]), OF_PROBLEMS),
             _text(problem["device"]),
         ),
         _text(values["candidate"]),

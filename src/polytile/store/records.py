@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from polytile.facts import OF_PROBLEMS, read_all, texts
 from polytile.problem import Config, Measurement, Outcome, Problem, Resources, digest
 from polytile.store.summary import summarise
 
@@ -130,7 +131,7 @@ def problem_digest(problem: Problem) -> str:
 
 def relatives_digest(problem: Problem) -> str:
     """Names everything about the problem save its sizes."""
-    return digest(compact([problem.family, problem.kernel, problem.dtypes, problem.layouts, problem.device]), 24)
+    return digest(compact([problem.family, problem.kernel, problem.dtypes, texts(problem.layouts), problem.device]), 24)
 
 
 def environment_text(environment: Iterable[tuple[str, str]]) -> str:
@@ -174,7 +175,7 @@ def rows_of(measurement: Measurement) -> Rows:
         "kernel": problem.kernel,
         "sizes": compact(problem.sizes),
         "dtypes": compact(problem.dtypes),
-        "layouts": compact(problem.layouts),
+        "layouts": compact(texts(problem.layouts)),
         "device": problem.device,
     }
     measurement_row = {
@@ -241,7 +242,7 @@ def measurement_of(row: Sequence[Any]) -> Measurement:
         kernel,
         pairs(sizes),
         tuple(json.loads(dtypes)),
-        tuple(json.loads(layouts)),
+        read_all(json.loads(layouts), OF_PROBLEMS),
         device,
     )
     return Measurement(

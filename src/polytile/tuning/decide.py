@@ -30,6 +30,11 @@ MOST_TIMES = 3
 """How often the candidates of one problem are measured, at most, while the choice between them stays in doubt, or rests on
 readings that were taken under load."""
 
+GPU_BAND = 0.5
+"""The noise band of a GPU over that of a CPU, whose times vary four times as much. Processes that tuned 103 problems on an H100,
+five in one way and four in another, would have chosen alike in 97.7-98.3 % with bands of 1 to 1.25 %, at 0.03-0.09 % more than
+argmin's choice; in 96.1-97.5 % with 2 %, at 0.15-0.22 %."""
+
 REGION_TIMES = 2.0
 """How many times what an empty parallel region costs more a kernel of several threads does: 1.5-2.2 times in loops of 2-8 µs,
 which also bring their data from core to core, up to 3 in products."""
@@ -49,7 +54,7 @@ class Entrant:
     library: bool = False
 
     @classmethod
-    def of(cls, candidate: Candidate, family: str, sizes: Mapping[str, int]) -> Entrant:
+    def from_candidate(cls, candidate: Candidate, family: str, sizes: Mapping[str, int]) -> Entrant:
         place = place_of(candidate.origin, family)
         return cls(candidate.cost(sizes), threads_of(candidate.config), place, candidate.origin == "library")
 
@@ -107,13 +112,9 @@ class Score:
         return self.outcome is Outcome.OK and math.isfinite(self.seconds)
 
 
-def noise_band(device: str) -> float:
-    """The band of a device of that type ("cpu", "cuda"), or with a fingerprint that begins so.
-
-    Processes that tuned 103 problems on an H100, five in one way and four in another, would have chosen alike in 97.7-98.3 % with
-    bands of 1 to 1.25 %, at 0.03-0.09 % more than argmin's choice; in 96.1-97.5 % with 2 %, at 0.15-0.22 %.
-    """
-    return float(options.get("gpu_noise_band" if device.partition("-")[0] == "cuda" else "noise_band"))
+def noise_band(kind: str) -> float:
+    """The relative band of devices of that type ("cpu", "cuda")."""
+    return float(options.get("noise_band")) * (GPU_BAND if kind == "cuda" else 1)
 
 
 def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> int | None:

@@ -67,7 +67,7 @@ class Matrix:
     @property
     def names(self) -> tuple[str, ...]:
         """Every candidate, in canonical order."""
-        return tuple(dict.fromkeys(c.name for found in self.candidates.values() for c in found))
+        return tuple(dict.fromkeys(c.name for measured in self.candidates.values() for c in measured))
 
     @property
     def size(self) -> int:
@@ -80,8 +80,8 @@ class Matrix:
 
     def seconds(self, problem: Problem, candidate: str) -> float:
         """A candidate's time on a problem; infinite where it cannot run."""
-        found = next((c for c in self.candidates[problem] if c.name == candidate), None)
-        return found.score.seconds if found is not None and found.score.ok else math.inf
+        recorded = next((c for c in self.candidates[problem] if c.name == candidate), None)
+        return recorded.score.seconds if recorded is not None and recorded.score.ok else math.inf
 
     def best(self, problem: Problem) -> Recorded:
         """The fastest candidate."""
@@ -99,8 +99,8 @@ def matrices(records: Iterable[Record]) -> list[Matrix]:
         problem = record.measurement.problem
         group = problem.family, problem.kernel, problem.dtypes, problem.device, record.measurement.environment
         kernels.setdefault(group, []).append(record)
-    made = (Matrix(_candidates(found), found[0].measurement.environment) for found in kernels.values())
-    return [matrix for matrix in made if matrix.candidates]
+    built = (Matrix(_candidates(group), group[0].measurement.environment) for group in kernels.values())
+    return [matrix for matrix in built if matrix.candidates]
 
 
 def _candidates(records: Sequence[Record]) -> dict[Problem, tuple[Recorded, ...]]:
@@ -111,13 +111,13 @@ def _candidates(records: Sequence[Record]) -> dict[Problem, tuple[Recorded, ...]
         m = record.measurement
         if latest[m.candidate, m.config] == m.source_hash:
             problems.setdefault(m.problem, []).append(record)
-    found = {}
+    by_problem = {}
     for problem, rows in problems.items():
         scores = combine(summary_of(record.rows.summary) for record in rows)
-        made = [_recorded(who, score, rows) for who, score in scores.items()]
+        recorded = [_recorded(who, score, rows) for who, score in scores.items()]
         if any(score.ok for score in scores.values()):
-            found[problem] = tuple(sorted(made, key=lambda c: order[c.name, c.config]))
-    return found
+            by_problem[problem] = tuple(sorted(recorded, key=lambda c: order[c.name, c.config]))
+    return by_problem
 
 
 def _recorded(who: Identity, score: Score, rows: Sequence[Record]) -> Recorded:

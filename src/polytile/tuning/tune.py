@@ -131,11 +131,11 @@ class _Trial:
             run_once(entry, args)
             runs.append(clock() - started)
 
-        found = _trial(self.task, gate, index, run)
+        outcome = _trial(self.task, gate, index, run)
         self.ran += clock() - begun
-        if isinstance(found, Verdict) and runs:
+        if isinstance(outcome, Verdict) and runs:
             self.first[index] = runs[0]
-        return found
+        return outcome
 
     def _time_all(self, gate: Gate) -> None:
         """Races those that may be timed, the best predicted first. An interrupt keeps what the race has found out."""

@@ -21,6 +21,7 @@ from polytile.candidates.products import gpu_candidates
 from polytile.candidates.triton import TritonCandidate, Work, triton_version
 from polytile.codegen.triton.generate import generate
 from polytile.errors import DeviceLost, LaunchFailed
+from polytile.matmul.triton.operands import EVEN_K
 from polytile.runtime import compile as compiler
 from polytile.runtime import time_burst
 from polytile.runtime.cuda import device, driver, hip, launch, workers
@@ -133,7 +134,7 @@ def test_products_follow_the_familys_table_and_tell_its_compiler(amd: Amd, empty
     rows = [c for c in able if c.name.endswith(" i16 u2")]
     assert rows and not [c for c in found if c.name.startswith("persistent")]
     assert len({c.name for c in found}) == len(found)
-    special = rows[0].specialise(Facts(frozenset({"M", "N", "K"}), frozenset("ABC"), holding=frozenset({"K%64"})))
+    special = rows[0].specialise(Facts(frozenset({"M", "N", "K"}), frozenset("ABC"), holding=frozenset({EVEN_K})))
     [one] = special.kernel.launches
     assert dict(one.own) == {"matrix_instr_nonkdim": 16, "waves_per_eu": 2, "kpack": 2}
     assert special.entry() and not special.resources.spilled_bytes

@@ -43,7 +43,7 @@ def recorded(request: Request) -> list[Score | None] | None:
     for candidate, score in zip(request.candidates, scores, strict=True):
         if score is not None and score.outcome is not Outcome.OK:
             request.reject(candidate.name, score.outcome, f"{score.outcome.value}, on record")
-    alone = request.spec.is_single(request.words)
+    alone = request.spec.keys.is_exact_size(request.key_fields)
     if alone or all(identity(candidate) in known for candidate in shortlist(request)):
         return scores
     return None

@@ -53,7 +53,7 @@ def choose(request: Request) -> Answer | None:
         return None if answer is None else dataclasses.replace(answer, postponed=True)
 
 
-def again(request: Request, candidates: Sequence[Candidate]) -> Answer:
+def measure_again(request: Request, candidates: Sequence[Candidate]) -> Answer:
     """The fastest of `candidates`, which something else serves in the meantime; no candidate where there is no time or memory."""
     tightest = budget.tightest(request.budget)
     if tightest is not None and tightest.left() <= 0:
@@ -201,11 +201,11 @@ def _outcome(measurement: Measurement | None) -> Outcome:
 
 def _nothing_to_do(request: Request) -> bool:
     assert request.args is not None
-    tensors, _ = request.spec.split(request.args)
+    tensors = request.spec.tensors_of(request.args)
     written = [
         t for t, role in zip(tensors, request.spec.roles, strict=True) if role in ("out", "inout") and t is not None
     ]
     return bool(written) and not any(tensor.numel() for tensor in written)
 
 
-__all__ = ["again", "choose", "trial", "tuner"]
+__all__ = ["choose", "measure_again", "trial", "tuner"]

@@ -4,12 +4,12 @@ Close by means: all flags equal (divisibility by 16, alignment, threads), sizes 
 sizes up to 8 equal (each is a regime of its own), and the others within RADIUS octaves, each. A neighbour counts if
 everything that would be measured now was measured there. The link answers
 
-- when a neighbour lies in the same regime (the same part of a regime that is split), as a decision made there would have
+- when a neighbour lies in the same regime (the same sub-buckets of one that is subdivided), as a decision made there would have
   served this call in its process; or
 - when neighbours lie on both sides in every size, so that nothing is extrapolated;
 
 and in both cases only when all the neighbours concerned agree on the candidate and it is expected to be as good here
-(splitting.py). Otherwise it abstains. It is wrong where the best candidate changes twice between two neighbours and
+(subdivision.py). Otherwise it abstains. It is wrong where the best candidate changes twice between two neighbours and
 predictions do not say so.
 """
 
@@ -30,7 +30,7 @@ from polytile.store.records import Identity
 from polytile.tuning.decide import Score, combine
 
 RADIUS = 1.0
-"""Octaves: two regime buckets. What neighbours on both sides agree on is expected to hold between them (splitting.py), so
+"""Octaves: two regime buckets. What neighbours on both sides agree on is expected to hold between them (subdivision.py), so
 that after a few lengths of text many others need no measurement."""
 
 CHAMPION_RADIUS = 1.5
@@ -55,11 +55,11 @@ def choose(request: Request) -> Answer | None:
     """The candidate that the neighbours agree on; a note where they do not. None where measuring has to be thorough."""
     if must_measure(request):
         return None
-    found = neighbours(request)
-    inside = [neighbour for neighbour in found if neighbour.same_regime]
-    if not inside and not _surrounded(request, found):
+    near = neighbours(request)
+    inside = [neighbour for neighbour in near if neighbour.same_regime]
+    if not inside and not _surrounded(request, near):
         return None
-    voters = inside or found
+    voters = inside or near
     names = {neighbour.winner.name for neighbour in voters}
     if len(names) > 1:
         return Answer(None, f"neighbours disagree on {' and '.join(sorted(names))}")
@@ -73,15 +73,15 @@ def choose(request: Request) -> Answer | None:
 
 def _holds(request: Request, winner: Candidate, voters: Sequence[Neighbour]) -> bool:
     """Whether nothing that was measured by these neighbours is expected to beat their winner at the request's sizes."""
-    expectation = Expectation({c.name: c for c in request.candidates}, request.sizes, request.spec.bucketed())
-    found = [
+    expectation = Expectation({c.name: c for c in request.candidates}, request.sizes, request.spec.keys.bucketed)
+    evidence = [
         Evidence(
             voter.sizes,
             {c.name: s.seconds for c, s in zip(request.candidates, voter.scores, strict=True) if s is not None and s.ok},
         )
         for voter in voters
     ]
-    return expectation.holds(winner.name, dict(request.problem.sizes), found)
+    return expectation.holds(winner.name, dict(request.problem.sizes), evidence)
 
 
 def neighbours(request: Request) -> list[Neighbour]:
@@ -93,14 +93,14 @@ def neighbours(request: Request) -> list[Neighbour]:
 def champions(request: Request) -> frozenset[str]:
     """Names of the winners of the nearest problems measured, within CHAMPION_RADIUS: worth measuring here too, whatever the prior
     thinks of them, and mostly compiled already."""
-    found = sorted(_measured(request, CHAMPION_RADIUS, set()), key=lambda neighbour: neighbour.octaves)
-    return frozenset(neighbour.winner.name for neighbour in found[:CHAMPIONS])
+    nearest = sorted(_measured(request, CHAMPION_RADIUS, set()), key=lambda neighbour: neighbour.octaves)
+    return frozenset(neighbour.winner.name for neighbour in nearest[:CHAMPIONS])
 
 
 def _measured(request: Request, radius: float, wanted: set[Identity]) -> Iterator[Neighbour]:
     """The problems within `radius` octaves in each size at which all of `wanted`, at least, were measured."""
     own = dict(request.problem.sizes)
-    octaves = functools.partial(distance, own, bucketed=request.spec.bucketed())
+    octaves = functools.partial(distance, own, bucketed=request.spec.keys.bucketed)
     inside = in_regime(request)
     for sizes, summaries in request.store.nearby(request.problem, request.environment, lambda sizes: octaves(sizes) <= radius):
         known = combine(summaries)
@@ -113,18 +113,19 @@ def _measured(request: Request, radius: float, wanted: set[Identity]) -> Iterato
 
 
 def in_regime(request: Request) -> Callable[[Mapping[str, int]], bool]:
-    """Says whether sizes of a problem like the request's are in the same regime, or the same part of one that is split."""
-    bucketed = request.spec.bucketed()
-    word = regime.part if request.spec.is_part(request.words) else regime.bucket
-    own = {name: word(size) if name in bucketed else size for name, size in request.problem.sizes}
-    return lambda sizes: all(own[name] == (word(size) if name in bucketed else size) for name, size in sizes.items())
+    """Says whether sizes of a problem like the request's are in the same regime, or in the same sub-buckets where it is
+    subdivided."""
+    bucketed = request.spec.keys.bucketed
+    field = regime.sub_bucket if request.spec.keys.is_sub_bucket(request.key_fields) else regime.bucket
+    own = {name: field(size) if name in bucketed else size for name, size in request.problem.sizes}
+    return lambda sizes: all(own[name] == (field(size) if name in bucketed else size) for name, size in sizes.items())
 
 
-def _surrounded(request: Request, found: Sequence[Neighbour]) -> bool:
+def _surrounded(request: Request, near: Sequence[Neighbour]) -> bool:
     """Whether one neighbour is at most and another at least as large in every size."""
     own = dict(request.problem.sizes)
-    below = any(all(neighbour.sizes[name] <= size for name, size in own.items()) for neighbour in found)
-    above = any(all(neighbour.sizes[name] >= size for name, size in own.items()) for neighbour in found)
+    below = any(all(neighbour.sizes[name] <= size for name, size in own.items()) for neighbour in near)
+    above = any(all(neighbour.sizes[name] >= size for name, size in own.items()) for neighbour in near)
     return below and above
 
 

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polytile import options
-from polytile.dispatch.plan_conditions import pinned as pinned_under
+from polytile.dispatch.plan_conditions import plan_conditions
 from polytile.dispatch.planfile import Key, Plan, differences, here, key_of
 from polytile.dispatch.request import Answer, Request
 from polytile.dispatch.spec import KernelSpec
 from polytile.errors import NotInPlan, OptionError, PlanError
+from polytile.facts import Regime, texts
 from polytile.problem import sizes_text
 
 log = logging.getLogger("polytile.dispatch")
@@ -31,8 +32,8 @@ def choose(request: Request) -> Answer | None:
     key = _key(request.spec, request.regime)
     pinned = opened(path).by_key.get(key)
     if pinned is None:
-        others = " or ".join(", ".join(conditions) or "defaults" for conditions in opened(path).elsewhere(key))
-        now = ", ".join(pinned_under(request.spec.target.type)) or "defaults"
+        others = " or ".join(", ".join(conditions) or "defaults" for conditions in opened(path).other_conditions(key))
+        now = ", ".join(texts(plan_conditions(request.spec.target.type))) or "defaults"
         return _missing(request, path, f"the plan pins it for {others}, here are {now}" if others else "not in the plan")
     candidate = next((candidate for candidate in request.alive if candidate.name == pinned.candidate), None)
     if candidate is None:
@@ -43,19 +44,19 @@ def choose(request: Request) -> Answer | None:
     return Answer(candidate, f"pinned by {path}, though its source has changed since")
 
 
-def splits(spec: KernelSpec, regime: str) -> bool:
-    """Whether the plan in force, if there is one, pins parts of this regime in place of the whole."""
+def subdivides(spec: KernelSpec, regime: Regime) -> bool:
+    """Whether the plan in force, if there is one, pins sub-buckets of this regime in place of the whole."""
     path = options.get("plan")
-    return bool(path) and _key(spec, regime) in opened(path).split
+    return bool(path) and _key(spec, regime) in opened(path).subdivided
 
 
-def taken_out(spec: KernelSpec, regime: str) -> tuple[Mapping[str, int], ...]:
-    """The single sizes of this regime that the plan in force, if there is one, pins by themselves. Raises OptionError where the
+def exact_sizes(spec: KernelSpec, regime: Regime) -> tuple[Mapping[str, int], ...]:
+    """The exact sizes in this regime that the plan in force, if there is one, pins by themselves. Raises OptionError where the
     plan leaves one of the sizes out."""
     path = options.get("plan")
-    pinned = opened(path).taken_out.get(_key(spec, regime), ()) if path else ()
+    pinned = opened(path).exact_sizes.get(_key(spec, regime), ()) if path else ()
     for sizes in pinned:
-        if lacking := spec.bucketed() - sizes.keys():
+        if lacking := spec.keys.bucketed - sizes.keys():
             raise OptionError(
                 f"option 'plan': {path} pins kernel {spec.name!r} at sizes without {', '.join(sorted(lacking))}; make the plan "
                 "anew with polytile.save_plan."
@@ -63,8 +64,8 @@ def taken_out(spec: KernelSpec, regime: str) -> tuple[Mapping[str, int], ...]:
     return pinned
 
 
-def _key(spec: KernelSpec, regime: str) -> Key:
-    return key_of(spec, pinned_under(spec.target.type), regime)
+def _key(spec: KernelSpec, regime: Regime) -> Key:
+    return key_of(spec, plan_conditions(spec.target.type), regime)
 
 
 def opened(path: str) -> Plan:
@@ -74,11 +75,11 @@ def opened(path: str) -> Plan:
 
 def _missing(request: Request, path: str, what: str) -> Answer:
     """Warns or raises as `plan_missing` says, where a call is at stake and not just a preview of one."""
-    sizes = sizes_text(request.spec.deciding(request.ints))
+    sizes = sizes_text(request.spec.keys.deciding(request.ints))
     if request.args is not None:
         if options.get("plan_missing") == "error":
             raise NotInPlan(
-                f"kernel {request.spec.name!r} at {sizes or 'any size'} (regime {request.regime or 'of all sizes'}): {what} "
+                f"kernel {request.spec.name!r} at {sizes or 'any size'} (regime {str(request.regime) or 'of all sizes'}): {what} "
                 f"({path}); make the plan anew with polytile.save_plan after a run at these sizes, or set the option "
                 "plan_missing to 'warn'."
             )
@@ -107,4 +108,4 @@ def _stamp(path: str) -> tuple[int, int]:
         return 0, 0
 
 
-__all__ = ["Plan", "choose", "opened", "splits", "taken_out"]
+__all__ = ["Plan", "choose", "exact_sizes", "opened", "subdivides"]

@@ -38,8 +38,12 @@ CLEAR_LOSER = 1.6
 HOPELESS = 50.0
 """A library candidate predicted to take so many times as long is not measured: it is there for when nothing else can run."""
 
-COMPILE_SECONDS = 0.2
-"""What it takes to compile one more source, about."""
+COMPILE_SECONDS, EXPECTED_CALLS = 0.2, 10_000
+"""Seconds to compile one more source, about; and the calls at one size within which that has to pay off, except where measuring
+is thorough."""
+
+ON_GPUS = 2
+"""A shortlist on a GPU over one on a CPU: candidates there compile in parallel processes."""
 
 OPEN = 0.2
 """How much faster than its prediction says a candidate of the shortlist may well be, relatively."""
@@ -54,19 +58,19 @@ on 64 squares a shortlist of five missed a faster candidate by 2 % at most that 
 
 
 def shortlist(request: Request) -> tuple[Candidate, ...]:
-    """The candidates worth measuring, in canonical order: the option `shortlist` says how many at most, a library kernel
-    among them (the one with the best prediction), as a tuned program must never be slower than the library's kernels. What
-    else is ready made is measured besides: it costs no compiling, and its predictions say nothing of those of generated
-    kernels. So is the library's of a loop on a GPU. That of a loop, ATen's calls one after the other, has to be predicted about
-    as fast as the best; if all that is measured turns out slower than it was predicted, links/measured.py measures it too. All
-    of them where the option `tune` says so.
+    """The candidates worth measuring, in canonical order: the option `shortlist` says how many at most (twice as many on a
+    GPU), a library kernel among them (the one with the best prediction), as a tuned program must never be slower than the
+    library's kernels. What else is ready made is measured besides: it costs no compiling, and its predictions say nothing of
+    those of generated kernels. So is the library's of a loop on a GPU. That of a loop, ATen's calls one after the other, has to
+    be predicted about as fast as the best; if all that is measured turns out slower than it was predicted, links/measured.py
+    measures it too. All of them where the option `tune` says so.
 
     Depends on the sizes, the candidates and the options alone, so that a later process asks for the same ones.
     """
     if options.get("tune") == "all":
         return tuple(request.candidates)
     on_gpu = request.spec.target.type == "cuda"
-    count = max(1, options.get("gpu_shortlist" if on_gpu else "shortlist"))
+    count = options.get("shortlist") * (ON_GPUS if on_gpu else 1)
     worth_it = [candidate for candidate in request.candidates if candidate.origin != "reference"] or request.candidates
     cost = {candidate.name: candidate.cost(request.sizes) for candidate in worth_it}
     ranked = sorted(worth_it, key=lambda candidate: cost[candidate.name])  # ties stay in order
@@ -76,7 +80,7 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
     slowest = (CLEAR_LOSER if of_a_loop else HOPELESS) * best
     library = next((c for c in ranked if is_library(c) and cost[c.name] <= slowest), None)
     takes_a_place = library is not None and not (on_gpu and of_a_loop)
-    pays = on_gpu or best * OPEN * options.get("expected_calls") >= COMPILE_SECONDS
+    pays = on_gpu or options.get("tune") == "thorough" or best * OPEN * EXPECTED_CALLS >= COMPILE_SECONDS
     chosen: list[Candidate] = []
     for candidate in generated:
         compiled = not chosen or _recipe(candidate) in {"", *map(_recipe, chosen)}

@@ -15,14 +15,14 @@ import sympy
 import torch
 
 from polytile.codegen.triton import text
+from polytile.facts import Divisible
 from polytile.schedule.facts import Facts
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
-EVEN = 64
-"""The condition "K%64" of a regime: blocks along k up to this need no mask where it holds."""
-EVEN_K, EVEN_L = f"K%{EVEN}", f"L%{EVEN}"
+EVEN_K, EVEN_L = Divisible("K", 64), Divisible("L", 64)
+"""Conditions of a regime: blocks of up to 64 along k need no mask where they hold."""
 
 
 def symbol(name: str) -> sympy.Symbol:
@@ -87,8 +87,8 @@ def even_k(block: int, facts: Facts, depth: str = "K") -> bool:
     """Whether blocks along k divide K (of a second product L) wherever the facts hold."""
     if depth in facts.values:
         return facts.values[depth] % block == 0
-    even = EVEN_K if depth == "K" else EVEN_L
-    return (even in facts.holding and EVEN % block == 0) or (block == 16 and depth in facts.divisible)
+    even = any(fact.name == depth and fact.by % block == 0 for fact in facts.holding)
+    return even or (block == 16 and depth in facts.divisible)
 
 
 def rows_line(operand: Operand, facts: Facts, wide: bool) -> list[str]:
@@ -135,5 +135,5 @@ def widened(kernel: GemmKernel, operand: Operand, value: str) -> str:
     return f"{value}.to(tl.float32)" + ("" if kernel.in_dtype == torch.float32 else f".to({text.value_type(kernel.in_dtype)})")
 
 
-__all__ = ["EVEN", "EVEN_K", "EVEN_L", "Operand", "advance", "even_k", "load", "operands", "pointer_lines", "rows_line",
+__all__ = ["EVEN_K", "EVEN_L", "Operand", "advance", "even_k", "load", "operands", "pointer_lines", "rows_line",
            "second_operands", "widened"]  # fmt: skip

@@ -92,9 +92,9 @@ class Trials:
         task, waiting = self.task, {number: handle}
         for other, candidate in enumerate(task.candidates):
             if other != number and self._wanted(other) and candidate.ready():
-                found = _handle(task, other, self.attempts)
-                if isinstance(found, DeviceHandle):
-                    waiting[other] = found
+                its_handle = _handle(task, other, self.attempts)
+                if isinstance(its_handle, DeviceHandle):
+                    waiting[other] = its_handle
         while waiting:
             try:
                 ended = gpu.run_all(task.args, task.roles, list(waiting.values()), _index(task), task.trial_seconds)
