@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from polytile.ir.names import IS_PACKED
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
 from polytile.matmul.cpp.machine import Machine
-from polytile.matmul.cpp.spec import ELEMENT_BYTES, IS_PACKED, GemmConfig, GemmSpec, k_per_lane
+from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane
 
 # Cycles to copy one vector of B into a panel, and one of A into a tile: measured on Zen 5 at 768 x 768 with the
 # source in L2/L3.

@@ -21,8 +21,6 @@ PTRS = ("A", "B")
 OUTPUT_PTRS = ("C",)
 SIZES = ("batch", "M", "N", "K", "a_stride_b", "a_stride_m", "a_stride_k", "b_stride_b", "b_stride_k", "b_stride_n")
 OUTPUT_SIZES = ("c_stride_b", "c_stride_m", "c_stride_n")
-IS_PACKED = "kept"
-"""Name of the integer ir.program.IS_PACKED; this module does without torch, which that one needs."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "int8": 1}
 ACCUMULATOR = {"float64": "float64", "int8": "int32"}
 """The dtype of the sums, where it is not float32."""
