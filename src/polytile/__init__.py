@@ -140,9 +140,9 @@ def wait(compiled: Callable[..., Any] | None = None, timeout: float | None = Non
     """Waits until everything has been generated, compiled and measured that calls so far have asked for (option `stall`), at most
     `timeout` seconds; returns whether that is so. The next call of `compiled`, or of whatever was compiled, runs the kernels that
     were found to be fastest. Measuring goes on at full speed meanwhile, for all compiled functions alike."""
-    from polytile.runtime import background
+    from polytile.dispatch import learning
 
-    return background.wait(timeout)
+    return learning.wait(timeout)
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
