@@ -197,7 +197,7 @@ def test_no_more_points_are_sorted_than_a_cluster_holds() -> None:
 def test_kinds_of_sums_by_an_index_are_tried_beside_each_other() -> None:
     kernel = kernel_of(by_index())
     configs = variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))
-    assert {variants.traits(config) for config in configs} == {(("variant", name),) for name in variants.SCATTERED}
+    assert {variants.traits(config) for config in configs} == {(("variant", name),) for name in variants.SEGMENT_SUMS}
 
 
 def test_indices_made_for_a_measurement_are_all_over_the_table() -> None:

@@ -18,7 +18,7 @@ from polytile.dispatch.request import Answer
 from polytile.errors import OptionError
 from polytile.runtime import launcher
 from polytile.tuning import budget
-from tests.dispatch.helpers import SPEC, Fake, Speed, arguments, double, new_process
+from tests.dispatch.helpers import SPEC, Fake, Speed, arguments, new_process
 
 WHOLE = "M=91..128%16 N=46..64%16"
 SECONDS = 1.0
