@@ -28,6 +28,7 @@ from polytile.cost import triton_loops as prior
 from polytile.cost import triton_work as work
 from polytile.report import Table, show
 from polytile.runtime.cuda.device import named
+from polytile.schedule.named import schedule_of
 
 NEAR = 1.6
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
@@ -55,11 +56,12 @@ def compared(rows: list[dict[str, Any]], every: int) -> Iterator[tuple[str, str,
         for row, name in pairs[::every]:
             candidate: Any = configs[name]
             kernel, config, sizes = candidate.work.kernel, candidate.config, made.sizes(row["shape"])
-            own, nest = work.nest_of_variant(kernel, "persistent")
-            asked = work.work_at(kernel, "persistent", tuple(sorted(sizes.items())))
-            tile = work.tile_at(own.digest, nest, config)
+            schedule = schedule_of(config)
+            own, nest = work.nest_under(kernel, schedule)
+            asked = work.work_at(kernel, schedule, tuple(sorted(sizes.items())))
+            tile = work.tile_at(own.digest, nest, schedule)
             counts = {d: math.prod(asked.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
-            said = prior.Rows(asked, tile, counts, config, device)
+            said = prior.Rows(asked, tile, counts, schedule, device)
             facts = spec.keys.facts_for_code([sizes[n] for n in spec.size_names])
             (launch,) = generate(kernel, config, facts, overlaps=True).launches
             binary = to_cubin(launch, 90).binary

@@ -12,14 +12,14 @@ import torch
 from polytile.candidates import triton_variants as variants
 from polytile.candidates.triton import WORKER, job_of
 from polytile.codegen.triton import cluster_interpreter, interpret
-from polytile.codegen.triton.cluster import clustered
-from polytile.codegen.triton.generate import generate, nest_for
+from polytile.codegen.triton.generate import generate
 from polytile.ir import evaluate, expr
 from polytile.ir.program import Loop
 from polytile.problem import Config
 from polytile.runtime.cuda import cubins, device, workers
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
+from polytile.schedule.legality import clustered, spelled
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import F32, P0, R0, S0, S1, Case, assert_golden, kernel_of, load, loop, op, store
 from tests.codegen.interpreted import facts_of
@@ -142,7 +142,7 @@ def test_rows_with_infinities() -> None:
 
 def test_where_there_is_something_to_read_once() -> None:
     def able(make: Callable[[], Loop]) -> bool:
-        return clustered(nest_for(kernel_of(make()), "cluster")[1])
+        return clustered(spelled(kernel_of(make()), one_sweep=True)[1])
 
     assert all(map(able, (softmax, layer_norm, two_exchanges, cumsum, column_norm, column_softmax)))
     assert not able(column_sum)

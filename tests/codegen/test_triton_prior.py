@@ -7,9 +7,11 @@ import pytest
 from polytile.candidates import triton_variants as variants
 from polytile.candidates.triton_loops import label
 from polytile.cost import triton_loops as prior
+from polytile.cost.triton_work import work_at
 from polytile.ir import expr
 from polytile.ir.program import Loop
 from polytile.runtime.cuda import device
+from polytile.schedule import named
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.nest import nest_of
 from tests.codegen.helpers import F32, P0, P1, R0, S0, S1, S2, kernel_of, load, loop, store
@@ -92,6 +94,13 @@ def test_programs_of_rows_without_a_block_are_not_free() -> None:
     """A norm of 82×42063 in blocks of 2048: by 32 programs a row, of which 21 have one, 17.3 µs; by 128 of them 37.4."""
     predicted = ranking(half_norm().kernel, n0=82, n1=42063)
     assert predicted["split r=2048 splits=128 warps=4"] > 1.1 * predicted["split r=2048 splits=32 warps=4"]
+
+
+def test_predictions_do_not_depend_on_the_order_of_sets() -> None:
+    """At sizes of 1 several axes have stride 1; the first of the nest's is taken for the run, in every process."""
+    kernel = kernel_of(column_sum())
+    work = work_at(kernel, named.looped(x=32, r=32, warps=4), (("n0", 1), ("n1", 4096)))
+    assert all([axis for axis in work.extents if axis in one.strides] == list(one.strides) for one in work.accesses)
 
 
 H200 = device.named("H200")

@@ -22,6 +22,7 @@ from polytile.runtime.cuda import device
 from polytile.schedule.canonical import LoopKernel, canonicalize
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import nest_of
+from polytile.schedule.segments import Segments
 from tests.codegen.helpers import BF16, F32, I64, P0, P1, P2, S0, S1, S2, checked, load, loop, op, store
 from tests.codegen.interpreted import facts_of
 
@@ -197,7 +198,7 @@ def test_no_more_points_are_sorted_than_a_cluster_holds() -> None:
 def test_kinds_of_sums_by_an_index_are_tried_beside_each_other() -> None:
     kernel = kernel_of(by_index())
     configs = variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))
-    assert {variants.traits(config) for config in configs} == {(("variant", name),) for name in variants.SEGMENT_SUMS}
+    assert {variants.traits(config) for config in configs} == {(("variant", one.value),) for one in Segments}
 
 
 def test_indices_made_for_a_measurement_are_all_over_the_table() -> None:

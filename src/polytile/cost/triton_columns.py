@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 from polytile.codegen.triton.tile import Dim, Tile
 from polytile.codegen.triton.unit import registers
 from polytile.cost.triton_estimate import LEFT, MOST_REGISTERS, SM_SHARE, Estimate
-from polytile.cost.triton_work import WHOLE, Work
-from polytile.problem import Config
+from polytile.cost.triton_work import Work
 from polytile.schedule.nest import Form
+from polytile.schedule.schedule import Combine, Schedule, Share
 from polytile.schedule.vectors import VECTOR
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Columns(Estimate):
     def units(self) -> float:
         """Instructions of loads, stores and arithmetic, masked lanes included."""
         lanes = self.working * self.block * -(-self.steps // self.splits)
-        passes = self.work.passes if self.variant in ("looped", "split") else 1
+        passes = self.work.passes if self.schedule.swept else 1
         arithmetic = lanes * passes * (self.work.cost / max(1, self.work.passes) + 2) / 128
         moving = 0.0
         for access in self.work.accesses:
@@ -87,11 +87,11 @@ class Columns(Estimate):
     @functools.cached_property
     def registers(self) -> float:
         """32-bit registers a thread needs."""
-        if self.config.get("resident"):
-            return float(registers(self.config))
-        each = self.work.resident if self.variant in WHOLE else self.work.live
+        if self.schedule.blocks.resident:
+            return float(registers(self.schedule))
+        each = self.work.resident if self.schedule.bounded else self.work.live
         going = max(1.0, self.block / self.threads) * (each + self.work.sums / 4 * max(0, self.parts - 1))
-        return BASE_REGISTERS + max(going, 0.0 if self.finalised else self.combined * self.work.running)
+        return BASE_REGISTERS + max(going, 0.0 if self._finalised else self.combined * self.work.running)
 
     @property
     def _own(self) -> float:
@@ -103,7 +103,7 @@ class Columns(Estimate):
     def _meeting(self) -> float:
         """What the warps of a program spend on agreeing."""
         warps = self.threads / self.device.warp
-        reductions = self.work.running if self.variant == "cluster" else self.work.reductions
+        reductions = self.work.running if self.schedule.clustered else self.work.reductions
         return reductions * (REDUCTION + MEETING * warps + COLUMN * self._handed)
 
     @property
@@ -127,7 +127,7 @@ class Columns(Estimate):
         at_once = self.at_once
         programs = self.programs if self._columns else self.working  # those without a block leave what they have too
         turns = programs / (min(self.running, at_once) if self.work.sums else at_once)
-        if self.variant in WHOLE:
+        if self.schedule.bounded:
             rounds = (1 + (max(1.0, turns) - 1) / self.stages) / max(1.0, turns)
         if self.parts:
             rounds = self.work.passes
@@ -138,7 +138,12 @@ class Columns(Estimate):
     @property
     def _columns(self) -> bool:
         """Whether the last program of a pass puts together columns."""
-        return self.variant == "split" and self.tile.nest.form is Form.COLUMN and not self.finalised
+        return self.schedule.chunked and self.tile.nest.form is Form.COLUMN and not self._finalised
+
+    @property
+    def _finalised(self) -> bool:
+        """Whether launches of their own combine what the programs of a pass have left."""
+        return self.schedule.combine is Combine.LAUNCH
 
     @property
     def _left(self) -> float:
@@ -147,30 +152,30 @@ class Columns(Estimate):
 
     @property
     def _finish(self) -> float:
-        if self.variant == "split":
+        if self.schedule.chunked:
             taken = TAKEN * self.combined * self.work.running if self._columns else 0.0
-            return self.work.passes * FINISH * (2 if self.finalised else 1) + taken
+            return self.work.passes * FINISH * (2 if self._finalised else 1) + taken
         if not self.work.sums or self.running == 1:
             return 0.0
-        return FINISH + self._left / self.device.l2_bandwidth + (CLUSTERS if self.clustered else 0.0)
+        return FINISH + self._left / self.device.l2_bandwidth + (CLUSTERS if self.schedule.share is Share.CLUSTER else 0.0)
 
     @property
     def _combining(self) -> float:
         """What a program of a split row spends on what the others have left, pass after pass."""
-        if self.clustered:
+        if self.schedule.share is Share.CLUSTER:
             return (self.work.passes - 1) * RECEIVED
         if self._columns:
             return self.work.passes * CACHE_LATENCY + ARRIVED
-        return self.work.passes * (CACHE_LATENCY + LEFT * self.combined) if self.variant == "split" else 0.0
+        return self.work.passes * (CACHE_LATENCY + LEFT * self.combined) if self.schedule.chunked else 0.0
 
 
 class ColumnParallel(Columns):
     """Of programs that have a block of columns each and go down all rows, before another launch goes over the points."""
 
     def __init__(
-        self, work: Work, tile: Tile, counts: Mapping[Dim, int], config: Config, device: DeviceFacts
+        self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts
     ) -> None:
-        super().__init__(work, tile, counts, config, device)
+        super().__init__(work, tile, counts, schedule, device)
         self.programs = self.working = self.running = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.parallel)
 

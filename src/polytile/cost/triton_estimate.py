@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from polytile.codegen.triton.split import FINALISE_WARPS
 from polytile.codegen.triton.tile import Dim, Tile
-from polytile.cost.triton_work import WHOLE, Access, Work, divisible
-from polytile.problem import Config
+from polytile.cost.triton_work import Access, Work, divisible
 from polytile.schedule.nest import Form
+from polytile.schedule.schedule import Schedule, Share
 from polytile.schedule.vectors import VECTOR
 
 if TYPE_CHECKING:
@@ -41,23 +41,20 @@ class Estimate:
     """The prediction for one config: `counts` are the points along each dimension. Kinds of loops say how long programs take."""
 
     def __init__(
-        self, work: Work, tile: Tile, counts: Mapping[Dim, int], config: Config, device: DeviceFacts
+        self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts
     ) -> None:
-        self.work, self.tile, self.counts, self.config, self.device = work, tile, counts, config, device
-        self.variant, self.threads = str(config["variant"]), device.warp * int(config["warps"])
-        self.parts = int(config.get("parts", 0) or 0)
-        self.splits, self.stages = int(config.get("splits", 1) or 1), int(config.get("stages", 1) or 1)
+        self.work, self.tile, self.counts, self.schedule, self.device = work, tile, counts, schedule, device
+        self.threads, self.parts = device.warp * schedule.warps, schedule.blocks.parts or 0
+        self.splits, self.stages = schedule.splits, schedule.stages
         self.block = math.prod(d.block for d in tile.dims)
         self.steps = math.prod(-(-counts[d] // d.block) for d in tile.reduced)
-        self.clustered = self.variant in WHOLE and self.splits > 1
-        if self.clustered:
+        if schedule.share is Share.CLUSTER:
             self.steps = self.splits
         self.programs = math.prod(-(-counts[d] // d.block) for d in tile.parallel) * self.splits
         chunk = -(-self.steps // self.splits)
         self.working = self.programs // self.splits * -(-self.steps // chunk)
         self.dims = {a.symbol: d for d in (*tile.parallel, *tile.reduced) for a in d.axes}
-        self.finalised = int(config.get("gathers", 0) or 0)
-        self.running = min(self.working, int(config.get("programs", 0) or self.working))
+        self.running = min(self.working, schedule.blocks.programs or self.working)
 
     @property
     def seconds(self) -> float:
@@ -77,12 +74,12 @@ class Estimate:
     @property
     def placed(self) -> float:
         """Seconds until the last program has its place."""
-        return PLACED * (self.programs if self.variant == "split" else self.running)
+        return PLACED * (self.programs if self.schedule.chunked else self.running)
 
     @property
     def blocks(self) -> int:
         """Blocks of its row that a program goes through in each pass."""
-        return -(-self.steps // self.splits) if self.variant not in WHOLE else 1
+        return -(-self.steps // self.splits) if not self.schedule.bounded else 1
 
     # traffic ---------------------------------------------------------------------------------------------------------
 
@@ -105,9 +102,9 @@ class Estimate:
     @functools.cached_property
     def memory(self) -> float:
         again = 0.0
-        if self.variant not in WHOLE:
+        if not self.schedule.bounded:
             again = sum(self.asked(a) * (a.passes - 1) / a.passes for a in self.work.accesses if a.passes > 1)
-            together = 1.0 if self.variant == "split" else min(1.0, self.places * self.device.sms / self.programs)
+            together = 1.0 if self.schedule.chunked else min(1.0, self.places * self.device.sms / self.programs)
             again *= max(0.0, 1.0 - KEPT * self.device.l2_bytes / max(1.0, again * together))
         active = min(self.running, self.device.sms) / self.device.sms
         drawn = self.device.bandwidth * min(1.0, SM_SHARE * active)
@@ -139,7 +136,7 @@ class Estimate:
             touched *= self.counts[dim] if dim in varies else min(self.running, -(-self.counts[dim] // dim.block))
         for dim in self.tile.reduced:
             touched *= self.counts[dim] if dim in varies else 1
-        passes = access.passes if self.variant not in WHOLE or self.parts else 1
+        passes = access.passes if not self.schedule.resident else 1
         return touched * passes
 
     def _efficiency(self, access: Access) -> float:
@@ -172,10 +169,10 @@ class Estimate:
     @property
     def combined(self) -> float:
         """Values that a thread of the program that combines a row reads of each part of what the others have left."""
-        if self.variant not in ("split", "cluster"):
+        if not self.schedule.chunked and not self.schedule.clustered:
             return 0.0
-        if self.finalised:
-            return self.splits * self.finalised / (FINALISE_WARPS * self.device.warp)
+        if (columns := self.schedule.blocks.finalise) is not None:
+            return self.splits * columns / (FINALISE_WARPS * self.device.warp)
         return self.splits * math.prod(d.block for d in self.tile.parallel) / self.threads
 
     @functools.cached_property
@@ -212,7 +209,7 @@ class Estimate:
     @property
     def staged(self) -> float:
         """What a program spends on bringing blocks ahead that the cache has."""
-        if self.stages == 1 or self.variant in WHOLE:
+        if self.stages == 1 or self.schedule.bounded:
             return 0.0
         passes = self.work.passes - 1 + STAGED_FIRST
         return (1.0 - self.missing) * STAGED * passes * self.blocks
@@ -223,7 +220,7 @@ class Estimate:
         places; what is narrower than NARROW_COPY is loaded as without stages. Column sums of 128×4096×4095 float32 took 23
         cycles a copy by blocks of 16×128, 35 by 16×64 and 67 by 32×64 (an H200), RMS norms of 33×306322 bfloat16 21 (an
         H100)."""
-        if self.stages == 1 or self.variant in WHOLE:
+        if self.stages == 1 or self.schedule.bounded:
             return 0.0
         going, cycles = set(self.tile.reduced), 0.0
         for access in self.work.accesses:
@@ -236,6 +233,6 @@ class Estimate:
     @property
     def at_once(self) -> int:
         """Programs that the device holds at a time: of clusters none is parted among groups of multiprocessors."""
-        if not self.clustered:
+        if self.schedule.share is not Share.CLUSTER:
             return self.device.sms * self.places
         return max(1, GROUPS * (self.device.sms // GROUPS * self.places // self.splits)) * self.splits

@@ -32,12 +32,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from polytile.codegen.triton.tile import Dim, Tile
 from polytile.cost.triton_columns import ClusterColumns, ColumnParallel, Columns
 from polytile.cost.triton_estimate import EXCHANGE, LEFT, MOST_REGISTERS, Estimate
-from polytile.cost.triton_work import WHOLE, Access, nest_of_variant, tile_at, work_at
+from polytile.cost.triton_work import Access, Work, nest_under, tile_at, work_at
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.named import schedule_of
 from polytile.schedule.nest import Form
+from polytile.schedule.schedule import Combine, Schedule, Share
 from polytile.schedule.vectors import VECTOR
 
 if TYPE_CHECKING:
@@ -64,16 +67,23 @@ NORM, OVERLAP = 1.5, 3  # how little latency and instructions overlap, and how w
 
 def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
     """Seconds of one call; see the module's formula."""
-    variant = str(config["variant"])
-    own, nest = nest_of_variant(kernel, variant)
-    work = work_at(kernel, variant, tuple(sorted(size.items())))
-    tile = tile_at(own.digest, nest, config)
+    return predicted(kernel, schedule_of(config), size, device)
+
+
+def predicted(kernel: LoopKernel, schedule: Schedule, size: Mapping[str, int], device: DeviceFacts, begun: float = WARP) -> float:
+    """The same of a schedule; `begun`: seconds until the next warp of a pointwise program begins."""
+    own, nest = nest_under(kernel, schedule)
+    work = work_at(kernel, schedule, tuple(sorted(size.items())))
+    tile = tile_at(own.digest, nest, schedule)
     counts = {d: math.prod(work.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
     if not all(counts.values()):
         return device.launch_seconds
-    columns = {"stripes": ColumnParallel, "cluster": ClusterColumns}.get(variant, Columns)
-    kind = columns if nest.form is Form.COLUMN or work.sums else Rows
-    return kind(work, tile, counts, config, device).seconds
+    if nest.form is not Form.COLUMN and not work.sums:
+        return Rows(work, tile, counts, schedule, device, begun).seconds
+    kind = ClusterColumns if schedule.clustered else Columns
+    if schedule.columns is not None and schedule.share is Share.GRID:
+        kind = ColumnParallel
+    return kind(work, tile, counts, schedule, device).seconds
 
 
 @dataclass(frozen=True)
@@ -90,13 +100,19 @@ class ThreadLayout:
 class Rows(Estimate):
     """Of rows and of points."""
 
+    def __init__(
+        self, work: Work, tile: Tile, counts: Mapping[Dim, int], schedule: Schedule, device: DeviceFacts, begun: float = WARP
+    ) -> None:
+        super().__init__(work, tile, counts, schedule, device)
+        self.begun = begun
+
     @property
     def seconds(self) -> float:
         dispatch = DISPATCH * min(self.running, self.device.sms * self.places)
         alone = (self.latency**NORM + self.units**NORM) ** (1 / NORM)
         own = (alone**OVERLAP + self.memory**OVERLAP + self.cache**OVERLAP) ** (1 / OVERLAP)
-        finish = self.work.passes * FINISH if self.variant == "split" else 0.0
-        begun = WARP * self.warps if self.variant == "plain" else 0.0
+        finish = self.work.passes * FINISH if self.schedule.chunked else 0.0
+        begun = self.begun * self.warps if self.schedule.combine is Combine.NOTHING else 0.0
         return self.launching + begun + finish + max(dispatch + own, self.placed)
 
     # threads ---------------------------------------------------------------------------------------------------------
@@ -141,19 +157,19 @@ class Rows(Estimate):
 
     @property
     def _launches(self) -> int:
-        return self.work.passes if self.variant == "split" else 1
+        return self.work.passes if self.schedule.chunked else 1
 
     @functools.cached_property
     def _agreeing(self) -> float:
         """Instructions in which a thread's own values, those of its warp and those of other warps become one; programs of a
         split row do so again with what all have left."""
-        own = 0.0 if self.variant in WHOLE else self.work.merges * max(0.0, self.each - self.layout.kept)
+        own = 0.0 if self.schedule.bounded else self.work.merges * max(0.0, self.each - self.layout.kept)
         return own + self.shuffles * (SHUFFLED + self.work.merges / max(1.0, self.work.running))
 
     @functools.cached_property
     def accesses(self) -> float:
         """Loads and stores of one thread in one block of each pass."""
-        passes = (a.passes if self.variant not in WHOLE else 1 for a in self.work.accesses)
+        passes = (a.passes if not self.schedule.bounded else 1 for a in self.work.accesses)
         return sum(self._of_thread(a) / self._parts(a) * n for a, n in zip(self.work.accesses, passes, strict=True))
 
     @functools.cached_property
@@ -178,7 +194,7 @@ class Rows(Estimate):
         """Values that a thread takes from other lanes."""
         layout = self.layout
         steps = layout.kept * math.log2(layout.lanes) + (math.log2(layout.warps) if layout.warps > 1 else 0.0)
-        combined = math.log2(self.splits) if self.variant == "split" else 0.0
+        combined = math.log2(self.splits) if self.schedule.chunked else 0.0
         return self.work.running * (steps + combined)
 
     @property
@@ -201,17 +217,17 @@ class Rows(Estimate):
     @functools.cached_property
     def registers(self) -> float:
         """32-bit registers a thread needs."""
-        running = self.work.running if self.tile.reduced and self.variant not in WHOLE else self.work.pairs
-        at_once = self.accesses / (1 if self.variant in WHOLE else self.work.passes)
+        running = self.work.running if self.tile.reduced and not self.schedule.bounded else self.work.pairs
+        at_once = self.accesses / (1 if self.schedule.bounded else self.work.passes)
         going = VALUE * self.each * (1 + RUNNING * running) + PLACE * at_once
         return BASE_REGISTERS + max(going, self.combined * self.work.running)
 
     @property
     def latency(self) -> float:
         wait = CACHE_LATENCY + self.missing * (MEMORY_LATENCY - CACHE_LATENCY)
-        if self.variant in ("looped", "split"):
+        if self.schedule.swept:
             wait += QUEUE * self.accesses / self.work.passes
-        rounds = self.work.passes * self.waits if self.variant in ("looped", "split") else 1
+        rounds = self.work.passes * self.waits if self.schedule.swept else 1
         turns = self.programs / self.at_once
         spilled = max(0.0, self.registers - MOST_REGISTERS) / 64 * CACHE_LATENCY
         one = rounds * wait + self.block_loop + self.staged + self._meeting + spilled + self._own + self._combining
@@ -227,12 +243,12 @@ class Rows(Estimate):
         """What the warps of a program spend on agreeing, beside the instructions."""
         layout = self.layout
         steps = math.log2(layout.lanes * layout.warps)
-        reductions = self.work.running if self.variant == "cluster" else self.work.reductions
+        reductions = self.work.running if self.schedule.clustered else self.work.reductions
         return reductions * (steps * SHUFFLE + (BARRIER if layout.warps > 1 else 0)) / self.device.clock
 
     @property
     def _combining(self) -> float:
         """What a program of a split row spends on what the others have left, pass after pass."""
-        if self.variant == "cluster":
+        if self.schedule.clustered:
             return max(1, self.work.passes - 1) * (EXCHANGE + LEFT * self.combined)
-        return self.work.passes * (CACHE_LATENCY + LEFT * self.combined) if self.variant == "split" else 0.0
+        return self.work.passes * (CACHE_LATENCY + LEFT * self.combined) if self.schedule.chunked else 0.0

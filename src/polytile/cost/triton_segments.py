@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from polytile.codegen.triton.segment_sums import Table, needs_scratch, size_of, table_of
+from polytile.codegen.triton.segment_sums import Table, needs_scratch, points_of, size_of, table_of
 from polytile.codegen.triton.sorted_segments import LISTED
 from polytile.cost import triton_estimate as estimate
 from polytile.cost import triton_loops as prior
@@ -23,6 +23,7 @@ from polytile.ir import sizes
 from polytile.problem import Config
 from polytile.runtime.cuda.driver import PORTABLE
 from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.segments import Segments
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
@@ -45,17 +46,19 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
     written = sizes.evaluate(_size(kernel), values)
     (store,) = kernel.loop.stores
     own, wide = kernel.storage(store.buffer).itemsize, store.value.dtype.itemsize
-    if config["variant"] == "scatter":
+    segments = Segments(config["variant"])
+    if segments is Segments.ATOMIC:
         passes = (wide, wide, own) if needs_scratch(kernel) else (own,)
         again = written * sum(passes) / _rate(device, written * wide)
-        return prior.cost(kernel, config, size, device) + again + (len(passes) + 1) // 2 * FINISH
+        points = prior.predicted(kernel, points_of(config), size, device, begun=0.0)
+        return points + again + (len(passes) + 1) // 2 * FINISH
     table = _table(kernel)
     assert table is not None
     rows, points, columns = (sizes.evaluate(e, values) for e in (table.rows, table.points.size, table.along.size))
     if not rows or not columns:
         return device.launch_seconds
-    if config["variant"] in ("seekers", "sorted"):
-        predict = _owner_computes if config["variant"] == "seekers" else _sorted
+    if segments in (Segments.OWNER_COMPUTES, Segments.SORTED):
+        predict = _owner_computes if segments is Segments.OWNER_COMPUTES else _sorted
         return device.launch_seconds + estimate.START - estimate.HIDDEN + predict(config, rows, points, columns, own, device)
     zeros, reached = written * own / _rate(device, written * own), min(rows, points)
     memory = (points + reached) * columns * own / _rate(device, written * own)

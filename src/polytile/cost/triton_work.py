@@ -9,20 +9,18 @@ from dataclasses import dataclass
 
 import sympy
 
-from polytile.codegen.triton.generate import nest_for
 from polytile.codegen.triton.ops import summed_exponentials
 from polytile.codegen.triton.tile import Tile, divides, tile_of
 from polytile.ir import expr, ops, sizes
 from polytile.ir.expr import Load, Node, Op
 from polytile.ir.program import Store
-from polytile.problem import Config
 from polytile.schedule import vectors
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts, index_limit
+from polytile.schedule.legality import spelled
 from polytile.schedule.nest import Form, Nest
+from polytile.schedule.schedule import Schedule
 
-WHOLE = ("persistent", "sums", "cluster")
-"""Variants that hold rows whole."""
 FAR = 1 << 40
 """The stride of an index that is no linear function of its axis."""
 PARTS = {"argmax": 2.0, "argmin": 2.0, "welford": 3.0, "online_softmax": 2.0}
@@ -76,31 +74,32 @@ class Work:
     live: float
 
 
-_nests: dict[tuple[str, str], tuple[LoopKernel, Nest]] = {}
-_works: dict[tuple[str, str, tuple[tuple[str, int], ...]], Work] = {}
-_tiles: dict[tuple[str, Config], Tile] = {}
+_nests: dict[tuple[str, bool], tuple[LoopKernel, Nest]] = {}
+_works: dict[tuple[str, bool, bool, tuple[tuple[str, int], ...]], Work] = {}
+_tiles: dict[tuple[str, Schedule], Tile] = {}
 
 
-def nest_of_variant(kernel: LoopKernel, variant: str) -> tuple[LoopKernel, Nest]:
-    key = (kernel.digest, variant)
+def nest_under(kernel: LoopKernel, schedule: Schedule) -> tuple[LoopKernel, Nest]:
+    """The kernel as `schedule` spells it, and its layout."""
+    key = (kernel.digest, schedule.one_sweep)
     if key not in _nests:
-        _nests[key] = nest_for(kernel, variant)
+        _nests[key] = spelled(kernel, schedule.one_sweep)
     return _nests[key]
 
 
-def tile_at(digest: str, nest: Nest, config: Config) -> Tile:
-    key = (digest, config)
+def tile_at(digest: str, nest: Nest, schedule: Schedule) -> Tile:
+    key = (digest, schedule)
     if key not in _tiles:
-        _tiles[key] = tile_of(nest, config, Facts())
+        _tiles[key] = tile_of(nest, schedule, Facts())
     return _tiles[key]
 
 
-def work_at(kernel: LoopKernel, variant: str, size: tuple[tuple[str, int], ...]) -> Work:
-    key = (kernel.digest, variant, size)
+def work_at(kernel: LoopKernel, schedule: Schedule, size: tuple[tuple[str, int], ...]) -> Work:
+    key = (kernel.digest, schedule.one_sweep, schedule.bounded, size)
     if key not in _works:
-        own, nest = nest_of_variant(kernel, variant)
+        own, nest = nest_under(kernel, schedule)
         values = dict(size)
-        _works[key] = _measured(own, nest, {s: values[s.name] for s in kernel.symbols}, variant not in WHOLE)
+        _works[key] = _measured(own, nest, {s: values[s.name] for s in kernel.symbols}, not schedule.bounded)
     return _works[key]
 
 
@@ -162,7 +161,10 @@ def _access(
 ) -> Access:
     strides = {}
     below = [place.index.free_symbols, *[e.free_symbols for n in expr.walk(*place.indirect) for e in n.indices]]
-    for symbol in set().union(*below) & extents.keys():
+    used = set().union(*below)
+    for symbol in extents:  # in this order: where two strides are 1, the first one counts as the run
+        if symbol not in used:
+            continue
         stride = sizes.coefficient(place.index, symbol)
         known = stride is not None and stride.free_symbols <= values.keys() and stride != 0
         strides[symbol] = abs(sizes.evaluate(stride, values)) if known else FAR

@@ -16,32 +16,24 @@ from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.schedules import of_rows, stored
-from polytile.codegen.triton.split import Split, splittable
+from polytile.codegen.triton.split import Split
 from polytile.codegen.triton.tile import Dim
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import sizes
 from polytile.ir.expr import Scan
-from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Form, Nest
+from polytile.schedule.schedule import Schedule
 
 BARRIER, ARRIVE, WAIT, POINTS = "pt_cluster_barrier()", "pt_cluster_arrive()", "pt_cluster_wait()", "points"
 END = "tl.minimum(first + chunk, {})"
 """Of a program's part, by the length of the row."""
 
 
-def clustered(nest: Nest) -> bool:
-    """Whether programs can hold rows or columns together, and there is a second pass that this spares: a scan, of which a split
-    needs to know what all before it come to, has one too."""
-    if nest.scans:
-        return nest.form is Form.ROW and splittable(nest)
-    return nest.form is not Form.POINTWISE and len(nest.loop.reduced) == 1 and nest.passes > 1
-
-
-def cluster(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launch of `kernel` under a config whose `splits` programs hold a row."""
-    return Cluster(kernel, nest, config, facts, overlaps).build()
+def cluster(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launch of `kernel` whose programs, `splits` of them, hold a row together."""
+    return Cluster(kernel, nest, schedule, facts, overlaps).build()
 
 
 class Cluster(Split):
@@ -58,7 +50,7 @@ class Cluster(Split):
         return self._launch(unit, sizes.product(unit.tile.tiles))
 
     def _begin_unit(self) -> Unit:
-        unit = Unit(self.kernel, self.nest, self.config, self.facts, self.overlaps)
+        unit = Unit(self.kernel, self.nest, self.schedule, self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
         return unit
 
@@ -135,4 +127,4 @@ class Cluster(Split):
         scope.names[id(scan)] = own
 
 
-__all__ = ["Cluster", "cluster", "clustered"]
+__all__ = ["Cluster", "cluster"]

@@ -12,34 +12,22 @@ all sent for the turn before it, so all have read the buffer that it writes to.
 
 from __future__ import annotations
 
-import torch
-
 from polytile.codegen.triton.body import Scope
-from polytile.codegen.triton.cluster import POINTS, Cluster, clustered
+from polytile.codegen.triton.cluster import POINTS, Cluster
 from polytile.codegen.triton.column_reduction import ColumnReduction, add, begin
 from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import sizes
-from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Nest
-
-KINDS = ("sum", "prod", "max", "min")
-EXCHANGED = 16
-"""Values that a program can send in one turn: what a buffer has room for."""
+from polytile.schedule.schedule import Schedule
 
 
-def cluster_column_reduction(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `kernel` under a config whose `splits` programs hold a row."""
-    return ClusterColumnReduction(kernel, nest, config, facts, overlaps).build()
-
-
-def can_exchange(nest: Nest) -> bool:
-    """Whether DSMEM exchanges take what the reductions need: single values of 32 bits, EXCHANGED at most."""
-    fits = all(r.kind in KINDS and r.dtype == torch.float32 for r in nest.reduces)
-    return clustered(nest) and not nest.scans and fits and len(nest.reduces) <= EXCHANGED
+def cluster_column_reduction(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `kernel` whose programs, `splits` of them, hold a row together."""
+    return ClusterColumnReduction(kernel, nest, schedule, facts, overlaps).build()
 
 
 class ClusterColumnReduction(ColumnReduction):
@@ -47,9 +35,9 @@ class ClusterColumnReduction(ColumnReduction):
 
     number, count = "(tl.program_id(0) // SPLITS)", "(tl.num_programs(0) // SPLITS)"
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
-        super().__init__(kernel, nest, config, facts, overlaps)
-        self.cluster = DsmemCluster(kernel, nest, config, facts, overlaps)
+    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> None:
+        super().__init__(kernel, nest, schedule, facts, overlaps)
+        self.cluster = DsmemCluster(kernel, nest, schedule, facts, overlaps)
         self.unit.constants["SPLITS"] = self.cluster.splits
 
     def _launch(self) -> Launch:
@@ -95,4 +83,4 @@ class DsmemCluster(Cluster):
         return parts
 
 
-__all__ = ["can_exchange", "cluster_column_reduction"]
+__all__ = ["cluster_column_reduction"]

@@ -22,39 +22,29 @@ from polytile.codegen.triton.tile import blocks
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Node
-from polytile.ir.program import Axis, Loop, Store, element_level
-from polytile.problem import Config
+from polytile.ir.program import Axis, Loop, Store
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts
+from polytile.schedule.named import looped, pointwise
 from polytile.schedule.nest import Nest
+from polytile.schedule.schedule import Schedule
 
-KINDS = ("sum", "max", "min")
-"""Reductions whose partial results are combined by the same reduction."""
-FINALISE = Config.of(variant="looped", x=1, r=2048, warps=8)
-POINTS = Config.of(variant="plain", x=1024, y=1, warps=4)
-
-
-def is_column_parallel(nest: Nest) -> bool:
-    """Whether launch 1 and 2 are the loops above: all reductions are of the first pass, and all stores but the sums need them
-    at every point."""
-    stores = [store for store in nest.loop.stores if not store.is_segment_sum]
-    reduces = all(r.kind in KINDS and r.dtype.is_floating_point and nest.passes_before(r) == 1 for r in nest.reduces)
-    points = all(element_level(nest.loop, store) and nest.passes_before(store.value) == 1 for store in stores)
-    return reduces and points and bool(stores) and len(nest.loop.reduced) == 1 and nest.passes == 2
+FINALISE = looped(x=1, r=2048, warps=8)
+POINTS = pointwise(x=1024, y=1, warps=4)
 
 
-def column_parallel(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
+def column_parallel(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
     """The launches of `kernel`."""
-    return ColumnParallel(kernel, nest, config, facts, overlaps).build()
+    return ColumnParallel(kernel, nest, schedule, facts, overlaps).build()
 
 
 class ColumnParallel:
     """A kernel in the making. Scratch memory 2·k has the partial results of reduction k, row by row, and 2·k + 1 its results."""
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
+    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> None:
         self.kernel, self.nest, self.facts, self.overlaps = kernel, nest, facts, overlaps
-        self.unit = Unit(kernel, nest, config, facts, overlaps)
-        self.stages = int(config.get("stages", 1) or 1)
+        self.unit = Unit(kernel, nest, schedule, facts, overlaps)
+        self.stages = schedule.stages
         (self.columns,) = self.unit.tile.reduced
         self.count = blocks(self.columns.size, self.columns.block)
         self.sums, self.rows = column_sums(kernel.loop), sympy.expand(self.unit.rows)
@@ -139,4 +129,4 @@ class ColumnParallel:
         return LoopKernel(loop, tuple(tensors), self.kernel.symbols)
 
 
-__all__ = ["column_parallel", "is_column_parallel"]
+__all__ = ["column_parallel"]

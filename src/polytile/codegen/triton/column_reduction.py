@@ -28,19 +28,16 @@ from polytile.codegen.triton.unit import Unit
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load
 from polytile.ir.program import Axis, Loop, Store
-from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts
+from polytile.schedule.named import looped
 from polytile.schedule.nest import Nest
+from polytile.schedule.schedule import Hold, Schedule, Share
 
 PARTIAL = "scratch{}"
 FINALISE_PROGRAMS, FINALISE_POINTS, NARROWEST, WIDEST = 128, 8192, 8, 32
 """Programs and points of a block of the finalise launch, and how many columns a block has: with all rows of scratch memory in one
 block, of which 528 programs leave so many, it waits once."""
-
-
-def has_column_sums(loop: Loop) -> bool:
-    return any(store.is_segment_sum for store in loop.stores)
 
 
 @dataclass(frozen=True)
@@ -56,9 +53,10 @@ class ColumnSum:
         return f"sum{self.number}{self.part}"
 
 
-def column_reduction(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `kernel` under a config with `programs`."""
-    return (BlockedColumnReduction if config.get("parts") else ColumnReduction)(kernel, nest, config, facts, overlaps).build()
+def column_reduction(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `kernel` whose programs, `programs` of them at most, share all rows."""
+    kind = BlockedColumnReduction if schedule.hold is Hold.MEMORY else ColumnReduction
+    return kind(kernel, nest, schedule, facts, overlaps).build()
 
 
 class ColumnReduction:
@@ -67,15 +65,14 @@ class ColumnReduction:
 
     number, count = "tl.program_id(0)", "tl.num_programs(0)"
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
-        self.kernel, self.config, self.facts, self.overlaps = kernel, config, facts, overlaps
-        self.unit = Unit(kernel, nest, config, facts, overlaps)
+    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> None:
+        self.kernel, self.schedule, self.facts, self.overlaps = kernel, schedule, facts, overlaps
+        self.unit = Unit(kernel, nest, schedule, facts, overlaps)
         self.sums = column_sums(kernel.loop)
         (self.columns,) = self.unit.tile.reduced
         self.blocks = sizes.product(self.unit.tile.tiles)
-        self.stages = int(config.get("stages", 1) or 1)
-        self.most = int(config["programs"]) // int(config.get("splits", 1) or 1)
-        self.alone = self.most == 1
+        self.most = (schedule.blocks.programs or 1) // schedule.splits
+        self.alone = schedule.columns is not Share.GRID
         self.programs: sympy.Expr = sizes.ONE
         if not self.alone:
             self.programs = sympy.Min(sympy.Integer(self.most), self.blocks)
@@ -123,7 +120,7 @@ class ColumnReduction:
             self._store_partial(sums)
 
     def _range(self) -> str:
-        ahead = f", num_stages={self.stages}" if self.stages > 1 else ""
+        ahead = f", num_stages={self.schedule.stages}" if self.schedule.stages > 1 else ""
         return f"tl.range({self.number}, {self.unit.body.index(self.blocks)}, {self.count}{ahead})"
 
     def _store_partial(self, sums: Sequence[ColumnSum]) -> None:
@@ -143,9 +140,9 @@ class ColumnReduction:
         kernel = self._finalise_loop()
         x = min(WIDEST, max(NARROWEST, max(self.columns.block, self.columns.whole) // FINALISE_PROGRAMS))
         r = min(1 << (self.most - 1).bit_length(), FINALISE_POINTS // x)
-        config = Config.of(variant="looped", x=x, r=r, warps=8)
+        schedule = looped(x=x, r=r, warps=8)
         numbers = {PARTIAL.format(one.number): one.number for one in self.sums}
-        return on_scratch(kernel, config, self.facts, self.overlaps, numbers)
+        return on_scratch(kernel, schedule, self.facts, self.overlaps, numbers)
 
     def _finalise_loop(self) -> LoopKernel:
         column, row = sizes.axis("p0"), sizes.axis("r0")
@@ -166,8 +163,12 @@ class ColumnReduction:
 class BlockedColumnReduction(ColumnReduction):
     """The same of rows in parts."""
 
+    @property
+    def parts(self) -> int:
+        return self.schedule.blocks.parts or 1
+
     def _begin(self) -> None:
-        for part in range(int(self.config["parts"])):
+        for part in range(self.parts):
             zero(self.unit, self._of(part))
 
     def _of(self, part: int) -> list[ColumnSum]:
@@ -195,7 +196,7 @@ class BlockedColumnReduction(ColumnReduction):
         unit.flush(scope)
         body.again = reads_again(unit, k)
         body.last = bool(k) and not body.again
-        parts = range(int(self.config["parts"]))
+        parts = range(self.parts)
         for part in reversed(parts) if goes_back(nest, k) else parts:
             self._columns(part)
             inner = scope.inner()
@@ -210,7 +211,7 @@ class BlockedColumnReduction(ColumnReduction):
             reduction.finish(reduction.running(), scope)
 
     def _end(self, sums: Sequence[ColumnSum]) -> None:
-        for part in range(int(self.config["parts"])):
+        for part in range(self.parts):
             self._columns(part)
             super()._end(self._of(part))
 
@@ -269,4 +270,4 @@ def column_sums(loop: Loop) -> list[ColumnSum]:
     return [ColumnSum(store, k) for k, store in enumerate(store for store in loop.stores if store.is_segment_sum)]
 
 
-__all__ = ["ColumnReduction", "ColumnSum", "add", "begin", "column_reduction", "column_sums", "finish", "has_column_sums"]
+__all__ = ["ColumnReduction", "ColumnSum", "add", "begin", "column_reduction", "column_sums", "finish"]

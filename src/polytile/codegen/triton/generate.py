@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from polytile.codegen.triton.cluster import cluster
 from polytile.codegen.triton.cluster_column_reduction import cluster_column_reduction
@@ -12,7 +11,7 @@ from polytile.codegen.triton.column_parallel import column_parallel
 from polytile.codegen.triton.column_reduction import column_reduction
 from polytile.codegen.triton.index_search import first_occurrence, owner_computes
 from polytile.codegen.triton.kernel import TritonKernel
-from polytile.codegen.triton.schedules import SCHEDULES
+from polytile.codegen.triton.schedules import emit
 from polytile.codegen.triton.segment_sums import atomic_sums
 from polytile.codegen.triton.sorted_segments import sorted_segment_reduction
 from polytile.codegen.triton.split import split
@@ -20,42 +19,43 @@ from polytile.codegen.triton.unit import Unit
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
-from polytile.schedule.nest import Form, Nest, nest_of
-from polytile.schedule.rewrite import one_sweep, plain_reductions
+from polytile.schedule.legality import spelled
+from polytile.schedule.named import schedule_of
+from polytile.schedule.nest import Form, Nest
+from polytile.schedule.schedule import Schedule, Share
+from polytile.schedule.segments import Segments
 
-MANY: dict[str, Callable[[LoopKernel, Nest, Config, Facts, bool], TritonKernel]] = {
-    "split": split, "cluster": cluster, "sums": column_reduction, "stripes": column_parallel, "scatter": atomic_sums,
-    "leaders": first_occurrence, "seekers": owner_computes, "sorted": sorted_segment_reduction,
+Emitter = Callable[[LoopKernel, Nest, Schedule, Facts, bool], TritonKernel]
+
+
+def one_launch(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launch of programs that share no rows."""
+    unit = Unit(kernel, nest, schedule, facts, overlaps)
+    emit(unit)
+    return TritonKernel((unit.launch(),))
+
+
+ROWS: dict[Share, Emitter] = {Share.PROGRAM: one_launch, Share.CLUSTER: cluster, Share.GRID: split}
+COLUMNS: dict[Share, Emitter] = {**ROWS, Share.CLUSTER: cluster_columns}
+COLUMN_SUMS: dict[Share, Emitter] = {
+    Share.PROGRAM: column_reduction, Share.CLUSTER: cluster_column_reduction, Share.GRID: column_parallel,
 }  # fmt: skip
-"""Variants of several launches, or of several programs that wait for each other."""
-
-
-def spelled(kernel: LoopKernel, variant: str) -> LoopKernel:
-    """`kernel` in the reductions that `variant` is generated from: rows in registers are gone through as often as it takes,
-    rows in memory as seldom as possible."""
-    if variant in ("looped", "split", "cluster"):
-        return replace(kernel, loop=plain_reductions(one_sweep(kernel.loop), welford=False))
-    return replace(kernel, loop=plain_reductions(kernel.loop))
-
-
-def nest_for(kernel: LoopKernel, variant: str) -> tuple[LoopKernel, Nest]:
-    """The kernel as `variant` spells it, and its layout."""
-    own = spelled(kernel, variant)
-    return own, replace(nest_of(own.loop), cutting=False)
+"""What emits rows, columns, and rows beside which columns are added up, by who shares a row."""
+SEGMENTS: dict[Segments, Callable[[LoopKernel, Nest, Config, Facts, bool], TritonKernel]] = {
+    Segments.ATOMIC: atomic_sums, Segments.FIRST_OCCURRENCE: first_occurrence, Segments.OWNER_COMPUTES: owner_computes,
+    Segments.SORTED: sorted_segment_reduction,
+}  # fmt: skip
+"""What emits segment sums."""
 
 
 def generate(kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool = False) -> TritonKernel:
-    """The launches of `kernel` under `config` (see `kernels.triton.variants`), right wherever `facts` hold and the config is
-    valid. `overlaps`: they may start before what runs ahead of them has ended, which the device must know how to do
-    (from 9.0 on). Raises LoweringError where some operation or type has no Triton form."""
-    variant = str(config["variant"])
-    own, nest = nest_for(kernel, variant)
-    if variant == "cluster" and nest.form is Form.COLUMN:
-        return cluster_columns(own, nest, config, facts, overlaps)
-    if variant == "sums" and config.get("splits"):
-        return cluster_column_reduction(own, nest, config, facts, overlaps)
-    if variant in MANY:
-        return MANY[variant](own, nest, config, facts, overlaps)
-    unit = Unit(own, nest, config, facts, overlaps)
-    SCHEDULES[variant](unit)
-    return TritonKernel((unit.launch(),))
+    """The launches of `kernel` under `config` (see schedule/), right wherever `facts` hold and the config is valid. `overlaps`:
+    they may start before what runs ahead of them has ended, which the device must know how to do (from 9.0 on). Raises
+    LoweringError where some operation or type has no Triton form."""
+    if (segments := Segments.named(config)) is not None:
+        own, nest = spelled(kernel, one_sweep=False)
+        return SEGMENTS[segments](own, nest, config, facts, overlaps)
+    schedule = schedule_of(config)
+    own, nest = spelled(kernel, schedule.one_sweep)
+    emitters = COLUMN_SUMS if schedule.columns is not None else COLUMNS if nest.form is Form.COLUMN else ROWS
+    return emitters[schedule.share](own, nest, schedule, facts, overlaps)

@@ -17,7 +17,7 @@ import sympy
 from polytile.codegen.triton import text
 from polytile.codegen.triton.body import Body, Scope
 from polytile.codegen.triton.kernel import Launch, TritonKernel
-from polytile.codegen.triton.segment_sums import ROW, begin_program, table_of, zeroed_table
+from polytile.codegen.triton.segment_sums import ROW, begin_program, points_of, table_of, zeroed_table
 from polytile.codegen.triton.tile import Dim, Tile, blocks
 from polytile.codegen.triton.unit import ROWS, Unit
 from polytile.ir import sizes
@@ -47,7 +47,7 @@ class _IndexSearch:
     def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
         table = table_of(kernel.loop)
         assert table is not None
-        self.unit, self.table = Unit(kernel, nest, config, facts, overlaps), table
+        self.unit, self.table = Unit(kernel, nest, points_of(config), facts, overlaps), table
         self.wide = ".to(tl.int64)" if facts.wide else ""
         (self.columns,) = (dim for dim in self.unit.tile.parallel if table.along in dim.axes)
         self.unit.constants["MANY"] = int(config["many"])

@@ -1,10 +1,10 @@
-"""The schedules: how a launch goes through a loop.
+"""The launches whose programs share no rows: how each goes through the points or rows of its block.
 
-plain        pointwise: one block a program
+pointwise    every point of the block at once
 persistent   reduction or scan: a program holds whole rows in registers; everything is read once
 looped       reduction or scan: block after block along the row, once for each pass
-split        several programs share each row (split.py)
-columns      as persistent, with sums down the columns (column_reduction.py)
+
+What the schedules are, when each is legal and what it costs: schedule/named.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from polytile.codegen.triton.body import ZERO, Scope
 from polytile.codegen.triton.divisions import Carried
 from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.stored import stored_before
-from polytile.codegen.triton.unit import Share, Unit
+from polytile.codegen.triton.unit import Chunk, Unit
 from polytile.ir import expr
 from polytile.ir.expr import Const, Load, Node
 from polytile.schedule.nest import Nest
+from polytile.schedule.schedule import Combine, Hold
 
 
-def plain(unit: Unit) -> None:
+def pointwise(unit: Unit) -> None:
     """Every point of the block at once; whole blocks without masks where those would part vectors."""
     unit.place()
     if not unit.parted:
@@ -48,7 +49,7 @@ def points(unit: Unit, scope: Scope) -> None:
 def persistent(unit: Unit) -> None:
     """Rows held in registers: what one pass computes, later ones use. Where a multiprocessor is to hold several programs of
     columns, elements of 16 bits are held as they are."""
-    for dim in unit.tile.reduced if unit.config.get("resident") else ():
+    for dim in unit.tile.reduced if unit.schedule.blocks.resident else ():
         unit.body.recomputed += unit.positions(dim, unit.block_at(dim, ZERO))
     unit.place()
     for dim in unit.tile.reduced:
@@ -96,7 +97,7 @@ def looped(unit: Unit) -> None:
             one_pass(unit, k)
 
 
-def one_pass(unit: Unit, k: int, share: Share | None = None) -> list[Reduction]:
+def one_pass(unit: Unit, k: int, share: Chunk | None = None) -> list[Reduction]:
     """Pass k over the row or a share of it. The scope knows the results of its reductions after it; those of a share, whose
     running values are returned, are not put together, and its scans go on from carries that are there."""
     nest, body, scope = unit.nest, unit.body, unit.scope
@@ -128,7 +129,7 @@ def one_pass(unit: Unit, k: int, share: Share | None = None) -> list[Reduction]:
 
 
 def sweep(
-    unit: Unit, k: int, reductions: list[Reduction], share: Share | None, points: Callable[[Scope], None] = lambda _: None
+    unit: Unit, k: int, reductions: list[Reduction], share: Chunk | None, points: Callable[[Scope], None] = lambda _: None
 ) -> None:
     """Goes through the blocks of pass k: lets each into `reductions`, then does what `points` adds at every point."""
     scope = unit.scope
@@ -205,5 +206,11 @@ def reads_again(unit: Unit, k: int) -> set[int]:
     return loads(k) & set().union(*[loads(j) for j in range(k + 1, unit.nest.passes)])
 
 
-Schedule = Callable[[Unit], None]
-SCHEDULES: dict[str, Schedule] = {"plain": plain, "persistent": persistent, "looped": looped}
+def emit(unit: Unit) -> None:
+    """The text of a launch whose programs share no rows."""
+    if unit.schedule.combine is Combine.NOTHING:
+        pointwise(unit)
+    elif unit.schedule.hold is Hold.REGISTERS:
+        persistent(unit)
+    else:
+        looped(unit)

@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polytile.codegen.triton.kernel import Argument, Kind, Launch
-from polytile.codegen.triton.schedules import SCHEDULES
+from polytile.codegen.triton.schedules import emit
 from polytile.codegen.triton.unit import Unit
-from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import nest_of
+from polytile.schedule.schedule import Schedule
 
 
 def on_scratch(
-    kernel: LoopKernel, config: Config, facts: Facts, overlaps: bool, numbers: Mapping[str, int]
+    kernel: LoopKernel, schedule: Schedule, facts: Facts, overlaps: bool, numbers: Mapping[str, int]
 ) -> Launch:
     """The launch of `kernel`, of whose tensors some are scratch memory, by its numbers."""
     known = replace(facts, aligned=facts.aligned | set(numbers))
-    unit = Unit(kernel, replace(nest_of(kernel.loop), cutting=False), config, known, overlaps)
-    SCHEDULES[str(config["variant"])](unit)
-    made = unit.launch()
-    return replace(made, arguments=tuple(_argument(argument, numbers) for argument in made.arguments))
+    unit = Unit(kernel, replace(nest_of(kernel.loop), cutting=False), schedule, known, overlaps)
+    emit(unit)
+    launch = unit.launch()
+    return replace(launch, arguments=tuple(_argument(argument, numbers) for argument in launch.arguments))
 
 
 def _argument(argument: Argument, numbers: Mapping[str, int]) -> Argument:

@@ -1,5 +1,5 @@
-"""Segment sums: loops that add up rows by an index, by stores of mode SUM whose places values decide. What nothing falls on is
-zero. Sums are in the type of their terms, and rounded once.
+"""Segment sums: loops that add up rows by an index, by stores of mode SEGMENT_SUM whose places values decide. What nothing falls
+on is zero. Sums are in the type of their terms, and rounded once.
 
 atomic             launch 0 sets the table to zero, launch 1 adds every point to it by atomics; where its type is narrower than
                    that of the sums both do so with scratch memory, and launch 2 stores what that holds; one point is simply
@@ -29,9 +29,11 @@ from polytile.ir.program import Axis, Loop, Store
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel, TensorArg
 from polytile.schedule.facts import Facts, index_limit
+from polytile.schedule.named import pointwise
 from polytile.schedule.nest import Nest
+from polytile.schedule.schedule import Schedule
 
-WHOLE = Config.of(variant="plain", x=4096, warps=8)
+WHOLE = pointwise(x=4096, warps=8)
 """What goes over the whole table: with programs of 1024 a table of 2 GB in 16 bits takes as long as one of 4 GB in 32."""
 TOTAL = "scratch0"
 ROW = "row"
@@ -105,18 +107,22 @@ def atomic_sums(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, ov
     mode = "set" if _distinct(kernel.loop) else "add"
     adding = replace(kernel.loop, stores=(replace(store, buffer=total.name, mode=mode),))
     read = [tensor for tensor in kernel.tensors if tensor is not out]
-    plain = Config(tuple(("variant", "plain") if name == "variant" else (name, value) for name, value in config.values))
     zeros = Store(total.name, everywhere.symbol, expr.const(0.0, dtype))
     rounded = Store(out.name, everywhere.symbol, expr.load(dtype, total.name, everywhere.symbol))
 
-    def launch(loop: Loop, tensors: Sequence[TensorArg], how: Config) -> Launch:
+    def launch(loop: Loop, tensors: Sequence[TensorArg], how: Schedule) -> Launch:
         return on_scratch(LoopKernel(loop, tuple(tensors), kernel.symbols), how, facts, overlaps, {TOTAL: 0})
 
-    launches = [launch(_over(kernel, zeros), [total], WHOLE), launch(adding, [*read, total], plain)]
+    launches = [launch(_over(kernel, zeros), [total], WHOLE), launch(adding, [*read, total], points_of(config))]
     if total is out:
         return TritonKernel(tuple(launches))
     launches.append(launch(_over(kernel, rounded), [total, out], WHOLE))
     return TritonKernel(tuple(launches), (Scratch(dtype, everywhere.size),))
+
+
+def points_of(config: Config) -> Schedule:
+    """The blocks of points, or of columns, that a config of segment sums names."""
+    return pointwise(**{name: int(value) for name, value in config.values if name in ("x", "y", "z", "warps")})
 
 
 def needs_scratch(kernel: LoopKernel) -> bool:
@@ -168,5 +174,6 @@ def _over(kernel: LoopKernel, store: Store) -> Loop:
 
 
 __all__ = [
-    "ROW", "Table", "atomic_sums", "begin_program", "has_segment_sums", "needs_scratch", "size_of", "table_of", "zeroed_table",
+    "ROW", "Table", "atomic_sums", "begin_program", "has_segment_sums", "needs_scratch", "points_of", "size_of", "table_of",
+    "zeroed_table",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from polytile.codegen.triton import text
 from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.cluster import BARRIER
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
-from polytile.codegen.triton.segment_sums import ROW, Table, begin_program, table_of
+from polytile.codegen.triton.segment_sums import ROW, Table, begin_program, points_of, table_of
 from polytile.codegen.triton.tile import Dim, Tile, blocks
 from polytile.codegen.triton.unit import ROWS, Unit
 from polytile.ir import sizes
@@ -29,6 +29,7 @@ from polytile.ir.program import Axis
 from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
+from polytile.schedule.named import pointwise
 from polytile.schedule.nest import Nest, nest_of
 
 ENDS, ORDER, MATCHED, COUNTS = range(4)
@@ -74,8 +75,7 @@ class PointSort(_Sorted):
         self.roots = loop.roots
         tensors = tuple(tensor for tensor in kernel.tensors if tensor.name in loop.reads())
         alone = LoopKernel(loop, tensors, kernel.symbols)
-        how = Config.of(variant="plain", x=int(config["many"]), warps=SORTING)
-        unit = Unit(alone, nest_of(loop), how, facts, overlaps)
+        unit = Unit(alone, nest_of(loop), pointwise(x=int(config["many"]), warps=SORTING), facts, overlaps)
         self.many = Dim("MANY", (Axis(many.symbol, UNKNOWN),), int(config["many"]))  # the last chunks may have none
         unit.tile = unit.body.tile = Tile(unit.nest, facts, (self.many,), ())
         unit.constants = {}
@@ -166,7 +166,7 @@ class SegmentReduction(_Sorted):
     def __init__(
         self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool, table: Table
     ) -> None:
-        unit = Unit(kernel, nest, config, facts, overlaps)
+        unit = Unit(kernel, nest, points_of(config), facts, overlaps)
         self.listed = Dim("Y", (Axis(table.points.symbol, UNKNOWN),), int(config["y"]))
         self.columns = Dim("X", (table.along,), int(config["x"]))
         unit.tile = unit.body.tile = Tile(nest, facts, (self.listed, self.columns), ())

@@ -5,8 +5,8 @@
     the last    where values of the row are stored after the last pass, that program of a row does it which comes last
 
 Where a block is of many columns, what its programs leave is a lot: there the last program of each pass combines it for all of the
-next one's. Where there are many programs too, its registers would be too many for the others of its launch: a config with
-`gathers` has finalise launches for it, with that many columns a program.
+next one's. Where there are many programs too, its registers would be too many for the others of its launch: a schedule
+that combines by a launch has finalise launches for it, with `finalise` columns a program.
 
 Program 0 of a row stores the row's values between passes. A scan has a launch before its pass in which every program
 combines its chunk; the pass then starts from all the chunks before.
@@ -15,6 +15,7 @@ combines its chunk; the pass then starts from all the chunks before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import sympy
 import torch
@@ -24,44 +25,31 @@ from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.schedules import goes_back, one_pass, picked, sweep
-from polytile.codegen.triton.unit import Share, Unit, program
-from polytile.ir import expr, sizes
+from polytile.codegen.triton.unit import Chunk, Unit, program
+from polytile.ir import sizes
 from polytile.ir.expr import Node, Reduce, Scan
 from polytile.ir.program import Store
-from polytile.problem import Config
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Form, Nest
+from polytile.schedule.schedule import Combine, Schedule
 
-COMMUTATIVE = ("sum", "prod", "logsumexp")
-"""Scans of which a chunk is combined in any order."""
 FINALISE_WARPS = 4
 """Warps of a program of a finalise launch."""
 
 
-def splittable(nest: Nest) -> bool:
-    """Whether programs can share rows: any reductions; scans where they are all that the loop does along its row."""
-    if nest.form is Form.POINTWISE:
-        return False
-    if not nest.scans:
-        return True
-    nested = any(isinstance(below, Scan) for scan in nest.scans for below in expr.walk(*scan.args))
-    alone = not nest.reduces and len(nest.loop.reduced) == 1 and not nested
-    return alone and all(scan.kind in COMMUTATIVE for scan in nest.scans)
-
-
-def split(kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> TritonKernel:
-    """The launches of `kernel` under a config with `splits`."""
-    return Split(kernel, nest, config, facts, overlaps).build()
+def split(kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The launches of `kernel` whose programs, `splits` of them, share each row."""
+    return Split(kernel, nest, schedule, facts, overlaps).build()
 
 
 class Split:
     """A kernel in the making: its launches share the scratch memory of `memory`."""
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool) -> None:
-        self.kernel, self.nest, self.config, self.facts = kernel, nest, config, facts
+    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool) -> None:
+        self.kernel, self.nest, self.schedule, self.facts = kernel, nest, schedule, facts
         self.overlaps = overlaps
-        self.splits, self.finalised = int(config["splits"]), int(config.get("gathers", 0) or 0)
+        self.splits, self.finalised = schedule.splits, schedule.combine is Combine.LAUNCH
         self.memory: list[Scratch] = []
         self._numbers: dict[tuple[int, int], int] = {}
         self._whole: dict[int, list[int]] = {}
@@ -78,20 +66,20 @@ class Split:
 
     # launches --------------------------------------------------------------------------------------------------------
 
-    def _unit(self, back: bool = False) -> tuple[Unit, Share]:
+    def _unit(self, back: bool = False) -> tuple[Unit, Chunk]:
         """A launch whose programs know their number among those of a row, and their chunk; `back`: the first program has the
         last chunk of the last rows."""
-        unit = Unit(self.kernel, self.nest, self.config, self.facts, self.overlaps)
+        unit = Unit(self.kernel, self.nest, self.schedule, self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
         unit.place(back)
-        dim = next(d for d in unit.tile.reduced if d.name.lower() == self.config.get("along", "r"))
+        dim = next(d for d in unit.tile.reduced if d.name.lower() == (self.schedule.blocks.along or "r"))
         size, block = unit.body.index(dim.size), dim.name if dim.block > 1 else "1"
         unit.out.line(f"split = {program(1, back)}" + (".to(tl.int64)" if self.facts.wide else ""))
         unit.out.line(f"chunk = tl.cdiv({size}, {block} * SPLITS) * {block}")
         unit.out.line("first = split * chunk")
         unit.out.line(f"last = tl.minimum(first + chunk, {size})")
         unit.out.line(f"row = {unit.row()}")
-        return unit, Share(dim, "first", "last")
+        return unit, Chunk(dim, "first", "last")
 
     def _pass(self, k: int) -> Launch:
         (unit, share), nest = self._unit(goes_back(self.nest, k)), self.nest
@@ -118,9 +106,8 @@ class Split:
 
     def _finalise(self, k: int) -> Launch:
         """Combines what the programs of pass k have left; after the last pass stores the row's values."""
-        own = {**dict(self.config.values), "x": self.finalised, "warps": FINALISE_WARPS}
-        config = Config(tuple(sorted(own.items())))
-        unit = Unit(self.kernel, self.nest, config, self.facts, self.overlaps)
+        blocks = replace(self.schedule.blocks, x=self.schedule.blocks.finalise, warps=FINALISE_WARPS)
+        unit = Unit(self.kernel, self.nest, replace(self.schedule, blocks=blocks), self.facts, self.overlaps)
         unit.constants["SPLITS"] = self.splits
         unit.place()
         unit.out.line(f"row = {unit.row()}")

@@ -17,9 +17,9 @@ from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir import expr, sizes
 from polytile.ir.program import Axis
-from polytile.problem import Config
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Form, Nest
+from polytile.schedule.schedule import Schedule, Share
 
 
 @dataclass(frozen=True)
@@ -152,19 +152,15 @@ def with_facts(e: sympy.Expr, facts: Facts) -> sympy.Expr:
 # from a config -------------------------------------------------------------------------------------------------------
 
 
-def tile_of(nest: Nest, config: Config, facts: Facts) -> Tile:
-    """The layout that `config` names by its blocks: x, y, z, r and r1, each 1 unless given."""
-
-    def block(name: str) -> int:
-        return int(config.get(name, 1) or 1)
-
+def tile_of(nest: Nest, schedule: Schedule, facts: Facts) -> Tile:
+    """The layout that `schedule` names by its blocks: x, y, z, r and r1, each 1 unless given."""
+    block, blocks = schedule.blocks.points, schedule.blocks
     if nest.form is Form.POINTWISE:
         dims = [Dim(name.upper(), (axis,), block(name)) for name, axis in zip("xyz", tiled_axes(nest), strict=False)]
         rest = tuple(Dim(f"P{k}", (a,), 1) for k, a in enumerate(other_axes(nest)))
         return Tile(nest, facts, rest + tuple(reversed(dims)), ())
     reduced = list(nest.inner) + ([nest.vec] if nest.form is Form.ROW else [])
-    shared = "splits" if config.get("variant") in ("cluster", "sums") and config.get("splits") else "parts"
-    together = block(shared) if config.get(shared) else 0
+    together = schedule.splits if schedule.share is Share.CLUSTER else blocks.parts or 0
     names = [("R", block("r")), ("R1", block("r1"))] + [(f"R{k}", 1) for k in range(2, len(reduced))]
     inner = [Dim(name, (a,), n, True, n * together) for (name, n), a in zip(names, reversed(reduced), strict=False)]
     if nest.form is Form.ROW:

@@ -18,11 +18,11 @@ from polytile.codegen.triton.tile import Dim, Tile, divides, quotient, tile_of, 
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.ir.expr import Node
-from polytile.problem import Config
 from polytile.schedule import vectors
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import Facts
 from polytile.schedule.nest import Nest
+from polytile.schedule.schedule import Schedule, Share
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
@@ -33,13 +33,13 @@ REGISTERS = 1 << 16
 """Of a multiprocessor."""
 
 
-def registers(config: Config) -> int:
+def registers(schedule: Schedule) -> int:
     """Registers that a thread may have where a multiprocessor is to hold `resident` programs."""
-    return REGISTERS // (32 * int(config["warps"]) * int(config["resident"])) // 8 * 8
+    return REGISTERS // (schedule.threads * schedule.blocks.points("resident")) // 8 * 8
 
 
 @dataclass(frozen=True)
-class Share:
+class Chunk:
     """What one program goes over of a row: the points from `first` (a multiple of the block) to `last` along `dim`."""
 
     dim: Dim
@@ -51,11 +51,11 @@ class Unit:
     """One launch: `out` collects the lines of its function, `scope` knows what stands outside of any loop. Scratch memory is
     taken with `scratch`."""
 
-    def __init__(self, kernel: LoopKernel, nest: Nest, config: Config, facts: Facts, overlaps: bool = False) -> None:
-        self.kernel, self.nest, self.config, self.facts, self.overlaps = kernel, nest, config, facts, overlaps
-        self.tile: Tile = tile_of(nest, config, facts)
+    def __init__(self, kernel: LoopKernel, nest: Nest, schedule: Schedule, facts: Facts, overlaps: bool = False) -> None:
+        self.kernel, self.nest, self.schedule, self.facts, self.overlaps = kernel, nest, schedule, facts, overlaps
+        self.tile: Tile = tile_of(nest, schedule, facts)
         self.body = Body(kernel, self.tile, facts)
-        self.body.threads = 32 * int(config["warps"])
+        self.body.threads = schedule.threads
         self.out, self.scope = Writer("    "), Scope()
         self.constants: dict[str, int] = {d.name: d.block for d in self.tile.dims}
         self.scratch_types: dict[int, torch.dtype] = {}
@@ -90,7 +90,7 @@ class Unit:
     def _planes(self) -> bool:
         """Whether the grid has an axis of its own for blocks along the last dimension, and two for all others: one division
         less. Where elements are forgotten (Body.forget) the third one is taken."""
-        return len(self.tile.parallel) > 1 and self.config["variant"] not in ("split", "cluster") and not self.body.recomputed
+        return len(self.tile.parallel) > 1 and self.schedule.share is Share.PROGRAM and not self.body.recomputed
 
     def _program(self, axis: int) -> str:
         return self._wide(program(axis, back=False))
@@ -165,7 +165,7 @@ class Unit:
         self.out.extend(self.positions(dim, at))
 
     @contextmanager
-    def block_loop(self, dim: Dim, share: Share | None = None, back: bool = False) -> Iterator[None]:
+    def block_loop(self, dim: Dim, share: Chunk | None = None, back: bool = False) -> Iterator[None]:
         """A loop over blocks along a reduced dimension, or over a share of them; `back`: from the last one to the first."""
         first, end = (share.first, share.last) if share else ("0", self.body.index(dim.size))
         if dim.block == 1:
@@ -174,8 +174,8 @@ class Unit:
             return
         at = self.body.firsts[dim] = f"{dim.variable}_at"
         blocks = f"range({first}, {end}, {dim.name})" if not back else f"range(0, {dim.variable}_blocks)"
-        if self.config.get("stages"):
-            blocks = f"tl.{blocks[:-1]}, num_stages={self.config['stages']})"
+        if self.schedule.blocks.stages:
+            blocks = f"tl.{blocks[:-1]}, num_stages={self.schedule.stages})"
         if back:
             self.out.line(f"{dim.variable}_blocks = tl.cdiv({end} - {first}, {dim.name})")
         with self.out.indented(f"for {at if not back else dim.variable + '_done'} in {blocks}:"):
@@ -245,14 +245,14 @@ class Unit:
         helpers = needed(body)
         header = HEADER + (ORDER if self.overlaps else "")
         source = "\n\n".join(part for part in (header, helpers, "\n".join(lines) + "\n" + body + "\n") if part)
-        own = (("maxnreg", registers(self.config)),) if self.config.get("resident") else ()
+        own = (("maxnreg", registers(self.schedule)),) if self.schedule.blocks.resident else ()
         return Launch(
             source,
             self._arguments(),
             constants,
             self._divisible(),
-            int(self.config["warps"]),
-            int(self.config.get("stages", 1) or 1),
+            self.schedule.warps,
+            self.schedule.stages,
             grid or self._grid(splits),
             self.overlaps,
             cluster=cluster,

@@ -1,0 +1,125 @@
+"""Which schedules a loop may have: one that is `legal` is right at all sizes at which it `fits`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from polytile.ir import expr, sizes
+from polytile.ir.expr import Scan
+from polytile.ir.program import Axis, Loop, element_level
+from polytile.schedule import rewrite
+from polytile.schedule.canonical import LoopKernel
+from polytile.schedule.nest import Form, Nest, nest_of
+from polytile.schedule.schedule import Combine, Schedule, Share
+
+COMMUTATIVE = ("sum", "prod", "logsumexp")
+"""Scans of which a chunk is combined in any order."""
+EXCHANGED = 16
+"""Values that a program of a cluster can send in one DSMEM exchange: what a buffer has room for."""
+EXCHANGES = ("sum", "prod", "max", "min")
+"""Reductions whose shares are exchanged: single values."""
+REDUCED_ALIKE = ("sum", "max", "min")
+"""Reductions whose partial results are combined by the same reduction."""
+
+
+def spelled(kernel: LoopKernel, one_sweep: bool) -> tuple[LoopKernel, Nest]:
+    """The kernel in the reductions that are generated (rewrite.py), for as few passes over a row as possible where `one_sweep`
+    (Schedule.one_sweep), and its layout."""
+    if one_sweep:
+        loop = rewrite.plain_reductions(rewrite.one_sweep(kernel.loop), welford=False)
+    else:
+        loop = rewrite.plain_reductions(kernel.loop)
+    return replace(kernel, loop=loop), replace(nest_of(loop), cutting=False)
+
+
+def legal(kernel: LoopKernel, schedule: Schedule) -> bool:
+    """Whether `schedule` is one for this loop, whatever its sizes and blocks."""
+    _, nest = spelled(kernel, schedule.one_sweep)
+    if has_column_sums(nest.loop) != (schedule.columns is not None):
+        return False
+    if schedule.columns is not None:
+        return _reduces_columns(nest, schedule)
+    if (nest.form is Form.POINTWISE) != (schedule.combine is Combine.NOTHING):
+        return False
+    match schedule.share:
+        case Share.GRID:
+            return splittable(nest)
+        case Share.CLUSTER:
+            return clustered(nest)
+    return True
+
+
+def _reduces_columns(nest: Nest, schedule: Schedule) -> bool:
+    if nest.form is not Form.ROW or nest.inner:
+        return False
+    match schedule.share:
+        case Share.GRID:
+            return is_column_parallel(nest)
+        case Share.CLUSTER:
+            return can_exchange(nest)
+    return True
+
+
+def has_column_sums(loop: Loop) -> bool:
+    """Whether the loop adds up columns beside its rows."""
+    return any(store.is_segment_sum for store in loop.stores)
+
+
+def splittable(nest: Nest) -> bool:
+    """Whether programs can share rows: any reductions; scans where they are all that the loop does along its row."""
+    if nest.form is Form.POINTWISE:
+        return False
+    if not nest.scans:
+        return True
+    nested = any(isinstance(below, Scan) for scan in nest.scans for below in expr.walk(*scan.args))
+    alone = not nest.reduces and len(nest.loop.reduced) == 1 and not nested
+    return alone and all(scan.kind in COMMUTATIVE for scan in nest.scans)
+
+
+def clustered(nest: Nest) -> bool:
+    """Whether programs can hold rows or columns together, and there is a second pass that this spares: a scan, of which a split
+    needs to know what all before it come to, has one too."""
+    if nest.scans:
+        return nest.form is Form.ROW and splittable(nest)
+    return nest.form is not Form.POINTWISE and len(nest.loop.reduced) == 1 and nest.passes > 1
+
+
+def can_exchange(nest: Nest) -> bool:
+    """Whether DSMEM exchanges take what the reductions need: single values of 32 bits, EXCHANGED at most."""
+    fit = all(r.kind in EXCHANGES and r.dtype == torch.float32 for r in nest.reduces)
+    return clustered(nest) and not nest.scans and fit and len(nest.reduces) <= EXCHANGED
+
+
+def is_column_parallel(nest: Nest) -> bool:
+    """Whether the launches after the first one are loops: all reductions are of the first pass, and all stores but the sums need
+    them at every point."""
+    stores = [store for store in nest.loop.stores if not store.is_segment_sum]
+    reduces = all(r.kind in REDUCED_ALIKE and r.dtype.is_floating_point and nest.passes_before(r) == 1 for r in nest.reduces)
+    points = all(element_level(nest.loop, store) and nest.passes_before(store.value) == 1 for store in stores)
+    return reduces and points and bool(stores) and len(nest.loop.reduced) == 1 and nest.passes == 2
+
+
+def row_axes(nest: Nest) -> list[Axis]:
+    """The reduced axes, the innermost first, as blocks r, r1, ... cover them."""
+    return list(reversed((*nest.inner, *((nest.vec,) if nest.form is Form.ROW else ()))))
+
+
+def fits(schedule: Schedule, lengths: Sequence[int]) -> bool:
+    """Whether the blocks of `schedule` hold rows of these lengths (row_lengths); always true of rows in memory."""
+    blocks = [schedule.held, schedule.blocks.points("r1")] + [1] * len(lengths)
+    return not schedule.bounded or all(n <= block for n, block in zip(lengths, blocks, strict=False))
+
+
+def row_lengths(kernel: LoopKernel, nest: Nest, size: Mapping[str, int]) -> list[int]:
+    """Points of the reduced axes at these sizes, the innermost first."""
+    values = {s: size[s.name] for s in kernel.symbols}
+    return [sizes.evaluate(axis.size, values) for axis in row_axes(nest)]
+
+
+__all__ = [
+    "EXCHANGED", "can_exchange", "clustered", "fits", "has_column_sums", "is_column_parallel", "legal", "row_axes", "row_lengths",
+    "spelled", "splittable",
+]  # fmt: skip

@@ -1,0 +1,204 @@
+"""How a GPU goes through a loop: a point of a space that three questions span, and the blocks.
+
+    hold      where a program has its share of a row between two passes over it
+    share     who shares a row: one program, the programs of a cluster, programs all over the grid
+    combine   how what the shares come to becomes the row's result
+    columns   who shares a column, where the loop adds up columns beside its rows (stores of mode SEGMENT_SUM)
+
+| hold      | share   | combine            | columns | name           | constructor (named.py)     |
+| --------- | ------- | ------------------ | ------- | -------------- | -------------------------- |
+| registers | program | nothing            |         | plain          | pointwise                  |
+| registers | program | program            |         | persistent     | persistent                 |
+| memory    | program | program            |         | looped         | looped                     |
+| memory    | grid    | last program       |         | split          | split                      |
+| memory    | grid    | launch             |         | split, gathers | split                      |
+| registers | cluster | cluster            |         | cluster        | cluster                    |
+| registers | program | program            | any     | sums           | column_reduction           |
+| memory    | program | program            | any     | sums, parts    | blocked_column_reduction   |
+| registers | cluster | cluster            | any     | sums, splits   | cluster_column_reduction   |
+| memory    | grid    | launch             | program | stripes        | column_parallel            |
+
+The name is the one under which measurements of the schedule are stored (Config's `variant`); nothing decides by it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+
+from polytile.problem import Config, Scalar
+
+
+class Hold(enum.Enum):
+    """Where a program has its share of a row between passes: in registers, read once, or in memory, read for each pass."""
+
+    REGISTERS = "registers"
+    MEMORY = "memory"
+
+
+class Share(enum.Enum):
+    """Who shares a row (or a column): one program has all of it, the programs of a cluster, which run at the same time and may
+    wait for each other, or any programs of the grid, which may not."""
+
+    PROGRAM = "program"
+    CLUSTER = "cluster"
+    GRID = "grid"
+
+
+class Combine(enum.Enum):
+    """How the shares of a row become one result: there is no row; in the program; by an exchange in the cluster; by the program
+    that arrives last; by a launch of its own (the finalise launch)."""
+
+    NOTHING = "nothing"
+    PROGRAM = "program"
+    CLUSTER = "cluster"
+    LAST_PROGRAM = "last program"
+    LAUNCH = "launch"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The numbers of a schedule; None where it has no such number. Blocks are powers of two, in points of an axis.
+
+    x, y, z    points of the parallel axes in a block: the vector axis (columns) or rows, then the next axes
+    r, r1      points of the innermost reduced axis in a block, and of the next
+    warps      of 32 threads (64 on AMD's devices) that work on a block
+    stages     blocks of a loop whose loads are under way at once
+    splits     programs that share a row
+    along      the reduced axis that these divide among themselves: "r", "r1"
+    parts      blocks of r that a program goes through for a row
+    programs   that share all rows of a column reduction, at most
+    finalise   columns of a program of the finalise launch
+    resident   programs that a multiprocessor is to hold: registers are limited to what that leaves each
+    """
+
+    x: int | None = None
+    y: int | None = None
+    z: int | None = None
+    r: int | None = None
+    r1: int | None = None
+    warps: int | None = None
+    stages: int | None = None
+    splits: int | None = None
+    along: str | None = None
+    parts: int | None = None
+    programs: int | None = None
+    finalise: int | None = None
+    resident: int | None = None
+
+    def points(self, name: str) -> int:
+        """Points of the block along the axis `name`, 1 where it is none of a block."""
+        return int(getattr(self, name, None) or 1)
+
+
+STORED = {"finalise": "gathers"}
+"""Names of numbers in stored configs that differ from those of Blocks."""
+NAMES: dict[tuple[Hold, Share, Combine, bool], str] = {
+    (Hold.REGISTERS, Share.PROGRAM, Combine.NOTHING, False): "plain",
+    (Hold.REGISTERS, Share.PROGRAM, Combine.PROGRAM, False): "persistent",
+    (Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, False): "looped",
+    (Hold.MEMORY, Share.GRID, Combine.LAST_PROGRAM, False): "split",
+    (Hold.MEMORY, Share.GRID, Combine.LAUNCH, False): "split",
+    (Hold.REGISTERS, Share.CLUSTER, Combine.CLUSTER, False): "cluster",
+    (Hold.REGISTERS, Share.PROGRAM, Combine.PROGRAM, True): "sums",
+    (Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, True): "sums",
+    (Hold.REGISTERS, Share.CLUSTER, Combine.CLUSTER, True): "sums",
+    (Hold.MEMORY, Share.GRID, Combine.LAUNCH, True): "stripes",
+}
+"""The stored name of a schedule, by its answers and whether it adds up columns."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One way through a loop. Raises ValueError for answers that no code is generated for."""
+
+    hold: Hold
+    share: Share
+    combine: Combine
+    blocks: Blocks
+    columns: Share | None = None
+
+    def __post_init__(self) -> None:
+        if self._answers not in NAMES:
+            answers = f"hold={self.hold.value}, share={self.share.value}, combine={self.combine.value}"
+            raise ValueError(
+                f"a schedule with {answers}, columns={self.columns and self.columns.value} was asked for; no code is generated "
+                f"for it: the table in polytile.schedule.schedule has those that there are."
+            )
+
+    @property
+    def _answers(self) -> tuple[Hold, Share, Combine, bool]:
+        return self.hold, self.share, self.combine, self.columns is not None
+
+    @property
+    def name(self) -> str:
+        """The stored name, of which some schedules share one that differ in their numbers."""
+        return NAMES[self._answers]
+
+    @property
+    def config(self) -> Config:
+        """As measurements have it."""
+        values: dict[str, Scalar] = {"variant": self.name}
+        for field in fields(Blocks):
+            if (value := getattr(self.blocks, field.name)) is not None:
+                values[STORED.get(field.name, field.name)] = value
+        return Config(tuple(sorted(values.items())))
+
+    # what emitters, configs and predictions ask ------------------------------------------------------------------------
+
+    @property
+    def resident(self) -> bool:
+        """Whether rows are held whole in registers and read once, by one program or by a cluster."""
+        return self.hold is Hold.REGISTERS and self.combine is not Combine.NOTHING
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a row must fit in the blocks: registers hold it, or as many blocks of it as there are parts."""
+        return self.resident or bool(self.blocks.parts)
+
+    @property
+    def chunked(self) -> bool:
+        """Whether programs all over the grid share a row, chunk by chunk."""
+        return self.share is Share.GRID and self.columns is None
+
+    @property
+    def clustered(self) -> bool:
+        """Whether a cluster shares a row and nothing else is made of it."""
+        return self.share is Share.CLUSTER and self.columns is None
+
+    @property
+    def swept(self) -> bool:
+        """Whether programs go through rows in memory block after block, once for each pass."""
+        return self.hold is Hold.MEMORY and self.columns is None
+
+    @property
+    def one_sweep(self) -> bool:
+        """Whether a greatest value and the sum of exponentials beside it are found in one pass: rows in registers are gone
+        through as often as it takes, rows in memory, and those whose programs wait for each other, as seldom as possible."""
+        return self.swept or self.clustered
+
+    @property
+    def threads(self) -> int:
+        """Threads of a program on NVIDIA's devices."""
+        return 32 * self.warps
+
+    @property
+    def warps(self) -> int:
+        return self.blocks.warps or 1
+
+    @property
+    def stages(self) -> int:
+        return self.blocks.stages or 1
+
+    @property
+    def splits(self) -> int:
+        """Programs that share a row."""
+        return self.blocks.splits or 1
+
+    @property
+    def held(self) -> int:
+        """Points of the innermost reduced axis that the programs of a row have together in blocks."""
+        return self.blocks.points("r") * (self.blocks.parts or 1) * self.splits
+
+
+__all__ = ["STORED", "Blocks", "Combine", "Hold", "Schedule", "Share"]

@@ -1,0 +1,39 @@
+"""How a GPU adds up rows by an index (segment sums): each value is the name under which measurements are stored.
+
+    for p in points: table[index[p], :] += x[p, :]          with zeros where no point falls
+
+ATOMIC             table[:] = 0; every point adds its row by atomics. Legal for any table. Costs the zeros and an atomic for each
+                   element; atomics wait for each other where many points share a row. PyTorch: index_add; TVM: scatter_add
+FIRST_OCCURRENCE   table[:] = 0; the program of a row's first point adds up all points of the row, the others end: no atomics, the
+                   same order every time. Every point looks at all indices before its own
+OWNER_COMPUTES     the program of a row looks through all indices for its points and stores the sum, zeros too: one launch. Every
+                   row looks at all indices, so that few rows or few points suit it. HPF: the owner-computes rule
+SORTED             a counting sort lists the points of each row, whose program adds them up: each point is read once. Legal up to
+                   the points that a cluster of programs holds. CUB: radix sort and segmented reduce; PyTorch: embedding backward
+
+All but ATOMIC are for a table whose rows one index picks (codegen/triton/segment_sums.py).
+"""
+
+from __future__ import annotations
+
+import enum
+
+from polytile.problem import Config
+
+
+class Segments(enum.Enum):
+    """A way to add up rows by an index."""
+
+    ATOMIC = "scatter"
+    FIRST_OCCURRENCE = "leaders"
+    OWNER_COMPUTES = "seekers"
+    SORTED = "sorted"
+
+    @classmethod
+    def named(cls, config: Config) -> Segments | None:
+        """The one that a stored config names; None where it names a schedule of points, rows or columns."""
+        name = config["variant"]
+        return cls(name) if any(name == one.value for one in cls) else None
+
+
+__all__ = ["Segments"]

@@ -1,0 +1,94 @@
+"""Schedules as data: what they answer, the names under which measurements are stored, and where they are legal."""
+
+from __future__ import annotations
+
+import pytest
+
+from polytile.ir import expr
+from polytile.ir.program import Loop
+from polytile.problem import Config
+from polytile.runtime.cuda import device
+from polytile.schedule import named
+from polytile.schedule.legality import fits, legal
+from polytile.schedule.nest import nest_of
+from polytile.schedule.schedule import Blocks, Combine, Hold, Schedule, Share
+from polytile.schedule.space import schedules
+from tests.codegen.helpers import F32, P0, R0, S0, S1, kernel_of, load, loop, op, store
+
+X = load("x", P0 * S1 + R0)
+CENTRED = op("sub", X, expr.reduce("sum", F32, X))
+
+
+def points() -> Loop:
+    return loop([store("o", P0, op("exp", load("x", P0)))], {P0: S0})
+
+
+def rows() -> Loop:
+    return loop([store("o", P0 * S1 + R0, CENTRED)], {P0: S0}, {R0: S1})
+
+
+def columns() -> Loop:
+    return loop([store("o", P0, expr.reduce("sum", F32, load("x", R0 * S0 + P0)))], {P0: S0}, {R0: S1})
+
+
+def rows_and_columns() -> Loop:
+    return loop([store("o", P0 * S1 + R0, CENTRED), store("c", R0, X, mode="sum")], {P0: S0}, {R0: S1})
+
+
+def running_products() -> Loop:
+    """A scan beside a reduction, which programs cannot share."""
+    total = expr.reduce("sum", F32, X)
+    return loop([store("o", P0 * S1 + R0, op("mul", expr.scan("prod", F32, X), total))], {P0: S0}, {R0: S1})
+
+
+LOOPS = (points, rows, columns, rows_and_columns, running_products)
+POINTS, ROWS = named.pointwise(x=256, warps=1), (named.persistent(x=1, r=64, warps=2), named.looped(x=1, r=64, warps=2))
+SHARED = named.split(r=64, warps=2, splits=4), named.cluster(x=1, r=64, warps=2, splits=4)
+SUMS = (
+    named.column_reduction(x=1, r=64, warps=2, programs=8),
+    named.blocked_column_reduction(x=1, r=64, parts=2, warps=2, programs=8),
+    named.cluster_column_reduction(x=1, r=64, warps=2, splits=2, programs=8), named.column_parallel(x=1, r=64, warps=2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("make", LOOPS)
+def test_a_stored_config_names_the_schedule_that_it_came_from(make: type) -> None:
+    kernel = kernel_of(make())
+    found = list(schedules(kernel, nest_of(kernel.loop), device.named("H100")))
+    assert found and [named.schedule_of(one.config) for one in found] == found
+
+
+def test_the_names_under_which_measurements_are_stored() -> None:
+    finalised = named.split(x=32, r=64, warps=4, splits=64, finalise=8)
+    assert finalised.config == Config.of(variant="split", x=32, r=64, warps=4, splits=64, gathers=8)
+    assert finalised.combine is Combine.LAUNCH and SHARED[0].combine is Combine.LAST_PROGRAM
+    assert [one.name for one in (POINTS, *ROWS, *SHARED)] == ["plain", "persistent", "looped", "split", "cluster"]
+    assert [one.name for one in SUMS] == ["sums", "sums", "sums", "stripes"]
+
+
+def test_one_program_of_a_column_reduction_shares_no_column() -> None:
+    one, several = (named.column_reduction(x=4, r=64, warps=2, programs=n) for n in (1, 132))
+    assert (one.columns, several.columns) == (Share.PROGRAM, Share.GRID)
+    alone = named.cluster_column_reduction(x=1, r=64, warps=2, splits=4, programs=4)
+    assert alone.columns is Share.CLUSTER
+
+
+def test_legal_is_what_the_loop_asks_for() -> None:
+    able = {make.__name__: [s for s in (POINTS, *ROWS, *SHARED, *SUMS) if legal(kernel_of(make()), s)] for make in LOOPS}
+    assert able == {
+        "points": [POINTS],
+        "rows": [*ROWS, *SHARED],
+        "columns": [*ROWS, SHARED[0]],  # nothing is read twice
+        "rows_and_columns": list(SUMS),
+        "running_products": list(ROWS),
+    }
+
+
+def test_rows_fit_where_registers_hold_them() -> None:
+    assert fits(ROWS[0], [64]) and not fits(ROWS[0], [65]) and fits(ROWS[1], [1 << 20])
+    assert fits(SHARED[1], [256]) and not fits(SHARED[1], [257]) and fits(SUMS[1], [128]) and not fits(SUMS[1], [129])
+
+
+def test_answers_without_code_are_refused() -> None:
+    with pytest.raises(ValueError, match="no code is generated"):
+        Schedule(Hold.REGISTERS, Share.GRID, Combine.LAUNCH, Blocks(warps=4))
