@@ -117,7 +117,7 @@ def first_call_table(results: Mapping[str, Mapping[str, Any]], repeats: int) -> 
                 )
             )
     note = f"First call at {LENGTHS[0]} tokens, second length {LENGTHS[1]}; best of {repeats}."
-    return Table.of("First call of the encoder, one dynamic compile", columns, rows, [note])
+    return Table.from_rows("First call of the encoder, one dynamic compile", columns, rows, [note])
 
 
 def work_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -149,7 +149,7 @@ def work_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
                     counters["store_hits"],
                 )
             )
-    return Table.of("What polytile did for it (both lengths)", columns, rows)
+    return Table.from_rows("What polytile did for it (both lengths)", columns, rows)
 
 
 def main() -> None:

@@ -119,13 +119,13 @@ def decision_summary(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
         kernels[key].add(row["kernel"])
     body = [(*key, number, len(kernels[key])) for key, number in chosen.most_common()]
     columns: list[Column | str] = ["candidate", "chosen by", Column("decisions", count), Column("kernels", count)]
-    return Table.of(title, columns, body, folded=True)
+    return Table.from_rows(title, columns, body, folded=True)
 
 
 def operator_summary(title: str, explanation: Any) -> Table:
     """How each operator of the compiled function runs: generated, from a template or as a library call."""
     body = [(row.operator, row.how, row.count, row.reason or "") for row in explanation.operators]
-    return Table.of(title, ["operator", "how", Column("calls", count), "reason"], body, folded=True)
+    return Table.from_rows(title, ["operator", "how", Column("calls", count), "reason"], body, folded=True)
 
 
 __all__ = [

@@ -125,7 +125,7 @@ def table(isa: str, threads: int, cells: Mapping[str, Any]) -> Table:
     ]
     body.append(("all", None, *(geomean(gain(cell, who) for cell in cells.values()) for who in names)))
     heading = f"Convolutions by {isa}, {threads} threads, float32, inference: eager's time over polytile's"
-    return Table.of(heading, columns, body, [])
+    return Table.from_rows(heading, columns, body, [])
 
 
 def main() -> None:

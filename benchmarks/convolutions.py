@@ -18,7 +18,7 @@ from benchmarks import record
 from benchmarks.timing import Comparison, compare, disturbance, geomean
 from polytile.report import Column, Table, show
 from polytile.report.tables import micros, ratio
-from polytile.runtime.convolution import KeptConvolution, can_keep
+from polytile.runtime.convolution import PackedConvolution, can_pack
 
 PLANES, LAST, KEPT, BACK, BACK_LAST = "planes", "channels last", "kept weight", "backward, planes", "backward, channels last"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,8 +79,8 @@ def run(case: Case, dtype: torch.dtype, device: str, seconds: float) -> Comparis
     }
     if case.window > 1 or case.stride == 1:  # else oneDNN writes past its memory (channels_last.py)
         calls[BACK_LAST] = backward(gradient_last, last)
-    if device == "cpu" and can_keep(dtype):
-        by_kept = KeptConvolution(tuple(weight.shape), weight.stride(), dtype, given, LIMIT)
+    if device == "cpu" and can_pack(dtype):
+        by_kept = PackedConvolution(tuple(weight.shape), weight.stride(), dtype, given, LIMIT)
         calls[KEPT] = lambda: by_kept(last, weight, None, *given)
     for name in (LAST, *([KEPT] if KEPT in calls else [])):
         got = calls[name]()
@@ -124,7 +124,7 @@ def table(dtype: str, device: str, cells: Sequence[tuple[Case, Comparison]]) -> 
     backward = [times.ratio(BACK_LAST, BACK) for _, times in cells if BACK_LAST in times.timings]
     body.append(("all", None, *means, None, geomean(backward)))
     notes = [disturbance(times for _, times in cells)] if device == "cpu" else []
-    return Table.of(f"Convolutions, {dtype}, {device}: time of {PLANES} over others", columns, body, notes)
+    return Table.from_rows(f"Convolutions, {dtype}, {device}: time of {PLANES} over others", columns, body, notes)
 
 
 def main() -> None:

@@ -170,7 +170,7 @@ def speed_table(backend: str, modes: list[Mode]) -> Table:
     rows.append(("geomean", *(value for part in means for value in part)))
     comparisons = [case.comparison for mode in modes for case in mode.cases]
     note = f"Ratio: eager's time over {backend}'s. {disturbance(comparisons)}"
-    return Table.of("Encoder (4 layers, 768 wide, 12 heads, float32), one paragraph a call", columns, rows, [note])
+    return Table.from_rows("Encoder (4 layers, 768 wide, 12 heads, float32), one paragraph a call", columns, rows, [note])
 
 
 def compile_table(backend: str, modes: list[Mode]) -> Table:
@@ -212,7 +212,7 @@ def compile_table(backend: str, modes: list[Mode]) -> Table:
         if mode.account.library_calls:
             names = ", ".join(f"{name} ×{number}" for name, number in mode.account.library_calls.items())
             notes.append(f"ATen in {mode.name}: {names}.")
-    return Table.of("Encoder: one dynamic compile for each mode", columns, rows, notes)
+    return Table.from_rows("Encoder: one dynamic compile for each mode", columns, rows, notes)
 
 
 def text_of_slower(value: tuple[int, int]) -> str:

@@ -105,7 +105,7 @@ def table(backend: str, found: dict[int, Comparison]) -> Table:
         f"{geomean(against_best.values()):.3f}, worst {max(against_best.values()):.2f}; ATen behind guards over pick: "
         f"geomean {geomean(against_aten.values()):.2f}. {disturbance(found.values())}"
     ]
-    return Table.of(
+    return Table.from_rows(
         "`x @ y`, float32, square: hint compiled for (rows) × size at run time (columns)",
         ["kernel", *(Column(str(size), micros) for size in SIZES)],
         body,
@@ -120,7 +120,7 @@ def run(backend: str, quick: bool = False) -> tuple[list[Table], dict[str, Any]]
     if chosen:
         body = [(row["sizes"], row["candidate"], row["provenance"], row["seconds"]) for row in chosen]
         columns: list[Column | str] = ["sizes", "candidate", "chosen by", Column("µs when chosen", micros)]
-        tables.append(Table.of("`x @ y`: what polytile picked", columns, body, folded=True))
+        tables.append(Table.from_rows("`x @ y`: what polytile picked", columns, body, folded=True))
     kept = {str(size): comparison.as_json() for size, comparison in found.items()}
     return tables, {"hints": list(HINTS), "sizes": kept, "decisions": chosen}
 

@@ -110,7 +110,7 @@ def speed_table(backend: str, results: dict[str, dict[str, Any]]) -> Table:
             f"{len(SHAPES) - 1} shapes {result['new_shape_seconds']:.2f} s together, "
             f"error at most {max(result['errors'].values()):.1e}."
         )
-    return Table.of("Rows, float32: one dynamic compile for each function", columns, rows, notes)
+    return Table.from_rows("Rows, float32: one dynamic compile for each function", columns, rows, notes)
 
 
 def variant_table(results: dict[str, dict[str, Any]]) -> Table:
@@ -121,7 +121,7 @@ def variant_table(results: dict[str, dict[str, Any]]) -> Table:
         for row in result["decisions"]
     ]
     columns: list[Column | str] = ["function", "sizes", "candidate", "chosen by", Column("µs when chosen", micros)]
-    return Table.of("Rows: which variant runs where", columns, body, folded=True)
+    return Table.from_rows("Rows: which variant runs where", columns, body, folded=True)
 
 
 def run(backend: str, quick: bool = False) -> tuple[list[Table], dict[str, Any]]:

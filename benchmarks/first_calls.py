@@ -90,7 +90,7 @@ def first_call_table(results: Mapping[str, Mapping[str, Any]], compilers: list[s
         seconds = [found[name].get(kind) for name in compilers for kind in ("processor", "wall")]
         both = len(compilers) == 2 and seconds[0] is not None and seconds[2] is not None
         rows.append((what, *seconds, seconds[0] / seconds[2] if both else None))
-    return Table.of("First calls, empty caches, one dynamic compile", columns, rows)
+    return Table.from_rows("First calls, empty caches, one dynamic compile", columns, rows)
 
 
 def stage_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -105,7 +105,7 @@ def stage_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
             rest = found["wall"] - sum(stages.values())
             numbers = counters["kernels_generated"], counters["candidates_benchmarked"]
             rows.append((what, *[stages[stage] for stage in STAGES], rest, *numbers))
-    return Table.of("Where polytile's went, wall s", columns, rows)
+    return Table.from_rows("Where polytile's went, wall s", columns, rows)
 
 
 def main() -> None:

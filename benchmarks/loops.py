@@ -218,7 +218,7 @@ def ratios_table(results: dict[str, list[Cell]], peer: str, shapes: Sequence[Sha
     notes = [f"Time of {peer} over polytile's, without Dynamo's share. Least: {least[0]:.2f}, {least[1]}."]
     notes.append(disturbance(cell.direct for cells in results.values() for cell in cells))
     title = f"Fused loops against {peer}, float32, {torch.get_num_threads()} threads, one dynamic compile"
-    return Table.of(title, columns, rows, notes)
+    return Table.from_rows(title, columns, rows, notes)
 
 
 def _short(columns: int) -> str:
@@ -237,7 +237,7 @@ def cells_table(results: dict[str, list[Cell]], peers: Sequence[str]) -> Table:
         for cell in cells:
             times = [cell.direct[peer].low for peer in peers]
             rows.append((name, f"{cell.shape[0]}×{cell.shape[1]}", cell.direct[OWN].low, ", ".join(cell.decisions), *times))
-    return Table.of("Every cell, without Dynamo's share", columns, rows)
+    return Table.from_rows("Every cell, without Dynamo's share", columns, rows)
 
 
 def summary(results: dict[str, list[Cell]], peers: Sequence[str]) -> Table:
@@ -249,7 +249,7 @@ def summary(results: dict[str, list[Cell]], peers: Sequence[str]) -> Table:
         for label, attribute in (("without", "direct"), ("with", "called")):
             found = [getattr(cell, attribute).ratio(OWN, peer) for cells in results.values() for cell in cells]
             rows.append((peer, label, geomean(found), min(found), max(found)))
-    return Table.of("Fused loops: ratios over all functions and shapes", columns, rows)
+    return Table.from_rows("Fused loops: ratios over all functions and shapes", columns, rows)
 
 
 def as_json(results: dict[str, list[Cell]]) -> dict[str, Any]:

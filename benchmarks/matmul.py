@@ -155,7 +155,7 @@ def table(cells: Sequence[Cell]) -> Table:
     title = f"torch.mm over polytile, {first.dtype}, weights {first.layout}, {first.threads} threads"
     columns: list[Column | str] = ["K×N", *(Column(f"M={m}", ratio) for m in rows), Column("geomean", ratio)]
     notes = [f"Least: {least.ratio:.2f}, {least.m}×{least.k}×{least.n}.", disturbance(cell.direct for cell in cells)]
-    return Table.of(title, columns, body, notes)
+    return Table.from_rows(title, columns, body, notes)
 
 
 def bands(groups: Sequence[Sequence[Cell]]) -> Table:
@@ -170,7 +170,7 @@ def bands(groups: Sequence[Sequence[Cell]]) -> Table:
             found = [cell.ratio for cell in cells if low <= cell.m <= high]
             row += [geomean(found), min(found)] if found else [None, None]
         body.append(tuple(row))
-    return Table.of("Time of torch.mm over polytile's, without Dynamo's share", columns, body)
+    return Table.from_rows("Time of torch.mm over polytile's, without Dynamo's share", columns, body)
 
 
 def write(cells: Sequence[Cell]) -> None:

@@ -85,7 +85,7 @@ def table(runs: Sequence[Mapping[str, Found]], threads: int) -> Table:
     notes = [f"Least: {min(every)[0]:.2f}, {min(every)[1]}. Below {ALLOWED}: {', '.join(short) or 'none'}."]
     notes.append(disturbance_of(cell["cores_used_by_others"] for one in runs for cell in one.values()))
     title = f"Time of eager over polytile's, relu(a @ b), float32, {threads} threads, without Dynamo's share"
-    return Table.of(title, columns, body, notes)
+    return Table.from_rows(title, columns, body, notes)
 
 
 def show_runs(number: int, threads: int, seconds: float, name: str, keep: bool) -> None:

@@ -122,7 +122,7 @@ def table(cells: Sequence[Cell], peers: Sequence[str]) -> Table:
     body: list[tuple[Any, ...]] = [
         (str(cell.size), cell.times[OWN].low, *(cell.times.ratio(OWN, peer) for peer in peers)) for cell in cells
     ]
-    return Table.of(f"{cells[0].model}, {cells[0].mode}", columns, body, [disturbance(cell.times for cell in cells)])
+    return Table.from_rows(f"{cells[0].model}, {cells[0].mode}", columns, body, [disturbance(cell.times for cell in cells)])
 
 
 def summary(groups: Sequence[Sequence[Cell]], peers: Sequence[str]) -> Table:
@@ -138,7 +138,7 @@ def summary(groups: Sequence[Sequence[Cell]], peers: Sequence[str]) -> Table:
 
     body = [row(cells[0].model, cells[0].mode, cells) for cells in groups]
     body.append(row("all", "", [cell for cells in groups for cell in cells]))
-    return Table.of("Models: time of others over polytile's, one dynamic compile", columns, body)
+    return Table.from_rows("Models: time of others over polytile's, one dynamic compile", columns, body)
 
 
 def write(cells: Sequence[Cell]) -> None:

@@ -148,7 +148,7 @@ def table(results: dict[str, list[Cell]]) -> Table:
     notes = [f"Time of eager over polytile's: geomean {geomean(ratios):.2f}, least {min(ratios):.2f}."]
     notes.append(disturbance(cell.times for cell in found))
     title = f"Single operators against eager, {torch.get_num_threads()} threads, one dynamic compile"
-    return Table.of(title, columns, rows, notes)
+    return Table.from_rows(title, columns, rows, notes)
 
 
 def as_json(results: dict[str, list[Cell]]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def table(found: Comparison) -> Table:
         "µs a call: 15th percentile of bursts; spread: interquartile range over the median. Other processes used "
         f"{found.others:.2f} cores meanwhile."
     ]
-    return Table.of("Host time of a call: `x + 1` on 8 floats, one dynamic compile", columns, body, notes)
+    return Table.from_rows("Host time of a call: `x + 1` on 8 floats, one dynamic compile", columns, body, notes)
 
 
 def main() -> None:

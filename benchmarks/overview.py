@@ -223,7 +223,7 @@ def table(title: str, lines: Iterable[Line], headings: Mapping[str, str]) -> Tab
             if headings[who] == AGAINST_EAGER:
                 figures.append(sum(ratio < BELOW for ratio in found))
         rows.append((line.what, line.of, len(cells), *figures, f"`{line.module}`"))
-    return Table.of(title, columns, rows)
+    return Table.from_rows(title, columns, rows)
 
 
 def main() -> None:

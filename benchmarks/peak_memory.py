@@ -184,7 +184,7 @@ def main() -> None:
         for mode, peak in found.items()
     ]
     how = ", measuring bound to the resident set" if given.bound else ""
-    show(Table.of(f"Peak of memory, {STEPS} training steps, {size}{how}", columns, rows))
+    show(Table.from_rows(f"Peak of memory, {STEPS} training steps, {size}{how}", columns, rows))
     if given.json:
         results = {"size": asdict(size), "bound": given.bound, **{m: asdict(p) for m, p in found.items()}}
         record.write(f"peak_memory_{kind}", results)

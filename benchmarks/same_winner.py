@@ -331,8 +331,8 @@ def main() -> None:
     notes = [f"Other processes used at most {busy:.2f} cores meanwhile."]
     disagreements = unsteady(everything)
     title = f"{len(written)} processes from scratch, {given.device}, tune={given.tune}"
-    show(Table.of("Problems on which processes disagree", ["problem", "winners", Column("gap", ratio)], disagreements))
-    show(Table.of(title, columns, rows, notes))
+    show(Table.from_rows("Problems on which processes disagree", ["problem", "winners", Column("gap", ratio)], disagreements))
+    show(Table.from_rows(title, columns, rows, notes))
     if given.json:
         results = {
             "processes": len(written), "jobs": given.jobs, "device": given.device, "tune": given.tune, "hinted": given.hinted,

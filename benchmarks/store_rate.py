@@ -163,7 +163,7 @@ def table(found: list[Found], *notes: str) -> Table:
          f.size_bytes // max(1, f.kept)) for f in found
     ]  # fmt: skip
     troubles = [f"{f.store}: {trouble}." for f in found for trouble in f.troubles]
-    return Table.of(f"Appending measurements of {SAMPLES} samples, one a transaction", columns, rows, [*troubles, *notes])
+    return Table.from_rows(f"Appending measurements of {SAMPLES} samples, one a transaction", columns, rows, [*troubles, *notes])
 
 
 def committed() -> Table:

@@ -70,7 +70,7 @@ def main() -> None:
          ", ".join(f"{other} {n}" for (one, other), n in sorted(between.items()) if one == room and other in rooms))
         for room in rooms
     ]  # fmt: skip
-    show(Table.of("rooms", ["room", "files", "lines", "arrows inside", "arrows to other rooms"], body))
+    show(Table.from_rows("rooms", ["room", "files", "lines", "arrows inside", "arrows to other rooms"], body))
     print(f"{len(files)} files, {sum(lines.values())} lines, {graph.number_of_edges()} arrows")
     for found in circles(graph):
         print(f"a circle: {', '.join(found)}")

@@ -81,7 +81,7 @@ def test_each_regime_reads_back_as_itself(held: list[Fact]) -> None:
 
 
 def test_what_another_family_says_of_its_problems_is_kept_as_it_is() -> None:
-    texts = ["x column-major", "N<8", "", "two\nlines"]
+    texts = ["x column-major", "N<8", "", "two\nlines", "K%016"]
     assert facts.texts(facts.read_all(texts, facts.OF_PROBLEMS)) == tuple(texts)
 
 

@@ -160,7 +160,7 @@ def table(results: Mapping[str, Any]) -> Table:
     for row in results["cells"]:
         times = [f"{row['us'][form]:.1f}" if form in row["us"] else "–" for form in FORMS]
         body.append((row["what"], row["dtype"], "×".join(map(str, row["shape"])), *times))
-    return Table.of("The same loop by three addressings, kernel time in µs", ["loop", "type", "shape", *FORMS], body)
+    return Table.from_rows("The same loop by three addressings, kernel time in µs", ["loop", "type", "shape", *FORMS], body)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from benchmarks.gpu.grid import Cells
 from benchmarks.gpu.products import DTYPES, Case, Shape
 from benchmarks.gpu.products_ahead import Compiled
 from benchmarks.timing import geomean
-from polytile.candidates.candidate import Candidate, specialised
+from polytile.candidates.candidate import Candidate
 from polytile.dispatch.links.prior import shortlist
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.request import Request
@@ -114,7 +114,7 @@ class Trials:
         args, spec = request.args or (), self.kernel.spec
         tensors, ints = spec.tensors_of(args), spec.ints_of(args)
         facts = spec.keys.facts_for_code(ints, [tensor.data_ptr() for tensor in tensors])
-        return [specialised(candidate, facts) for candidate in self.kernel.candidates if candidate.name in names]
+        return [candidate.specialise(facts) for candidate in self.kernel.candidates if candidate.name in names]
 
     def us(self, request: Request, chosen: Sequence[Candidate]) -> dict[str, float]:
         """Kernel µs of those among `chosen` that run."""

@@ -70,7 +70,7 @@ def table(found: Sequence[Choice]) -> Table:
         body.append((name, len(own), f"{spread:.2f}", f"{geomean(ratios):.2f}" if ratios else "", len(beyond), near))
     columns = ["function", "choices", "root mean square of log(predicted / measured)", "its mean, as a factor",
                f"not of the {loops.SHORTLIST} tried", "of them predicted within 1.15 of the first"]  # fmt: skip
-    return Table.of("choices of the grid, by the prior", columns, body)
+    return Table.from_rows("choices of the grid, by the prior", columns, body)
 
 
 def main() -> None:

@@ -40,11 +40,11 @@ def report(results: Mapping[str, Any]) -> None:
     copy = results["copy_bytes_per_second"]
     lines = [*_of_parts(timed, copy), *_of_hints(of_part), *_of_the_prior(of_part["candidates"])]
     columns = ["what", "type", "asked for", "found", "cells", ""]
-    show(Table.of("what was asked for", columns, [(*line[:-1], "" if line[-1] else "missed") for line in lines]))
+    show(Table.from_rows("what was asked for", columns, [(*line[:-1], "" if line[-1] else "missed") for line in lines]))
     groups = _grouped(timed)
     columns = ["function", "type", "shapes", "geomean", "worst", "within 2 %", "most of copy"]
     body = [(*key, len(rows), *_standing(rows, copy)) for key, rows in groups.items()]
-    show(Table.of("polytile's kernel time over the best of the others", columns, body))
+    show(Table.from_rows("polytile's kernel time over the best of the others", columns, body))
     _show_tuning(groups)
     if of_part["matrix"]:
         hints.show_matrix(of_part["matrix"])
@@ -146,7 +146,7 @@ def _show_tuning(groups: Mapping[tuple[str, str], Sequence[Row]]) -> None:
         if told:
             body.append((*key, len(told), *counts, *spent))
     columns = ["function", "type", "shapes", "compiled", "candidates timed", "s of first calls", "s of the peer's"]
-    show(Table.of("what tuning took", columns, body, folded=True))
+    show(Table.from_rows("what tuning took", columns, body, folded=True))
 
 
 __all__ = ["report"]

@@ -158,7 +158,7 @@ def show_matrix(rows: Sequence[dict[str, Any]]) -> None:
         at = _columns([row for row in rows if row["dtype"] == dtype])
         body = [(name, *[f"{found[n]:.1f}" if n in found else "" for n in RUN_AT]) for name, found in at.items()]
         body.append(("polytile's worst over the best", *[f"{over[n]:.3f}" if n in over else "" for n in RUN_AT]))
-        show(Table.of(f"hint × size at run time, {dtype}, µs of kernel time", ["compiled for", *map(str, RUN_AT)], body))
+        show(Table.from_rows(f"hint × size at run time, {dtype}, µs of kernel time", ["compiled for", *map(str, RUN_AT)], body))
 
 
 # all pairs ---------------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def show_pairs(rows: Sequence[dict[str, Any]]) -> None:
                 last = f"{geomean(found):.3f}", f"{near:.1%}", f"{min(found):.2f}"
                 body.append((dtype, title, len(found), f"{mean:.1%}", *last))
     columns = ["type", "winners among", "pairs", "average speedup", "geomean", "within 2 % or better", "least"]
-    show(Table.of(f"what a single hint loses to one dynamic compile (published: {ASKED:.2%})", columns, body))
+    show(Table.from_rows(f"what a single hint loses to one dynamic compile (published: {ASKED:.2%})", columns, body))
 
 
 __all__ = ["matrix", "pairs", "show_matrix", "show_pairs", "speedups", "winners", "worst_of_columns"]

@@ -145,7 +145,7 @@ def tried(able: Sequence[Candidate], predicted: Mapping[str, float]) -> list[str
     """Those of the candidates with a prediction that a GPU's shortlist has."""
     most = CLEAR_LOSER * min(predicted.values())
     near = sorted((c for c in able if predicted.get(c.name, math.inf) <= most), key=lambda c: predicted[c.name])
-    return [c.name for c in varied(near, SHORTLIST, lambda candidate: getattr(candidate, "traits", ()))]
+    return [c.name for c in varied(near, SHORTLIST, lambda candidate: candidate.traits)]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -159,7 +159,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
         at = max(0, -(-95 * len(own) // 100) - 1)
         body.append((*key, len(own), f"{geomean(firsts):.3f}", f"{firsts[at]:.2f}", f"{firsts[-1]:.2f}", f"{geomean(bests):.3f}",
                      f"{bests[at]:.2f}"))  # fmt: skip
-    return Table.of("the prior's choice over the best candidate", columns, body)
+    return Table.from_rows("the prior's choice over the best candidate", columns, body)
 
 
 def _regret(row: Mapping[str, Any]) -> float:

@@ -83,7 +83,7 @@ def main() -> None:
     body = []
     for key, own in ratios.items():
         body.append((*key, len(own), f"{math.exp(statistics.mean(own)):.2f}", f"{statistics.pstdev(own):.2f}"))
-    show(Table.of("predicted over found, in sm_90 code", ["function", "what", "kernels", "mean", "deviation"], body))
+    show(Table.from_rows("predicted over found, in sm_90 code", ["function", "what", "kernels", "mean", "deviation"], body))
 
 
 if __name__ == "__main__":

@@ -182,7 +182,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> None:
         times = [f"{row['us'][who]:.0f}" if who in row["us"] else "" for who in CONTESTANTS]
         ratios = [f"{ratio:.2f}" if ratio else "" for ratio in (_over(row, ("eager",)), _over(row, PEERS))]
         body.append((row["function"], "×".join(map(str, row["shape"])), *times, *ratios, row["wrong"]))
-    show(Table.of("kernel time of a whole call, µs", ["model", "shape", *CONTESTANTS, "over eager", "over the peer", ""], body))
+    columns = ["model", "shape", *CONTESTANTS, "over eager", "over the peer", ""]
+    show(Table.from_rows("kernel time of a whole call, µs", columns, body))
     body = []
     for name in dict.fromkeys(row["function"] for row in rows):
         own = [row for row in rows if row["function"] == name]
@@ -191,7 +192,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> None:
         seconds = [f"{own[0]['first_calls_s'][who]:.0f}" if who in own[0]["first_calls_s"] else "" for who in CONTESTANTS[1:]]
         body.append((name, len(own), *told, *seconds))
     columns = ["model", "shapes", "polytile over eager", "over the peer's better mode", *[f"s, {who}" for who in CONTESTANTS[1:]]]
-    show(Table.of("models of four layers: kernel time, and seconds of all first calls", columns, body))
+    show(Table.from_rows("models of four layers: kernel time, and seconds of all first calls", columns, body))
 
 
 def _over(row: Mapping[str, Any], others: Sequence[str] | Mapping[str, Any]) -> float:

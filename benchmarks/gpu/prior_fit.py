@@ -196,7 +196,7 @@ def main() -> None:
          ", ".join(f"{p95:.2f}" for p95 in v.p95[1:]))
         for name, v in verdicts.items()
     ]  # fmt: skip
-    show(Table.of("regret of the prior for products", columns, body))
+    show(Table.from_rows("regret of the prior for products", columns, body))
     results = {
         "verdicts": {name: dataclasses.asdict(v) for name, v in verdicts.items()},
         "fitted": dataclasses.asdict(every), "committed": dataclasses.asdict(FITTED), "folds": given.folds,

@@ -22,7 +22,7 @@ def report(results: dict[str, Any]) -> None:
         rate = then["copy"] / 1e12
         print(f"The peers' times are those of {then['revision']} on a device of the same name (copy {rate:.2f} TB/s).")
     if "host_us" in results:
-        show(Table.of("Host time, µs a call", ["what", "µs"], list(results["host_us"].items())))
+        show(Table.from_rows("Host time, µs a call", ["what", "µs"], list(results["host_us"].items())))
     for dtype in DTYPES:
         rows = [r for r in results["cells"] if r["dtype"] == dtype and "us" in r and "polytile" in r["us"]]
         body = []
@@ -35,10 +35,10 @@ def report(results: dict[str, Any]) -> None:
             body.append((row["function"], "×".join(map(str, row["shape"])), *times, over, f"{share:.2f}", flags))
         if body:
             columns = ["function", "shape", "eager", "polytile", "dynamic", "static", "over static", "of copy", ""]
-            show(Table.of(f"Kernel time, {dtype}, µs; device copy {copy / 1e12:.2f} TB/s", columns, body, folded=True))
-            show(Table.of(f"{dtype}: polytile over the others", SUMMARY, _summaries(rows, copy)))
+            show(Table.from_rows(f"Kernel time, {dtype}, µs; device copy {copy / 1e12:.2f} TB/s", columns, body, folded=True))
+            show(Table.from_rows(f"{dtype}: polytile over the others", SUMMARY, _summaries(rows, copy)))
             columns = ["seconds", "polytile", "peer dynamic", "peer static"]
-            show(Table.of(f"{dtype}: compiling (medians)", columns, _compiling(rows)))
+            show(Table.from_rows(f"{dtype}: compiling (medians)", columns, _compiling(rows)))
     failed = [r for r in results["cells"] if "error" in r or r.get("wrong")]
     for row in failed:
         print(f"{row['function']} {row['dtype']} {row['shape']}: {row.get('error') or row['wrong']}")
@@ -48,7 +48,7 @@ def report(results: dict[str, Any]) -> None:
             (name, *unseen.summary([r for r in results["unseen"] if name in (r["function"], "all")])) for name in names
         ]
         columns = ["function", "regimes", "geomean", "95th percentile", "worst"]
-        show(Table.of("Shapes without any measurement: the choice's time over the best candidate's", columns, body))
+        show(Table.from_rows("Shapes without any measurement: the choice's time over the best candidate's", columns, body))
 
 
 SUMMARY = ["function", "cells", "static: geomean", "worst", "above 1.1", "dynamic: geomean", "eager: geomean", "worst",

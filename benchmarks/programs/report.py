@@ -72,7 +72,7 @@ def counts(rows: Sequence[Row]) -> Table:
                 body.append((who, level, len(found), *(found.count(kind) for kind in ("right", "wrong", "failed"))))
     numbers = [Column(name, count) for name in ("programs", "right", "wrong", "failed")]
     columns: list[Column | str] = ["contestant", "level", *numbers]
-    return Table.of("Programs: results against float64", columns, body)
+    return Table.from_rows("Programs: results against float64", columns, body)
 
 
 def ratios(rows: Sequence[Row]) -> Table:
@@ -94,7 +94,7 @@ def ratios(rows: Sequence[Row]) -> Table:
         Column("least", ratio),
     ]
     columns += [Column(f"below {BELOW}", count), Column("× TorchInductor, dynamic", ratio), Column("least", ratio)]
-    return Table.of(
+    return Table.from_rows(
         "Programs: how many times faster one dynamic compile is, geometric mean and least program", columns, body
     )
 
@@ -114,7 +114,7 @@ def slow(rows: Sequence[Row]) -> Table:
             body.append((row["program"], row["family"], WAYS[way], row[way]["eager"], row[way][OWN], found, peer))
     columns: list[Column | str] = ["program", "family", "time of", Column("eager µs", micros), Column("µs", micros)]
     columns += [Column("× eager", ratio), Column("× the peer", ratio)]
-    return Table.of(f"Below {BELOW} of eager", columns, sorted(body, key=lambda one: one[5]))
+    return Table.from_rows(f"Below {BELOW} of eager", columns, sorted(body, key=lambda one: one[5]))
 
 
 def slowest(rows: Sequence[Row], number: int) -> list[Row]:
@@ -136,7 +136,7 @@ def first_calls(rows: Sequence[Row], number: int = 10) -> Table:
         )
     columns: list[Column | str] = ["program", Column("s", ratio), Column("the peer's s", ratio), Column("part", ratio)]
     columns += [Column("kernels", count), *(Column(name, ratio) for name in STAGES)]
-    return Table.of(f"The {number} slowest first calls, seconds, by what the calling thread does", columns, body)
+    return Table.from_rows(f"The {number} slowest first calls, seconds, by what the calling thread does", columns, body)
 
 
 def long_beside_the_peers(rows: Sequence[Row]) -> Table:
@@ -151,7 +151,7 @@ def long_beside_the_peers(rows: Sequence[Row]) -> Table:
     columns: list[Column | str] = ["program", Column("s", ratio), Column("the peer's s", ratio), Column("part", ratio)]
     notes = [f"{len(body)} of {len(found)}; geometric mean of all parts {geomean(all_of):.2f}."] if all_of else []
     largest = sorted(body, key=lambda one: -one[3])[:25]
-    return Table.of(f"First calls of more than {HALF} of the peer's, the largest parts", columns, largest, notes)
+    return Table.from_rows(f"First calls of more than {HALF} of the peer's, the largest parts", columns, largest, notes)
 
 
 def broken(rows: Sequence[Row]) -> Table:
@@ -162,7 +162,7 @@ def broken(rows: Sequence[Row]) -> Table:
         "right": lambda row: row["strides"],
     }
     body = [(row["program"], row["contestant"], outcome(row), said[outcome(row)](row)) for row in rows]
-    return Table.of(
+    return Table.from_rows(
         "Wrong, failed, or with other strides", ["program", "contestant", "", "what"], [one for one in body if one[3]]
     )
 

@@ -180,8 +180,10 @@ tried on a text."""
 def read(text: str, kinds: Kinds) -> Fact:
     """The fact, of one of these kinds, that is written as `text`. Raises ValueError where there is none."""
     for kind in kinds:
-        if match := _pattern(kind).fullmatch(text):
-            return kind(**_values(kind, match))
+        match = _pattern(kind).fullmatch(text)
+        fact = kind(**_values(kind, match)) if match else None
+        if fact is not None and str(fact) == text:  # "K%016" is no text of ours
+            return fact
     raise ValueError(f"{text!r} is no fact of a kind that is known here: {', '.join(kind.__name__ for kind in kinds)}")
 
 
@@ -200,7 +202,6 @@ def texts(facts: Iterable[Fact]) -> tuple[str, ...]:
     return tuple(map(str, facts))
 
 
-@functools.cache
 def _pattern(kind: type[Fact]) -> re.Pattern[str]:
     """What the texts of this kind look like, by its FORM."""
     fields = {field.name: _of_field(field) for field in dataclasses.fields(kind)}

@@ -457,11 +457,11 @@ def test_explain_lists_the_weights_and_their_copies_go_with_them() -> None:
         rows = polytile.explain(run, x).weights
     assert [row.sizes for row in rows] == [(7, 5, 3, 3), (5, 7, 1, 1)]
     assert all(row.bytes > 0 and row.made == 1 for row in rows)
-    assert weights.kept_bytes() == sum(row.bytes for row in rows)
+    assert weights.packed_bytes() == sum(row.bytes for row in rows)
     del model, run
     torch._dynamo.reset()
     gc.collect()
-    assert weights.kept_bytes() == 0
+    assert weights.packed_bytes() == 0
 
 
 def test_the_option_that_bounds_copies_is_heeded() -> None:

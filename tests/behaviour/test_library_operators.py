@@ -121,7 +121,7 @@ def test_what_the_tracer_took_apart_is_called_whole(name: str) -> None:
     for rows, columns in ((6, 4), (18, 34), (64, 20)):
         x = torch.randn(rows, columns)
         torch.testing.assert_close(call(x), function(x))
-    asked = {op for kernel in multikernels() for c in kernel.candidates for op in getattr(c, "operators", ())}
+    asked = {op for kernel in multikernels() for c in kernel.candidates for op in c.operators}
     assert asked == operators
 
 

@@ -308,7 +308,7 @@ def test_two_products_by_one_weight_share_its_copy() -> None:
     call, given = compiled(twice), (torch.randn(3, K), torch.randn(70, K))
     with torch.no_grad():
         torch.testing.assert_close(call(*given), twice(*given), rtol=1e-4, atol=1e-4)
-    assert made() == 1 and weights.kept_bytes() == panels.size_of(K, N, torch.float32, _lanes())
+    assert made() == 1 and weights.packed_bytes() == panels.size_of(K, N, torch.float32, _lanes())
 
 
 def _lanes() -> int:
@@ -323,7 +323,7 @@ def test_a_copy_goes_with_its_weight(compiled_first: bool) -> None:
     call = run(module)
     with torch.no_grad():
         assert_right(call, module)
-        assert weights.kept_bytes() > 0
+        assert weights.packed_bytes() > 0
         if compiled_first:
             del call
             torch._dynamo.reset()
@@ -331,7 +331,7 @@ def test_a_copy_goes_with_its_weight(compiled_first: bool) -> None:
         else:
             module.weight = nn.Parameter(torch.randn(2, 2))
         gc.collect()
-    assert weights.kept_bytes() == 0
+    assert weights.packed_bytes() == 0
 
 
 def test_views_keep_the_memory_and_so_the_copy() -> None:
@@ -343,10 +343,10 @@ def test_views_keep_the_memory_and_so_the_copy() -> None:
         del call, module
         torch._dynamo.reset()
         gc.collect()
-        assert weights.kept_bytes() > 0
+        assert weights.packed_bytes() > 0
         del view
         gc.collect()
-    assert weights.kept_bytes() == 0
+    assert weights.packed_bytes() == 0
 
 
 def test_the_option_bounds_what_copies_take_and_explain_says_so() -> None:
@@ -355,7 +355,7 @@ def test_the_option_bounds_what_copies_take_and_explain_says_so() -> None:
     with torch.no_grad():
         torch.testing.assert_close(call(x), module(x))
         explanation = polytile.explain(call, x)
-    assert made() == 1 and weights.kept_bytes() == 1 << 20
+    assert made() == 1 and weights.packed_bytes() == 1 << 20
     assert [row.bytes for row in explanation.weights] == [1 << 20, 0]
     assert "512 × 512 float32: packed, 1.0 MiB" in str(explanation)
     assert "not packed: the option packed_weights_mib (1) leaves no room" in str(explanation)
@@ -440,7 +440,7 @@ def test_a_copy_that_could_not_be_finished_is_never_used(monkeypatch: pytest.Mon
     with torch.no_grad():
         with contextlib.suppress(KeyboardInterrupt):
             call(torch.randn(5, K))
-        assert weights.kept_bytes() == 0
+        assert weights.packed_bytes() == 0
         monkeypatch.setattr(panels, "make", whole)
         for _ in range(2):
             assert_right(call, module)

@@ -15,8 +15,8 @@ import sympy
 import torch
 
 from polytile.candidates import cpp_loops as loops
-from polytile.candidates.candidate import NativeEntry
 from polytile.candidates.cpp import CppCandidate
+from polytile.candidates.entries import NativeEntry
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.expr import Node
 from polytile.ir.program import Axis, Buffer, Loop, Store, compute_dtype

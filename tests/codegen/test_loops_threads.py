@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from polytile.candidates.candidate import NativeEntry
+from polytile.candidates.entries import NativeEntry
 from polytile.ir import expr
 from polytile.runtime import compile_cpp, time_burst
 from tests.codegen.helpers import F32, P0, R0, S0, S1, Case, load, loop, op, random, store

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polytile.candidates import triton_loops as loops
-from polytile.candidates.candidate import PythonEntry
+from polytile.candidates.entries import PythonEntry
 from polytile.compiler.programs import compiled_programs
 from polytile.dispatch import gpu_specs
 from polytile.dispatch.example_inputs import make_args

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from polytile import store
-from polytile.candidates.candidate import Entry, PythonEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.dispatch import ArgInfo, KernelSpec
 from polytile.problem import Config, digest
 
@@ -22,7 +23,7 @@ def double(x: torch.Tensor, y: torch.Tensor, m: int, n: int) -> None:
 
 
 @dataclass
-class Fake:
+class Fake(Candidate):
     """A candidate. `speed`: seconds by the fake clock, a number or a function of the sizes; `predicted`: its prior."""
 
     name: str

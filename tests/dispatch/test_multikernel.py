@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from polytile import counters, options, store
-from polytile.candidates.candidate import PythonEntry
+from polytile.candidates.entries import PythonEntry
 from polytile.dispatch import ArgInfo, MultiKernel, Scratch, alive, merge_scratch
 from polytile.dispatch.registry import define
 from polytile.errors import CompileFailed, CompilerMissing, InvalidInput, NoCandidate, ResourcesExceeded

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from polytile import counters, options
-from polytile.candidates.candidate import Entry, NativeEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry, NativeEntry
 from polytile.dispatch import ArgInfo, KernelSpec, MultiKernel
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
@@ -29,7 +30,7 @@ extern "C" long take(void* const* p, const long* sizes, long threads) {
 
 
 @dataclasses.dataclass
-class Native:
+class Native(Candidate):
     """A candidate whose C++ source is given."""
 
     name: str
@@ -41,9 +42,6 @@ class Native:
     @property
     def source_hash(self) -> str:
         return digest(self.source)
-
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return True
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         return self.predicted

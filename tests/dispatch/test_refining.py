@@ -231,7 +231,7 @@ def test_a_plan_that_does_not_say_at_which_sizes_is_refused(tmp_path: Path) -> N
     kernel, path = MultiKernel(SPEC, two()), tmp_path / "plan"
     call(kernel, 96)
     call(kernel, 112, ENOUGH)
-    pinned = [replace(entry, sizes=()) if entry.single else entry for entry in planfile.pinned_by(kernel)]
+    pinned = [replace(entry, sizes=()) if entry.of_exact_sizes else entry for entry in planfile.pinned_by(kernel)]
     planfile.Plan(tuple(pinned), planfile.here()).write(path)
     new_process()
     with pytest.raises(OptionError, match="pins kernel .* at sizes without .*save_plan"):

@@ -64,12 +64,12 @@ def test_what_is_other_code_at_other_sizes_decides_for_its_part_alone() -> None:
     assert {str(d.part_of or "") for d in kernel.decisions} == {WHOLE}
 
 
-def test_what_was_the_fastest_is_settled_at_the_sizes_it_was_timed_at_and_what_is_forced_is_not() -> None:
+def test_what_was_the_fastest_is_pinned_to_the_sizes_it_was_timed_at_and_what_is_forced_is_not() -> None:
     """What a regime keeps of a candidate may be a form of it that is careful at other sizes."""
     kept: list[Mapping[str, int]] = []
 
     class Careful(Fake):
-        def settle(self, sizes: Mapping[str, int]) -> Fake:
+        def pinned_to(self, sizes: Mapping[str, int]) -> Fake:
             kept.append(dict(sizes))
             return self
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import polytile
-from polytile.candidates.candidate import PythonEntry
+from polytile.candidates.entries import PythonEntry
 from polytile.dispatch import refining
 from polytile.runtime import native
 from polytile.runtime.cuda import device, driver

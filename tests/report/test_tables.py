@@ -14,7 +14,7 @@ from polytile.report.tables import count, micros
 
 def example() -> Table:
     columns = ["kernel", Column("µs", micros), Column("calls", count)]
-    return Table.of("Kernels", columns, [("softmax", 1.25e-6, 12345), ("a|b", None, 7)], ["A note."])
+    return Table.from_rows("Kernels", columns, [("softmax", 1.25e-6, 12345), ("a|b", None, 7)], ["A note."])
 
 
 def test_markdown_lines_up_and_escapes_bars() -> None:
@@ -47,13 +47,13 @@ def test_a_table_is_markdown_in_a_log_and_drawn_on_a_terminal() -> None:
 
 def test_markup_in_a_cell_is_text() -> None:
     terminal = io.StringIO()
-    show(Table.of("t", ["sizes"], [("[s0, s1]",)]), Console(file=terminal, force_terminal=True, width=80))
+    show(Table.from_rows("t", ["sizes"], [("[s0, s1]",)]), Console(file=terminal, force_terminal=True, width=80))
     assert "[s0, s1]" in terminal.getvalue()
 
 
 def test_a_row_of_the_wrong_length_is_refused_with_its_number() -> None:
     with pytest.raises(ValueError, match="has 2 columns, but its row 1 has 3 values"):
-        Table.of("t", ["a", "b"], [(1, 2), (1, 2, 3)])
+        Table.from_rows("t", ["a", "b"], [(1, 2), (1, 2, 3)])
 
 
 @pytest.mark.parametrize(

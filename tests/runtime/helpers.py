@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from polytile import counters
-from polytile.candidates.candidate import NativeEntry
+from polytile.candidates.entries import NativeEntry
 from polytile.runtime import Library, cache, compile_cpp, toolchain
 from polytile.runtime import compile as compiler
 

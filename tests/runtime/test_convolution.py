@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polytile.runtime import convolution, weights
-from polytile.runtime.convolution import KeptConvolution
+from polytile.runtime.convolution import PackedConvolution
 
 GIVEN = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 LAST = torch.channels_last
@@ -21,21 +21,21 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def of(weight: Tensor, limit: int = 1 << 30) -> KeptConvolution:
-    return KeptConvolution(tuple(weight.shape), weight.stride(), weight.dtype, GIVEN, limit)
+def of(weight: Tensor, limit: int = 1 << 30) -> PackedConvolution:
+    return PackedConvolution(tuple(weight.shape), weight.stride(), weight.dtype, GIVEN, limit)
 
 
-def is_right(run: KeptConvolution, images: Tensor, weight: Tensor) -> bool:
+def is_right(run: PackedConvolution, images: Tensor, weight: Tensor) -> bool:
     got, want = run(images, weight, None, *GIVEN), torch.convolution(images.double(), weight.double(), None, *GIVEN)
     return bool((got.double() - want).abs().max() <= 1e-5 * want.abs().max())
 
 
 IN_A_PROCESS = """
 import torch
-from polytile.runtime.convolution import KeptConvolution
+from polytile.runtime.convolution import PackedConvolution
 given = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 weight = torch.randn(256, 256, 3, 3)
-run = KeptConvolution(tuple(weight.shape), weight.stride(), weight.dtype, given, 1 << 30)
+run = PackedConvolution(tuple(weight.shape), weight.stride(), weight.dtype, given, 1 << 30)
 sizes = [(2, 14, 14), (1, 8, 6), (3, 28, 31), (1, 56, 56)]
 calls = [torch.randn(n, 256, h, w).contiguous(memory_format=torch.channels_last) for n, h, w in sizes]
 for images in calls:

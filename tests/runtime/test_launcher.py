@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from polytile import counters, options
-from polytile.candidates.candidate import NativeEntry, PythonEntry
+from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.errors import InvalidInput
 from polytile.runtime import Dispatcher, PythonDispatcher, empty_strided_cpu, native, regime, time_burst
 from polytile.runtime.formula import power_below_16

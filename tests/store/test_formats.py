@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytile.errors import StoreError
+from polytile.facts import OF_PROBLEMS, read
 from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.store import Store, jsonl, kernel_tuner, transfer
 from polytile.store.place import place_of
@@ -28,9 +29,11 @@ SIZES = st.dictionaries(TEXT, st.integers(-(2**40), 2**40), max_size=3).map(lamb
 SCALARS = st.one_of(st.integers(-(2**40), 2**40), st.floats(allow_nan=False, allow_infinity=False), TEXT, st.booleans())
 SECONDS = st.floats(0, 1e3)
 FACTS = st.dictionaries(TEXT, TEXT, max_size=3).map(lambda facts: tuple(sorted(facts.items())))
+WRITTEN = st.sampled_from(["k", "n1%16", "x@64", "wide", "threads=2"])
+LAYOUTS = (TEXT | WRITTEN).map(lambda text: read(text, OF_PROBLEMS))
 MEASUREMENTS = st.builds(
     Measurement,
-    st.builds(Problem, TEXT, TEXT, SIZES, st.tuples(TEXT), st.tuples(TEXT, TEXT), TEXT),
+    st.builds(Problem, TEXT, TEXT, SIZES, st.tuples(TEXT), st.tuples(LAYOUTS, LAYOUTS), TEXT),
     TEXT,
     st.builds(Config, st.dictionaries(TEXT, SCALARS, max_size=3).map(lambda d: tuple(sorted(d.items()))), SIZES),
     TEXT,
@@ -74,9 +77,9 @@ def test_every_measurement_survives_a_line_and_a_t4_result_whole(measurement: Me
     record = Record("uid", 12.5, measurement)
     (of_line,) = jsonl.parse(jsonl.line(record).encode(), "file").records
     (of_result,) = kernel_tuner.parse(json.loads(kernel_tuner.text([record])), "file").records
-    for read in (of_line, of_result):
-        assert read == record and repr(read) == repr(record)
-        assert read.measurement.problem.key == measurement.problem.key
+    for again in (of_line, of_result):
+        assert again == record and repr(again) == repr(record)
+        assert again.measurement.problem.key == measurement.problem.key
         assert read.measurement.machine == measurement.machine
 
 

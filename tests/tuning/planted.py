@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from polytile.candidates.candidate import Entry, Handle, NativeEntry, NativeHandle, PythonEntry, handle_of_function
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry, NativeEntry, PythonEntry
+from polytile.candidates.handles import Handle, NativeHandle, handle_of_function
 from polytile.problem import Config, Problem, digest
 from polytile.runtime import compile as compiler
 from polytile.tuning.limits import Limits
@@ -45,7 +47,7 @@ extern "C" long polytile_kernel(void* const* p, const long* sizes, long threads)
 
 
 @dataclass
-class Native:
+class Native(Candidate):
     """A candidate from a body in C; `compile_seconds` and the like are of no interest here."""
 
     name: str
@@ -62,9 +64,6 @@ class Native:
     @property
     def source_hash(self) -> str:
         return digest(self.source)
-
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return True
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         return 1e-5
@@ -84,7 +83,7 @@ class Native:
 
 
 @dataclass
-class Function:
+class Function(Candidate):
     """A candidate from a Python function."""
 
     name: str
@@ -96,14 +95,8 @@ class Function:
     def source_hash(self) -> str:
         return digest(self.name)
 
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return True
-
     def cost(self, sizes: Mapping[str, int]) -> float:
         return 1e-5
-
-    def prepare(self) -> None:
-        """Nothing to make."""
 
     def entry(self) -> Entry:
         return PythonEntry(self.call)

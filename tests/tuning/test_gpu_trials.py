@@ -12,7 +12,8 @@ import pytest
 import sympy
 import torch
 
-from polytile.candidates.candidate import DeviceHandle, DeviceLaunch, Entry, PythonEntry
+from polytile.candidates.entries import Entry, PythonEntry
+from polytile.candidates.handles import DeviceHandle, DeviceLaunch
 from polytile.candidates.triton import Specialised
 from polytile.problem import Outcome, digest
 from polytile.runtime import compile as compiler

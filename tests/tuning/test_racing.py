@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from polytile.candidates.candidate import PythonEntry
+from polytile.candidates.entries import PythonEntry
 from polytile.runtime import cpu
 from polytile.tuning import measure, racing
 from polytile.tuning.limits import GPU_LIMITS, GPU_THOROUGH, LIMITS, THOROUGH, Limits

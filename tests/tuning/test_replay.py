@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from polytile import options
-from polytile.candidates.candidate import PythonEntry
+from polytile.candidates.entries import PythonEntry
 from polytile.dispatch.links import model
 from polytile.dispatch.replay import SHARED, replay
 from polytile.errors import CandidateRejected

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polytile.candidates.candidate import Entry, PythonEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.errors import CompileFailed, CompilerMissing, ResourcesExceeded
 from polytile.problem import Config, Outcome, Problem
 from polytile.tuning.environment import environment
@@ -22,7 +23,7 @@ FEW = Limits(rounds=3, seconds=0.001)
 
 
 @dataclass
-class Fake:
+class Fake(Candidate):
     name: str
     call: Callable[..., None]
     failure: Exception | None = None
@@ -31,9 +32,6 @@ class Fake:
     source_hash: str = "h"
     compile_seconds: float = 0.25
     prepared: int = 0
-
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return True
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         return 1e-5

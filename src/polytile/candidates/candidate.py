@@ -1,212 +1,138 @@
-"""What can run a Problem: the Candidate protocol and the two kinds of entry that a ready candidate offers."""
+"""What can run a Problem: the base class of all candidates."""
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
-from polytile.problem import Config
-from polytile.runtime.cuda.launch import Descriptor
-from polytile.runtime.formula import Formula
+from polytile.candidates.entries import Entry
+from polytile.candidates.handles import Handle
+from polytile.problem import Config, Resources, Scalar
 from polytile.schedule.facts import Facts
-
-
-@dataclass(frozen=True)
-class NativeEntry:
-    """A loaded kernel: `long kernel(void* const* ptrs, const long* sizes, long threads)` at `address`.
-
-    `keep` holds whatever must stay alive while the address is in use (the shared library). Of a GPU kernel, `threads` is
-    the address of the plan by which the launcher at `address` launches it, and `keep` the plan.
-    """
-
-    address: int
-    threads: int = 1
-    keep: Any = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True)
-class PythonEntry:
-    """A Python callable that takes the kernel's own flat arguments: tensors first, then integers. Returns None.
-
-    `recordable`: all it does, once it has run for these sizes, is to start work on a GPU's current stream, so that a CUDA
-    graph can record it.
-    """
-
-    call: Callable[..., None]
-    recordable: bool = False
-
-
-Entry = NativeEntry | PythonEntry
-
-
-def settle(entry: Entry) -> None:
-    """Waits until what `entry` has launched on a GPU is done. Raises IndexError if a run-time check failed there."""
-    wait = getattr(getattr(entry, "keep", None), "settle", None)
-    code = wait() if wait is not None else 0
-    if code:
-        raise IndexError(f"run-time check {code} of the kernel failed: an index is out of range.")
-
-
-def specialised(candidate: Candidate, facts: Facts) -> Candidate:
-    """The candidate for a regime with these facts: what its `specialise` gives, itself where it has none. Name, config and
-    source hash stay the same."""
-    specialise = getattr(candidate, "specialise", None)
-    return candidate if specialise is None else specialise(facts)
-
-
-def settled(candidate: Candidate, sizes: Mapping[str, int]) -> Candidate:
-    """The candidate for a regime that was decided by what it took at these sizes: what its `settle` gives, itself where it has
-    none. Name, config and source hash stay the same."""
-    settle = getattr(candidate, "settle", None)
-    return candidate if settle is None else settle(sizes)
-
-
-def ready(candidate: Candidate) -> bool:
-    """Whether `entry()` returns at once; a candidate that does not say is taken for ready."""
-    asked = getattr(candidate, "ready", None)
-    return asked is None or bool(asked())
-
-
-def failed(candidate: Candidate) -> bool:
-    """Whether making the candidate is known to have failed."""
-    asked = getattr(candidate, "failed", None)
-    return asked is not None and bool(asked())
-
-
-@dataclass(frozen=True)
-class NativeHandle:
-    """How another process gets a NativeEntry: the C function `symbol` of the shared object at `path`.
-
-    With `bind`, (function, number, another path, symbol there), the kernel is in two objects: `function` of the first is to
-    be called with the number and the address of the symbol in the other.
-    """
-
-    path: str
-    symbol: str
-    threads: int = 1
-    bind: tuple[str, int, str, str] | None = None
-
-
-@dataclass(frozen=True)
-class PythonHandle:
-    """How another process gets a PythonEntry: the attribute `name` ("f", "Kernel.run") of `module`, which is the name of
-    a module or the path of a .py file.
-
-    Without `arguments` the attribute is the callable itself; with them (values that JSON can hold) it is called with
-    them and returns the callable.
-    """
-
-    module: str
-    name: str
-    arguments: Mapping[str, Any] | None = field(default=None, hash=False)
-
-
-@dataclass(frozen=True)
-class DeviceLaunch:
-    """One launch of the kernel `symbol` of the machine code `image`: threads of a block, bytes of dynamic shared memory, (kind,
-    index) of each parameter (runtime/cuda/launch.py), the grid's dimensions as formulas of the call's integers, whether it may
-    overlap with the kernel before, its descriptors, and how many programs are one cluster."""
-
-    image: bytes = field(repr=False)
-    symbol: str
-    threads: int
-    shared: int
-    parameters: tuple[tuple[int, int], ...]
-    grid: tuple[Formula, Formula, Formula]
-    overlaps: bool = False
-    descriptors: tuple[Descriptor, ...] = ()
-    cluster: int = 1
-
-
-@dataclass(frozen=True)
-class DeviceHandle:
-    """How another process runs a kernel on a GPU: its launches, and the scratch buffers that they want, each as a formula of
-    its bytes and whether it has to be zero."""
-
-    launches: tuple[DeviceLaunch, ...]
-    scratch: tuple[tuple[Formula, bool], ...] = ()
-
-
-Handle = NativeHandle | PythonHandle | DeviceHandle
-
-
-def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
-    """The handle of a function or class attribute that a module holds under its own name; None for lambdas, closures
-    and whatever else another process could not find again."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    held: Any = sys.modules.get(module or "")
-    for part in name.split("."):
-        held = getattr(held, part, None)
-    if held is not function:
-        return None
-    if module != "__main__":
-        return PythonHandle(str(module), name)
-    try:
-        path = inspect.getsourcefile(function)
-    except TypeError:
-        return None
-    return PythonHandle(path, name) if path and path.endswith(".py") else None
-
 
 READY_MADE = ("library", "padding", "decomposed", "cublaslt")
 """Origins of candidates for which nothing is generated or compiled: calls of libraries."""
 
 
-class Candidate(Protocol):
-    """Something that can run a Problem. Candidates of a MultiKernel stand in canonical order: of equals that were predicted alike
-    the first is chosen.
+class Candidate(ABC):
+    """Something that can run a Problem. A MultiKernel's candidates are in canonical order: of those predicted alike, the first is
+    chosen.
 
-    What a candidate may have besides, and what is assumed of one that has it not:
-
-    handle() → Handle | None     how another process gets the kernel (tuning/isolation); it raises what `entry` raises and runs
-                                 nothing of the kernel. None, or not there: the first run is in this process
-    specialise(facts)            the form for regimes with these facts, of the same name, config and source hash; itself
-    settle(sizes)                the form for a regime that was decided by what it took at these sizes; itself
-    made()                       its forms compiled so far, each with the `facts` that it needs; itself alone
-    ready(), failed()            whether `entry` returns at once; whether making it has failed; yes, and no
-    hard_limits: bool            at sizes that are not `valid` it would do harm, so it must be valid all over a regime; False
-    steady: bool                 it runs the same code at sizes close by; True
-    recipe: str                  equal for candidates of one source, and known before that is generated; `source_hash`
-    traits: Iterable             what it has in common with its near copies; nothing
-    interpreted: bool            none of its code is run by the processor itself; False
-    of_main: bool                the main script defines it, which another process could only import by running it; False
-    source_path: str             where its source can be read; origin and source hash are shown
-    resources, compile_seconds   what its compiler reports (problem.Resources; seconds); unknown
-    operators: Iterable[str]     the library's operators that it calls in place of a loop, for the counters; none
-    told(sizes) → dict           what it is at these sizes, for the record; nothing
+    A subclass sets `name`, `origin` and `config`, and defines `source_hash`, `cost` and `entry`. Everything else has a default.
+    Sizes are a kernel's integers by name: lengths and strides, in elements. `entry` and `handle` may raise CompileFailed,
+    CompilerMissing or ResourcesExceeded; the other methods raise nothing.
     """
 
-    @property
-    def name(self) -> str:
-        """Short, stable, unique within its MultiKernel: "persistent t2", "gemm 6x64 t1", "aten"."""
-        ...
+    name: str
+    """Short, stable, unique within its MultiKernel: "persistent t2", "gemm 6x64 t1", "aten"."""
+
+    origin: str
+    """The source that it comes from: "cpp", "triton", "library", "user", ..."""
+
+    config: Config
+    """The numbers that set it apart from others of its kind; an empty Config if there are none."""
+
+    recipe: str = ""
+    """Equal for candidates that share one source, and known before that is generated; "": `source_hash` serves instead."""
+
+    hard_limits: bool = False
+    """Whether running it at sizes that are not `valid` does harm, so that it must be valid all over a regime."""
+
+    # what it does, the required part first ---------------------------------------------------------------------------
 
     @property
-    def origin(self) -> str:
-        """The source it comes from: "cpp", "library", ..."""
-        ...
+    @abstractmethod
+    def source_hash(self) -> str:
+        """Digest of its source and of whatever else decides what it runs: measurements of another hash do not count."""
 
-    @property
-    def config(self) -> Config: ...
+    @abstractmethod
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        """Analytical prior: predicted seconds of one call at these sizes."""
 
-    @property
-    def source_hash(self) -> str: ...
+    @abstractmethod
+    def entry(self) -> Entry:
+        """The runnable form; waits until it is compiled."""
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it can run at these concrete sizes."""
-        ...
+        """Whether it can run at these sizes. Default: at all."""
+        return True
 
-    def cost(self, sizes: Mapping[str, int]) -> float:
-        """Analytical prior: predicted seconds of one call."""
-        ...
+    def prepare(self) -> None:  # noqa: B027  # a default, which most library calls have
+        """Starts compiling in the background and returns at once; may be called many times. Default: there is nothing to
+        compile."""
 
-    def prepare(self) -> None:
-        """Starts making it in the background; returns at once; may be called many times."""
-        ...
+    def ready(self) -> bool:
+        """Whether `entry` returns at once; starts nothing. Default: yes."""
+        return True
 
-    def entry(self) -> Entry:
-        """The runnable form; waits until it is made. Raises CompileFailed or CompilerMissing."""
-        ...
+    def failed(self) -> bool:
+        """Whether compiling it is known to have failed. Default: no."""
+        return False
+
+    def handle(self) -> Handle | None:
+        """How another process gets the kernel (tuning/isolation); runs nothing of it. Default: None, and the first run is in this
+        process."""
+        return None
+
+    # its forms: each has the name, config and source hash of the candidate itself ------------------------------------
+
+    def specialise(self, facts: Facts) -> Candidate:
+        """The form for regimes in which `facts` hold. Default: itself."""
+        return self
+
+    def compiled_forms(self, facts: Facts) -> tuple[Candidate, ...]:
+        """The forms that are compiled and right where `facts` hold. Default: itself, if it is ready."""
+        return (self,) if self.ready() else ()
+
+    def pinned_to(self, sizes: Mapping[str, int]) -> Candidate:
+        """The form for a regime that chose it by its time at these sizes. Default: itself."""
+        return self
+
+    @property
+    def steady(self) -> bool:
+        """Whether it runs the same code at sizes close by. Default: yes."""
+        return True
+
+    # what is known of it ---------------------------------------------------------------------------------------------
+
+    @property
+    def traits(self) -> tuple[tuple[str, Scalar], ...]:
+        """What it has in common with candidates whose predictions are wrong in the same way. Default: nothing."""
+        return ()
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether an interpreter runs it, so that none of its code can harm the process. Default: no."""
+        return False
+
+    @property
+    def in_main_script(self) -> bool:
+        """Whether the main script defines it: another process could import it only by running the script. Default: no."""
+        return False
+
+    @property
+    def source_path(self) -> str:
+        """Where its source can be read; "", the default: nowhere."""
+        return ""
+
+    @property
+    def resources(self) -> Resources | None:
+        """What its compiler reports of the kernel; None, the default: it reports nothing."""
+        return None
+
+    @property
+    def compile_seconds(self) -> float | None:
+        """Seconds that compiling it took in this process; None, the default: unknown."""
+        return None
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The library's operators that it calls in place of a loop, for the counters. Default: none."""
+        return ()
+
+    def describe(self, sizes: Mapping[str, int]) -> dict[str, Scalar]:
+        """What it is at these sizes, for the record of a measurement. Default: nothing to add."""
+        return {}
+
+
+__all__ = ["READY_MADE", "Candidate"]

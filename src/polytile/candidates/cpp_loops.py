@@ -88,9 +88,9 @@ def _candidates(
             f"{made_from} {variant}",
         )
 
-    found = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
-    _ = found[0].source  # whatever has no C++ form shows now, while a library call can still take its place
-    return (*found, *library_of(kernel, found, library_speed(most_threads)), InterpretedLoop(kernel))
+    generated = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))
+    _ = generated[0].source  # whatever has no C++ form shows now, while a library call can still take its place
+    return (*generated, *library_of(kernel, generated, library_speed(most_threads)), InterpretedLoop(kernel))
 
 
 def library_speed(threads: int) -> Speed:

@@ -1,10 +1,10 @@
 """Matmuls with an epilogue in two translation units: a core that every epilogue shares, and the epilogue.
 
-The core (the register-blocked product) takes a second or so to generate and compile with its row tails and does not depend on
-what is done with the sums, so it is compiled once for a layout and a config, on a machine, and kept. The epilogue is a small unit
-of its own; the core calls it through a pointer, once for every finished vector of sums. Against the same epilogue inlined, that
-call costs about 5 ns a vector, in which a core does some 100 multiply-adds: nothing for a long K, too much for a short one.
-`INLINE_UP_TO` is where the inlined form takes over.
+The core (the register-blocked product) takes about a second to generate and compile with its row tails. It does not depend on
+what is done with the sums, so a machine compiles it once for each layout and config. The epilogue is a small unit of its own,
+which the core calls through a pointer for every finished vector of sums. Compared with the same epilogue inlined, the call costs
+about 5 ns a vector, time for some 100 multiply-adds: nothing for a long K, too much for a short one. Up to INLINE_UP_TO the
+epilogue is inlined.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from polytile import locks
-from polytile.candidates.candidate import NativeEntry, NativeHandle
-from polytile.candidates.cpp import ENTRY
+from polytile.candidates.cpp import ENTRY, CompiledCandidate
+from polytile.candidates.entries import NativeEntry
+from polytile.candidates.handles import NativeHandle
 from polytile.codegen.writer import Writer
 from polytile.matmul import cpp as gemm
 from polytile.matmul.cpp import GemmConfig, GemmSpec, epilogue
@@ -69,10 +69,8 @@ def epilogue_source(kernel: GemmKernel, lanes: int) -> str:
     return out.text()
 
 
-class MatmulCandidate:
-    """A core bound to an epilogue, as a Candidate. `slot` tells the cores of one epilogue's unit apart."""
-
-    origin = "cpp"
+class MatmulCandidate(CompiledCandidate):
+    """A core bound to an epilogue. `slot` tells the cores of one epilogue's unit apart."""
 
     def __init__(
         self,
@@ -85,12 +83,8 @@ class MatmulCandidate:
         cost: Callable[[Mapping[str, int]], float],
         recipe: str,
     ) -> None:
-        self.recipe = recipe
-        self.name, self.config, self.slot = name, config, slot
-        self._kernel_name, self._make_sources = kernel_name, sources
-        self.valid, self.cost = valid, cost
-        self._lock = locks.lock()
-        self._compilations: tuple[compiler.Compilation, ...] = ()
+        super().__init__(name, config, kernel_name, valid, cost, recipe)
+        self.slot, self._make_sources = slot, sources
 
     @cached_property
     def sources(self) -> tuple[str, str]:
@@ -103,33 +97,21 @@ class MatmulCandidate:
         return digest("\n".join(self.sources))
 
     @property
-    def source_path(self) -> str:
-        return " ".join(str(c.result().source) for c in self._compilations)
-
-    @property
     def _symbol(self) -> str:
         return f"{ENTRY}_kept_{self.slot}" if self.config["form"] == "tile_kept" else f"{ENTRY}_{self.slot}"
 
-    def prepare(self) -> None:
-        with self._lock:
-            if not self._compilations:
-                core, finish = self.sources
-                label = f"matmul_{self.config['form']}_{self.config['mr']}x{self.config['nv']}"
-                self._compilations = (
-                    compiler.compile_cpp(label, core),
-                    compiler.compile_cpp(self._kernel_name, finish),
-                )
+    def _compile(self) -> tuple[compiler.Compilation, ...]:
+        core, finish = self.sources
+        label = f"matmul_{self.config['form']}_{self.config['mr']}x{self.config['nv']}"
+        return compiler.compile_cpp(label, core), compiler.compile_cpp(self.kernel_name, finish)
 
     def entry(self) -> NativeEntry:
-        self.prepare()
-        core, finish = (compilation.result() for compilation in self._compilations)
+        core, finish = self.libraries()
         bind = ctypes.CFUNCTYPE(None, ctypes.c_long, ctypes.c_void_p)(finish.address(BIND))
         bind(self.slot, core.address(ENTRY))
-        return NativeEntry(finish.address(self._symbol), int(self.config["threads"]), (core, finish))
+        return NativeEntry(finish.address(self._symbol), self.threads, (core, finish))
 
     def handle(self) -> NativeHandle:
         """Where another process finds the two units, and how it binds them."""
-        self.prepare()
-        core, finish = (str(compiler.verified(compilation.result()).path) for compilation in self._compilations)
-        bind = (BIND, self.slot, core, ENTRY)
-        return NativeHandle(finish, self._symbol, int(self.config["threads"]), bind)
+        core, finish = (str(compiler.verified(library).path) for library in self.libraries())
+        return NativeHandle(finish, self._symbol, self.threads, (BIND, self.slot, core, ENTRY))

@@ -49,21 +49,21 @@ def configs(kernel: LoopKernel, nest: Nest, most: int) -> tuple[Config, ...]:
         return _pointwise(nest, most)
     serial = bool(scattered(nest.loop))
     whole_rows = (["persistent"] if cached_values(nest) else []) + ["looped"] + (["short"] if short_rows(nest) else [])
-    found = [Config.of(variant=v, threads=t) for t in thread_counts(1 if serial else most) for v in whole_rows]
+    configs = [Config.of(variant=v, threads=t) for t in thread_counts(1 if serial else most) for v in whole_rows]
     if most > 1 and not serial and _splits(nest):
-        found.append(Config.of(variant="split", threads=most))
-    return tuple(found)
+        configs.append(Config.of(variant="split", threads=most))
+    return tuple(configs)
 
 
 def _pointwise(nest: Nest, most: int) -> tuple[Config, ...]:
     variants = ["plain", *(v for v in ("tiled", "short") if tile_of_variant(nest, v) is not None)]
     if not scattered(nest.loop) and streamable(nest):
         variants.append("streamed")
-    found = tuple(Config.of(variant=v, threads=t) for t in thread_counts(most) for v in variants)
+    configs = tuple(Config.of(variant=v, threads=t) for t in thread_counts(most) for v in variants)
     if not scattered(nest.loop) or owner_axis(nest.loop, nest.vec):
-        return found
+        return configs
     atomic = most > 1 and accumulates(nest.loop)
-    return found[:1] + ((Config.of(variant="atomic", threads=most),) if atomic else ())
+    return configs[:1] + ((Config.of(variant="atomic", threads=most),) if atomic else ())
 
 
 def _splits(nest: Nest) -> bool:

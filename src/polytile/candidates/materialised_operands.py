@@ -1,4 +1,4 @@
-"""The candidate of a product with prologues that stores the operands first (prologue.py)."""
+"""The candidate of a product with prologues that stores the computed operands first (matmul/prologue.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.candidates.candidate import PythonEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.candidates.inner_kernel import InnerKernel, best_cost, prepare_first
 from polytile.matmul.prologue import materialise_operands
 from polytile.problem import Config, digest
 
@@ -16,48 +18,37 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 
-class MaterialisedOperands:
-    """The operands are stored by kernels of their own, and the product of operands in memory chooses among its own candidates:
-    `first` are the prologues' MultiKernels, `product` that of the plain product. Takes part like a library's kernel: a product
-    with prologues is never slower than one without."""
+class MaterialisedOperands(Candidate):
+    """Stores the computed operands first, each by a kernel of its own, and multiplies them by whichever candidate of the plain
+    product is best. `first` has the prologues' kernels, None for an operand that is in memory already; `product` is the plain
+    product. It is measured as a library's kernel is, so that a fused prologue is never chosen where this is faster."""
 
     name = "stored first"
     origin = "library"
     config = Config()
-    source_path = ""
 
-    def __init__(self, kernel: GemmKernel, first: Sequence[Any], product: Any) -> None:
+    def __init__(self, kernel: GemmKernel, first: Sequence[InnerKernel | None], product: InnerKernel) -> None:
         self.kernel, self.first, self.product = kernel, tuple(first), product
 
     @cached_property
     def source_hash(self) -> str:
         return digest(f"stored first {torch.__version__} {self.kernel.text}")
 
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return True
-
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """The best prediction for the plain product, and those for the prologues: their bytes at the rate of its own."""
-        able = [candidate for candidate in self.product.candidates if candidate.valid(sizes)]
-        product = min((candidate.cost(sizes) for candidate in able), default=1.0)
-        ahead = (self._prologue(made, sizes) for made in self.first if made is not None)
-        return product + sum(ahead)
+        """Predicted seconds of the plain product and of each prologue, at their best."""
+        prologues = zip("ab", self.first, strict=True)
+        ahead = sum(self._prologue_cost(letter, kernel, sizes) for letter, kernel in prologues if kernel is not None)
+        return best_cost(self.product, sizes, default=1.0) + ahead
 
-    def _prologue(self, made: Any, sizes: Mapping[str, int]) -> float:
-        own = {name: sizes[self._own(made)[name]] for name in made.spec.size_names if self._own(made)[name] in sizes}
-        if len(own) < len(made.spec.size_names):
-            return 0.0
-        return min((candidate.cost(own) for candidate in made.candidates if candidate.valid(own)), default=0.0)
-
-    def _own(self, made: Any) -> dict[str, str]:
-        """The prologue's own names of sizes, and those that they have among the product's integers."""
-        letter = "ab"[self.first.index(made)]
-        return {name: f"{letter}{name}" for name in made.spec.size_names}
+    def _prologue_cost(self, letter: str, kernel: InnerKernel, sizes: Mapping[str, int]) -> float:
+        """Of operand "a" or "b", by whose letter the prologue's integers are named among the product's; 0 where `sizes` lacks
+        one of them."""
+        own = {name: sizes[f"{letter}{name}"] for name in kernel.spec.size_names if f"{letter}{name}" in sizes}
+        return best_cost(kernel, own) if len(own) == len(kernel.spec.size_names) else 0.0
 
     def prepare(self) -> None:
         """The first candidate of the product compiles beside the others."""
-        for candidate in self.product.candidates[:1]:
-            candidate.prepare()
+        prepare_first(self.product)
 
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call, recordable=True)

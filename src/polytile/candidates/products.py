@@ -14,6 +14,7 @@ from polytile.candidates import cpp_matmul as matmul
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import ENTRY, CppCandidate
 from polytile.candidates.cpp_matmul import MatmulCandidate
+from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.library import row_scales, split_k
 from polytile.candidates.library.matmul import DualMatmulLibrary, MatmulLibrary, ScaledLibrary
 from polytile.candidates.library.padding import PaddedLibrary
@@ -39,7 +40,7 @@ SOURCES = ("triton", "library", "cpp", "cublaslt")
 """All sources of candidates, in canonical order."""
 
 PRODUCT = "product"
-"""The name under which an epilogue that runs alone reads the stored product."""
+"""The name of the stored product in an epilogue that runs as a kernel of its own."""
 
 
 
@@ -47,46 +48,46 @@ def candidates(
     kernel: GemmKernel,
     name: str,
     threads: Sequence[int],
-    unfused: Callable[..., None] | None,
+    unfused: InnerKernel | None,
     sources: Sequence[str],
 ) -> tuple[Candidate, ...]:
-    """The candidates on a CPU, from the `sources` asked for and in their order: the library, with `unfused` run on its product;
-    a generated kernel for each config of this instruction set and each number of threads. The library's where no source has
-    any."""
-    made: dict[str, Callable[[], Sequence[Candidate]]] = {
+    """The candidates on a CPU, in the order of `sources`: the library's product, on which `unfused` runs the epilogue, and a
+    generated kernel for each config of this instruction set and each number of threads. If none of the sources has any, the
+    library's."""
+    factories: dict[str, Callable[[], Sequence[Candidate]]] = {
         "library": lambda: [MatmulLibrary(kernel, unfused)],
         "cpp": lambda: _generated(kernel, name, threads),
     }
-    found = [candidate for source in sources if source in made for candidate in made[source]()]
-    return tuple(found) or (MatmulLibrary(kernel, unfused),)
+    wanted = [candidate for source in sources if source in factories for candidate in factories[source]()]
+    return tuple(wanted) or (MatmulLibrary(kernel, unfused),)
 
 
 def gpu_candidates(
     kernel: GemmKernel,
     name: str,
     target: torch.device,
-    unfused: Callable[..., None] | None,
+    unfused: InnerKernel | None,
     sources: Sequence[str],
     materialised: MaterialisedOperands | None = None,
 ) -> tuple[Candidate, ...]:
-    """The candidates on a GPU, or under Triton's interpreter where `target` is a CPU, from the `sources` asked for and in their
-    order: Triton's; the library's, plain, on padded operands and on parts of K; cuBLASLt's proposals. A product without a Triton
-    form has the library's alone. For a product with prologues, `materialised` stands for every candidate that takes its operands
-    from memory, and takes part whatever the sources, as the library's does for two products and for scaled ones."""
+    """The candidates on a GPU, or under Triton's interpreter if `target` is a CPU, in the order of `sources`: Triton's; the
+    library's, plain, on padded operands and split along K; cuBLASLt's proposals. A product without a Triton form has only the
+    library's. For a product with prologues, `materialised` stands for every candidate that takes its operands from memory. It
+    takes part whatever the sources, as the library's does for dual and for scaled products."""
     of_triton = _of_triton(kernel, name, target) if "triton" in sources else ()
     only: Candidate | None = materialised
     if only is None and (kernel.second is not None or kernel.scales is not None):
         only = (DualMatmulLibrary if kernel.second is not None else ScaledLibrary)(kernel, unfused, target)
-    made: dict[str, Callable[[], Sequence[Candidate]]] = {"triton": lambda: of_triton}
+    factories: dict[str, Callable[[], Sequence[Candidate]]] = {"triton": lambda: of_triton}
     if only is not None:
         alone = [only]
-        made["library"] = lambda: alone
+        factories["library"] = lambda: alone
     else:
-        made["library"] = lambda: _of_library(kernel, target, unfused)
-        made["cublaslt"] = lambda: _of_cublaslt(kernel, name, target, unfused)
+        factories["library"] = lambda: _of_library(kernel, target, unfused)
+        factories["cublaslt"] = lambda: _of_cublaslt(kernel, name, target, unfused)
     left_out = "library" not in sources and (only is not None or not of_triton)
     in_order = (*sources, "library") if left_out else sources
-    return tuple(candidate for source in in_order if source in made for candidate in made[source]())
+    return tuple(candidate for source in in_order if source in factories for candidate in factories[source]())
 
 
 def _of_triton(kernel: GemmKernel, name: str, target: torch.device) -> Sequence[Candidate]:
@@ -99,13 +100,13 @@ def _of_triton(kernel: GemmKernel, name: str, target: torch.device) -> Sequence[
         return ()
 
 
-def _of_library(kernel: GemmKernel, target: torch.device, unfused: Callable[..., None] | None) -> Sequence[Candidate]:
+def _of_library(kernel: GemmKernel, target: torch.device, unfused: InnerKernel | None) -> Sequence[Candidate]:
     whole: list[Candidate] = [MatmulLibrary(kernel, unfused, target), PaddedLibrary(kernel, unfused, target)]
     return [*whole, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target)]
 
 
 def _of_cublaslt(
-    kernel: GemmKernel, name: str, target: torch.device, unfused: Callable[..., None] | None
+    kernel: GemmKernel, name: str, target: torch.device, unfused: InnerKernel | None
 ) -> Sequence[Candidate]:
     if target.type != "cuda" or torch.version.hip is not None:
         return ()
@@ -124,8 +125,8 @@ def _machine() -> Machine:
 
 
 def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Candidate]:
-    """A C++ kernel for each config and number of threads. An epilogue is compiled into the matmul where K is short; where it is
-    long, the matmul calls it through a pointer (cpp/matmul.py)."""
+    """A C++ kernel for each config and number of threads. For a short K the epilogue is compiled into the matmul; for a long one
+    the matmul calls it through a pointer (cpp_matmul.py)."""
     tool = toolchain.find()
     spec = kernel.spec
     lanes = packed_weights.lanes_of(spec)
@@ -137,7 +138,7 @@ def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Ca
     )
     core = functools.cache(lambda config: matmul.core_source(spec, config, lanes))
     finish = functools.cache(lambda: matmul.epilogue_source(kernel, lanes))
-    found: list[Candidate] = []
+    generated: list[Candidate] = []
     for count in threads:
         for slot, config in enumerate(gemm.configs(spec, lanes, kernel.packed)):
             recipe = f"{made_from} {config}"
@@ -145,20 +146,20 @@ def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Ca
             label = f"{config} t{count}"
             valid, cost = _judges(spec, config, count)
             if kernel.epilogue is None:
-                found.append(
+                generated.append(
                     CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost, recipe)
                 )
                 continue
             short, long = _by_depth(valid)
-            found.append(
+            generated.append(
                 CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost, recipe)
             )
-            found.append(
+            generated.append(
                 MatmulCandidate(
                     label, numbers, name, (functools.partial(core, config), finish), slot, long, cost, recipe
                 )
             )
-    return found
+    return generated
 
 
 def _epilogue(kernel: GemmKernel, lanes: int) -> str | None:
@@ -177,7 +178,7 @@ def _by_depth(valid: Valid) -> tuple[Valid, Valid]:
 
 
 def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Callable[[Mapping[str, int]], float]]:
-    """Whether a config can run at given sizes (threads need enough work to share), and its predicted seconds."""
+    """Whether a config can run at given sizes (threads need enough work to share), and the seconds it is predicted to take."""
     machine = _machine()
 
     def valid(size: Mapping[str, int]) -> bool:
@@ -188,13 +189,13 @@ def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Ca
 
 
 def reference(kernel: GemmKernel) -> Callable[..., None]:
-    """The product and the epilogue on the kernel's flat arguments: in float64 where they were widened, else in the type in which
-    sums are kept. Operands with prologues are computed first."""
+    """The product and the epilogue on the kernel's flat arguments, in float64 if these were widened, otherwise in the type of the
+    sums. Operands with prologues are computed first."""
     plain = kernel.plain
 
     def run(*args: Any) -> None:
         precision = canonical.precision_of(kernel.tensors, args)
-        makers = [prologue.evaluated(made, precision) if made is not None else None for made in kernel.prologues]
+        makers = [prologue.evaluated(computed, precision) if computed is not None else None for computed in kernel.prologues]
         tensors, ints = operands(plain, prologue.materialise_operands(kernel, args, makers, precision is not None))
         sums = precision or compute_dtype(kernel.in_dtype)
         sums = sums if sums.is_floating_point else torch.float64  # exact up to 2^53

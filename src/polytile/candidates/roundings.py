@@ -1,6 +1,6 @@
-"""How coarse what a kernel writes is. A value that is rounded to 16 bits on its way, as eager's intermediate tensors are, jumps
-by a unit of that type where what was rounded differs in its last bits, as sums in another order do. Both results are right, and a
-float32 tensor holds them no closer than the 16-bit type would."""
+"""The coarsest rounding inside a kernel, for the accuracy gate. A value that is rounded to 16 bits on its way, as eager's
+intermediate tensors are, changes by a unit of that type when its last bits differ, as they do between sums in another order. Both
+results are right, but even in float32 they agree no closer than the 16-bit type allows."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ if TYPE_CHECKING:
 
 OPERATIONS = {name: dtype for dtype, name in ROUNDING.items()}
 SPREAD = frozenset({"sum", "welford"})
-"""Reductions in which one jump is one of many terms; of an extreme it is all there is."""
+"""Reductions in which a rounded value is one of many terms; an extreme is a single one."""
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """The coarsest type that values are rounded to on their way; the names of sizes, and numbers, whose product is the number of
-    terms that are added up after that."""
+    """The coarsest type that values are rounded to, and the names of sizes, and numbers, whose product is the number of terms
+    that are added up afterwards."""
 
     dtype: torch.dtype
     terms: tuple[str | int, ...] = ()
 
 
 def of_loop(loop: Loop) -> dict[str, Rounded]:
-    """By the name of the buffer that is written; those that nothing rounded goes into are not there."""
-    found: dict[str, Rounded] = {}
+    """The rounding of each written buffer by its name; buffers that no rounded value reaches are left out."""
+    by_buffer: dict[str, Rounded] = {}
     for store in loop.stores:
         direct, added = _roundings(store.value)
         if direct:
-            found[store.buffer] = Rounded(_coarsest(direct))
+            by_buffer[store.buffer] = Rounded(_coarsest(direct))
         elif added:
-            found.setdefault(store.buffer, Rounded(_coarsest(added), terms_of(loop.reduced)))
-    return found
+            by_buffer.setdefault(store.buffer, Rounded(_coarsest(added), terms_of(loop.reduced)))
+    return by_buffer
 
 
 def of_product(kernel: GemmKernel) -> Mapping[str, Rounded]:
-    """The same of a product with its epilogue. What rounds a computed operand is one of K terms."""
-    operands = {op for made in kernel.prologues if made is not None for store in made.loop.stores for op in _all(store.value)}
-    found = {tensor.name: Rounded(_coarsest(operands), ("K",)) for tensor in kernel.outer if operands}
-    return found | (of_loop(kernel.epilogue) if kernel.epilogue is not None else {})
+    """The same for a product with its epilogue. A rounding in a computed operand affects one of K terms."""
+    stores = [store for computed in kernel.prologues if computed is not None for store in computed.loop.stores]
+    operands = {dtype for store in stores for dtype in _all(store.value)}
+    by_buffer = {tensor.name: Rounded(_coarsest(operands), ("K",)) for tensor in kernel.outer if operands}
+    return by_buffer | (of_loop(kernel.epilogue) if kernel.epilogue is not None else {})
 
 
 def terms_of(axes: tuple[Axis, ...]) -> tuple[str | int, ...]:
@@ -65,7 +66,7 @@ def _all(value: Node) -> Iterator[torch.dtype]:
 
 
 def _roundings(value: Node) -> tuple[set[torch.dtype], set[torch.dtype]]:
-    """Types that what `value` is made of is rounded to, by no sum after that; by one."""
+    """The types that parts of `value` are rounded to: those with no sum after the rounding, and those with one."""
     direct: set[torch.dtype] = set()
     sums: list[Node] = []
     stack, seen = [value], {id(value)}

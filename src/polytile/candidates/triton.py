@@ -1,7 +1,7 @@
-"""A generated Triton kernel as a Candidate: one variant and config, made anew for the facts of each regime.
+"""A generated Triton kernel as a Candidate: one variant and config, generated anew for the facts of each regime.
 
-A MultiKernel holds candidates without facts; `specialise(facts)` gives the one of a regime, which generates its source,
-has it compiled by a worker process, and loads it. Name, config and hash stay the same: facts are part of the Problem.
+A MultiKernel holds candidates without facts. `specialise(facts)` returns a regime's form, which generates the source, has it
+compiled by a worker process, and loads it. Name, config and hash stay the same: facts are part of the Problem.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import sympy
 import torch
 
 from polytile import locks
-from polytile.candidates.candidate import DeviceHandle, DeviceLaunch, NativeEntry, PythonEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import NativeEntry, PythonEntry
+from polytile.candidates.generator import generator_digest
+from polytile.candidates.handles import DeviceHandle, DeviceLaunch
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
 from polytile.errors import ResourcesExceeded
@@ -35,13 +37,13 @@ WORKER = "polytile.codegen.triton.worker"
 """The module that compiles in worker processes."""
 
 REMEMBERED = 16
-"""Sizes for which a candidate remembers its prediction: a decision asks for it four times or more, and for its neighbours'."""
+"""Sizes for which a candidate remembers its prediction: each decision asks for it four times or more."""
 
 Judge = Callable[[Mapping[str, int]], Any]
 
 
 class Kernel(Protocol):
-    """What is computed: tensor arguments, then the integer arguments' symbols, in the order of a call; all of it as text."""
+    """What is computed: its tensor arguments and the symbols of its integer arguments, in the order of a call, and its text."""
 
     @property
     def tensors(self) -> tuple[TensorArg, ...]: ...
@@ -65,12 +67,12 @@ class Work:
     make: Callable[[Config, Facts], TritonKernel]
 
 
-class TritonCandidate:
+class TritonCandidate(Candidate):
     """One config of a kernel. `valid` and `cost` are functions of the concrete sizes."""
 
     origin = "triton"
-    hard_limits = True  # a persistent row longer than its block is cut off
-    may_spill = True  # a row kept on chip may be worth some traffic to the cache
+    hard_limits = True  # a persistent kernel cuts off a row that is longer than its block
+    may_spill = True  # a row on chip may be worth some traffic to the cache
 
     def __init__(self, name: str, config: Config, work: Work, valid: Judge, cost: Judge) -> None:
         self.name, self.config, self.work = name, config, work
@@ -79,18 +81,13 @@ class TritonCandidate:
         self._lock = locks.lock()
         self._specialised: dict[Facts, Specialised] = {}
 
-    @property
-    def traits(self) -> tuple[tuple[str, Scalar], ...]:
-        """What the predictions of candidates that share it err alike in."""
-        return ()
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.work.name}: {self.name})"
 
     @cached_property
     def source_hash(self) -> str:
-        """Of the work, the config and the generator's own text: sources differ from regime to regime."""
-        return digest(f"triton {generator()} {self.work.device.target} {self.config} {self.work.kernel.text}")
+        """Of the work, the config and the generators' own code: sources differ from regime to regime."""
+        return digest(f"triton {generator_digest()} {self.work.device.target} {self.config} {self.work.kernel.text}")
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return bool(self._valid(sizes))
@@ -105,28 +102,24 @@ class TritonCandidate:
                 self._specialised[facts] = Specialised(self, facts)
             return self._specialised[facts]
 
-    def made(self) -> tuple[Specialised, ...]:
-        """The forms of this candidate that are compiled."""
+    def compiled_forms(self, facts: Facts) -> tuple[Specialised, ...]:
         with self._lock:
             known = tuple(self._specialised.values())
-        return tuple(candidate for candidate in known if candidate.ready() and not candidate.excess)
-
-    def prepare(self) -> None:
-        """Nothing: what is compiled depends on the facts."""
+        return tuple(form for form in known if facts.include(form.facts) and form.ready() and not form.excess)
 
     def entry(self) -> NativeEntry | PythonEntry:
         """The form without any facts, which is right everywhere."""
         return self.specialise(Facts(wide=True)).entry()
 
 
-class Specialised:
+class Specialised(Candidate):
     """A candidate for regimes with known facts."""
 
     origin = TritonCandidate.origin
 
     def __init__(self, base: TritonCandidate, facts: Facts) -> None:
         self.base, self.facts = base, facts
-        self.name, self.config = base.name, base.config
+        self.name, self.config, self.hard_limits = base.name, base.config, base.hard_limits
         self._lock = locks.lock()
         self._promises: tuple[cubins.Promise, ...] | None = None
         self._entry: NativeEntry | PythonEntry | None = None
@@ -138,7 +131,7 @@ class Specialised:
     def __repr__(self) -> str:
         return f"Specialised({self.base.work.name}: {self.name})"
 
-    @property
+    @cached_property
     def source_hash(self) -> str:
         return self.base.source_hash
 
@@ -163,7 +156,7 @@ class Specialised:
 
     @property
     def resources(self) -> Resources:
-        """The most that one of its launches takes; nothing is known before they are compiled."""
+        """The most that any of its launches takes; unknown before they are compiled."""
         done = [cubin.facts for cubin in self._compiled()]
         if not done:
             return Resources()
@@ -171,7 +164,7 @@ class Specialised:
 
     @property
     def excess(self) -> str:
-        """What the compiled kernel takes of the device beyond what it may have, as a sentence; "" while nothing is known."""
+        """What the compiled kernel needs beyond what the device has, as a sentence; "" if nothing, or not compiled."""
         taken, limit = self.resources, self.base.work.device.shared_per_block
         if taken.shared_bytes is not None and taken.shared_bytes > limit:
             return f"it needs {taken.shared_bytes} bytes of shared memory, a block of this device may have {limit}"
@@ -196,14 +189,14 @@ class Specialised:
                 self._promises = tuple(cubins.request(self._order(launch)) for launch in self.kernel.launches)
 
     def ready(self) -> bool:
-        """Whether the kernel is compiled; asks for nothing."""
+        """Whether the kernel is compiled; starts nothing."""
         if self.base.work.index is None:
             return True
         promises = self._promises
         return promises is not None and all(p.done() and p.exception() is None for p in promises)
 
     def failed(self) -> bool:
-        """Whether compiling it has failed, or gave what cannot be used."""
+        """Whether compiling it has failed, or its code needs more than the device has."""
         return any(p.done() and p.exception() is not None for p in self._promises or ()) or bool(self.excess)
 
     def entry(self) -> NativeEntry | PythonEntry:
@@ -246,7 +239,7 @@ class Specialised:
         return self._described()
 
     def _described(self) -> DeviceHandle:
-        """Waits for the cubins. Raises ResourcesExceeded where a multiprocessor does not have what they want."""
+        """Waits for the cubins. Raises ResourcesExceeded if they need more than a multiprocessor has."""
         work = self.base.work
         assert self._promises is not None
         with counters.stage("compiling"):
@@ -271,8 +264,8 @@ class Specialised:
             threads = work.device.warp * facts.num_warps
             image, symbol, shared = cubin.binary, facts.symbol, facts.shared
             own = tuple(
-                _descriptor(each, told, tensors, positions)
-                for each, told in zip(one.descriptors, facts.descriptors, strict=True)
+                _descriptor(each, layout, tensors, positions)
+                for each, layout in zip(one.descriptors, facts.descriptors, strict=True)
             )
             how = threads, shared, tuple(parameters), (x, y, z), one.overlaps, own, one.cluster
             launches.append(DeviceLaunch(image, symbol, *how))
@@ -289,7 +282,7 @@ class Specialised:
             launches.append(launch.Launch(function, *plain, one.descriptors, one.cluster))
         scratch = [launch.Scratch(size, zeroed) for size, zeroed in described.scratch]
         plan = launch.Plan(work.name, index, launches, scratch)
-        return NativeEntry(plan.address, plan.handle, plan)
+        return NativeEntry.of_plan(plan)
 
 
 def _bytes(dtype: torch.dtype, size: sympy.Expr, positions: Mapping[sympy.Symbol, int]) -> Formula:
@@ -298,7 +291,7 @@ def _bytes(dtype: torch.dtype, size: sympy.Expr, positions: Mapping[sympy.Symbol
 
 
 def _parameters(argument: Argument, tensors: Mapping[str, int], symbols: Mapping[str, int]) -> list[tuple[int, int]]:
-    """What is passed for an argument. After a descriptor come the matrix's sizes and strides, which no kernel reads."""
+    """What a launch passes for an argument. A descriptor is followed by the matrix's sizes and strides, which no kernel reads."""
     match argument.kind:
         case Kind.TENSOR:
             return [(launch.TENSOR, tensors[argument.name])]
@@ -313,10 +306,10 @@ def _parameters(argument: Argument, tensors: Mapping[str, int], symbols: Mapping
 
 
 def _descriptor(
-    what: Descriptor, told: Sequence[int], tensors: Mapping[str, int], positions: Mapping[sympy.Symbol, int]
+    what: Descriptor, layout: Sequence[int], tensors: Mapping[str, int], positions: Mapping[sympy.Symbol, int]
 ) -> launch.Descriptor:
-    """A descriptor of which the compiler has `told` how elements are copied (compile.py)."""
-    swizzle, size, kind, rows, columns = told
+    """The launch's form of a descriptor. `layout` is the compiler's report of how elements are copied (compile.py)."""
+    swizzle, size, kind, rows, columns = layout
     shape = encode(what.shape[0], positions), encode(what.shape[1], positions)
     return launch.Descriptor(tensors[what.tensor], kind, size, swizzle, (rows, columns), shape, encode(what.stride, positions))
 
@@ -336,7 +329,7 @@ def job_of(one: Launch, target: int | str) -> dict[str, Any]:
 
 
 TRITON_PACKAGES = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
-"""What the package may be called that brings Triton: PyTorch's own builds of it have names of their own."""
+"""Names of packages that contain Triton: PyTorch's own builds are called differently."""
 
 
 @functools.cache
@@ -348,15 +341,9 @@ def triton_version() -> str:
     return "none"
 
 
-@functools.cache
-def generator() -> str:
-    """Digest of the generator's own text: another generator may make other kernels of the same config."""
-    return digest("".join(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py"))))
-
-
 def start_workers() -> None:
-    """Starts what compiles, so that it is there when the first kernel comes, unless kernels have been compiled before:
-    then most will be found, and the first that is not starts it."""
+    """Starts the processes that compile, so that they are ready for the first kernel. If the cache directory has kernels already,
+    the first one that it lacks starts them."""
     launch.prepare()
     if not current().holds("cubins"):
         workers.pool(WORKER).start()

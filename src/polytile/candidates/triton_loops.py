@@ -63,14 +63,14 @@ def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.devi
 
     last = InterpretedLoop(kernel)
     try:
-        found = tuple(candidate(config) for config in variants.configs(kernel, nest, device))
-        if found:
-            _ = found[0].specialise(Facts()).kernel
+        generated = tuple(candidate(config) for config in variants.configs(kernel, nest, device))
+        if generated:
+            _ = generated[0].specialise(Facts()).kernel
     except LoweringError as error:
         last.reason = f"no Triton form: {error}"
         return (last,)
-    calls = library_of(kernel, found, library_speed(device), recordable=True) if on_gpu and found else ()
-    return (*found, *calls, last)
+    calls = library_of(kernel, generated, library_speed(device), recordable=True) if on_gpu and generated else ()
+    return (*generated, *calls, last)
 
 
 def library_speed(device: devices.DeviceFacts) -> Speed:

@@ -36,7 +36,7 @@ residual) that takes 2 to 7 % off, of 30 (GELU) it adds 10 % (configs.IN_PARTS h
 
 
 class GemmCandidate(TritonCandidate):
-    """One config of a product: right at all sizes, whatever it is meant for. One whose code spills sums is never run: its
+    """One config of a product. It is right at all sizes, whichever it is meant for. If its code spills sums it is never run: the
     loop over k would write them to memory and read them back at every step."""
 
     hard_limits = False
@@ -67,28 +67,28 @@ class Arguments:
 
 
 def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
-    """What the prior's errors go with: how blocks are gone through, and how wide they are."""
+    """What predictions are wrong with: the order in which blocks are visited, and their width."""
     words = [str(config["variant"]), *(word for word in ("swapped", "flat") if config.get(word))]
     return ("variant", " ".join(words)), ("n", config["n"])
 
 
 def accesses(kernel: GemmKernel, size: Mapping[str, int], work: tuple[float, float]) -> prior.Accesses:
-    """How the operands are read at these sizes, `work` being what their prologues compute. Strides that `size` lacks are those of
-    dense operands."""
+    """How the operands are read at these sizes; `work`: multiply-adds of their prologues for each element. Strides that `size`
+    lacks are those of dense operands."""
     (a, b), spec = kernel.loaded_alone(size), kernel.spec
     return prior.Access(a, spec.a_layout == "k", work[0]), prior.Access(b, spec.b_layout == "k", work[1])
 
 
-def work_of(made: LoopKernel | None) -> float:
-    """Multiply-adds that a prologue takes for an element of its operand, the way through registers and shared memory included; 0
-    where there is none."""
-    if made is None:
+def prologue_work(prologue: LoopKernel | None) -> float:
+    """Multiply-adds that a prologue takes for each element of its operand, including the way through registers and shared memory;
+    0 without a prologue."""
+    if prologue is None:
         return 0.0
-    return PASSED + computed(made.loop) / len(made.loop.stores)
+    return PASSED + computed(prologue.loop) / len(prologue.loop.stores)
 
 
 def computed(loop: Loop) -> float:
-    """Multiply-adds that a loop's operations take for each of its points."""
+    """Multiply-adds of a loop's operations at each point."""
     return float(sum(ops.definition(node.name).cost for node in expr.walk(*loop.roots) if isinstance(node, expr.Op)))
 
 
@@ -98,8 +98,8 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
     device, kind = Target.of(target).facts, Kind.of(kernel)
     own = space(kind, device)
     index = (target.index or 0) if target.type == "cuda" else None
-    made_a, made_b = kernel.prologues
-    work_along = work_of(made_a), work_of(made_b)
+    computed_a, computed_b = kernel.prologues
+    work_along = prologue_work(computed_a), prologue_work(computed_b)
     chip = Chip(device.sms, Target.of(target).overlaps)
 
     def make(config: Config, facts: Facts) -> TritonKernel:
@@ -118,16 +118,16 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
         return GemmCandidate(label(config), config, work, able, cost)
 
-    found = tuple(candidate(config) for config in own.configs if _does(kernel, config))
-    _ = found[0].specialise(Facts()).kernel
-    return found
+    generated = tuple(candidate(config) for config in own.configs if _does(kernel, config))
+    _ = generated[0].specialise(Facts()).kernel
+    return generated
 
 
 def _does(kernel: GemmKernel, config: Config) -> bool:
-    """Whether a config can do all that the kernel asks for, and is meant for it. Second products are whole blocks' work; scales
-    by blocks are for dots in steps along k within what shares one; where points of a row wait for what it comes to, blocks have
-    whole rows. What is stored in parts has no reductions of rows; loops are made one where the epilogue is light, and only
-    there."""
+    """Whether a config can do all that the kernel asks for, and is meant for it. Dual products need whole blocks. Block-wise
+    scales need dots whose steps along k are within one scale. An epilogue that needs a row's reduction at the row's points needs
+    blocks of whole rows. A config that stores its block in parts has no row reductions, and flattens its loops if, and only if,
+    the epilogue is light."""
     if kernel.second is not None and config["variant"] != "tile":
         return False
     if config.get("swapped") and kernel.spec.b_layout != "k":

@@ -131,18 +131,18 @@ FINISHED = 64
 def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config, ...]:
     """All configs of `kernel`, whose layout is `nest`, that fit on the device."""
     if has_segment_sums(kernel.loop):
-        found = _segment_sums(table_of(kernel.loop) is not None, device)
+        configs = _segment_sums(table_of(kernel.loop) is not None, device)
     elif has_column_sums(kernel.loop):
-        found = _column_reductions(kernel, device) if nest.form is Form.ROW and not nest.inner else iter(())
+        configs = _column_reductions(kernel, device) if nest.form is Form.ROW and not nest.inner else iter(())
     elif nest.form is Form.COLUMN:
-        found = itertools.chain(_columns(nest), _resident_columns(kernel, nest))
+        configs = itertools.chain(_columns(nest), _resident_columns(kernel, nest))
     else:
-        found = (_rows if nest.form is Form.ROW else _plain)(nest)
+        configs = (_rows if nest.form is Form.ROW else _plain)(nest)
     if device.capability >= CLUSTERED and not has_segment_sums(kernel.loop) and not has_column_sums(kernel.loop):
-        found = itertools.chain(found, _clusters(kernel, nest_for(kernel, "cluster")[1]))
+        configs = itertools.chain(configs, _clusters(kernel, nest_for(kernel, "cluster")[1]))
     most = device.threads_per_block // device.warp
     splits = nest.form is not Form.POINTWISE and not has_column_sums(kernel.loop) and splittable(nest_for(kernel, "split")[1])
-    return tuple(c for c in found if int(c["warps"]) <= most and (splits or c["variant"] != "split"))
+    return tuple(c for c in configs if int(c["warps"]) <= most and (splits or c["variant"] != "split"))
 
 
 def _plain(nest: Nest) -> Iterator[Config]:

@@ -1,11 +1,11 @@
-"""Loops that add up columns beside their rows, as two: the sums first, as a loop down the columns, then the rest.
+"""A loop that adds up columns as well as rows, run as two loops: the column sums, as a loop down the columns, then the rest.
 
     loop a for p0 over r0              loop b for p0 over r0
       dx[p0, r0] = f(...)                dw[p0] = reduce sum g[r0, p0]·x[r0, p0]
       dw[r0] sum= g·x              →   loop a for p0 over r0
                                          dx[p0, r0] = f(...)
 
-The sums go first, since the rest may be written over what they are of.
+The sums come first, as the rest may overwrite what they read.
 """
 
 from __future__ import annotations
@@ -18,54 +18,56 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.candidates.candidate import PythonEntry
-from polytile.ir import expr, sizes
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.candidates.inner_kernel import InnerKernel, best_cost, prepare_first
+from polytile.ir import expr
+from polytile.ir import sizes as algebra
 from polytile.ir.program import Axis, Buffer, Loop, Store
 from polytile.problem import Config, digest
 from polytile.runtime.formula import encode, evaluate
 from polytile.schedule.canonical import CallSite, LoopKernel, canonicalize
 
 Part = tuple[LoopKernel, CallSite]
-"""One of the loops, and what it takes of the whole's tensors and integers."""
+"""One of the two loops, and which of the whole loop's tensors and integers it takes."""
 
 
 def parts(kernel: LoopKernel) -> tuple[Part, ...]:
-    """The loops that `kernel` consists of, in order: none where it has no sums of columns."""
+    """The loops that `kernel` is run as, in order; none where it has no column sums."""
     loop = kernel.loop
     sums = tuple(store for store in loop.stores if store.is_segment_sum and not store.indirect)
     if not sums:
         return ()
     columns = [replace(s, mode="set", value=expr.reduce("sum", s.value.dtype, s.value)) for s in sums]
     rest = tuple(store for store in loop.stores if not store.is_segment_sum)
-    found = replace(loop, axes=loop.reduced, reduced=loop.axes, stores=tuple(columns)), replace(loop, stores=rest)
-    return tuple(canonicalize(each, _buffers(kernel, each)) for each in found)
+    loops = replace(loop, axes=loop.reduced, reduced=loop.axes, stores=tuple(columns)), replace(loop, stores=rest)
+    return tuple(canonicalize(each, _buffers(kernel, each)) for each in loops)
 
 
 def _buffers(kernel: LoopKernel, loop: Loop) -> dict[str, Buffer]:
-    """The tensors of a part: one that is written whole is as large as what is written."""
+    """The tensors of one of the loops. A tensor that is written as a whole is as large as what is written."""
     axes = loop.axes + loop.reduced
     written = {store.buffer: _points(store, axes) for store in loop.stores}
-    found = {}
+    buffers = {}
     for tensor in kernel.tensors:
         extents = (written[tensor.name],) if tensor.role == "out" and tensor.name in written else ()
-        found[tensor.name] = Buffer(tensor.name, tensor.dtype, extents, ())
-    return found
+        buffers[tensor.name] = Buffer(tensor.name, tensor.dtype, extents, ())
+    return buffers
 
 
 def _points(store: Store, axes: Sequence[Axis]) -> sympy.Expr:
-    return sizes.product([axis.size for axis in axes if axis.symbol in store.index.free_symbols])
+    return algebra.product([axis.size for axis in axes if axis.symbol in store.index.free_symbols])
 
 
-class Unfused:
-    """The parts one after the other, by MultiKernels of their own, in the order of `parts`. Takes part like a library's kernel: a
-    loop with sums is never slower than the loops that it was made of."""
+class Unfused(Candidate):
+    """Runs the parts one after the other, each by a MultiKernel of its own, in the order of `parts`. It is measured as a
+    library's kernel is, so that a fused loop is never chosen where its parts are faster."""
 
     name = "apart"
     origin = "library"
     config = Config()
-    source_path = ""
 
-    def __init__(self, kernel: LoopKernel, run: Sequence[Any]) -> None:
+    def __init__(self, kernel: LoopKernel, run: Sequence[InnerKernel]) -> None:
         self.kernel, self.run = kernel, tuple(run)
         tensors = {tensor.name: k for k, tensor in enumerate(kernel.tensors)}
         places = {symbol: k for k, symbol in enumerate(kernel.symbols)}
@@ -77,25 +79,19 @@ class Unfused:
     def source_hash(self) -> str:
         return digest(f"apart {torch.__version__} {self.kernel.text}")
 
-    def valid(self, size: Mapping[str, int]) -> bool:
-        return True
-
-    def cost(self, size: Mapping[str, int]) -> float:
+    def cost(self, sizes: Mapping[str, int]) -> float:
         """The best prediction for each part."""
-        ints = [size[symbol.name] for symbol in self.kernel.symbols]
-        return sum(self._best(part, dict(zip(part.spec.size_names, own, strict=True))) for part, own in self._parts(ints))
+        ints = [sizes[symbol.name] for symbol in self.kernel.symbols]
+        return sum(best_cost(part, dict(zip(part.spec.size_names, own, strict=True))) for part, own in self._parts(ints))
 
-    def _best(self, part: Any, size: Mapping[str, int]) -> float:
-        return min((float(c.cost(size)) for c in part.candidates if c.valid(size)), default=0.0)
-
-    def _parts(self, ints: Sequence[int]) -> list[tuple[Any, list[int]]]:
+    def _parts(self, ints: Sequence[int]) -> list[tuple[InnerKernel, list[int]]]:
         """Each part with its own integers."""
         return [(part, [evaluate(f, ints) for f in own]) for part, own in zip(self.run, self._sizes, strict=True)]
 
     def prepare(self) -> None:
         """The first candidate of each part compiles beside the others."""
         for part in self.run:
-            part.candidates[0].prepare()
+            prepare_first(part)
 
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call, recordable=True)

@@ -93,10 +93,10 @@ def explain_choice(
         from polytile.cli import why_program
         from polytile.cli.targets import Kind
 
-        reports, found = why_program.answer(
+        reports, known = why_program.answer(
             kernel, sizes or [], shapes or [], Kind(dtype, device), store_at(store), plan
         )
-        status = 0 if found else 1
+        status = 0 if known else 1
     else:
         reports, status = why_command.answer(kernel, sizes or [], store_at(store), plan, every)
     for report in reports:

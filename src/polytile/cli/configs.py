@@ -28,15 +28,15 @@ def tables(
     dtype = dtype or ("float32" if family == "cpu" else "bfloat16")
     if dtype not in ITEMSIZE:
         raise ConfigTableError(f"there is no type {dtype!r} here; types are {', '.join(ITEMSIZE)}.")
-    found = heuristic(family)
-    if table == "register_tiles" or (not table and isinstance(found, Cpu)):
-        return _register_tiles(found, m, n, k, dtype)
+    configs = heuristic(family)
+    if table == "register_tiles" or (not table and isinstance(configs, Cpu)):
+        return _register_tiles(configs, m, n, k, dtype)
     place = named(device or DEFAULT_DEVICE[family]) if device or family in DEFAULT_DEVICE else None
     request = Request(
         m, n, k, table or "mm", ITEMSIZE[dtype], dtype == "int8",
         exhaustive=exhaustive, cap=cap, shared_bytes=place.shared_per_block if place else None,
     )  # fmt: skip
-    verdicts = found.considered(request)
+    verdicts = configs.considered(request)
     title = f"{family} {table or 'mm'} {m}×{n}×{k} {dtype}" + (f" on {place.name}" if place else "")
     return _tried(title, verdicts), _dropped(verdicts)
 
@@ -50,7 +50,7 @@ def _tried(title: str, verdicts: tuple[Verdict, ...]) -> Table:
             others = " ".join(f"{name}={getattr(config, name)}" for name in names)
             shape = f"{config.block_m}x{config.block_n}x{config.block_k}"
             rows.append((shape, others, "" if _unchanged(verdict) else f"from {blocks(verdict.row)}"))
-    return Table.of(f"{title}: {len(rows)} tried", ["blocks", "besides", "cut"], rows)
+    return Table.from_rows(f"{title}: {len(rows)} tried", ["blocks", "besides", "cut"], rows)
 
 
 BLOCKS = ("block_m", "block_n", "block_k")
@@ -65,19 +65,19 @@ def _dropped(verdicts: tuple[Verdict, ...]) -> Table:
     dropped = [verdict for verdict in verdicts if verdict.config is None]
     title = f"{len(dropped)} left out"
     if len(dropped) <= SHOWN_DROPS:
-        return Table.of(title, ["config", "why"], [(blocks(v.row), v.reason) for v in dropped])
+        return Table.from_rows(title, ["config", "why"], [(blocks(v.row), v.reason) for v in dropped])
     groups: dict[str, list[Verdict]] = {}
     for verdict in dropped:
         groups.setdefault(verdict.rule, []).append(verdict)
     rows = [(str(len(g)), rule, f"{blocks(g[0].row)}: {g[0].reason}") for rule, g in groups.items()]
-    return Table.of(title, ["configs", "by the rule", "for example"], rows)
+    return Table.from_rows(title, ["configs", "by the rule", "for example"], rows)
 
 
-def _register_tiles(found: object, m: int, n: int, k: int, dtype: str) -> tuple[Table, ...]:
+def _register_tiles(heuristic: object, m: int, n: int, k: int, dtype: str) -> tuple[Table, ...]:
     """The register tiles of this machine's vectors for row-major operands, with the prior's prediction on one thread."""
     from polytile.runtime import toolchain
 
-    assert isinstance(found, Cpu)
+    assert isinstance(heuristic, Cpu)
     size = {"batch": 1, "M": m, "N": n, "K": k}
     if dtype not in gemm.STORAGE:
         raise ConfigTableError(f"there are no register tiles for {dtype}; choose one of {', '.join(gemm.STORAGE)}.")
@@ -88,13 +88,13 @@ def _register_tiles(found: object, m: int, n: int, k: int, dtype: str) -> tuple[
     tried = [c for c in able if gemm.valid(spec, c, size)]
     rows = [(str(c), micros(gemm.cost(spec, c, size, 1, machine))) for c in tried]
     sized = [(str(c), "of no use at these sizes") for c in able if c not in tried]
-    other = len(found.register_tiles(width)) - len(able)
+    other = len(heuristic.register_tiles(width)) - len(able)
     if other:
         sized.append((str(other), f"rows for other types or layouts than row-major {dtype}"))
     return (
-        Table.of(f"cpu register tiles {m}×{n}×{k} {dtype}, vectors of {width} bytes: {len(rows)} tried",
-                 ["config", "predicted µs, one thread"], rows),
-        Table.of(f"{len(able) - len(tried) + other} left out", ["config", "why"], sized),
+        Table.from_rows(f"cpu register tiles {m}×{n}×{k} {dtype}, vectors of {width} bytes: {len(rows)} tried",
+                        ["config", "predicted µs, one thread"], rows),
+        Table.from_rows(f"{len(able) - len(tried) + other} left out", ["config", "why"], sized),
     )  # fmt: skip
 
 

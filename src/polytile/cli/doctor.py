@@ -55,7 +55,7 @@ class Findings:
     def table(self) -> Table:
         rows = [(finding.subject, finding.verdict, finding.found) for finding in self.findings]
         notes = [f"{finding.subject}: {finding.advice}" for finding in self.findings if finding.advice]
-        return Table.of(f"polytile {__version__}", ["subject", "verdict", "found"], rows, notes)
+        return Table.from_rows(f"polytile {__version__}", ["subject", "verdict", "found"], rows, notes)
 
 
 def worst(findings: Findings) -> Verdict:
@@ -71,12 +71,12 @@ def pytorch() -> Finding:
     """Whether PyTorch is there and new enough. It is not imported, which takes seconds."""
     least = ".".join(map(str, MINIMUM_TORCH))
     try:
-        found = torch_facts.release()
+        release = torch_facts.release()
     except (ImportError, OSError) as trouble:
         return Finding("PyTorch", "bad", "none", f"polytile needs PyTorch {least} or newer; install it ({trouble}).")
-    if tuple(int(part) for part in found.split("+")[0].split(".")[:2]) < MINIMUM_TORCH:
-        return Finding("PyTorch", "bad", found, f"polytile needs PyTorch {least} or newer; upgrade it.")
-    return Finding("PyTorch", "ok", f"{found}, {torch_facts.torch_threads()} threads")
+    if tuple(int(part) for part in release.split("+")[0].split(".")[:2]) < MINIMUM_TORCH:
+        return Finding("PyTorch", "bad", release, f"polytile needs PyTorch {least} or newer; upgrade it.")
+    return Finding("PyTorch", "ok", f"{release}, {torch_facts.torch_threads()} threads")
 
 
 def packages() -> Finding:
@@ -218,11 +218,11 @@ def settings() -> Finding:
         values = [f"{o.name}={_said(o.name, options.get(o.name))}" for o in options.TABLE if o.variable in os.environ]
     except PolytileError as trouble:
         return Finding("options", "bad", "the environment sets one to a value it does not take", str(trouble))
-    found = ", ".join(values) or "defaults"
+    given = ", ".join(values) or "defaults"
     if unknown:
         advice = f"the environment sets {', '.join(unknown)}, but polytile has no such option."
-        return Finding("options", "fair", found, advice)
-    return Finding("options", "ok", found)
+        return Finding("options", "fair", given, advice)
+    return Finding("options", "ok", given)
 
 
 def _said(name: str, value: object) -> object:

@@ -44,36 +44,36 @@ class Kernel:
 
 def kernels(store: Place) -> list[Kernel]:
     """Every kernel of the store, by name. Raises StoreError where the store cannot be read."""
-    found: dict[str, list[Record]] = {}
+    by_digest: dict[str, list[Record]] = {}
     for record in records(store):
-        found.setdefault(record.measurement.problem.kernel, []).append(record)
+        by_digest.setdefault(record.measurement.problem.kernel, []).append(record)
     known = names_beside(store)
-    made = [Kernel(digest, names_of(rows[0].measurement.problem, known), tuple(rows)) for digest, rows in found.items()]
+    made = [Kernel(digest, names_of(rows[0].measurement.problem, known), tuple(rows)) for digest, rows in by_digest.items()]
     return sorted(made, key=lambda kernel: kernel.name)
 
 
 def matching(store: Place, word: str) -> list[Kernel]:
     """The kernels whose name has `word` in it or whose digest begins with it. Raises StoreError where there is none."""
     everything = kernels(store)
-    found = [kernel for kernel in everything if kernel.matches(word)]
-    if not found:
+    matches = [kernel for kernel in everything if kernel.matches(word)]
+    if not matches:
         there = ", ".join(kernel.name for kernel in everything) or "none at all"
         raise StoreError(f"the store {store} has no measurement of a kernel called {word!r}; it has {there}.")
-    return found
+    return matches
 
 
-def meant(found: Sequence[Kernel], word: str) -> Sequence[Kernel]:
-    """Those of the kernels found by `word` that it may mean: the one of that very name, else those whose name or digest begins
+def meant_by(word: str, matches: Sequence[Kernel]) -> Sequence[Kernel]:
+    """Those of the kernels matching `word` that it may mean: the one of that very name, else those whose name or digest begins
     with it, else all."""
-    exactly = [kernel for kernel in found if word in (*kernel.names, kernel.digest)]
-    beginning = [kernel for kernel in found if any(name.startswith(word) for name in (*kernel.names, kernel.digest))]
-    return exactly or beginning or found
+    exactly = [kernel for kernel in matches if word in (*kernel.names, kernel.digest)]
+    beginning = [kernel for kernel in matches if any(name.startswith(word) for name in (*kernel.names, kernel.digest))]
+    return exactly or beginning or matches
 
 
-def shortest(kernel: Kernel, found: Sequence[Kernel]) -> str:
+def shortest(kernel: Kernel, others: Sequence[Kernel]) -> str:
     """The shortest beginning of its digest, of four digits or more, that means this one of the kernels alone."""
     beginnings = (kernel.digest[:length] for length in range(4, len(kernel.digest)))
-    return next((word for word in beginnings if [k for k in found if k.matches(word)] == [kernel]), kernel.digest)
+    return next((word for word in beginnings if [k for k in others if k.matches(word)] == [kernel]), kernel.digest)
 
 
 def names_beside(store: Place) -> Mapping[str, Sequence[str]]:
@@ -94,4 +94,4 @@ def names_of(problem: Problem, known: Mapping[str, Sequence[str]]) -> tuple[str,
     return tuple(known.get(digest, ())) or (f"{problem.family}_{digest}",)
 
 
-__all__ = ["Kernel", "kernels", "matching", "meant", "names_beside", "names_of", "shortest"]
+__all__ = ["Kernel", "kernels", "matching", "meant_by", "names_beside", "names_of", "shortest"]

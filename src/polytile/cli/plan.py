@@ -22,7 +22,7 @@ def show_plan(file: Annotated[Path, typer.Argument(help="A plan, as polytile.sav
     rows = [(p.kernel, str(p.regime), p.candidate, sizes_text(p.sizes)) for p in plan.decisions]
     elsewhere = differences(plan.environment, here())
     notes = [f"Made elsewhere: {'; '.join(elsewhere)}."] if elsewhere else ["Made in an environment like this one."]
-    show(Table.of(f"Plan {file}", ["kernel", "regime", "candidate", "first met at"], rows, notes))
+    show(Table.from_rows(f"Plan {file}", ["kernel", "regime", "candidate", "first met at"], rows, notes))
 
 
 @app.command("diff")
@@ -46,7 +46,7 @@ def diff_plans(
         if first == second:
             second = f"{second}, from another source"
         rows.append((change.pinned.kernel, str(change.pinned.regime), first, second))
-    show(Table.of(f"{before} → {after}", ["kernel", "regime", "before", "after"], rows))
+    show(Table.from_rows(f"{before} → {after}", ["kernel", "regime", "before", "after"], rows))
     raise typer.Exit(1)
 
 

@@ -31,8 +31,8 @@ def read(named: str) -> list[Record]:
     with place.open("rb") as file:
         if file.read(len(SQLITE)) == SQLITE:
             return records(place)
-    found = transfer.parsed(place).records
-    return sorted(found, key=lambda record: (record.taken_at, record.uid))
+    exported = transfer.parsed(place).records
+    return sorted(exported, key=lambda record: (record.taken_at, record.uid))
 
 
 @dataclass(frozen=True)
@@ -49,41 +49,41 @@ def run(named: str, kernel: str, shuffle: int | None) -> list[Replayed]:
     measured = matrices(read(named))
     known = names_beside(place_of(named))
     names = [names_of(matrix.problems[0], known) for matrix in measured]
-    found = [
+    replayed = [
         Replayed(each[0], matrix, replay(matrix, _order(matrix, shuffle)))
         for matrix, each in zip(measured, names, strict=True)
         if len(matrix.names) > 1 and any(kernel in name for name in each)
     ]
-    if not found:
+    if not replayed:
         which = f" of a kernel called {kernel!r}" if kernel else ""
         raise StoreError(
             f"{named} has no two candidates{which} to choose between; measure with POLYTILE_TUNE=all."
         )
-    return found
+    return replayed
 
 
-def tables(found: Sequence[Replayed], choices: bool) -> list[Table]:
+def tables(kernels: Sequence[Replayed], choices: bool) -> list[Table]:
     """A line for each kernel; with `choices`, then a table of each kernel's choices."""
     columns: list[Column | str] = [
         "kernel", Column("problems", count), Column("candidates", count), Column("measured", count), Column("of", count),
         Column("× best", ratio), Column("p95", ratio), Column("worst", ratio), "worst at", "grounds",
     ]  # fmt: skip
-    rows = [_row(kernel.name, len(kernel.matrix.names), kernel.report) for kernel in found]
+    rows = [_row(kernel.name, len(kernel.matrix.names), kernel.report) for kernel in kernels]
     notes = [
         f"{kernel.name}: {kernel.matrix.missing()} of {len(kernel.matrix.names) * len(kernel.matrix.problems)} pairs of problem "
         "and candidate were not measured and count as unable to run."
-        for kernel in found
+        for kernel in kernels
         if kernel.matrix.missing()
     ]
-    if len(found) > 1:
+    if len(kernels) > 1:
         everything = Report(
-            tuple(choice for kernel in found for choice in kernel.report.choices),
-            sum(kernel.report.measured for kernel in found),
-            sum(kernel.report.size for kernel in found),
+            tuple(choice for kernel in kernels for choice in kernel.report.choices),
+            sum(kernel.report.measured for kernel in kernels),
+            sum(kernel.report.size for kernel in kernels),
         )
         rows.append(_row("all", None, everything))
-    made = [Table.of("The selector on what was measured", columns, rows, notes)]
-    return made + ([_choices(kernel) for kernel in found] if choices else [])
+    made = [Table.from_rows("The selector on what was measured", columns, rows, notes)]
+    return made + ([_choices(kernel) for kernel in kernels] if choices else [])
 
 
 def _order(matrix: Matrix, shuffle: int | None) -> list[Problem]:
@@ -112,7 +112,7 @@ def _choices(kernel: Replayed) -> Table:
          c.best_seconds, c.regret)
         for c in kernel.report.choices
     ]  # fmt: skip
-    return Table.of(kernel.name, columns, rows)
+    return Table.from_rows(kernel.name, columns, rows)
 
 
 __all__ = ["Replayed", "read", "run", "tables"]

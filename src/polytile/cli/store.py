@@ -42,12 +42,12 @@ def list_store(store: StorePlace = None) -> None:
     for record in records(place):
         groups.setdefault((record.measurement.problem.device, record.measurement.environment), []).append(record)
     rows = []
-    for (device, environment), found in groups.items():
-        problems = {record.measurement.problem for record in found}
-        counts = len({problem.kernel for problem in problems}), len(problems), len(found)
-        rows.append((device, environment_text(dict(environment)), *counts, date(found[-1].taken_at)))
+    for (device, environment), group in groups.items():
+        problems = {record.measurement.problem for record in group}
+        counts = len({problem.kernel for problem in problems}), len(problems), len(group)
+        rows.append((device, environment_text(dict(environment)), *counts, date(group[-1].taken_at)))
     numbers = [Column(name, count) for name in ("kernels", "problems", "measurements")]
-    show(Table.of(f"Measurements in {place}", ["device", "environment", *numbers, "newest"], sorted(rows)))
+    show(Table.from_rows(f"Measurements in {place}", ["device", "environment", *numbers, "newest"], sorted(rows)))
 
 
 @app.command("show")
@@ -66,19 +66,19 @@ def show_kernel(
         rows = [(k.name, " ".join(k.size_names), len({r.measurement.problem for r in k.records}), len(k.records))
                 for k in kernels(place)]  # fmt: skip
         numbers = [Column("problems", count), Column("measurements", count)]
-        show(Table.of(f"Kernels in {place}", ["kernel", "sizes", *numbers], rows))
+        show(Table.from_rows(f"Kernels in {place}", ["kernel", "sizes", *numbers], rows))
         return
     numbers = [Column("µs", micros), Column("error", error)]
     columns: list[Column | str] = ["sizes", "candidate", "outcome", *numbers, "source", "taken"]
-    for found in matching(place, kernel):
+    for shown in matching(place, kernel):
         lines = []
-        for record in sorted(found.records, key=lambda record: (record.measurement.problem.sizes, record.taken_at)):
+        for record in sorted(shown.records, key=lambda record: (record.measurement.problem.sizes, record.taken_at)):
             m = record.measurement
             seconds, _ = summarise(m.samples)
             known = None if math.isnan(seconds) else seconds
             lines.append((sizes_text(m.problem.sizes), m.candidate, m.outcome.value, known, m.max_error,
                           m.source_hash[:8], date(record.taken_at)))  # fmt: skip
-        show(Table.of(f"{found.name}, digest {found.digest}", columns, lines))
+        show(Table.from_rows(f"{shown.name}, digest {shown.digest}", columns, lines))
 
 
 @app.command("export")
@@ -110,12 +110,12 @@ def _export_t4(place: Place, file: Path, kernel: str) -> int:
     from polytile.store import kernel_tuner
     from polytile.store.reading import records
 
-    found = [record for one in matching(place, kernel) for record in one.records] if kernel else records(place)
+    chosen = [record for one in matching(place, kernel) for record in one.records] if kernel else records(place)
     try:
-        files.write_text(file, kernel_tuner.text(found))
+        files.write_text(file, kernel_tuner.text(chosen))
     except OSError as error:
         raise StoreError(f"the measurements cannot be written to {file}: {error.strerror or error}.") from None
-    return len(found)
+    return len(chosen)
 
 
 @app.command("import")
@@ -168,7 +168,7 @@ def check_store(store: StorePlace = None) -> None:
         ("set aside as damaged", ", ".join(path.name for path in health.set_aside) or "none"),
     ]
     show(
-        Table.of(f"Store {health.place}", ["subject", "found"], rows, [f"- {trouble}." for trouble in health.troubles])
+        Table.from_rows(f"Store {health.place}", ["subject", "found"], rows, [f"- {trouble}." for trouble in health.troubles])
     )
     raise typer.Exit(1 if health.troubles else 0)
 
@@ -192,15 +192,15 @@ def collect(
     from polytile.tuning.environment import present
 
     place = store_at(store)
-    found = cleanup.stale(place, [dict(facts) for facts in present()], time.time(), days)
-    total = sum(len(group.ids) for group in found)
-    if not found:
+    stale = cleanup.stale(place, [dict(facts) for facts in present()], time.time(), days)
+    total = sum(len(group.ids) for group in stale)
+    if not stale:
         typer.echo(f"Every measurement in {place} can still be used.")
         return
     columns: list[Column | str] = ["measurements of", "why", Column("count", count)]
-    show(Table.of(f"Can go from {place}", columns, [(group.what, group.why, len(group.ids)) for group in found]))
+    show(Table.from_rows(f"Can go from {place}", columns, [(group.what, group.why, len(group.ids)) for group in stale]))
     if remove:
-        typer.echo(f"{cleanup.remove(place, found)} measurements removed.")
+        typer.echo(f"{cleanup.remove(place, stale)} measurements removed.")
     else:
         typer.echo(f"{total} measurements would go; nothing was removed. Add --remove to remove them.")
 

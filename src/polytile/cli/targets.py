@@ -96,15 +96,15 @@ def calls_of(target: str, shapes: Sequence[str], kind: Kind) -> tuple[Callable[.
             "function that returns a callable and a list of argument tuples."
         ) from None
     try:
-        found = function()
+        result = function()
     except Exception as error:
         raise TargetError(f"{target} cannot say what to tune: {in_short(error)}.") from error
-    if not (isinstance(found, tuple) and len(found) == 2 and callable(found[0]) and _are_calls(found[1])):
+    if not (isinstance(result, tuple) and len(result) == 2 and callable(result[0]) and _are_calls(result[1])):
         raise TargetError(
-            f"{target} returned {type(found).__name__}; it has to return a callable and a list of argument tuples: "
+            f"{target} returned {type(result).__name__}; it has to return a callable and a list of argument tuples: "
             "return softmax, [(torch.randn(64, 512),), (torch.randn(300, 4096),)]."
         )
-    return found[0], found[1]
+    return result[0], result[1]
 
 
 def _function(target: str) -> Callable[..., Any]:
@@ -125,11 +125,11 @@ def _function(target: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise TargetError(f"{file} cannot be run: {in_short(error)}.") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         there = ", ".join(n for n, v in vars(module).items() if getattr(v, "__module__", "") == own_name)
         raise TargetError(f"{file} has no function {name!r}; it has {there or 'none at all'}.")
-    return found
+    return function
 
 
 def _tensors(text: str, kind: Kind) -> tuple[torch.Tensor, ...]:

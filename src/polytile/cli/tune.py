@@ -26,6 +26,7 @@ from polytile import options, store
 from polytile.cli.plain import FAILED, in_short, sizes_text, told_once
 from polytile.cli.targets import Job
 from polytile.dispatch import Decision, alive
+from polytile.facts import Regime
 from polytile.report import Column, Table, show
 from polytile.report.progress import described
 from polytile.report.tables import micros
@@ -126,7 +127,7 @@ def _step(compiled: Callable[..., Any], args: tuple[Any, ...]) -> Step:
     return Step(describe(args), new, polytile.counters["candidates_benchmarked"] - benchmarked, seconds)
 
 
-def _decisions() -> dict[tuple[int, str], Decision]:
+def _decisions() -> dict[tuple[int, Regime], Decision]:
     return {(id(kernel), d.regime): d for kernel in alive() for d in kernel.decisions}
 
 
@@ -176,7 +177,7 @@ def _table(steps: Sequence[Step]) -> Table:
         sizes = sizes_text(decision.sizes)
         rows.append((decision.kernel, sizes, decision.candidate, decision.seconds, decision.provenance))
     columns: list[Column | str] = ["kernel", "sizes", "candidate", Column("µs", micros), "grounds"]
-    return Table.of("Decisions", columns, rows)
+    return Table.from_rows("Decisions", columns, rows)
 
 
 def _count(number: int, word: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polytile import options
-from polytile.cli.kernels import Kernel, matching, meant, shortest
+from polytile.cli.kernels import Kernel, matching, meant_by, shortest
 from polytile.cli.plain import FAILED, sizes_text
 from polytile.cli.why import Here, Why, given_sizes, sizes_of, why
 from polytile.dispatch.plan_conditions import plan_conditions
@@ -29,8 +29,8 @@ def answer(
 ) -> tuple[list[Table], int]:
     """The tables to print, and the status: 0 if there is an answer, 1 if something is not known, FAILED if the word means several
     kernels, which are listed unless `every` one is asked about. Raises PolytileError as its parts do."""
-    found = matching(store, word)
-    kernels = found if every else meant(found, word)
+    matches = matching(store, word)
+    kernels = matches if every else meant_by(word, matches)
     if len(kernels) > 1 and not every:
         return [list_of(word, kernels)], FAILED
     tables: list[Table] = []
@@ -56,7 +56,7 @@ def list_of(word: str, kernels: Sequence[Kernel]) -> Table:
     number, sizes, measurements = (Column(heading, count) for heading in ("#", "sizes", "measurements"))
     names: list[Column | str] = [number, "kernel", "type", sizes, measurements, "such as"]
     note = f"Type more of the name, or the digits under `type`, in place of {word}; or add --all."
-    return Table.of(f"{word!r} may mean {len(kernels)} kernels", names, rows, [note])
+    return Table.from_rows(f"{word!r} may mean {len(kernels)} kernels", names, rows, [note])
 
 
 def all_sizes(kernel: Kernel, words: Sequence[str]) -> list[dict[str, int]]:
@@ -67,8 +67,8 @@ def all_sizes(kernel: Kernel, words: Sequence[str]) -> list[dict[str, int]]:
     except StoreError:
         return []
     measured = {record.measurement.problem.sizes for record in kernel.records}
-    found = sorted({tuple({**dict(sizes), **asked}.items()) for sizes in measured})
-    return [dict(sizes) for sizes in found]
+    wanted = sorted({tuple({**dict(sizes), **asked}.items()) for sizes in measured})
+    return [dict(sizes) for sizes in wanted]
 
 
 def plan_in_force(named: Path | None) -> tuple[str, Plan] | None:
@@ -79,11 +79,11 @@ def plan_in_force(named: Path | None) -> tuple[str, Plan] | None:
 
 def answers(kernel: Kernel, sizes: Mapping[str, int], plan: tuple[str, Plan] | None) -> list[Why]:
     """What is known for the devices of this machine; where that is nothing, what is nearest to being so."""
-    found = [why(kernel, sizes, place, plan) for place in (here(), *gpus())]
-    known = [each for each in found if all(one.candidate is not None for one in each)]
+    everywhere = [why(kernel, sizes, place, plan) for place in (here(), *gpus())]
+    known = [each for each in everywhere if all(one.candidate is not None for one in each)]
     if plan is not None and known:
         return known[0]
-    return [one for each in known for one in each] or min(found, key=lambda each: len(each[0].differs))
+    return [one for each in known for one in each] or min(everywhere, key=lambda each: len(each[0].differs))
 
 
 def here() -> Here:
@@ -97,21 +97,21 @@ def gpus() -> list[Here]:
     return [Here(fingerprint, facts, threads, conditions) for fingerprint in visible_gpus()]
 
 
-def table_of(name: str, asked: str, found: Why) -> Table:
+def table_of(name: str, asked: str, reason: Why) -> Table:
     """The answer about what is called `name`, asked for at the sizes `asked`, and how each candidate did."""
-    measured = sizes_text(found.sizes)
-    if found.candidate is not None:
+    measured = sizes_text(reason.sizes)
+    if reason.candidate is not None:
         where = f" ({measured})" if measured != asked else ""
-        title = f"{name} → {found.candidate}: {found.provenance}{where}"
+        title = f"{name} → {reason.candidate}: {reason.provenance}{where}"
         notes: tuple[str, ...] = ()
     else:
-        title = f"{name}: {found.provenance}; the nearest measurement is at {measured}"
-        notes = tuple(f"- {sentence}." for sentence in found.differs)
-    chosen = next((ranked.seconds for ranked in found.standings if ranked.candidate == found.candidate), None)
-    base = chosen or next((ranked.seconds for ranked in found.standings if ranked.seconds), None)
-    rows = [(r.candidate, r.seconds, r.seconds / base if r.seconds and base else None, r.note) for r in found.standings]
-    return Table.of(title, ["candidate", Column("µs", micros), Column("× chosen" if chosen else "× fastest", ratio), "note"],
-                    rows, notes)  # fmt: skip
+        title = f"{name}: {reason.provenance}; the nearest measurement is at {measured}"
+        notes = tuple(f"- {sentence}." for sentence in reason.differs)
+    chosen = next((ranked.seconds for ranked in reason.standings if ranked.candidate == reason.candidate), None)
+    base = chosen or next((ranked.seconds for ranked in reason.standings if ranked.seconds), None)
+    rows = [(r.candidate, r.seconds, r.seconds / base if r.seconds and base else None, r.note) for r in reason.standings]
+    ratios = Column("× chosen" if chosen else "× fastest", ratio)
+    return Table.from_rows(title, ["candidate", Column("µs", micros), ratios, "note"], rows, notes)
 
 
 __all__ = ["answer", "answers", "gpus", "here", "is_function", "plan_in_force", "table_of"]

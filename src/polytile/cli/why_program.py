@@ -20,6 +20,7 @@ from polytile.cli.targets import Kind, TargetError, jobs_of
 from polytile.cli.why import Ranked, Why
 from polytile.cli.why_command import answers, plan_in_force, table_of
 from polytile.dispatch import Decision, alive
+from polytile.facts import Regime
 from polytile.report import Table
 from polytile.store.place import Place, Server
 
@@ -50,7 +51,7 @@ def answer(
 
 def decisions(target: str, shapes: Sequence[str], kind: Kind, store: Place, plan: str) -> list[Decision]:
     """What is decided for each kernel when the function is called, with measuring off, by kernel and sizes."""
-    found: dict[tuple[int, str], Decision] = {}
+    by_regime: dict[tuple[int, Regime], Decision] = {}
     named = store.url if isinstance(store, Server) else str(store)
     with options.override(tune="off", store=named, plan=plan), torch.no_grad(), told_once():
         for job in jobs_of(target, shapes, kind):
@@ -60,8 +61,8 @@ def decisions(target: str, shapes: Sequence[str], kind: Kind, store: Place, plan
                     compiled(*args)
                 except Exception as error:
                     raise TargetError(f"{target} cannot be called: {in_short(error)}.") from error
-        found |= {(id(kernel), each.regime): each for kernel in alive() for each in kernel.decisions}
-    return list(found.values())
+        by_regime |= {(id(kernel), each.regime): each for kernel in alive() for each in kernel.decisions}
+    return list(by_regime.values())
 
 
 def _kernels(store: Place) -> list[Kernel]:

@@ -19,7 +19,7 @@ from polytile.dispatch.decision import Decision
 from polytile.frontend.failures import Failure
 from polytile.ir.program import Extern
 from polytile.problem import sizes_text, time_text
-from polytile.runtime.convolution import KeptConvolution
+from polytile.runtime.convolution import PackedConvolution
 from polytile.runtime.programs import file_of
 from polytile.runtime.weights import Site
 
@@ -172,7 +172,7 @@ def _weights(program: CompiledProgram) -> Iterator[WeightRow]:
         if call.packed_weight is not None and call.site is not None:
             yield _weight(multikernel.spec.name, call.site, call.packed_weight.view.dtype)
     for operation in program.program.operations if program.program is not None else ():
-        if isinstance(operation, Extern) and isinstance(operation.target, KeptConvolution):
+        if isinstance(operation, Extern) and isinstance(operation.target, PackedConvolution):
             for site in operation.target.sites:
                 yield _weight(operation.target.__name__, site, operation.target.dtype)
 

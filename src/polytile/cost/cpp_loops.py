@@ -110,23 +110,23 @@ class LoopPrior:
     @cached_property
     def _transposed(self) -> int:
         """Accesses that are transposed on their way in or out."""
-        found = self._rows or self._tile
-        return len(found.loads) + len(found.stores) if found is not None else 0
+        layout = self._rows or self._tile
+        return len(layout.loads) + len(layout.stores) if layout is not None else 0
 
     @cached_property
     def _touched(self) -> dict[str, list[frozenset[sympy.Symbol]]]:
         """For each tensor the axes that the index of each of its accesses varies with."""
         own = {a.symbol for a in self.kernel.loop.axes + self.kernel.loop.reduced}
-        found: dict[str, list[frozenset[sympy.Symbol]]] = {}
+        axes_by_buffer: dict[str, list[frozenset[sympy.Symbol]]] = {}
         for access in self.kernel.loop.accesses():
-            found.setdefault(access.buffer, []).append(frozenset(access.index.free_symbols & own))
-        return found
+            axes_by_buffer.setdefault(access.buffer, []).append(frozenset(access.index.free_symbols & own))
+        return axes_by_buffer
 
     @cached_property
     def _strided(self) -> tuple[str, ...]:
         """Tensors of which each lane takes an element from a line of its own."""
-        found = operand_tile(self.nest) if self.variant == "plain" else None
-        return tuple(load.buffer for load in found.loads) if found is not None else ()
+        tile = operand_tile(self.nest) if self.variant == "plain" else None
+        return tuple(load.buffer for load in tile.loads) if tile is not None else ()
 
     # what does ---------------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class LoopPrior:
         """What moves between the caches: every pass reads again what the private cache does not hold, and a lane that has a
         line to itself brings the whole line."""
         items = {buffer: self.kernel.storage(buffer).itemsize for buffer in self._touched}
-        moved = {b: items[b] * max(math.prod(axes[a] for a in s) for s in found) for b, found in self._touched.items()}
+        moved = {b: items[b] * max(math.prod(axes[a] for a in s) for s in varying) for b, varying in self._touched.items()}
         footprint = sum(moved.values())
         if self.nest.form is not Form.POINTWISE:
             again = 0 if e.row * 4 <= LEVELS[0][0] else self.nest.passes - 1

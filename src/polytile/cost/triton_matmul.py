@@ -274,9 +274,9 @@ def cost(
     batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
     if not (batch and m and n):
         return device.launch_seconds
-    found = _Product(kind, config, batch, m, n, k, accesses, device, constants)
-    seconds = SCHEDULES[str(config["variant"])](found)
-    return device.launch_seconds + constants.start + seconds * (REFUSED if found.spills() else 1.0)
+    product = _Product(kind, config, batch, m, n, k, accesses, device, constants)
+    seconds = SCHEDULES[str(config["variant"])](product)
+    return device.launch_seconds + constants.start + seconds * (REFUSED if product.spills() else 1.0)
 
 
 def refused(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, accesses: Accesses) -> bool:
@@ -285,51 +285,51 @@ def refused(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceF
     return _Product(kind, config, batch, m, n, k, accesses, device, FITTED).spills()
 
 
-def _tile(found: _Product) -> float:
-    return _body(found, 1) + _written(found)
+def _tile(product: _Product) -> float:
+    return _body(product, 1) + _written(product)
 
 
-def _written(found: _Product) -> float:
-    return found.batch * found.m * found.n * max(2, found.kind.itemsize) / found.device.l2_bandwidth
+def _written(product: _Product) -> float:
+    return product.batch * product.m * product.n * max(2, product.kind.itemsize) / product.device.l2_bandwidth
 
 
-def _persistent(found: _Product) -> float:
-    rounds = math.ceil(found.blocks / found.device.sms) if found.config.get("flat") else 1
-    return _body(found, 1) + _written(found) / rounds + (found.constants.descriptors if found.described else 0.0)
+def _persistent(product: _Product) -> float:
+    rounds = math.ceil(product.blocks / product.device.sms) if product.config.get("flat") else 1
+    return _body(product, 1) + _written(product) / rounds + (product.constants.descriptors if product.described else 0.0)
 
 
-def _split(found: _Product) -> float:
-    splits = int(found.config["splits"])
-    return _body(found, splits) + found.meeting(splits, splits * found.batch * found.m * found.n * 4.0)
+def _split(product: _Product) -> float:
+    splits = int(product.config["splits"])
+    return _body(product, splits) + product.meeting(splits, splits * product.batch * product.m * product.n * 4.0)
 
 
-def _body(found: _Product, splits: int) -> float:
-    programs, steps = found.blocks * splits, math.ceil(math.ceil(found.k / found.block[2]) / splits)
-    return found.joined(found.loop(splits), found.cached(programs, programs * steps * found.asked), found.memory())
+def _body(product: _Product, splits: int) -> float:
+    programs, steps = product.blocks * splits, math.ceil(math.ceil(product.k / product.block[2]) / splits)
+    return product.joined(product.loop(splits), product.cached(programs, programs * steps * product.asked), product.memory())
 
 
-def _stream(found: _Product) -> float:
+def _stream(product: _Product) -> float:
     """Every multiprocessor has an equal share of all steps; at most two parts of each meet in memory."""
-    block_m, block_n, block_k, _, _ = found.block
-    steps, sms = found.blocks * math.ceil(found.k / block_k), found.device.sms
-    loop = math.ceil(steps / sms) * found.step(1) + 2 * found.constants.overhead
-    body = found.joined(loop, found.cached(sms, steps * found.asked), found.memory())
-    return body + found.meeting(math.ceil(sms / found.blocks), 2.0 * sms * block_m * block_n * 4.0)
+    block_m, block_n, block_k, _, _ = product.block
+    steps, sms = product.blocks * math.ceil(product.k / block_k), product.device.sms
+    loop = math.ceil(steps / sms) * product.step(1) + 2 * product.constants.overhead
+    body = product.joined(loop, product.cached(sms, steps * product.asked), product.memory())
+    return body + product.meeting(math.ceil(sms / product.blocks), 2.0 * sms * block_m * block_n * 4.0)
 
 
-def _rows(found: _Product) -> float:
+def _rows(product: _Product) -> float:
     """Bound by reading B: what programs on all multiprocessors have under way, and multiply-adds outside the tensor cores."""
-    constants, device, (_, block_n, block_k, _, _) = found.constants, found.device, found.block
-    programs = found.batch * math.ceil(found.n / block_n)
-    steps, busiest = math.ceil(found.k / block_k), math.ceil(programs / device.sms)
-    places = max(1, min(8, device.threads_per_sm // found.threads))
+    constants, device, (_, block_n, block_k, _, _) = product.constants, product.device, product.block
+    programs = product.batch * math.ceil(product.n / block_n)
+    steps, busiest = math.ceil(product.k / block_k), math.ceil(programs / device.sms)
+    places = max(1, min(8, device.threads_per_sm // product.threads))
     rounds = math.ceil(programs / (device.sms * places))
-    work = constants.row_work * 4.0 * (constants.row_load + found.m) * block_n * block_k / (PLAIN_FLOPS * device.clock)
-    work *= constants.row_along_k if found.accesses[1].along_k else 1.0
-    units = busiest * steps * (work + found.computed + constants.alone * block_n * block_k * found.accesses[1].alone)
-    memory = found.memory() / min(1.0, DRAWN * programs / device.sms)
+    work = constants.row_work * 4.0 * (constants.row_load + product.m) * block_n * block_k / (PLAIN_FLOPS * device.clock)
+    work *= constants.row_along_k if product.accesses[1].along_k else 1.0
+    units = busiest * steps * (work + product.computed + constants.alone * block_n * block_k * product.accesses[1].alone)
+    memory = product.memory() / min(1.0, DRAWN * programs / device.sms)
     latency = rounds * steps * constants.row_latency / 2
-    return found.joined(units, latency, memory, found.cached(programs, programs * steps * found.asked))
+    return product.joined(units, latency, memory, product.cached(programs, programs * steps * product.asked))
 
 
 SCHEDULES = {"tile": _tile, "persistent": _persistent, "split": _split, "stream": _stream, "rows": _rows}

@@ -7,7 +7,6 @@ would add a sixth to what importing the compiler takes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -102,7 +101,7 @@ def _product(
     return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
 
 
-def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> Any:
+def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:
     """The epilogue as a kernel of its own, for the library's product: called with the product and the epilogue's
     arguments."""
     if kernel.epilogue is None:

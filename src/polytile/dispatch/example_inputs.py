@@ -37,14 +37,14 @@ def make_args(kernel: LoopKernel, size: Mapping[str, int], target: torch.device 
 
 def _ends(kernel: LoopKernel, values: Mapping[sympy.Symbol, int]) -> dict[str, int]:
     """The tensors whose elements are indices, and below what they must lie."""
-    found: dict[str, int] = {}
+    ends: dict[str, int] = {}
     for node in expr.walk(*kernel.loop.roots):
         if isinstance(node, expr.Op) and node.name == "check_index":
             read, limit = expr.loads(node.args[0]), max(1, _index_limit(node, values))
             as_it_is = all(below.name in UNCHANGED for below in expr.walk(node.args[0]) if isinstance(below, expr.Op))
             if len(read) == 1 and as_it_is:
-                found[read[0].buffer] = min(limit, found.get(read[0].buffer, limit))
-    return found
+                ends[read[0].buffer] = min(limit, ends.get(read[0].buffer, limit))
+    return ends
 
 
 UNCHANGED = ("where", "lt", "ne", "cast")

@@ -18,7 +18,9 @@ import torch
 
 from polytile import locks
 from polytile import options as settings
-from polytile.candidates.candidate import PythonEntry, PythonHandle, handle_of_function
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.candidates.handles import PythonHandle, handle_of_function
 from polytile.dispatch.conditions import changing
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.links import forced
@@ -71,7 +73,7 @@ class LikeTheBest:
 
 
 @dataclass(frozen=True, eq=False)
-class Implementation:
+class Implementation(Candidate):
     """A user's function as a Candidate. It is called with the tensors of the signature, then its sizes."""
 
     name: str
@@ -83,7 +85,6 @@ class Implementation:
 
     config = Config()
     hard_limits = True
-    source_path = ""
 
     @functools.cached_property
     def source_hash(self) -> str:
@@ -97,18 +98,15 @@ class Implementation:
         return UNPREDICTED if self.predicted is None else self.predicted(sizes)
 
     @property
-    def of_main(self) -> bool:
+    def in_main_script(self) -> bool:
         return getattr(self.run, "__module__", "") == "__main__"
-
-    def prepare(self) -> None:
-        """Nothing is known of how it is made; its first run may compile."""
 
     def entry(self) -> PythonEntry:
         return PythonEntry(self.run)
 
     def handle(self) -> PythonHandle | None:
         """None for what a script itself defines: another process would have to run the script to find it again."""
-        return None if self.of_main else handle_of_function(self.run)
+        return None if self.in_main_script else handle_of_function(self.run)
 
 
 def _text_of(run: Run) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from polytile import options
-from polytile.candidates.candidate import Candidate, Entry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry
 from polytile.counters import counters
 from polytile.dispatch.spec import KernelSpec
 from polytile.errors import CompileFailed, IRError, LoweringError, LoweringFailed, PolytileError

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.candidates.candidate import Entry, failed, ready
+from polytile.candidates.entries import Entry
 from polytile.errors import DivisionByZero, HintError
 from polytile.runtime import background, programs
 
@@ -45,9 +45,9 @@ class Learning:
         made = [
             form
             for candidate in owner.candidates
-            if candidate.name not in excluded and ready(candidate) and owner.can_run(candidate, sizes, ints)
-            for form in owner.forms(candidate, facts)
-            if ready(form) and not failed(form)
+            if candidate.name not in excluded
+            for form in candidate.compiled_forms(facts)
+            if not form.failed() and owner.can_run(candidate, sizes, ints)
         ]
         best = min(made, key=lambda form: form.cost(sizes), default=None)
         return None if best is None else best.entry()

@@ -10,7 +10,8 @@ from typing import Any
 
 from polytile import locks, store
 from polytile import options as settings
-from polytile.candidates.candidate import Candidate, Entry, PythonEntry, settled, specialised
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
 from polytile.dispatch import last_resort, refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
@@ -38,7 +39,6 @@ from polytile.problem import Measurement, Outcome, sizes_text
 from polytile.runtime import background, programs, regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.schedule.checks import NO_DIVISOR
-from polytile.schedule.facts import Facts
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.headroom import MOST_POSTPONED
@@ -328,13 +328,13 @@ class MultiKernel:
         """Files the decision and returns what is to run by it; None where its candidate cannot be made."""
         chosen = request.named(decision.candidate)
         if decision.seconds is not None:
-            chosen = settled(chosen, dict(decision.measured_at) or request.sizes)
+            chosen = chosen.pinned_to(dict(decision.measured_at) or request.sizes)
         entry = self._make_entry(key, chosen, request)
         if entry is None:
             return None
         self._keep(decision, request)
         counters.add("store_hits", decision.from_store)
-        for operator in getattr(chosen, "operators", ()) if not trials.within() else ():
+        for operator in chosen.operators if not trials.within() else ():
             counters.add_library_call(operator)
         trace.announce(self.spec, self.candidates, decision)
         entry = self._temporary_entry(key, decision, entry, request)
@@ -425,11 +425,6 @@ class MultiKernel:
             if free:
                 self._lock.release()
 
-    def forms(self, candidate: Candidate, facts: Facts) -> list[Candidate]:
-        """The compiled forms of a candidate that are right where `facts` hold."""
-        made = getattr(candidate, "made", None)
-        return [form for form in made() if facts.include(form.facts)] if made is not None else [candidate]
-
     def pointers(self, args: tuple[Any, ...] | None) -> Sequence[int]:
         if not args or not self.spec.tensor_codes:
             return ()
@@ -452,7 +447,7 @@ class MultiKernel:
         return Request(
             spec=spec,
             problem=spec.problem(ints, pointers),
-            candidates=tuple(specialised(candidate, facts) for candidate in able),
+            candidates=tuple(candidate.specialise(facts) for candidate in able),
             sizes=sizes,
             ints=ints,
             key_fields=spec.keys.unpack(key),
@@ -473,8 +468,7 @@ class MultiKernel:
         says of itself that its limits are hard, all over the regime, as later calls of the regime go to it unasked."""
         if not candidate.valid(sizes):
             return False
-        hard = getattr(candidate, "hard_limits", False)
-        return not hard or all(candidate.valid(corner) for corner in self.keys.corners(ints))
+        return not candidate.hard_limits or all(candidate.valid(corner) for corner in self.keys.corners(ints))
 
     def _prepare(self, request: Request) -> tuple[Sequence[Candidate], bool]:
         """Starts compiling what a decision at these sizes will need. Returns these candidates, the one that is already known

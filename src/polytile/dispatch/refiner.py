@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from polytile.candidates.candidate import Candidate, Entry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry
 from polytile.counters import counters
 from polytile.dispatch import refining, selector, trace, trials
 from polytile.dispatch.decision import Decision

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polytile import options
-from polytile.candidates.candidate import Candidate, ready
+from polytile.candidates.candidate import Candidate
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.links.nearby import champions, in_regime
 from polytile.dispatch.links.prior import shortlist
@@ -141,7 +141,7 @@ def leading(request: Request, decision: Decision) -> list[Candidate]:
     timed = Evidence.from_decision(decision).seconds
     near = {name for name, seconds in timed.items() if seconds <= (1 + LEAD) * timed[decision.candidate]}
     names = near.union(champions(request), (candidate.name for candidate in shortlist(request)))
-    return [c for c in request.alive if c.name == decision.candidate or (c.name in names and ready(c))]
+    return [c for c in request.alive if c.name == decision.candidate or (c.name in names and c.ready())]
 
 
 def on_record(request: Request, chosen: str) -> tuple[Score | None, ...] | None:
@@ -160,7 +160,7 @@ def better(
     from; None where that is as good, or has none. What runs other code at other sizes has to be chosen at its own."""
     timed = {c.name for c, score in zip(request.candidates, scores, strict=True) if score is not None}
     best = request.pick(scores, sizes, preferred=chosen) if chosen in timed else None
-    same = best is not None and best.name == chosen and getattr(best, "steady", True)
+    same = best is not None and best.name == chosen and best.steady
     return None if same else best
 
 
@@ -175,7 +175,7 @@ def known_better(request: Request, decision: Decision) -> Iterator[Mapping[str, 
         known = combine(summaries) if sizes != dict(decision.measured_at) else {}
         mine = known.get(identity(candidate))
         fastest = min((score.seconds for score in known.values() if score.ok), default=math.inf)
-        if mine is None or (mine.seconds <= fastest and getattr(candidate, "steady", True)):
+        if mine is None or (mine.seconds <= fastest and candidate.steady):
             continue
         if better(request, chosen, request.usable(request.scores(known)), sizes) is not None:
             yield sizes

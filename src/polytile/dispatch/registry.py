@@ -40,7 +40,7 @@ def define(spec: KernelSpec, candidates: Sequence[Candidate], owner: int = 0) ->
 def _made_alike(candidate: Candidate) -> tuple[str, str, str]:
     """Equal for candidates that run the same code. A candidate with a recipe is told apart by that, without its source being
     generated: a matmul has sixty candidates, of which a program needs three."""
-    recipe = getattr(candidate, "recipe", "") or candidate.source_hash
+    recipe = candidate.recipe or candidate.source_hash
     return candidate.name, config_text(candidate.config), recipe
 
 

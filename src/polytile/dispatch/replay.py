@@ -14,6 +14,7 @@ from polytile.dispatch import selector
 from polytile.dispatch.request import Request
 from polytile.dispatch.spec import KernelSpec
 from polytile.dispatch.subdivision import Regimes
+from polytile.facts import Fact
 from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.store import Store
@@ -30,7 +31,7 @@ def replay(matrix: Matrix, problems: Sequence[Problem] = (), store: Store | None
     """
     device = Device(matrix)
     known = store if store is not None else Store(None)
-    decided: dict[tuple[KernelSpec, tuple[str, ...]], Regimes] = {}
+    decided: dict[tuple[KernelSpec, tuple[Fact, ...]], Regimes] = {}
 
     def choose(problem: Problem, candidates: Sequence[Recorded]) -> tuple[str, str]:
         spec = spec_of(problem)

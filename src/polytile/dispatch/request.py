@@ -98,7 +98,7 @@ class Request:
         at = {**self.sizes, **(sizes or {})}
         pairs = zip(self.candidates, scores, strict=True)
         family = self.problem.family
-        return [UNKNOWN if score is None else Entrant.of(candidate, family, at) for candidate, score in pairs]
+        return [UNKNOWN if score is None else Entrant.from_candidate(candidate, family, at) for candidate, score in pairs]
 
     def provisional(self, candidate: str, scores: Sequence[Score | None]) -> bool:
         """Whether the time of this candidate among `scores`, one for each of `candidates`, was taken under load and is to be

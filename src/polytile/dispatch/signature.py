@@ -70,7 +70,7 @@ class Signature:
             raise InvalidInput(
                 f"kernel {kernel!r} takes {len(self.tensors)} tensors, {', '.join(self.names)}; it was given {len(tensors)}."
             )
-        found: dict[str, int] = {}
+        lengths: dict[str, int] = {}
         given_by: dict[str, str] = {}
         for (name, sizes, _), tensor in zip(self.tensors, tensors, strict=True):
             if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(sizes):
@@ -79,7 +79,7 @@ class Signature:
                     f"argument {name!r} of kernel {kernel!r} has {what}; it must be a tensor [{', '.join(sizes)}]."
                 )
             for size, length in zip(sizes, tensor.shape, strict=True):
-                known = int(size) if size.isdigit() else found.setdefault(size, length)
+                known = int(size) if size.isdigit() else lengths.setdefault(size, length)
                 given_by.setdefault(size, name)
                 if known != length:
                     source = "" if size.isdigit() else f", which argument {given_by[size]!r} says is {known}"
@@ -87,7 +87,7 @@ class Signature:
                         f"argument {name!r} of kernel {kernel!r} has shape {list(tensor.shape)}: {length} stands where the "
                         f"signature {self.text!r} has {size}{source}."
                     )
-        return tuple(found[name] for name in self.size_names)
+        return tuple(lengths[name] for name in self.size_names)
 
 
 def parsed(text: str) -> Signature:
@@ -110,12 +110,12 @@ def _side(text: str, side: str) -> dict[str, tuple[str, ...]]:
     tensors: dict[str, tuple[str, ...]] = {}
     at = 0
     while side[at:].strip():
-        found = _TENSOR.match(side, at)
-        sizes = tuple(part.strip() for part in found[2].split(",")) if found and found[2].strip() else ()
-        if found is None or found[1] in tensors or not all(_SIZE.fullmatch(size) for size in sizes):
+        match = _TENSOR.match(side, at)
+        sizes = tuple(part.strip() for part in match[2].split(",")) if match and match[2].strip() else ()
+        if match is None or match[1] in tensors or not all(_SIZE.fullmatch(size) for size in sizes):
             raise SignatureError(f"the signature {text!r} cannot be read at {side[at:].strip()!r}; write it as {EXAMPLE!r}.")
-        tensors[found[1]] = sizes
-        at = found.end()
+        tensors[match[1]] = sizes
+        at = match.end()
     return tensors
 
 

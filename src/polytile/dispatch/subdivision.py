@@ -17,7 +17,7 @@ too, so that a decision is looked at again whenever a neighbour decides.
 
 A candidate that is not `steady` runs other code from size to size. What it takes at one says nothing of another: a decision
 for it holds where it was measured, and its regime is always subdivided; at other sizes of its sub-bucket the candidate is left
-to do what is safe there (candidates/candidate.py). On an H100 the third proposal of cuBLASLt's heuristic was
+to do what is safe there (`pinned_to`, candidates/candidate.py). On an H100 the third proposal of cuBLASLt's heuristic was
 the fastest at 1088³ by 7 %, and took 1.29 and 1.41 times as long as the best at 1280³ and 1408³, which are of the same regime.
 """
 
@@ -64,7 +64,7 @@ class Expectation:
     def holds(self, chosen: str, sizes: Mapping[str, int], evidence: Sequence[Evidence]) -> bool:
         """Whether `chosen` is expected to be as good at `sizes` as anything measured beside it, within MARGIN."""
         beside = [e for e in evidence if chosen in e.seconds]
-        steady = getattr(self.candidates.get(chosen), "steady", True)
+        steady = chosen not in self.candidates or self.candidates[chosen].steady
         if not steady and all(distance(e.sizes, sizes, self.bucketed) > 0 for e in beside):
             return False
         for name in sorted({name for e in beside for name in e.seconds} - {chosen}):

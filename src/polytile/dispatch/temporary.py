@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polytile.candidates.candidate import Entry, PythonEntry
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.dispatch.decision import Decision
 from polytile.errors import DeviceLost, InvalidInput, LaunchFailed
 from polytile.tuning.headroom import copy_of

@@ -83,8 +83,8 @@ def _row(spec: KernelSpec, candidates: Sequence[Candidate], decision: Decision) 
 
 
 def source_path(candidate: Candidate) -> str:
-    """Where a candidate's source can be read (its attribute `source_path`, if any); else its origin and source hash."""
-    return str(getattr(candidate, "source_path", "") or f"{candidate.origin}:{candidate.source_hash}")
+    """Where a candidate's source can be read ; else its origin and source hash."""
+    return str(candidate.source_path or f"{candidate.origin}:{candidate.source_hash}")
 
 
 def _append(path: str, row: Sequence[str]) -> None:

@@ -12,11 +12,11 @@ its schema does not say so: until then their arguments and results are read and 
 def maybe_aliased(program: Program) -> set[str]:
     """Buffers that a library call takes and may return as its result, or as a part of it, and everything that such a call
     returns."""
-    found: set[str] = set()
+    aliased: set[str] = set()
     for operation in program.operations:
         if isinstance(operation, Extern) and returns_alias(operation.target):
-            found |= operation.reads() | operation.writes()
-    return found
+            aliased |= operation.reads() | operation.writes()
+    return aliased
 
 
 def returns_alias(target: object) -> bool:

@@ -72,14 +72,14 @@ def shapes_alone(call: LibraryCall, used: Collection[str]) -> LibraryCall:
 
 def expressions(calls: Sequence[LibraryCall]) -> list[sympy.Expr]:
     """All numbers among the arguments, those of views included."""
-    found: list[sympy.Expr] = []
+    numbers: list[sympy.Expr] = []
 
     def view(v: View) -> None:
-        found.extend((*v.sizes, *v.strides, v.offset))
+        numbers.extend((*v.sizes, *v.strides, v.offset))
 
     for call in calls:
-        mapped((call.args, call.kwargs, tuple(Ref(v) for v in call.outputs if v is not None)), view, found.append)
-    return found
+        mapped((call.args, call.kwargs, tuple(Ref(v) for v in call.outputs if v is not None)), view, numbers.append)
+    return numbers
 
 
 def renamed(
@@ -111,8 +111,8 @@ def mapped(
 ) -> Any:
     """Nested arguments with each Ref replaced."""
     if isinstance(value, Ref):
-        found = value.value
-        return view(found) if isinstance(found, View) else made(found) if isinstance(found, Made) else number(found)
+        inner = value.value
+        return view(inner) if isinstance(inner, View) else made(inner) if isinstance(inner, Made) else number(inner)
     if isinstance(value, tuple | list):
         return type(value)(mapped(v, view, number, made) for v in value)
     return value

@@ -92,8 +92,8 @@ def pieces_of(
     lengths = [sizes.evaluate(a.size, size_values) for a in loop.axes + loop.reduced]
     boxes = _boxes(lengths, len(loop.axes))
     chunks = [_Chunk(loop, buffers, size_values, precision, None, bounds) for bounds in boxes or ()]
-    found = [piece for chunk in chunks for piece in chunk.pieces()]
-    return found if boxes and None not in found else None  # type: ignore[return-value]
+    pieces = [piece for chunk in chunks for piece in chunk.pieces()]
+    return pieces if boxes and None not in pieces else None  # type: ignore[return-value]
 
 
 def _boxes(lengths: list[int], n_axes: int) -> list[list[tuple[int, int]]]:
@@ -141,16 +141,16 @@ class _Chunk:
     def pieces(self) -> list[Piece | None]:
         """What the stores would write, None for one whose index is not linear."""
         values = self.values()
-        found: list[Piece | None] = []
+        pieces: list[Piece | None] = []
         for store in self.loop.stores:
             place = self.layout(store.index)
             value = values[id(store.value)]
             shape = self.store_shape(store)
             if place is None or not _broadcasts_to(value.shape, torch.Size(place[0])) or place[0] != shape:
-                found.append(None)
+                pieces.append(None)
             else:
-                found.append(Piece(store.buffer, tuple(place[1]), place[2], value.expand(place[0])))
-        return found
+                pieces.append(Piece(store.buffer, tuple(place[1]), place[2], value.expand(place[0])))
+        return pieces
 
     def values(self) -> dict[int, Value]:
         """What every root is, by its identity."""
@@ -237,10 +237,10 @@ class _Chunk:
 
     def strided(self, flat: torch.Tensor, index: sympy.Expr) -> torch.Tensor | None:
         """The elements `flat[index]` as a strided view; None where they are none."""
-        found = self.layout(index)
-        if found is None:
+        layout = self.layout(index)
+        if layout is None:
             return None
-        shape, strides, offset = found
+        shape, strides, offset = layout
         last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         if offset < 0 or last >= flat.numel():
             reach = f"index {index} runs from {offset} to {last} in {flat.numel()} elements"
@@ -341,13 +341,13 @@ class _Chunk:
 
     def reduce(self, node: Reduce, args: list[torch.Tensor]) -> Value:
         rows = torch.broadcast_tensors(*[self.over_reduced(a) for a in args])
-        results = reductions.of(node).meaning(rows, self.type_of(node.dtype))
+        results = reductions.definition_of(node).meaning(rows, self.type_of(node.dtype))
         shaped = tuple(r.reshape(list(r.shape) + [1] * (self.rank - self.n_axes)) for r in results)
         return shaped if len(shaped) > 1 else shaped[0]
 
     def scan(self, node: Scan, args: list[torch.Tensor]) -> Value:
         rows = torch.broadcast_tensors(*[self.over_reduced(a) for a in args])
-        results = reductions.of(node).meaning(rows, self.type_of(node.dtype))
+        results = reductions.definition_of(node).meaning(rows, self.type_of(node.dtype))
         shaped = tuple(r.reshape(list(r.shape[:-1]) + self.lengths[self.n_axes :]) for r in results)
         return shaped if len(shaped) > 1 else shaped[0]
 
@@ -366,13 +366,13 @@ def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:
 
 
 def _extreme(choose: Callable[..., torch.Tensor]) -> Callable[..., Number]:
-    def of(*args: Number) -> Number:
+    def extreme(*args: Number) -> Number:
         result = args[0]
         for arg in args[1:]:
             result = choose(torch.as_tensor(result), torch.as_tensor(arg))
         return result
 
-    return of
+    return extreme
 
 
 _REDUCED = {"mul": "prod", "max": "amax", "min": "amin"}  # modes of stores by torch's names

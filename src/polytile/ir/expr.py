@@ -40,11 +40,11 @@ class Node:
 def make(cls: type[NodeT], **values: Any) -> NodeT:
     """The one node of class `cls` with these fields."""
     key = (cls, *[_key(values.get(f.name)) for f in fields(cls)])
-    found = _interned.get(key)
-    if found is None:
-        found = cls(**values)
-        _interned[key] = found
-    return found  # type: ignore[return-value]
+    node = _interned.get(key)
+    if node is None:
+        node = cls(**values)
+        _interned[key] = node
+    return node  # type: ignore[return-value]
 
 
 def _key(value: Any) -> Any:
@@ -295,10 +295,10 @@ def loads(*roots: Node) -> list[Load]:
 
 def free_symbols(*roots: Node) -> set[sympy.Symbol]:
     """Index symbols anywhere in the DAG, indirect stand-ins aside."""
-    found: set[sympy.Symbol] = set()
+    symbols: set[sympy.Symbol] = set()
     for node in walk(*roots):
         own = set().union(*[e.free_symbols for e in node.indices]) if node.indices else set()
         if isinstance(node, Load):
             own -= {indirect_symbol(k) for k in range(len(node.indirect))}
-        found |= own
-    return found
+        symbols |= own
+    return symbols

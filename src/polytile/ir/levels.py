@@ -21,11 +21,11 @@ from polytile.ir.program import Loop, depends_on_point, element_level
 
 def depth(*roots: Node) -> int:
     """The longest chain of reductions, one inside the other, under `roots`."""
-    found: dict[int, int] = {}
+    depths: dict[int, int] = {}
     for node in expr.walk(*roots):
-        inner = max((found[id(c)] for c in node.children), default=0)
-        found[id(node)] = inner + (sweeps(node) if isinstance(node, Reduce) else 0)
-    return max((found[id(r)] for r in roots), default=0)
+        inner = max((depths[id(c)] for c in node.children), default=0)
+        depths[id(node)] = inner + (sweeps(node) if isinstance(node, Reduce) else 0)
+    return max((depths[id(r)] for r in roots), default=0)
 
 
 def sweeps(node: Reduce) -> int:
@@ -57,7 +57,7 @@ def uses(loop: Loop) -> Iterator[Use]:
 
 def loads_of(use: Use) -> set[Load]:
     """The loads that are done for `use` itself: those outside any reduction under it."""
-    found: set[Load] = set()
+    loads: set[Load] = set()
     stack, seen = list(use.roots), set()
     while stack:
         node = stack.pop()
@@ -65,9 +65,9 @@ def loads_of(use: Use) -> set[Load]:
             continue
         seen.add(id(node))
         if isinstance(node, Load):
-            found.add(node)
+            loads.add(node)
         stack.extend(node.children)
-    return found
+    return loads
 
 
 def in_place_fault(loop: Loop, aliases: dict[str, str] | None = None) -> str | None:

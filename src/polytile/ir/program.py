@@ -178,8 +178,8 @@ class LibraryCall:
 
     def views(self) -> list[View]:
         """All memory that it reads or writes."""
-        found = [*views_in((self.args, self.kwargs)), *[view for view in self.outputs if view is not None]]
-        return [view for view in found if view.buffer]
+        views = [*views_in((self.args, self.kwargs)), *[view for view in self.outputs if view is not None]]
+        return [view for view in views if view.buffer]
 
 
 @dataclass(frozen=True)

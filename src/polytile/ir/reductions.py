@@ -53,16 +53,16 @@ def _min(rows: Rows, dtype: torch.dtype) -> Results:
 def _arg(extreme: Meaning) -> Meaning:
     """The extreme (NaN, if there is one) and the smallest index at which it stands."""
 
-    def of(rows: Rows, dtype: torch.dtype) -> Results:
+    def meaning(rows: Rows, dtype: torch.dtype) -> Results:
         value, index = rows
         best = extreme((value,), value.dtype)[0]
         hit = value == best.unsqueeze(-1)
         if value.dtype.is_floating_point:
             hit |= value.isnan()
-        found = torch.where(hit, index, torch.iinfo(index.dtype).max)
-        return best, _min((found,), index.dtype)[0]
+        places = torch.where(hit, index, torch.iinfo(index.dtype).max)
+        return best, _min((places,), index.dtype)[0]
 
-    return of
+    return meaning
 
 
 def _welford(rows: Rows, dtype: torch.dtype) -> Results:
@@ -81,12 +81,12 @@ def _online_softmax(rows: Rows, dtype: torch.dtype) -> Results:
 def _running_extreme(cumulative: Callable[..., Any]) -> Meaning:
     """The running extreme and the index of its last occurrence."""
 
-    def of(rows: Rows, dtype: torch.dtype) -> Results:
+    def meaning(rows: Rows, dtype: torch.dtype) -> Results:
         value, index = rows
         best, position = cumulative(value, dim=-1)
         return best, torch.gather(index.expand(value.shape), -1, position)
 
-    return of
+    return meaning
 
 
 REDUCTIONS: dict[str, Definition] = {
@@ -113,7 +113,7 @@ SCANS: dict[str, Definition] = {
 """max and min take the value and its index."""
 
 
-def of(node: Reduce | Scan) -> Definition:
+def definition_of(node: Reduce | Scan) -> Definition:
     """The table's row of the node's kind; raises IRError for an unknown one."""
     table = REDUCTIONS if isinstance(node, Reduce) else SCANS
     if node.kind not in table:
@@ -122,4 +122,4 @@ def of(node: Reduce | Scan) -> Definition:
     return table[node.kind]
 
 
-__all__ = ["REDUCTIONS", "SCANS", "Definition", "largest", "of", "smallest"]
+__all__ = ["REDUCTIONS", "SCANS", "Definition", "definition_of", "largest", "smallest"]

@@ -342,13 +342,13 @@ def _reductions(loop: Loop, scope: Scope) -> Iterator[str]:
 
 
 def _arguments(node: Reduce | Scan) -> Iterator[str]:
-    takes = reductions.of(node).arguments
+    takes = reductions.definition_of(node).arguments
     if len(node.args) != takes:
         yield f"{node.kind} takes {takes} arguments, has {len(node.args)}"
 
 
 def _results(node: Node) -> int:
-    return reductions.of(node).results if isinstance(node, Reduce | Scan) else 1
+    return reductions.definition_of(node).results if isinstance(node, Reduce | Scan) else 1
 
 
 def _parts(loop: Loop, scope: Scope) -> Iterator[str]:

@@ -84,8 +84,8 @@ class GemmKernel:
     @cached_property
     def inputs(self) -> tuple[tuple[TensorArg, ...], tuple[TensorArg, ...]]:
         """The tensors that each operand is read or computed from."""
-        first = prologue.count(self.prologues[0])
-        return self.tensors[:first], self.tensors[first : first + prologue.count(self.prologues[1])]
+        first = prologue.tensor_count(self.prologues[0])
+        return self.tensors[:first], self.tensors[first : first + prologue.tensor_count(self.prologues[1])]
 
     @cached_property
     def outer(self) -> tuple[TensorArg, ...]:
@@ -241,11 +241,11 @@ def _stored(name: str, view: View, buffers: Mapping[str, Buffer]) -> _Arguments:
     return _Arguments((TensorArg(name, view.dtype, "in"),), (_at(view, buffers),))
 
 
-def _operand(name: str, view: View, found: prologue.Canonical | None, buffers: Mapping[str, Buffer]) -> _Arguments:
+def _operand(name: str, view: View, computed: prologue.Canonical | None, buffers: Mapping[str, Buffer]) -> _Arguments:
     """An operand, or the tensors that its prologue computes it from: all but the last, which would hold it."""
-    if found is None:
+    if computed is None:
         return _stored(name, view, buffers)
-    return _Arguments(found.kernel.tensors[:-1], found.site.buffers[:-1], found.site.sizes)
+    return _Arguments(computed.kernel.tensors[:-1], computed.site.buffers[:-1], computed.site.sizes)
 
 
 def _results(

@@ -54,7 +54,7 @@ def canonicalize(loop: Loop, operand: str, buffers: Mapping[str, Buffer]) -> Can
     return Canonical(LoopKernel(body, tensors, tuple(symbols.values())), site)
 
 
-def count(made: LoopKernel | None) -> int:
+def tensor_count(made: LoopKernel | None) -> int:
     """How many tensors an operand with this prologue is read from."""
     return 1 if made is None else len(made.tensors) - 1
 
@@ -113,4 +113,6 @@ def evaluated(made: LoopKernel, precision: torch.dtype | None) -> Callable[..., 
     return run
 
 
-__all__ = ["Canonical", "Prologues", "canonicalize", "count", "elements", "evaluated", "materialise_operands", "split_arguments"]
+__all__ = [
+    "Canonical", "Prologues", "canonicalize", "elements", "evaluated", "materialise_operands", "split_arguments", "tensor_count",
+]  # fmt: skip

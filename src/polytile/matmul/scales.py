@@ -47,11 +47,11 @@ def elements(kernel: GemmKernel, name: str, size: Mapping[str, int]) -> int:
 
 def views(kernel: GemmKernel, named: Mapping[str, torch.Tensor], size: Mapping[str, int]) -> dict[str, torch.Tensor]:
     """SA and SB as strided (1, ., .) views."""
-    found = {}
+    by_name = {}
     for number, (name, shape) in enumerate(zip(NAMES, shapes(kernel, size), strict=True)):
         strides = [size[stride] for stride in SIZES[2 * number : 2 * number + 2]]
-        found[name] = named[name].as_strided((1, *shape), (0, *strides), named[name].storage_offset())
-    return found
+        by_name[name] = named[name].as_strided((1, *shape), (0, *strides), named[name].storage_offset())
+    return by_name
 
 
 __all__ = ["NAMES", "SIZES", "dense_strides", "elements", "shapes", "views"]

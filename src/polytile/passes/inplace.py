@@ -18,8 +18,8 @@ def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
     """New buffer → old buffer; an old buffer is given once. `donated`: names of inputs whose memory the caller gives
     away."""
     last_use, first_write = _lifetimes(program)
-    kept = program.output_buffers() | (program.input_buffers() - set(donated)) | set(program.scalars.values())
-    kept |= maybe_aliased(program)
+    needed_later = program.output_buffers() | (program.input_buffers() - set(donated)) | set(program.scalars.values())
+    needed_later |= maybe_aliased(program)
     given: dict[str, str] = {}
     for i, operation in enumerate(program.operations):
         loop = _body(operation)
@@ -27,7 +27,7 @@ def reuse(program: Program, donated: Iterable[str] = ()) -> dict[str, str]:
             continue
         operands = operation.operand_reads() if isinstance(operation, Template) else set()
         dying = [
-            n for n in sorted(loop.reads()) if n not in kept | operands and last_use[n] == i and n not in loop.writes()
+            n for n in sorted(loop.reads()) if n not in needed_later | operands and last_use[n] == i and n not in loop.writes()
         ]
         dying = [n for n in dying if program.buffers[n].role != "constant"]
         for store in loop.stores:

@@ -28,12 +28,12 @@ from polytile.passes.loops import linear, touching
 
 def choose_layouts(program: Program) -> Program:
     """`program` with temporaries that are written across laid out anew where their readers allow it."""
-    kept = program.observed_buffers()
+    observed = program.observed_buffers()
     operations, buffers, trace = list(program.operations), dict(program.buffers), program.trace
     users = touching(program.operations)
     for i, operation in enumerate(program.operations):
         for store in _stores(operation):
-            layout = _wanted(operation, store) if store.buffer not in kept else None
+            layout = _wanted(operation, store) if store.buffer not in observed else None
             if layout is None or buffers[store.buffer].role != "temp":
                 continue
             try:

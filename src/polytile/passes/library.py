@@ -78,9 +78,9 @@ class _Known:
             if view.buffer in program.buffers and _is_all(view, program.buffers[view.buffer]):
                 makers.setdefault(view.buffer, made)
         inputs = [program.buffers[name] for name in program.input_buffers()]
-        found = [e for buffer in inputs for e in (*buffer.sizes, *buffer.strides)]
-        found += [i.size for i in program.inputs if isinstance(i.size, sympy.Expr)]
-        return _Known(program, writers, makers, set().union(*[e.free_symbols for e in found]))
+        extents = [e for buffer in inputs for e in (*buffer.sizes, *buffer.strides)]
+        extents += [i.size for i in program.inputs if isinstance(i.size, sympy.Expr)]
+        return _Known(program, writers, makers, set().union(*[e.free_symbols for e in extents]))
 
 
 def _is_all(view: View, buffer: Buffer) -> bool:
@@ -97,7 +97,7 @@ class _Slice:
     loop: Loop
     known: _Known
     wholes: bool
-    found: list[LibraryCall] = field(default_factory=list)
+    steps: list[LibraryCall] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
 
     def calls(self) -> tuple[LibraryCall, ...]:
@@ -116,10 +116,10 @@ class _Slice:
             self._visit(str(self._called(made).call))
         for made, view in wanted.items():
             self._store(self._called(made), view)
-        taken = {view.buffer for call in self.found for view in call.views()} - loop.writes()
+        taken = {view.buffer for call in self.steps for view in call.views()} - loop.writes()
         if taken != loop.reads():  # a value may be in several places, of which one is known
             raise NoCalls(f"it loads {', '.join(sorted(loop.reads() - taken))}, which no operator takes from there")
-        return tuple(self.found)
+        return tuple(self.steps)
 
     def _operator(self, made: Made) -> Operator:
         return self.known.program.trace.operators[str(made.call)]
@@ -141,10 +141,10 @@ class _Slice:
                 stack.extend(missing)
                 continue
             stack.pop()
-            if len(self.found) == MOST_CALLS:
+            if len(self.steps) == MOST_CALLS:
                 raise NoCalls(f"it does the work of more than {MOST_CALLS} operators")
-            self.positions[name] = len(self.found)
-            self.found.append(self._call(operator))
+            self.positions[name] = len(self.steps)
+            self.steps.append(self._call(operator))
 
     def _called(self, made: Made) -> Made:
         """The result of the operator that is called for this one: of what was taken apart, if its arguments are at hand."""
@@ -192,10 +192,10 @@ class _Slice:
 
     def _store(self, made: Made, view: View) -> None:
         position = self.positions[str(made.call)]
-        call = self.found[position]
+        call = self.steps[position]
         outputs = list(call.outputs)
         outputs[made.output or 0] = view
-        self.found[position] = replace(call, outputs=tuple(outputs))
+        self.steps[position] = replace(call, outputs=tuple(outputs))
 
     # traffic -----------------------------------------------------------------------------------------------------------
 
@@ -220,15 +220,15 @@ def _points(axes: tuple[Axis, ...]) -> sympy.Expr:
 
 
 def _made_in(value: Any) -> list[Made]:
-    found: list[Made] = []
-    mapped(value, lambda view: None, lambda e: None, found.append)
-    return found
+    results: list[Made] = []
+    mapped(value, lambda view: None, lambda e: None, results.append)
+    return results
 
 
 def _numbers(value: Any) -> list[sympy.Expr]:
-    found: list[sympy.Expr] = []
-    mapped(value, lambda view: found.extend((*view.sizes, *view.strides, view.offset)), found.append)
-    return found
+    numbers: list[sympy.Expr] = []
+    mapped(value, lambda view: numbers.extend((*view.sizes, *view.strides, view.offset)), numbers.append)
+    return numbers
 
 
 __all__ = ["remember_calls", "why_none"]

@@ -54,8 +54,8 @@ def has_scan(loop: Loop) -> bool:
 
 def indices(loop: Loop) -> list[sympy.Expr]:
     """Every index expression of the loop, once each, in order of evaluation; those of stores last."""
-    found = [index for node in expr.walk(*loop.roots) for index in node.indices]
-    return list(dict.fromkeys(found + [store.index for store in loop.stores]))
+    of_nodes = [index for node in expr.walk(*loop.roots) for index in node.indices]
+    return list(dict.fromkeys(of_nodes + [store.index for store in loop.stores]))
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def node_count(*roots: Node) -> int:
 
 def touching(operations: Sequence[Operation]) -> dict[str, list[int]]:
     """For each buffer the positions of the operations that read or write it."""
-    found: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for i, operation in enumerate(operations):
         for name in operation.reads() | operation.writes():
-            found.setdefault(name, []).append(i)
-    return found
+            positions.setdefault(name, []).append(i)
+    return positions

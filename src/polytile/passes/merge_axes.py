@@ -79,9 +79,9 @@ Access = tuple[int, sympy.Expr]
 def _accesses(loop: Loop) -> list[Access]:
     """(elements touched, index) of every load and store, the largest first, stores before loads."""
     points = {a.symbol: estimate(a.size) for a in loop.axes + loop.reduced}
-    found = [(touched(s.index, points, False), s.index) for s in loop.stores]
-    found += [(touched(n.index, points, False), n.index) for n in expr.loads(*loop.roots)]
-    return sorted(found, key=lambda access: -access[0])
+    accesses = [(touched(s.index, points, False), s.index) for s in loop.stores]
+    accesses += [(touched(n.index, points, False), n.index) for n in expr.loads(*loop.roots)]
+    return sorted(accesses, key=lambda access: -access[0])
 
 
 def _order(group: tuple[Axis, ...], accesses: list[Access]) -> tuple[Axis, ...]:

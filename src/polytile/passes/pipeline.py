@@ -99,7 +99,7 @@ def _inspect(program: Program, after: str, seconds: float, changed: bool) -> Non
         verify(program, after)
 
     def text() -> str:
-        found = "\n" + printer.program_text(program) if changed else " (nothing changed)"
-        return f"after {after}, {1e3 * seconds:.1f} ms, {len(program.operations)} operations:{found}"
+        ir_text = "\n" + printer.program_text(program) if changed else " (nothing changed)"
+        return f"after {after}, {1e3 * seconds:.1f} ms, {len(program.operations)} operations:{ir_text}"
 
     debug.show(3, text)

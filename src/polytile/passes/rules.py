@@ -166,14 +166,14 @@ _BY_NAME: dict[str, tuple[Rule, ...]] = {
 }
 
 
-def match(pattern: Pattern, node: Node, found: Bindings) -> bool:
-    """Whether `node` has the form of `pattern`; the letters' nodes go into `found`."""
+def match(pattern: Pattern, node: Node, bindings: Bindings) -> bool:
+    """Whether `node` has the form of `pattern`; the letters' nodes go into `bindings`."""
     if isinstance(pattern, str):
-        return found.setdefault(pattern, node) is node
+        return bindings.setdefault(pattern, node) is node
     if isinstance(pattern, tuple):
         if not isinstance(node, Op) or node.name != pattern[0] or len(node.args) != len(pattern) - 1:
             return False
-        return all(match(p, a, found) for p, a in zip(pattern[1:], node.args, strict=True))
+        return all(match(p, a, bindings) for p, a in zip(pattern[1:], node.args, strict=True))
     return isinstance(node, Const) and is_number(node, pattern)
 
 
@@ -202,9 +202,9 @@ def _apply_once(node: Node) -> Node:
     if folded is not node:
         return folded
     for rule in _BY_NAME.get(node.name, ()):
-        found: Bindings = {}
-        if match(rule.pattern, node, found) and rule.when(found, node):
-            return rule.result(found, node)
+        bindings: Bindings = {}
+        if match(rule.pattern, node, bindings) and rule.when(bindings, node):
+            return rule.result(bindings, node)
     return node
 
 

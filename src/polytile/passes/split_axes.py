@@ -71,11 +71,11 @@ class _Split:
 def _divisions(loop: Loop) -> list[sympy.Expr]:
     """Divisions and moduli of the loop's axes in its indices, once each."""
     axes = set(loop.ranges)
-    found: dict[sympy.Expr, None] = {}
+    divisions: dict[sympy.Expr, None] = {}
     for index in indices(loop):
         if index.has(*_DIVISIONS):
-            found.update({e: None for e in index.atoms(*_DIVISIONS) if e.free_symbols & axes})
-    return sorted(found, key=lambda e: (len(str(e)), str(e)))
+            divisions.update({e: None for e in index.atoms(*_DIVISIONS) if e.free_symbols & axes})
+    return sorted(divisions, key=lambda e: (len(str(e)), str(e)))
 
 
 def _candidates(loop: Loop, divisions: list[sympy.Expr]) -> Iterator[_Split]:

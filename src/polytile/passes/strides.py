@@ -64,9 +64,9 @@ def _in_view(view: View, buffers: Mapping[str, Buffer]) -> View:
 @functools.lru_cache(maxsize=20_000)
 def without_max(index: sympy.Expr, elements: sympy.Expr) -> sympy.Expr:
     """`index` with Max(1, n) → n wherever n divides the number of `elements` of the buffer."""
-    found = {}
+    replacements = {}
     for largest in index.atoms(*_MAXIMA):
         others = [a for a in largest.args if a != 1]
         if len(others) == 1 < len(largest.args) and sizes.divide(sizes.expand(elements), others[0]) is not None:
-            found[largest] = others[0]
-    return sizes.expand(index.xreplace(found)) if found else index
+            replacements[largest] = others[0]
+    return sizes.expand(index.xreplace(replacements)) if replacements else index

@@ -77,16 +77,16 @@ class Table:
                 )
 
     @staticmethod
-    def of(
+    def from_rows(
         title: str,
         columns: Sequence[Column | str],
         rows: Iterable[Sequence[Any]],
         notes: Sequence[str] = (),
         folded: bool = False,
     ) -> Table:
-        """A table from looser parts: a plain string is a left-aligned column of text."""
-        made = tuple(Column(column, align="left") if isinstance(column, str) else column for column in columns)
-        return Table(title, made, tuple(tuple(row) for row in rows), tuple(notes), folded)
+        """A table of these rows. A plain string in `columns` is a left-aligned column of text."""
+        all_columns = tuple(Column(column, align="left") if isinstance(column, str) else column for column in columns)
+        return Table(title, all_columns, tuple(tuple(row) for row in rows), tuple(notes), folded)
 
     def cells(self) -> list[list[str]]:
         return [[column.cell(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]

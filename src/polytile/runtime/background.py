@@ -5,12 +5,13 @@
     is_here()       whether the caller is that thread
 
 The thread starts with the first job. A forked child has its parent's jobs but no thread, and starts one with its own first job.
-At the end of the process what has not begun is dropped, and what runs is not waited for longer than EXIT_SECONDS.
+At the end of the process what has not begun is dropped, and what runs is broken off.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import sys
@@ -22,8 +23,8 @@ from polytile import locks
 
 log = logging.getLogger("polytile")
 
-EXIT_SECONDS = 0.1
-"""How long the end of the process waits for the job that runs."""
+EXIT_SECONDS = 0.15
+"""How long the end of the process waits for the job that runs to break off."""
 
 REST = 4.0
 """A job that measures is followed by this many times its own time without one, while the program makes calls."""
@@ -101,13 +102,16 @@ class Background:
             self._change.notify_all()
 
     def close(self) -> None:
-        """Drops all jobs for good. Waits a moment for the one that runs."""
+        """Drops all jobs for good and breaks off the one that runs. A thread that came back from torch's code into an interpreter
+        that has ended would take the process down."""
         with self._change:
             self._closed = True
             self._jobs.clear()
             self._change.notify_all()
-            if self._running is not None and not self.is_here():
-                self._change.wait_for(lambda: self._running is None, EXIT_SECONDS)
+            thread = self._thread
+        if thread is not None and thread.is_alive() and not self.is_here():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+            thread.join(EXIT_SECONDS)
 
     def _serve(self) -> None:
         while (job := self._next()) is not None:

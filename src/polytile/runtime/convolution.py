@@ -1,4 +1,4 @@
-"""Convolutions by a weight that stays as it is: oneDNN's own layouts of it are made once and kept (runtime/weights.py).
+"""Convolutions by a weight that rarely changes: it is packed once into oneDNN's own layouts (runtime/weights.py).
 
 `aten.convolution` brings the weight into such a layout in every call, which for small images takes longer than the convolution.
 Which layout the call asks for depends on the size of the images, the instruction set and the number of threads. A packing for
@@ -48,16 +48,16 @@ PADDING = slice(108, 112)
 Find = Callable[[torch.Tensor], torch.Tensor | None]
 
 
-class KeptConvolution:
+class PackedConvolution:
     """Stands for aten.convolution with images and a weight [filters, channels / groups, rows, columns] of the given `sizes` and
     `strides` (elements), not transposed. `eager`, `limit` (bytes): see weights.Site.
 
-    Where no copy of the weight can be kept, for the reason in the sites' `reason`, or none pays, it is aten.convolution. Results
-    have their channels last if the images have, or a copy was used.
+    Where the weight cannot be packed, for the reason in the sites' `reason`, or packing does not pay, it is aten.convolution.
+    Results have their channels last if the images have, or if a packed copy was used.
     """
 
     _schema, tags = aten.convolution.default._schema, aten.convolution.default.tags
-    __name__ = "kept_convolution"
+    __name__ = "packed_convolution"
 
     def __init__(
         self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, given: tuple[Any, ...], limit: int
@@ -67,7 +67,7 @@ class KeptConvolution:
         self._given = tuple(stride), tuple(padding), tuple(dilation), groups
         self._sites: dict[bytes, weights.Site] = {}
         self._finds: dict[tuple[torch.Size, int], Find | None] = {}
-        self._by_kept = mkldnn._convolution_pointwise.default._op
+        self._by_packed = mkldnn._convolution_pointwise.default._op
 
     @property
     def sites(self) -> tuple[weights.Site, ...]:
@@ -87,9 +87,9 @@ class KeptConvolution:
         except KeyError:
             find = self._look_up(size, images, weight, bias)
         if find is not None:
-            kept = find(weight)
-            if kept is not None:
-                return self._by_kept(images, kept, bias, padding, stride, dilation, groups, "none", [], "")
+            packed = find(weight)
+            if packed is not None:
+                return self._by_packed(images, packed, bias, padding, stride, dilation, groups, "none", [], "")
             if _is_last(images) and self._weighs(images, 1):
                 images = images.contiguous()
         return torch.convolution(images, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
@@ -148,8 +148,8 @@ def _is_last(images: torch.Tensor) -> bool:
     return images.is_contiguous(memory_format=torch.channels_last)
 
 
-def can_keep(dtype: torch.dtype) -> bool:
-    """Whether copies of weights of this type can be kept, and this machine's oneDNN takes them."""
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether weights of this type can be packed, and this machine's oneDNN takes them."""
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled and weights.available()):
         return False
     if dtype == torch.bfloat16:
@@ -157,4 +157,4 @@ def can_keep(dtype: torch.dtype) -> bool:
     return bool(mkldnn._is_mkldnn_fp16_supported()) if dtype == torch.float16 else dtype == torch.float32
 
 
-__all__ = ["KeptConvolution", "can_keep"]
+__all__ = ["PackedConvolution", "can_pack"]

@@ -8,7 +8,7 @@
 
 enum { SAMPLED = 32 };
 
-/* Set once by configure_weights(); without it nothing is ever kept. */
+/* Set once by configure_weights(); without it nothing is ever packed. */
 static struct {
     Py_ssize_t storage_offset, counter_offset;
     int64_t (*version)(const void *handle); /* of a tensor with a counter; a C++ exception for one without */
@@ -64,7 +64,7 @@ static uint64_t sample_of(const void *data, Py_ssize_t bytes)
     return hash;
 }
 
-static PyObject *find_kept(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
+static PyObject *find_packed(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
 {
     Keeper *self = (Keeper *)object;
     if (PyVectorcall_NARGS(flagged) != 1 || keywords != NULL)
@@ -138,7 +138,7 @@ static PyObject *keeper_new(PyTypeObject *type, PyObject *arguments, PyObject *k
         return NULL;
     Keeper *self = (Keeper *)type->tp_alloc(type, 0);
     if (self != NULL) {
-        self->vectorcall = find_kept;
+        self->vectorcall = find_packed;
         self->miss = Py_NewRef(miss);
     }
     return (PyObject *)self;
@@ -184,7 +184,7 @@ static PyMethodDef keeper_methods[] = {
 
 static PyMemberDef keeper_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Keeper, vectorcall), READONLY, NULL},
-    {"copy", T_OBJECT, offsetof(Keeper, copy), READONLY, "what is kept, or None"},
+    {"copy", T_OBJECT, offsetof(Keeper, copy), READONLY, "the packed copy, or None"},
     {"hits", T_LONG, offsetof(Keeper, hits), READONLY, "calls that found the copy"},
     {NULL, 0, 0, 0, NULL},
 };
@@ -227,7 +227,7 @@ static PyObject *weighs(PyObject *module, PyObject *unused)
     return PyBool_FromLong(weighed.version != NULL && configured.tensor != NULL);
 }
 
-/* state_of(tensor) -> (storage, version) as the fast path reads them, or None where nothing is kept of such a tensor. */
+/* state_of(tensor) -> (storage, version) as the fast path reads them, or None where such a tensor is never packed. */
 static PyObject *state_of(PyObject *module, PyObject *tensor)
 {
     Identity found;

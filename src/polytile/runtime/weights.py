@@ -1,16 +1,16 @@
-"""Copies of weights that are made once and kept while the weight stays what it is.
+"""Packed copies of weights, made once and used until the weight changes.
 
-A Site is a place in a program that would rather read a copy of a weight, such as its panels, than the weight itself. Its
-`find` is called with the weight and gives the copy, or None where the place has to do without. A copy belongs to the weight's
-storage and goes when that goes; sites that want the same copy of the same weight share it.
+A Site is a place in a program that would rather read a packed copy of a weight, such as its panels, than the weight itself. Its
+`find` takes the weight and returns the copy, or None where there is none. A copy belongs to the weight's storage and is freed
+with it; sites that want the same copy of the same weight share it.
 
-What is guaranteed: a copy is never used after a write that PyTorch counts (`Tensor._version`: operators on the weight or its
-views, `copy_`, `load_state_dict`, compiled programs, optimizers), after a step of any torch.optim.Optimizer that holds the
-weight (the fused ones write without counting), nor after the weight got other memory (`.data =`, `set_`, a new Parameter). Of
-writes that PyTorch does not count (through `.data`, by C code that was given the address) those that change the whole weight
-are found by a sample of its bytes, and the weight is trusted no more. One that leaves the sampled bytes alone is not found:
-`forget` is for that. Nothing is kept of a weight whose memory others can write to as well: shared with another process, lent by
-NumPy or a file, or under several tensors; nor of inference tensors, which count nothing.
+Guaranteed: no copy is used after a write that PyTorch counts (`Tensor._version`: operators on the weight or its views, `copy_`,
+`load_state_dict`, compiled programs, optimizers), after a step of any torch.optim.Optimizer that holds the weight (the fused ones
+write without counting), or after the weight got other memory (`.data =`, `set_`, a new Parameter). Writes that PyTorch does not
+count (through `.data`, or by C code that was given the address) are noticed by a sample of the weight's bytes if they change the
+whole weight, and the weight is trusted no more. One that leaves the sampled bytes alone is not noticed: `forget` is for that.
+A weight is never packed if others can write to its memory too (it is shared with another process, lent by NumPy or a file, or
+under several tensors), or if it is an inference tensor, which counts no writes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_PATIENCE = 1 << 12
 """Unchanged calls after which a copy is made in any case."""
 
 NEVER = 1 << 40
-"""Calls until a weight of which nothing can be kept is looked at again; a change of it comes first."""
+"""Calls until a weight that cannot be packed is looked at again; a change of it comes first."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Site:
         if pause is not None:
             self.reason = "it changes, or has been seen too seldom yet"
             return pause
-        if kept_bytes() + self.recipe.bytes > self.limit:
+        if packed_bytes() + self.recipe.bytes > self.limit:
             self.reason = f"the option packed_weights_mib ({self.limit >> 20}) leaves no room for it"
             return NEVER
         view = weight.as_strided(self.recipe.sizes, self.recipe.strides, weight.storage_offset() + self.recipe.offset)
@@ -195,12 +195,12 @@ _hook: list[Any] = []
 
 
 def available() -> bool:
-    """Whether copies can be kept at all: it takes the C launcher and its reading of storages and versions."""
+    """Whether weights can be packed at all: that takes the C launcher, which reads storages and versions."""
     module = native.module()
     return module is not None and module.weighs()
 
 
-def kept_bytes() -> int:
+def packed_bytes() -> int:
     """Bytes that all copies take."""
     with _lock:
         records = [item for storage in list(_storages.values()) for item in storage.records.items()]
@@ -254,7 +254,7 @@ def _bytes_of(weight: torch.Tensor) -> int:
 
 
 def _distrust(storage: Storage, weight: torch.Tensor) -> None:
-    """A weight that was kept a copy of has changed without a count."""
+    """A packed weight has changed without a count."""
     storage.trusted = False
     _release(storage)
     log.warning(
@@ -273,13 +273,13 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     if torch.compiler.is_compiling():
         return
     with _lock:
-        kept = {pointer: storage for storage in list(_storages.values()) for _, pointer in storage.records}
-        for group in optimizer.param_groups if kept else ():
+        packed = {pointer: storage for storage in list(_storages.values()) for _, pointer in storage.records}
+        for group in optimizer.param_groups if packed else ():
             for parameter in group["params"]:
-                storage = kept.get(parameter.data_ptr())
+                storage = packed.get(parameter.data_ptr())
                 for record in storage.records.values() if storage is not None else ():
                     if record.copy is not None:
                         record.lapse()
 
 
-__all__ = ["Recipe", "Site", "available", "forget", "kept_bytes"]
+__all__ = ["Recipe", "Site", "available", "forget", "packed_bytes"]

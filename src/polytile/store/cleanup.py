@@ -66,13 +66,13 @@ def stale(place: Place, present: Sequence[Mapping[str, str]], now: float, days: 
     return [Stale(what, why, tuple(ids)) for (what, why), ids in sorted(groups.items())]
 
 
-def remove(place: Place, found: Iterable[Stale]) -> int:
-    """Removes what `stale` found, all or nothing, and gives the space back; returns how many measurements went."""
+def remove(place: Place, groups: Iterable[Stale]) -> int:
+    """Removes what `stale` returned, all or nothing, and gives the space back; returns how many measurements went."""
     with reading(place):  # a program's own way of opening would set aside what is no store
         pass
     database = opened(place)
     try:
-        return database.remove([number for group in found for number in group.ids])
+        return database.remove([number for group in groups for number in group.ids])
     except Unusable as error:
         raise StoreError(f"nothing was removed from {place}: {error}.") from None
     finally:
@@ -84,13 +84,13 @@ def _gone(rows: list[tuple[Any, ...]], present: Sequence[Mapping[str, str]], bef
     `before`."""
     last_used = {row[2]: row[1] for row in rows}  # rows come oldest first
     facts = {row[2]: dict(json.loads(row[3])) for row in rows}
-    found = {}
+    gone = {}
     for environment, said in facts.items():
         for here in present:
             other = [name for name in SOFTWARE if said.get(name) != here.get(name)]
             if (GPU in said) == (GPU in here) and other and last_used[environment] < before:
-                found[environment] = ", ".join(f"{name} {said.get(name, 'unknown')}" for name in other)
-    return found
+                gone[environment] = ", ".join(f"{name} {said.get(name, 'unknown')}" for name in other)
+    return gone
 
 
 def _maker(row: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -92,7 +92,7 @@ def parse(content: bytes, name: str) -> Lines:
     A last line without an end is read if it is whole, else it is `partial`. Raises StoreError where there are lines and
     not one can be read, and where a newer polytile wrote them.
     """
-    found: list[Record] = []
+    records: list[Record] = []
     damaged: list[str] = []
     partial = ""
     headers = 0
@@ -106,15 +106,15 @@ def parse(content: bytes, name: str) -> Lines:
                 headers += 1
                 _check_header(values, name)
                 continue
-            found.append(record_of(values))
+            records.append(record_of(values))
         except MALFORMED as error:
             if number == len(lines):
                 partial = f"{name}: the last line, number {number}, was never finished and is left out"
             else:
                 damaged.append(f"{name}: line {number} cannot be read ({why(error)}) and is left out")
-    if not found and not headers and (damaged or partial):
+    if not records and not headers and (damaged or partial):
         raise StoreError(f"{name} does not hold exported measurements ({(*damaged, partial)[0]}).")
-    return Lines(tuple(found), tuple(damaged), partial)
+    return Lines(tuple(records), tuple(damaged), partial)
 
 
 def why(error: Exception) -> str:

@@ -59,9 +59,9 @@ ENVIRONMENT = (("method", "t4"),)
 """Family and environment of what another tool measured."""
 
 
-def text(found: Iterable[Record]) -> str:
+def text(records: Iterable[Record]) -> str:
     """The records as a T4 results file."""
-    results = [result(record) for record in found]
+    results = [result(record) for record in records]
     return json.dumps({"schema_version": VERSION, "results": results}, indent=1, allow_nan=False) + "\n"
 
 
@@ -121,18 +121,18 @@ def parse(content: Mapping[str, Any], name: str) -> jsonl.Lines:
 
     Raises StoreError where there are results and not one can be read.
     """
-    found: list[Record] = []
+    records: list[Record] = []
     damaged: list[str] = []
     kernel = Path(name).stem
     for number, values in enumerate(content["results"], 1):
         try:
             own = values.get("polytile")
-            found.append(jsonl.record_of(own) if own is not None else _of_another_tool(values, kernel))
+            records.append(jsonl.record_of(own) if own is not None else _of_another_tool(values, kernel))
         except jsonl.MALFORMED as error:
             damaged.append(f"{name}: result {number} cannot be read ({jsonl.why(error)}) and is left out")
-    if damaged and not found:
+    if damaged and not records:
         raise StoreError(f"{name} does not hold T4 results ({damaged[0]}).")
-    return jsonl.Lines(tuple(found), tuple(damaged))
+    return jsonl.Lines(tuple(records), tuple(damaged))
 
 
 def _of_another_tool(values: Mapping[str, Any], kernel: str) -> Record:

@@ -93,8 +93,8 @@ def reading(place: Place) -> Iterator[Reader]:
 def records(place: Place) -> list[Record]:
     """Every measurement of the store, oldest first. Raises StoreError where it cannot be read."""
     with reading(place) as reader:
-        found = [record_of(row) for row in reader.rows(schema.RECORDS)]
-    return sorted(found, key=lambda record: (record.taken_at, record.uid))
+        rows = [record_of(row) for row in reader.rows(schema.RECORDS)]
+    return sorted(rows, key=lambda record: (record.taken_at, record.uid))
 
 
 def record_of(row: Row) -> Record:

@@ -254,12 +254,12 @@ def _named() -> tuple[Place, Path | None]:
         return place, None
     from polytile.runtime import cache
 
-    found = cache.current()
-    file = found.root / FILE_NAME
+    directory = cache.current()
+    file = directory.root / FILE_NAME
     if place is not None:
         return place, file
-    if found.behind is not None and (found.behind.root / FILE_NAME).exists():
-        file = found.behind.root / FILE_NAME
+    if directory.behind is not None and (directory.behind.root / FILE_NAME).exists():
+        file = directory.behind.root / FILE_NAME
     return file, None
 
 

@@ -52,7 +52,7 @@ def export_lines(source: Place, target: Path) -> Transfer:
     behind: that is cut off and reported. One exporter at a time: others wait. Raises StoreError where the source cannot be
     read, or the target is something else than such a file or cannot be written.
     """
-    found = records(source)
+    measured = records(source)
     try:
         files.check(target)  # a device may have no end
         with open(target, "a+b") as file:
@@ -64,7 +64,7 @@ def export_lines(source: Place, target: Path) -> Transfer:
                 content = content[: content.rfind(b"\n") + 1]
                 file.truncate(len(content))
             known = {record.uid for record in there.records}
-            new = [record for record in found if record.uid not in known]
+            new = [record for record in measured if record.uid not in known]
             lines = [] if content else [jsonl.header()]
             ended = b"" if not content or content.endswith(b"\n") else b"\n"
             file.write(ended + "".join(lines + [jsonl.line(record) for record in new]).encode())
@@ -72,7 +72,7 @@ def export_lines(source: Place, target: Path) -> Transfer:
             os.fsync(file.fileno())
     except OSError as error:
         raise StoreError(f"the measurements cannot be written to {target}: {error.strerror or error}.") from None
-    return Transfer(len(new), len(found) - len(new), there.damaged, there.partial)
+    return Transfer(len(new), len(measured) - len(new), there.damaged, there.partial)
 
 
 def import_file(source: Path, target: Place) -> Transfer:
@@ -81,9 +81,9 @@ def import_file(source: Path, target: Place) -> Transfer:
     What cannot be read is left out and reported. Raises StoreError where the file is something else altogether, or the
     target is something else or cannot be written.
     """
-    found = parsed(source)
-    done = add(found.records, target)
-    return Transfer(done.new, done.known, found.damaged, found.partial)
+    lines = parsed(source)
+    done = add(lines.records, target)
+    return Transfer(done.new, done.known, lines.damaged, lines.partial)
 
 
 def parsed(source: Path) -> jsonl.Lines:
@@ -101,12 +101,12 @@ def parsed(source: Path) -> jsonl.Lines:
     return jsonl.parse(content, str(source))
 
 
-def add(found: Iterable[Record], target: Place) -> Transfer:
+def add(added: Iterable[Record], target: Place) -> Transfer:
     """Adds the records that the store `target` does not have. Raises StoreError where it cannot take them."""
     if isinstance(target, Path) and target.exists() and target.stat().st_size:
         with reading(target):  # a program's own way of opening would set aside what is no store
             pass
-    given = {record.uid: record for record in found}
+    given = {record.uid: record for record in added}
     database = opened(target)
     try:
         known = {uid for (uid,) in database.rows(schema.UIDS)}

@@ -40,7 +40,7 @@ class Span:
     end: int
 
     @staticmethod
-    def of(position: int, tensor: torch.Tensor, role: str) -> Span:
+    def from_tensor(position: int, tensor: torch.Tensor, role: str) -> Span:
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         start = tensor.data_ptr()
         return Span(position, tensor, role, start, start + (last + 1) * tensor.element_size())
@@ -57,7 +57,7 @@ class Span:
 def overlapping(args: Sequence[Any], roles: Sequence[str]) -> list[list[Span]]:
     """The tensors that have elements, in groups that share memory: each group covers one run of bytes. None is
     skipped."""
-    spans = [Span.of(i, args[i], role) for i, role in enumerate(roles) if args[i] is not None and args[i].numel()]
+    spans = [Span.from_tensor(i, args[i], role) for i, role in enumerate(roles) if args[i] is not None and args[i].numel()]
     groups: list[list[Span]] = []
     end = -1
     for span in sorted(spans, key=lambda span: (span.tensor.device.type, span.start)):

@@ -54,7 +54,7 @@ class Entrant:
     library: bool = False
 
     @classmethod
-    def of(cls, candidate: Candidate, family: str, sizes: Mapping[str, int]) -> Entrant:
+    def from_candidate(cls, candidate: Candidate, family: str, sizes: Mapping[str, int]) -> Entrant:
         place = place_of(candidate.origin, family)
         return cls(candidate.cost(sizes), threads_of(candidate.config), place, candidate.origin == "library")
 

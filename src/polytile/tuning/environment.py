@@ -70,13 +70,13 @@ def of_kind(kind: str) -> tuple[tuple[str, str], ...]:
     """The same for devices of a kind: "cpu" or "cuda"."""
     if kind == "cuda":
         compiler = tuple(workers.compiler_environment().items())
-        found = _gpu_environment(options.get("gpu_cache"), _values(GPU_VARIABLES), compiler)
+        facts = _gpu_environment(options.get("gpu_cache"), _values(GPU_VARIABLES), compiler)
         switches = GPU_SWITCHES
     else:
         asked = options.get("cxx"), _values(("CXX", *VARIABLES)), toolchain.variables()
-        found, switches = _environment(*asked), SWITCHES
+        facts, switches = _environment(*asked), SWITCHES
     told = _switched(switches) + [(f"option {name}", value) for name, value in options.registered().items()]
-    return tuple(sorted((*found, *told))) if told else found
+    return tuple(sorted((*facts, *told))) if told else facts
 
 
 def present() -> list[tuple[tuple[str, str], ...]]:
@@ -103,8 +103,8 @@ def _set(variables: Sequence[str], values: Sequence[str]) -> dict[str, str]:
 @functools.cache
 def _environment(option: str, values: tuple[str, ...], compiler_reads: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     try:
-        found = toolchain.find()
-        compiler, flags = f"{found.kind} {found.version}", " ".join(found.flags)
+        chain = toolchain.find()
+        compiler, flags = f"{chain.kind} {chain.version}", " ".join(chain.flags)
     except CompilerMissing:
         compiler, flags = "none", ""
     facts = {"torch": pytorch.release(), "compiler": compiler, "flags": flags, "method": METHOD}

@@ -189,8 +189,8 @@ class Gate:
             return {}
         finally:
             self.unavailable = ""
-        found = zip(self._written, sizes or (), strict=sizes is not None)
-        return {place: size.mul_(self._part_of_terms(place)).add_(self._scales[place]) for place, size in found}
+        by_place = zip(self._written, sizes or (), strict=sizes is not None)
+        return {place: size.mul_(self._part_of_terms(place)).add_(self._scales[place]) for place, size in by_place}
 
     def _part_of_terms(self, position: int) -> float:
         """How much of what an argument may be off by is due to its terms: what is stored in 16 bits, or was rounded to them on

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polytile import options
-from polytile.candidates.candidate import Entry, PythonEntry
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.tuning.decide import UNKNOWN, Entrant
 from polytile.tuning.region import UNKNOWN as UNKNOWN_REGION
 from polytile.tuning.region import Region

@@ -91,8 +91,8 @@ def _calmest(contenders: Sequence[Contender], limits: Limits) -> list[Timing]:
                 break
             pause(limits.pause_seconds)
         except KeyboardInterrupt as interrupt:
-            found = kept or (interrupt.timings if isinstance(interrupt, Stopped) else None)
-            raise interrupt if found is None else Stopped(found) from None
+            so_far = kept or (interrupt.timings if isinstance(interrupt, Stopped) else None)
+            raise interrupt if so_far is None else Stopped(so_far) from None
     assert kept is not None, "a race is run at least once"
     return [dataclasses.replace(timing, disturbed=least) for timing in kept]
 

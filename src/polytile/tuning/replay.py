@@ -15,7 +15,8 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from polytile.candidates.candidate import Candidate, Entry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry
 from polytile.errors import CandidateRejected
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.reading import Record
@@ -27,28 +28,24 @@ from polytile.tuning.tune import Attempt, Task
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recorded(Candidate):
     """A candidate that is known by its measurement on one problem; `predicted` is the time it expected there, in seconds
     (infinite if it left none, so that the canonical order decides)."""
 
     name: str
     config: Config
-    source_hash: str
     origin: str
     predicted: float
     measurement: Measurement
     score: Score
 
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        """It could be tried on its problem, and is offered for no other."""
-        return True
+    @property
+    def source_hash(self) -> str:
+        return self.measurement.source_hash
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """What its own model predicted for its problem, in seconds."""
         return self.predicted
-
-    def prepare(self) -> None:
-        """There is nothing to make."""
 
     def entry(self) -> Entry:
         raise CandidateRejected(f"{self.name!r} is known by its measurements alone and cannot run; ask its Device.")
@@ -70,7 +67,7 @@ class Matrix:
     @property
     def names(self) -> tuple[str, ...]:
         """Every candidate, in canonical order."""
-        return tuple(dict.fromkeys(c.name for found in self.candidates.values() for c in found))
+        return tuple(dict.fromkeys(c.name for measured in self.candidates.values() for c in measured))
 
     @property
     def size(self) -> int:
@@ -83,8 +80,8 @@ class Matrix:
 
     def seconds(self, problem: Problem, candidate: str) -> float:
         """A candidate's time on a problem; infinite where it cannot run."""
-        found = next((c for c in self.candidates[problem] if c.name == candidate), None)
-        return found.score.seconds if found is not None and found.score.ok else math.inf
+        recorded = next((c for c in self.candidates[problem] if c.name == candidate), None)
+        return recorded.score.seconds if recorded is not None and recorded.score.ok else math.inf
 
     def best(self, problem: Problem) -> Recorded:
         """The fastest candidate."""
@@ -102,8 +99,8 @@ def matrices(records: Iterable[Record]) -> list[Matrix]:
         problem = record.measurement.problem
         group = problem.family, problem.kernel, problem.dtypes, problem.device, record.measurement.environment
         kernels.setdefault(group, []).append(record)
-    made = (Matrix(_candidates(found), found[0].measurement.environment) for found in kernels.values())
-    return [matrix for matrix in made if matrix.candidates]
+    built = (Matrix(_candidates(group), group[0].measurement.environment) for group in kernels.values())
+    return [matrix for matrix in built if matrix.candidates]
 
 
 def _candidates(records: Sequence[Record]) -> dict[Problem, tuple[Recorded, ...]]:
@@ -114,13 +111,13 @@ def _candidates(records: Sequence[Record]) -> dict[Problem, tuple[Recorded, ...]
         m = record.measurement
         if latest[m.candidate, m.config] == m.source_hash:
             problems.setdefault(m.problem, []).append(record)
-    found = {}
+    by_problem = {}
     for problem, rows in problems.items():
         scores = combine(summary_of(record.rows.summary) for record in rows)
-        made = [_recorded(who, score, rows) for who, score in scores.items()]
+        recorded = [_recorded(who, score, rows) for who, score in scores.items()]
         if any(score.ok for score in scores.values()):
-            found[problem] = tuple(sorted(made, key=lambda c: order[c.name, c.config]))
-    return found
+            by_problem[problem] = tuple(sorted(recorded, key=lambda c: order[c.name, c.config]))
+    return by_problem
 
 
 def _recorded(who: Identity, score: Score, rows: Sequence[Record]) -> Recorded:
@@ -129,7 +126,7 @@ def _recorded(who: Identity, score: Score, rows: Sequence[Record]) -> Recorded:
     agreeing = [m for m in own if m.outcome is score.outcome]
     said = min(agreeing or own, key=lambda m: abs(summarise(m.samples)[0] - score.seconds) if score.ok else 0.0)
     predicted = math.inf if said.predicted is None else said.predicted
-    return Recorded(said.candidate, said.config, said.source_hash, said.origin, predicted, said, score)
+    return Recorded(said.candidate, said.config, said.origin, predicted, said, score)
 
 
 @dataclass

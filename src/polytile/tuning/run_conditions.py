@@ -20,17 +20,14 @@ def with_run_conditions(measurement: Measurement, candidate: Candidate, predicte
     """The measurement with its conditions; `predicted` is the candidate's own expectation in seconds, `moment` what
     `machine_state` returned.
 
-    A candidate whose compiler reports what a kernel takes has an attribute `resources`; one that is another thing at other
-    sizes, as a library's heuristic has it, a method `told` of the problem's sizes that says which. What the measurement says
-    already stays.
+    What the measurement says already stays.
     """
-    told = getattr(candidate, "told", None)
-    own = told(measurement.problem.size) if told is not None else {}
+    own = candidate.describe(measurement.problem.size)
     return dataclasses.replace(
         measurement,
         origin=measurement.origin or candidate.origin,
         predicted=predicted,
-        resources=getattr(candidate, "resources", None) or measurement.resources,
+        resources=candidate.resources or measurement.resources,
         state=tuple(sorted({**dict(moment), **own, **dict(measurement.state)}.items())),
         machine=measurement.machine or device.described(measurement.problem.device),
     )

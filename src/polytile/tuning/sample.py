@@ -31,7 +31,8 @@ class Sample:
     offset: int
     expected: torch.Tensor
 
-    def of(self, args: Sequence[Any]) -> torch.Tensor:
+    def elements_of(self, args: Sequence[Any]) -> torch.Tensor:
+        """These elements of the argument, a view."""
         tensor = args[self.position]
         return tensor.as_strided(self.expected.shape, self.strides, tensor.storage_offset() + self.offset)
 
@@ -81,7 +82,7 @@ class SampledGate(Gate):
         for sample in samples:
             place = f"argument {self._names[sample.position]!r}"
             allowed = leeway * self._allowed(sample.position)
-            error, why = compare(sample.of(clones.args), sample.expected)
+            error, why = compare(sample.elements_of(clones.args), sample.expected)
             worst = max(worst, error)
             if why or error > allowed:
                 told = why or f"is off by {error:.2g} of its values; {allowed:.2g} is allowed"

@@ -106,7 +106,7 @@ def measured(
         outcome,
         samples,
         max_error,
-        getattr(candidate, "compile_seconds", None),
+        candidate.compile_seconds,
         detail,
         environment=environment(task.target),
         state=state,

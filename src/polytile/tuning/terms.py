@@ -97,12 +97,12 @@ class _Exact(TorchDispatchMode):
         if not exact and not pointwise:
             named = zip(schema.arguments, args, strict=False)
             args = tuple(arg if a.name in written else pytree.tree_map(self.moved, arg) for a, arg in named)
-        found = func(*args, **kwargs)
+        results = func(*args, **kwargs)
         if written:
-            for result in filter(_rounds, pytree.tree_leaves(found) if pointwise and not exact else ()):
+            for result in filter(_rounds, pytree.tree_leaves(results) if pointwise and not exact else ()):
                 result.copy_(self.moved(result))
-            return found
-        return pytree.tree_map(lambda result: self.result(result, exact, name in JUMPS), found)
+            return results
+        return pytree.tree_map(lambda result: self.result(result, exact, name in JUMPS), results)
 
     def result(self, result: Any, exact: bool, jumps: bool) -> Any:
         """What the program goes on with in place of an operator's `result`."""

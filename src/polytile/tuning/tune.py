@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from polytile.candidates.candidate import Entry, PythonEntry, settle
+from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
 from polytile.errors import DeviceLost
 from polytile.problem import Outcome
@@ -131,11 +131,11 @@ class _Trial:
             run_once(entry, args)
             runs.append(clock() - started)
 
-        found = _trial(self.task, gate, index, run)
+        outcome = _trial(self.task, gate, index, run)
         self.ran += clock() - begun
-        if isinstance(found, Verdict) and runs:
+        if isinstance(outcome, Verdict) and runs:
             self.first[index] = runs[0]
-        return found
+        return outcome
 
     def _time_all(self, gate: Gate) -> None:
         """Races those that may be timed, the best predicted first. An interrupt keeps what the race has found out."""
@@ -202,7 +202,7 @@ def run(entry: Entry, args: Sequence[Any]) -> None:
 def run_once(entry: Entry, args: Sequence[Any]) -> None:
     """One call, to its end. Raises what the kernel raises; IndexError when a native kernel's run-time check fails."""
     run(entry, args)
-    settle(entry)
+    entry.synchronise()
 
 
 def _entry(task: Task, index: int, attempts: dict[int, Attempt]) -> Entry | None:

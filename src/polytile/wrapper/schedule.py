@@ -146,7 +146,7 @@ class _Schedule:
             self.kernels[id(call.run)] = name
             self.defined.append(lines.DefineKernel(name, call.run))
         packed = self._find_packed_weight(call)  # before the weight has views in this program
-        tensors = tuple(packed.name if packed and isinstance(t, PackedWeight) else self._name(t) for t in call.tensors)
+        tensors = tuple(self._passed(tensor, packed) for tensor in call.tensors)
         extents = tuple(packed.symbol if packed and extent == IS_PACKED else extent for extent in call.sizes)
         self.out.append(lines.CallKernel(self.kernels[id(call.run)], tensors, extents))
 
@@ -160,6 +160,13 @@ class _Schedule:
         self.out.append(line)
         self._views.append(line.name)
         return line
+
+    def _passed(self, tensor: str | View | PackedWeight, packed: lines.FindPackedWeight | None) -> str:
+        """The name under which a kernel's argument is passed; `packed` has looked up the packed weight among them."""
+        if isinstance(tensor, PackedWeight):
+            assert packed is not None
+            return packed.name
+        return self._name(tensor)
 
     def _name(self, tensor: str | View, alias: bool = False) -> str:
         """The name under which a buffer or view is passed. A view that is not a result goes after the operation."""

@@ -178,7 +178,7 @@ def test_the_heuristic_is_asked_once_for_sizes_and_alignments(stub: ctypes.CDLL)
 def test_a_proposal_that_was_the_fastest_at_some_sizes_runs_at_these_alone(stub: ctypes.CDLL, rank: int, ran: list[int]) -> None:
     kernel = product(F32)
     timed = LtCandidate(kernel, None, CPU, rank)
-    settled = timed.settle({"batch": 1, "M": 5, "N": 7, "K": 9})
+    settled = timed.pinned_to({"batch": 1, "M": 5, "N": 7, "K": 9})
     assert (settled.name, settled.source_hash) == (timed.name, timed.source_hash)
     found = []
     for m, n, k in ((5, 7, 9), (6, 7, 9), (5, 7, 9), (5, 7, 8)):

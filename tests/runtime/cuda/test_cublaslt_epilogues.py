@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from polytile import options
 from polytile.candidates.library.cublaslt import LtCandidate
-from polytile.candidates.library.epilogue import finish
+from polytile.candidates.library.epilogue import library_epilogue
 from polytile.matmul.gemm_kernel import GemmKernel
 from tests.codegen.test_triton_gemm_prologue import lowered
 from tests.codegen.test_triton_gemm_rows import flat
@@ -99,14 +99,14 @@ def test_other_epilogues_stay_kernels_of_their_own(stub: ctypes.CDLL, function: 
     finished = []
     candidate = LtCandidate(kernel, lambda product, *_: finished.append(product), CPU, 0)
     candidate.entry().call(*passed)
-    assert finish(kernel) is None and candidate.second_kernel and len(finished) == 1 and read(stub, "epilogue") == 1
+    assert library_epilogue(kernel) is None and candidate.second_kernel and len(finished) == 1 and read(stub, "epilogue") == 1
 
 
 def test_an_addend_is_overwritten_in_place(stub: ctypes.CDLL) -> None:
     args = arguments(torch.float32)
     kernel, passed, _ = given(residual, args)
     names = [tensor.name for tensor in kernel.tensors]
-    found = finish(kernel)
+    found = library_epilogue(kernel)
     assert found is not None
     passed[names.index(found.out)] = r = passed[names.index(found.addend)].clone()
     passed[names.index(found.addend)] = r
@@ -119,7 +119,7 @@ def test_a_bias_that_16_does_not_divide_is_not_the_librarys(stub: ctypes.CDLL, c
     kernel, passed, _ = given(bias, args)
     ends = []
     candidate = LtCandidate(kernel, lambda product, *rest: ends.append(product), CPU, 0)
-    found = candidate.finish
+    found = candidate.epilogue
     assert found is not None
     at = [tensor.name for tensor in kernel.tensors].index(found.bias)
     passed[at] = torch.cat([torch.zeros(1), args[2]])[1:]
@@ -134,7 +134,7 @@ def test_each_call_has_its_own_bias(stub: ctypes.CDLL) -> None:
     args = arguments(torch.float32)
     kernel, passed, result = given(bias, args)
     candidate = LtCandidate(kernel, None, CPU, 0)
-    found = candidate.finish
+    found = candidate.epilogue
     assert found is not None
     at = [tensor.name for tensor in kernel.tensors].index(found.bias)
     for shift in (0.0, 3.0, -1.0):

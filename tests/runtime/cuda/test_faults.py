@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polytile import options, store
-from polytile.candidates.candidate import Entry
+from polytile.candidates.entries import Entry
 from polytile.dispatch import KernelSpec, MultiKernel
 from polytile.errors import DeviceLost, LaunchFailed
 from polytile.problem import Outcome

@@ -16,7 +16,7 @@ import torch
 
 from polytile.candidates import triton_matmul as candidates
 from polytile.candidates import triton_variants as variants
-from polytile.candidates.candidate import NativeEntry
+from polytile.candidates.entries import NativeEntry
 from polytile.candidates.products import gpu_candidates
 from polytile.candidates.triton import TritonCandidate, Work, triton_version
 from polytile.codegen.triton.generate import generate
@@ -92,7 +92,7 @@ def test_a_launch_has_its_arguments_grid_block_and_stream(amd: Amd) -> None:
     parameters = ((launch.TENSOR, 0), (launch.INT32, 1), (launch.INT64, 0), (launch.NOTHING, 0))
     grid = encode(sympy.Integer(7), {}), ONE, ONE
     plan = launch.Plan("kernel", 1, [launch.Launch(function, 256, 1024, parameters, grid)])
-    time_burst(NativeEntry(plan.address, plan.handle, plan), (X, -3, 5), 1)
+    time_burst(NativeEntry.of_plan(plan), (X, -3, 5), 1)
     [call] = amd.calls()
     assert (call.values[0], call.values[1] & 0xFFFFFFFF, call.values[2], call.values[3]) == (X.data_ptr(), 5, 2**64 - 3, 0)
     assert (*call.grid, *call.block, call.shared, call.stream) == (7, 1, 1, 256, 1, 1, 1024, 0x77)
@@ -108,7 +108,7 @@ def test_a_refused_launch_names_kernel_and_error(amd: Amd) -> None:
     for made, code, kind, word in ((plan, 719, DeviceLost, "rocm-smi"), (clustered, 0, LaunchFailed, "hipError ")):
         amd.launch_error = code
         with pytest.raises(kind, match=word):
-            time_burst(NativeEntry(made.address, made.handle, made), (X,), 1)
+            time_burst(NativeEntry.of_plan(made), (X,), 1)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")

@@ -10,7 +10,7 @@ import pytest
 import sympy
 import torch
 
-from polytile.candidates.candidate import NativeEntry, settle
+from polytile.candidates.entries import NativeEntry
 from polytile.errors import DeviceError, LaunchFailed
 from polytile.runtime import Dispatcher, time_burst
 from polytile.runtime.cuda import driver, launch
@@ -36,7 +36,7 @@ def plan(
 
 
 def entry(made: launch.Plan) -> NativeEntry:
-    return NativeEntry(made.address, made.handle, made)
+    return NativeEntry.of_plan(made)
 
 
 def test_a_launch_has_its_arguments_grid_block_and_stream(stub: Stub) -> None:
@@ -168,7 +168,7 @@ def test_a_grid_beyond_the_devices_limits_is_refused(stub: Stub) -> None:
         time_burst(entry(plan(stub, (launch.TENSOR, 0), x=M)), (X, 1 << 31, 1), 1)
 
 
-def test_a_violated_check_is_reported_by_the_next_launch_and_by_settling(stub: Stub) -> None:
+def test_a_violated_check_is_reported_by_the_next_launch_and_by_synchronising(stub: Stub) -> None:
     made = plan(stub, (launch.ERROR_WORD, 0))
     time_burst(entry(made), (X, 1, 1), 1)
     assert made._error is not None and stub.calls()[0].values[0] == made._error.data_ptr()
@@ -176,9 +176,9 @@ def test_a_violated_check_is_reported_by_the_next_launch_and_by_settling(stub: S
     with pytest.raises(IndexError, match="run-time check 2"):
         time_burst(entry(made), (X, 1, 1), 1)
     time_burst(entry(made), (X, 1, 1), 1)
-    made.settle = lambda: 1  # type: ignore[method-assign]
+    made.synchronise = lambda: 1  # type: ignore[method-assign]
     with pytest.raises(IndexError):
-        settle(entry(made))
+        entry(made).synchronise()
 
 
 def test_loading_refuses_what_a_block_cannot_have(stub: Stub) -> None:

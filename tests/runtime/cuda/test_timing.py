@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from polytile.candidates.candidate import NativeEntry, PythonEntry
+from polytile.candidates.entries import NativeEntry, PythonEntry
 from polytile.runtime.cuda import timing
 from polytile.runtime.cuda.timing import Timer
 from polytile.tuning import racing

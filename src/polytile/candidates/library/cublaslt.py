@@ -1,10 +1,10 @@
-"""Products by cuBLASLt's own proposals, each a candidate: "cublaslt 0" is what its heuristic puts first, "cublaslt 1" what it
-puts second, at the very sizes of a call. ATen takes the first alone, and asks anew at every call; here the heuristic is asked
-once for each sizes, strides and alignment, and a call replays what it said.
+"""Products by cuBLASLt's proposals, each a candidate: "cublaslt 0" is what its heuristic ranks first at the sizes of a call,
+"cublaslt 1" what it ranks second. ATen only uses the first, and asks at every call; here the heuristic is asked once for each
+combination of sizes, strides and alignment, and later calls replay its answer.
 
-The heuristic is a function of these and of the library's version, which is part of the source hash: a candidate that won
-in one process is the same algorithm in the next. Which algorithm that is stands in the measurement (`told`). An epilogue that the
-library has itself (library_epilogue.py) is part of what it is asked for.
+The answer depends on these and on the library's version, which is part of the source hash: a candidate that won in one process
+is the same algorithm in the next. A measurement says which algorithm that is (`describe`). Where the library has the epilogue
+itself (epilogue.py), it is asked for the product with the epilogue.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,8 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.candidates.library.epilogue import Strides, finish
+from polytile.candidates.inner_kernel import InnerKernel
+from polytile.candidates.library.epilogue import Strides, library_epilogue
 from polytile.candidates.library.matmul import MatmulLibrary
 from polytile.errors import DeviceError, LaunchFailed
 from polytile.ir.sizes import evaluate
@@ -44,8 +45,8 @@ MOST_REPLAYS = 1024
 
 @dataclass(frozen=True)
 class Layout:
-    """Where (batch, rows, columns) of an operand lie: rows and columns, the strides of all three axes, and what the address is
-    a multiple of."""
+    """How an operand (batch, rows, columns) lies in memory: rows and columns, the strides of all three axes (elements), and the
+    bytes that its address is a multiple of."""
 
     shape: tuple[int, int]
     strides: tuple[int, ...]
@@ -68,15 +69,15 @@ class Layout:
 
 
 def aligned(tensor: torch.Tensor) -> int:
-    """Bytes that the tensor's address is a multiple of, as far as they matter."""
+    """Bytes that the tensor's address is a multiple of, at most ALIGNMENT."""
     address = tensor.data_ptr()
     return min(ALIGNMENT, address & -address or ALIGNMENT)
 
 
 @dataclass(frozen=True)
 class Ends:
-    """What the library is told of a product's result: where it lies and its type, where what is added to it lies, and what the
-    bias's address is a multiple of, 0 where there is none."""
+    """A product's result as the library is told of it: its layout and type, the layout of what is added to it, and the bytes that
+    the bias's address is a multiple of, 0 without a bias."""
 
     d: Layout
     dtype: torch.dtype
@@ -85,40 +86,40 @@ class Ends:
 
 
 class LtCandidate(MatmulLibrary):
-    """Proposal number `rank` of the heuristic at a call's sizes, the last one where there are fewer. Written straight into the
-    result; where there is an epilogue that the library lacks, into scratch memory that its kernel reads. What the library cannot
-    describe (rows that overlap, no axis of stride 1, nothing to add up, a bias whose address 16 does not divide) ATen and the
-    epilogue's own kernel do, and the first time that is logged.
+    """Proposal number `rank` of the heuristic at a call's sizes, or the last one if there are fewer. It writes the result itself,
+    or, if the library lacks the epilogue, scratch memory that the epilogue's kernel reads. Operands that the library cannot
+    describe (rows that overlap, no axis of stride 1, nothing to add up, a bias whose address is not a multiple of 16) are left to
+    ATen and the epilogue's own kernel, which is logged the first time.
 
-    An algorithm that is refused at a candidate's first run is an error of the candidate, which then takes no part. Later, at
-    other sizes, that is logged once, and the next proposal runs, in the end ATen.
+    If the library refuses the algorithm at a candidate's first run, the candidate fails and takes no part. If it does so later,
+    at other sizes, that is logged once and the next proposal runs, in the end ATen.
 
-    Where a later proposal was the fastest it is the one to run at those very sizes. At others it is another algorithm, which
-    nobody has timed: the rest of the regime is the first proposal's (`settle`), which ATen takes as well."""
+    A later proposal that was the fastest runs at those sizes only. At other sizes it would be another algorithm, which nobody has
+    timed: there the first proposal runs (`pinned_to`), as in ATen."""
 
     origin = "cublaslt"
 
     def __init__(
-        self, kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device, rank: int
+        self, kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device, rank: int
     ) -> None:
         super().__init__(kernel, unfused, target)
         self.rank, self.name, self.config = rank, f"cublaslt {rank}", Config.of(proposal=rank)
         self.device = (target.index or 0) if target.type == "cuda" else -1
-        self.finish = finish(kernel)
+        self.epilogue = library_epilogue(kernel)
         self._at = {tensor.name: place for place, tensor in enumerate(kernel.tensors)}
         self._converts = kernel.stored != (kernel.in_dtype, kernel.in_dtype)
         self._replays: dict[tuple[int, ...], Replay | None] = {}
-        """By the product's integers and the alignments of what is read and written; None: ATen's."""
+        """By the product's integers and the alignment of each operand and result; None: ATen runs it."""
         self._refused: set[Algorithm] = set()
         self._fastest_at: Mapping[str, int] = {}
         self._has_run = self._told_of_aten = False
 
     @property
     def steady(self) -> bool:
-        """Whether this is the same kernel at sizes close by, mostly: later proposals are other ones from size to size."""
+        """Only the first proposal is mostly the same algorithm at sizes close by."""
         return self.rank == 0
 
-    def settle(self, sizes: Mapping[str, int]) -> LtCandidate:
+    def pinned_to(self, sizes: Mapping[str, int]) -> LtCandidate:
         if self.steady:
             return self
         twin = copy.copy(self)
@@ -128,12 +129,12 @@ class LtCandidate(MatmulLibrary):
 
     @cached_property
     def source_hash(self) -> str:
-        whole = " whole" if self.finish is not None else ""
+        whole = " whole" if self.epilogue is not None else ""
         return digest(f"cublaslt {cublaslt.version()} {self.rank}{whole} {self.kernel.text}")
 
     @property
     def second_kernel(self) -> bool:
-        return self.unfused is not None and self.finish is None
+        return self.unfused is not None and self.epilogue is None
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         """Whether the heuristic has as many proposals for aligned operands of these sizes and strides."""
@@ -142,14 +143,14 @@ class LtCandidate(MatmulLibrary):
     def cost(self, sizes: Mapping[str, int]) -> float:
         return super().cost(sizes) * (1.0 + LATER * self.rank)
 
-    def told(self, sizes: Mapping[str, int]) -> dict[str, Scalar]:
-        """The algorithm at these sizes (strides that are not among them are those of dense operands): what runs it again, and
-        what the library says of it."""
+    def describe(self, sizes: Mapping[str, int]) -> dict[str, Scalar]:
+        """The algorithm at these sizes (for strides that are missing, those of dense operands): what is needed to run it again,
+        and what the library reports of it."""
         algorithm = self._algorithm(self._expected({**self.kernel.dense_strides(sizes), **sizes}))
         return {} if algorithm is None else {"algorithm": algorithm.text, "algorithm_told": algorithm.told}
 
     def _expected(self, sizes: Mapping[str, int]) -> Product | None:
-        """The product as it will be at these sizes, on memory as torch allocates it."""
+        """The product at these sizes, in memory as torch allocates it."""
         operands = {
             name: Layout(
                 (sizes[rows], sizes[columns]),
@@ -158,7 +159,7 @@ class LtCandidate(MatmulLibrary):
             for name, rows, columns in (("A", "M", "K"), ("B", "K", "N"))
         }
         shape = sizes["M"], sizes["N"]
-        if self.finish is not None:
+        if self.epilogue is not None:
             values = {symbol: sizes[symbol.name] for symbol in self.kernel.symbols if symbol.name in sizes}
             ends = self._finished(shape, values, dict.fromkeys(self._at, ALIGNMENT))
         elif self.kernel.epilogue is None:
@@ -169,21 +170,21 @@ class LtCandidate(MatmulLibrary):
         return self._described(operands["A"], operands["B"], ends, sizes["batch"])
 
     def _finished(self, shape: tuple[int, int], values: Mapping[sympy.Symbol, int], alignments: Mapping[str, int]) -> Ends:
-        """Of a product that the library finishes. Strides that no value is known for are those of dense tensors."""
-        finish = self.finish
-        assert finish is not None
+        """The ends of a product whose epilogue the library has. Strides without a known value are those of dense tensors."""
+        epilogue = self.epilogue
+        assert epilogue is not None
 
         def layout(name: str, strides: Strides) -> Layout:
             known = all(stride.free_symbols <= values.keys() for stride in strides)
             of_batch, of_row = (evaluate(stride, values) for stride in strides) if known else (math.prod(shape), shape[1])
             return Layout(shape, (of_batch, of_row, 1), alignments[name])
 
-        added = layout(finish.addend, finish.addend_strides) if finish.addend else None
-        bias = alignments[finish.bias] if finish.bias else 0
-        return Ends(layout(finish.out, finish.out_strides), self.kernel.product_dtype, added, bias)
+        added = layout(epilogue.addend, epilogue.addend_strides) if epilogue.addend else None
+        bias = alignments[epilogue.bias] if epilogue.bias else 0
+        return Ends(layout(epilogue.out, epilogue.out_strides), self.kernel.product_dtype, added, bias)
 
     def _described(self, a: Layout, b: Layout, ends: Ends, batch: int) -> Product | None:
-        """Row by row, C = A · B is, column by column, Cᵀ = Bᵀ · Aᵀ. None where it is no product that the library describes."""
+        """C = A · B in row-major order as Cᵀ = Bᵀ · Aᵀ in column-major order; None where the library cannot describe it."""
         dtype, out = self.kernel.in_dtype, ends.dtype
         if dtype not in cublaslt.TYPES or out not in cublaslt.TYPES or 0 in (batch, *a.shape, *b.shape):
             return None
@@ -210,10 +211,11 @@ class LtCandidate(MatmulLibrary):
             return ()
 
     def _algorithm(self, product: Product | None, first: bool = False) -> Algorithm | None:
-        """Proposal number `rank`, or number 0, or the next one that was not refused; one before it where there is none."""
-        found = self._proposals(product)
-        at = 0 if first else min(self.rank, len(found) - 1)
-        return next((each for each in (*found[at:], *found[:at]) if each not in self._refused), None) if found else None
+        """Proposal number `rank` (if `first`, number 0), or else the next one that was not refused, or else one before it."""
+        proposals = self._proposals(product)
+        at = 0 if first else min(self.rank, len(proposals) - 1)
+        in_turn = (*proposals[at:], *proposals[:at]) if proposals else ()
+        return next((algorithm for algorithm in in_turn if algorithm not in self._refused), None)
 
     # a call ----------------------------------------------------------------------------------------------------------
 
@@ -224,9 +226,9 @@ class LtCandidate(MatmulLibrary):
         if self._converts:
             a, b = (view.to(kernel.in_dtype) for view in self._views(args)[:2])
         added = bias = 0
-        if self.finish is not None:
-            ints, out = args[count:], args[self._at[self.finish.out]]
-            added, bias = (args[self._at[name]].data_ptr() if name else 0 for name in (self.finish.addend, self.finish.bias))
+        if self.epilogue is not None:
+            ints, out = args[count:], args[self._at[self.epilogue.out]]
+            added, bias = (args[self._at[name]].data_ptr() if name else 0 for name in (self.epilogue.addend, self.epilogue.bias))
         elif self.unfused is None:
             out = args[2]
         else:
@@ -246,7 +248,7 @@ class LtCandidate(MatmulLibrary):
                 replay = self._remember(key, self._planned(a, b, out, args))
                 continue
             self._has_run = True
-            if self.unfused is not None and self.finish is None:
+            if self.unfused is not None and self.epilogue is None:
                 self.unfused(out, *args[2:count], *args[count + len(ints) :])
             return
         super()._call(*args)
@@ -257,10 +259,10 @@ class LtCandidate(MatmulLibrary):
         return tuple(named[name] for name in "ABC" if name in named)
 
     def _planned(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, args: Sequence[Any]) -> Replay | None:
-        """What runs a call with these arguments; None, which is logged once, where it is ATen's."""
+        """What runs a call with these arguments; None if ATen has to, which is logged once."""
         views = self._views(args)
         left, right = (a, b) if self._converts else views[:2]
-        if self.finish is None:
+        if self.epilogue is None:
             result = views[2] if self.unfused is None else out
             ends = Ends(Layout.of(result), result.dtype)
         else:
@@ -286,7 +288,7 @@ class LtCandidate(MatmulLibrary):
         return replay
 
     def _refuse(self, algorithm: Algorithm, error: LaunchFailed) -> None:
-        """Another algorithm is to run in place of this one. Raises `error` where none has run yet: the candidate fails."""
+        """Has another algorithm run in place of this one. Raises `error` if none has run yet: then the candidate fails."""
         if not self._has_run:
             raise error
         if not self._refused:
@@ -294,8 +296,8 @@ class LtCandidate(MatmulLibrary):
         self._refused.add(algorithm)
 
 
-def candidates(kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device) -> tuple[LtCandidate, ...]:
-    """A candidate for each proposal. Raises DeviceError where the library cannot be had."""
+def candidates(kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device) -> tuple[LtCandidate, ...]:
+    """A candidate for each proposal. Raises DeviceError if the library cannot be loaded."""
     cublaslt.library()
     return tuple(LtCandidate(kernel, unfused, target, rank) for rank in range(PROPOSALS))
 

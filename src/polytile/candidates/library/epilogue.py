@@ -4,8 +4,8 @@
     F.linear(x, w) + residual                   addend
     residual + F.linear(x, w, bias)             both
 
-The sums stay in float32 until the end, where eager rounds what each of its kernels stores. The library's activations take no
-part: its ReLU is reported to make 0 of a NaN, which eager keeps.
+The sums stay in float32 until the end, whereas eager rounds what each of its kernels stores. The library's activations are not
+used: its ReLU is reported to turn NaN into 0, and eager keeps NaN.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Strides = tuple[sympy.Expr, sympy.Expr]
 
 
 @dataclass(frozen=True)
-class Finish:
-    """What follows a product: the tensor of the result and its strides; those of what is added, or ""; the tensor of a number for
-    each column that is added, or ""."""
+class LibraryEpilogue:
+    """Names and strides of the tensors of such an epilogue: the result, the addend ("": none) and the bias, which has a number
+    for each column ("": none)."""
 
     out: str
     out_strides: Strides
@@ -40,8 +40,8 @@ class Finish:
     bias: str = ""
 
 
-def finish(kernel: GemmKernel) -> Finish | None:
-    """What the kernel's epilogue is to the library; None where it is something else, or more."""
+def library_epilogue(kernel: GemmKernel) -> LibraryEpilogue | None:
+    """The kernel's epilogue as the library has it; None if it is anything else, or more."""
     loop, dtype = kernel.epilogue, kernel.product_dtype
     if loop is None or loop.reduced or len(loop.stores) != 1 or not dtype.is_floating_point or dtype.itemsize not in (2, 4):
         return None
@@ -50,24 +50,24 @@ def finish(kernel: GemmKernel) -> Finish | None:
     terms = _terms(store.value)
     if out_strides is None or types[store.buffer] != dtype or terms is None:
         return None
-    column, found = loop.axes[2].symbol, Finish(store.buffer, out_strides)
+    column, result = loop.axes[2].symbol, LibraryEpilogue(store.buffer, out_strides)
     for load in terms:
         strides = _strides(load.index, loop.axes)
         if types[load.buffer] != dtype or load.indirect or load.mask is not None:
             return None
-        if load.index == column and not found.bias:
-            found = replace(found, bias=load.buffer)
-        elif strides is not None and strides[1] != 0 and not found.addend:
-            found = replace(found, addend=load.buffer, addend_strides=strides)
+        if load.index == column and not result.bias:
+            result = replace(result, bias=load.buffer)
+        elif strides is not None and strides[1] != 0 and not result.addend:
+            result = replace(result, addend=load.buffer, addend_strides=strides)
         else:
             return None
-    if found.addend == found.out and found.addend_strides != out_strides:
+    if result.addend == result.out and result.addend_strides != out_strides:
         return None
-    return found
+    return result
 
 
 def _strides(index: sympy.Expr, axes: tuple[Axis, ...]) -> Strides | None:
-    """Of a position that goes along the columns one by one, and starts at the tensor's first element."""
+    """Strides of an index that starts at the tensor's first element and has stride 1 along columns; None for others."""
     batch, row, column = (axis.symbol for axis in axes)
     of_batch, of_row = sizes.coefficient(index, batch), sizes.coefficient(index, row)
     if of_batch is None or of_row is None:
@@ -77,7 +77,7 @@ def _strides(index: sympy.Expr, axes: tuple[Axis, ...]) -> Strides | None:
 
 
 def _terms(value: Node) -> list[Load] | None:
-    """What is added to the product, in a sum of it and elements of tensors; None for anything else."""
+    """The loads that `value` adds to the product; None if it is anything but such a sum."""
     while isinstance(value, Op) and value.name in ROUNDINGS:
         value = value.args[0]
     match value:
@@ -89,4 +89,4 @@ def _terms(value: Node) -> list[Load] | None:
     return None
 
 
-__all__ = ["Finish", "finish"]
+__all__ = ["LibraryEpilogue", "library_epilogue"]

@@ -1,9 +1,9 @@
-"""The ATen calls that a loop came from as its candidate (`ir/calls.py`): one after the other, into the loop's outputs.
+"""A loop's library operators as a candidate: the ATen calls that it came from (`ir/calls.py`), one after the other.
 
     relu(x * 2).sum(1)  →   r0 = mul(t0, 2);  r1 = relu(r0);  sum(r1, [1], out=t1)
 
-What only later calls need is allocated as it comes, and the last call that makes an output writes it. Where an output lies on top
-of what the loop reads, results are made first and copied there at the end.
+Intermediate results are allocated as they come, and the last call that produces an output writes it. Where an output overlaps
+what the loop reads, results are computed first and copied there at the end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import torch
 from torch._C import DispatchKey, _SetExcludeDispatchKeyGuard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polytile.candidates.candidate import Candidate, PythonEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
 from polytile.errors import IRError
-from polytile.ir import sizes
+from polytile.ir import sizes as algebra
 from polytile.ir.calls import changes_nothing, expressions, mapped
 from polytile.ir.program import LibraryCall, Made, View
 from polytile.problem import Config, digest
@@ -32,12 +33,12 @@ COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 """Operators whose forms that write into a given tensor copy twice."""
 
 MOST_SHAPES = 256
-"""Shapes of which the sizes and strides of arguments are kept."""
+"""Shapes for which a candidate remembers the sizes and strides of its arguments."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What calls of the library take: seconds of each, beside what moves at `bandwidth(bytes)` bytes a second."""
+    """Time of library calls: seconds of each call, and bytes a second by the number of bytes moved."""
 
     call: float
     bandwidth: Callable[[float], float]
@@ -55,7 +56,8 @@ class _Look:
     strides: tuple[int, ...]
     offset: int
 
-    def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def look_at(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The view, of the one among a call's `tensors` that it looks at."""
         if self.at < 0:
             return torch.zeros((), dtype=self.dtype, device=tensors[0].device).expand(self.sizes)
         tensor = tensors[self.at]
@@ -78,13 +80,12 @@ class _Step:
     copies: tuple[tuple[int | None, _Look], ...] = ()
 
 
-class AtenCalls:
+class AtenCalls(Candidate):
     """The calls as a candidate beside those `generated`. `recordable`: on a GPU, see PythonEntry."""
 
     name = "aten"
     origin = "library"
     config = Config()
-    source_path = ""
 
     def __init__(self, kernel: LoopKernel, generated: Sequence[Candidate], speed: Speed, recordable: bool = False) -> None:
         self.kernel, self.generated, self.speed, self.recordable = kernel, generated, speed, recordable
@@ -105,22 +106,16 @@ class AtenCalls:
     def source_hash(self) -> str:
         return digest(f"aten {torch.__version__} {self.kernel.text}")
 
-    def valid(self, size: Mapping[str, int]) -> bool:
-        return True
-
-    def cost(self, size: Mapping[str, int]) -> float:
+    def cost(self, sizes: Mapping[str, int]) -> float:
         """What all calls move by way of memory, but no less than the best generated loop, and the calls: where nothing may be
         measured, what is generated runs."""
-        values = {symbol: size[symbol.name] for symbol in self.kernel.symbols}
+        values = {symbol: sizes[symbol.name] for symbol in self.kernel.symbols}
         loop = self.kernel.loop
-        rows, row = (math.prod(sizes.evaluate(a.size, values) for a in axes) for axes in (loop.axes, loop.reduced))
+        rows, row = (math.prod(algebra.evaluate(a.size, values) for a in axes) for axes in (loop.axes, loop.reduced))
         moved = [rows * row * at_points + rows * at_rows for at_points, at_rows in (call.moved for call in self.calls)]
         passes = sum(each / self.speed.bandwidth(each) for each in moved if each)
-        best = min((candidate.cost(size) for candidate in self.generated if candidate.valid(size)), default=0.0)
+        best = min((candidate.cost(sizes) for candidate in self.generated if candidate.valid(sizes)), default=0.0)
         return max(passes, best) + self.speed.call * max(1, len(self.operators))
-
-    def prepare(self) -> None:
-        """Nothing to make."""
 
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call, self.recordable)
@@ -173,7 +168,7 @@ class AtenCalls:
         if outputs and None not in outputs and into is not None and not apart and len(names) == len(outputs):
             return _Step(number, into, args, named | dict(zip(names, outputs, strict=True)))
         several = len(call.target._schema.returns) > 1 if hasattr(call.target, "_schema") else False
-        copies = tuple((k if several else None, found) for k, found in enumerate(outputs) if found is not None)
+        copies = tuple((k if several else None, output) for k, output in enumerate(outputs) if output is not None)
         return _Step(number, call.target._op, args, named, copies)
 
     def _quickest(self, step: _Step, tensors: Sequence[Any]) -> Callable[..., Any]:
@@ -182,7 +177,8 @@ class AtenCalls:
         if not isinstance(target, torch._ops.OpOverload):
             return target
         if self._function is None:
-            self._function = next((f for f in functions(target) if calls(f, target, args, named, tensors)), target._op)
+            able = (f for f in functions_like(target) if calls_overload(f, target, args, named, tensors))
+            self._function = next(able, target._op)
         return self._function
 
 
@@ -257,7 +253,7 @@ class _Writer:
             elif not look.offset:
                 extents, strides = self._value(look.sizes), self._value(look.strides)
                 same = f"{name}.shape == {extents} and {name}.stride() == {strides}"
-            self.lines.append(f"if not ({same if look.at >= 0 else 'False'}): {name} = {at}.of(tensors)")
+            self.lines.append(f"if not ({same if look.at >= 0 else 'False'}): {name} = {at}.look_at(tensors)")
         return self.looks[look]
 
 
@@ -274,13 +270,13 @@ FUNCTIONS = (torch._C._VariableFunctions, torch._C._nn)
 place of 2.22 for `reflection_pad2d.out`. Which of an operator's overloads they call depends on their arguments."""
 
 
-def functions(target: Any) -> list[Callable[..., Any]]:
-    """Those that are called as the operator is."""
+def functions_like(target: Any) -> list[Callable[..., Any]]:
+    """The functions that are called as the operator is."""
     name = target._schema.name.partition("::")[2]
     return [getattr(home, name) for home in FUNCTIONS if hasattr(home, name)]
 
 
-def calls(
+def calls_overload(
     function: Callable[..., Any], target: Any, args: Sequence[Any], named: Mapping[str, Any], tensors: Sequence[Any]
 ) -> bool:
     """Whether `function` with these arguments, tensors like these, is a call of the overload `target`. Nothing is computed: what

@@ -1,15 +1,17 @@
-"""Library calls as candidates: ATen's matmul, with the epilogue as a second kernel."""
+"""ATen's matmul as a candidate, with the epilogue as a second kernel."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from polytile.candidates.candidate import PythonEntry
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.candidates.inner_kernel import InnerKernel, prepare_first
 from polytile.ir import evaluate
 from polytile.matmul import scales
 from polytile.matmul.gemm_args import operands
@@ -20,11 +22,11 @@ from polytile.schedule.canonical import LoopKernel
 
 RATE, BYTES, CALL = 80e9, 12e9, 3e-6  # multiply-adds/s and bytes/s of one core, s of a call: for ranking alone
 RATES = {torch.bfloat16: 230e9, torch.int8: 470e9}
-"""Instead of RATE, where oneDNN has instructions for the type (Zen 5, 1024³). Without them its products are several times slower,
-and a tie, which is all that a prediction decides, is none."""
+"""In place of RATE for types that oneDNN has instructions for (Zen 5, 1024³). Where it has none, its products are several times
+slower; as predictions only decide ties, that does no harm."""
 
 
-class MatmulLibrary:
+class MatmulLibrary(Candidate):
     """`torch.mm` or `torch.bmm` into the output, or into a scratch product that `unfused`, the epilogue's MultiKernel, reads."""
 
     name = "aten"
@@ -32,7 +34,7 @@ class MatmulLibrary:
     config = Config()
 
     def __init__(
-        self, kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device | None = None
+        self, kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device | None = None
     ) -> None:
         self.kernel, self.unfused, self.target = kernel, unfused, target
 
@@ -40,15 +42,13 @@ class MatmulLibrary:
     def source_hash(self) -> str:
         return digest(f"{self.name} {torch.__version__} {self.kernel.text}")
 
-    source_path = ""
-
     @property
     def second_kernel(self) -> bool:
         """Whether the epilogue is a kernel of its own."""
         return self.unfused is not None
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        """Products of 8-bit types have limits of their own: rows by k, columns by k, sizes that 16 divides."""
+        """Products of 8-bit types need both operands dense along k, and K and N divisible by 16."""
         if self.kernel.in_dtype.itemsize > 1 or self.target is None:
             return True
         spec = self.kernel.spec
@@ -78,9 +78,9 @@ class MatmulLibrary:
         return product + (device.launch_seconds + again / device.bandwidth if self.second_kernel else 0.0)
 
     def prepare(self) -> None:
-        """The product needs nothing; the first candidate of the epilogue's kernel compiles beside the others."""
-        for candidate in getattr(self.unfused, "candidates", ())[:1]:
-            candidate.prepare()
+        """Starts compiling the first candidate of the epilogue's kernel; the product needs nothing."""
+        if self.unfused is not None:
+            prepare_first(self.unfused)
 
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call, recordable=True)
@@ -152,10 +152,10 @@ def matrix(tensor: torch.Tensor, rows: int, columns: int, row_stride: int, colum
 
 
 class DualMatmulLibrary(MatmulLibrary):
-    """Of two products that are added up: the library's second product, and its first one with that added to it."""
+    """Dual matmul: the library's second product, then its first one with that added to it."""
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """Both products; the operands of the second as those of the first."""
+        """Both products, as if the operands of the second lay in memory as those of the first."""
         return super().cost(sizes) + super().cost({**sizes, "K": sizes["L"]})
 
     def _call(self, *args: Any) -> None:
@@ -169,8 +169,8 @@ class DualMatmulLibrary(MatmulLibrary):
 
 
 class ScaledLibrary(MatmulLibrary):
-    """Of 8-bit floats with scales by blocks: ATen's product, which takes the scales. Where it knows no such product, or not with
-    scales that lie like these, it takes no part."""
+    """ATen's product of 8-bit floats with block-wise scales. Where ATen has no such product, or not for scales in this layout,
+    its first run fails and it takes no part."""
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return self.target is not None and self.target.type == "cuda" and super().valid(sizes)
@@ -186,7 +186,7 @@ class ScaledLibrary(MatmulLibrary):
         self.unfused(product, *args[4 : len(self.kernel.tensors)], *ints)
 
 
-class InterpretedLoop:
+class InterpretedLoop(Candidate):
     """The reference interpreter as the candidate of last resort: torch operators on index grids, right and slow. It runs only
     where every generated kernel failed, or while they compile and nobody may wait; `explain()` and the log then say so.
     `reason` says why there are no others, if so."""
@@ -194,7 +194,6 @@ class InterpretedLoop:
     name = "interpreted"
     origin = "reference"
     config = Config()
-    source_path = ""
     reason = ""
 
     def __init__(self, kernel: LoopKernel) -> None:
@@ -204,14 +203,8 @@ class InterpretedLoop:
     def source_hash(self) -> str:
         return digest(f"interpreted {torch.__version__} {self.kernel.text}")
 
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return True
-
     def cost(self, sizes: Mapping[str, int]) -> float:
         return 1.0
-
-    def prepare(self) -> None:
-        """Nothing to make."""
 
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call)

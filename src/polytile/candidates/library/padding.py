@@ -1,7 +1,7 @@
-"""Products of operands whose rows are not a multiple of 16 bytes apart, padded to ones that are: the library's kernels for such
-operands load element by element, and took 5 times as long for 16-bit types on an H100. The copies are part of what is measured.
+"""Products of operands whose rows are not a multiple of 16 bytes apart, by way of padded copies. The library's kernels load such
+operands element by element, which took 5 times as long for 16-bit types on an H100. Copying is part of what is measured.
 
-    A[300, 501] · B[501, 700]   →   A'[300, 504] · B'[504, 704], of whose result 300 rows of 700 columns are kept
+    A[300, 501] · B[501, 700]   →   the first 300 rows and 700 columns of A'[300, 504] · B'[504, 704]
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from polytile.candidates.library.matmul import MatmulLibrary
 from polytile.runtime.target import Target
 
 BYTES = 16
-"""What rows of padded operands are a multiple of: the widest load."""
+"""The widest load: rows of padded operands are a multiple of it apart."""
 
 
 class PaddedLibrary(MatmulLibrary):
-    """`torch.mm` or `torch.bmm` of copies whose sizes along memory are multiples of 16 bytes; an operand that is so already is
-    taken as it is. Along k the copies end in zeros; what the other ends hold is cut off with the result."""
+    """`torch.bmm` of copies whose rows in memory are multiples of 16 bytes. Along k the copies end in zeros; along m and n the
+    padding is cut off the result."""
 
     name = "aten padded"
     origin = "padding"
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        """Whether padding changes an operand, of a type for which that pays."""
+        """Whether padding changes an operand, and its type is one for which that pays."""
         able = self.target is not None and self.kernel.in_dtype.is_floating_point and self.kernel.in_dtype.itemsize == 2
         return able and math.prod(sizes[n] for n in ("batch", "M", "N", "K")) > 0 and self.kernel.misaligned(sizes)
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """The product at padded sizes, and each operand and the result read and written once more."""
+        """The product at padded sizes, and one more read and write of each operand and of the result."""
         from polytile.cost import library_matmul as library_prior
         from polytile.matmul.triton.configs import Kind
 
@@ -68,12 +68,12 @@ class PaddedLibrary(MatmulLibrary):
         """`operand` in memory of the given sizes and of its own order, zero beyond its end along k."""
         batch, height, width = operand.shape
         if operand.stride(1) == 1 and width > 1:
-            made = operand.new_empty(batch, columns, rows).transpose(1, 2)
+            padded = operand.new_empty(batch, columns, rows).transpose(1, 2)
         else:
-            made = operand.new_empty(batch, rows, columns)
-        made[:, :height, :width].copy_(operand)
-        made.narrow(along_k, operand.shape[along_k], made.shape[along_k] - operand.shape[along_k]).zero_()
-        return made
+            padded = operand.new_empty(batch, rows, columns)
+        padded[:, :height, :width].copy_(operand)
+        padded.narrow(along_k, operand.shape[along_k], padded.shape[along_k] - operand.shape[along_k]).zero_()
+        return padded
 
 
 __all__ = ["PaddedLibrary"]

@@ -1,7 +1,7 @@
-"""ATen's product of 8-bit floats with scales for whole operands, or for rows and columns, taken whole.
+"""ATen's product of 8-bit floats with scales for whole operands, or for rows and columns, as one call.
 
-In a program the scales are the product's epilogue. Where they are all of it, the library does them too, without a product in
-float32 that stands in memory in between.
+In a program the scales are the product's epilogue. Where they are all of it, the library multiplies by them itself, without a
+float32 product in memory in between.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDINGS = frozenset(ROUNDING.values())
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaling:
     """An epilogue that scales: the tensors of A's scales, of B's, and of the result; whether there is one for each row and
     column; the stride of the result's rows."""
 
@@ -34,7 +34,7 @@ class Scaled:
     stride: sympy.Expr
 
 
-def scaled(kernel: GemmKernel) -> Scaled | None:
+def scaling_of(kernel: GemmKernel) -> Scaling | None:
     """What the kernel's epilogue scales by; None where that is not what it does, or not all."""
     loop = kernel.epilogue
     if loop is None or loop.reduced or len(loop.stores) != 1 or kernel.spec.batched or kernel.in_dtype.itemsize > 1:
@@ -50,7 +50,7 @@ def scaled(kernel: GemmKernel) -> Scaled | None:
     places = (first.index, second.index)
     if places not in ((m.symbol, n.symbol), (sizes.ZERO, sizes.ZERO)):
         return None
-    return Scaled(first.buffer, second.buffer, store.buffer, places[0] != 0, stride)
+    return Scaling(first.buffer, second.buffer, store.buffer, places[0] != 0, stride)
 
 
 def _factors(value: Node) -> tuple[Load | None, Load | None]:
@@ -66,7 +66,7 @@ class RowScaledLibrary(MatmulLibrary):
 
     name = "aten scaled"
 
-    def __init__(self, kernel: GemmKernel, scales: Scaled, target: torch.device) -> None:
+    def __init__(self, kernel: GemmKernel, scales: Scaling, target: torch.device) -> None:
         super().__init__(kernel, None, target)
         self.scales = scales
         self._at = {tensor.name: place for place, tensor in enumerate(kernel.tensors)}
@@ -86,8 +86,8 @@ class RowScaledLibrary(MatmulLibrary):
 
 def candidates(kernel: GemmKernel, target: torch.device) -> list[RowScaledLibrary]:
     """The library's product with these scales, where the epilogue is nothing else."""
-    found = scaled(kernel)
-    return [] if found is None else [RowScaledLibrary(kernel, found, target)]
+    scales = scaling_of(kernel)
+    return [] if scales is None else [RowScaledLibrary(kernel, scales, target)]
 
 
-__all__ = ["RowScaledLibrary", "Scaled", "candidates", "scaled"]
+__all__ = ["RowScaledLibrary", "Scaling", "candidates", "scaling_of"]

@@ -1,5 +1,5 @@
-"""Products of few blocks and a long K as a batch of products of its parts, added up by a second kernel: the library's split of K,
-where its own heuristic has none.
+"""Split-K by the library: a product with few blocks and a long K as a batch of products over parts of K, whose results a second
+kernel adds up. For products that the library's own heuristic does not split.
 
     A[64, 65536] · B[65536, 64]   →   16 products A[64, 4096] · B[4096, 64], float32, and their sum in order
 
@@ -8,12 +8,13 @@ The parts are views of the operands: nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 
+from polytile.candidates.inner_kernel import InnerKernel
 from polytile.candidates.library.matmul import MatmulLibrary
 from polytile.problem import Config, digest
 from polytile.runtime.target import Target
@@ -36,7 +37,7 @@ class SplitKLibrary(MatmulLibrary):
     origin = "decomposed"
 
     def __init__(
-        self, kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device, parts: int
+        self, kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device, parts: int
     ) -> None:
         super().__init__(kernel, unfused, target)
         self.parts, self.name, self.config = parts, f"aten {parts} parts", Config.of(parts=parts)
@@ -46,15 +47,15 @@ class SplitKLibrary(MatmulLibrary):
         return digest(f"aten {torch.__version__} {self.parts} parts {self.kernel.text}")
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        """Whether there are equal parts, long ones, of a product that is long along k; 16-bit operands need a library that leaves
-        float32, which is a GPU's."""
+        """Whether K is long and can be split into equal parts that are long too. 16-bit operands need a library that can leave
+        float32 results, as a GPU's can."""
         dtype, batch, m, n, k = self.kernel.in_dtype, *(sizes[name] for name in ("batch", "M", "N", "K"))
         able = dtype == torch.float32 or (dtype.itemsize == 2 and self.target is not None and self.target.type == "cuda")
         long = k % self.parts == 0 and k >= self.parts * SHORTEST and k >= LONG * max(m, n)
         return able and batch == 1 and long and 0 < 4 * self.parts * m * n <= LARGEST_SCRATCH
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """The batch's product, and the parts written and read once more from the cache."""
+        """The batched product, and the parts' results written to and read from the cache once more."""
         assert self.target is not None
         device = Target.of(self.target).facts
         again = 2 * 4 * self.parts * sizes["M"] * sizes["N"]
@@ -78,7 +79,7 @@ class SplitKLibrary(MatmulLibrary):
 
 
 def candidates(
-    kernel: GemmKernel, unfused: Callable[..., None] | None, target: torch.device
+    kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device
 ) -> tuple[SplitKLibrary, ...]:
     """A candidate for each number of parts."""
     return tuple(SplitKLibrary(kernel, unfused, target, parts) for parts in PARTS)

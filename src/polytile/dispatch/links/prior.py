@@ -86,7 +86,7 @@ def shortlist(request: Request) -> tuple[Candidate, ...]:
         compiled = not chosen or _recipe(candidate) in {"", *map(_recipe, chosen)}
         if cost[candidate.name] <= CLEAR_LOSER * best and (pays or compiled):
             chosen.append(candidate)
-    chosen = varied(chosen, max(1, count - takes_a_place), lambda candidate: getattr(candidate, "traits", ()))
+    chosen = varied(chosen, max(1, count - takes_a_place), lambda candidate: candidate.traits)
     beside = [c for c in ranked if c.origin in READY_MADE and not is_library(c) and cost[c.name] <= CLEAR_LOSER * best]
     names = {candidate.name for candidate in [*chosen, *beside, library or ranked[0]]}
     return tuple(candidate for candidate in request.candidates if candidate.name in names)
@@ -107,7 +107,7 @@ def varied(ranked: Sequence[Ranked], count: int, traits: Callable[[Ranked], Iter
 
 def _recipe(candidate: Candidate) -> str:
     """Equal for candidates of one source, empty where there is nothing to compile."""
-    return getattr(candidate, "recipe", "")
+    return candidate.recipe
 
 
 def is_library(candidate: Candidate) -> bool:

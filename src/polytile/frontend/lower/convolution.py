@@ -14,12 +14,12 @@ from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Tensor
 from polytile.ir.program import Buffer, View, whole
 from polytile.ir.sizes import Size
-from polytile.runtime.convolution import KeptConvolution, can_keep
+from polytile.runtime.convolution import PackedConvolution, can_pack
 
 aten = torch.ops.aten
 
 PLAIN = "convolutions are left to the library"
-KEPT = "a convolution by a weight that is kept in oneDNN's layout"
+PACKED = "a convolution by a weight that is packed in oneDNN's layout"
 
 
 @lowers(aten.convolution.default)
@@ -35,8 +35,8 @@ def convolution(
     output_padding: Sequence[Size | int],
     groups: int,
 ) -> Tensor:
-    """oneDNN's convolution of two-dimensional images on a CPU by a constant weight, of which copies in oneDNN's own layouts are
-    kept. Raises LoweringError, so that ATen's runs, for all others."""
+    """oneDNN's convolution of two-dimensional images on a CPU by a constant weight that is packed in oneDNN's own layouts.
+    Raises LoweringError, so that ATen's runs, for all others."""
     limit, view = options.get("packed_weights_mib") << 20, weight.view
     numbers = [*stride, *padding, *dilation, groups, *weight.sizes]
     if transposed or weight.rank != 4 or not all(isinstance(n, int) or n.is_Integer for n in numbers):
@@ -44,12 +44,12 @@ def convolution(
     if not limit or images.dtype != weight.dtype or view is None or not _is_constant(builder.buffers[view.buffer], view):
         raise LoweringError(PLAIN)
     given = (list(stride), list(padding), list(dilation), False, list(output_padding), groups)
-    with unset_fake_temporarily():  # whether copies can be kept is found out on tensors
-        if not can_keep(weight.dtype):
+    with unset_fake_temporarily():  # whether weights can be packed is tried on tensors
+        if not can_pack(weight.dtype):
             raise LoweringError(PLAIN)
         extents, strides = (tuple(map(int, shape)) for shape in (view.sizes, view.strides))
-        target = KeptConvolution(extents, strides, weight.dtype, given, limit)
-    return builder.library(target, (images, weight, bias, *given), {}, KEPT)
+        target = PackedConvolution(extents, strides, weight.dtype, given, limit)
+    return builder.library(target, (images, weight, bias, *given), {}, PACKED)
 
 
 def _is_constant(buffer: Buffer, view: View) -> bool:

@@ -113,7 +113,7 @@ class Heuristic:
 
     def considered(self, request: Request) -> tuple[Verdict, ...]:
         """Every row of the table with what became of it."""
-        found: list[Verdict] = []
+        verdicts: list[Verdict] = []
         seen: dict[Gemm, Gemm] = {}
         for row in self.rows(request):
             try:
@@ -123,11 +123,11 @@ class Heuristic:
                 if request.cap is not None and len(seen) >= request.cap:
                     raise Dropped("cap", f"beyond the cap of {request.cap} configs")
             except Dropped as dropped:
-                found.append(Verdict(row, None, dropped.rule, dropped.reason))
+                verdicts.append(Verdict(row, None, dropped.rule, dropped.reason))
                 continue
             seen[config] = row
-            found.append(Verdict(row, config))
-        return tuple(found)
+            verdicts.append(Verdict(row, config))
+        return tuple(verdicts)
 
     def rows(self, request: Request) -> Iterable[Gemm]:
         """The rows that are considered: the table's, or the exhaustive space."""

@@ -104,18 +104,18 @@ def unregister(family: str) -> None:
 
 
 @contextmanager
-def _restored(found: Heuristic, name: str, before: tuple[Record, ...]) -> Iterator[None]:
+def _restored(family_heuristic: Heuristic, name: str, before: tuple[Record, ...]) -> Iterator[None]:
     try:
         yield
     finally:
-        found.replace(name, before)
+        family_heuristic.replace(name, before)
 
 
 def override(family: str, name: str, rows: Iterable[Record]) -> AbstractContextManager[None]:
     """Puts `rows` in place of a family's table, at once and for good, or for the time of a `with`. Raises ConfigTableError for
     a family or table that is not there and for rows of another kind."""
-    found = heuristic(family)
-    return _restored(found, name, found.replace(name, rows))
+    family_heuristic = heuristic(family)
+    return _restored(family_heuristic, name, family_heuristic.replace(name, rows))
 
 
 __all__ = ["families", "heuristic", "heuristic_of", "override", "register", "unregister"]

@@ -146,7 +146,7 @@ class Space:
         splits = itertools.chain(*zip(*by_parts, strict=True))
         rows = [Config.of(variant="rows", m=1, n=n, k=k, stages=stages, warps=warps) for n, k, stages, warps in ROWS]
         stream = [*self._swapped("stream"), *self._made(STREAM, "stream")]
-        tiles, whole = (itertools.chain(*found.values()) for found in (self._tiles, self._persistent))
+        tiles, whole = (itertools.chain(*by_table.values()) for by_table in (self._tiles, self._persistent))
         persistent = [*whole, *self._in_parts]
         every = self._every() if exhaustive else []
         self._exhaustive = frozenset(every)
@@ -158,11 +158,11 @@ class Space:
     def _every(self) -> list[Config]:
         """The family's exhaustive space as plain blocks and as persistent ones. Smaller sizes take the smaller blocks of it."""
         largest = (SIZES[-1],) * 3
-        found = self._tried(self.kind.tables[:1], "tile", largest, exhaustive=True)
+        configs = self._tried(self.kind.tables[:1], "tile", largest, exhaustive=True)
         if self.device.capability >= DESCRIPTORS_FROM:
             described = self._tried((self.kind.persistent_table,), "persistent", largest, exhaustive=True)
-            found |= {c: None for c in described if min(int(c["m"]), int(c["n"]), int(c["k"])) >= SMALLEST_DESCRIBED}
-        return list(found)
+            configs |= {c: None for c in described if min(int(c["m"]), int(c["n"]), int(c["k"])) >= SMALLEST_DESCRIBED}
+        return list(configs)
 
     def _made(self, table: tuple[Gemm, ...], variant: str, **more: int) -> list[Config]:
         """The configs of a table that fit."""
@@ -176,15 +176,15 @@ class Space:
         self, tables: tuple[str, ...], variant: str, cut: tuple[int, int, int], exhaustive: bool = False
     ) -> dict[Config, None]:
         """What the heuristic tries at sizes that cut blocks like this, in its order."""
-        found: dict[Config, None] = {}
+        configs: dict[Config, None] = {}
         for table in tables:
             narrow = self.kind.int8 or self.kind.float8  # steps along k: tensor cores' own, or 4 threads by 8
             limit = self.device.shared_per_block
             request = Request(*cut, table, self.kind.itemsize, narrow, exhaustive=exhaustive, shared_bytes=limit)
             for config in self._family(table).configs(request):
                 if config.accumulators <= self.kind.most_sums:
-                    found[tile_config(config, variant=variant)] = None
-        return found
+                    configs[tile_config(config, variant=variant)] = None
+        return configs
 
     def _family(self, table: str) -> Heuristic:
         """Whose rows of the table are tried."""

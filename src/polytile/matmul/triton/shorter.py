@@ -29,8 +29,8 @@ def shorten(body: Body, in_pairs: bool) -> None:
             body.made[id(node)] = functools.partial(_called, body, ROUNDINGS[node.name], node.args[0])
         elif body.fast and node.name == "sigmoid":
             body.made[id(node)] = functools.partial(_called, body, "pt_logistic", node.args[0])
-        elif body.fast and (found := half_and_one_more(node)) is not None:
-            x, one_more = found
+        elif body.fast and (halves := half_and_one_more(node)) is not None:
+            x, one_more = halves
             inner = one_more.args[0]
             if one_more.name == "tanh":
                 body.made[id(node)] = functools.partial(_called, body, "pt_gelu_by_tanh", x, inner)
@@ -46,9 +46,9 @@ def _called(body: Body, function: str, *arguments_and_scope: Any) -> str:
 def half_and_one_more(node: Op) -> tuple[Node, Op] | None:
     """(x, f), where the node is x · ½ · (1 + f) and f an erf or a tanh."""
     for half, one_more in (node.args, node.args[::-1]) if node.name == "mul" else ():
-        x, found = _beside(half, "mul", 0.5), _beside(one_more, "add", 1.0)
-        if x is not None and isinstance(found, Op) and found.name in ("erf", "tanh"):
-            return x, found
+        x, one_more_than = _beside(half, "mul", 0.5), _beside(one_more, "add", 1.0)
+        if x is not None and isinstance(one_more_than, Op) and one_more_than.name in ("erf", "tanh"):
+            return x, one_more_than
     return None
 
 

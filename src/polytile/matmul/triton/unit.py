@@ -228,15 +228,15 @@ class Unit:
 
     def _arguments(self, words: set[str]) -> tuple[Argument, ...]:
         integer = "i64" if self.facts.wide else "i32"
-        found = [argument for argument, _ in self.described]
-        found += [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
-        found += [Argument(Kind.SYMBOL, n, integer) for n in self.kernel.size_names if n not in self.facts.values]
-        found += [
+        arguments = [argument for argument, _ in self.described]
+        arguments += [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
+        arguments += [Argument(Kind.SYMBOL, n, integer) for n in self.kernel.size_names if n not in self.facts.values]
+        arguments += [
             Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
             for k, dtype in sorted(self.scratch_types.items())
         ]
-        found = [argument for argument in found if argument.name in words]
-        return (*found, Argument(Kind.ERROR, "error", "*i32")) if self.error else tuple(found)
+        arguments = [argument for argument in arguments if argument.name in words]
+        return (*arguments, Argument(Kind.ERROR, "error", "*i32")) if self.error else tuple(arguments)
 
     def _divisible(self, argument: Argument) -> bool:
         match argument.kind:

@@ -79,11 +79,11 @@ def _whole(axes: tuple[Axis, ...]) -> list[_Piece]:
 def _match(left: list[_Piece], right: list[_Piece], mine: Strides | None, theirs: Strides | None) -> None:
     """Matches pieces of equal stride, splitting the larger where sizes differ."""
     while mine is not None and theirs is not None:
-        found = next((stride for stride in mine if stride in theirs), None)
-        if found is None:
+        stride = next((stride for stride in mine if stride in theirs), None)
+        if stride is None:
             return
-        a, b = mine.pop(found), theirs.pop(found)
-        fits = a.size == b.size or _split(left, mine, a, b.size, found) or _split(right, theirs, b, a.size, found)
+        a, b = mine.pop(stride), theirs.pop(stride)
+        fits = a.size == b.size or _split(left, mine, a, b.size, stride) or _split(right, theirs, b, a.size, stride)
         if not fits:
             return
         a.match, b.match = b, a
@@ -94,15 +94,15 @@ def _strides(pieces: list[_Piece], index: sympy.Expr, axes: tuple[Axis, ...]) ->
     form = linear(index, tuple(a.symbol for a in axes))
     if form is None:
         return None
-    found: Strides = {}
+    by_stride: Strides = {}
     for piece in pieces:
         if piece.match is not None or piece.axis not in form.coefficients:
             continue
         stride = sizes.expand(form.coefficients[piece.axis] * piece.weight)
-        if stride in found:
+        if stride in by_stride:
             return None
-        found[stride] = piece
-    return found
+        by_stride[stride] = piece
+    return by_stride
 
 
 def _split(pieces: list[_Piece], strides: Strides, piece: _Piece, inner: sympy.Expr, stride: sympy.Expr) -> bool:

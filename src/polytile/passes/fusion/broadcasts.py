@@ -70,17 +70,17 @@ def _shared(loop: Loop, buffers: dict[str, Buffer]) -> Iterator[tuple[Loop, Load
 
 def _largest(loop: Loop, beside: set[sympy.Symbol]) -> list[Node]:
     """The values to be stored: no operand of another such value."""
-    found, seen, stack = [], set(), list(loop.roots)
+    largest, seen, stack = [], set(), list(loop.roots)
     while stack:
         node = stack.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
         if _worth_storing(loop, node, beside):
-            found.append(node)
+            largest.append(node)
         else:
             stack.extend(node.children)
-    return found
+    return largest
 
 
 def _worth_storing(loop: Loop, value: Node, beside: set[sympy.Symbol]) -> bool:

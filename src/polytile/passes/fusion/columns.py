@@ -52,9 +52,9 @@ def _as_sums(operation: object, buffers: Mapping[str, Buffer]) -> Loop | None:
     if not all(on_gpu(buffers[name].device) for name in operation.writes()):
         return None
     stores = [_as_sum(operation, store, buffers[store.buffer].dtype) for store in operation.stores]
-    found = tuple(store for store in stores if store is not None)
-    fits = len(found) == len(stores) and sizes.coefficient(found[0].index, operation.axes[0].symbol) == 1
-    return replace(operation, axes=operation.reduced, reduced=operation.axes, stores=found) if fits else None
+    sums = tuple(store for store in stores if store is not None)
+    fits = len(sums) == len(stores) and sizes.coefficient(sums[0].index, operation.axes[0].symbol) == 1
+    return replace(operation, axes=operation.reduced, reduced=operation.axes, stores=sums) if fits else None
 
 
 def _as_sum(loop: Loop, store: Store, dtype: torch.dtype) -> Store | None:

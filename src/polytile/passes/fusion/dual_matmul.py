@@ -1,13 +1,13 @@
-"""Two products that are added up become one kernel, whose sums go on where the first product's end.
+"""Dual matmul: two products that are added up become one kernel, which goes on summing where the first product ends.
 
     matmul mm0: buf0 = x @ y                         matmul mm1: out = v @ w + x @ y
     matmul mm1: buf1 = v @ w                   →       epilogue for b, m, n
       epilogue for b, m, n                               out[m, n] = maximum accumulator 0
         out[m, n] = maximum (buf0[m, n] + accumulator) 0
 
-The first product qualifies if the second's epilogue alone reads it, at its own point, as a term of sums with the accumulator, and
-nothing between the two writes its operands. Terms are added up unrounded, where eager rounds each product to its type. For a
-GPU's products only: generated kernels for a CPU have no such loop.
+The first product qualifies if only the second's epilogue reads it, at the same point, as a term of sums with the accumulator, and
+nothing between the two writes its operands. Terms are added up unrounded, whereas eager rounds each product to its type. This is
+for a GPU's products only: generated kernels for a CPU have no such loop.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from polytile.passes.loops import merged_origins, on_gpu, touching
 
 
 def fuse_dual_matmul(program: Program) -> Program:
-    """`program` with products added to another's sums made part of it."""
+    """`program` with each product that is added to another one's result fused into that one."""
     operations: list[Operation | None] = list(program.operations)
     readers = touching(program.operations)
-    kept = program.observed_buffers()
+    observed = program.observed_buffers()
     for j, operation in enumerate(program.operations):
         if not isinstance(operation, Template) or not _takes_one_more(operation, program):
             continue
         for i, first in _alike(operation, operations[:j]):
             changed = set().union(*[between.writes() for between in operations[i + 1 : j] if between is not None])
-            alone = first.out.buffer not in kept and readers[first.out.buffer] == [i, j]
+            alone = first.out.buffer not in observed and readers[first.out.buffer] == [i, j]
             epilogue = _added(operation, first) if alone and not first.reads() & changed else None
             if epilogue is not None:
                 origins = merged_origins(first.origins, operation.origins)
@@ -56,7 +56,7 @@ def _plain(template: Template) -> bool:
 
 
 def _alike(second: Template, before: Sequence[Operation | None]) -> Iterator[tuple[int, Template]]:
-    """Products without an epilogue whose result has the same sizes and type, the nearest first."""
+    """Earlier products without an epilogue whose result has the same sizes and type, the nearest first."""
     for i, first in reversed(list(enumerate(before))):
         if isinstance(first, Template) and first.epilogue is None and _plain(first):
             same = all(sizes.equal(a, b) for a, b in zip(first.out.sizes, second.out.sizes, strict=True))
@@ -65,8 +65,8 @@ def _alike(second: Template, before: Sequence[Operation | None]) -> Iterator[tup
 
 
 def _added(second: Template, first: Template) -> Loop | None:
-    """The epilogue of `second` with the element of `first` taken out of the sums that it and the accumulator are terms of; None
-    where it reads either in any other way."""
+    """The epilogue of `second` without the element of `first` in the sums that have both it and the accumulator as terms; None if
+    the epilogue reads either of them in any other way."""
     loop, dtype = second.epilogue, first.out.dtype
     assert loop is not None
     alone = plain_epilogue(first)
@@ -92,7 +92,7 @@ def _added(second: Template, first: Template) -> Loop | None:
 
 
 def _sums_of_both(loop: Loop, dtype: torch.dtype, is_first: Callable[[Node], bool]) -> tuple[dict[int, Node], set[int]]:
-    """The smallest sums of which the accumulator and the first product's element are terms, by identity, each with what it is
+    """The smallest sums that have both the accumulator and the first product's element as terms, by identity, each with its form
     without that element; and the nodes of these sums, other terms aside."""
     inside: set[int] = set()
     sums: dict[int, Node] = {}
@@ -114,7 +114,7 @@ def _sums_of_both(loop: Loop, dtype: torch.dtype, is_first: Callable[[Node], boo
 
 
 def _terms(node: Node, dtype: torch.dtype) -> Iterator[Node]:
-    """What a sum, roundings to the products' own type aside, adds up."""
+    """The terms of a sum, roundings to the products' own type aside."""
     if _rounds(node, dtype) or (isinstance(node, Op) and node.name == "add"):
         for child in node.children:
             yield from _terms(child, dtype)
@@ -131,7 +131,7 @@ def _nodes(node: Node, dtype: torch.dtype) -> Iterator[Node]:
 
 
 def _without_epilogue(template: Template, epilogue: Loop, program: Program) -> Template:
-    """`template` writing straight to where its epilogue does nothing but store the sums."""
+    """`template` without an epilogue that only stores the sums: it then writes them there itself."""
     (store, *others), out = epilogue.stores, template.out
     buffer = program.buffers[store.buffer]
     strides = [sizes.coefficient(store.index, axis.symbol) for axis in epilogue.axes]

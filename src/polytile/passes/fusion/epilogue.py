@@ -57,7 +57,7 @@ class _State:
     def __init__(self, program: Program, fuse: Fuse) -> None:
         self.program, self.fuse = program, fuse
         self.graph = Graph(program)
-        self.kept = program.observed_buffers()
+        self.observed = program.observed_buffers()
         self.readers: dict[str, set[int]] = {}
         self.templates: dict[str, int] = {}
         for i, operation in enumerate(program.operations):
@@ -78,7 +78,7 @@ class _State:
             if self.graph.ordered(j, i) != (j, i):
                 continue
             passed = template.writes() & reads
-            droppable = frozenset(n for n in passed if n not in self.kept and self.readers[n] <= {i, j})
+            droppable = frozenset(n for n in passed if n not in self.observed and self.readers[n] <= {i, j})
             try:
                 fused = self.fuse(template, loop, self.program, droppable)
             except Unfit as reason:

@@ -111,34 +111,34 @@ def _or(masks: Iterator[int]) -> int:
 
 def _definers(program: Program) -> dict[sympy.Symbol, int]:
     """Sizes known only at run time, with the operations that give them their values."""
-    found: dict[sympy.Symbol, int] = {}
+    definers: dict[sympy.Symbol, int] = {}
     for i, operation in enumerate(program.operations):
         if isinstance(operation, Extern):
-            found.update({symbol: 1 << i for symbol, _ in operation.symbols})
+            definers.update({symbol: 1 << i for symbol, _ in operation.symbols})
         for symbol, name in program.scalars.items():
             if name in operation.writes():
-                found[symbol] = found.get(symbol, 0) | 1 << i
-    return found
+                definers[symbol] = definers.get(symbol, 0) | 1 << i
+    return definers
 
 
 def symbols_of(operation: Operation, program: Program) -> set[sympy.Symbol]:
     """Size symbols that must be known before `operation` runs, those of the buffers that it fills included."""
-    found: set[sympy.Symbol] = set()
+    symbols: set[sympy.Symbol] = set()
     for name in operation.writes() | operation.reads():
         buffer = program.buffers[name]
-        found |= set().union(*[s.free_symbols for s in buffer.sizes + buffer.strides])
+        symbols |= set().union(*[s.free_symbols for s in buffer.sizes + buffer.strides])
     match operation:
         case Loop():
-            found |= _loop_symbols(operation)
+            symbols |= _loop_symbols(operation)
         case Template():
             for view in (operation.a, operation.b, operation.out, *[scales.view for scales in operation.scales or ()]):
-                found |= set().union(*[s.free_symbols for s in (*view.sizes, *view.strides, view.offset)])
-            found |= _loop_symbols(operation.epilogue) if operation.epilogue is not None else set()
+                symbols |= set().union(*[s.free_symbols for s in (*view.sizes, *view.strides, view.offset)])
+            symbols |= _loop_symbols(operation.epilogue) if operation.epilogue is not None else set()
         case Extern():
-            found |= _argument_symbols((operation.args, operation.kwargs))
+            symbols |= _argument_symbols((operation.args, operation.kwargs))
         case Assert():
-            found |= getattr(operation.condition, "free_symbols", set())
-    return found
+            symbols |= getattr(operation.condition, "free_symbols", set())
+    return symbols
 
 
 def _loop_symbols(loop: Loop) -> set[sympy.Symbol]:

@@ -66,7 +66,7 @@ class Fuser:
         self.users: dict[str, set[int]] = {}
         self.writers: dict[str, set[int]] = {}
         self.readers: dict[str, set[int]] = {}
-        self.kept = program.observed_buffers()
+        self.observed = program.observed_buffers()
         for i, operation in self.graph.operations.items():
             for name in operation.reads():
                 self.readers.setdefault(name, set()).add(i)
@@ -96,7 +96,7 @@ class Fuser:
             name
             for name in self.facts[first].writes
             if name in self.facts[second].reads
-            and name not in self.kept
+            and name not in self.observed
             and self.readers.get(name, set()) <= both
             and self.writers[name] <= {first}
         )
@@ -110,12 +110,12 @@ class Fuser:
 
     def _neighbours(self, i: int) -> list[int]:
         """Loops that share a buffer with loop i, the nearest ones where many do."""
-        found: set[int] = set()
+        neighbours: set[int] = set()
         facts = self.facts[i]
         for name in [*facts.reads, *facts.writes]:
             sharing = (self.readers.get(name, set()) | self.writers.get(name, set())) & self.facts.keys()
-            found.update(sorted(sharing - {i}, key=lambda j: (abs(j - i), j))[: 2 * NEAREST])
-        return sorted(found)
+            neighbours.update(sorted(sharing - {i}, key=lambda j: (abs(j - i), j))[: 2 * NEAREST])
+        return sorted(neighbours)
 
     def _push_all(self, i: int, others: list[int]) -> None:
         for j in others:

@@ -31,10 +31,10 @@ def inline_cheap(program: Program) -> Program:
     """`program` without temporaries whose values are as well computed by their readers."""
     operations: list[Operation | None] = list(program.operations)
     users = touching(program.operations)
-    kept = program.observed_buffers()
+    observed = program.observed_buffers()
     for i in range(len(operations)):
         producer = operations[i]
-        if not isinstance(producer, Loop) or not _is_simple(producer) or producer.stores[0].buffer in kept:
+        if not isinstance(producer, Loop) or not _is_simple(producer) or producer.stores[0].buffer in observed:
             continue
         readers = [k for k in users[producer.stores[0].buffer] if k != i]
         try:

@@ -105,12 +105,12 @@ def pairs_of(first: Loop, second: Loop, passed: set[str]) -> tuple[Pair, ...]:
     """Indices of both loops into the same buffer: those of passed buffers, then those of shared reads; then those that random
     numbers are counted by."""
     loads = _loads_by_buffer(second)
-    found = [(s.index, load.index) for s in first.stores if s.buffer in passed for load in loads[s.buffer]]
+    pairs = [(s.index, load.index) for s in first.stores if s.buffer in passed for load in loads[s.buffer]]
     for name, mine in _loads_by_buffer(first).items():
         if name not in passed:
-            found += [(a.index, b.index) for a in mine for b in loads.get(name, ())][:MAX_PAIRS]
-    found += itertools.product(_counters(first), _counters(second))
-    return tuple(dict.fromkeys(found))
+            pairs += [(a.index, b.index) for a in mine for b in loads.get(name, ())][:MAX_PAIRS]
+    pairs += itertools.product(_counters(first), _counters(second))
+    return tuple(dict.fromkeys(pairs))
 
 
 def _counters(loop: Loop) -> list[sympy.Expr]:
@@ -119,10 +119,10 @@ def _counters(loop: Loop) -> list[sympy.Expr]:
 
 
 def _loads_by_buffer(loop: Loop) -> dict[str, list[Load]]:
-    found: dict[str, list[Load]] = {}
+    by_buffer: dict[str, list[Load]] = {}
     for load in expr.loads(*loop.roots):
-        found.setdefault(load.buffer, []).append(load)
-    return found
+        by_buffer.setdefault(load.buffer, []).append(load)
+    return by_buffer
 
 
 def _common_reads(one: Loop, two: Loop) -> Iterator[str]:

@@ -1,20 +1,20 @@
-"""Pointwise work on an operand becomes the product's prologue: done where blocks of the operand are read, so that it never
-stands in memory.
+"""Pointwise work on an operand becomes the product's prologue: it is done as blocks of the operand are read, and its result is
+never in memory.
 
     loop a for p0, p1                                matmul mm0: out = x @ buf0
       buf0[p0, p1] = w[p0, p1] * scale[p1]     →       prologue for b, k, n
     matmul mm0: out = x @ buf0                           buf0[k, n] = w[k, n] * scale[n]
 
-Casts, scales and zero points of quantised weights, the unpacking of small integers, activations. Where indices ask for the
-parity of k, as the unpacking of two numbers from a byte does, the prologue goes over half of k and stores both elements:
+Typical prologues are casts, scales and zero points of quantised weights, unpacking of small integers, and activations. If indices
+depend on the parity of k, as in unpacking two numbers from a byte, the prologue runs over half of k and stores both elements:
 
     buf0[k, n] = if k % 2 < 1 then w[k // 2, n] & 15 else w[k // 2, n] >> 4
         →   buf0[2*h, n] = w[h, n] & 15;  buf0[2*h + 1, n] = w[h, n] >> 4
 
-A loop qualifies if one
-product alone reads what it stores, as one operand, whole, and nothing between the two writes what the loop reads. The kernel
-still decides call by call whether the operand is computed on its way or stored first (`kernels.templates`): on its way it is
-computed once for each block of the other side. For a GPU's products only; on a CPU packing an operand does the same.
+A loop qualifies if its result is read by one product only, as one whole operand, and nothing between the two writes what the loop
+reads. The kernel still decides call by call whether to compute the operand on the fly or to store it first
+(`candidates/materialised_operands.py`): on the fly it is computed once for each block of the other operand. This is for a GPU's
+products only; on a CPU, packing an operand does the same.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def fuse_prologues(program: Program) -> Program:
     """`program` with pointwise producers of operands made prologues."""
     operations: list[Operation | None] = list(program.operations)
     readers = touching(program.operations)
-    kept = program.observed_buffers()
+    observed = program.observed_buffers()
     for j, template in enumerate(program.operations):
         for side in (0, 1) if isinstance(template, Template) else ():
             current = operations[j]
             assert isinstance(current, Template)
             view = (current.a, current.b)[side]
-            if view.buffer in kept or len(readers[view.buffer]) != 2 or not _computable(view, program.buffers[view.buffer]):
+            if view.buffer in observed or len(readers[view.buffer]) != 2 or not _computable(view, program.buffers[view.buffer]):
                 continue
             i = min(readers[view.buffer])
             producer = operations[i]
@@ -114,7 +114,7 @@ def _in_pairs(loop: Loop, place: int, buffers: Mapping[str, Buffer]) -> Loop:
 
 def _asks_for_parity(index: sympy.Expr, k: sympy.Symbol) -> bool:
     divisions = index.atoms(FloorDiv, Mod, PythonMod, ModularIndexing)
-    return any(k in found.free_symbols and found.args[-1] == 2 for found in divisions)
+    return any(k in division.free_symbols and division.args[-1] == 2 for division in divisions)
 
 
 def _without(loop: Loop, buffer: str) -> Loop | None:

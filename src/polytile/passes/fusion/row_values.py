@@ -29,14 +29,14 @@ from polytile.passes.loops import on_gpu, reindexed, touching
 def fuse_row_values(program: Program) -> Program:
     """`program` with values of rows, of which another loop makes one of all, stored by the loops along the rows."""
     operations, buffers = list(program.operations), dict(program.buffers)
-    kept = program.observed_buffers()
+    observed = program.observed_buffers()
     readers = touching(program.operations)
     for j, total in enumerate(program.operations):
         if not isinstance(total, Loop) or total.axes or not total.reduced or not all(map(on_gpu, stores_on(total, buffers))):
             continue
         for i, rows in _before(operations, j, total):
             passed = rows.writes() & total.reads()
-            alone = frozenset(name for name in passed - kept if readers[name] == [i, j])
+            alone = frozenset(name for name in passed - observed if readers[name] == [i, j])
             made = _values(rows, total, passed, buffers)
             changed = set().union(*[operation.writes() for operation in operations[i + 1 : j]])
             if made is None or made[0].reads() & changed:

@@ -1,10 +1,10 @@
 """From loaded kernels to something that can be called like any native kernel: a plan for launch.c.
 
     plan = Plan("softmax_1f0c", 0, [Launch(function, 128, 0, parameters, grid)], [Scratch(formula, True)])
-    NativeEntry(plan.address, plan.handle, plan)      # address: the C launcher; handle: what it takes for `threads`
+    NativeEntry.of_plan(plan)      # address: the C launcher; threads: plan.handle, which the launcher takes in their place
 
 A call costs some 2 us of host time, nearly all of it the driver's. Run-time checks on the device write their number into
-a word of pinned memory, which is looked at before the plan's next launch and by `settle`.
+a word of pinned memory, which is looked at before the plan's next launch and by `synchronise`.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Plan:
         finalizer = weakref.finalize(self, _released, release, block, self._held)
         finalizer.atexit = False
 
-    def settle(self) -> int:
+    def synchronise(self) -> int:
         """Waits for the device; the number of a run-time check that a launch found violated, or 0."""
         if self._error is None:
             return 0

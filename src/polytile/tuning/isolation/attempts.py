@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import MutableMapping
 
-from polytile.candidates.candidate import Candidate, DeviceHandle, Handle, NativeHandle, PythonHandle, ready
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.handles import DeviceHandle, Handle, NativeHandle, PythonHandle
 from polytile.problem import Outcome
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import gpu, worker
@@ -90,10 +91,10 @@ class Trials:
         """Runs a candidate on a worker's GPU, and with it all others that are compiled by now."""
         task, waiting = self.task, {number: handle}
         for other, candidate in enumerate(task.candidates):
-            if other != number and self._wanted(other) and ready(candidate):
-                found = _handle(task, other, self.attempts)
-                if isinstance(found, DeviceHandle):
-                    waiting[other] = found
+            if other != number and self._wanted(other) and candidate.ready():
+                its_handle = _handle(task, other, self.attempts)
+                if isinstance(its_handle, DeviceHandle):
+                    waiting[other] = its_handle
         while waiting:
             try:
                 ended = gpu.run_all(task.args, task.roles, list(waiting.values()), _index(task), task.trial_seconds)
@@ -169,10 +170,8 @@ def _failed(task: Task, number: int, failure: Failure) -> Attempt:
 
 def _handle(task: Task, number: int, attempts: MutableMapping[int, Attempt]) -> Handle | None:
     """What the worker needs to find the kernel; None if there is no such thing, or no kernel."""
-    candidate = task.candidates[number]
-    make = getattr(candidate, "handle", None)
     try:
-        handle: Handle | None = make() if make is not None else None
+        handle = task.candidates[number].handle()
     except Exception as error:
         attempts[number] = unmade(task, number, error)
         return None

@@ -163,8 +163,8 @@ class Child:
         self.device.place(request["blocks"], self.address)
 
     def launch(self, request: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = self.device.launch(request, self.address)
-        return found
+        answer: dict[str, Any] = self.device.launch(request, self.address)
+        return answer
 
     def clear(self, request: dict[str, Any]) -> None:
         self.device.clear()
@@ -221,10 +221,10 @@ def _found(request: dict[str, Any]) -> Any:
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(request["module"])
-    found: Any = module
+    named: Any = module
     for part in request["name"].split("."):
-        found = getattr(found, part)
-    return found if request["arguments"] is None else found(**request["arguments"])
+        named = getattr(named, part)
+    return named if request["arguments"] is None else named(**request["arguments"])
 
 
 def _limit(seconds: float, threads: int) -> None:

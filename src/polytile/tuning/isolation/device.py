@@ -224,9 +224,9 @@ class Device:
     def _damaged(self, block: _Block) -> bool:
         """Whether a guard was written to."""
         for address, size in block.guards:
-            found = ctypes.create_string_buffer(size)
-            self._ask("cuMemcpyDtoH_v2", found, address, size)
-            if found.raw.strip(bytes([GUARD_BYTE])):
+            guard = ctypes.create_string_buffer(size)
+            self._ask("cuMemcpyDtoH_v2", guard, address, size)
+            if guard.raw.strip(bytes([GUARD_BYTE])):
                 return True
         return False
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from polytile.candidates.candidate import DeviceHandle
+from polytile.candidates.handles import DeviceHandle
 from polytile.runtime.cuda.launch import Descriptor
 from polytile.runtime.formula import evaluate
 from polytile.tuning.clones import ALIGNMENT, Span, bytes_of, extent, overlapping, rounded

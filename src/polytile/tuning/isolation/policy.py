@@ -16,8 +16,8 @@ TRUSTED = (*READY_MADE, "reference")
 def apart(candidates: Iterable[Candidate], proven: Callable[[str], bool]) -> frozenset[str]:
     """Names of the candidates to try apart, as the option `isolation` has it. `proven(source_hash)` says whether a kernel of
     this source has come to its end before, on this machine, and never failed to. A candidate that is `interpreted` is run
-    by an interpreter, and none of its code by the machine. What the main script defines (`of_main`) no other process can import
-    without running the script.
+    by an interpreter, and none of its code by the machine. What the main script defines (`in_main_script`), another process could
+    import only by running the script.
 
     Under "untrusted" that is each source at first sight: what a source does at other sizes later is taken on trust, since
     a kernel that passed the gate once rarely crashes, and a copy of all arguments for every problem is dear.
@@ -25,10 +25,10 @@ def apart(candidates: Iterable[Candidate], proven: Callable[[str], bool]) -> fro
     mode = options.get("isolation")
     if mode == "never":
         return frozenset()
-    others = [c for c in candidates if c.origin not in TRUSTED and not getattr(c, "interpreted", False)]
+    others = [c for c in candidates if c.origin not in TRUSTED and not c.interpreted]
     if mode == "always":
         return frozenset(c.name for c in others)
-    return frozenset(c.name for c in others if not getattr(c, "of_main", False) and not proven(c.source_hash))
+    return frozenset(c.name for c in others if not c.in_main_script and not proven(c.source_hash))
 
 
 def deadly(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from polytile.candidates.candidate import NativeHandle, PythonHandle
+from polytile.candidates.handles import NativeHandle, PythonHandle
 from polytile.tuning.clones import ALIGNMENT, Block, Clones, overlapping, rounded, size_of
 from polytile.tuning.isolation.memory import Unavailable, kept, taken
 from polytile.tuning.isolation.worker import Finished, Kind, borrowed, for_all_running

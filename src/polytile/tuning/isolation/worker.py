@@ -107,19 +107,19 @@ class Worker:
         self._open(memory)
         self._send(place, *({**request, "seconds": seconds} for request in requests), {"do": "clear"})
         self._expected()
-        found: list[Finished | Failure] = []
+        endings: list[Finished | Failure] = []
         for _ in requests:
             try:
                 answer = self._kernels(seconds)
             except Failure as failure:
-                found.append(failure)
+                endings.append(failure)
                 if self._process is None:
-                    return found
+                    return endings
             else:
-                found.append(Finished(answer["code"], answer["seconds"], answer["beside"]))
+                endings.append(Finished(answer["code"], answer["seconds"], answer["beside"]))
         with contextlib.suppress(Unavailable):  # then it has been ended, and what it held is free
             self._expected()
-        return found
+        return endings
 
     def unmap(self, memory: Memory) -> None:
         """Has the process let go of `memory`, if it holds it."""

@@ -1,0 +1,55 @@
+"""The two kinds of entry by which a candidate's kernel is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from polytile.runtime.cuda.launch import Plan
+
+
+@dataclass(frozen=True)
+class NativeEntry:
+    """A loaded kernel: `long kernel(void* const* ptrs, const long* sizes, long threads)` at `address`.
+
+    `keep` holds whatever must stay alive while the address is in use: the shared library. For a GPU kernel, `threads` is the
+    address of the plan by which the launcher at `address` launches it, and `keep` is the plan. `wait` waits until its launches
+    are done and returns the number of the run-time check that failed, or 0; None: the kernel is done when its call returns.
+    """
+
+    address: int
+    threads: int = 1
+    keep: Any = field(default=None, compare=False, repr=False)
+    wait: Callable[[], int] | None = field(default=None, compare=False, repr=False)
+
+    @staticmethod
+    def of_plan(plan: Plan) -> NativeEntry:
+        """The entry that launches a GPU kernel by `plan`."""
+        return NativeEntry(plan.address, plan.handle, plan, plan.synchronise)
+
+    def synchronise(self) -> None:
+        """Waits until the kernel's launches on a GPU are done. Raises IndexError if a run-time check failed there."""
+        code = self.wait() if self.wait is not None else 0
+        if code:
+            raise IndexError(f"run-time check {code} of the kernel failed: an index is out of range.")
+
+
+@dataclass(frozen=True)
+class PythonEntry:
+    """A Python callable that takes the kernel's own flat arguments: tensors first, then integers. Returns None.
+
+    `recordable`: once it has run for these sizes, all it does is start work on a GPU's current stream, so a CUDA graph can
+    record it.
+    """
+
+    call: Callable[..., None]
+    recordable: bool = False
+
+    def synchronise(self) -> None:
+        """Nothing: what a callable finds wrong, it raises in the call."""
+
+
+Entry = NativeEntry | PythonEntry
+
+__all__ = ["Entry", "NativeEntry", "PythonEntry"]

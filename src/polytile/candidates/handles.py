@@ -1,0 +1,90 @@
+"""How another process gets at a candidate's kernel, to try it there first."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from polytile.runtime.cuda.launch import Descriptor
+from polytile.runtime.formula import Formula
+
+
+@dataclass(frozen=True)
+class NativeHandle:
+    """How another process gets a NativeEntry: the C function `symbol` of the shared object at `path`.
+
+    With `bind`, (function, number, another path, symbol there), the kernel is in two objects: `function` of the first is to
+    be called with the number and the address of the symbol in the other.
+    """
+
+    path: str
+    symbol: str
+    threads: int = 1
+    bind: tuple[str, int, str, str] | None = None
+
+
+@dataclass(frozen=True)
+class PythonHandle:
+    """How another process gets a PythonEntry: the attribute `name` ("f", "Kernel.run") of `module`, which is the name of
+    a module or the path of a .py file.
+
+    Without `arguments` the attribute is the callable itself; with them (values that JSON can hold) it is called with
+    them and returns the callable.
+    """
+
+    module: str
+    name: str
+    arguments: Mapping[str, Any] | None = field(default=None, hash=False)
+
+
+@dataclass(frozen=True)
+class DeviceLaunch:
+    """One launch of the kernel `symbol` of the machine code `image`: threads of a block, bytes of dynamic shared memory, (kind,
+    index) of each parameter (runtime/cuda/launch.py), the grid's dimensions as formulas of the call's integers, whether it may
+    overlap with the kernel before, its descriptors, and how many programs are one cluster."""
+
+    image: bytes = field(repr=False)
+    symbol: str
+    threads: int
+    shared: int
+    parameters: tuple[tuple[int, int], ...]
+    grid: tuple[Formula, Formula, Formula]
+    overlaps: bool = False
+    descriptors: tuple[Descriptor, ...] = ()
+    cluster: int = 1
+
+
+@dataclass(frozen=True)
+class DeviceHandle:
+    """How another process runs a kernel on a GPU: its launches, and the scratch buffers that they want, each as a formula of
+    its bytes and whether it has to be zero."""
+
+    launches: tuple[DeviceLaunch, ...]
+    scratch: tuple[tuple[Formula, bool], ...] = ()
+
+
+Handle = NativeHandle | PythonHandle | DeviceHandle
+
+
+def handle_of_function(function: Callable[..., Any]) -> PythonHandle | None:
+    """The handle of a function or class attribute that a module holds under its own name; None for lambdas, closures
+    and whatever else another process could not find again."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    held: Any = sys.modules.get(module or "")
+    for part in name.split("."):
+        held = getattr(held, part, None)
+    if held is not function:
+        return None
+    if module != "__main__":
+        return PythonHandle(str(module), name)
+    try:
+        path = inspect.getsourcefile(function)
+    except TypeError:
+        return None
+    return PythonHandle(path, name) if path and path.endswith(".py") else None
+
+
+__all__ = ["DeviceHandle", "DeviceLaunch", "Handle", "NativeHandle", "PythonHandle", "handle_of_function"]
