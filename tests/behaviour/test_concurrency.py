@@ -36,7 +36,7 @@ OLD_TRACER = torch.torch_version.TorchVersion(torch.__version__) < (2, 13)
 
 
 @pytest.mark.skipif(OLD_TRACER, reason='threads that trace at once crash torch before 2.13, with backend="aot_eager" too')
-@pytest.mark.parametrize("stall", ["wait", "never"])
+@pytest.mark.parametrize("stall", ["tune", "never"])
 def test_threads_that_make_the_first_call_together_share_its_kernels_and_all_get_results(
     stall: str, empty_cache: Path
 ) -> None:

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 OTHER: dict[str, Any] = {
     "cache_dir": "/tmp/elsewhere", "store": "/tmp/other.sqlite3", "cxx": "clang++", "compile_workers": 3, "tune": "off",
-    "gpu_cache": "cold", "stall": "never", "progress": "lines", "isolation": "never", "force": "a", "plan": "/tmp/p",
+    "gpu_cache": "cold", "stall": "compile", "progress": "lines", "isolation": "never", "force": "a", "plan": "/tmp/p",
     "plan_missing": "error", "metrics": "/tmp/m.csv", "random": "philox", "wrapper": "marked", "sources": "library",
     "packed_weights_mib": 0, "configs": "exhaustive", "on_failure": "raise",
 }  # fmt: skip

@@ -308,31 +308,6 @@ def test_a_candidate_that_is_wrong_there_is_dropped_for_the_regime_too() -> None
     assert "usual" in kernel.faulty and call(kernel, 96) == "other"
 
 
-def test_measuring_goes_on_a_slice_a_look_where_no_call_may_wait(
-    monkeypatch: pytest.MonkeyPatch, fake_clock: list[str]
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(budget, "pace", budget.Pace())
-    for module in ("polytile.tuning.budget", "polytile.tuning.tune"):
-        monkeypatch.setattr(f"{module}.clock", lambda: now[0])
-
-    def slow(x: torch.Tensor, y: torch.Tensor, m: int, n: int) -> None:
-        now[0] += 2 * budget.SLICE_SECONDS
-        double(x, y, m, n)
-
-    made = [Fake("usual", SECONDS, SECONDS, call=slow), Fake("rare", only_at(112, 0.8, 1.1), 1.1 * SECONDS, call=slow)]
-    kernel = MultiKernel(SPEC, made, {"stall": "never", "isolation": "never"})
-    for _ in range(200):
-        kernel(*arguments(96))
-    assert call(kernel, 96) == "usual"
-    fake_clock.clear()
-    while not fake_clock:
-        call(kernel, 112)
-    assert set(fake_clock) == {"usual"} and kernel.decision_at(*arguments(112)) == kernel.decisions[0]
-    call(kernel, 112, 2 * ENOUGH)
-    assert call(kernel, 112) == "rare" and set(fake_clock) == {"usual", "rare"} and counters["sizes_refined"] == 1
-
-
 def test_forgetting_puts_sizes_back() -> None:
     kernel = MultiKernel(SPEC, two())
     call(kernel, 96)

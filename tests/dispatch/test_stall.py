@@ -1,41 +1,46 @@
-"""With the option stall="never" a call waits neither for compilers nor, for longer than a slice, for measuring."""
+"""With the option stall="never" a call waits for nothing: what is at hand serves, and the background decides."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
+from polytile.counters import counters
 from polytile.dispatch import MultiKernel
-from polytile.tuning import budget, tune
+from polytile.runtime import background
 from tests.dispatch.helpers import Fake, arguments, double, new_process, spec
 
-RUN_SECONDS = 2 * budget.SLICE_SECONDS
-"""What a run of a candidate takes on the clock of these tests: longer than a slice."""
+PATIENCE = 60.0
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, which passes when candidates run and when a test says so."""
-    time = [0.0]
-    monkeypatch.setattr(budget, "pace", budget.Pace())
-    for module in (budget, tune):
-        monkeypatch.setattr(module, "clock", lambda: time[0])
-    return time
+@pytest.fixture(autouse=True)
+def nothing_left_over() -> Iterator[None]:
+    yield
+    background.drop()
+    assert background.wait(PATIENCE)
 
 
-def three(now: list[float], **options: Any) -> MultiKernel:
-    """Whose prediction has the fastest last."""
+@dataclass
+class Compiling(Fake):
+    """A candidate that takes until it `is_made` to compile."""
 
-    def slow(x: torch.Tensor, y: torch.Tensor, m: int, n: int) -> None:
-        now[0] += RUN_SECONDS
-        double(x, y, m, n)
+    made: threading.Event | None = None
 
-    speeds = {"first": 3e-5, "second": 2e-5, "third": 1e-5}
-    made = [Fake(name, speed, 1e-4 * (1 + 0.1 * k), call=slow) for k, (name, speed) in enumerate(speeds.items())]
-    return MultiKernel(spec(), made, {"stall": "never", "isolation": "never", **options})
+    def ready(self) -> bool:
+        return self.made is None or self.made.is_set()
+
+    def entry(self) -> Any:
+        assert self.made is None or self.made.wait(PATIENCE)
+        return super().entry()
+
+
+def never(*candidates: Fake, **options: Any) -> MultiKernel:
+    return MultiKernel(spec(), candidates, {"stall": "never", "isolation": "never", **options})
 
 
 def call(kernel: MultiKernel, rows: int = 32) -> None:
@@ -44,75 +49,98 @@ def call(kernel: MultiKernel, rows: int = 32) -> None:
     assert torch.equal(y, 2 * x)
 
 
-def test_a_regimes_first_call_is_served_and_later_calls_measure_a_slice_each(
-    now: list[float], fake_clock: list[str]
-) -> None:
-    kernel = three(now)
+def threads_that_ran(candidate: Fake) -> set[str]:
+    """Has a candidate note the threads that run it from now on."""
+    names: set[str] = set()
+
+    def noted(*args: Any) -> None:
+        names.add(threading.current_thread().name)
+        double(*args)
+
+    candidate.call = noted
+    return names
+
+
+def test_a_first_call_is_served_at_once_and_the_background_decides(fake_clock: list[str]) -> None:
+    slow, fast = Fake("slow", 3e-5, 1e-4), Fake("fast", 1e-5, 1.1e-4)
+    kernel = never(slow, fast)
+    mine = threading.current_thread().name
+    threads = threads_that_ran(fast)
     call(kernel)
-    assert not fake_clock and not kernel.decisions, "the best predicted has served"
-    seen = []
-    for _ in range(200):
-        before = len(set(fake_clock))
-        call(kernel)
-        assert len(set(fake_clock)) <= before + 1, "a call measures one candidate, where that takes a slice"
-        seen.append((kernel.decisions[0].candidate, kernel.decisions[0].postponed))
-    assert list(dict.fromkeys(seen)) == [("first", True), ("second", True), ("third", False)]
-    assert list(dict.fromkeys(fake_clock)) == ["first", "second", "third"]
-
-
-def test_measuring_rests_for_all_kernels_after_a_slice(now: list[float], fake_clock: list[str]) -> None:
-    kernel, other = three(now), MultiKernel(spec(), [Fake("a"), Fake("b")], {"stall": "never", "isolation": "never"})
-    for _ in range(2):
-        call(kernel)
-    assert set(fake_clock) == {"first"}
-    spent = now[0]
-    for _ in range(5):
-        call(other)
-    assert set(fake_clock) == {"first"} and not other.decisions
-    now[0] += budget.REST * spent
-    call(other)
-    assert other.decisions[0].link == "measured" and not other.decisions[0].postponed
-
-
-def test_what_is_known_is_decided_by_the_first_call(now: list[float], fake_clock: list[str]) -> None:
-    call(three(now, stall="wait"))
-    new_process()
-    fake_clock.clear()
-    kernel = three(now)
+    assert slow.calls and mine not in threads, "the best predicted has served"
+    assert background.wait(PATIENCE)
+    assert kernel.decisions[0].candidate == "fast" and kernel.decisions[0].link == "measured"
+    assert set(fake_clock) == {"slow", "fast"}
     call(kernel)
-    assert (kernel.decisions[0].candidate, kernel.decisions[0].link) == ("third", "exact") and not fake_clock
+    assert mine in threads and counters["dispatch_misses"] == 1
 
 
-def test_where_nothing_is_measured_the_first_call_decides_and_only_its_choice_is_compiled(now: list[float]) -> None:
-    kernel = three(now, tune="off")
-    call(kernel)
-    assert (kernel.decisions[0].candidate, kernel.decisions[0].link) == ("first", "prior")
-    kernel.prepare((600, 64))
-    assert [fake.prepared > 0 for fake in kernel.candidates] == [True, False, False]  # type: ignore[attr-defined]
-
-
-@dataclass
-class Compiling(Fake):
-    """A candidate that is there once it `is_made`."""
-
-    is_made: bool = False
-
-    def ready(self) -> bool:
-        return self.is_made
-
-
-def test_what_is_at_hand_serves_until_candidates_are_compiled(now: list[float], fake_clock: list[str]) -> None:
-    fast, library = Compiling("fast", 1e-5, 1e-5), Fake("library", 2e-5, 2e-5, origin="library")
-    kernel = MultiKernel(spec(), [fast, library], {"stall": "never", "isolation": "never"})
+def test_the_librarys_kernel_serves_until_the_best_predicted_is_compiled(fake_clock: list[str]) -> None:
+    made = threading.Event()
+    fast, library = Compiling("fast", 1e-5, 1e-5, made=made), Fake("library", 2e-5, 2e-5, origin="library")
+    kernel = never(fast, library)
     for _ in range(3):
         call(kernel)
-    assert library.calls and not fast.calls and not kernel.decisions and not fast.entries
-    fast.is_made = True
+    assert len(library.calls) == 3 and not fast.calls and not kernel.decisions
+    made.set()
+    assert background.wait(PATIENCE)
     call(kernel)
     assert kernel.decisions[0].candidate == "fast" and fast.calls
 
 
-def test_hinted_sizes_are_decided_at_once(now: list[float]) -> None:
-    kernel = three(now)
+def test_where_nothing_may_be_measured_the_best_predicted_is_the_last_word(fake_clock: list[str]) -> None:
+    kernel = never(Fake("first", 3e-5, 1e-5), Fake("second", 1e-5, 1.1e-5), tune="off")
+    call(kernel)
+    assert background.wait(PATIENCE)
+    assert (kernel.decisions[0].candidate, kernel.decisions[0].link) == ("first", "prior") and not fake_clock
+
+
+def test_what_is_on_record_is_decided_without_measuring(fake_clock: list[str]) -> None:
+    def two() -> tuple[Fake, Fake]:
+        return Fake("first", 3e-5, 1e-5), Fake("second", 1e-5, 1.1e-5)
+
+    call(MultiKernel(spec(), two(), {"isolation": "never"}))
+    new_process()
+    fake_clock.clear()
+    kernel = never(*two())
+    call(kernel)
+    assert background.wait(PATIENCE)
+    assert (kernel.decisions[0].candidate, kernel.decisions[0].link) == ("second", "exact") and not fake_clock
+
+
+def test_a_candidate_that_fails_in_the_background_never_serves() -> None:
+    def wrong(x: torch.Tensor, y: torch.Tensor, m: int, n: int) -> None:
+        y.copy_(x * 3)
+
+    right, broken = Fake("right", 3e-5, 1e-5), Fake("broken", 1e-5, 1.1e-5, call=wrong)
+    kernel = never(right, broken)
+    call(kernel)
+    assert background.wait(PATIENCE)
+    call(kernel)
+    assert kernel.decisions[0].candidate == "right" and "broken" in kernel.faulty
+
+
+def test_the_programs_random_numbers_are_its_own() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    kernel = never(Fake("first"), Fake("second"))
+    x, y = torch.ones(32, 64), torch.zeros(32, 64)
+    kernel(x, y, 32, 64)
+    assert background.wait(PATIENCE) and kernel.decisions
+    assert torch.equal(torch.get_rng_state(), state) and torch.equal(torch.rand(4), expected)
+
+
+def test_a_kernel_for_which_no_arguments_can_be_made_up_decides_in_its_first_call(fake_clock: list[str]) -> None:
+    kernel = MultiKernel(
+        spec(make_args=None), [Fake("slow", 3e-5), Fake("fast", 1e-5)], {"stall": "never", "isolation": "never"}
+    )
+    call(kernel)
+    assert kernel.decisions[0].candidate == "fast"
+
+
+def test_hinted_sizes_are_decided_at_once(fake_clock: list[str]) -> None:
+    kernel = never(Fake("first", 3e-5, 1e-5), Fake("second", 1e-5, 1.1e-5))
     (decision,) = kernel.warm([{"M": 32, "N": 64}])
-    assert (decision.candidate, decision.postponed) == ("third", False)
+    assert (decision.candidate, decision.link) == ("second", "measured")

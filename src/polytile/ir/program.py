@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from polytile.ir import expr
+from polytile.ir import expr, names
 from polytile.ir import sizes as algebra
 from polytile.ir.expr import Load, Node
 
@@ -91,7 +91,7 @@ class PackedWeight:
     constant: bool
 
 
-IS_PACKED = algebra.axis("kept")
+IS_PACKED = algebra.axis(names.IS_PACKED)
 """Its name is the one under which measurements are stored."""
 
 

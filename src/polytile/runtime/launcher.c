@@ -252,6 +252,67 @@ static int due(Dispatcher *self, PyObject *const *arguments, Py_ssize_t count)
     return none == NULL ? -1 : 0;
 }
 
+/* Starts the clock of a sample. -1 where a GPU cannot be timed now. */
+static int start_clock(Dispatcher *self, Trial *trial, Sample *sample, void **stream)
+{
+    int status = 0;
+    sample->seconds = now();
+    if (self->device != TORCH_CUDA)
+        return 0;
+    if (events.create == NULL || events.current_stream(trial->device, stream) != 0
+        || events.capturing(*stream, &status) != 0 || status != 0 || events.create(&sample->begin, 0) != 0)
+        return -1;
+    if (events.create(&sample->end, 0) != 0) {
+        events.destroy(sample->begin);
+        return -1;
+    }
+    return events.record(sample->begin, *stream) == 0 ? 0 : -1;
+}
+
+static void stop_clock(Dispatcher *self, Sample *sample, void *stream)
+{
+    sample->seconds = now() - sample->seconds;
+    if (self->device == TORCH_CUDA) {
+        sample->seconds = -1.0;
+        events.record(sample->end, stream);
+    }
+}
+
+/* Runs a contender in the place of what serves, or what serves, and takes the time. A contender that fails is not tried again,
+   and what serves runs the call. */
+static PyObject *run_on_trial(Dispatcher *self, const int64_t *fields, int contender, PyObject *const *arguments,
+                              Py_ssize_t count, void *const *pointers, const long *integers)
+{
+    Slot *found = find(self, fields), serving = *found;
+    Trial *trial = found->trial;
+    long number = trial->number;
+    Slot slot = contender > 0 ? trial->contenders[contender] : serving;
+    Sample sample = {.contender = contender};
+    void *stream = NULL;
+    PyObject *keep[] = {slot.entry, slot.call, serving.entry, serving.call};
+    for (size_t i = 0; i < sizeof keep / sizeof *keep; i++)
+        Py_XINCREF(keep[i]);
+
+    int timed = start_clock(self, trial, &sample, &stream) == 0;
+    PyObject *result = run(self, timed ? slot : serving, arguments, count, pointers, integers);
+    if (timed && result != NULL)
+        stop_clock(self, &sample, stream);
+    found = find(self, fields); /* another thread may have changed the table meanwhile */
+    int same = found->trial == trial && trial->number == number;
+    if (timed && result == NULL && contender > 0) {
+        PyErr_Clear();
+        if (same)
+            trial->open[contender] = 0;
+        result = run(self, serving, arguments, count, pointers, integers);
+    } else if (timed && result != NULL && same && take(trial, sample, integers, self->integers)) {
+        if (due(self, arguments, count) < 0)
+            Py_CLEAR(result);
+    }
+    for (size_t i = 0; i < sizeof keep / sizeof *keep; i++)
+        Py_XDECREF(keep[i]);
+    return result;
+}
+
 static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
 {
     Dispatcher *self = (Dispatcher *)object;
@@ -275,6 +336,7 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
     append_formula_fields(self, integers, append_tensor_fields(self, pointers, next));
 
     PyObject *result;
+    int contender;
     Slot *found = slot_at(self, fields, integers);
     if (found->left > 0 && --found->left == 0) {
         if (due(self, arguments, count) < 0)
@@ -286,6 +348,8 @@ static PyObject *dispatch(PyObject *object, PyObject *const *arguments, size_t f
     Slot slot = *found;
     if (slot.entry == NULL) {
         result = miss(self, fields, arguments, count, pointers, integers);
+    } else if (slot.trial != NULL && (contender = turn_of(slot.trial)) >= 0) {
+        result = run_on_trial(self, fields, contender, arguments, count, pointers, integers);
     } else { /* own references: another thread may clear the table while the kernel runs */
         Py_INCREF(slot.entry);
         Py_XINCREF(slot.call);
@@ -349,6 +413,7 @@ static PyObject *dispatcher_insert(PyObject *object, PyObject *const *arguments,
     Py_DECREF(bytes);
     Py_XDECREF(old.entry);
     Py_XDECREF(old.call);
+    end_trial(old.trial);
     if (content.entry == NULL)
         return NULL;
     Py_RETURN_NONE;
@@ -364,6 +429,124 @@ static PyObject *dispatcher_get(PyObject *object, PyObject *key)
     entry = Py_NewRef(entry ? entry : Py_None);
     Py_DECREF(bytes);
     return entry;
+}
+
+/* begin_trial(key, entries, samples of each, period, device): contenders 1, 2, ... of the entry for `key` */
+static PyObject *dispatcher_begin_trial(PyObject *object, PyObject *parsed)
+{
+    static long number;
+    Dispatcher *self = (Dispatcher *)object;
+    PyObject *key, *entries;
+    int wanted, device;
+    long period;
+    if (!PyArg_ParseTuple(parsed, "OO!ili", &key, &PyTuple_Type, &entries, &wanted, &period, &device))
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(entries);
+    if (count < 1 || count >= MOST_CONTENDERS || wanted < 1 || period < 2)
+        return PyErr_Format(PyExc_ValueError, "a trial takes 1 to %d entries, 1 sample of each or more, and a period of 2 or more",
+                            MOST_CONTENDERS - 1);
+    PyObject *bytes = unpacked(self, key);
+    if (bytes == NULL)
+        return NULL;
+    Trial *trial = new_trial((size_t)self->integers);
+    if (trial == NULL) {
+        Py_DECREF(bytes);
+        return PyErr_NoMemory();
+    }
+    trial->period = period;
+    trial->number = ++number;
+    trial->device = device;
+    for (Py_ssize_t i = 0; i <= count; i++)
+        trial->open[i] = wanted;
+    for (trial->count = 1; trial->count <= count; trial->count++)
+        if (slot_of(PyTuple_GET_ITEM(entries, trial->count - 1), &trial->contenders[trial->count]) < 0)
+            break;
+    Slot *slot = find(self, (const int64_t *)PyBytes_AS_STRING(bytes));
+    int possible = trial->count > count && slot->entry != NULL && slot->entry != Py_None;
+    Trial *unused = possible ? slot->trial : trial;
+    if (possible)
+        slot->trial = trial;
+    end_trial(unused);
+    Py_DECREF(bytes);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(possible);
+}
+
+static Trial *trial_of(Dispatcher *self, PyObject *key)
+{
+    PyObject *bytes = unpacked(self, key);
+    if (bytes == NULL)
+        return NULL;
+    Trial *trial = find(self, (const int64_t *)PyBytes_AS_STRING(bytes))->trial;
+    Py_DECREF(bytes);
+    if (trial == NULL)
+        PyErr_Format(PyExc_LookupError, "kernel %R tries nothing for this key", self->name);
+    return trial;
+}
+
+static PyObject *tuple_of(const long *integers, Py_ssize_t count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple != NULL && i < count; i++)
+        PyTuple_SET_ITEM(tuple, i, PyLong_FromLong(integers[i]));
+    return tuple;
+}
+
+/* samples(key) -> [(contender, seconds, integers)] of those that are known; they are forgotten */
+static PyObject *dispatcher_samples(PyObject *object, PyObject *key)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    Trial *trial = trial_of(self, key);
+    PyObject *list = trial == NULL ? NULL : PyList_New(0);
+    size_t size = (size_t)self->integers;
+    int left = 0;
+    for (int i = 0; list != NULL && i < trial->samples; i++) {
+        Sample sample = trial->sample[i];
+        long *integers = &trial->integers[(size_t)i * size];
+        if (!read_events(&sample)) {
+            trial->sample[left] = sample;
+            memmove(&trial->integers[(size_t)left++ * size], integers, size * sizeof(long));
+            continue;
+        }
+        PyObject *item = Py_BuildValue("idN", sample.contender, sample.seconds, tuple_of(integers, self->integers));
+        if (item == NULL || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    if (list != NULL)
+        trial->samples = left;
+    return list;
+}
+
+/* go_on(key, samples still wanted of each contender, period) */
+static PyObject *dispatcher_go_on(PyObject *object, PyObject *parsed)
+{
+    PyObject *key, *wanted;
+    long period;
+    if (!PyArg_ParseTuple(parsed, "OO!l", &key, &PyTuple_Type, &wanted, &period))
+        return NULL;
+    Trial *trial = trial_of((Dispatcher *)object, key);
+    if (trial == NULL)
+        return NULL;
+    for (int i = 0; i < trial->count && i < PyTuple_GET_SIZE(wanted); i++)
+        trial->open[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(wanted, i));
+    if (PyErr_Occurred())
+        return NULL;
+    trial->period = period < 2 ? 2 : period;
+    Py_RETURN_NONE;
+}
+
+static PyObject *dispatcher_end_trial(PyObject *object, PyObject *key)
+{
+    Dispatcher *self = (Dispatcher *)object;
+    PyObject *bytes = unpacked(self, key);
+    if (bytes == NULL)
+        return NULL;
+    Slot *slot = find(self, (const int64_t *)PyBytes_AS_STRING(bytes));
+    Trial *trial = slot->trial;
+    slot->trial = NULL;
+    end_trial(trial);
+    Py_DECREF(bytes);
+    Py_RETURN_NONE;
 }
 
 static PyObject *dispatcher_calls(PyObject *object, PyObject *key)
@@ -490,6 +673,11 @@ static int dispatcher_traverse(PyObject *object, visitproc visit, void *arg)
     for (size_t i = 0; self->slots != NULL && i < self->capacity; i++) {
         Py_VISIT(self->slots[i].entry);
         Py_VISIT(self->slots[i].call);
+        Trial *trial = self->slots[i].trial;
+        for (int k = 1; trial != NULL && k < trial->count; k++) {
+            Py_VISIT(trial->contenders[k].entry);
+            Py_VISIT(trial->contenders[k].call);
+        }
     }
     return 0;
 }
@@ -513,6 +701,7 @@ static void dispatcher_dealloc(PyObject *object)
     for (size_t i = 0; self->slots != NULL && i < self->capacity; i++) {
         Py_XDECREF(self->slots[i].entry);
         Py_XDECREF(self->slots[i].call);
+        end_trial(self->slots[i].trial);
     }
     PyMem_Free(self->slots);
     PyMem_Free(self->fields);
@@ -533,6 +722,10 @@ static PyMethodDef dispatcher_methods[] = {
     {"insert", (PyCFunction)(void (*)(void))dispatcher_insert, METH_FASTCALL, "insert(key, entry); no entry: the regime is subdivided"},
     {"watch", (PyCFunction)(void (*)(void))dispatcher_watch, METH_FASTCALL, "watch(key, calls) asks on_due after so many"},
     {"get", dispatcher_get, METH_O, "get(key) -> entry or None"},
+    {"begin_trial", dispatcher_begin_trial, METH_VARARGS, "begin_trial(key, entries, samples, period, device) -> whether it began"},
+    {"samples", dispatcher_samples, METH_O, "samples(key) -> [(contender, seconds, integers)], which are forgotten"},
+    {"go_on", dispatcher_go_on, METH_VARARGS, "go_on(key, wanted, period)"},
+    {"end_trial", dispatcher_end_trial, METH_O, "end_trial(key)"},
     {"calls", dispatcher_calls, METH_O, "calls(key) -> how many calls its entries have served"},
     {"table", dispatcher_table, METH_NOARGS, "table() -> dict of key to entry"},
     {"clear", dispatcher_clear, METH_NOARGS, "clear() forgets every entry"},

@@ -32,7 +32,7 @@ log = logging.getLogger("polytile")
 
 MODULE = "polytile_launcher"
 SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("formula.c", "table.c", "launcher.c", "weights.c", "module.c")
+    Path(__file__).with_name(name) for name in ("formula.c", "table.c", "trial.c", "launcher.c", "weights.c", "module.c")
 )
 """Read in this order, one translation unit."""
 

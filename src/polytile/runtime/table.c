@@ -54,12 +54,17 @@ static inline uint64_t hash_of(const int64_t *fields, Py_ssize_t count)
 
 /* ---- the table: open addressing, a power of two of slots, at most two thirds full ---- */
 
+typedef struct Trial Trial;
+
+static void end_trial(Trial *trial);
+
 typedef struct {
     PyObject *entry; /* NULL: the slot is empty; None: the regime is subdivided, its sub-buckets have slots */
     PyObject *call;  /* Python callable, or NULL for a native kernel */
     Kernel kernel;
     long threads;
     uint64_t calls;     /* of this key, since it first had an entry */
+    Trial *trial;       /* candidates that are tried in its place now and then, or NULL */
     int left;           /* calls of this entry until on_due is asked; 0: it is not */
     unsigned char has_exact_sizes; /* of a regime: whether exact sizes of it have slots of their own */
 } Slot;
@@ -144,6 +149,7 @@ static int empty(Dispatcher *self)
     for (size_t i = 0; i < capacity; i++) {
         Py_XDECREF(slots[i].entry);
         Py_XDECREF(slots[i].call);
+        end_trial(slots[i].trial);
     }
     PyMem_Free(slots);
     PyMem_Free(fields);

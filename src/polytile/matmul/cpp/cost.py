@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from polytile.ir.program import IS_PACKED
+from polytile.ir.names import IS_PACKED
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import ELEMENT_BYTES, GemmConfig, GemmSpec, k_per_lane
@@ -67,7 +67,7 @@ def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
         return False
     m, n, k = sizes["M"], sizes["N"], sizes["K"]
     if config.form == "tile_kept":
-        return bool(sizes.get(IS_PACKED.name))
+        return bool(sizes.get(IS_PACKED))
     if config.form == "splitk":
         return k >= SMALLEST_SPLIT_K and m * n * ACCUMULATOR_BYTES[spec.accumulator] <= SPLITK_PARTIAL_BYTES
     if config.form == "stream":

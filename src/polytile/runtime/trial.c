@@ -1,0 +1,115 @@
+/* Part of the launcher: candidates of one entry tried on the program's own calls.
+
+   Of every `period` calls of the entry one runs a contender in the place of what serves, and the call after it is timed as it
+   is, so that both are of about the same moment. A sample is (contender, seconds, the call's integers); contender 0 is what
+   serves. On a GPU two events stand for the times before and after, which are read when somebody asks and not waited for.
+
+   The GIL covers all of this. */
+
+enum { MOST_CONTENDERS = 8, MOST_SAMPLES = 128 };
+
+/* Set once by configure_events(); without them nothing is tried on a GPU. */
+static struct {
+    int (*create)(void **event, unsigned flags);
+    int (*destroy)(void *event);
+    int (*record)(void *event, void *stream);
+    int (*query)(void *event);
+    int (*elapsed)(float *milliseconds, void *begin, void *end);
+    int (*capturing)(void *stream, int *status);
+    int32_t (*current_stream)(int32_t device, void **stream);
+} events;
+
+typedef struct {
+    int contender;
+    double seconds; /* negative: the events tell */
+    void *begin, *end;
+} Sample;
+
+struct Trial {
+    int count;                        /* of contenders, what serves among them */
+    Slot contenders[MOST_CONTENDERS]; /* the first is empty */
+    int open[MOST_CONTENDERS];        /* samples still wanted of each */
+    long period, turn, number; /* the number tells it from all others */
+    int device;
+    int next, samples;
+    Sample sample[MOST_SAMPLES];
+    long *integers; /* of each sample */
+};
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void end_trial(Trial *trial)
+{
+    if (trial == NULL)
+        return;
+    for (int i = 0; i < trial->samples; i++)
+        if (trial->sample[i].seconds < 0) {
+            events.destroy(trial->sample[i].begin);
+            events.destroy(trial->sample[i].end);
+        }
+    for (int i = 1; i < trial->count; i++) {
+        Py_XDECREF(trial->contenders[i].entry);
+        Py_XDECREF(trial->contenders[i].call);
+    }
+    PyMem_Free(trial->integers);
+    PyMem_Free(trial);
+}
+
+static Trial *new_trial(size_t integers)
+{
+    Trial *trial = PyMem_Calloc(1, sizeof(Trial));
+    if (trial != NULL && (trial->integers = PyMem_Calloc(MOST_SAMPLES * integers + 1, sizeof(long))) == NULL) {
+        PyMem_Free(trial);
+        return NULL;
+    }
+    return trial;
+}
+
+/* Which contender this call is to run and to be timed with; -1: it runs what serves, untimed. */
+static int turn_of(Trial *trial)
+{
+    long turn = trial->turn++ % trial->period;
+    if (turn > 1 || trial->samples == MOST_SAMPLES)
+        return -1;
+    if (turn == 1)
+        return trial->open[0] > 0 ? 0 : -1;
+    for (int i = 0; i < trial->count - 1; i++) {
+        int contender = 1 + (trial->next + i) % (trial->count - 1);
+        if (trial->open[contender] > 0) {
+            trial->next = contender;
+            return contender;
+        }
+    }
+    return -1;
+}
+
+/* Whether this was the last sample that was wanted: then somebody should look. */
+static int take(Trial *trial, Sample sample, const long *integers, Py_ssize_t count)
+{
+    memcpy(&trial->integers[trial->samples * count], integers, (size_t)count * sizeof(long));
+    trial->sample[trial->samples++] = sample;
+    trial->open[sample.contender]--;
+    for (int i = 1; i < trial->count; i++)
+        if (trial->open[i] > 0)
+            return 0;
+    return 1;
+}
+
+/* Reads the events of a sample, and lets go of them. Returns whether it could. */
+static int read_events(Sample *sample)
+{
+    float milliseconds;
+    if (sample->seconds >= 0)
+        return 1;
+    if (events.query(sample->end) != 0 || events.elapsed(&milliseconds, sample->begin, sample->end) != 0)
+        return 0;
+    events.destroy(sample->begin);
+    events.destroy(sample->end);
+    sample->seconds = 1e-3 * (double)milliseconds;
+    return 1;
+}
