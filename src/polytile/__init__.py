@@ -189,9 +189,9 @@ def wait(compiled: Callable[..., Any] | None = None, timeout: float | None = Non
     -------
     Whether nothing is left to do.
     """
-    from polytile.runtime import background
+    from polytile.dispatch import learning
 
-    return background.wait(timeout)
+    return learning.wait(timeout)
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

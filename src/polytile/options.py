@@ -128,6 +128,14 @@ TABLE: tuple[Option, ...] = (
         least=0,
     ),
     Option(
+        "explore",
+        float,
+        0.03,
+        "Share of a kernel's run time that trying candidates on the program's own calls may cost, with stall=never; 0: they are "
+        "measured apart from calls, in the background.",
+        least=0,
+    ),
+    Option(
         "gpu_cache",
         str,
         "warm",

@@ -81,7 +81,7 @@ def tune(
     run = Run(sum(len(job.calls) for job in jobs))
     mode = "thorough" if thorough and options.get("tune") == "auto" else options.get("tune")
     searched = {"tune": "all", "configs": "exhaustive"} if exhaustive else {"tune": mode}
-    with options.override(**searched), campaign(seconds) as time_for_all, for_measuring(), torch.no_grad(), told_once():
+    with options.override(stall="tune", **searched), campaign(seconds) as time_for_all, for_measuring(), torch.no_grad(), told_once():
         with _progress(console, run.total) as tell:
             try:
                 _make_calls(jobs, run, time_for_all, tell)

@@ -11,12 +11,14 @@ At the end of the process what has not begun is dropped, and what runs is broken
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
 from polytile import locks
@@ -79,13 +81,24 @@ class Background:
         does not rest."""
         if self.is_here():
             return False
+        with self.hurried(), self._change:
+            return self._change.wait_for(lambda: self._closed or not (self._jobs or self._running), timeout)
+
+    @contextlib.contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Within the block somebody waits: the thread does not rest."""
         with self._change:
             self._waiting += 1
             self._change.notify_all()
-            try:
-                return self._change.wait_for(lambda: self._closed or not (self._jobs or self._running), timeout)
-            finally:
+        try:
+            yield
+        finally:
+            with self._change:
                 self._waiting -= 1
+
+    def is_quiet(self) -> bool:
+        """Whether measuring disturbs nobody now: somebody waits for it, or no call has come for a while."""
+        return self._waiting > 0 or time.monotonic() - self.last_call > QUIET_SECONDS
 
     def pending(self) -> list[Job]:
         """What has not been done yet."""
@@ -147,7 +160,7 @@ class Background:
     def _rest(self, job: Job | None) -> float:
         """Seconds until this job may begin."""
         now = time.monotonic()
-        if job is None or not job.disturbs or self._waiting or now - self.last_call > QUIET_SECONDS:
+        if job is None or not job.disturbs or self.is_quiet():
             return 0.0
         return min(self._rest_until - now, QUIET_SECONDS)
 
