@@ -131,8 +131,8 @@ TABLE: tuple[Option, ...] = (
         "explore",
         float,
         0.03,
-        "Share of a kernel's run time that trying candidates on the program's own calls may cost, with stall=never; 0: they are "
-        "measured apart from calls, in the background.",
+        "With stall=never, the share of a kernel's run time that trying candidates on the program's own calls may cost. 0: "
+        "candidates are measured in the background, apart from calls.",
         least=0,
     ),
     Option(
