@@ -10,9 +10,10 @@ What is at hand is right at these sizes: a form that was compiled for a regime w
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,7 @@ class _Job:
         owner = self.owner()
         self.learning.done(self)
         if owner is not None:
-            with torch.no_grad(), programs.on_behalf(*self.programs):
+            with torch.no_grad(), programs.on_behalf(*self.programs), _beside_calls(owner.spec.target):
                 self.work(owner)
 
     def work(self, owner: MultiKernel) -> None:
@@ -169,6 +170,17 @@ class Refine(_Job):
     def work(self, owner: MultiKernel) -> None:
         if (args := _made_up(owner, self.ints, self.key)) is not None:
             owner.refine(args)
+
+
+@contextlib.contextmanager
+def _beside_calls(target: torch.device) -> Iterator[None]:
+    """Within the block, work on the device `target` leaves the program's own alone."""
+    with contextlib.ExitStack() as stack:
+        if target.type == "cuda":
+            from polytile.runtime.cuda.beside import beside_calls  # what a GPU needs is imported where there is one
+
+            stack.enter_context(beside_calls(target.index or 0))
+        yield
 
 
 def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ...] | None:

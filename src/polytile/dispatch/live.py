@@ -81,7 +81,7 @@ class LiveTrial:
         worth_it = [c for c in request.alive if c.name in wanted or c.name == serving]
         rivals = sorted((c for c in worth_it if c.name != serving), key=lambda c: predicted[c.name])[:MOST_CONTENDERS]
         tried = [c for c in worth_it if c.name == serving or c in rivals]
-        if not rivals or "inout" in request.spec.roles or not options.get("explore"):
+        if not rivals or "inout" in request.spec.roles or not options.get("explore") or not _can_be_timed(request):
             return None
         passed = measured.check(request, tried)
         contenders = [Contender(candidate, entry, error) for candidate, entry, error in passed]
@@ -156,6 +156,15 @@ class LiveTrial:
         share = options.get("explore")
         excess = statistics.fmean(costs) if costs else 0.0
         return min(MOST_PERIOD, max(LEAST_PERIOD, math.ceil(excess / share))) if share else MOST_PERIOD
+
+
+def _can_be_timed(request: Request) -> bool:
+    """Whether single calls can be, on the request's device."""
+    if request.spec.target.type != "cuda":
+        return True
+    from polytile.runtime.cuda.beside import can_time_calls  # what a GPU needs is imported where there is one
+
+    return can_time_calls()
 
 
 __all__ = ["LiveTrial"]
