@@ -81,20 +81,26 @@ class Processes:
                     start_new_session=True,
                 )
 
-    def run(self, function: str, given: Values, seconds: float) -> dict[str, Any]:
+    def run(
+        self, function: str, given: Values, seconds: float, variables: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """What "package.module:function" gives for `given`; {"error"} where it gives nothing: what was raised or last said, or
-        LATE where it takes longer than these seconds and is ended."""
-        with own_caches(self.compilers) as variables:
-            place = Path(variables["TMPDIR"]).parent
-            said, result = place / "said.txt", place / "result.json"
-            task = {"function": function, "given": dict(given), "result": str(result)}
-            start = self._forked if self._parent is not None else _new
-            status = start(task, variables, said, seconds)
-            text = said.read_text(errors="replace") if said.exists() else ""
-            if result.exists():
-                warned = [line for line in text.splitlines() if "polytile" in line and "Warning" in line]
-                return {**json.loads(result.read_text()), **({"warned": warned[:5]} if warned else {})}
-            return {"error": LATE if status is None else f"ended with status {status}: {text[-1500:]}"}
+        LATE where it takes longer than these seconds and is ended. With `variables`, an environment of `own_caches`, it finds
+        what those that were run with them have left there."""
+        if variables is None:
+            with own_caches(self.compilers) as new:
+                return self.run(function, given, seconds, new)
+        place = Path(variables["TMPDIR"]).parent
+        said, result = place / "said.txt", place / "result.json"
+        result.unlink(missing_ok=True)
+        task = {"function": function, "given": dict(given), "result": str(result)}
+        start = self._forked if self._parent is not None else _new
+        status = start(task, variables, said, seconds)
+        text = said.read_text(errors="replace") if said.exists() else ""
+        if result.exists():
+            warned = [line for line in text.splitlines() if "polytile" in line and "Warning" in line]
+            return {**json.loads(result.read_text()), **({"warned": warned[:5]} if warned else {})}
+        return {"error": LATE if status is None else f"ended with status {status}: {text[-1500:]}"}
 
     def _forked(self, task: Values, variables: Values, said: Path, seconds: float) -> int | None:
         assert self._parent is not None and self._parent.stdin is not None and self._parent.stdout is not None

@@ -2,16 +2,16 @@
 
 `import polytile` makes the torch.compile backend "polytile" known. The public names:
 
-compile         torch.compile with this backend, and more to say: hints, kernels compiled ahead, options
-kernel          several kernels that you wrote behind one call
-explain         what became of every operator of a function, which kernels run, and on what grounds
+compile         torch.compile with this backend, with hints, kernels compiled ahead, and options
+kernel          makes one call of several kernels that you wrote
+explain         reports what became of every operator of a function, which kernels run, and why
 options         every setting; `options.override(...)` sets some within a block
-counters        a mapping: what was compiled, measured and found on record so far
-wait            until nothing is left to do in the background: the fastest kernels serve
-save_plan       pins every decision made so far in a file, which the option `plan` follows
+counters        a mapping of what was compiled, measured and found on record
+wait            waits until the background has compiled and measured everything that calls have asked for
+save_plan       writes every decision made so far to a file, which the option `plan` follows
 forget_weights  drops the packed copies of weights
-reset           starts `counters` and `explain` anew
-PolytileError   base of every error raised on purpose; the others are in `polytile.errors`
+reset           sets `counters` to zero and has `explain` forget the graphs compiled so far
+PolytileError   base of every error that polytile raises on purpose; the others are in `polytile.errors`
 
 Importing polytile imports neither torch nor the compiler; both come with the first use.
 """
@@ -88,20 +88,38 @@ def compile(
     dynamic: bool | None = True,
     fullgraph: bool = False,
 ) -> Any:
-    """`torch.compile` with polytile as the backend and sizes symbolic from the start; also usable as a decorator.
+    """`torch.compile` with polytile as the backend, and with all sizes symbolic from the first call on.
 
-    hints          sizes for which kernels are chosen and compiled before the first call needs them: a list that every dynamic
-                   size takes in turn, or a mapping from "s0", "s1", ... (dynamic sizes in argument order) to lists. 0 and 1 are
-                   never dynamic and passed over
-    compile_ahead  sizes, in the same forms, whose kernels start compiling in the background at once; which of them run is decided
-                   by the first call, which finds them made
-    options        rows of `polytile.options`, which hold for this function alone, at compile time and later
-    mode           as in torch.compile: "max-autotune" and the like, each of which stands for some options (docs/options.md)
-    dynamic        as in torch.compile; with False every new shape compiles anew
-    fullgraph      as in torch.compile: an error where the function is not one graph
+    Parameters
+    ----------
+    function
+        A function or module of tensors of any dtype, on a CPU or a GPU. None makes a decorator.
+    hints
+        Sizes, in elements, for which kernels are measured before the first call returns. A list gives the sizes that every
+        dynamic dimension takes in turn; a mapping from "s0", "s1", ... (dynamic sizes in argument order) gives a list for each.
+        0 and 1 are passed over, because PyTorch never makes them dynamic.
+    compile_ahead
+        Sizes in the same forms. Their kernels start compiling in the background at the first call; which of them run is decided
+        later.
+    options
+        Values of `polytile.options` for this function alone, at compile time and later.
+    mode
+        As in torch.compile; "max-autotune" and the like stand for some options (docs/options.md).
+    dynamic
+        As in torch.compile. False compiles anew for every shape.
+    fullgraph
+        As in torch.compile. True raises an error if the function is not one graph.
 
-    Returns the compiled function; without `function`, a decorator. Raises OptionError for an unknown option or mode or a bad
-    value, HintError for hints that are no sizes, and, at the first call, for one that names no size.
+    Returns
+    -------
+    The compiled function, or a decorator if `function` is None.
+
+    Raises
+    ------
+    OptionError
+        An option or mode is unknown, or a value is not one that it takes.
+    HintError
+        Hints are not sizes; or, at the first call, they name a size that the graph does not have.
     """
     from polytile.compiler import backend
 
@@ -119,15 +137,33 @@ def compile(
 def kernel(
     signature: str, *, reduction: Sequence[str] = (), options: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., None]], Kernel]:
-    """Several implementations of one kernel behind one call; decorates the reference, which has to be right and may be slow.
+    """Makes one call of several implementations of a kernel; decorates the reference, which must be right and may be slow.
 
-    signature  names the tensors and their sizes: "x[M, N], weight[N] -> y[M, N]" reads x and weight and writes y
-    reduction  names the sizes whose product is the number of terms that an output element sums
-    options    rows of `polytile.options`, which hold for this kernel
+    The reference and the implementations are called with the tensors, then with the sizes: `f(x, weight, y, M, N)`. They write
+    the outputs and return nothing. The reference gets floating-point tensors in float64 as well as in their own dtype.
+    docs/kernels.md has examples.
 
-    Reference and implementations are called with the tensors, then the sizes: f(x, weight, y, M, N); floating-point tensors reach
-    the reference in float64 as well as in their own type. docs/kernels.md has examples. Raises SignatureError for a signature
-    that cannot be read, a size that it lacks and a function that does not take it, OptionError as `compile` does.
+    Parameters
+    ----------
+    signature
+        The tensors and their sizes: "x[M, N], weight[N] -> y[M, N]" reads x and weight and writes all of y. Tensors may have any
+        dtype and strides; all have to be on one device.
+    reduction
+        The sizes whose product is the number of terms that an output element sums. Longer sums may be further off.
+    options
+        Values of `polytile.options` for this kernel.
+
+    Returns
+    -------
+    A decorator. It makes a Kernel of the reference: call it with the tensors, outputs included, and add implementations with
+    `Kernel.implementation`.
+
+    Raises
+    ------
+    SignatureError
+        The signature cannot be read, `reduction` names a size that it lacks, or the reference cannot be called so.
+    OptionError
+        As in `compile`.
     """
     from polytile.dispatch import handwritten
     from polytile.dispatch import signature as signatures
@@ -137,20 +173,37 @@ def kernel(
 
 
 def wait(compiled: Callable[..., Any] | None = None, timeout: float | None = None) -> bool:
-    """Waits until everything has been generated, compiled and measured that calls so far have asked for (option `stall`), at most
-    `timeout` seconds; returns whether that is so. The next call of `compiled`, or of whatever was compiled, runs the kernels that
-    were found to be fastest. Measuring goes on at full speed meanwhile, for all compiled functions alike."""
-    from polytile.runtime import background
+    """Waits until the background has generated, compiled and measured everything that calls so far have asked for.
 
-    return background.wait(timeout)
+    The next call of a compiled function then runs the kernels that were found to be fastest. While a thread waits, the background
+    measures without resting. The option `stall` says what calls themselves wait for.
+
+    Parameters
+    ----------
+    compiled
+        The function of interest. The wait is for all compiled functions alike.
+    timeout
+        Seconds to wait at most; None means no limit.
+
+    Returns
+    -------
+    Whether nothing is left to do.
+    """
+    from polytile.dispatch import learning
+
+    return learning.wait(timeout)
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Runs `function(*args, **kwargs)` once; returns what became of every operator, and which kernels ran and why.
+    """Calls `function(*args, **kwargs)` once, and reports what became of every operator, which kernels run, and why.
 
-    Printed, the Explanation is a report; `.operators`, `.decisions`, `.weights` and `.sources` are the same as data. A function
-    that torch.compile or polytile.compile made is called as it is, under the gradient mode in which it has run; any other is
-    compiled for this one call.
+    A function that torch.compile or polytile.compile made is called as it is, under the gradient mode in which it has run. Any
+    other function is compiled for this call.
+
+    Returns
+    -------
+    An Explanation. Printed, it is a report; `.operators`, `.decisions`, `.weights`, `.failures` and `.sources` hold the same as
+    data. Times are in seconds.
     """
     from polytile.compiler.explanation import explain as run
 
@@ -158,16 +211,19 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
 
 
 def reset() -> None:
-    """Starts `counters` at zero and forgets, for `explain`, which graphs were compiled; kernels, measurements and compiled
-    functions stay."""
+    """Sets `counters` to zero, and has `explain` forget which graphs were compiled. Kernels, measurements and compiled functions
+    stay."""
     from polytile.compiler import programs as compiler
 
     compiler.reset()
 
 
 def forget_weights() -> None:
-    """Drops every packed copy of a weight; the next calls make new ones. Needed only after a write that PyTorch does not count
-    and that changed a small part of a weight (docs/cpu-products.md)."""
+    """Drops every packed copy of a weight; the next calls make new ones.
+
+    Needed only after a write to a small part of a weight that PyTorch does not count, such as `weight.data[0, 0] = 1`
+    (docs/cpu-products.md).
+    """
     from polytile.runtime import weights
 
     weights.forget()

@@ -1,4 +1,4 @@
-"""What polytile did, counted where it happens. `polytile.counters` is this mapping; `polytile.reset()` empties it."""
+"""Counts of what polytile did. `polytile.counters` is this mapping; `polytile.reset()` sets it to zero."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polytile import locks
 NAMES = {
     "graphs_compiled": "graphs that a compiled function was made of",
     "kernels_generated": "different C++ kernels asked for, in the cache or not; Triton kernels compiled",
-    "library_calls": "call sites of operators that run as ATen calls, by operator; in place of a loop, once for each regime",
+    "library_calls": "call sites of operators that run as ATen calls, by operator; for a loop, once for each regime",
     "failures": "graphs and lowerings that polytile failed to compile and that run as ATen calls",
     "candidates_benchmarked": "candidates timed",
     "store_hits": "decisions that measurements on record made",

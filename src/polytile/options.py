@@ -128,6 +128,14 @@ TABLE: tuple[Option, ...] = (
         least=0,
     ),
     Option(
+        "explore",
+        float,
+        0.03,
+        "With stall=never, the share of a kernel's run time that trying candidates on the program's own calls may cost. 0: "
+        "candidates are measured in the background, apart from calls.",
+        least=0,
+    ),
+    Option(
         "gpu_cache",
         str,
         "warm",

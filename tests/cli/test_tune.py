@@ -35,8 +35,9 @@ NUMBER = 7
 
 
 @pytest.fixture
-def target(tmp_path: Path, empty_cache: Path) -> Iterator[Path]:
-    """A Python file to tune, with nothing compiled and nothing known."""
+def target(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A Python file to tune, with nothing compiled and nothing known; calls wait for nothing unless the command says so."""
+    monkeypatch.delenv("POLYTILE_STALL", raising=False)
     new_process()
     path = tmp_path / "target.py"
     path.write_text(TARGET)

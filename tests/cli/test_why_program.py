@@ -32,7 +32,8 @@ def broken(x):
 
 
 @pytest.fixture
-def kernels(empty_cache: Path, tmp_path: Path) -> Iterator[Path]:
+def kernels(empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.delenv("POLYTILE_STALL", raising=False)
     new_process()
     path = tmp_path / "kernels.py"
     path.write_text(KERNELS)

@@ -159,11 +159,11 @@ def test_what_a_prologue_computes_is_paid_for_each_block_of_the_other_operand() 
 
 def test_operands_are_loaded_one_by_one_where_sixteen_does_not_divide_their_rows() -> None:
     kernel = product(torch.bfloat16, "k", "k")
-    assert kernel.loaded_alone(sizes(64, 64, 64)) == (False, False) and kernel.loaded_alone(sizes(64, 64, 72)) == (True, True)
+    assert kernel.scalar_loads(sizes(64, 64, 64)) == (False, False) and kernel.scalar_loads(sizes(64, 64, 72)) == (True, True)
     assert not kernel.misaligned(sizes(64, 64, 72)) and kernel.misaligned(sizes(64, 64, 71))
-    assert product(torch.bfloat16).loaded_alone(sizes(64, 72, 64)) == (False, True)
-    assert product(torch.bfloat16, "any").loaded_alone({**sizes(64, 64, 64), "a_stride_m": 64}) == (True, False)
-    assert product(torch.bfloat16).loaded_alone(sizes(1, 64, 71)) == (False, False), "there is one row"
+    assert product(torch.bfloat16).scalar_loads(sizes(64, 72, 64)) == (False, True)
+    assert product(torch.bfloat16, "any").scalar_loads({**sizes(64, 64, 64), "a_stride_m": 64}) == (True, False)
+    assert product(torch.bfloat16).scalar_loads(sizes(1, 64, 71)) == (False, False), "there is one row"
 
 
 def test_the_kind_says_what_tensor_cores_take() -> None:

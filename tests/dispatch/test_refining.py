@@ -176,7 +176,7 @@ def test_not_while_nothing_may_be_timed(what: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("order", [(96, 112), (112, 96)])
 def test_a_later_process_knows_it_at_once_and_measures_nothing(order: tuple[int, ...]) -> None:
-    """Whichever comes first decides the regime; the other is taken out of it."""
+    """Whichever comes first decides the regime; the other gets an entry of its own."""
     kernel = MultiKernel(SPEC, two())
     call(kernel, 96)
     call(kernel, 112, ENOUGH)
@@ -282,7 +282,7 @@ def test_nothing_is_compiled_for_it(fake_clock: list[str]) -> None:
 
 
 def test_what_runs_other_code_at_other_sizes_is_chosen_again_for_its_own() -> None:
-    """Of 1120 rows, in the same part as 1040, nothing was known but that its careful form would do."""
+    """Of 1120 rows, in the same sub-bucket as 1040, nothing was known but that its careful form would do."""
     proposal, other = Fake("proposal", SECONDS, SECONDS, steady=False), Fake("other", 1.1 * SECONDS, 1.1 * SECONDS)
     kernel = MultiKernel(SPEC, [proposal, other])
     assert call(kernel, 1040) == call(kernel, 1120) == "proposal"
@@ -316,8 +316,8 @@ def test_forgetting_puts_sizes_back() -> None:
     assert kernel.decisions == () and call(kernel, 112) == "rare" and len(kernel.decisions) == 1
 
 
-def test_what_is_known_of_single_sizes_says_nothing_of_the_regimes_around() -> None:
-    """By 20 % at 112 rows: were it evidence, the regimes next to it would be split."""
+def test_what_is_known_of_exact_sizes_says_nothing_of_the_regimes_around() -> None:
+    """By 20 % at 112 rows: were it evidence, the regimes next to it would be subdivided."""
     kernel = MultiKernel(SPEC, two(gain=0.5))
     call(kernel, 96)
     call(kernel, 112, ENOUGH)

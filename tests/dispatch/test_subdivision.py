@@ -1,4 +1,4 @@
-"""Regimes in which the best candidate changes are split into parts that decide for themselves; the others are not."""
+"""Regimes in which the best candidate changes are subdivided into sub-buckets that decide for themselves; the others are not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def called(kernel: MultiKernel, sizes: Sequence[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("order", [(96, 128), (128, 96)])
-def test_a_regime_in_which_the_winner_changes_is_split(order: tuple[int, ...]) -> None:
+def test_a_regime_in_which_the_winner_changes_is_subdivided(order: tuple[int, ...]) -> None:
     kernel = MultiKernel(SPEC, ragged())
     assert dict(zip(order, called(kernel, order), strict=True)) == {96: "by 48", 128: "by 64"}
     assert {str(d.regime) for d in kernel.decisions} == {"M=91..96%16 N=61..64%16", "M=121..128%16 N=61..64%16"}
@@ -57,7 +57,7 @@ def test_a_regime_in_which_the_winner_changes_is_split(order: tuple[int, ...]) -
     assert counters["dispatch_misses"] == misses and counters["candidates_benchmarked"] == 4
 
 
-def test_what_is_other_code_at_other_sizes_decides_for_its_part_alone() -> None:
+def test_what_is_other_code_at_other_sizes_decides_for_its_sub_bucket_alone() -> None:
     proposal = Fake("proposal", lambda sizes: 1e-6 if sizes["M"] == 96 else 9e-6, steady=False)
     kernel = MultiKernel(SPEC, [proposal, Fake("other", 2e-6)])
     assert called(kernel, (96, 112, 128, 96)) == ["proposal", "other", "other", "proposal"]
@@ -87,27 +87,27 @@ def test_a_regime_with_one_winner_stays_whole() -> None:
     assert [str(d.regime) for d in kernel.decisions] == [WHOLE] and counters["dispatch_misses"] == 1
 
 
-def test_an_expected_gain_within_the_margin_splits_nothing() -> None:
+def test_an_expected_gain_within_the_margin_subdivides_nothing() -> None:
     one = Fake("a", 1.00e-4, lambda sizes: 1e-4 * (1.04 if sizes["M"] == 128 else 1))
     kernel = MultiKernel(SPEC, [one, Fake("b", 1.03e-4, 1e-4)])
     assert called(kernel, (96, 128)) == ["a", "a"] and len(kernel.decisions) == 1
 
 
-def test_a_neighbour_that_decides_otherwise_splits_a_regime_decided_before() -> None:
+def test_a_neighbour_that_decides_otherwise_subdivides_a_regime_decided_before() -> None:
     """Predictions tell the two apart nowhere; what is measured at 144 rows says more about 128 than what is at 96."""
     kernel = MultiKernel(SPEC, [Fake("few", lambda s: 1e-5 if s["M"] <= 100 else 4e-5), Fake("many", 2e-5)])
     assert called(kernel, (96, 128, 144, 128)) == ["few", "few", "many", "many"]
     assert {str(d.regime.facts[0]) for d in kernel.decisions} == {"M=91..96%16", "M=121..128%16", "M=129..181%16"}
 
 
-def test_the_parts_of_a_split_regime_keep_what_ran_in_the_whole(fake_clock: list[str]) -> None:
+def test_the_sub_buckets_of_a_regime_keep_what_ran_in_all_of_it(fake_clock: list[str]) -> None:
     kernel = MultiKernel(SPEC, [Fake("few", lambda s: 1e-5 if s["M"] <= 100 else 4e-5), Fake("many", 2e-5)])
     called(kernel, (96, 144))
     timed = len(fake_clock)
     assert called(kernel, (96,)) == ["few"] and len(fake_clock) == timed
 
 
-def test_a_later_process_splits_alike_and_measures_nothing() -> None:
+def test_a_later_process_subdivides_alike_and_measures_nothing() -> None:
     called(MultiKernel(SPEC, ragged()), (96, 128))
     new_process()
     counters.reset()
@@ -132,7 +132,7 @@ def test_forgetting_makes_regimes_whole_again() -> None:
     assert kernel.decisions == () and called(kernel, (96,)) == ["by 48"]
 
 
-def test_a_plan_pins_the_parts_of_a_split_regime(tmp_path: Path) -> None:
+def test_a_plan_pins_the_sub_buckets_of_a_regime(tmp_path: Path) -> None:
     kernel = MultiKernel(SPEC, ragged())
     chosen = called(kernel, (96, 128, 600))
     planfile.Plan(tuple(planfile.pinned_by(kernel)), planfile.here()).write(tmp_path / "plan")

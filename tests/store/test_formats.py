@@ -80,7 +80,7 @@ def test_every_measurement_survives_a_line_and_a_t4_result_whole(measurement: Me
     for again in (of_line, of_result):
         assert again == record and repr(again) == repr(record)
         assert again.measurement.problem.key == measurement.problem.key
-        assert read.measurement.machine == measurement.machine
+        assert again.measurement.machine == measurement.machine
 
 
 def test_an_export_imported_elsewhere_is_the_same_set(tmp_path: Path, store: Path) -> None:

@@ -149,3 +149,5 @@ def test_readings_under_load_replace_the_library_only_by_what_is_surely_faster()
     known = [Entrant(1.0), Entrant(2.0, library=True)]
     for seconds, disturbed, chosen in ((0.9, 0.0, 0), (0.9, 0.6, 1), (0.7, 0.6, 0)):
         assert pick([Score(seconds, 0.1, disturbed=disturbed), Score(1.0, 0.1, disturbed=disturbed)], 0.02, known) == chosen
+    single = Score(1.0, math.inf, disturbed=0.6)  # of one sample
+    assert [pick([Score(seconds, 0.1, disturbed=0.6), single], 0.02, known) for seconds in (0.4, 0.6)] == [0, 1]

@@ -235,6 +235,9 @@ def test_generated_gpu_kernels_are_tried_apart_and_interpreted_ones_are_not() ->
     candidate = made("right")
     assert policy.apart([candidate], lambda source: False) == {"right"}
     assert policy.apart([candidate], lambda source: True) == frozenset()
-    candidate.interpreted = True  # type: ignore[attr-defined]
-    assert policy.apart([candidate], lambda source: False) == frozenset()
+
+    class Interpreted(OnDevice):
+        interpreted = True
+
+    assert policy.apart([Interpreted("right", planted.double)], lambda source: False) == frozenset()
     assert isinstance(Specialised.interpreted, property)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import types
+from collections.abc import Mapping
 
 import pytest
 import torch
 
 from polytile import store
 from polytile.dispatch import MultiKernel
-from polytile.problem import Resources
+from polytile.problem import Resources, Scalar
 from polytile.runtime import cpu, device
 from polytile.runtime.cuda import clocks
 from polytile.tuning.run_conditions import machine_state, with_run_conditions
@@ -33,16 +33,26 @@ def test_what_a_program_measures_says_where_from_what_was_expected_and_on_what()
 
 
 def test_a_candidates_resources_are_kept_where_its_compiler_tells_them() -> None:
-    told = types.SimpleNamespace(origin="triton", resources=Resources(64, 0, 1024))
-    silent = types.SimpleNamespace(origin="cpp")
-    assert with_run_conditions(make(), told, 1e-5, ()).resources == Resources(64, 0, 1024)  # type: ignore[arg-type]
-    assert with_run_conditions(make(), silent, 1e-5, ()).resources == Resources()  # type: ignore[arg-type]
+    class Reporting(Fake):
+        resources = Resources(64, 0, 1024)
+
+    assert with_run_conditions(make(), Reporting("reporting"), 1e-5, ()).resources == Resources(64, 0, 1024)
+    assert with_run_conditions(make(), Fake("silent"), 1e-5, ()).resources == Resources()
+
+
+def test_what_a_candidate_is_at_the_measured_sizes_is_on_record() -> None:
+    class Describing(Fake):
+        def describe(self, sizes: Mapping[str, int]) -> dict[str, Scalar]:
+            return {"algorithm": f"for {sizes['M']}"}
+
+    measured = make()
+    state = dict(with_run_conditions(measured, Describing("describing"), 1e-5, (("load", 1.0),)).state)
+    assert state == {"load": 1.0, "algorithm": f"for {measured.problem.size['M']}"}
 
 
 def test_what_the_measurement_says_itself_stays() -> None:
-    candidate = types.SimpleNamespace(origin="triton")
     own = dataclasses.replace(make(), origin="mine", state=(("load", 9.0),), machine=(("model", "Z80"),))
-    done = with_run_conditions(own, candidate, 1e-5, (("load", 1.0), ("mhz", 2450.0)))  # type: ignore[arg-type]
+    done = with_run_conditions(own, Fake("other"), 1e-5, (("load", 1.0), ("mhz", 2450.0)))
     assert (done.origin, done.machine, done.state) == ("mine", own.machine, (("load", 9.0), ("mhz", 2450.0)))
 
 

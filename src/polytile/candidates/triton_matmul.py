@@ -79,7 +79,7 @@ def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
 def accesses(kernel: GemmKernel, size: Mapping[str, int], work: tuple[float, float]) -> prior.Accesses:
     """How the operands are read at these sizes; `work`: multiply-adds of their prologues for each element. Strides that `size`
     lacks are those of dense operands."""
-    (a, b), spec = kernel.loaded_alone(size), kernel.spec
+    (a, b), spec = kernel.scalar_loads(size), kernel.spec
     return prior.Access(a, spec.a_layout == "k", work[0]), prior.Access(b, spec.b_layout == "k", work[1])
 
 

@@ -80,8 +80,8 @@ def tune(
         console.print("The option persist is off: what is measured now is gone when this command ends.")
     run = Run(sum(len(job.calls) for job in jobs))
     mode = "thorough" if thorough and options.get("tune") == "auto" else options.get("tune")
-    searched = {"tune": "all", "configs": "exhaustive"} if exhaustive else {"tune": mode}
-    with options.override(**searched), campaign(seconds) as time_for_all, for_measuring(), torch.no_grad(), told_once():
+    search = {"stall": "tune", **({"tune": "all", "configs": "exhaustive"} if exhaustive else {"tune": mode})}
+    with options.override(**search), campaign(seconds) as time_for_all, for_measuring(), torch.no_grad(), told_once():
         with _progress(console, run.total) as tell:
             try:
                 _make_calls(jobs, run, time_for_all, tell)

@@ -53,7 +53,7 @@ def decisions(target: str, shapes: Sequence[str], kind: Kind, store: Place, plan
     """What is decided for each kernel when the function is called, with measuring off, by kernel and sizes."""
     by_regime: dict[tuple[int, Regime], Decision] = {}
     named = store.url if isinstance(store, Server) else str(store)
-    with options.override(tune="off", store=named, plan=plan), torch.no_grad(), told_once():
+    with options.override(stall="compile", tune="off", store=named, plan=plan), torch.no_grad(), told_once():
         for job in jobs_of(target, shapes, kind):
             compiled = polytile.compile(job.function)
             for args in job.calls:

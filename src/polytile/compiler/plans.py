@@ -19,14 +19,26 @@ log = logging.getLogger("polytile")
 
 
 def save_plan(path: str | os.PathLike[str]) -> int:
-    """Writes every decision made so far by the programs compiled in this process to a plan file; returns how many.
+    """Writes every decision of the programs compiled in this process to a plan file.
 
-    `options={"plan": path}` then makes any process run the same kernels at the same sizes, without measuring: on the
-    same machine the results are the same bit for bit. Run the program at all the sizes that matter first; a plan covers
-    the regimes that were met and no others (option `plan_missing`). Where two programs decided differently about the
-    same kernel (one was forced, say), the younger program's decision is kept, with a warning.
+    `options={"plan": path}` then makes any process run the same kernels at the same sizes, without measuring. On the same machine
+    results are the same bit for bit. Run the program at all sizes that matter first: a plan covers the regimes that were met, and
+    no others (option `plan_missing`). If two programs decided differently about one kernel, the younger program's decision is
+    kept, with a warning.
 
-    Raises PlanError where nothing has been decided yet and where the file cannot be written.
+    Parameters
+    ----------
+    path
+        The file to write; an existing one is replaced.
+
+    Returns
+    -------
+    The number of decisions written.
+
+    Raises
+    ------
+    PlanError
+        Nothing has been decided yet, or the file cannot be written.
     """
     from polytile.dispatch.planfile import Plan, here, pinned_by
 

@@ -1,5 +1,5 @@
-"""What decides, besides a kernel's text and the sizes of a call, which candidate runs it. The keys are made
-here and in plan_conditions.py, which needs no PyTorch.
+"""What decides, besides a kernel's text and the sizes of a call, which candidate runs it. The keys are made here and in
+plan_conditions.py, which needs no PyTorch.
 
     within a process    all of Conditions: programs share a kernel, and its decisions, only where they are equal (registry.py)
     in the store        `team` (plan_conditions.py) among the layouts of the problem (spec.py); the environment
@@ -24,10 +24,11 @@ from polytile.tuning.environment import environment
 
 @dataclass(frozen=True)
 class Conditions:
-    """`options` has (name, value as text) of every option that tells kernels apart, `of_plans` what a plan is followed under."""
+    """`options` has (name, value as text) of every option that tells kernels apart; `plan_conditions` is what a plan's decisions
+    hold under."""
 
     options: tuple[tuple[str, str], ...]
-    of_plans: tuple[Fact, ...]
+    plan_conditions: tuple[Fact, ...]
     environment: Environment
     deterministic: bool
 

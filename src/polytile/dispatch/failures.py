@@ -1,4 +1,4 @@
-"""Which candidates of a MultiKernel take no further part, where, and why."""
+"""Which candidates of a MultiKernel are excluded, where, and why."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Failures:
 
     def __init__(self) -> None:
         self._everywhere: dict[str, str] = {}
-        """They do not compile, or gave a wrong result or crashed once."""
+        """Candidates that do not compile, or that once gave a wrong result or crashed."""
         self._at: dict[int, dict[str, str]] = {}
-        """They cannot run in one regime."""
+        """Candidates that cannot run in a regime, by its key."""
         self._from: dict[str, list[tuple[Mapping[str, int], str]]] = {}
-        """They did not come to an end at some sizes, and are not tried where none is smaller."""
+        """Candidates that timed out, with the sizes; they are not tried again where no size is smaller."""
         self._wrong_somewhere: dict[str, str] = {}
-        """They gave a wrong result in one regime alone, and go on elsewhere."""
+        """Candidates that gave a wrong result in one regime and run in others."""
         self._told: set[tuple[str, Outcome]] = set()
 
     @property
@@ -32,7 +32,7 @@ class Failures:
         return {**self._wrong_somewhere, **self._everywhere}
 
     def excluded(self, key: int, sizes: Mapping[str, int]) -> dict[str, str]:
-        """Those that take no part in this regime at these sizes of it."""
+        """Those that are not to run in this regime at these sizes of it, with the reason."""
         endless = {
             name: reason
             for name, timeouts in self._from.items()

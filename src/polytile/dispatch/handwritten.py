@@ -133,10 +133,10 @@ def _plain(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 class Kernel:
-    """What `polytile.kernel` gives: call it with the tensors of its signature, outputs included; it returns None.
+    """What `polytile.kernel` makes: call it with the tensors of its signature, outputs included. It returns None.
 
-    Calls from any number of threads are right. No gradient flows through a call, and `torch.compile` does not look into
-    it: docs/kernels.md says how to have both.
+    Any number of threads may call it. No gradient flows through a call, and `torch.compile` does not look into it;
+    docs/kernels.md says how to have both.
     """
 
     def __init__(
@@ -165,13 +165,28 @@ class Kernel:
         cost: Callable[[Sizes], float] | None = None,
         version: str = "",
     ) -> Any:
-        """Adds an implementation; a decorator, which gives the function back.
+        """Adds an implementation; a decorator that returns the function as it is.
 
-        It is called with the tensors and the sizes of the signature and writes the outputs. `valid` says at which sizes it can
-        run (asked at both ends of a regime too, whose later calls go to it unasked); `cost` predicts seconds, for what cannot be
-        measured, and for ties. `version` is to change with what the function calls: what was measured of
-        another version does not count. Earlier ones are preferred where all else is equal. Raises SignatureError for a name
-        that is taken, and for a function that cannot be called so.
+        If two implementations are equally fast and none has a `cost`, the one that was added first runs.
+
+        Parameters
+        ----------
+        function
+            Called with the tensors of the signature, then with the sizes. It writes the outputs.
+        name
+            Its name in decisions and in the option `force`; the function's name by default.
+        valid
+            Whether it can run at given sizes, a mapping such as {"M": 8, "N": 4096}. It is asked at both ends of a regime; later
+            calls in the regime are not asked again.
+        cost
+            Predicted seconds at given sizes: for ties, and where nothing may be measured.
+        version
+            Change it when something changes that the function calls. Measurements of another version do not count.
+
+        Raises
+        ------
+        SignatureError
+            The name is taken, `valid` or `cost` is not a function, or the function cannot be called so.
         """
         if function is None:
             return functools.partial(self.implementation, name=name, valid=valid, cost=cost, version=version)
@@ -203,8 +218,8 @@ class Kernel:
 
     @torch.compiler.disable
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Runs the implementation that is best at these sizes. Raises InvalidInput for tensors that do not fit the signature or
-        that autograd would have to follow, and NoCandidate where nothing can run."""
+        """Runs the implementation that is best at these sizes. Raises InvalidInput if tensors do not fit the signature, are on
+        several devices, or require a gradient; NoCandidate if nothing can run at these sizes."""
         sizes = self.signature.sizes(self.name, tensors)
         if torch.is_grad_enabled():
             self._check_gradients(tensors)
@@ -225,7 +240,7 @@ class Kernel:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What was chosen so far, and on what grounds."""
+        """The choice at each regime of sizes met so far, with its grounds."""
         return tuple(decision for made in tuple(self._made.values()) for decision in made.decisions)
 
     def _define(self, kinds: tuple[tuple[torch.dtype, torch.device, bool], ...], now: Any) -> MultiKernel:

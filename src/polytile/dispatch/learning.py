@@ -10,14 +10,17 @@ What is at hand is right at these sizes: a form that was compiled for a regime w
 
 from __future__ import annotations
 
+import contextlib
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polytile.candidates.entries import Entry
+from polytile.dispatch.live import LiveTrial
 from polytile.errors import DivisionByZero, HintError
 from polytile.runtime import background, programs
 
@@ -28,12 +31,31 @@ UNMEASURED = ("prior", "default")
 """Links of the selector whose decisions measuring may better."""
 
 
+_all: weakref.WeakSet[Learning] = weakref.WeakSet()
+
+
+def wait(timeout: float | None = None) -> bool:
+    """Waits until every decision that calls have asked for is made, at most `timeout` seconds; says whether that is so. What was
+    being tried on the program's calls is measured apart from them."""
+    end = None if timeout is None else time.monotonic() + timeout
+    with background.background.hurried():
+        while True:
+            if not background.wait(None if end is None else max(0.0, end - time.monotonic())):
+                return False
+            for learning in list(_all):
+                learning.give_up_trials()
+            if not background.pending():
+                return True
+
+
 class Learning:
     """The jobs of one MultiKernel in the background, one of a kind for each regime at a time."""
 
     def __init__(self, owner: MultiKernel) -> None:
         self._owner = weakref.ref(owner)
         self._asked: set[tuple[type[_Job], int]] = set()
+        self.trials: dict[int, LiveTrial] = {}
+        _all.add(self)
 
     def at_hand(self, args: tuple[Any, ...]) -> Entry | None:
         """The best entry for these arguments of those that are made; None where there is none."""
@@ -58,8 +80,16 @@ class Learning:
     def measure(self, key: int, ints: tuple[int, ...]) -> None:
         self._ask(Measure, key, ints, ())
 
-    def refine(self, key: int, ints: tuple[int, ...]) -> None:
-        self._ask(Refine, key, ints, ())
+    def look(self, key: int, ints: tuple[int, ...]) -> None:
+        """A call at these integers was waited for: a trial has samples, or sizes come often."""
+        self._ask(Judge if key in self.trials else Refine, key, ints, ())
+
+    def give_up_trials(self) -> None:
+        """Has what is on trial measured in the background instead."""
+        for key, trial in list(self.trials.items()):
+            del self.trials[key]
+            trial.end()
+            self.measure(key, trial.request.ints)
 
     def _ask(self, kind: type[_Job], key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> None:
         if (kind, key) not in self._asked:
@@ -93,7 +123,7 @@ class _Job:
         owner = self.owner()
         self.learning.done(self)
         if owner is not None:
-            with torch.no_grad(), programs.on_behalf(*self.programs):
+            with torch.no_grad(), programs.on_behalf(*self.programs), _beside_calls(owner.spec.target):
                 self.work(owner)
 
     def work(self, owner: MultiKernel) -> None:
@@ -111,11 +141,27 @@ class Predict(_Job):
 
 
 class Measure(_Job):
-    """Puts what was measured to be fastest into the table."""
+    """Puts what was measured to be fastest into the table: at once, where that disturbs no call; else candidates are tried on the
+    program's own calls."""
 
     def work(self, owner: MultiKernel) -> None:
-        if (args := _made_up(owner, self.ints, self.key)) is not None:
+        if (args := _made_up(owner, self.ints, self.key)) is None:
+            return
+        if not background.background.is_quiet() and (trial := owner.begin_trial(args)) is not None:
+            self.learning.trials[self.key] = trial
+        else:
             owner.decide_measured(args)
+
+
+class Judge(_Job):
+    """Looks at what a trial has found, and decides if it is settled."""
+
+    disturbs = False
+
+    def work(self, owner: MultiKernel) -> None:
+        trial = self.learning.trials.get(self.key)
+        if trial is not None and owner.judge(trial):
+            del self.learning.trials[self.key]
 
 
 class Refine(_Job):
@@ -124,6 +170,17 @@ class Refine(_Job):
     def work(self, owner: MultiKernel) -> None:
         if (args := _made_up(owner, self.ints, self.key)) is not None:
             owner.refine(args)
+
+
+@contextlib.contextmanager
+def _beside_calls(target: torch.device) -> Iterator[None]:
+    """Within the block, work on the device `target` leaves the program's own alone."""
+    with contextlib.ExitStack() as stack:
+        if target.type == "cuda":
+            from polytile.runtime.cuda.beside import beside_calls  # what a GPU needs is imported where there is one
+
+            stack.enter_context(beside_calls(target.index or 0))
+        yield
 
 
 def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ...] | None:
@@ -136,4 +193,4 @@ def _made_up(owner: MultiKernel, ints: Sequence[int], key: int) -> tuple[Any, ..
         return None
 
 
-__all__ = ["UNMEASURED", "Learning"]
+__all__ = ["UNMEASURED", "Learning", "wait"]

@@ -20,6 +20,7 @@ from polytile.dispatch.inputs import check_inputs
 from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.learning import UNMEASURED, Learning
 from polytile.dispatch.links import forced, plan, prior
+from polytile.dispatch.live import LiveTrial
 from polytile.dispatch.plan_conditions import plan_conditions
 from polytile.dispatch.refiner import Refiner
 from polytile.dispatch.request import Request, measuring
@@ -256,6 +257,36 @@ class MultiKernel:
             entry = self._select(self._key_of(args), args)
             self.dispatcher.insert(self.dispatcher.key_of(*args), entry)
 
+    def begin_trial(self, args: tuple[Any, ...]) -> LiveTrial | None:
+        """Has the candidates worth measuring in the regime of these arguments tried on the program's own calls; None where that
+        cannot be, or where nothing is left to decide. In the background."""
+        with self._lock, settings.restored({**self.options, "stall": "tune"}):
+            key = self.dispatcher.key_of(*args)
+            serving = self.decision_of(key)
+            if serving is None or serving.link not in UNMEASURED:
+                return None
+            request = self.request(key, self.spec.ints_of(args), args)
+            trial = LiveTrial.begin(self, key, request, serving.candidate)
+            self._failures.learn(key, request)
+            if serving.candidate in request.rejected:
+                self.drop(key)
+            return trial
+
+    def judge(self, trial: LiveTrial) -> bool:
+        """Looks at what a trial has found; decides, and says so, if it is settled."""
+        with self._lock, settings.restored({**self.options, "stall": "tune"}):
+            try:
+                answer = trial.judge()
+            except LookupError:  # the entry that it was for is gone
+                return True
+            if answer is None:
+                return False
+            trial.end()
+            entry = self.adopt(trial.key, selector.decision_from(trial.request, "measured", answer), trial.request)
+            if entry is not None:
+                self.dispatcher.insert(trial.key, entry)
+            return True
+
     def refine(self, args: tuple[Any, ...]) -> None:
         """Looks, in the background, whether the sizes of these arguments are to have a decision of their own."""
         with self._lock, settings.restored({**self.options, "stall": "tune"}):
@@ -409,7 +440,7 @@ class MultiKernel:
             self.dispatcher.watch(key, calls)
             return
         if self._learning is not None and not background.is_here():
-            self._learning.refine(key, self.spec.ints_of(args))
+            self._learning.look(key, self.spec.ints_of(args))
             return
         free = self._lock.acquire(blocking=False)
         try:

@@ -30,8 +30,8 @@ class Refiner:
         """Which sizes come to a regime, or to sub-buckets of one."""
 
     def count_calls(self, decision: Decision, fields: KeyFields, request: Request, entry: Entry) -> None:
-        """Has the calls of `entry` counted, which runs the regime `fields`, where the decision was measured and is no stopgap;
-        takes out of it the sizes at which another candidate is known to be faster."""
+        """Has the calls of `entry` counted, which runs the regime `fields`, where the decision was measured and is no stopgap.
+        Gives the sizes at which another candidate is known to be faster an entry of their own."""
         arrived = None if decision.postponed else refining.arrivals(decision)
         if arrived is None or request.spec.keys.is_exact_size(fields):
             self._arrivals.pop(fields, None)  # of a decision before
@@ -71,7 +71,7 @@ class Refiner:
 
     def _refine(self, key: int, decision: Decision, request: Request, arrived: refining.Arrivals) -> None:
         """Gives the request's sizes an entry of their own if another candidate than the regime's is faster there, by what is on
-        record or is measured now. Where the regime's decision is provisional and rests on these sizes, it is made anew."""
+        record or is measured now. Where the regime's decision is provisional and rests on these sizes, it is taken again."""
         sizes = frozenset(request.problem.sizes)
         request.store.refresh()
         scores = refining.on_record(request, decision.candidate) if sizes not in arrived.begun else None
@@ -93,7 +93,7 @@ class Refiner:
             trace.confirmed(decision, request.problem.sizes, answer.provenance)
 
     def _measured(self, key: int, decision: Decision, request: Request, arrived: refining.Arrivals) -> Answer:
-        """What the leading candidates take at the request's sizes. What that has cost is the least that it is worth next time."""
+        """What the leading candidates take at the request's sizes. Measuring is taken to cost at least as much next time."""
         begun = budget.clock()
         answer = measured.measure_again(request, refining.leading(request, decision))
         arrived.price = max(arrived.price, budget.clock() - begun)

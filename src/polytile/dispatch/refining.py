@@ -1,26 +1,26 @@
-"""Sizes that come often, in a regime that other sizes have decided, are measured themselves (option `refine`).
+"""Refining: sizes that come often, in a regime that was decided at other sizes, are measured themselves (option `refine`).
 
-A regime's choice is measured at the sizes of its first call. Where others are the ones that come, another candidate may be some
-per cent faster there: of 411 products on an H100 at sizes that had not decided their regime, 16 took more than 1.02 times as
-long as the best of cuBLAS and the peer, 1.28 times at worst. They are worth measuring once the calls there have taken so long
-that measuring is a small part of it:
+A regime's choice is measured at the sizes of its first call. At the sizes that come later another candidate may be some per
+cent faster. Of 411 products on an H100, at sizes that had not decided their regime, 16 took more than 1.02 times as long as the
+best of cuBLAS and the peer, 1.28 times at worst. Measuring such sizes is worth it once the calls there have taken so long that
+measuring is a small part of it:
 
     calls * seconds of a call * refine >= candidates * (SECONDS_EACH + CALLS_EACH * seconds of a call)
 
-The table counts the calls of an entry (runtime/table.c) and tells of one in so many; the sizes of that call stand for all of
+The table counts the calls of an entry (runtime/table.c) and reports one in so many; the sizes of that call stand for all of
 them. So a call pays for a decrement, and `refiner.py` does the rest. Where another candidate is faster by more than the noise,
-these exact sizes get an entry of their own, and their regime stays as it is: were it subdivided, all its sub-buckets would have
-to be measured anew, and may be too wide still.
+these exact sizes get an entry of their own, and their regime stays as it is. Subdividing it would have all its sub-buckets
+measured again, and they may still be too wide.
 
-The calls must have had the time, too, since the regime was decided: what a busy machine made of a kernel then is not believed.
+The same share of the time since the regime was decided must suffice for measuring, too: a kernel that was slow on a busy machine
+does not make measuring pay early.
 
-A regime whose times were taken while other programs had the cores is provisional: the sizes that decided it are measured again as
-those of others are, when that pays, and the regime is decided anew by what is found. So a decision of a busy moment costs
-no more than `refine` says, in this process or in a later one that finds it on record, and MOST_TIMES (tuning/decide.py) times at
-most.
+A regime whose times were taken while other programs had the cores is provisional. The sizes that decided it are measured again
+when that pays, as other sizes are, and the result decides the regime. So a decision of a busy moment costs no more than `refine`
+says, in this process or in a later one that reads it from the store, and MOST_TIMES (tuning/decide.py) times at most.
 
-Measured are the regime's choice and those that may beat it: what was not far behind where it was chosen, and what the prior
-and the winners nearby propose. Only what is compiled already takes part; nothing is compiled for it.
+The candidates measured are the regime's choice and those that may beat it: what was not far behind where it was chosen, and what
+the prior and the winners nearby propose. Only what is compiled already takes part; nothing is compiled for it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     cummax(x, 1)   →   loop for p0 over r0 ...        or   aten.cummax.out(x, 1, values=..., indices=...)
 
-What a loop fuses are several calls, each of which goes through memory. On a GPU operators that take indices are left out: where
-one is out of range the library's kernel ends all work of the process on the device, a generated one says so. So are scans of
-16-bit types, which the library adds up in that type.
+A fused loop is several calls, each of which goes through memory. On a GPU, operators that take indices are left out: if one is
+out of range, the library's kernel ends all work of the process on the device, whereas a generated kernel reports it. Scans of
+16-bit types are left out too, as the library adds them up in that type.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def calls_of(loop: Loop, buffers: Mapping[str, Buffer]) -> tuple[LibraryCall, ...]:
-    """The calls that still do what `loop` does; none where there are none. A result that nobody uses is left out of the
-    outputs."""
+    """The calls that still do what `loop` does; empty if none do. Results that nothing uses are left out of the outputs."""
     devices = {buffers[name].device.type for name in loop.reads() | loop.writes()}
     if not loop.library or devices not in ({"cpu"}, {"cuda"}):
         return ()
@@ -48,14 +47,14 @@ def _is_whole(view: View, buffer: Buffer) -> bool:
 
 
 def _harmful_on_gpu(loop: Loop, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether the library's kernels would be worse than slow."""
+    """Whether the library's kernels could do harm, such as ending all work on the device."""
     narrow = any(buffers[store.buffer].dtype in NARROW for store in loop.stores)
     coarse = narrow and any(isinstance(node, expr.Scan) for node in expr.walk(*loop.roots))
     return coarse or any(access.indirect for access in loop.accesses())
 
 
 def changes_nothing(target: Any) -> bool:
-    """Whether an operator only looks at its argument in another way: its result is a view, by its schema."""
+    """Whether an operator only returns a view of its argument, by its schema."""
     schema = getattr(target, "_schema", None)
     return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not schema.is_mutable
 

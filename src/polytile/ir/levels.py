@@ -29,7 +29,7 @@ def depth(*roots: Node) -> int:
 
 
 def sweeps(node: Reduce) -> int:
-    """How often a reduction goes over its arguments: a kernel takes welford's mean first and its deviations after."""
+    """How often a reduction goes over its arguments: twice for welford, whose mean comes before its deviations."""
     return 2 if node.kind == "welford" else 1
 
 
@@ -93,13 +93,13 @@ def in_place_fault(loop: Loop, aliases: dict[str, str] | None = None) -> str | N
 
 
 def deep(loop: Loop) -> bool:
-    """Whether something at element level needs a reduction's result, so that rows are gone through more than once."""
+    """Whether something at element level needs a reduction's result, so that the kernel goes over rows more than once."""
     return any(use.stage >= 2 and use.stage % 2 == 0 for use in uses(loop))
 
 
 def waits(loop: Loop) -> bool:
-    """Whether something at a point of a row needs what a reduction of the row gives. The sum of a row's exponentials does not: it
-    is found together with the greatest value, without which they would overflow."""
+    """Whether something at a point of a row needs a reduction of that row. The sum of a row's exponentials does not count: it is
+    computed together with the maximum, without which they would overflow."""
     reductions = [n for n in expr.walk(*loop.roots) if isinstance(n, Reduce) and softmax_argument(n) is None]
     nested = any(isinstance(below, Reduce) for node in reductions for below in expr.walk(*node.args))
     return nested or any(element_level(loop, store) and depth(*store.roots) > 0 for store in loop.stores)

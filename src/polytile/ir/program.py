@@ -33,9 +33,9 @@ ROUNDING = {
 @dataclass(frozen=True)
 class Buffer:
     """A strided block of memory. `sizes` and `strides` (elements) are sympy expressions; `role` is "input", "temp" or
-    "constant" (a tensor held by the graph). `weight` says of an input or constant that it is mostly the same from call to call,
-    as a module's parameters and buffers are: "constant" where nothing changes them in a while, "trained" where something is
-    expected to; None of all others."""
+    "constant" (a tensor held by the graph). `weight` marks an input or constant that is mostly the same from call to call, as
+    a module's parameters and buffers are: "constant" if nothing is expected to change it, "trained" if something is; None for all
+    others."""
 
     name: str
     dtype: torch.dtype
@@ -56,7 +56,7 @@ class Buffer:
 
     @property
     def emptied_by(self) -> frozenset[sympy.Expr]:
-        """Factors of its sizes of which one may be 0: then the buffer has no memory, whatever `storage_size` says."""
+        """Factors of its sizes that may be 0: if one is, the buffer has no memory, whatever `storage_size` says."""
         factors = {factor for n in self.sizes for factor in sympy.Mul.make_args(n)}
         return frozenset(factor for factor in factors if not algebra.is_nonnegative(factor - 1))
 
@@ -162,12 +162,11 @@ class Made:
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """One of the ATen calls that do, one after the other, what a loop does: `target(*args, **kwargs)`, with a Ref for every
-    tensor and size; a tensor is a View of memory that the loop reads, or Made by a call before. `outputs`: where the results go
-    in memory, None for one that later calls alone need; a target that changes its arguments has none. A view of no buffer ("")
-    is of a tensor of which only the sizes matter. `whole`: the buffers that are looked at in their own sizes and strides alone,
-    so that they are passed as they are. `moved`: the bytes of arguments and results at each point of the loop, and at each of
-    its rows."""
+    """One of the ATen calls that together do what a loop does: `target(*args, **kwargs)`, with a Ref for every tensor and size. A
+    tensor is a View of memory that the loop reads, or Made by an earlier call; a view of no buffer ("") stands for a tensor of
+    which only the sizes matter. `outputs`: where the results go in memory, None for one that only later calls need; empty for a
+    target that changes its arguments. `whole`: the buffers that are only viewed in their own sizes and strides, so that they are
+    passed as they are. `moved`: bytes of arguments and results at each point of the loop, and at each of its rows."""
 
     target: Any
     args: tuple[Any, ...]
@@ -189,8 +188,8 @@ class Loop:
     A store whose index or value depends on a reduced axis outside any Reduce is done at every point of `axes × reduced`
     (element level), else once per point of `axes` (row level). `origins` names the source operators.
 
-    `library`: the ATen calls that the loop came from, in order; none where it has no such form (passes/library.py). Passes that
-    change what a loop does leave them as they are; `ir.calls.calls_of` tells whether they still hold.
+    `library`: the ATen calls that the loop came from, in order; empty if it has no such form (passes/library.py). Passes that
+    change what a loop does leave them as they are; `ir.calls.calls_of` says whether they still hold.
     """
 
     name: str
@@ -219,7 +218,7 @@ class Loop:
         return {s.buffer for s in self.stores}
 
     def accesses(self) -> list[Load | Store]:
-        """Every load, then every store: what has a buffer, an index, indirect parts and a mask."""
+        """Every load, then every store; each has a buffer, an index, indirect parts and a mask."""
         return [*expr.loads(*self.roots), *self.stores]
 
     def map_roots(
@@ -285,13 +284,13 @@ class Template:
     `Accumulator`; `out` is then written only if one of its stores says so. Where it has reductions, its axes are (batch, m) and n
     is reduced.
 
-    `prologues`: of an operand that is computed where it is read, the Loop over its (batch, rows, columns) that stores it in the
-    buffer of its view; None for an operand in memory. Nothing is in that buffer unless a kernel chooses to fill one.
+    `prologues`: for an operand that is computed as it is read, the Loop over its (batch, rows, columns) that stores it in the
+    buffer of its view; None for an operand in memory. That buffer has no memory unless a kernel chooses to fill it.
 
     `second`: operands (batch, m, l) and (batch, l, n) of the types of `a` and `b`, whose product is added to the same sums.
 
-    `scales`: those of `a` and `b`, by which each product of theirs is multiplied before it is added up; there are no prologues,
-    no second product and no batch then.
+    `scales`: the scales of `a` and `b`, by which each product of their elements is multiplied before it is added up; then there
+    are no prologues, no second product and no batch.
     """
 
     name: str
@@ -336,8 +335,8 @@ class Ref:
 @dataclass(frozen=True)
 class Extern:
     """A library (ATen) call: `target(*args, **kwargs)`; every tensor and size among the arguments is a Ref. `outputs` names the
-    buffers it allocates, None for results that are not tensors or not used; `many`: the target returns a tuple or list, if
-    only of one. `symbols` are numbers that are known only from its result: (symbol, how), how being ("item",), ("item", output
+    buffers it allocates, None for results that are not tensors or not used; `many`: the target returns a tuple or list, even if
+    it has one element. `symbols` are numbers that only its result tells: (symbol, how), where how is ("item",), ("item", output
     number), ("size" or "stride", output number, dimension), ("offset", output number), or an expression of symbols that are known
     by then. `reason` says why it is a library call, `mutates` which buffers it changes."""
 
@@ -360,7 +359,7 @@ class Extern:
 
 
 def place_of(how: tuple[Any, ...]) -> tuple[str, int, int | None]:
-    """What of which output, and along which dimension, an entry of Extern.symbols reads."""
+    """What an entry of Extern.symbols reads, of which output, and along which dimension."""
     what, output, dim = (list(how) + [0, None][len(how) - 1 :])[:3]
     return what, output, dim
 
@@ -460,5 +459,5 @@ class Program:
         return {o.buffer for o in self.outputs if isinstance(o, View)}
 
     def observed_buffers(self) -> set[str]:
-        """Those whose contents somebody beside the operations sees: inputs, results, and what sizes are read from."""
+        """Buffers whose contents are seen outside the operations: inputs, results, and those that sizes are read from."""
         return self.input_buffers() | self.output_buffers() | set(self.scalars.values())

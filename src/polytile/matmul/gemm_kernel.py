@@ -94,7 +94,7 @@ class GemmKernel:
         return self.tensors[before : len(self.tensors) - self.packed]
 
     @cached_property
-    def stored(self) -> tuple[torch.dtype, torch.dtype]:
+    def operand_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """The type of each operand's elements as a kernel loads or computes them: its tensor's, or its prologue's result."""
         a, b = (
             tensors[0].dtype if made is None else made.tensors[-1].dtype
@@ -104,19 +104,19 @@ class GemmKernel:
 
     def misaligned(self, size: Mapping[str, int]) -> bool:
         """Whether the rows of a stored operand are not a multiple of 16 bytes apart."""
-        apart = zip(self._apart(size), self.stored, strict=True)
-        return any(elements * dtype.itemsize % 16 for elements, dtype in apart)
+        pitches = zip(self._row_pitches(size), self.operand_dtypes, strict=True)
+        return any(elements * dtype.itemsize % 16 for elements, dtype in pitches)
 
-    def loaded_alone(self, size: Mapping[str, int]) -> tuple[bool, bool]:
+    def scalar_loads(self, size: Mapping[str, int]) -> tuple[bool, bool]:
         """Whether generated kernels load A, and B, element by element: neither axis is known to have stride 1, or the
         rows are not a multiple of 16 elements apart."""
         a, b = (
             bool(elements % 16) or (made is None and layout == "any")
-            for elements, made, layout in zip(self._apart(size), self.prologues, self.layouts, strict=True)
+            for elements, made, layout in zip(self._row_pitches(size), self.prologues, self.layouts, strict=True)
         )
         return a, b
 
-    def _apart(self, size: Mapping[str, int]) -> tuple[int, int]:
+    def _row_pitches(self, size: Mapping[str, int]) -> tuple[int, int]:
         """How many elements the rows of A and of B are apart in memory, 0 where there is one row, or the operand is computed.
         Strides that `size` lacks are those of dense operands."""
         full, spec = {**self.dense_strides(size), **size}, self.spec
@@ -133,7 +133,7 @@ class GemmKernel:
         """The same product of operands in memory, without packed copies of them."""
         if not any(self.prologues):
             return replace(self, tensors=self.tensors[:-1], packed=False) if self.packed else self
-        operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.stored, strict=True))
+        operands = tuple(TensorArg(name, dtype, "in") for name, dtype in zip("AB", self.operand_dtypes, strict=True))
         return replace(self, prologues=(None, None), tensors=(*operands, *self.outer), packed=False)
 
     @property
@@ -199,13 +199,13 @@ def canonicalize(template: Template, buffers: Mapping[str, Buffer]) -> tuple[Gem
     second = shared = None
     if template.second is not None:
         p, q = template.second
-        second = _unit(p, {2: "k", 1: "m"}), _unit(q, {2: "n", 1: "k"})
-        read += _stored("P", p, buffers) + _stored("Q", q, buffers)
+        second = _unit_stride_axis(p, {2: "k", 1: "m"}), _unit_stride_axis(q, {2: "n", 1: "k"})
+        read += _in_memory("P", p, buffers) + _in_memory("Q", q, buffers)
         read += _Arguments(sizes=(p.sizes[2], *p.strides, *q.strides))
     if template.scales is not None:
         shared = template.scales[0].rows, template.scales[1].rows
         for name, scale in zip(scales.NAMES, template.scales, strict=True):
-            read += _stored(name, scale.view, buffers) + _Arguments(sizes=scale.view.strides[1:])
+            read += _in_memory(name, scale.view, buffers) + _Arguments(sizes=scale.view.strides[1:])
     written, epilogue, symbols = _results(template, buffers)
     on_gpu = buffers[a.buffer].device.type == "cuda"
     kernel = GemmKernel(
@@ -227,24 +227,24 @@ def _spec(template: Template) -> GemmSpec:
     a, b, out = template.a, template.b, template.out
     return GemmSpec(
         dtype=type_name(_common_type(template)),
-        a_layout=_unit(a, {2: "k", 1: "m"}),
-        b_layout=_unit(b, {2: "n", 1: "k"}),
+        a_layout=_unit_stride_axis(a, {2: "k", 1: "m"}),
+        b_layout=_unit_stride_axis(b, {2: "n", 1: "k"}),
         batched=a.sizes[0] != 1,
         out_dtype=type_name(out.dtype),
         has_epilogue=template.epilogue is not None,
-        c_layout=_unit(out, {2: "n", 1: "m"}),
+        c_layout=_unit_stride_axis(out, {2: "n", 1: "m"}),
     )
 
 
-def _stored(name: str, view: View, buffers: Mapping[str, Buffer]) -> _Arguments:
+def _in_memory(name: str, view: View, buffers: Mapping[str, Buffer]) -> _Arguments:
     """A tensor in memory. Its strides are not among the sizes: the caller adds them in the order of the ABI."""
-    return _Arguments((TensorArg(name, view.dtype, "in"),), (_at(view, buffers),))
+    return _Arguments((TensorArg(name, view.dtype, "in"),), (_buffer_or_view(view, buffers),))
 
 
 def _operand(name: str, view: View, computed: prologue.Canonical | None, buffers: Mapping[str, Buffer]) -> _Arguments:
     """An operand, or the tensors that its prologue computes it from: all but the last, which would hold it."""
     if computed is None:
-        return _stored(name, view, buffers)
+        return _in_memory(name, view, buffers)
     return _Arguments(computed.kernel.tensors[:-1], computed.site.buffers[:-1], computed.site.sizes)
 
 
@@ -254,19 +254,19 @@ def _results(
     """C and its strides; or the epilogue's own tensors and integers, with the epilogue on them."""
     out, loop = template.out, template.epilogue
     if loop is None:
-        return _Arguments((TensorArg("C", out.dtype, "out"),), (_at(out, buffers),), out.strides), None, ()
+        return _Arguments((TensorArg("C", out.dtype, "out"),), (_buffer_or_view(out, buffers),), out.strides), None, ()
     inner, site = canonical.canonicalize(loop, buffers)
     names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
     tensors = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
     return _Arguments(tensors, site.buffers, site.sizes), canonical.rename_tensors(inner.loop, names), inner.symbols
 
 
-def _unit(view: View, letters: Mapping[int, str]) -> str:
+def _unit_stride_axis(view: View, letters: Mapping[int, str]) -> str:
     """Which axis of an operand is known to have stride 1."""
     return next((letter for d, letter in letters.items() if view.strides[d] == 1), "any")
 
 
-def _at(view: View, buffers: Mapping[str, Buffer]) -> str | View:
+def _buffer_or_view(view: View, buffers: Mapping[str, Buffer]) -> str | View:
     """The buffer itself where the view starts at its first element (strides are passed as integers), else the view."""
     return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view
 

@@ -91,7 +91,7 @@ def materialise_operands(
     read, rest, ints = split_arguments(kernel, args)
     size = dict(zip(kernel.plain.size_names, rest[len(rest) - len(kernel.plain.size_names) :], strict=True))
     in_memory: list[Any] = []
-    for name, tensors, own, make, dtype in zip("AB", read, ints, run, kernel.stored, strict=True):
+    for name, tensors, own, make, dtype in zip("AB", read, ints, run, kernel.operand_dtypes, strict=True):
         if make is None:
             in_memory += tensors
             continue

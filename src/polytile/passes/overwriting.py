@@ -1,5 +1,5 @@
-"""Inputs that are changed in some places, written to where they are. The tracer makes of such a change a new tensor, which is
-the old one with other values in it, and copies it back: a cache of keys and values would be copied twice for every token.
+"""Inputs that are changed in part are written in place. The tracer turns such a change into a new tensor, a copy of the old one
+with some values replaced, and copies that back: a cache of keys and values would be copied twice for every token.
 
 loop a:  buf0[p0] = arg0[p0]             (nothing)
 loop b:  buf0[arg1[p0]] = arg2[p0]   →   arg0[arg1[p0]] = arg2[p0]

@@ -32,9 +32,9 @@ from polytile.passes.layout import choose_layouts
 from polytile.passes.library import remember_calls
 from polytile.passes.merge_axes import merge_axes
 from polytile.passes.overwriting import write_in_place
+from polytile.passes.roundings import drop_roundings
 from polytile.passes.simplify import simplify
 from polytile.passes.split_axes import split_axes
-from polytile.passes.stored import drop_roundings
 from polytile.passes.strides import plain_strides
 
 

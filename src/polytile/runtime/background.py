@@ -11,12 +11,14 @@ At the end of the process what has not begun is dropped, and what runs is broken
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
 from polytile import locks
@@ -34,6 +36,18 @@ QUIET_SECONDS = 0.05
 
 SWITCH_SECONDS = 2e-4
 """How soon this thread gives Python's lock to a call that wants it, while it works; Python's own 5 ms are a long call."""
+
+
+THREAD_NICENESS, PROCESS_NICENESS = 10, 19
+"""How much of a core this thread, and processes that work for it, leave to calls that want it. The thread holds Python's lock at
+times, which a call may wait for, so it goes on with a tenth of a core at least."""
+
+
+def yield_to_calls(task: int, niceness: int) -> None:
+    """Has a thread or process, by its number in the system, leave the cores to those that calls run on. Does nothing where the
+    system does not allow it, or has no such thing."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, task, niceness)
 
 
 class Job(Protocol):
@@ -79,13 +93,24 @@ class Background:
         does not rest."""
         if self.is_here():
             return False
+        with self.hurried(), self._change:
+            return self._change.wait_for(lambda: self._closed or not (self._jobs or self._running), timeout)
+
+    @contextlib.contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Within the block somebody waits: the thread does not rest."""
         with self._change:
             self._waiting += 1
             self._change.notify_all()
-            try:
-                return self._change.wait_for(lambda: self._closed or not (self._jobs or self._running), timeout)
-            finally:
+        try:
+            yield
+        finally:
+            with self._change:
                 self._waiting -= 1
+
+    def is_quiet(self) -> bool:
+        """Whether measuring disturbs nobody now: somebody waits for it, or no call has come for a while."""
+        return self._waiting > 0 or time.monotonic() - self.last_call > QUIET_SECONDS
 
     def pending(self) -> list[Job]:
         """What has not been done yet."""
@@ -114,6 +139,7 @@ class Background:
             thread.join(EXIT_SECONDS)
 
     def _serve(self) -> None:
+        yield_to_calls(threading.get_native_id(), THREAD_NICENESS)
         while (job := self._next()) is not None:
             begun = time.monotonic()
             interval = sys.getswitchinterval()
@@ -147,7 +173,7 @@ class Background:
     def _rest(self, job: Job | None) -> float:
         """Seconds until this job may begin."""
         now = time.monotonic()
-        if job is None or not job.disturbs or self._waiting or now - self.last_call > QUIET_SECONDS:
+        if job is None or not job.disturbs or self.is_quiet():
             return 0.0
         return min(self._rest_until - now, QUIET_SECONDS)
 
@@ -168,4 +194,6 @@ atexit.register(background.close)
 os.register_at_fork(after_in_child=background.after_fork)
 
 
-__all__ = ["Background", "Job", "background", "drop", "is_here", "pending", "submit", "wait"]
+__all__ = [
+    "PROCESS_NICENESS", "Background", "Job", "background", "drop", "is_here", "pending", "submit", "wait", "yield_to_calls",
+]  # fmt: skip

@@ -32,7 +32,7 @@ from polytile import locks, options
 from polytile.counters import counters
 from polytile.errors import CompileFailed, CompilerMissing
 from polytile.problem import digest
-from polytile.runtime import toolchain
+from polytile.runtime import background, toolchain
 from polytile.runtime.cache import Cache, current
 from polytile.runtime.cpu import side_by_side
 
@@ -356,6 +356,8 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
     )
     state = _state
     state.running.add(process)
+    if not background.background.is_quiet():
+        background.yield_to_calls(process.pid, background.PROCESS_NICENESS)
     try:
         messages, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     except BaseException as error:  # too slow, or Ctrl-C

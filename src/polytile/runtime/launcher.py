@@ -125,6 +125,25 @@ class Dispatcher(abc.ABC):
         """How many calls the entries of `key` have served, the one that missed it not among them."""
 
     @abc.abstractmethod
+    def begin_trial(self, key: int, entries: tuple[Entry, ...], samples: int, period: int, device: int) -> bool:
+        """Has calls of the entry for `key` run one of `entries`, contenders 1, 2, ..., once in `period` calls, and the next call
+        timed as it is, as contender 0, until there are so many samples of each contender; then `on_due` is told of the call.
+        `device` is the number of the GPU. Another entry for `key` ends it. Returns whether it began."""
+
+    @abc.abstractmethod
+    def samples(self, key: int) -> list[tuple[int, float, tuple[int, ...]]]:
+        """(contender, seconds, integers of the call) of the samples that are known by now, which are forgotten. Raises
+        LookupError where there is no trial."""
+
+    @abc.abstractmethod
+    def go_on(self, key: int, wanted: tuple[int, ...], period: int) -> None:
+        """Has so many more samples taken of each contender. Raises LookupError where there is no trial."""
+
+    @abc.abstractmethod
+    def end_trial(self, key: int) -> None:
+        """Tries nothing any more for `key`."""
+
+    @abc.abstractmethod
     def table(self) -> dict[int, Entry]:
         """A copy of the table: every key and its entry."""
 
@@ -269,6 +288,18 @@ class PythonDispatcher(Dispatcher):
 
     def calls(self, key: int) -> int:
         return self._calls[regime.unpack(key, self._field_count)]
+
+    def begin_trial(self, key: int, entries: tuple[Entry, ...], samples: int, period: int, device: int) -> bool:
+        return False  # calls take as long as small kernels here
+
+    def samples(self, key: int) -> list[tuple[int, float, tuple[int, ...]]]:
+        raise LookupError(f"kernel {self.name!r} tries nothing for this key")
+
+    def go_on(self, key: int, wanted: tuple[int, ...], period: int) -> None:
+        raise LookupError(f"kernel {self.name!r} tries nothing for this key")
+
+    def end_trial(self, key: int) -> None:
+        """There is none."""
 
     def table(self) -> dict[int, Entry]:
         return {regime.pack(fields): entry for fields, entry in self._table.items() if entry is not None}

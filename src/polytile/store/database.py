@@ -71,7 +71,7 @@ class Database(abc.ABC):
         values = {"device": device, "environment": environment, "after": after}
 
         def read(connection: Connection) -> list[Row]:
-            with self._settled(connection):
+            with self._complete_up_to_now(connection):
                 return connection.execute(schema.SUMMARIES, values).fetchall()
 
         return self._run(read)
@@ -111,8 +111,8 @@ class Database(abc.ABC):
     def _alone(self, connection: Any) -> contextlib.AbstractContextManager[None]:
         """A transaction beside which nobody appends."""
 
-    def _settled(self, connection: Any) -> contextlib.AbstractContextManager[None]:
-        """Within it, every row whose number has been given out is there or will never be."""
+    def _complete_up_to_now(self, connection: Any) -> contextlib.AbstractContextManager[None]:
+        """A transaction that sees every row whose number has been given out, but for those that will never be there."""
         return contextlib.nullcontext()
 
     def _written(self, row: Mapping[str, Any]) -> Mapping[str, Any]:

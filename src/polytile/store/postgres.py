@@ -86,7 +86,7 @@ class ServerDatabase(Database):
     def _alone(self, connection: _Marks) -> contextlib.AbstractContextManager[None]:
         return connection.transaction(f"SELECT pg_advisory_xact_lock({LOCK})")
 
-    def _settled(self, connection: _Marks) -> contextlib.AbstractContextManager[None]:
+    def _complete_up_to_now(self, connection: _Marks) -> contextlib.AbstractContextManager[None]:
         return self._alone(connection)
 
     def _written(self, row: Mapping[str, Any]) -> Mapping[str, Any]:

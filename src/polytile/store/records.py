@@ -82,6 +82,9 @@ REGION, LEAST_REGION = "region_seconds", "least_region_seconds"
 """The names in a measurement's state of what an empty parallel region took, and of the least that was seen by then."""
 
 
+LIVE = "live"
+"""The name in a measurement's state that is there where the program's own calls were timed."""
+
 DISTURBED = "disturbed"
 """The name in a measurement's state of the part of the race for which the process's threads waited for a core that another
 program had."""
@@ -274,6 +277,7 @@ __all__ = [
     "DISTURBED",
     "GATE",
     "LEAST_REGION",
+    "LIVE",
     "REGION",
     "Environment",
     "Identified",

@@ -26,6 +26,9 @@ WIDEST_BAND = 0.05
 BUSY = 0.1
 """A reading is taken under load where the process's threads waited for a core for a larger part of the race."""
 
+MOST_ERROR = 1.0
+"""The largest relative error of a reading under load: a single sample tells none, but what takes half the time is faster."""
+
 MOST_TIMES = 3
 """How often the candidates of one problem are measured, at most, while the choice between them stays in doubt, or rests on
 readings that were taken under load."""
@@ -163,7 +166,7 @@ def _judged(scores: Sequence[Score | None], entrants: Sequence[Entrant]) -> dict
 def _beats(score: Score, library: Score, band: float) -> bool:
     """Whether a candidate may run in place of the library's: it is no slower, or, of readings under load, it surely is faster."""
     if max(score.disturbed, library.disturbed) > BUSY:
-        return score.seconds * (1 + math.hypot(score.noise, library.noise)) < library.seconds
+        return score.seconds * (1 + min(MOST_ERROR, math.hypot(score.noise, library.noise))) < library.seconds
     return score.seconds <= library.seconds * (1 + band)
 
 

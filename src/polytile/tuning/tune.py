@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
 from polytile.errors import DeviceLost
@@ -54,6 +55,13 @@ def tune(task: Task) -> list[Attempt]:
     """
     with torch._C._DisableTorchDispatch():
         return _Trial(task).run()
+
+
+def check(task: Task) -> tuple[list[tuple[Candidate, Entry, float | None]], list[Attempt]]:
+    """Makes the candidates of the task and compares their results, as `tune` does, and times none: those that are right, with
+    their entries and the errors found, and the Attempts of the others."""
+    with torch._C._DisableTorchDispatch():
+        return _Trial(task).check()
 
 
 class _Trial:
@@ -100,6 +108,16 @@ class _Trial:
         finally:
             self._tell("", finished=True)
         return [self.attempts[index] for index in range(len(task.candidates))]
+
+    def check(self) -> tuple[list[tuple[Candidate, Entry, float | None]], list[Attempt]]:
+        for candidate in self.task.candidates:
+            candidate.prepare()
+        isolated.begin(self.task)
+        with torch.no_grad(), _random_state_kept(self.task.args), counters.stage("checking"):
+            with contextlib.closing(_gate(self.task)) as gate:
+                self._check_all(gate)
+        right = [(self.task.candidates[index], entry, error) for index, (entry, error) in sorted(self.passed.items())]
+        return right, [self.attempts[index] for index in sorted(self.attempts)]
 
     def _check_all(self, gate: Gate) -> None:
         """Makes the candidates and compares their results, each first in the worker if it has to be."""
@@ -289,4 +307,4 @@ def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-__all__ = ["Attempt", "Interrupted", "Task", "Tuner", "measured", "run", "run_once", "tune"]
+__all__ = ["Attempt", "Interrupted", "Task", "Tuner", "check", "measured", "run", "run_once", "tune"]

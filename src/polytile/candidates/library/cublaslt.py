@@ -107,7 +107,7 @@ class LtCandidate(MatmulLibrary):
         self.device = (target.index or 0) if target.type == "cuda" else -1
         self.epilogue = library_epilogue(kernel)
         self._at = {tensor.name: place for place, tensor in enumerate(kernel.tensors)}
-        self._converts = kernel.stored != (kernel.in_dtype, kernel.in_dtype)
+        self._converts = kernel.operand_dtypes != (kernel.in_dtype, kernel.in_dtype)
         self._replays: dict[tuple[int, ...], Replay | None] = {}
         """By the product's integers and the alignment of each operand and result; None: ATen runs it."""
         self._refused: set[Algorithm] = set()

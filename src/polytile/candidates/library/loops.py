@@ -56,7 +56,7 @@ class _Look:
     strides: tuple[int, ...]
     offset: int
 
-    def look_at(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def view_in(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of the one among a call's `tensors` that it looks at."""
         if self.at < 0:
             return torch.zeros((), dtype=self.dtype, device=tensors[0].device).expand(self.sizes)
@@ -245,7 +245,7 @@ class _Writer:
     def _look(self, look: _Look) -> str:
         """A name that the tensor has from here on."""
         if look not in self.looks:
-            at, same = self._value(look), "False"
+            view, same = self._value(look.view_in), "False"
             name = self.looks[look] = f"t{len(self.looks)}"
             self.lines.append(f"{name} = tensors[{look.at}]")
             if look.whole:
@@ -253,7 +253,7 @@ class _Writer:
             elif not look.offset:
                 extents, strides = self._value(look.sizes), self._value(look.strides)
                 same = f"{name}.shape == {extents} and {name}.stride() == {strides}"
-            self.lines.append(f"if not ({same if look.at >= 0 else 'False'}): {name} = {at}.look_at(tensors)")
+            self.lines.append(f"if not ({same if look.at >= 0 else 'False'}): {name} = {view}(tensors)")
         return self.looks[look]
 
 

@@ -31,8 +31,8 @@ def in_doubt(request: Request, scores: list[Score | None]) -> bool:
 
 
 def recorded(request: Request) -> list[Score | None] | None:
-    """Scores of the request's candidates from the store; None unless they cover the shortlist, where sizes were not taken out of
-    their regime for what is on record of them.
+    """Scores of the request's candidates from the store. They have to cover the shortlist, else None; for exact sizes, which have
+    an entry for what is on record of them, any will do.
 
     Candidates that failed here before are rejected on the way.
     """

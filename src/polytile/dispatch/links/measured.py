@@ -10,6 +10,7 @@ import torch
 
 from polytile import options
 from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import Entry
 from polytile.counters import counters
 from polytile.dispatch import trials
 from polytile.dispatch.links import exact
@@ -17,7 +18,7 @@ from polytile.dispatch.links.nearby import champions
 from polytile.dispatch.links.prior import is_library, shortlist
 from polytile.dispatch.request import Answer, Request, may_measure
 from polytile.problem import Measurement, Outcome
-from polytile.store.records import disturbed, region_excess
+from polytile.store.records import LIVE, disturbed, region_excess
 from polytile.tuning import budget, tune
 from polytile.tuning.decide import Score, combine, noise_band
 from polytile.tuning.headroom import NoHeadroom
@@ -136,6 +137,28 @@ def trial(request: Request, candidates: Sequence[Candidate], remember: bool) -> 
     return Answer(best, grounds, in_order, tried=True)
 
 
+def check(request: Request, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Entry, float | None]]:
+    """Those of `candidates` whose results are right, with their entries and errors; the others are rejected. Nothing is timed."""
+    task = _task(request, request.without_deadly(candidates), budget.tightest(request.budget))
+    with trials.trial():
+        passed, attempts = tune.check(task)
+    _keep(request, attempts, remember=True)
+    for attempt in attempts:
+        if not attempt.untried:
+            request.reject(attempt.candidate.name, _outcome(attempt.measurement), attempt.detail)
+    return passed
+
+
+def keep_live(request: Request, timed: Sequence[tuple[Candidate, Sequence[float], float | None]]) -> None:
+    """Appends to the store the seconds that calls of the program took: (candidate, seconds, its error)."""
+    task = _task(request, [candidate for candidate, _, _ in timed], None)
+    attempts = [
+        tune.Attempt(candidate, tune.measured(task, index, Outcome.OK, tuple(seconds), error, state=((LIVE, True),)))
+        for index, (candidate, seconds, error) in enumerate(timed)
+    ]
+    _keep(request, attempts, remember=True)
+
+
 def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Budget | None) -> tune.Task:
     spec = request.spec
     assert request.args is not None
@@ -208,4 +231,4 @@ def _nothing_to_do(request: Request) -> bool:
     return bool(written) and not any(tensor.numel() for tensor in written)
 
 
-__all__ = ["choose", "measure_again", "trial", "tuner"]
+__all__ = ["check", "choose", "keep_live", "measure_again", "trial", "tuner"]

@@ -98,7 +98,7 @@ class Kind:
         gives a thread as many neighbours along k as fill a load of the type in memory (kWidth 8 for int4, of four threads that
         share a row), and a step of 16 along k, which they do not fit in, gives results that are wrong on a device and right in
         the interpreter."""
-        dtype, stored = kernel.in_dtype, kernel.stored
+        dtype, stored = kernel.in_dtype, kernel.operand_dtypes
         read = {tensor.dtype for tensors in kernel.inputs for tensor in tensors}
         return cls(
             dtype.itemsize,

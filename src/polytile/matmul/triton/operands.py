@@ -68,7 +68,7 @@ class Operand:
 
 def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
     spec = kernel.spec
-    zeros = ["0.0" if dtype.is_floating_point else "0" for dtype in kernel.stored]
+    zeros = ["0.0" if dtype.is_floating_point else "0" for dtype in kernel.operand_dtypes]
     return (
         Operand("A", "m", "M", spec.a_layout, spec.batched, zeros[0]),
         Operand("B", "n", "N", spec.b_layout, spec.batched, zeros[1]),
@@ -129,7 +129,7 @@ def advance(operand: Operand) -> str:
 def widened(kernel: GemmKernel, operand: Operand, value: str) -> str:
     """The block in the type in which the product is taken: an operand kept in a smaller type is converted on its way, by
     float32, which is how hardware and the interpreter turn integers into 16-bit floats."""
-    storage = kernel.stored[0 if operand.size == "M" else 1]
+    storage = kernel.operand_dtypes[0 if operand.size == "M" else 1]
     if storage == kernel.in_dtype:
         return value
     return f"{value}.to(tl.float32)" + ("" if kernel.in_dtype == torch.float32 else f".to({text.value_type(kernel.in_dtype)})")

@@ -193,7 +193,7 @@ class Unit:
         if operand.layout != "k":
             names, apart = ("K", operand.size), "k"
         block = self.constants[f"BLOCK_{names[0]}"], self.constants[f"BLOCK_{names[1]}"]
-        element = text.pointer_type(self.kernel.stored[operand.size == "N"]).removeprefix("*")
+        element = text.pointer_type(self.kernel.operand_dtypes[operand.size == "N"]).removeprefix("*")
         kind = f"tensordesc<{element}[{block[0]},{block[1]}]>"
         argument = Argument(Kind.DESCRIPTOR, f"desc_{operand.name}", kind, len(self.described))
         shape = symbol(names[0]), symbol(names[1])

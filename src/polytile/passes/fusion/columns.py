@@ -1,13 +1,13 @@
-"""Sums down the columns of what another loop goes through row by row are added up there: the matrix is read once.
+"""Column sums of a matrix that another loop reads row by row become part of that loop: the matrix is read once.
 
     loop a for p0 over r0                              loop a for p0 over r0
       dx[p0, r0] = f(g[p0, r0], x[p0, r0], sums)         dx[p0, r0] = f(g[p0, r0], x[p0, r0], sums)
     loop b for p0 over r0                         →      dw[r0] sum= g[p0, r0]·x[p0, r0]
       dw[p0] = reduce sum g[r0, p0]·x[r0, p0]
 
-The loops qualify if one's rows are the other's columns, the second does nothing but such sums of floating-point values, reads
-nothing that the first stores, and both read a good part of what they read at the same points. A kernel may still run one after
-the other (candidates/unfused.py). For GPUs only: generated kernels for a CPU have no such stores.
+The loops qualify if the rows of one are the columns of the other, if the second only computes such sums of floating-point values
+and reads nothing that the first stores, and if much of what they read is the same at the same points. A kernel may still run one
+after the other (candidates/unfused.py). This is for GPUs only: generated kernels for a CPU have no such stores.
 """
 
 from __future__ import annotations

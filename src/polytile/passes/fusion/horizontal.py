@@ -3,8 +3,8 @@
 loop a for p0 over r0      loop b for p0 over r0         loop b for p0 over r0
   m[p0] = sum x[p0, r0]      n[p0] = max x[p0, r0]   →     t = x[p0, r0];  m[p0] = sum t;  n[p0] = max t
 
-So do loops that compute the same dear values, however little they read together: the random numbers of a dropout decide what it
-gives and what its gradient keeps.
+The same goes for loops that compute the same expensive values, however little they read in common: a dropout and its gradient use
+the same random numbers.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ def _propose(fuser: Fuser, first: int, second: int) -> Proposal | None:
     if a.scatter or b.scatter or any(name in b.reads for name in a.writes):
         return None
     saved = sum(min(a.reads[n], b.reads[n]) for n in a.reads if n in b.reads)
-    if saved < WORTHWHILE * min(a.bytes, b.bytes) and not _dear(a.loop) & _dear(b.loop):
+    if saved < WORTHWHILE * min(a.bytes, b.bytes) and not _expensive_operations(a.loop) & _expensive_operations(b.loop):
         return None
     return Proposal(first, second, saved, frozenset())
 
 
 def _accept(fuser: Fuser, proposal: Proposal, merged: Merged) -> bool:
-    """Only what both read at the same element is truly read once, and only what is the same value computed once."""
+    """Only loads of the same element are truly saved, and only computations of the same value."""
     a, b = fuser.facts[proposal.first], fuser.facts[proposal.second]
     saved = sum(min(a.reads[n], b.reads[n]) for n in merged.common)
     alike = cost.compute(*a.loop.roots) + cost.compute(*b.loop.roots) - cost.compute(*merged.loop.roots)
     return saved >= WORTHWHILE * min(a.bytes, b.bytes) or alike >= DEAR
 
 
-def _dear(loop: Loop) -> frozenset[tuple[str, frozenset[str]]]:
-    """The dear operations of a loop, each with the buffers that it is computed from."""
+def _expensive_operations(loop: Loop) -> frozenset[tuple[str, frozenset[str]]]:
+    """The expensive operations of a loop, each with the buffers that it is computed from."""
     return frozenset(
         (node.name, frozenset(load.buffer for load in expr.loads(node)))
         for node in expr.walk(*loop.roots)

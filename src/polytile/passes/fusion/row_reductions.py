@@ -6,14 +6,13 @@
     loop a for p0 over r0                                 out[m] = reduce sum (accumulator + bias[n])²
       out[p0] = reduce sum buf0[p0, r0]²
 
-`buf0` is not stored where nobody else reads it. Of a row that several blocks share every block leaves its part in memory, and a
-second launch puts the parts together (`matmul/triton/row_epilogue.py`). So at every point of a row, nothing may wait for a
-reduction, as a norm or a softmax does: it goes over its row once more anyway, and reads it then. Of short rows one block has
-all, and may do that too.
+`buf0` is not stored if nothing else reads it. If several blocks share a row, each stores its part of the reduction, and a second
+launch combines the parts (`matmul/triton/row_epilogue.py`). So no point of a row may depend on the row's reduction, as it does in
+a norm or a softmax, which go over the row again and read it then. A short row is in one block, where that is allowed too.
 
-A loop qualifies if its rows are the product's, whole, it reads the product at its own point alone, and what it stores are
-floating-point numbers: where the greatest of nearly equal elements stands depends on how sums were rounded, and nobody could tell
-a right kernel from a wrong one by it. For a GPU's products only; on a CPU a row is in the cache when the loop reads it.
+A loop qualifies if its rows are the product's whole rows, if it reads the product at its own point only, and if it stores
+floating-point numbers: the position of the largest of nearly equal elements depends on how sums were rounded, so it could not
+tell a right kernel from a wrong one. This is for a GPU's products only; on a CPU a row is in the cache when the loop reads it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is added up over all rows is computed row by row in the loop that goes along them, where it picks one of a row's elements.
+"""Values of rows that a second loop adds up are computed by the loop over those rows, if they pick one of a row's elements.
 
     loop a for p0 over r0                              loop a for p0 over r0
       m[p0] = reduce max x[p0, r0]                       loss[p0] = log (reduce sum …) + m - x[p0, t[p0]]
@@ -6,12 +6,13 @@
     loop b over r0                                     loop b over r0
       out = reduce sum (log s[r0] + m[r0] - x[r0, t[r0]])    out = reduce sum loss[r0]
 
-The last launch of a cross entropy would wait for elements all over the matrix, which nobody has any more, and for the indices by
-which to find them, with few programs to wait beside each other. A row's own program has just had the element.
+Otherwise the last launch of a cross entropy has to load elements from all over the matrix, which are in no cache any more, and
+before them the indices that say where they are, with few programs whose waiting could overlap. The program that goes over the row
+has just loaded the element.
 
-The loops qualify if b has one value of all rows, and the values of b that what a passes to it goes into, no more than are passed,
-read an element of what a reads, at an index from memory. What others need of a is stored as before, as for the gradient of that
-cross entropy. For GPUs only: a core that has a row goes on to the next.
+The loops qualify if b reduces all rows to one value, and if the terms of b that use what a passes to it, which may be no more
+than are passed, read an element of a buffer that a reads, at an index from memory. Whatever else is needed of a is stored as
+before, as for the gradient of that cross entropy. This is for GPUs only: a CPU core has the row in its cache.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 from polytile.ir import expr
 from polytile.ir.program import Program
 from polytile.passes.pipeline import optimize
-from polytile.passes.stored import drop_roundings
+from polytile.passes.roundings import drop_roundings
 from tests.passes.helpers import F32, S0, S1, Net, assert_same
 
 

@@ -2,7 +2,7 @@
 
 buf[p0] = round_bf16 t   →   buf[p0] = t
 
-Runs after all fusions: until then a value may still be read in place of its stored copy, and has to be rounded as that is.
+Runs after all fusions: until then a value may still be read in place of its stored copy, and then has to be rounded like it.
 """
 
 from __future__ import annotations

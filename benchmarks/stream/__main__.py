@@ -1,0 +1,140 @@
+"""`python -m benchmarks.stream`: a server meets requests of random sizes, from empty caches, and no kernel is there.
+
+Each contestant serves the same stream in a process of its own: eager; aot_eager, which traces and then runs ATen's operators;
+the peer's dynamic compile; polytile with each value of the option `stall`. Each call is timed from outside, on a GPU until its
+result is there. With --warm a second process then serves it with the caches that the first has left. Every result is compared
+with eager's.
+
+--seconds limits everything: a contestant serves as many requests as its share of the time allows. --stacks samples where the
+caller is in calls that wait, which disturbs them a little. --show prints the tables of the committed results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+from benchmarks.contestants import Processes, own_caches
+from benchmarks.stream.judge import TIER0, judged
+from benchmarks.stream.report import NOTES, counters_table, late_table, stream_table
+from benchmarks.stream.serving import COMPILE
+from benchmarks.stream.workloads import WORKLOADS
+from polytile.report import show
+
+COLD_ONLY = ("eager", TIER0)
+"""Contestants that leave nothing in caches."""
+GRACE = 20.0
+"""Seconds after which a process that does not end by itself is ended."""
+FOREVER = 7 * 86400.0
+WARM = ", warm"
+
+
+class Streams:
+    """Streams of requests, within the limits that were given."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.deadline = time.time() + min(given.seconds, FOREVER)
+        warm = sum(one not in COLD_ONLY for one in given.contestants) if given.warm else 0
+        self.left = len(given.workloads) * (len(given.contestants) + warm)
+
+    def of(self, workload: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each contestant's name and what `serving.run` gave for it, or {"error"}, as they end."""
+        given, expected = self.given, list[float]()
+        sizes = WORKLOADS[workload].requests(given.device, given.requests, given.seed)
+        task = {
+            "workload": workload, "device": given.device, "requests": [[one.batch, one.length] for one in sizes],
+            "synchronised": not given.unsynchronised, "stacks": given.stacks,
+        }  # fmt: skip
+        for name in given.contestants:
+            with ExitStack() as open_caches:
+                variables = open_caches.enter_context(own_caches())
+                for kind in ("", WARM) if given.warm and name not in COLD_ONLY else ("",):
+                    found = self._run({**task, "contestant": name, "expected": expected}, variables)
+                    if name == TIER0:
+                        expected = found.get("seconds", [])
+                    yield name + kind, found
+
+    def _run(self, task: dict[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+        share = max(0.0, self.deadline - time.time()) / self.left
+        self.left -= 1
+        task["until"] = time.time() + share
+        return Processes().run("benchmarks.stream.serving:run", task, share + GRACE, variables)
+
+
+def tables(workload: str, device: str, result: Mapping[str, Any]) -> None:
+    """Prints what one workload came to."""
+    what, requests = WORKLOADS[workload].what, result["requests"]
+    title = f"{what}, {device}: {requests} requests of random sizes"
+    show(stream_table(title, requests, result["contestants"]))
+    show(counters_table(f"{what}: what polytile did", result["contestants"]))
+    for name, one in result["contestants"].items():
+        if any(late["stacks"] for late in one.get("late", ())):
+            show(late_table(f"{what}, {name}: the calls that waited longest", one["late"]))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parsed(arguments)
+    suite = f"stream_{given.device}"
+    if given.show:
+        for workload, result in json.loads((given.out / f"{suite}.json").read_text())["results"]["workloads"].items():
+            tables(workload, result["device"], result)
+        print("\n\n".join(NOTES))
+        return
+    streams = Streams(given)
+    for workload in given.workloads:
+        result = measured(streams, workload)
+        tables(workload, result["device"], result)
+        if given.json:
+            record.add(suite, "workloads", {workload: result}, given.out)
+
+
+def measured(streams: Streams, workload: str) -> dict[str, Any]:
+    """What stands in the result file of one workload. Results that are wrong are printed."""
+    given, runs = streams.given, dict[str, dict[str, Any]]()
+    for name, found in streams.of(workload):
+        runs[name] = found
+        print(f"{workload}, {name}: {found.get('error') or round(sum(found['seconds']), 2)} s", file=sys.stderr, flush=True)
+        if given.calls:
+            with given.calls.open("a") as file:
+                file.write(json.dumps({"workload": workload, "contestant": name, **found}) + "\n")
+    requests = WORKLOADS[workload].requests(given.device, given.requests, given.seed)
+    sizes, tolerance = [(one.batch, one.length) for one in requests], WORKLOADS[workload].tolerance[given.device]
+    cells = {name: judged(run, runs, sizes, tolerance) for name, run in runs.items()}
+    for name, cell in cells.items():
+        for line in cell.get("wrong", ())[:3]:
+            print(f"WRONG: {workload}, {name}, {line}", flush=True)
+    return {
+        "requests": len(sizes), "seed": given.seed, "synchronised": not given.unsynchronised, "stacks": given.stacks,
+        "device": next((run["device"] for run in runs.values() if "device" in run), given.device), "contestants": cells,
+    }  # fmt: skip
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--contestants", nargs="+", choices=list(COMPILE), default=list(COMPILE))
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0, help="of the sizes")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for everything, in shares")
+    parser.add_argument("--warm", action="store_true", help="also a second process with the caches of the first")
+    parser.add_argument("--unsynchronised", action="store_true", help="on a GPU: time calls until they return")
+    parser.add_argument("--stacks", action="store_true", help="sample where the caller is in calls that wait")
+    parser.add_argument("--calls", type=Path, help="append every call's times to this file, a JSON line for each contestant")
+    parser.add_argument("--json", action="store_true", help="also write stream_DEVICE.json")
+    parser.add_argument("--out", type=Path, default=record.RESULTS, help="the directory of that file")
+    parser.add_argument("--show", action="store_true", help="only print the tables of that file")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

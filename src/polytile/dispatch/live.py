@@ -1,0 +1,170 @@
+"""Candidates of a regime tried on the program's own calls (runtime/trial.c), and the decision that comes of it.
+
+    check      candidates are compiled and compared with the reference, on arguments made up for it; in the background
+    try        now and then a call runs one of them in place of what serves, and the call after it is timed as it is
+    judge      what is far off is tried no more; the others are until the noise settles who is fastest; in the background
+    decide     the tuner's own rule of ties chooses, and the times go to the store, marked `live`
+
+Calls of one regime have different sizes. A time counts relative to what the candidate that serves is predicted to take at its
+sizes. The period is such that trying costs no more than the option `explore` says: a contender that takes 1.3 times as long in
+one call of ten costs 3 %.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from polytile import options
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import NativeEntry, PythonEntry
+from polytile.dispatch.links import measured, prior
+from polytile.dispatch.links.nearby import champions
+from polytile.dispatch.request import Answer, Request
+from polytile.tuning.decide import Score
+
+if TYPE_CHECKING:
+    from polytile.dispatch.multikernel import MultiKernel
+
+WARM, ENOUGH, MOST = 1, 7, 21
+"""Samples of each contender: those that do not count, as code and data are new to the caches; those after which it is decided, if
+the noise allows; and those after which it is, in any case."""
+
+FAR_OFF, CLEARLY_SLOWER, SEEN = 2.0, 1.2, 3
+"""A contender is given up that took so many times as long in its first sample, or in the median of `SEEN` of them."""
+
+ASSUMED = 0.5
+"""What a contender is assumed to cost beyond what serves before it was tried, relatively."""
+
+LEAST_PERIOD, MOST_PERIOD = 3, 200
+
+MOST_CONTENDERS = 7
+"""As trial.c has it."""
+
+
+@dataclass
+class Contender:
+    """A candidate, its error as the gate found it, and the logarithms of its times, relative to the prediction."""
+
+    candidate: Candidate
+    entry: NativeEntry | PythonEntry
+    max_error: float | None
+    logs: list[float] = field(default_factory=list)
+    given_up: bool = False
+
+    @property
+    def counted(self) -> list[float]:
+        return self.logs[WARM:]
+
+    @property
+    def middle(self) -> float:
+        """The median of what counts; of the first samples where there is nothing else."""
+        return statistics.median(self.counted or self.logs)
+
+
+class LiveTrial:
+    """One regime's trial. The background's thread alone uses it."""
+
+    def __init__(self, owner: MultiKernel, key: int, request: Request, contenders: Sequence[Contender]) -> None:
+        self.owner, self.key, self.request, self.contenders = owner, key, request, list(contenders)
+        self._predicted: dict[tuple[int, ...], float] = {}
+
+    @classmethod
+    def begin(cls, owner: MultiKernel, key: int, request: Request, serving: str) -> LiveTrial | None:
+        """Checks what is worth trying beside the candidate `serving`, and begins; None where there is nothing to try, or where
+        the program's calls cannot be used for it."""
+        wanted = {c.name for c in prior.shortlist(request)} | champions(request)
+        predicted = {c.name: c.cost(request.sizes) for c in request.alive}
+        worth_it = [c for c in request.alive if c.name in wanted or c.name == serving]
+        rivals = sorted((c for c in worth_it if c.name != serving), key=lambda c: predicted[c.name])[:MOST_CONTENDERS]
+        tried = [c for c in worth_it if c.name == serving or c in rivals]
+        if not rivals or "inout" in request.spec.roles or not options.get("explore") or not _can_be_timed(request):
+            return None
+        passed = measured.check(request, tried)
+        contenders = [Contender(candidate, entry, error) for candidate, entry, error in passed]
+        first = [c for c in contenders if c.candidate.name == serving]
+        if not first or len(contenders) < 2:
+            return None
+        trial = cls(owner, key, request, [*first, *(c for c in contenders if c.candidate.name != serving)])
+        owner.dispatcher.insert(key, first[0].entry)
+        device = request.spec.target.index or 0
+        began = owner.dispatcher.begin_trial(
+            key, tuple(c.entry for c in trial.contenders[1:]), WARM, trial._period(), device
+        )
+        return trial if began else None
+
+    def judge(self) -> Answer | None:
+        """Reads what is known by now; the answer once it is settled."""
+        for index, seconds, ints in self.owner.dispatcher.samples(self.key):
+            self.contenders[index].logs.append(math.log(max(seconds, 1e-9) / self._scale(ints)))
+        serving, *rivals = self.contenders
+        for rival in rivals:
+            excess = rival.middle - serving.middle if rival.logs and serving.logs else 0.0
+            limit = CLEARLY_SLOWER if len(rival.counted) >= SEEN else FAR_OFF
+            rival.given_up = rival.given_up or excess > math.log(limit)
+        open_ones = [c for c in self.contenders if not c.given_up]
+        fewest = min(len(c.counted) for c in open_ones)
+        if len(open_ones) > 1 and (fewest < ENOUGH or (fewest < MOST and self.request.doubtful(self._scores()))):
+            wanted = WARM + (ENOUGH if fewest < ENOUGH else MOST)
+            still = tuple(0 if c.given_up else max(0, wanted - len(c.logs)) for c in self.contenders)
+            self.owner.dispatcher.go_on(self.key, still, self._period())
+            return None
+        return self._answer()
+
+    def end(self) -> None:
+        """Tries nothing any more."""
+        self.owner.dispatcher.end_trial(self.key)
+
+    def _answer(self) -> Answer:
+        scores = self._scores()
+        best = self.request.pick(scores, preferred=self.contenders[0].candidate.name) or self.contenders[0].candidate
+        measured.keep_live(self.request, [(c.candidate, self._seconds(c), c.max_error) for c in self.contenders if c.logs])
+        return Answer(best, "measured on the program's own calls", tuple(scores), tried=True)
+
+    def _scores(self) -> list[Score | None]:
+        by_name = {c.candidate.name: c for c in self.contenders if c.logs}
+        return [self._score(by_name[c.name]) if c.name in by_name else None for c in self.request.candidates]
+
+    def _score(self, contender: Contender) -> Score:
+        counted = contender.counted or contender.logs
+        spread = statistics.stdev(counted) / math.sqrt(len(counted)) if len(counted) > 1 else math.inf
+        return Score(math.exp(contender.middle) * self._scale(self.request.ints), spread)
+
+    def _seconds(self, contender: Contender) -> tuple[float, ...]:
+        """Its times as if all had been taken at the request's sizes."""
+        scale = self._scale(self.request.ints)
+        return tuple(math.exp(log) * scale for log in contender.counted or contender.logs)
+
+    def _scale(self, ints: Sequence[int]) -> float:
+        known = self._predicted.get(tuple(ints))
+        if known is None:
+            serving = self.contenders[0].candidate
+            known = self._predicted[tuple(ints)] = max(1e-9, serving.cost(self.owner.spec.sizes(ints)))
+        return known
+
+    def _period(self) -> int:
+        """Calls for each of which one tries a contender."""
+        serving, *rivals = self.contenders
+        costs = [
+            max(0.0, math.expm1(rival.middle - serving.middle)) if rival.logs and serving.logs else ASSUMED
+            for rival in rivals
+            if not rival.given_up
+        ]
+        share = options.get("explore")
+        excess = statistics.fmean(costs) if costs else 0.0
+        return min(MOST_PERIOD, max(LEAST_PERIOD, math.ceil(excess / share))) if share else MOST_PERIOD
+
+
+def _can_be_timed(request: Request) -> bool:
+    """Whether single calls can be, on the request's device."""
+    if request.spec.target.type != "cuda":
+        return True
+    from polytile.runtime.cuda.beside import can_time_calls  # what a GPU needs is imported where there is one
+
+    return can_time_calls()
+
+
+__all__ = ["LiveTrial"]

@@ -1,0 +1,55 @@
+"""A GPU used by the background's thread while the program uses it: a stream of its own, captures of others left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+from collections.abc import Iterator
+
+import torch
+
+from polytile.runtime import native
+from polytile.runtime.cuda import driver, launch
+
+log = logging.getLogger("polytile")
+
+_EVENT_FUNCTIONS = (
+    "cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventQuery", "cuEventElapsedTime", "cuStreamIsCapturing",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def beside_calls(index: int) -> Iterator[None]:
+    """Within the block this thread works on a stream of its own of device `index`. What it does is part of no capture, and breaks
+    none that another thread has begun. Waits for that work at the end."""
+    with driver.current(index), torch.cuda.device(index), torch.cuda.stream(_stream(index)):
+        try:
+            yield
+        finally:
+            torch.cuda.current_stream().synchronize()
+
+
+@functools.cache
+def _stream(index: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index)
+
+
+@functools.cache
+def can_time_calls() -> bool:
+    """Whether the dispatch table can take the time that calls need on a GPU; tells it how, the first time."""
+    module = native.module()
+    found = driver.library()
+    try:
+        functions = [ctypes.cast(getattr(found, name), ctypes.c_void_p).value or 0 for name in _EVENT_FUNCTIONS]
+    except AttributeError as error:
+        log.info("Calls on this GPU cannot be timed one by one: %s.", error)
+        return False
+    if module is None:
+        return False
+    module.configure_events(*functions, launch.torch_functions()[0])
+    return True
+
+
+__all__ = ["beside_calls", "can_time_calls"]
