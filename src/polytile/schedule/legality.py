@@ -37,19 +37,15 @@ def spelled(kernel: LoopKernel, one_sweep: bool) -> tuple[LoopKernel, Nest]:
 
 def legal(kernel: LoopKernel, schedule: Schedule) -> bool:
     """Whether `schedule` is one for this loop, whatever its sizes and blocks."""
-    _, nest = spelled(kernel, schedule.one_sweep)
-    if has_column_sums(nest.loop) != (schedule.columns is not None):
+    loop = kernel.loop
+    if has_column_sums(loop) != (schedule.columns is not None) or bool(loop.reduced) != (schedule.combine is not Combine.NOTHING):
         return False
+    if schedule.columns is None and schedule.share is Share.PROGRAM:
+        return True
+    _, nest = spelled(kernel, schedule.one_sweep)
     if schedule.columns is not None:
         return _reduces_columns(nest, schedule)
-    if (nest.form is Form.POINTWISE) != (schedule.combine is Combine.NOTHING):
-        return False
-    match schedule.share:
-        case Share.GRID:
-            return splittable(nest)
-        case Share.CLUSTER:
-            return clustered(nest)
-    return True
+    return splittable(nest) if schedule.share is Share.GRID else clustered(nest)
 
 
 def _reduces_columns(nest: Nest, schedule: Schedule) -> bool:

@@ -25,18 +25,25 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, fields
+from functools import cached_property
 
-from polytile.problem import Config, Scalar
+from polytile.problem import Config
 
 
-class Hold(enum.Enum):
+class Answer(enum.Enum):
+    """An answer to one of the questions. It hashes as the object that it is: predictions ask for schedules by the thousand."""
+
+    __hash__ = object.__hash__
+
+
+class Hold(Answer):
     """Where a program has its share of a row between passes: in registers, read once, or in memory, read for each pass."""
 
     REGISTERS = "registers"
     MEMORY = "memory"
 
 
-class Share(enum.Enum):
+class Share(Answer):
     """Who shares a row (or a column): one program has all of it, the programs of a cluster, which run at the same time and may
     wait for each other, or any programs of the grid, which may not."""
 
@@ -45,7 +52,7 @@ class Share(enum.Enum):
     GRID = "grid"
 
 
-class Combine(enum.Enum):
+class Combine(Answer):
     """How the shares of a row become one result: there is no row; in the program; by an exchange in the cluster; by the program
     that arrives last; by a launch of its own (the finalise launch)."""
 
@@ -93,6 +100,8 @@ class Blocks:
 
 STORED = {"finalise": "gathers"}
 """Names of numbers in stored configs that differ from those of Blocks."""
+STORED_NAMES = tuple((field.name, STORED.get(field.name, field.name)) for field in fields(Blocks))
+"""Each number's name, and its name in stored configs."""
 NAMES: dict[tuple[Hold, Share, Combine, bool], str] = {
     (Hold.REGISTERS, Share.PROGRAM, Combine.NOTHING, False): "plain",
     (Hold.REGISTERS, Share.PROGRAM, Combine.PROGRAM, False): "persistent",
@@ -130,6 +139,13 @@ class Schedule:
     def _answers(self) -> tuple[Hold, Share, Combine, bool]:
         return self.hold, self.share, self.combine, self.columns is not None
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((*self._answers, self.columns, self.blocks))
+
     @property
     def name(self) -> str:
         """The stored name, of which some schedules share one that differ in their numbers."""
@@ -138,64 +154,61 @@ class Schedule:
     @property
     def config(self) -> Config:
         """As measurements have it."""
-        values: dict[str, Scalar] = {"variant": self.name}
-        for field in fields(Blocks):
-            if (value := getattr(self.blocks, field.name)) is not None:
-                values[STORED.get(field.name, field.name)] = value
-        return Config(tuple(sorted(values.items())))
+        numbers = [(stored, value) for name, stored in STORED_NAMES if (value := getattr(self.blocks, name)) is not None]
+        return Config(tuple(sorted([*numbers, ("variant", self.name)])))
 
     # what emitters, configs and predictions ask ------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def resident(self) -> bool:
         """Whether rows are held whole in registers and read once, by one program or by a cluster."""
         return self.hold is Hold.REGISTERS and self.combine is not Combine.NOTHING
 
-    @property
+    @cached_property
     def bounded(self) -> bool:
         """Whether a row must fit in the blocks: registers hold it, or as many blocks of it as there are parts."""
         return self.resident or bool(self.blocks.parts)
 
-    @property
+    @cached_property
     def chunked(self) -> bool:
         """Whether programs all over the grid share a row, chunk by chunk."""
         return self.share is Share.GRID and self.columns is None
 
-    @property
+    @cached_property
     def clustered(self) -> bool:
         """Whether a cluster shares a row and nothing else is made of it."""
         return self.share is Share.CLUSTER and self.columns is None
 
-    @property
+    @cached_property
     def swept(self) -> bool:
         """Whether programs go through rows in memory block after block, once for each pass."""
         return self.hold is Hold.MEMORY and self.columns is None
 
-    @property
+    @cached_property
     def one_sweep(self) -> bool:
         """Whether a greatest value and the sum of exponentials beside it are found in one pass: rows in registers are gone
         through as often as it takes, rows in memory, and those whose programs wait for each other, as seldom as possible."""
         return self.swept or self.clustered
 
-    @property
+    @cached_property
     def threads(self) -> int:
         """Threads of a program on NVIDIA's devices."""
         return 32 * self.warps
 
-    @property
+    @cached_property
     def warps(self) -> int:
         return self.blocks.warps or 1
 
-    @property
+    @cached_property
     def stages(self) -> int:
         return self.blocks.stages or 1
 
-    @property
+    @cached_property
     def splits(self) -> int:
         """Programs that share a row."""
         return self.blocks.splits or 1
 
-    @property
+    @cached_property
     def held(self) -> int:
         """Points of the innermost reduced axis that the programs of a row have together in blocks."""
         return self.blocks.points("r") * (self.blocks.parts or 1) * self.splits

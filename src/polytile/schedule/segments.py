@@ -32,8 +32,9 @@ class Segments(enum.Enum):
     @classmethod
     def named(cls, config: Config) -> Segments | None:
         """The one that a stored config names; None where it names a schedule of points, rows or columns."""
-        name = config["variant"]
-        return cls(name) if any(name == one.value for one in cls) else None
+        return _BY_NAME.get(str(config["variant"]))
 
+
+_BY_NAME = {one.value: one for one in Segments}
 
 __all__ = ["Segments"]
