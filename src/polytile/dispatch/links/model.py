@@ -19,8 +19,8 @@ class Model(Protocol):
         ...
 
     def choose(self, problem: Problem, candidates: Sequence[tuple[str, Config]]) -> str | None:
-        """The name of the fastest of `candidates`, pairs (name, config); None if the model is unsure, or was not trained for such a
-        problem."""
+        """The name of the fastest of `candidates`, pairs (name, config); None if the model is unsure, or was not trained for
+        such a problem."""
         ...
 
 
