@@ -9,6 +9,7 @@ may compile at a time; what is measured is measured in turns, under a lock file.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import functools
 import importlib
@@ -318,6 +319,7 @@ def tune_in_turn(contestant: str, lock: Path | None) -> None:
 __all__ = ["LATE", "OWN", "Calls", "Entrant", "Processes", "alone", "own_caches", "tune_in_turn", "turn"]
 
 if __name__ == "__main__":
+    faulthandler.enable()  # the last words of one that crashes
     asked = json.loads(sys.argv[1])
     if "shared" in asked:
         serve(asked["shared"])
