@@ -43,8 +43,12 @@ class Streams:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
         self.deadline = time.time() + min(given.seconds, FOREVER)
-        warm = sum(one not in COLD_ONLY for one in given.contestants) if given.warm else 0
-        self.left = len(given.workloads) * (len(given.contestants) + warm)
+        self.left = len(given.workloads) * sum(len(self._kinds(name)) for name in given.contestants)
+
+    def _kinds(self, contestant: str) -> tuple[str, ...]:
+        """The processes of a contestant: from empty caches, and with those that the first has left."""
+        wanted = self.given.warm is not None and (contestant in self.given.warm or not self.given.warm)
+        return ("", WARM) if wanted and contestant not in COLD_ONLY else ("",)
 
     def of(self, workload: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each contestant's name and what `serving.run` gave for it, or {"error"}, as they end."""
@@ -57,7 +61,7 @@ class Streams:
         for name in given.contestants:
             with ExitStack() as open_caches:
                 variables = open_caches.enter_context(own_caches())
-                for kind in ("", WARM) if given.warm and name not in COLD_ONLY else ("",):
+                for kind in self._kinds(name):
                     found = self._run({**task, "contestant": name, "expected": expected}, variables)
                     if name == TIER0:
                         expected = found.get("seconds", [])
@@ -126,7 +130,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0, help="of the sizes")
     parser.add_argument("--seconds", type=float, default=math.inf, help="for everything, in shares")
-    parser.add_argument("--warm", action="store_true", help="also a second process with the caches of the first")
+    parser.add_argument("--warm", nargs="*", choices=list(COMPILE), help="also a second process, of these contestants or of all")
     parser.add_argument("--unsynchronised", action="store_true", help="on a GPU: time calls until they return")
     parser.add_argument("--stacks", action="store_true", help="sample where the caller is in calls that wait")
     parser.add_argument("--calls", type=Path, help="append every call's times to this file, a JSON line for each contestant")

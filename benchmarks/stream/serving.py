@@ -34,8 +34,10 @@ COMPILE: dict[str, Callable[[nn.Module], Step]] = {
     **{stall: functools.partial(polytile.compile, options={"stall": stall}) for stall in OWN},
 }
 
-STREAM_SHARE, WAIT_SHARE = 0.7, 0.5
-"""Parts of the time that is left which the stream, and then waiting until learning has settled, may take."""
+AFTER, AFTER_SECONDS = 0.3, 15.0
+"""The part of the time, and the seconds at most, that the stream leaves for what comes after it."""
+WAIT_SHARE = 0.5
+"""The part of what is left then that waiting until learning has settled may take."""
 
 
 @dataclass
@@ -183,8 +185,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     are the seconds that calls take without waiting, for `stacks`. With `synchronised` a call ends when its result is there."""
     with stages_of_this_thread() as stages:
         stream, load = Stream(given, stages), OtherLoad()
-        now = time.time()
-        stop = now + (given["until"] - now) * STREAM_SHARE
+        stop = given["until"] - min(AFTER_SECONDS, (given["until"] - time.time()) * AFTER)
         stream.begin()
         for number in range(len(stream.requests)):
             if number and time.time() > stop:

@@ -158,7 +158,10 @@ def test_each_workload_serves_a_request(name: str) -> None:
     assert len(found["samples"]) == 2 and found["samples"][0] != found["samples"][1]
 
 
-def test_a_second_process_finds_the_caches_of_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("warm", [["--warm"], ["--warm", "never"]], ids=["all", "one"])
+def test_a_second_process_finds_the_caches_of_the_first(
+    warm: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The contestants' processes are made up: each gives the directory that it was given, and how long it may take."""
     given: list[tuple[str, str, float]] = []
 
@@ -168,7 +171,7 @@ def test_a_second_process_finds_the_caches_of_the_first(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(command.Processes, "run", run)
     out, calls = tmp_path / "results", tmp_path / "calls.jsonl"
-    arguments = ["--workloads", "mlp", "--contestants", "eager", "never", "--warm", "--seconds", "30", "--json"]
+    arguments = ["--workloads", "mlp", "--contestants", "eager", "never", "--seconds", "30", "--json", *warm]
     command.main([*arguments, "--out", str(out), "--calls", str(calls)])
     names, places, shares = zip(*given, strict=True)
     assert names == ("eager", "never", "never") and places[0] != places[1] == places[2]
