@@ -316,7 +316,7 @@ def tune_in_turn(contestant: str, lock: Path | None) -> None:
     setattr(Templates, "benchmark_choices", type(own)(taken(own.__func__)))  # noqa: B010
 
 
-__all__ = ["LATE", "OWN", "Calls", "Entrant", "Processes", "alone", "own_caches", "tune_in_turn", "turn"]
+__all__ = ["LATE", "ONCE", "OWN", "Calls", "Entrant", "Processes", "alone", "own_caches", "tune_in_turn", "turn"]
 
 if __name__ == "__main__":
     faulthandler.enable()  # the last words of one that crashes

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.contestants import Processes, own_caches
+from benchmarks.contestants import ONCE, Processes, own_caches
 from benchmarks.stream.judge import TIER0, judged
 from benchmarks.stream.report import NOTES, counters_table, late_table, stream_table
 from benchmarks.stream.serving import COMPILE
@@ -60,7 +60,8 @@ class Streams:
         }  # fmt: skip
         for name in given.contestants:
             with ExitStack() as open_caches:
-                variables = open_caches.enter_context(own_caches())
+                caches = open_caches.enter_context(own_caches())
+                variables = {name: value for name, value in caches.items() if name not in ONCE}  # as who uses them has them
                 for kind in self._kinds(name):
                     found = self._run({**task, "contestant": name, "expected": expected}, variables)
                     if name == TIER0:
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(streams: Streams, workload: str) -> dict[str, Any]:
-    """What stands in the result file of one workload. Results that are wrong are printed."""
+    """What stands in the result file of one workload. Prints which results are wrong, and what polytile failed to compile."""
     given, runs = streams.given, dict[str, dict[str, Any]]()
     for name, found in streams.of(workload):
         runs[name] = found
@@ -114,8 +115,9 @@ def measured(streams: Streams, workload: str) -> dict[str, Any]:
     sizes, tolerance = [(one.batch, one.length) for one in requests], WORKLOADS[workload].tolerance[given.device]
     cells = {name: judged(run, runs, sizes, tolerance) for name, run in runs.items()}
     for name, cell in cells.items():
-        for line in cell.get("wrong", ())[:3]:
-            print(f"WRONG: {workload}, {name}, {line}", flush=True)
+        for what in ("wrong", "failures"):
+            for line in cell.get(what, ())[:3]:
+                print(f"{what.upper()}: {workload}, {name}, {line}", flush=True)
     return {
         "requests": len(sizes), "seed": given.seed, "synchronised": not given.unsynchronised, "stacks": given.stacks,
         "device": next((run["device"] for run in runs.values() if "device" in run), given.device), "contestants": cells,

@@ -66,12 +66,12 @@ class Watch:
     """What calls did on this thread besides their work."""
 
     def __init__(self) -> None:
-        self._graphs = self._at_tier0 = 0
+        self._graphs, self._at_tier0 = _captured(), 0
         self._tiered: list[Any] = []
 
     def traced(self) -> bool:
         """Whether Dynamo has captured a graph since this was last asked."""
-        before, self._graphs = self._graphs, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        before, self._graphs = self._graphs, _captured()
         return self._graphs > before
 
     def at_tier0(self, anew: bool) -> bool:
@@ -80,6 +80,12 @@ class Watch:
             self._tiered = [one for one in gc.get_objects() if type(one) is tiers.TieredGraph]
         before, self._at_tier0 = self._at_tier0, sum(graph.calls for graph in self._tiered)
         return self._at_tier0 > before
+
+
+def _captured() -> int:
+    """Graphs that Dynamo has captured; it is imported by who compiles first, on that contestant's time."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
 @contextlib.contextmanager
@@ -101,11 +107,11 @@ def stages_of_this_thread() -> Iterator[dict[str, float]]:
             if own and depth == 0:
                 found[name] = found.get(name, 0.0) + time.perf_counter() - begun
 
-    kind.stage = observed  # type: ignore[method-assign]
+    setattr(kind, "stage", observed)  # noqa: B010
     try:
         yield found
     finally:
-        kind.stage = stage  # type: ignore[method-assign]
+        setattr(kind, "stage", stage)  # noqa: B010
 
 
 class Stream:
@@ -201,8 +207,16 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     return {
         **vars(stream.calls), **at_end, "own": stream.own, "again": again, "settled": settled, "wait_seconds": waited,
         "settled_peak": peaks(), "settled_counters": dict(counters), "cores_used_by_others": others,
+        "failures": failures() if stream.own else [],
         "device": torch.cuda.get_device_name() if given["device"] == "cuda" else "cpu",
     }  # fmt: skip
+
+
+def failures() -> list[str]:
+    """Why ATen's operators run in place of what polytile failed to compile."""
+    from polytile.compiler.programs import compiled_programs
+
+    return [failure.reason for program in compiled_programs() for failure in program.failures]
 
 
 def peaks() -> dict[str, int]:

@@ -83,6 +83,9 @@ class Recommender(nn.Module):
     """Numbers [batch, 13], categories int64 [batch, 8] and a history of items int64 [batch, length] in; the probability of a
     click out, [batch]. Each pair of embeddings is multiplied, as in DLRM."""
 
+    first: Tensor
+    second: Tensor
+
     def __init__(self, items: int = 20000, width: int = 32) -> None:
         super().__init__()
         self.items = nn.Embedding(items, width)

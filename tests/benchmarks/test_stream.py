@@ -61,7 +61,7 @@ def test_contestants_serve_the_same_requests_and_are_judged(
     runs = {name: serve(name, workload) for name in ("eager", "aot_eager", "never")}
     cells = {name: judge.judged(run, runs, SIZES, 1e-4) for name, run in runs.items()}
     for name, cell in cells.items():
-        assert cell["served"] == 5 and cell["wrong"] == [] and cell["settled"]
+        assert cell["served"] == 5 and cell["wrong"] == cell["failures"] == [] and cell["settled"]
         assert 0 < cell["first_result"] <= cell["total"] and cell["peak"]["host"] > 1e6
         assert cell["last_quarter"] > 0 and cell["graphs"] == (name != "eager")
     own = runs["never"]
@@ -87,7 +87,7 @@ def made_up(seconds: list[float], **given: Any) -> dict[str, Any]:
         "seconds": seconds, "host": seconds, "processor": seconds, "samples": [[1.0, 2.0]] * number, "graphs": [0], "tier0": [],
         "learning": [], "stages": {}, "late": {}, "own": False, "again": {str(n): 0.01 for n in range(number)},
         "settled": True, "wait_seconds": 0.0, "counters": {}, "settled_counters": {}, "peak": {"host": 1},
-        "settled_peak": {"host": 1}, "cores_used_by_others": 0.0, **given,
+        "settled_peak": {"host": 1}, "failures": [], "cores_used_by_others": 0.0, **given,
     }  # fmt: skip
 
 
