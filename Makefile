@@ -63,6 +63,7 @@ bench: $(STAMP)
 	$(RUN) -m benchmarks.operators --json
 	$(RUN) -m benchmarks.matmul --json
 	$(RUN) -m benchmarks.models --json
+	$(RUN) -m benchmarks.stream --warm --json
 	$(RUN) -m benchmarks.store_rate --json
 	$(RUN) -m benchmarks.plots
 	$(RUN) -m benchmarks.overview

@@ -9,6 +9,7 @@ may compile at a time; what is measured is measured in turns, under a lock file.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import functools
 import importlib
@@ -315,9 +316,10 @@ def tune_in_turn(contestant: str, lock: Path | None) -> None:
     setattr(Templates, "benchmark_choices", type(own)(taken(own.__func__)))  # noqa: B010
 
 
-__all__ = ["LATE", "OWN", "Calls", "Entrant", "Processes", "alone", "own_caches", "tune_in_turn", "turn"]
+__all__ = ["LATE", "ONCE", "OWN", "Calls", "Entrant", "Processes", "alone", "own_caches", "tune_in_turn", "turn"]
 
 if __name__ == "__main__":
+    faulthandler.enable()  # the last words of one that crashes
     asked = json.loads(sys.argv[1])
     if "shared" in asked:
         serve(asked["shared"])

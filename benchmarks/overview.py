@@ -24,9 +24,10 @@ Read = Callable[[Any], Iterable[Mapping[str, float]]]
 """A suite's results → the time of each cell by who took it, "polytile" among them."""
 
 
-WHOLE, UNGUARDED, KERNELS = "whole calls", "calls without guards", "kernel time"
+WHOLE, UNGUARDED, KERNELS, STREAM = "whole calls", "calls without guards", "kernel time", "whole stream"
 """What is timed: calls as a user makes them, Dynamo's guards (20 to 30 µs) among them; calls of what the compiler made, without
-Dynamo; kernels of a GPU alone, without what the host takes to launch them."""
+Dynamo; kernels of a GPU alone, without what the host takes to launch them; all calls of a stream of requests from empty caches,
+the first among them."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,26 @@ def _suite_lines(suite: str, ways: Mapping[str, str]) -> tuple[Line, ...]:
     )
 
 
+STREAMED = {"eager": "eager", "peer": "dynamic", "never": "polytile"}
+"""Contestants of a stream by who they are here; the peer has one dynamic compile."""
+
+
+def _streams(results: Any) -> Iterable[Mapping[str, float]]:
+    """A cell for each workload; who did not come to the end of its stream has no time."""
+    for workload in results.get("workloads", {}).values():
+        ended = {
+            who: one["total"]
+            for who, one in workload["contestants"].items()
+            if one.get("served") == workload["requests"] and not one["wrong"]
+        }
+        cell = {STREAMED[who]: total for who, total in ended.items() if who in STREAMED}
+        yield {**cell, **({"inductor": cell["dynamic"]} if "dynamic" in cell else {})}
+
+
+def _stream_line(device: str) -> Line:
+    return Line("requests of random sizes", STREAM, f"stream_{device}", _streams, "benchmarks.stream")
+
+
 FLOATS, BYTES = ("bf16", "fp16", "fp32", "tf32"), ("int8", "fp8")
 
 
@@ -146,6 +167,7 @@ ON_CPU = (
     Line("products by constant weights, float32", UNGUARDED, "matmul", _matmul("float32 constant t2"), "benchmarks.matmul"),
     Line("other products, float32", UNGUARDED, "matmul", _matmul("float32 row-major t2"), "benchmarks.matmul"),
     *_suite_lines("programs_cpu", {"called": WHOLE, "direct": UNGUARDED}),
+    _stream_line("cpu"),
 )
 LAYERS = {"llama": "Llama", "gpt2": "GPT-2", "bert": "BERT"}
 ON_GPU = (
@@ -163,8 +185,8 @@ ON_GPU = (
     Line("products of 1 to 16 rows", KERNELS, "gpu_gemm", _products("thin"), "benchmarks.gpu.gemm"),
     Line("products with epilogues", KERNELS, "gpu_gemm", _products("epilogue", "rows"), "benchmarks.gpu.gemm"),
 )
-PROGRAMS_ON_GPU = _suite_lines("programs_cuda", {"called": WHOLE, "kernels": KERNELS})
-"""The suite of programs runs on another GPU than the suites before it."""
+PROGRAMS_ON_GPU = (*_suite_lines("programs_cuda", {"called": WHOLE, "kernels": KERNELS}), _stream_line("cuda"))
+"""The suite of programs and the streams run on another GPU than the suites before them."""
 
 
 def _results(suite: str) -> Any:

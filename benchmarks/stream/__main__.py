@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.contestants import Processes, own_caches
+from benchmarks.contestants import ONCE, Processes, own_caches
 from benchmarks.stream.judge import TIER0, judged
 from benchmarks.stream.report import NOTES, counters_table, late_table, stream_table
 from benchmarks.stream.serving import COMPILE
@@ -43,8 +43,12 @@ class Streams:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
         self.deadline = time.time() + min(given.seconds, FOREVER)
-        warm = sum(one not in COLD_ONLY for one in given.contestants) if given.warm else 0
-        self.left = len(given.workloads) * (len(given.contestants) + warm)
+        self.left = len(given.workloads) * sum(len(self._kinds(name)) for name in given.contestants)
+
+    def _kinds(self, contestant: str) -> tuple[str, ...]:
+        """The processes of a contestant: from empty caches, and with those that the first has left."""
+        wanted = self.given.warm is not None and (contestant in self.given.warm or not self.given.warm)
+        return ("", WARM) if wanted and contestant not in COLD_ONLY else ("",)
 
     def of(self, workload: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each contestant's name and what `serving.run` gave for it, or {"error"}, as they end."""
@@ -56,8 +60,9 @@ class Streams:
         }  # fmt: skip
         for name in given.contestants:
             with ExitStack() as open_caches:
-                variables = open_caches.enter_context(own_caches())
-                for kind in ("", WARM) if given.warm and name not in COLD_ONLY else ("",):
+                caches = open_caches.enter_context(own_caches())
+                variables = {name: value for name, value in caches.items() if name not in ONCE}  # as who uses them has them
+                for kind in self._kinds(name):
                     found = self._run({**task, "contestant": name, "expected": expected}, variables)
                     if name == TIER0:
                         expected = found.get("seconds", [])
@@ -98,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(streams: Streams, workload: str) -> dict[str, Any]:
-    """What stands in the result file of one workload. Results that are wrong are printed."""
+    """What stands in the result file of one workload. Prints which results are wrong, and what polytile failed to compile."""
     given, runs = streams.given, dict[str, dict[str, Any]]()
     for name, found in streams.of(workload):
         runs[name] = found
@@ -110,8 +115,9 @@ def measured(streams: Streams, workload: str) -> dict[str, Any]:
     sizes, tolerance = [(one.batch, one.length) for one in requests], WORKLOADS[workload].tolerance[given.device]
     cells = {name: judged(run, runs, sizes, tolerance) for name, run in runs.items()}
     for name, cell in cells.items():
-        for line in cell.get("wrong", ())[:3]:
-            print(f"WRONG: {workload}, {name}, {line}", flush=True)
+        for what in ("wrong", "failures"):
+            for line in cell.get(what, ())[:3]:
+                print(f"{what.upper()}: {workload}, {name}, {line}", flush=True)
     return {
         "requests": len(sizes), "seed": given.seed, "synchronised": not given.unsynchronised, "stacks": given.stacks,
         "device": next((run["device"] for run in runs.values() if "device" in run), given.device), "contestants": cells,
@@ -126,7 +132,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0, help="of the sizes")
     parser.add_argument("--seconds", type=float, default=math.inf, help="for everything, in shares")
-    parser.add_argument("--warm", action="store_true", help="also a second process with the caches of the first")
+    parser.add_argument("--warm", nargs="*", choices=list(COMPILE), help="also a second process, of these contestants or of all")
     parser.add_argument("--unsynchronised", action="store_true", help="on a GPU: time calls until they return")
     parser.add_argument("--stacks", action="store_true", help="sample where the caller is in calls that wait")
     parser.add_argument("--calls", type=Path, help="append every call's times to this file, a JSON line for each contestant")

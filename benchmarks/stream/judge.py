@@ -41,6 +41,7 @@ def judged(run: Run, runs: Mapping[str, Run], requests: Sequence[Sequence[int]],
         "wait_seconds": run["wait_seconds"],
         "caller_stages": caller_stages(run),
         "counters": {"stream": run["counters"], "settled": run["settled_counters"]} if run["own"] else {},
+        "failures": run["failures"],
         "wrong": wrong(run, runs.get(EAGER, {}), tolerance),
         "cores_used_by_others": round(run["cores_used_by_others"], 3),
     }

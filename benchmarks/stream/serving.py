@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import resource
 import sys
 import threading
@@ -34,8 +33,10 @@ COMPILE: dict[str, Callable[[nn.Module], Step]] = {
     **{stall: functools.partial(polytile.compile, options={"stall": stall}) for stall in OWN},
 }
 
-STREAM_SHARE, WAIT_SHARE = 0.7, 0.5
-"""Parts of the time that is left which the stream, and then waiting until learning has settled, may take."""
+AFTER, AFTER_SECONDS = 0.3, 15.0
+"""The part of the time, and the seconds at most, that the stream leaves for what comes after it."""
+WAIT_SHARE = 0.5
+"""The part of what is left then that waiting until learning has settled may take."""
 
 
 @dataclass
@@ -46,8 +47,8 @@ class Calls:
     host: list[float] = field(default_factory=list)
     """Seconds until the call returned, and of the processor that its thread used: a GPU may still have been at work."""
     processor: list[float] = field(default_factory=list)
-    samples: list[list[float]] = field(default_factory=list)
-    """Numbers of each result."""
+    samples: list[Any] = field(default_factory=list)
+    """Numbers of each result: a tensor, and in the end a list."""
     graphs: list[int] = field(default_factory=list)
     """Calls in which a graph was traced."""
     tier0: list[int] = field(default_factory=list)
@@ -60,24 +61,10 @@ class Calls:
     """Where threads were during calls that took longer than expected."""
 
 
-class Watch:
-    """What calls did on this thread besides their work."""
-
-    def __init__(self) -> None:
-        self._graphs = self._at_tier0 = 0
-        self._tiered: list[Any] = []
-
-    def traced(self) -> bool:
-        """Whether Dynamo has captured a graph since this was last asked."""
-        before, self._graphs = self._graphs, torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        return self._graphs > before
-
-    def at_tier0(self, anew: bool) -> bool:
-        """Whether tier 0 has served since this was last asked; `anew`: there may be further graphs."""
-        if anew and (tiers := sys.modules.get("polytile.compiler.tiers")) is not None:  # imported by who compiles first
-            self._tiered = [one for one in gc.get_objects() if type(one) is tiers.TieredGraph]
-        before, self._at_tier0 = self._at_tier0, sum(graph.calls for graph in self._tiered)
-        return self._at_tier0 > before
+def _captured() -> int:
+    """Graphs that Dynamo has captured; it is imported by who compiles first, on that contestant's time."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
 @contextlib.contextmanager
@@ -89,21 +76,25 @@ def stages_of_this_thread() -> Iterator[dict[str, float]]:
     @contextlib.contextmanager
     def observed(itself: Any, name: str) -> Iterator[None]:
         nonlocal depth
-        own, begun = threading.get_ident() == caller, time.perf_counter()
-        depth += own
+        if threading.get_ident() != caller:
+            with stage(itself, name):
+                yield
+            return
+        begun = time.perf_counter()
+        depth += 1
         try:
             with stage(itself, name):
                 yield
         finally:
-            depth -= own
-            if own and depth == 0:
+            depth -= 1
+            if depth == 0:
                 found[name] = found.get(name, 0.0) + time.perf_counter() - begun
 
-    kind.stage = observed  # type: ignore[method-assign]
+    setattr(kind, "stage", observed)  # noqa: B010
     try:
         yield found
     finally:
-        kind.stage = stage  # type: ignore[method-assign]
+        setattr(kind, "stage", stage)  # noqa: B010
 
 
 class Stream:
@@ -117,7 +108,7 @@ class Stream:
         self.server = Server(workload, self.device, COMPILE[given["contestant"]])
         self.expected: Sequence[float] = given["expected"]
         self.stacks = Stacks() if given["stacks"] and self.own else None
-        self.calls, self.watch, self.stages = Calls(), Watch(), stages
+        self.calls, self.stages = Calls(), stages
         self.made = 0.0
 
     def begin(self) -> None:
@@ -129,7 +120,8 @@ class Stream:
     def serve(self, number: int) -> tuple[Tensor, float, float]:
         """The result of a request, the seconds until it was there, and those until the call returned."""
         arguments = self.server.workload.arguments(self.requests[number], number, self.device)
-        synchronize()
+        if self.synchronised:
+            synchronize()
         begun = time.perf_counter()
         result = self.server(arguments)
         returned = time.perf_counter()
@@ -139,7 +131,7 @@ class Stream:
 
     def call(self, number: int) -> None:
         """Serves a request of the stream and keeps what is known of it."""
-        calls = self.calls
+        calls, graphs, at_tier0 = self.calls, _captured(), counters["tier0_calls"]
         self.stages.clear()
         if self.stacks is not None and number:
             self.stacks.arm(self.expected[number] if number < len(self.expected) else 0.0)
@@ -150,11 +142,12 @@ class Stream:
             calls.late[number] = late
         calls.seconds.append(seconds + (0.0 if number else self.made))
         calls.host.append(host + (0.0 if number else self.made))
-        if traced := self.watch.traced():
+        if _captured() > graphs:
             calls.graphs.append(number)
-        if self.own:
-            calls.tier0 += [number] if self.watch.at_tier0(traced) else []
-            calls.learning += [number] if background.pending() else []
+        if counters["tier0_calls"] > at_tier0:
+            calls.tier0.append(number)
+        if background.pending():
+            calls.learning.append(number)
         if self.stages:
             calls.stages[number] = dict(self.stages)
         calls.samples.append(self.server.sample(result))
@@ -183,14 +176,14 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     are the seconds that calls take without waiting, for `stacks`. With `synchronised` a call ends when its result is there."""
     with stages_of_this_thread() as stages:
         stream, load = Stream(given, stages), OtherLoad()
-        now = time.time()
-        stop = now + (given["until"] - now) * STREAM_SHARE
+        stop = given["until"] - min(AFTER_SECONDS, (given["until"] - time.time()) * AFTER)
         stream.begin()
         for number in range(len(stream.requests)):
             if number and time.time() > stop:
                 break
             stream.call(number)
         synchronize()
+        stream.calls.samples = [sample.tolist() for sample in stream.calls.samples]
     at_end = {"peak": peaks(), "counters": dict(counters)}
     others = load.cores()
     begun = time.perf_counter()
@@ -200,8 +193,16 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     return {
         **vars(stream.calls), **at_end, "own": stream.own, "again": again, "settled": settled, "wait_seconds": waited,
         "settled_peak": peaks(), "settled_counters": dict(counters), "cores_used_by_others": others,
+        "failures": failures() if stream.own else [],
         "device": torch.cuda.get_device_name() if given["device"] == "cuda" else "cpu",
     }  # fmt: skip
+
+
+def failures() -> list[str]:
+    """Why ATen's operators run in place of what polytile failed to compile."""
+    from polytile.compiler.programs import compiled_programs
+
+    return [failure.reason for program in compiled_programs() for failure in program.failures]
 
 
 def peaks() -> dict[str, int]:

@@ -18,8 +18,8 @@ from typing import Any
 PATIENCE = 1e-3
 """Seconds that a call may take over what is expected before anybody looks."""
 PERIOD = 1e-3
-SHOWN = 3
-"""Frames that name a place, the innermost first."""
+SHOWN = 4
+"""Files that name a place, the innermost first."""
 PACKAGES = ("polytile", "torch", "benchmarks")
 BACKGROUND = "polytile-background"
 
@@ -82,9 +82,10 @@ def _frames(innermost: FrameType | None) -> Iterator[Frame]:
 
 
 def place(frames: Sequence[Frame]) -> str:
-    """The innermost frames, and the innermost one of polytile's where it is not among those."""
-    shown = list(frames[:SHOWN])
-    own = next((frame for frame in frames if "/polytile/" in frame[0] or frame[0].startswith("<polytile")), None)
+    """The innermost frame of each run of frames in one file; and the innermost of polytile's where it is not among those."""
+    inner = [frame for frame, outer in zip(frames, [("", 0, ""), *frames], strict=False) if frame[0] != outer[0]]
+    shown = inner[:SHOWN]
+    own = next((frame for frame in inner if "/polytile/" in frame[0] or frame[0].startswith("<polytile")), None)
     if own is not None and own not in shown:
         shown.append(own)
     return " < ".join(f"{_short(file)}:{line} {function}" for file, line, function in shown)

@@ -83,6 +83,9 @@ class Recommender(nn.Module):
     """Numbers [batch, 13], categories int64 [batch, 8] and a history of items int64 [batch, length] in; the probability of a
     click out, [batch]. Each pair of embeddings is multiplied, as in DLRM."""
 
+    first: Tensor
+    second: Tensor
+
     def __init__(self, items: int = 20000, width: int = 32) -> None:
         super().__init__()
         self.items = nn.Embedding(items, width)
@@ -192,13 +195,13 @@ class Server:
         self._optimizer.step()
         return loss.detach()
 
-    def sample(self, result: Tensor, numbers: int = 16) -> list[float]:
+    def sample(self, result: Tensor, numbers: int = 16) -> Tensor:
         """Numbers that tell a wrong result: some of the result's own, or the loss and the norm of each weight's gradient."""
         if self._optimizer is not None:
             sizes = torch._foreach_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-            return [float(result), *torch.stack(list(sizes)).tolist()]
+            return torch.stack([result, *sizes])
         flat = result.flatten().float()
-        return [float(flat.abs().mean()), *flat[:: max(1, len(flat) // numbers)][:numbers].tolist()]
+        return torch.cat((flat.abs().mean()[None], flat[:: max(1, len(flat) // numbers)][:numbers]))
 
 
 __all__ = ["WORKLOADS", "Request", "Server", "Step", "Workload"]

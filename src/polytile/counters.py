@@ -15,6 +15,7 @@ NAMES = {
     "graphs_compiled": "graphs that a compiled function was made of",
     "kernels_generated": "different C++ kernels asked for, in the cache or not; Triton kernels compiled",
     "library_calls": "call sites of operators that run as ATen calls, by operator; for a loop, once for each regime",
+    "tier0_calls": "calls of graphs that ran as ATen calls because their programs were not compiled yet",
     "failures": "graphs and lowerings that polytile failed to compile and that run as ATen calls",
     "candidates_benchmarked": "candidates timed",
     "store_hits": "decisions that measurements on record made",

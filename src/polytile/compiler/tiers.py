@@ -91,7 +91,9 @@ class TieredGraph:
             alive.last_call = clock()
             if leads and tiers.due and not _recording():
                 tiers.take_over()
-            self.calls += self.tier == 0
+            if self.tier == 0:
+                self.calls += 1
+                counters.add("tier0_calls")
             return self._serving(args)
 
         with_own_code(call)

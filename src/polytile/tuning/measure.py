@@ -14,6 +14,7 @@ import torch
 
 from polytile import options
 from polytile.candidates.entries import Entry, PythonEntry
+from polytile.runtime import background
 from polytile.tuning.decide import UNKNOWN, Entrant
 from polytile.tuning.region import UNKNOWN as UNKNOWN_REGION
 from polytile.tuning.region import Region
@@ -65,13 +66,14 @@ def time_burst(contender: Contender, repeats: int) -> float:
 
 def timer_for(target: torch.device, entry: Entry) -> Timer | None:
     """A contender's own timer on the device `target`; None on a CPU, where bursts are timed by the clock. Library calls are
-    timed as kernels are, without what Python takes to call them: a program of many kernels has the host ahead."""
+    timed as kernels are, without what Python takes to call them: a program of many kernels has the host ahead. In the background
+    nothing is recorded: a program may not wait for its device while any thread records a graph."""
     if target.type != "cuda":
         return None
     from polytile.runtime.cuda.timing import Timer
 
     by_python = isinstance(entry, PythonEntry)
-    graphs = entry.recordable if isinstance(entry, PythonEntry) else True
+    graphs = (entry.recordable if isinstance(entry, PythonEntry) else True) and not background.is_here()
     return Timer(target, cold=options.get("gpu_cache") == "cold", graphs=graphs, slow_start=by_python)
 
 

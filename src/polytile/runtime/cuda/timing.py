@@ -22,6 +22,9 @@ log = logging.getLogger("polytile.tuning")
 HEAD_START = 20e-6
 """Seconds that the device waits before the first event: what the host takes to launch a graph."""
 
+SLOW_CALL = 40e-6
+"""What the host takes to start a call through Python, about; where such calls are timed as they come, the device waits for it."""
+
 REPLAYS = 3
 """Times that a graph is replayed before the same calls are recorded anew. Where launches overlap, kernels of 1-3 µs have one of
 two or three times, up to 10 % apart, and a recorded graph keeps its own: 1.30 or 1.44 µs for rows of 700 scaled on an H100, by
@@ -42,6 +45,7 @@ class Timer:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._pool: torch.cuda.MemPool | None = None
         self._calls = self._replays = 0
+        self._head_start = HEAD_START
 
     def __call__(self, entry: Any, args: Sequence[Any], repeats: int) -> float:
         """Seconds for `repeats` calls of `entry` with these arguments, on the current stream."""
@@ -67,7 +71,9 @@ class Timer:
     def _work(self, calls: Callable[[int], Any], count: int) -> Callable[[], Any]:
         """What does `calls(count)`: the replay of a graph, or the calls themselves."""
         if not self.graphs or (count == 1 and not self.slow_start):
+            self._head_start = HEAD_START + (count * SLOW_CALL if self.slow_start else 0.0)
             return lambda: calls(count)
+        self._head_start = HEAD_START
         self._replays += 1
         if self._graph is None or self._calls != count or self._replays > REPLAYS:
             try:
@@ -84,7 +90,7 @@ class Timer:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if flush:
             _flusher(index).zero_()
-        torch.cuda._sleep(int(HEAD_START * facts(index).clock))
+        torch.cuda._sleep(int(self._head_start * facts(index).clock))
         begin.record()
         work()
         end.record()
