@@ -34,9 +34,9 @@ MOST_TIMES = 3
 readings that were taken under load."""
 
 BANDS = {"cpu": 0.02, "cuda": 0.01}
-"""The relative difference in time within which candidates count as equal, by the type of device; a GPU's times vary by a quarter as
-much. Processes that tuned 103 problems on an H100, five in one way and four in another, would have chosen alike in 97.7-98.3 % with
-bands of 1 to 1.25 %, at 0.03-0.09 % more than argmin's choice; in 96.1-97.5 % with 2 %, at 0.15-0.22 %."""
+"""The relative difference in time within which candidates count as equal, by type of device: a GPU's times vary by a quarter
+as much. Processes that tuned 103 problems on an H100, five in one way and four in another, would have chosen alike in 97.7-98.3 %
+with bands of 1 to 1.25 %, at 0.03-0.09 % more than argmin's choice; in 96.1-97.5 % with 2 %, at 0.15-0.22 %."""
 
 REGION_TIMES = 2.0
 """How many times what an empty parallel region costs more a kernel of several threads does: 1.5-2.2 times in loops of 2-8 µs,
