@@ -32,7 +32,7 @@ UNMEASURED = ("prior", "default")
 
 
 LATEST = 3
-"""Candidates among which a regime that is new finds one until it is decided: to predict what one takes costs a call up to 1 ms."""
+"""Candidates among which a new regime finds one until it is decided: to predict what one takes costs a call up to 1 ms."""
 
 _all: weakref.WeakSet[Learning] = weakref.WeakSet()
 
