@@ -160,7 +160,7 @@ def test_each_workload_serves_a_request(name: str) -> None:
 
 @pytest.mark.parametrize("warm", [["--warm"], ["--warm", "never"]], ids=["all", "one"])
 def test_a_second_process_finds_the_caches_of_the_first(
-    warm: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    warm: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The contestants' processes are made up: each gives the directory that it was given, and how long it may take."""
     given: list[tuple[str, str, float]] = []
@@ -179,6 +179,9 @@ def test_a_second_process_finds_the_caches_of_the_first(
     written = json.loads((out / "stream_cpu.json").read_text())
     assert set(written["results"]["workloads"]["mlp"]["contestants"]) == {"eager", "never", "never, warm"}
     assert "revision" in written["environment"] and len(calls.read_text().splitlines()) == 3
+    printed = capsys.readouterr().out
+    command.main(["--show", "--out", str(out)])
+    assert capsys.readouterr().out.startswith(printed.strip()) and 'stall="never", warm' in printed
 
 
 COUNTS = {
