@@ -45,7 +45,7 @@ def choices(rows: Sequence[Mapping[str, Any]]) -> Iterator[Choice]:
 
 
 def _choice(kernel: loops.Kernel, row: Mapping[str, Any]) -> Iterator[Choice]:
-    sizes = kernel.sizes(row["shape"])
+    sizes = {**dict.fromkeys(kernel.kernel.spec.size_names, 0), **kernel.sizes(row["shape"])}  # accesses begin at 0
     ints = tuple(sizes[name] for name in kernel.kernel.spec.size_names)
     request = kernel.kernel.request(kernel.kernel.dispatcher.key_of(*ints), ints, None)
     able = [candidate for candidate in request.candidates if candidate.origin == "triton"]

@@ -1,67 +1,107 @@
-"""What a change of the generators means for measurements: those of other code do not count."""
+"""What an edit of a generator means for measurements: those of a kernel with other text do not count, all others do."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from polytile.candidates import generator
-from polytile.candidates.generator import FOLDERS, code_of
+from polytile.candidates import triton_variants as variants
+from polytile.candidates.generator import FOLDERS, generator_version
+from polytile.candidates.triton import TritonCandidate, Work
+from polytile.candidates.triton_matmul import Arguments, GemmCandidate
+from polytile.codegen.triton import schedules
+from polytile.codegen.triton.generate import generate
+from polytile.matmul.triton import schedules as products
+from polytile.matmul.triton.configs import Kind, space
+from polytile.problem import Config, digest
+from polytile.runtime.cuda import device
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import nest_of
+from tests.codegen.helpers import P0, S0, kernel_of, load, loop, op, store
+from tests.codegen.test_loops_golden import softmax
+from tests.codegen.test_triton_gemm_cubins import CASES, CHIP
 
-SOURCE = '''"""What it is for."""  # a remark
-
-WIDTH = 4
-"""Elements of a vector."""
-
-
-def text(name: str) -> str:
-    """One line."""
-    # the reason
-    return f"{name}  # not a comment"  # one
-
-
-TEMPLATE = """
-# stays
-    """
-'''
-
-
-def test_code_is_what_is_left_without_comments_docstrings_and_empty_lines() -> None:
-    assert code_of(SOURCE).splitlines() == [
-        "WIDTH = 4", "def text(name: str) -> str:", '    return f"{name}  # not a comment"', 'TEMPLATE = """',
-        "# stays", '    """',
-    ]  # fmt: skip
+H100 = device.named("H100")
+LOOPED, PERSISTENT = (Config.of(variant=name, x=1, r=1024, warps=4) for name in ("looped", "persistent"))
+Edit = Callable[[str, str], None]
+SOURCE = Path(schedules.__file__).read_text("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "same"),
-    [
-        ("# the reason", "# another reason", True),
-        ("One line.", "Two\n    lines.", True),
-        ("Elements of a vector.", "Elements.", True),
-        ("\n\n\n", "\n", True),
-        ("WIDTH = 4", "WIDTH = 8", False),
-        ("not a comment", "no comment", False),
-        ("# stays", "# goes", False),
-    ],
-)
-def test_editing_prose_is_no_other_generator_and_editing_code_is(
-    old: str, new: str, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: Path
-) -> None:
-    def version(text: str) -> str:
-        for folder in FOLDERS:
-            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "codegen" / "triton" / "one.py").write_text(text)
-        monkeypatch.setattr(generator, "__file__", str(tmp_path / "candidates" / "generator.py"))
-        return generator.generator_digest.__wrapped__()
-
-    before = version(SOURCE)
-    assert old in SOURCE and (version(SOURCE.replace(old, new)) == before) is same
-    assert version(SOURCE) == before, "and is remembered"
+def key(config: Config = LOOPED) -> str:
+    """The source hash of a kernel as a process finds it that begins now."""
+    kernel = kernel_of(softmax())
+    work = Work(kernel, "softmax", H100, 0, functools.partial(generate, kernel))
+    return TritonCandidate("first", config, work, lambda sizes: True, lambda sizes: 1e-6).source_hash
 
 
-def test_the_folders_have_the_generators() -> None:
+@pytest.fixture
+def edit(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> Iterator[Edit]:
+    def apply(old: str, new: str) -> None:
+        assert old in SOURCE
+        text = SOURCE.replace(old, new)
+        monkeypatch.setattr(generator, "generator_version", lambda: digest(text))
+        exec(compile(text, schedules.__file__, "exec"), vars(schedules))
+
+    before = dict(vars(schedules))
+    yield apply
+    vars(schedules).update(before)
+
+
+def test_an_edit_that_leaves_the_text_alone_changes_no_key(edit: Edit) -> None:
+    before = key()
+    edit('"""Pass after pass over the row."""', '"""Passes."""  # a remark')
+    assert key() == before
+    edit("    unit.place()", "    here = unit\n    here.place()")
+    assert key() == before
+
+
+def test_other_text_is_another_key_for_the_kernels_that_have_it(edit: Edit) -> None:
+    looped, persistent = key(), key(PERSISTENT)
+    edit("    for k in range(unit.nest.passes + 1):", '    unit.out.line("pass")\n    for k in range(unit.nest.passes + 1):')
+    assert key() != looped and key(PERSISTENT) == persistent
+
+
+def test_a_text_that_was_generated_before_is_not_generated_again(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key()
+    monkeypatch.setattr(generator, "_texts", lambda generate, probes: pytest.fail("it is remembered"))
+    assert key() == before
+
+
+def test_the_version_is_that_of_all_modules_that_write_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = Path(generator.__file__).parents[1]
-    for module in ("codegen/triton/generate.py", "matmul/triton/schedules.py", "schedule/nest.py", "codegen/writer.py"):
+    modules = ["codegen/triton/generate.py", "codegen/writer.py", "matmul/triton/schedules.py", "schedule/nest.py", "ir/expr.py"]
+    for module in modules:
         assert (package / module).is_file() and str(Path(module).parent) in FOLDERS
+    monkeypatch.setattr(generator, "__file__", str(tmp_path / "candidates" / "generator.py"))
+    versions = set()
+    for folder in FOLDERS:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "one.py").write_text("1")
+        versions.add(generator_version.__wrapped__())
+    assert len(versions) == len(FOLDERS)
+
+
+@pytest.mark.parametrize("name", ["tile 128x128x64 s3 w4", "tile 128x256x128 s3 w8", "tile 128x64x64 s4 w4"])
+def test_every_config_of_a_product_has_a_text_of_its_own(name: str) -> None:
+    kernel, _ = CASES[name]
+    work = Work(Arguments(kernel), "product", H100, 0, lambda config, facts: products.generate(kernel, config, facts, CHIP))
+    texts = set()
+    configs = space(Kind.of(kernel), H100).configs
+    for config in configs:
+        candidate = GemmCandidate("one", config, work, lambda sizes: True, lambda sizes: 1e-6)
+        text = "".join(generator._texts(functools.partial(work.make, config), candidate.probes))
+        assert "tl.store" in text, config
+        texts.add(text)
+    assert len(texts) == len(configs)
+
+
+def test_what_a_text_leaves_out() -> None:
+    """Comments, which name the operators that a loop came from."""
+    kernel = kernel_of(loop([store("o", P0, op("exp", load("x", P0)))], {P0: S0}))
+    config = variants.configs(kernel, nest_of(kernel.loop), H100)[0]
+    (launch,) = (made := generate(kernel, config, Facts())).launches
+    assert "# " in launch.source and "# " not in made.text and "tl.load" in made.text

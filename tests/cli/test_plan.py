@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from polytile.dispatch.planfile import Pinned, Plan, here
+from polytile.facts import read_regime
 from tests.cli.helpers import run
 
 
 def pinned(regime: str, candidate: str, source: str = "s") -> Pinned:
-    return Pinned("softmax_1f0c", regime, candidate, source, "1f0c", ("float32",), (), (("M", 64),))
+    return Pinned("softmax_1f0c", read_regime(regime), candidate, source, "1f0c", ("float32",), (), (("M", 64),))
 
 
 def test_show_lists_what_is_pinned_and_where_it_was_made(tmp_path: Path) -> None:

@@ -102,6 +102,16 @@ def pinned(regime: str) -> Pinned:
     return Pinned("softmax", read_regime(regime), "split t9", "s", DIGEST, ("float32",), conditions=plan_conditions("cpu"))
 
 
+def test_under_load_the_librarys_kernel_stays_where_nothing_is_surely_faster(empty_cache: Path) -> None:
+    samples = {"library": (1.0e-5, 1.1e-5, 1.3e-5), "cpp": (0.95e-5, 1.05e-5, 1.25e-5)}
+    rows = {
+        origin: dataclasses.replace(measured(candidate=origin), origin=origin, samples=times, state=(("disturbed", 0.5),))
+        for origin, times in samples.items()
+    }
+    filled(empty_cache / "store.sqlite3", rows["cpp"], rows["library"])
+    assert "→ library: measured at these sizes" in run("why", DIGEST[:6], "64", "512").output
+
+
 def test_a_plan_answers_first(store: Path, tmp_path: Path) -> None:
     regime = "M=64..90%16 N=512..724%16"
     Plan((pinned(regime),), here()).write(tmp_path / "p")

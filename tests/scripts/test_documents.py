@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from polytile import options
-from scripts import errors_page
+from scripts import errors_page, update_readme
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
@@ -90,6 +91,8 @@ def test_the_readmes_program_runs_and_names_what_it_chose(tmp_path: Path) -> Non
         ("training.md", r"(eager [\d.]+, polytile [\d.]+\n){4}"),
         ("serving.md", r"0 failures, 0 ATen call sites"),
         ("looking-inside.md", r"mm_\w+ \[batch=1, M=32, N=40, K=48\] → "),
+        ("commands.md", ""),
+        ("configs.md", ""),
     ],
 )
 def test_the_python_of_a_tutorial_is_a_program_that_runs(page: str, said: str, tmp_path: Path) -> None:
@@ -114,6 +117,30 @@ def test_the_page_on_extending_runs_and_what_it_registers_is_asked(tmp_path: Pat
     told = printed(path)
     assert "inference0 calls 1 kernels" in told
     assert "t1: predicted by fewest threads for short rows" in told
+
+TABLES = {
+    ("README.md", "overview"): ("overview",),
+    ("docs/cpu-loops.md", "loops"): ("overview", "--of", "loops"),
+    ("benchmarks/README.md", "models"): ("overview", "--of", "models"),
+    ("docs/cuda-results.md", "gpu"): ("gpu.__main__", "--show", "benchmarks/results/gpu.json"),
+    ("docs/products-results.md", "gpu_gemm"): ("gpu.gemm", "--show", "benchmarks/results/gpu_gemm.json"),
+    ("docs/products-results.md", "gpu_models"): ("gpu.models", "--show", "benchmarks/results/gpu_models.json"),
+    ("docs/addressing.md", "gpu_addressing"): ("gpu.addressing", "--show", "benchmarks/results/gpu_addressing.json"),
+    ("docs/store.md", "store_rate"): ("store_rate", "--show"),
+}
+"""By page and markers, what prints the tables between them from committed results."""
+
+
+@pytest.mark.parametrize(("place", "command"), TABLES.items(), ids=[name for _, name in TABLES])
+def test_tables_are_what_the_benchmarks_print(
+    place: tuple[str, str], command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, name = place
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", list(command))
+    importlib.import_module(f"benchmarks.{command[0]}").main()
+    text = (ROOT / page).read_text()
+    assert update_readme.replaced(text, name, capsys.readouterr().out) == text
 
 
 def printed(script: Path) -> str:

@@ -33,7 +33,8 @@ class Candidate(ABC):
     """The numbers that set it apart from others of its kind; an empty Config if there are none."""
 
     recipe: str = ""
-    """Equal for candidates that share one source, and known before that is generated; "": `source_hash` serves instead."""
+    """What its source is made from, known before that is generated: name, config and recipe tell sources apart. "": `source_hash`
+    serves instead."""
 
     hard_limits: bool = False
     """Whether running it at sizes that are not `valid` does harm, so that it must be valid all over a regime."""

@@ -20,7 +20,7 @@ import torch
 from polytile import locks
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry, PythonEntry
-from polytile.candidates.generator import generator_digest
+from polytile.candidates.generator import text_digest
 from polytile.candidates.handles import DeviceHandle, DeviceLaunch
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
@@ -66,6 +66,11 @@ class Work:
     index: int | None
     make: Callable[[Config, Facts], TritonKernel]
 
+    @cached_property
+    def recipe(self) -> str:
+        """All that generated text depends on, but for config and facts."""
+        return digest(f"triton {self.device.target} {self.device.sms} {self.index is None} {self.kernel.text}")
+
 
 class TritonCandidate(Candidate):
     """One config of a kernel. `valid` and `cost` are functions of the concrete sizes."""
@@ -75,7 +80,7 @@ class TritonCandidate(Candidate):
     may_spill = True  # a row on chip may be worth some traffic to the cache
 
     def __init__(self, name: str, config: Config, work: Work, valid: Judge, cost: Judge) -> None:
-        self.name, self.config, self.work = name, config, work
+        self.name, self.config, self.work, self.recipe = name, config, work, work.recipe
         self._valid = valid
         self._cost = functools.lru_cache(REMEMBERED)(lambda sizes: float(cost(dict(sizes))))
         self._lock = locks.lock()
@@ -86,8 +91,15 @@ class TritonCandidate(Candidate):
 
     @cached_property
     def source_hash(self) -> str:
-        """Of the work, the config and the generators' own code: sources differ from regime to regime."""
-        return digest(f"triton {generator_digest()} {self.work.device.target} {self.config} {self.work.kernel.text}")
+        """Of the device and of the text generated under `probes`."""
+        text = text_digest(f"{self.recipe} {self.config}", functools.partial(self.work.make, self.config), self.probes)
+        return digest(f"triton {self.work.device.target} {text}")
+
+    @property
+    def probes(self) -> tuple[Facts, ...]:
+        """Facts whose texts stand for all: nothing is known of a call, and as much as may be."""
+        symbols = frozenset(symbol.name for symbol in self.work.kernel.symbols)
+        return Facts(wide=True), Facts(symbols, frozenset(tensor.name for tensor in self.work.kernel.tensors))
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         return bool(self._valid(sizes))
@@ -119,7 +131,7 @@ class Specialised(Candidate):
 
     def __init__(self, base: TritonCandidate, facts: Facts) -> None:
         self.base, self.facts = base, facts
-        self.name, self.config, self.hard_limits = base.name, base.config, base.hard_limits
+        self.name, self.config, self.recipe, self.hard_limits = base.name, base.config, base.recipe, base.hard_limits
         self._lock = locks.lock()
         self._promises: tuple[cubins.Promise, ...] | None = None
         self._entry: NativeEntry | PythonEntry | None = None

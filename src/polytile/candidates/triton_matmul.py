@@ -17,7 +17,7 @@ from polytile.ir import expr, levels, ops
 from polytile.ir.program import SCALED_ALONG_K, Loop
 from polytile.matmul.triton.configs import Kind, space
 from polytile.matmul.triton.operands import symbol
-from polytile.matmul.triton.schedules import generate
+from polytile.matmul.triton.schedules import MOST_ROWS, generate
 from polytile.matmul.triton.unit import Chip, holds_rows
 from polytile.problem import Config, Scalar
 from polytile.runtime.target import Target
@@ -45,6 +45,10 @@ class GemmCandidate(TritonCandidate):
     @property
     def traits(self) -> tuple[tuple[str, Scalar], ...]:
         return traits(self.config)
+
+    @property
+    def probes(self) -> tuple[Facts, ...]:
+        return (Facts(exact=(("M", MOST_ROWS),)),) if self.config["variant"] == "rows" else super().probes
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,7 @@ def _entrants(records: Sequence[Record]) -> dict[Identity, Entrant]:
             math.inf if one.predicted is None else one.predicted,
             threads_of(one.config),
             place_of(one.origin, one.problem.family),
+            one.origin == "library",
         )
         for one, who in measured
     }

@@ -280,10 +280,12 @@ class _Compiler:
             lowered = lower_graph(graph, name, weights)
         with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one
             traced = hinted.sizes_of(graph)
-            if tiers.waits_for() == "never" and not self.hints:
+            waits_for = tiers.waits_for()
+            if waits_for == "never" and not self.hints:
                 call = self._in_tiers(graph, lowered, traced)
             else:
-                call = compiler.compile_program(lowered, traced, self.hints, self.ahead).call
+                with settings.override(stall=waits_for):
+                    call = compiler.compile_program(lowered, traced, self.hints, self.ahead).call
         counters.add("graphs_compiled")
         return call
 

@@ -26,7 +26,13 @@ from polytile.runtime.weights import Site
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator of the graphs: `how` is generated, template, library or view; `count` call sites."""
+    """What became of an operator.
+
+    operator  its name, "aten.add.Tensor"
+    how       generated, template (a product), library (an ATen call) or view (no work)
+    reason    why it is not generated, or ""
+    count     call sites in the graphs
+    """
 
     operator: str
     how: str
@@ -36,7 +42,13 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class DecisionRow:
-    """One choice: kernel, sizes, the candidate, on what grounds, and its measured seconds (None if not measured)."""
+    """One choice of a kernel.
+
+    kernel, sizes  what had to be chosen for: (name, elements) of each size
+    candidate      what runs
+    provenance     the grounds, in words; `link` is the selector's link that decided
+    seconds        measured time of a call; None if it was not measured
+    """
 
     kernel: str
     sizes: tuple[tuple[str, int], ...]
@@ -48,8 +60,13 @@ class DecisionRow:
 
 @dataclass(frozen=True)
 class WeightRow:
-    """A weight by which a kernel multiplies: the sizes and type that it is read in, the bytes of the packed copy that is kept of
-    it now (0: none) and why there is none, and how many were made."""
+    """A weight of which a packed copy may be kept.
+
+    kernel        the kernel that multiplies by it
+    sizes, dtype  as the kernel reads it
+    bytes         of the packed copy; 0 if there is none, and `reason` says why
+    made          how many copies were made so far
+    """
 
     kernel: str
     sizes: tuple[int, ...]
@@ -61,8 +78,15 @@ class WeightRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`str()` of it is the report; the rows are for programs. `sources` has the wrapper of each graph, `failures` what polytile
-    failed to compile."""
+    """What `polytile.explain` returns. `str()` makes the report of it.
+
+    graphs     names of the graphs that the call ran
+    operators  what became of each operator
+    decisions  each choice of a kernel, at these sizes and at those met before
+    sources    the program around the kernels, one text for each graph
+    weights    the weights of which packed copies may be kept
+    failures   what polytile failed to compile
+    """
 
     graphs: tuple[str, ...]
     operators: tuple[OperatorRow, ...]

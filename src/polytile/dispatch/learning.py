@@ -31,6 +31,9 @@ UNMEASURED = ("prior", "default")
 """Links of the selector whose decisions measuring may better."""
 
 
+LATEST = 3
+"""Candidates among which a new regime finds one until it is decided: to predict what one takes costs a call up to 1 ms."""
+
 _all: weakref.WeakSet[Learning] = weakref.WeakSet()
 
 
@@ -54,25 +57,33 @@ class Learning:
     def __init__(self, owner: MultiKernel) -> None:
         self._owner = weakref.ref(owner)
         self._asked: set[tuple[type[_Job], int]] = set()
+        self._latest = [candidate.name for candidate in owner.candidates if candidate.origin == "library"][:LATEST]
         self.trials: dict[int, LiveTrial] = {}
         _all.add(self)
 
     def at_hand(self, args: tuple[Any, ...]) -> Entry | None:
-        """The best entry for these arguments of those that are made; None where there is none."""
+        """An entry for these arguments of those that are made; None where there is none. The best predicted of the candidates
+        that were decided on last, in the forms that are right here; the library's where none is."""
         owner = self._owner()
         assert owner is not None
-        ints, pointers = owner.spec.ints_of(args), owner.pointers(args)
-        sizes, facts = owner.spec.sizes(ints), owner.keys.facts_for_code(ints, pointers)
+        ints = owner.spec.ints_of(args)
+        sizes, facts = owner.spec.sizes(ints), owner.keys.facts_for_code(ints, owner.pointers(args))
         excluded = owner.excluded(owner.dispatcher.key_of(*args), sizes)
-        made = [
-            form
-            for candidate in owner.candidates
-            if candidate.name not in excluded
-            for form in candidate.compiled_forms(facts)
-            if not form.failed() and owner.can_run(candidate, sizes, ints)
-        ]
-        best = min(made, key=lambda form: form.cost(sizes), default=None)
-        return None if best is None else best.entry()
+        for names in (tuple(self._latest), owner.names):
+            made = [
+                form
+                for name in names
+                if name not in excluded
+                for form in owner.named(name).compiled_forms(facts)
+                if not form.failed() and (not form.hard_limits or owner.can_run(form, sizes, ints))
+            ]
+            if made:
+                return min(made, key=lambda form: form.cost(sizes)).entry() if len(made) > 1 else made[0].entry()
+        return None
+
+    def decided(self, name: str) -> None:
+        """A regime of the kernel has got this candidate."""
+        self._latest = [name, *(other for other in self._latest if other != name)][:LATEST]
 
     def predict(self, key: int, ints: tuple[int, ...], pointers: Sequence[int]) -> None:
         self._ask(Predict, key, ints, pointers)

@@ -106,6 +106,10 @@ class MultiKernel:
         """Runs the kernel: tensors, then ints. Raises NoCandidate where nothing can run at these sizes."""
         self.dispatch(*args)
 
+    def named(self, name: str) -> Candidate:
+        """The candidate of that name."""
+        return self._by_name[name]
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of its candidates, in canonical order."""
@@ -236,17 +240,24 @@ class MultiKernel:
     def decide_unmeasured(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> None:
         """Has calls at these integers run what is known to be fastest, or predicted to be where nothing is known; compiles it.
         Without pointers, tensors count as aligned. What measuring may better is left to the background."""
-        ints = tuple(ints)
-        with self._lock, settings.restored({**self.options, "stall": "compile"}), counters.stage("choosing"):
-            key = regime.pack(self.keys.fields(ints, pointers)) if pointers else self._key_of(ints)
-            decision = self.decision_of(key)
+        ints, decision = tuple(ints), None
+        with settings.restored({**self.options, "stall": "compile"}), counters.stage("choosing"):
             while decision is None:
-                request = self.request(key, ints, None, pointers)
-                chosen = self._decide(key, request)
-                entry = self.adopt(key, chosen, request)
-                if entry is not None:
-                    self.dispatcher.insert(key, entry)
-                    decision = chosen
+                with self._lock:
+                    key = regime.pack(self.keys.fields(ints, pointers)) if pointers else self._key_of(ints)
+                    decision = self.decision_of(key)
+                    if decision is not None:
+                        break
+                    request = self.request(key, ints, None, pointers)
+                    wanted = self._decide(key, request)
+                with contextlib.suppress(Exception):  # compiled without the lock; whoever adopts it meets the error again
+                    request.named(wanted.candidate).prepare()
+                    request.named(wanted.candidate).entry()
+                with self._lock:
+                    entry = self.adopt(key, wanted, request)
+                    if entry is not None:
+                        self.dispatcher.insert(key, entry)
+                        decision = wanted
         with settings.restored(self.options):
             if self._learning is not None and decision.link in UNMEASURED and measuring():
                 self._learning.measure(key, ints)
@@ -370,6 +381,8 @@ class MultiKernel:
         trace.announce(self.spec, self.candidates, decision)
         entry = self._temporary_entry(key, decision, entry, request)
         if not trials.within():
+            if self._learning is not None:
+                self._learning.decided(decision.candidate)
             self._refiner.count_calls(decision, self._regimes.locate(request.key_fields, dict(decision.sizes)), request, entry)
         return entry
 

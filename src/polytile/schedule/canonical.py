@@ -51,9 +51,9 @@ class LoopKernel:
     @cached_property
     def own_symbols(self) -> frozenset[sympy.Symbol]:
         """The symbols that the loop itself has; those left over are of the calls that it came from."""
-        found = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]
-        found += [index for node in expr.walk(*self.loop.roots) for index in node.indices]
-        return frozenset().union(*[index.free_symbols for index in found]) & frozenset(self.symbols)
+        expressions = [axis.size for axis in self.loop.axes + self.loop.reduced] + [store.index for store in self.loop.stores]
+        expressions += [index for node in expr.walk(*self.loop.roots) for index in node.indices]
+        return frozenset().union(*[index.free_symbols for index in expressions]) & frozenset(self.symbols)
 
     def storage(self, name: str) -> torch.dtype:
         return next(t.dtype for t in self.tensors if t.name == name)
@@ -90,7 +90,7 @@ _IN_KERNELS = (
 
 
 def canonical_symbols(
-    found: list[sympy.Expr], own: set[sympy.Symbol], extents: Sequence[sympy.Expr], whole: Collection[sympy.Expr] = ()
+    expressions: list[sympy.Expr], own: set[sympy.Symbol], extents: Sequence[sympy.Expr], whole: Collection[sympy.Expr] = ()
 ) -> dict[sympy.Expr, sympy.Symbol]:
     """Size symbols among the expressions, renamed n0, n1, ... in order of appearance, less the kernel's `own`. A part
     that kernels have no form for, such as trunc(1.7·s0), counts as a symbol, and so does each of `whole`. Positive are those
@@ -98,7 +98,7 @@ def canonical_symbols(
     may have any sign."""
     mapping: dict[sympy.Expr, sympy.Symbol] = {}
     factors = {factor for extent in extents for factor in (extent, *sympy.Mul.make_args(extent))}
-    for e in found:
+    for e in expressions:
         for part in sorted(_arguments(e, own, whole), key=str):
             positive = True if part.is_positive or part in factors else None
             mapping.setdefault(part, sympy.Symbol(f"n{len(mapping)}", integer=True, positive=positive))
@@ -117,14 +117,14 @@ def _arguments(e: sympy.Expr, own: set[sympy.Symbol], whole: Collection[sympy.Ex
     return {e}
 
 
-def _apart(found: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[sympy.Expr]:
+def _apart(expressions: Sequence[sympy.Expr], axes: Sequence[Axis]) -> list[sympy.Expr]:
     """The sizes of axes such as s0·s1 whose symbols stand nowhere else: the kernel takes the size itself. What it holds on
     to is then of the product: shapes of equally many points are one regime, and 16 may divide it though no factor."""
     composite = [a.size for a in axes if a.size.free_symbols and not a.size.is_Symbol]
     return [
         size
         for size in dict.fromkeys(composite)
-        if not any(size.free_symbols & e.xreplace({size: sizes.ONE}).free_symbols for e in found)
+        if not any(size.free_symbols & e.xreplace({size: sizes.ONE}).free_symbols for e in expressions)
     ]
 
 

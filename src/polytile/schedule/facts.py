@@ -68,11 +68,11 @@ def reaches(kernel: LoopKernel) -> tuple[sympy.Expr, ...]:
     """Expressions of the kernel's symbols of which one is at least as large as each position, at all sizes: where
     it is above INT32_REACH, positions need int64."""
     far = {a.symbol: a.size for a in kernel.loop.axes + kernel.loop.reduced}
-    found = {sizes.product(list(far.values())): None}
+    reached = {sizes.product(list(far.values())): None}
     for index, indirect in _accesses(kernel):
         limits = {expr.indirect_symbol(k): index_limit(node) or sizes.ZERO for k, node in enumerate(indirect)}
-        found[_far_end(index, {**far, **limits})] = None
-    return tuple(found)
+        reached[_far_end(index, {**far, **limits})] = None
+    return tuple(reached)
 
 
 def _far_end(index: sympy.Expr, far: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:

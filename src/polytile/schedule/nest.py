@@ -65,10 +65,10 @@ class Nest:
 
     @cached_property
     def _dependences(self) -> dict[int, Dependence]:
-        found: dict[int, Dependence] = {}
+        dependences: dict[int, Dependence] = {}
         for node in self.nodes:
-            found[id(node)] = self._dependence(node, [found[id(c)] for c in self.operands(node)])
-        return found
+            dependences[id(node)] = self._dependence(node, [dependences[id(c)] for c in self.operands(node)])
+        return dependences
 
     def _dependence(self, node: Node, below: list[Dependence]) -> Dependence:
         own = set(self.loop.ranges) if isinstance(node, Accumulator) else _symbols(node.indices)
@@ -87,8 +87,8 @@ class Nest:
         if not self.cutting:
             return {}
         inside = {self.vec.symbol} | self._reduced
-        found = ((n, cut_of(n, self.vec.symbol, inside)) for n in self.nodes)
-        return {id(n): cut for n, cut in found if cut is not None}
+        cuts = ((n, cut_of(n, self.vec.symbol, inside)) for n in self.nodes)
+        return {id(n): cut for n, cut in cuts if cut is not None}
 
     def operands(self, node: Node) -> tuple[Node, ...]:
         """The nodes that `node` is computed from."""
@@ -206,8 +206,8 @@ class Nest:
 
 
 def _symbols(indices: Iterable[sympy.Expr]) -> set[sympy.Symbol]:
-    found: set[sympy.Symbol] = set()
-    return found.union(*[e.free_symbols for e in indices])
+    symbols: set[sympy.Symbol] = set()
+    return symbols.union(*[e.free_symbols for e in indices])
 
 
 def is_result(node: Node) -> bool:

@@ -34,9 +34,9 @@ def plain_reductions(loop: Loop, welford: bool = True) -> Loop:
             case Part(node=Reduce(kind="welford")) if welford:
                 return _deviations(children[0], node, expr.index_value(count, torch.int64))
             case Part():
-                found = expr.rebuild(node, children)
+                rebuilt = expr.rebuild(node, children)
                 own = children[0].children[0].dtype if node.k == 0 else node.dtype
-                return _cast(expr.part(children[0], node.k, own), node.dtype) if own != node.dtype else found
+                return _cast(expr.part(children[0], node.k, own), node.dtype) if own != node.dtype else rebuilt
             case Reduce(kind="welford"):
                 return expr.reduce(node.kind, node.dtype, _cast(children[0], node.dtype))
             case Reduce():
@@ -56,23 +56,23 @@ def one_sweep(loop: Loop) -> Loop:
         value = softmax_argument(node)
         if value is None:
             return node
-        found = expr.reduce("online_softmax", node.dtype, value)
-        total = expr.part(found, 1, node.dtype)
+        both = expr.reduce("online_softmax", node.dtype, value)
+        total = expr.part(both, 1, node.dtype)
         if isinstance(node.children[0].children[0].children[1], Reduce):
             return total
         endless = expr.const(math.inf, node.dtype)  # where the greatest value is, a logsumexp takes exponentials as they are
-        return expr.op("where", node.dtype, expr.op("eq", torch.bool, expr.part(found, 0, node.dtype), endless), endless, total)
+        return expr.op("where", node.dtype, expr.op("eq", torch.bool, expr.part(both, 0, node.dtype), endless), endless, total)
 
     loop = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
-    found = {n.args[0]: n for n in expr.walk(*loop.roots) if isinstance(n, Reduce) and n.kind == "online_softmax"}
+    sweeps = {n.args[0]: n for n in expr.walk(*loop.roots) if isinstance(n, Reduce) and n.kind == "online_softmax"}
 
     def greatest(node: Node, children: tuple[Node, ...]) -> Node:
         node = expr.rebuild(node, children)
-        if isinstance(node, Reduce) and node.kind == "max" and node.args[0] in found:
-            return expr.part(found[node.args[0]], 0, node.dtype)
+        if isinstance(node, Reduce) and node.kind == "max" and node.args[0] in sweeps:
+            return expr.part(sweeps[node.args[0]], 0, node.dtype)
         return node
 
-    return loop.map_roots(lambda roots: expr.rewrite(roots, greatest)) if found else loop
+    return loop.map_roots(lambda roots: expr.rewrite(roots, greatest)) if sweeps else loop
 
 
 def _reduce(node: Reduce, args: tuple[Node, ...]) -> Node:

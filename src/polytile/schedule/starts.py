@@ -53,7 +53,7 @@ def starts_of(loop: Loop) -> Starts:
         if _counted(node):
             operator = _begin(node.args[1].indices[0], axes) // COUNTERS_PER_OPERATOR
             begins.setdefault((COUNTERS, COUNTERS_PER_OPERATOR), []).append(operator)
-    able = {place: found[0] for place, found in begins.items() if all(begin.is_positive for begin in found)}
+    able = {place: firsts[0] for place, firsts in begins.items() if all(begin.is_positive for begin in firsts)}
     return {
         name: Start(sympy.Symbol(f"start{k}", integer=True, positive=True), begin, unit)
         for k, ((name, unit), begin) in enumerate(able.items())

@@ -46,8 +46,8 @@ def most(kernel: LoopKernel) -> int:
 
 def divisors(kernel: LoopKernel, values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """(name, power of two) of the deciding integers, as generated code knows them at these sizes."""
-    found = {s.name: min(most(kernel), math.gcd(values[s.name], 16)) for s in deciding(kernel) if values[s.name] % 16}
-    return tuple((name, by) for name, by in found.items() if by > 1)
+    powers = {s.name: min(most(kernel), math.gcd(values[s.name], 16)) for s in deciding(kernel) if values[s.name] % 16}
+    return tuple((name, by) for name, by in powers.items() if by > 1)
 
 
 def _products(kernel: LoopKernel) -> Iterator[tuple[sympy.Symbol, ...]]:

@@ -24,8 +24,22 @@ _BACKENDS: dict[tuple[str, str], Backend] = {}
 
 
 def register_backend(name: str, backend: Backend, device: str = "") -> None:
-    """Makes `backend(program_name, lines)` available under `name`, for programs on one type of device or, without
-    `device`, on those that have none of their own; replaces an earlier one. Raises OptionError for what cannot be called."""
+    """Makes a wrapper backend available to the option `wrapper`. A backend of the same name and device is replaced.
+
+    Parameters
+    ----------
+    name
+        The value of the option `wrapper` that asks for it.
+    backend
+        A function of a program's name and its lines (wrapper/lines.py) that returns what `wrapper.python.wrap` returns.
+    device
+        A type of device, "cpu" or "cuda", whose programs it writes. "" means those without a backend of their own by that name.
+
+    Raises
+    ------
+    OptionError
+        `backend` cannot be called.
+    """
     if not callable(backend):
         raise OptionError(f"wrapper backend {name!r} has to be a function of a program's name and its lines; it is {backend!r}.")
     _BACKENDS[name, device] = backend

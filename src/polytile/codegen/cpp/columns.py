@@ -103,9 +103,9 @@ class _Tile:
 
     def _uses(self) -> list[tuple[int | None, tuple[Node, ...]]]:
         """(k, values) that state{k} needs, with None for a pass."""
-        found = [(None if is_result(n) else self._home(n), n.children) for n in self.nest.nodes]
-        found += [(k, s.roots) for k in range(self.nest.passes + 1) for s in self.nest.row_stores(k)]
-        return found + [(None, s.roots) for k in range(self.nest.passes) for s in self.nest.stores_in(k)]
+        needs = [(None if is_result(n) else self._home(n), n.children) for n in self.nest.nodes]
+        needs += [(k, s.roots) for k in range(self.nest.passes + 1) for s in self.nest.row_stores(k)]
+        return needs + [(None, s.roots) for k in range(self.nest.passes) for s in self.nest.stores_in(k)]
 
     def declare(self, out: Writer) -> None:
         """Sizes, accumulators, State."""
@@ -200,8 +200,8 @@ class _Tile:
     def _tile_values(self) -> list[tuple[str, Node]]:
         if self.transposed is None:
             return []
-        found = [(self._tile_of(n), n) for n in (*self.transposed.loads, *self.transposed.cached)]
-        return found + [(self._tile_of(s), s.value) for s in self.transposed.stores]
+        tiles = [(self._tile_of(n), n) for n in (*self.transposed.loads, *self.transposed.cached)]
+        return tiles + [(self._tile_of(s), s.value) for s in self.transposed.stores]
 
     def _tile_of(self, what: Node | Store) -> str:
         if isinstance(what, Store):

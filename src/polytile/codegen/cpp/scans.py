@@ -19,10 +19,10 @@ def carry_name(nest: Nest, scan: Scan) -> str:
 def carries(nest: Nest, scan: Scan, lanes: str) -> list[str]:
     """Declarations of a scan's running values, of `lanes` lanes, at their start."""
     kind, name = _kind(scan), carry_name(nest, scan)
-    found = [f"V<{kind}, {lanes}> {name} = splat<{kind}, {lanes}>({start(scan)});"]
+    lines = [f"V<{kind}, {lanes}> {name} = splat<{kind}, {lanes}>({start(scan)});"]
     if scan.kind in EXTREME:
-        found.append(f"V<i64, {lanes}> {name}_at = splat<i64, {lanes}>(0L);")
-    return found
+        lines.append(f"V<i64, {lanes}> {name}_at = splat<i64, {lanes}>(0L);")
+    return lines
 
 
 def start(scan: Scan) -> str:

@@ -46,12 +46,12 @@ def _apart(store: Store, axis: Axis, loop: Loop) -> bool:
 
 def _indirect_ranges(store: Store) -> dict[sympy.Symbol, sympy.Expr]:
     """Sizes below which the indirect values lie, where a check says so."""
-    found = {}
+    sizes_by_symbol = {}
     for k, node in enumerate(store.indirect):
         size = _checked_size(node)
         if size is not None:
-            found[expr.indirect_symbol(k)] = size
-    return found
+            sizes_by_symbol[expr.indirect_symbol(k)] = size
+    return sizes_by_symbol
 
 
 def _checked_size(node: Node) -> sympy.Expr | None:

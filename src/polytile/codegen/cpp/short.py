@@ -39,8 +39,8 @@ def short_rows(row: Nest) -> Transposed | None:
     along evenly. Of several axes the one along which the most is contiguous, transposed or not; then the innermost."""
     if row.form is not Form.ROW or row.inner or scattered(row.loop):
         return None
-    found = [t for t in (_along(row, axis) for axis in reversed(row.outer)) if t is not None]
-    return max(found, key=lambda t: len(t.loads) + len(t.stores) + _contiguous(t.nest), default=None)
+    layouts = [t for t in (_along(row, axis) for axis in reversed(row.outer)) if t is not None]
+    return max(layouts, key=lambda t: len(t.loads) + len(t.stores) + _contiguous(t.nest), default=None)
 
 
 def _contiguous(nest: Nest) -> int:

@@ -7,7 +7,8 @@ with none.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import sympy
@@ -95,6 +96,13 @@ class Body(Emitter[Scope]):
             return self.tile.all_dims
         own = frozenset(s for e in node.indices for s in self.simplified(e).free_symbols)
         return self.tile.varies(own).union(*[self._dims[id(c)] for c in node.children])
+
+    @contextmanager
+    def reading(self, again: set[int], last: bool) -> Iterator[None]:
+        """A pass whose loads `again` a later pass makes too; `last`: an earlier one has made them, and no later one will."""
+        self.again, self.last = again, last
+        yield
+        self.again, self.last = set(), False
 
     # nodes -----------------------------------------------------------------------------------------------------------
 
@@ -241,8 +249,8 @@ class Body(Emitter[Scope]):
 
     def guards(self, nodes: Iterable[Node]) -> list[str]:
         """Conditions under which the indices `nodes` are in range."""
-        found = [self._guards[id(n)] for n in expr.walk(*nodes) if id(n) in self._guards]
-        return list(dict.fromkeys(found))
+        guards = [self._guards[id(n)] for n in expr.walk(*nodes) if id(n) in self._guards]
+        return list(dict.fromkeys(guards))
 
     # indices ---------------------------------------------------------------------------------------------------------
 

@@ -169,9 +169,9 @@ class BlockedColumnReduction(ColumnReduction):
 
     def _begin(self) -> None:
         for part in range(self.parts):
-            zero(self.unit, self._of(part))
+            zero(self.unit, self._sums_of(part))
 
-    def _of(self, part: int) -> list[ColumnSum]:
+    def _sums_of(self, part: int) -> list[ColumnSum]:
         return [replace(one, part=f"_{part}") for one in self.sums]
 
     def _columns(self, part: int) -> None:
@@ -194,26 +194,25 @@ class BlockedColumnReduction(ColumnReduction):
         for reduction in reductions:
             reduction.start(scope)
         unit.flush(scope)
-        body.again = reads_again(unit, k)
-        body.last = bool(k) and not body.again
-        parts = range(self.parts)
-        for part in reversed(parts) if goes_back(nest, k) else parts:
-            self._columns(part)
-            inner = scope.inner()
-            unit.fetch(nest.roots_in(k), inner)
-            for reduction in reductions:
-                reduction.update(inner)
-            stored(unit, k, inner)
-            add(unit, [one for one in self._of(part) if one.store in nest.stores_in(k)], inner)
-            unit.flush(inner)
-        body.again, body.last = set(), False
+        again = reads_again(unit, k)
+        with body.reading(again, last=bool(k) and not again):
+            parts = range(self.parts)
+            for part in reversed(parts) if goes_back(nest, k) else parts:
+                self._columns(part)
+                inner = scope.inner()
+                unit.fetch(nest.roots_in(k), inner)
+                for reduction in reductions:
+                    reduction.update(inner)
+                stored(unit, k, inner)
+                add(unit, [one for one in self._sums_of(part) if one.store in nest.stores_in(k)], inner)
+                unit.flush(inner)
         for reduction in reductions:
             reduction.finish(reduction.running(), scope)
 
     def _end(self, sums: Sequence[ColumnSum]) -> None:
         for part in range(self.parts):
             self._columns(part)
-            super()._end(self._of(part))
+            super()._end(self._sums_of(part))
 
 
 # sums of a program ---------------------------------------------------------------------------------------------------

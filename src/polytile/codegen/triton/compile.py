@@ -80,5 +80,5 @@ def _description(told: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _told(assembly: str) -> tuple[int, int]:
     """(registers, bytes of stack) of a thread, which AMD's assembler states in the text."""
-    found = {name: int(value) for name, value in _COUNTS.findall(assembly)}
-    return found["vgpr_count"], found["private_segment_fixed_size"]
+    counts = {name: int(value) for name, value in _COUNTS.findall(assembly)}
+    return counts["vgpr_count"], counts["private_segment_fixed_size"]

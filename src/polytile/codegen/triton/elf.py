@@ -25,10 +25,10 @@ def sections(binary: bytes) -> Iterator[tuple[str, bytes]]:
 def resources(binary: bytes) -> tuple[int, int]:
     """(registers, bytes of stack) of a thread. Raises ValueError where the file does not say."""
     content = next((content for name, content in sections(binary) if name == ".nv.info"), b"")
-    found = dict(_attributes(content))
-    if REGISTER_COUNT not in found:
+    attributes = dict(_attributes(content))
+    if REGISTER_COUNT not in attributes:
         raise ValueError("the cubin does not say how many registers its function uses.")
-    return found[REGISTER_COUNT], found.get(FRAME_SIZE, 0)
+    return attributes[REGISTER_COUNT], attributes.get(FRAME_SIZE, 0)
 
 
 def _attributes(content: bytes) -> Iterator[tuple[int, int]]:

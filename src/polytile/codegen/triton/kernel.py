@@ -9,7 +9,7 @@ kernel's size symbols, made of +, *, floor-division, Min and Max.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from polytile.problem import digest
@@ -107,3 +107,13 @@ class TritonKernel:
 
     launches: tuple[Launch, ...]
     scratch: tuple[Scratch, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All that decides what the kernel does, in one text. Comments are left out: the same kernel from another operator is the
+        same."""
+        return repr((tuple(replace(launch, source=_code(launch.source)) for launch in self.launches), self.scratch))
+
+
+def _code(source: str) -> str:
+    return "\n".join(line for line in source.splitlines() if not line.lstrip().startswith("#"))

@@ -127,8 +127,8 @@ def text(node: Op, args: list[str], fast: bool) -> str:
         raise LoweringError(
             f"the operation {node.name!r} on {source} has no Triton text; the operator runs as a library call."
         )
-    found = table[node.name].format(*args, T=value_type(node.dtype))
-    return f"({found}).to({value_type(node.dtype)})" if node.dtype in NARROW and node.name != "where" else found
+    spelled = table[node.name].format(*args, T=value_type(node.dtype))
+    return f"({spelled}).to({value_type(node.dtype)})" if node.dtype in NARROW and node.name != "where" else spelled
 
 
 def _table(source: torch.dtype, fast: bool) -> dict[str, str]:

@@ -178,14 +178,14 @@ class Reduction:
     def values(self, scope: Scope) -> list[str]:
         """The arguments as full blocks of the carried types, at their start outside of the row; for an online_softmax, whose
         start is finite, at a value whose exponential is 0."""
-        found, condition = [], self.condition()
+        blocks, condition = [], self.condition()
         for node, part in zip(self.node.args, self.parts, strict=False):
             value = self.body.full(node, self.body.tile.all_dims, scope)
             if node.dtype == torch.bool:
                 value = f"{value}.to(tl.int32)"
             outside = text.literal(float("-inf"), part.dtype) if self.kind == "online_softmax" else part.literal
-            found.append(f"tl.where({condition}, {value}, {outside})" if condition else value)
-        return found
+            blocks.append(f"tl.where({condition}, {value}, {outside})" if condition else value)
+        return blocks
 
     # results ---------------------------------------------------------------------------------------------------------
 

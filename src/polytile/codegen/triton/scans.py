@@ -76,10 +76,10 @@ def _results(body: Body, scan: Scan, scope: Scope, carried: bool) -> list[str]:
 def _prefix(body: Body, scan: Scan, scope: Scope, carried: bool) -> list[str]:
     """Adds the lines of the prefix of the current block, after all before it where `carried`; returns the variables that hold
     it."""
-    found = prefix(body, scan, scope)
+    results = prefix(body, scan, scope)
     if carried:
-        scope.lines.append(f"{', '.join(found)} = {COMBINE[scan.kind]}({', '.join(carries(body, scan) + found)})")
-    return found
+        scope.lines.append(f"{', '.join(results)} = {COMBINE[scan.kind]}({', '.join(carries(body, scan) + results)})")
+    return results
 
 
 def prefix(body: Body, scan: Scan, scope: Scope) -> list[str]:
@@ -87,14 +87,14 @@ def prefix(body: Body, scan: Scan, scope: Scope) -> list[str]:
     if scan.kind not in COMBINE:
         raise LoweringError(f"the scan {scan.kind!r} has no Triton form; the operator runs as a library call.")
     (axis,) = body.tile.reduced_at or (0,)
-    combine, found = COMBINE[scan.kind], names(body, scan)
+    combine, results = COMBINE[scan.kind], names(body, scan)
     values = [masked(body, node, start, scope) for node, (_, start) in zip(scan.args, starts(scan), strict=True)]
     if body.tile.reduced_at:
         operand = values[0] if len(values) == 1 else f"({', '.join(values)})"
-        scope.lines.append(f"{', '.join(found)} = tl.associative_scan({operand}, {axis}, {combine})")
+        scope.lines.append(f"{', '.join(results)} = tl.associative_scan({operand}, {axis}, {combine})")
     else:  # one element at a time
-        scope.lines.append(f"{', '.join(found)} = {', '.join(values)}")
-    return found
+        scope.lines.append(f"{', '.join(results)} = {', '.join(values)}")
+    return results
 
 
 def masked(body: Body, node: Node, neutral: bool | int | float, scope: Scope) -> str:
@@ -107,14 +107,14 @@ def masked(body: Body, node: Node, neutral: bool | int | float, scope: Scope) ->
 def carry(body: Body, scans: list[Scan], scope: Scope) -> None:
     """Lines that take the carries past the current block: to its last element, which stands after all others."""
     for scan in scans:
-        found = names(body, scan)
+        results = names(body, scan)
         if not body.tile.reduced_at:
-            scope.lines.append(f"{', '.join(carries(body, scan))} = {', '.join(found)}")
+            scope.lines.append(f"{', '.join(carries(body, scan))} = {', '.join(results)}")
             continue
         dim = body.tile.dims[body.tile.reduced_at[0]]
         keep = ", keep_dims=True" if body.tile.parallel_dims else ""
         last = f"tl.arange(0, {dim.name}){body.tile.along(dim)} == {dim.name} - 1"
-        for name, value, (dtype, _) in zip(carries(body, scan), found, starts(scan), strict=True):
+        for name, value, (dtype, _) in zip(carries(body, scan), results, starts(scan), strict=True):
             picked = f"tl.where({last}, {value}, {text.literal(0, dtype)})"
             scope.lines.append(
                 f"{name} = tl.sum({picked}, {body.tile.reduced_at[0]}{keep}).to({text.value_type(dtype)})"

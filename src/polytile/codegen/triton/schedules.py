@@ -112,15 +112,15 @@ def one_pass(unit: Unit, k: int, share: Chunk | None = None) -> list[Reduction]:
         body.made[id(node)] = partial(memory.load, body, expr.load(node.dtype, store.buffer, store.index))
     if stored and share is None:
         unit.out.line("tl.debug_barrier()")  # other threads of the program have stored it
-    body.again = reads_again(unit, k)
-    body.last = bool(k) and not body.again
 
     def points(inner: Scope) -> None:
         body.stores(nest.stores_in(k), inner)
         scans.carry(body, carried, inner)
 
-    sweep(unit, k, reductions, share, points)
-    body.again, body.last, body.made = set(), False, {}
+    again = reads_again(unit, k)
+    with body.reading(again, last=bool(k) and not again):
+        sweep(unit, k, reductions, share, points)
+    body.made = {}
     if share is None:
         for reduction in reductions:
             reduction.finish(reduction.running(), scope)
@@ -183,17 +183,17 @@ def of_rows(nest: Nest) -> list[Node]:
 
 def indices(nest: Nest, k: int) -> list[sympy.Expr]:
     """The index expressions of pass k."""
-    found = [e for node in nest.nodes_in(k) for e in node.indices]
-    return found + [store.index for store in nest.stores_in(k)]
+    expressions = [e for node in nest.nodes_in(k) for e in node.indices]
+    return expressions + [store.index for store in nest.stores_in(k)]
 
 
 def entering(nest: Nest, k: int) -> list[Node]:
     """What pass k needs of the row's own values, known before it begins."""
-    found: dict[int, Node] = {}
+    values: dict[int, Node] = {}
     for root in [*nest.roots_in(k), *[c for n in nest.nodes_in(k) for c in n.children]]:
         if not nest.in_pass(root) and not isinstance(root, Const):
-            found[id(root)] = root
-    return list(found.values())
+            values[id(root)] = root
+    return list(values.values())
 
 
 def reads_again(unit: Unit, k: int) -> set[int]:

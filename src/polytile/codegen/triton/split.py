@@ -230,7 +230,7 @@ def masked(conditions: Sequence[str]) -> str:
 
 def _outermost(roots: Iterable[Node]) -> list[Reduce]:
     """The reductions that are reached from `roots` without passing another."""
-    found: dict[int, Reduce] = {}
+    reductions: dict[int, Reduce] = {}
     stack, seen = list(roots), set()
     while stack:
         node = stack.pop()
@@ -238,7 +238,7 @@ def _outermost(roots: Iterable[Node]) -> list[Reduce]:
             continue
         seen.add(id(node))
         if isinstance(node, Reduce):
-            found[id(node)] = node
+            reductions[id(node)] = node
         else:
             stack.extend(node.children)
-    return list(found.values())
+    return list(reductions.values())

@@ -59,8 +59,8 @@ def interpreted_reduce(value: Any, axis: int, combine: Any, keep_dims: bool = Fa
     while len(arrays[0]) > 1:
         arrays = _combined(combine, parts, [a[0::2] for a in arrays], [a[1::2] for a in arrays])
     arrays = [a if keep_dims else a[0] for a in arrays]
-    found = tuple(_block(np.moveaxis(a, 0, axis) if keep_dims else a, p) for a, p in zip(arrays, parts, strict=True))
-    return found if isinstance(value, tuple) else found[0]
+    results = tuple(_block(np.moveaxis(a, 0, axis) if keep_dims else a, p) for a, p in zip(arrays, parts, strict=True))
+    return results if isinstance(value, tuple) else results[0]
 
 
 def interpreted_scan(value: Any, axis: int, combine: Any) -> Any:
@@ -72,16 +72,16 @@ def interpreted_scan(value: Any, axis: int, combine: Any) -> Any:
         after = _combined(combine, parts, [np.roll(a, step, axis=0) for a in arrays], arrays)
         arrays = [np.concatenate([a[:step], b[step:]]) for a, b in zip(arrays, after, strict=True)]
         step *= 2
-    found = tuple(_block(np.moveaxis(a, 0, axis), p) for a, p in zip(arrays, parts, strict=True))
-    return found if isinstance(value, tuple) else found[0]
+    results = tuple(_block(np.moveaxis(a, 0, axis), p) for a, p in zip(arrays, parts, strict=True))
+    return results if isinstance(value, tuple) else results[0]
 
 
 def _combined(
     combine: Any, parts: tuple[Any, ...], left: list[np.ndarray[Any, Any]], right: list[np.ndarray[Any, Any]]
 ) -> list[np.ndarray[Any, Any]]:
     values = [_block(a, p) for side in (left, right) for a, p in zip(side, parts, strict=True)]
-    found = combine.fn(*values)
-    return [_array(f) for f in (found if isinstance(found, tuple) else (found,))]
+    results = combine.fn(*values)
+    return [_array(f) for f in (results if isinstance(results, tuple) else (results,))]
 
 
 def interpreted_sum(value: Any, axis: int, keep_dims: bool = False) -> Any:
@@ -113,8 +113,8 @@ def convert_float(data: np.ndarray[Any, Any], source: Any, target: Any, rounding
     """The bits of floating-point numbers in another type, rounded to nearest as GPUs do; Triton's interpreter cuts them off."""
     from_, to = _FLOATS[str(source)], _FLOATS[str(target)]
     bits = np.ascontiguousarray(data).view(_BITS[from_.itemsize]).copy()
-    found = torch.from_numpy(bits.view(np.uint8)).view(from_).to(to)
-    return found.view(torch.uint8).numpy().view(_BITS[to.itemsize]).reshape(data.shape)
+    converted = torch.from_numpy(bits.view(np.uint8)).view(from_).to(to)
+    return converted.view(torch.uint8).numpy().view(_BITS[to.itemsize]).reshape(data.shape)
 
 
 _TORCH: dict[str, Callable[..., torch.Tensor]] = {

@@ -13,16 +13,16 @@ from polytile.schedule.nest import Nest
 
 def stored_before(kernel: LoopKernel, nest: Nest, k: int) -> dict[Node, Store]:
     """The values of pass k that earlier passes have stored, where reading them moves fewer bytes."""
-    found: dict[Node, Store] = {}
+    stored: dict[Node, Store] = {}
     for j in range(k):
         for store in nest.stores_in(j):
             value = store.value
-            if not _kept(kernel, nest, store) or not any(n is value for n in nest.nodes_in(k, stop=found)):
+            if not _kept(kernel, nest, store) or not any(n is value for n in nest.nodes_in(k, stop=stored)):
                 continue
-            without = _bytes(kernel, nest.nodes_in(k, stop=[*found, value]))
-            if without + kernel.storage(store.buffer).itemsize < _bytes(kernel, nest.nodes_in(k, stop=found)):
-                found[value] = store
-    return found
+            without = _bytes(kernel, nest.nodes_in(k, stop=[*stored, value]))
+            if without + kernel.storage(store.buffer).itemsize < _bytes(kernel, nest.nodes_in(k, stop=stored)):
+                stored[value] = store
+    return stored
 
 
 def _kept(kernel: LoopKernel, nest: Nest, store: Store) -> bool:

@@ -261,17 +261,17 @@ class Unit:
 
     def _arguments(self) -> tuple[Argument, ...]:
         integer = "i64" if self.facts.wide else "i32"
-        found = [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
-        found += [
+        arguments = [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.kernel.tensors]
+        arguments += [
             Argument(Kind.SYMBOL, s.name, integer) for s in self.kernel.symbols if s.name not in self.facts.values
         ]
-        found += [
+        arguments += [
             Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
             for k, dtype in sorted(self.scratch_types.items())
         ]
         if self.body.error:
-            found.append(Argument(Kind.ERROR, "error", "*i32"))
-        return tuple(found)
+            arguments.append(Argument(Kind.ERROR, "error", "*i32"))
+        return tuple(arguments)
 
     def _divisible(self) -> tuple[tuple[str, int], ...]:
         passed = [t.name for t in self.kernel.tensors]

@@ -1,5 +1,4 @@
-"""Learned models: whoever has one registers it here. A model that is unsure says so, and the next one, or the next
-link, is asked."""
+"""Learned models, which other packages register. If a model is unsure, the next one is asked, and then the next link."""
 
 from __future__ import annotations
 
@@ -12,15 +11,16 @@ from polytile.problem import Config, Problem
 
 
 class Model(Protocol):
-    """Something that has learned from measurements which candidate is fastest."""
+    """Predicts which candidate is fastest."""
 
     @property
     def name(self) -> str:
-        """Shown as a decision's provenance: "trees for mm on cpu-avx512, 2 % regret"."""
+        """Stands in the grounds of a decision: "trees for mm on cpu-avx512, 2 % regret"."""
         ...
 
     def choose(self, problem: Problem, candidates: Sequence[tuple[str, Config]]) -> str | None:
-        """Name of the fastest of `candidates` (name, config), or None: unsure, or not trained for such a problem."""
+        """The name of the fastest of `candidates`, pairs (name, config); None if the model is unsure, or was not trained for
+        such a problem."""
         ...
 
 
@@ -28,7 +28,8 @@ _models: list[Model] = []
 
 
 def register(model: Model) -> None:
-    """Asks `model` from now on, after those registered earlier. Raises OptionError for what is no model, and for a class."""
+    """Has the selector ask `model` from now on, after the models registered earlier. Raises OptionError for a class, and for an
+    object without `name` and `choose`."""
     if isinstance(model, type):
         raise OptionError(f"a model is an object, and {model.__name__} is a class: register {model.__name__}(...).")
     if not isinstance(getattr(model, "name", None), str) or not callable(getattr(model, "choose", None)):
@@ -39,7 +40,7 @@ def register(model: Model) -> None:
 
 
 def unregister(model: Model) -> None:
-    """Asks `model` no more. Raises OptionError if it is not registered."""
+    """Has the selector ask `model` no longer. Raises OptionError if it is not registered."""
     if model not in _models:
         raise OptionError(f"{model!r} is not registered; those that are: {', '.join(m.name for m in _models) or 'none'}.")
     _models.remove(model)

@@ -80,9 +80,22 @@ def heuristic_of(device: DeviceFacts) -> Heuristic:
 
 
 def register(family: str, make: Callable[[], Heuristic], serves: Serves | None = None) -> None:
-    """Adds a family; `make` is called once, when the family is first asked for. `serves`: for which GPUs it takes the place of
-    their makers' family, none where it is left out. Raises ConfigTableError for a name that is taken, and for what cannot be
-    called."""
+    """Adds a family of devices with tables of its own.
+
+    Parameters
+    ----------
+    family
+        Its name, for `polytile configs`.
+    make
+        Makes its Heuristic; called once, when the family is first asked for.
+    serves
+        Whether the family serves a GPU, given its DeviceFacts, in place of the maker's family. None means no GPU.
+
+    Raises
+    ------
+    ConfigTableError
+        The name is taken, or `make` or `serves` cannot be called.
+    """
     if not callable(make) or not (serves is None or callable(serves)):
         raise ConfigTableError(f"family {family!r} takes functions as make and serves; it was given {make!r} and {serves!r}.")
     with _lock:
@@ -94,7 +107,7 @@ def register(family: str, make: Callable[[], Heuristic], serves: Serves | None =
 
 
 def unregister(family: str) -> None:
-    """Takes a registered family away again; raises ConfigTableError for one that comes with polytile or is not there."""
+    """Removes a registered family. Raises ConfigTableError for one that comes with polytile, and for one that is not there."""
     with _lock:
         if family not in _makers or _makers[family] in (cpu, cuda, rocm, xpu):
             raise ConfigTableError(f"the device family {family!r} was not registered from outside and stays as it is.")
@@ -112,8 +125,8 @@ def _restored(family_heuristic: Heuristic, name: str, before: tuple[Record, ...]
 
 
 def override(family: str, name: str, rows: Iterable[Record]) -> AbstractContextManager[None]:
-    """Puts `rows` in place of a family's table, at once and for good, or for the time of a `with`. Raises ConfigTableError for
-    a family or table that is not there and for rows of another kind."""
+    """Replaces the rows of a family's table, at once: for good, or until the end of a `with` block. Raises ConfigTableError for a
+    family or table that is not there, and for rows of another kind."""
     family_heuristic = heuristic(family)
     return _restored(family_heuristic, name, family_heuristic.replace(name, rows))
 

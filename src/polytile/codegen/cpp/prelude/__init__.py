@@ -47,14 +47,14 @@ def part(name: str) -> PreludePart:
 
 def closure(parts: Iterable[str]) -> tuple[str, ...]:
     """The names `parts`, all they need, and what is always there, in canonical order."""
-    found: set[str] = set()
+    needed: set[str] = set()
     waiting = [*ALWAYS, *parts]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in needed:
+            needed.add(name)
             waiting.extend(part(name).needs)
-    return tuple(name for name in ORDER if name in found)
+    return tuple(name for name in ORDER if name in needed)
 
 
 def prelude(parts: Iterable[str] = ()) -> str:

@@ -1,0 +1,275 @@
+"""With stall="never" a graph runs at once, by ATen's operators, and its program takes over between calls."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import polytile
+from polytile.compiler import backend, programs
+from polytile.runtime import background
+
+PATIENCE = 120.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_over() -> Iterator[None]:
+    torch._dynamo.reset()
+    polytile.reset()
+    yield
+    background.drop()
+    assert polytile.wait(timeout=PATIENCE)
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    given = {"stall": "never", "isolation": "never", **options}
+    made: Callable[..., Any] = torch.compile(function, backend="polytile", dynamic=True, options=given)
+    return made
+
+
+def activation(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.gelu(torch.softmax(x @ w, -1) * 1.5)
+
+
+def sized(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 48, generator=generator), torch.randn(48, 40, generator=generator)
+
+
+def tiers_met() -> list[int]:
+    """1 for each graph that a program runs, 0 for each that ATen's operators do."""
+    return [int(bool(program.calls)) for program in programs.compiled_programs()]
+
+
+def test_the_first_call_is_served_by_aten_and_the_program_takes_over() -> None:
+    run = compiled(activation)
+    for rows in (7, 300):
+        torch.testing.assert_close(run(*sized(rows)), activation(*sized(rows)))
+    assert polytile.counters["graphs_compiled"] == 1
+    assert polytile.wait(run, timeout=PATIENCE)
+    for rows in (7, 31, 300):
+        torch.testing.assert_close(run(*sized(rows)), activation(*sized(rows)))
+    assert tiers_met() == [1] and polytile.counters["graphs_compiled"] == 1
+    assert polytile.counters["kernels_generated"] > 0 and "generated" in str(polytile.explain(run, *sized(7)))
+
+
+def test_the_calling_thread_neither_compiles_nor_measures(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+    from polytile.dispatch.links import measured
+    from polytile.runtime import compile as compiling
+
+    seen: dict[str, set[str]] = {"tune": set(), "compile": set(), "program": set()}
+
+    def noted(what: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            seen[what].add(threading.current_thread().name)
+            return real(*args, **named)
+
+        return call
+
+    monkeypatch.setattr(measured, "tuner", noted("tune", measured.tuner))
+    monkeypatch.setattr(compiling, "_run_compiler", noted("compile", compiling._run_compiler))
+    monkeypatch.setattr(programs, "compile_program", noted("program", programs.compile_program))
+    run, mine = compiled(activation), threading.current_thread().name
+    for rows in (5, 70, 900):
+        run(*sized(rows))
+        assert polytile.wait(timeout=PATIENCE)
+        run(*sized(rows))
+    assert all(seen.values()) and not any(mine in threads for threads in seen.values())
+
+
+def test_forward_and_backward_take_over_together() -> None:
+    def step(run: Callable[..., Any], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, w = sized(rows)
+        w.requires_grad_()
+        result = run(x, w).sum(0)
+        result.pow(2).sum().backward()
+        assert w.grad is not None
+        return result.detach(), w.grad
+
+    run = compiled(activation)
+    for rows in (7, 7, 130):
+        torch.testing.assert_close(step(run, rows), step(activation, rows), rtol=1e-4, atol=1e-4)
+    x, w = sized(9)
+    result = run(x, w.requires_grad_())
+    assert polytile.wait(timeout=PATIENCE)
+    result.sum().backward()  # of a forward call at tier 0
+    for rows in (7, 33, 130):
+        torch.testing.assert_close(step(run, rows), step(activation, rows), rtol=1e-4, atol=1e-4)
+    assert tiers_met() == [1, 1] and polytile.counters["graphs_compiled"] == 2
+
+
+def test_random_numbers_are_eagers_in_every_tier() -> None:
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(torch.tanh(x), 0.4) + torch.rand_like(x)
+
+    def stream(run: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        results = []
+        for rows in (5, 64, 5):
+            results.append(run(sized(rows)[0]))
+            if run is not noisy:
+                polytile.wait(timeout=PATIENCE)
+        return [*results, torch.rand(3)]
+
+    torch.testing.assert_close(stream(compiled(noisy)), stream(noisy))
+    assert tiers_met() == [1]
+
+
+def test_arguments_that_are_written_to_are_written_once_a_call() -> None:
+    def add(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        counts.add_(x.sum(0))
+        return torch.exp(counts) * x
+
+    run, mine, theirs = compiled(add), torch.zeros(48), torch.zeros(48)
+    for rows in (5, 64, 5, 64):
+        x = sized(rows)[0] * 0.01
+        torch.testing.assert_close((run(x, mine), mine), (add(x, theirs), theirs))
+        assert polytile.wait(timeout=PATIENCE)
+    assert tiers_met() == [1]
+
+
+def test_weights_that_change_between_tiers_are_the_new_ones() -> None:
+    layer = torch.nn.Linear(48, 40).requires_grad_(False)
+    run = compiled(lambda x: torch.relu(layer(x)))
+    x = sized(20)[0]
+    with torch.no_grad():
+        run(x)
+        layer.weight.mul_(2)
+        assert polytile.wait(timeout=PATIENCE)
+        torch.testing.assert_close(run(x), torch.relu(layer(x)))
+        layer.weight.add_(1)
+        torch.testing.assert_close(run(x), torch.relu(layer(x)))
+
+
+def test_a_program_that_cannot_be_made_leaves_aten_in_place(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(backend.compiler, "compile_program", broken)
+    run = compiled(activation, on_failure="library")
+    for _ in range(2):
+        torch.testing.assert_close(run(*sized(9)), activation(*sized(9)))
+        assert polytile.wait(timeout=PATIENCE)
+    assert polytile.counters["failures"] == 1 and sum("a defect" in record.message for record in caplog.records) == 1
+    assert {row.how for row in polytile.explain(run, *sized(9)).operators} == {"library"}
+
+
+def test_a_program_that_fails_in_its_first_call_is_replaced_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = programs.compile_program
+
+    def breaking(*args: Any, **named: Any) -> Any:
+        made = real(*args, **named)
+
+        def call(given: list[Any]) -> list[Any]:
+            given.clear()
+            raise KeyError("a defect")
+
+        object.__setattr__(made, "call", call)
+        return made
+
+    monkeypatch.setattr(backend.compiler, "compile_program", breaking)
+    run = compiled(activation, on_failure="library")
+    run(*sized(9))
+    assert polytile.wait(timeout=PATIENCE)
+    for rows in (9, 50):
+        with polytile.options.override(on_failure="library"):
+            torch.testing.assert_close(run(*sized(rows)), activation(*sized(rows)))
+    assert polytile.counters["failures"] == 1
+
+
+def test_threads_call_while_programs_take_over() -> None:
+    run, wrong, stop = compiled(activation), list[BaseException](), threading.Event()
+    run(*sized(40))
+
+    def work(rows: int) -> None:
+        try:
+            expected = activation(*sized(rows))
+            while not stop.is_set():
+                torch.testing.assert_close(run(*sized(rows)), expected)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(rows,)) for rows in (40, 170)]
+    for thread in threads:
+        thread.start()
+    polytile.wait(timeout=PATIENCE)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong and all(tiers_met())
+
+
+def test_deterministic_algorithms_and_plans_have_the_same_kernels_from_the_first_call_on() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        run = compiled(activation)
+        first = run(*sized(40))
+        assert tiers_met() == [1] and not background.pending()
+        assert torch.equal(run(*sized(40)), first) and polytile.counters["candidates_benchmarked"] == 0
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_forgetting_what_is_compiled_drops_what_is_pending() -> None:
+    run = compiled(activation)
+    run(*sized(9))
+    torch.compiler.reset()
+    torch.testing.assert_close(run(*sized(9)), activation(*sized(9)))
+    assert polytile.wait(timeout=PATIENCE)
+
+
+PROGRAM = """
+import os, sys, time, torch, polytile
+def f(x, w): return torch.nn.functional.gelu(torch.softmax(x @ w, -1))
+run = torch.compile(f, backend="polytile", dynamic=True)
+x, w = torch.randn(500, 64), torch.randn(64, 64)
+run(x, w)
+{then}
+"""
+
+
+def ended(then: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "POLYTILE_CACHE_DIR": str(cache), "POLYTILE_STALL": "never"}
+    program = PROGRAM.format(then=textwrap.dedent(then))
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.5])
+def test_a_process_ends_at_once_whatever_is_pending(seconds: float, empty_cache: Path) -> None:
+    then = f"""
+    time.sleep({seconds})
+    begun = time.monotonic()
+    import atexit
+    atexit._run_exitfuncs()
+    print(time.monotonic() - begun)
+    """
+    process = ended(then, empty_cache)
+    assert process.returncode == 0 and not process.stderr, process.stderr
+    assert float(process.stdout) < 5.0
+
+
+def test_a_forked_child_calls_and_learns_by_itself(empty_cache: Path) -> None:
+    then = """
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)  # GNU OpenMP has no threads after a fork, in eager either
+    for rows in (50, 400):
+        torch.testing.assert_close(run(x[:rows], w), f(x[:rows], w))
+    if child == 0:
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], polytile.wait(timeout=100))
+    """
+    process = ended(then, empty_cache)
+    assert process.stdout.split() == ["0", "True"], process.stdout + process.stderr
