@@ -107,6 +107,8 @@ def test_what_a_call_waits_is_what_it_takes_above_tier_0() -> None:
     assert cell["caller_stages"] == {"calls": 1, "choosing": 0.007}
     late_table("", cell["late"]).markdown()
     counters_table("", {"eager": cell | {"counters": {}}}).markdown()
+    gpu = {"never": cell | {"peak": {"host": 1, "device": 5_000_000}}}
+    assert "| of the host: p99.9 ms |" in stream_table("", 4, gpu).markdown()
     noise = judge.judged(tier0, {"aot_eager": tier0}, SIZES, 1e-4)
     assert noise["extra"]["worst"] == pytest.approx(0.01)  # of the call that took 0.02 s in the stream and 0.01 s later
 
