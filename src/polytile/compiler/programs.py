@@ -181,7 +181,9 @@ def _decide_unmeasured(calls: Sequence[tuple[MultiKernel, KernelCall]], given: S
         for multikernel, call in calls:
             at = {**values, **packed_weights.assumed_sizes(call.packed_weight)}
             if _known(call, at):
-                multikernel.decide_unmeasured(tuple(sizes.evaluate(e, at) for e in call.sizes))
+                ints = tuple(sizes.evaluate(e, at) for e in call.sizes)
+                multikernel.decide_unmeasured(ints)
+                multikernel.prepare_everywhere(ints)
 
 
 def _warm(calls: Sequence[tuple[MultiKernel, KernelCall]], hints: Sequence[Values]) -> None:

@@ -40,6 +40,7 @@ from polytile.problem import Measurement, Outcome, sizes_text
 from polytile.runtime import background, programs, regime
 from polytile.runtime.launcher import Dispatcher
 from polytile.schedule.checks import NO_DIVISOR
+from polytile.schedule.facts import Facts
 from polytile.tuning.budget import Budget
 from polytile.tuning.environment import environment
 from polytile.tuning.headroom import MOST_POSTPONED
@@ -261,6 +262,15 @@ class MultiKernel:
         with settings.restored(self.options):
             if self._learning is not None and decision.link in UNMEASURED and measuring():
                 self._learning.measure(key, ints)
+
+    def prepare_everywhere(self, ints: Sequence[int]) -> None:
+        """Starts compiling a form of the candidate that was decided for these integers which is right in all regimes of tensors
+        that are aligned: it serves regimes that are new."""
+        decision = self.decision_of(self.dispatcher.key_of(*ints))
+        if decision is not None:
+            aligned = self.keys.facts_for_code(tuple(ints)).aligned
+            with settings.restored(self.options):
+                _prepared(self._by_name[decision.candidate].specialise(Facts(aligned=aligned)))
 
     def decide_measured(self, args: tuple[Any, ...]) -> None:
         """Decides for the regime of these arguments, which candidates are tried on; in the background."""
