@@ -45,7 +45,7 @@ def test_a_choice_outside_the_table_lists_the_choices() -> None:
     [
         ({"threads": -1}, "option 'threads' .* is -1; it takes 0 or more"),
         ({"shortlist": 0}, "option 'shortlist' .* is 0; it takes 1 or more"),
-        ({"noise_band": float("nan")}, "option 'noise_band' .* is nan; it takes 0 or more"),
+        ({"refine": float("nan")}, "option 'refine' .* is nan; it takes 0 or more"),
         ({"sources": "cpp, cutlas"}, "is 'cpp, cutlas'; choose one or more from triton, library, cpp, cublaslt"),
         ({"sources": " , "}, "choose one or more from triton"),
         ({"shortlists": 3}, "no option 'shortlists'; did you mean 'shortlist'"),

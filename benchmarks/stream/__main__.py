@@ -29,6 +29,7 @@ from benchmarks.stream.serving import COMPILE
 from benchmarks.stream.workloads import WORKLOADS
 from polytile.report import show
 
+DEVICES = ("cpu", "cuda")
 COLD_ONLY = ("eager", TIER0)
 """Contestants that leave nothing in caches."""
 GRACE = 20.0
@@ -88,18 +89,25 @@ def tables(workload: str, device: str, result: Mapping[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = parsed(arguments)
-    suite = f"stream_{given.device}"
     if given.show:
-        for workload, result in json.loads((given.out / f"{suite}.json").read_text())["results"]["workloads"].items():
-            tables(workload, result["device"], result)
-        print("\n\n".join(NOTES))
+        show_all(given.out)
         return
     streams = Streams(given)
     for workload in given.workloads:
         result = measured(streams, workload)
         tables(workload, result["device"], result)
         if given.json:
-            record.add(suite, "workloads", {workload: result}, given.out)
+            record.add(f"stream_{given.device}", "workloads", {workload: result}, given.out)
+
+
+def show_all(directory: Path) -> None:
+    """Prints the tables of every result file there is, and what their columns mean."""
+    for device in DEVICES:
+        file = directory / f"stream_{device}.json"
+        if file.exists():
+            for workload, result in json.loads(file.read_text())["results"]["workloads"].items():
+                tables(workload, result["device"], result)
+    print("\n\n".join(NOTES))
 
 
 def measured(streams: Streams, workload: str) -> dict[str, Any]:
@@ -126,7 +134,7 @@ def measured(streams: Streams, workload: str) -> dict[str, Any]:
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--contestants", nargs="+", choices=list(COMPILE), default=list(COMPILE))
     parser.add_argument("--requests", type=int, default=300)
@@ -138,7 +146,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--calls", type=Path, help="append every call's times to this file, a JSON line for each contestant")
     parser.add_argument("--json", action="store_true", help="also write stream_DEVICE.json")
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="the directory of that file")
-    parser.add_argument("--show", action="store_true", help="only print the tables of that file")
+    parser.add_argument("--show", action="store_true", help="only print the tables of these files")
     return parser.parse_args(arguments)
 
 

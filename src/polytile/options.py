@@ -186,20 +186,6 @@ TABLE: tuple[Option, ...] = (
         keys=NOTHING,
     ),
     Option(
-        "noise_band",
-        float,
-        0.02,
-        "Relative difference in time within which candidates count as equal. On a GPU, whose times vary less, half of "
-        "it.",
-        least=0,
-    ),
-    Option(
-        "check_accuracy",
-        bool,
-        True,
-        "Compare each candidate with the reference before it is timed. Without it a wrong kernel can be chosen.",
-    ),
-    Option(
         "check_inputs",
         bool,
         False,

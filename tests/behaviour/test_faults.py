@@ -149,7 +149,7 @@ def test_a_misspelt_option_names_the_nearest() -> None:
         ("shortlist", "many", "type int"),
         ("shortlist", True, "type int"),
         ("persist", "perhaps", "type bool"),
-        ("noise_band", "wide", "type float"),
+        ("refine", "lots", "type float"),
         ("random", "mersenne", "choose from eager, philox"),
     ],
 )

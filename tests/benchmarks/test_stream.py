@@ -107,6 +107,8 @@ def test_what_a_call_waits_is_what_it_takes_above_tier_0() -> None:
     assert cell["caller_stages"] == {"calls": 1, "choosing": 0.007}
     late_table("", cell["late"]).markdown()
     counters_table("", {"eager": cell | {"counters": {}}}).markdown()
+    gpu = {"never": cell | {"peak": {"host": 1, "device": 5_000_000}}}
+    assert "| of the host: p99.9 ms |" in stream_table("", 4, gpu).markdown()
     noise = judge.judged(tier0, {"aot_eager": tier0}, SIZES, 1e-4)
     assert noise["extra"]["worst"] == pytest.approx(0.01)  # of the call that took 0.02 s in the stream and 0.01 s later
 
@@ -160,7 +162,7 @@ def test_each_workload_serves_a_request(name: str) -> None:
 
 @pytest.mark.parametrize("warm", [["--warm"], ["--warm", "never"]], ids=["all", "one"])
 def test_a_second_process_finds_the_caches_of_the_first(
-    warm: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    warm: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The contestants' processes are made up: each gives the directory that it was given, and how long it may take."""
     given: list[tuple[str, str, float]] = []
@@ -179,6 +181,9 @@ def test_a_second_process_finds_the_caches_of_the_first(
     written = json.loads((out / "stream_cpu.json").read_text())
     assert set(written["results"]["workloads"]["mlp"]["contestants"]) == {"eager", "never", "never, warm"}
     assert "revision" in written["environment"] and len(calls.read_text().splitlines()) == 3
+    printed = capsys.readouterr().out
+    command.main(["--show", "--out", str(out)])
+    assert capsys.readouterr().out.startswith(printed.strip()) and 'stall="never", warm' in printed
 
 
 COUNTS = {

@@ -33,10 +33,10 @@ MOST_TIMES = 3
 """How often the candidates of one problem are measured, at most, while the choice between them stays in doubt, or rests on
 readings that were taken under load."""
 
-GPU_BAND = 0.5
-"""The noise band of a GPU over that of a CPU, whose times vary four times as much. Processes that tuned 103 problems on an H100,
-five in one way and four in another, would have chosen alike in 97.7-98.3 % with bands of 1 to 1.25 %, at 0.03-0.09 % more than
-argmin's choice; in 96.1-97.5 % with 2 %, at 0.15-0.22 %."""
+BANDS = {"cpu": 0.02, "cuda": 0.01}
+"""The relative difference in time within which candidates count as equal, by type of device: a GPU's times vary by a quarter
+as much. Processes that tuned 103 problems on an H100, five in one way and four in another, would have chosen alike in 97.7-98.3 %
+with bands of 1 to 1.25 %, at 0.03-0.09 % more than argmin's choice; in 96.1-97.5 % with 2 %, at 0.15-0.22 %."""
 
 REGION_TIMES = 2.0
 """How many times what an empty parallel region costs more a kernel of several threads does: 1.5-2.2 times in loops of 2-8 µs,
@@ -117,7 +117,7 @@ class Score:
 
 def noise_band(kind: str) -> float:
     """The relative band of devices of that type ("cpu", "cuda")."""
-    return float(options.get("noise_band")) * (GPU_BAND if kind == "cuda" else 1)
+    return BANDS.get(kind, BANDS["cpu"])
 
 
 def pick(scores: Sequence[Score | None], band: float, entrants: Sequence[Entrant] = ()) -> int | None:

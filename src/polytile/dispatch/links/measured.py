@@ -176,7 +176,6 @@ def _task(request: Request, candidates: Sequence[Candidate], tightest: budget.Bu
         reduction=spec.reduction_length(request.ints),
         coarse=spec.coarse(request.ints),
         predicted=tuple(candidate.cost(request.sizes) for candidate in candidates),
-        check_accuracy=options.get("check_accuracy"),
         limits=_limits(spec.target),
         apart=policy.apart(candidates, proven),
         trial_seconds=options.get("trial_seconds"),
