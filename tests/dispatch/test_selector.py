@@ -78,6 +78,25 @@ def test_a_candidate_whose_source_changed_is_measured_again() -> None:
     assert decided(a, Fake("b", 1e-5, 1.5e-5, config=Config.of({"M": 4096}))).link == "measured"
 
 
+class Unread(Fake):
+    """A candidate whose source nobody may ask for."""
+
+    def __getattribute__(self, name: str) -> Any:
+        assert name != "source_hash", "its source is generated for nothing"
+        return super().__getattribute__(name)
+
+    def __post_init__(self) -> None: ...
+
+
+def test_no_source_is_generated_where_nothing_is_on_record() -> None:
+    with options.override(tune="off"):
+        assert decided(Unread("a", predicted=2e-5), Unread("b")).link == "prior"
+    decided(*pair(), m=600)
+    new_process()
+    with options.override(tune="off"):
+        assert decided(Unread("c", predicted=2e-5), Unread("d"), m=611).link == "prior"
+
+
 def test_measurements_that_lack_a_candidate_of_the_shortlist_do_not_decide() -> None:
     a, b = pair()
     decided(a, b)

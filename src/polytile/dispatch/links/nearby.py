@@ -26,7 +26,6 @@ from polytile.dispatch.subdivision import Evidence, Expectation, distance
 from polytile.problem import sizes_text
 from polytile.runtime import regime
 from polytile.store import identity
-from polytile.store.records import Identity
 from polytile.tuning.decide import Score, combine
 
 RADIUS = 1.0
@@ -86,25 +85,26 @@ def _holds(request: Request, winner: Candidate, voters: Sequence[Neighbour]) -> 
 
 def neighbours(request: Request) -> list[Neighbour]:
     """The measured problems close by that say which of the request's candidates is best there."""
-    wanted = {identity(candidate) for candidate in shortlist(request)}
-    return list(_measured(request, RADIUS, wanted))
+    return list(_measured(request, RADIUS, shortlist(request)))
 
 
 def champions(request: Request) -> frozenset[str]:
     """Names of the winners of the nearest problems measured, within CHAMPION_RADIUS: worth measuring here too, whatever the prior
     thinks of them, and mostly compiled already."""
-    nearest = sorted(_measured(request, CHAMPION_RADIUS, set()), key=lambda neighbour: neighbour.octaves)
+    nearest = sorted(_measured(request, CHAMPION_RADIUS, ()), key=lambda neighbour: neighbour.octaves)
     return frozenset(neighbour.winner.name for neighbour in nearest[:CHAMPIONS])
 
 
-def _measured(request: Request, radius: float, wanted: set[Identity]) -> Iterator[Neighbour]:
-    """The problems within `radius` octaves in each size at which all of `wanted`, at least, were measured."""
+def _measured(request: Request, radius: float, wanted: Sequence[Candidate]) -> Iterator[Neighbour]:
+    """The problems within `radius` octaves in each size at which all of `wanted`, at least, were measured. The source of one
+    whose name is not on record is not generated."""
     own = dict(request.problem.sizes)
     octaves = functools.partial(distance, own, bucketed=request.spec.keys.bucketed)
     inside = in_regime(request)
     for sizes, summaries in request.store.nearby(request.problem, request.environment, lambda sizes: octaves(sizes) <= radius):
         known = combine(summaries)
-        if not known or not wanted <= known.keys():
+        names = {name for name, _, _ in known}
+        if not known or not all(candidate.name in names and identity(candidate) in known for candidate in wanted):
             continue
         scores = request.scores(known)
         best = request.pick(request.usable(scores), sizes)
