@@ -1,26 +1,38 @@
-"""Learned models, which other packages register. If a model is unsure, the next one is asked, and then the next link."""
+"""Learned models: those that are registered here, in their order, then those that are installed (learn/installed.py).
+
+A model is asked for a problem and for what there is to choose between, and declines by answering None; then the next one is
+asked, or the next link. One that is not sure may still say what it expects, and the shortlist that is measured then goes by
+that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from polytile.dispatch.request import Answer, Request
+from polytile.candidates.candidate import Candidate
+from polytile.dispatch.request import Answer, Request, must_measure
 from polytile.errors import OptionError
-from polytile.problem import Config, Problem
+from polytile.learn import installed
+from polytile.learn.offer import Offer
+from polytile.problem import Problem
 
 
 class Model(Protocol):
-    """Predicts which candidate is fastest."""
+    """Something that has learned from measurements which candidate is fastest.
+
+    What a model may have besides: `expect(problem, offers)`, the seconds that it expects of each of the offers by name, up
+    to a factor that all share, or None.
+    """
 
     @property
     def name(self) -> str:
-        """Stands in the grounds of a decision: "trees for mm on cpu-avx512, 2 % regret"."""
+        """Shown as a decision's provenance: "trees for mm on cuda sm90 3f0c2a"."""
         ...
 
-    def choose(self, problem: Problem, candidates: Sequence[tuple[str, Config]]) -> str | None:
-        """The name of the fastest of `candidates`, pairs (name, config); None if the model is unsure, or was not trained for
-        such a problem."""
+    def choose(self, problem: Problem, offers: Sequence[Offer]) -> str | None:
+        """Name of the fastest of `offers`, or None: unsure, or not trained for such a problem."""
         ...
 
 
@@ -28,33 +40,62 @@ _models: list[Model] = []
 
 
 def register(model: Model) -> None:
-    """Has the selector ask `model` from now on, after the models registered earlier. Raises OptionError for a class, and for an
-    object without `name` and `choose`."""
+    """Asks `model` from now on, after those registered earlier. Raises OptionError for what is no model, and for a class."""
     if isinstance(model, type):
         raise OptionError(f"a model is an object, and {model.__name__} is a class: register {model.__name__}(...).")
     if not isinstance(getattr(model, "name", None), str) or not callable(getattr(model, "choose", None)):
         raise OptionError(
-            f"a model has a `name`, which is a text, and a method `choose(problem, candidates)`; {model!r} lacks one of them."
+            f"a model has a `name`, which is a text, and a method `choose(problem, offers)`; {model!r} lacks one of them."
         )
     _models.append(model)
 
 
 def unregister(model: Model) -> None:
-    """Has the selector ask `model` no longer. Raises OptionError if it is not registered."""
+    """Asks `model` no more. Raises OptionError if it is not registered."""
     if model not in _models:
         raise OptionError(f"{model!r} is not registered; those that are: {', '.join(m.name for m in _models) or 'none'}.")
     _models.remove(model)
 
 
 def choose(request: Request) -> Answer | None:
-    """The answer of the first model that is sure and names a candidate that can run."""
+    """The answer of the first model that is sure and names a candidate that can run. None where only measurements will do."""
+    if must_measure(request):
+        return None
     by_name = {candidate.name: candidate for candidate in request.alive}
-    offered = [(candidate.name, candidate.config) for candidate in request.alive]
-    for model in _models:
+    offered = offers(request, request.alive)
+    for model in _asked():
         name = model.choose(request.problem, offered)
         if name in by_name:
             return Answer(by_name[name], f"predicted by {model.name}")
     return None
 
 
-__all__ = ["Model", "choose", "register", "unregister"]
+def expected(request: Request) -> Mapping[str, float]:
+    """The seconds of each of the request's candidates, by name, that the first model expects which has something to say of such
+    problems; nothing where none has. The least of them is what the best prediction is."""
+    offered = offers(request, request.candidates)
+    for model in _asked():
+        expect = getattr(model, "expect", None)
+        found = expect(request.problem, offered) if expect is not None else None
+        if found:
+            factor = min(offer.predicted for offer in offered) / min(found.values())
+            return {name: seconds * factor for name, seconds in found.items()}
+    return {}
+
+
+def offers(request: Request, candidates: Sequence[Candidate]) -> list[Offer]:
+    """What models are told of these candidates; those of last resort are not offered."""
+    sizes = request.sizes
+    return [
+        Offer(c.name, c.config, c.origin, c.cost(sizes), lambda c=c: c.terms(sizes))  # type: ignore[misc]
+        for c in candidates
+        if c.origin != "reference" and math.isfinite(c.cost(sizes))
+    ]
+
+
+def _asked() -> Iterator[Model]:
+    yield from _models
+    yield from installed.models()
+
+
+__all__ = ["Model", "choose", "expected", "offers", "register", "unregister"]
