@@ -102,7 +102,7 @@ def main() -> None:
     for name, r in results.items():
         counts = r["total"], r["total"] - r["unsure"], r["wrong"], r["far"]
         rows.append((name, *counts, *[r[each] for each in RATIOS]))
-    show(Table.of("Learned choice on what is recorded", columns, rows))
+    show(Table.from_rows("Learned choice on what is recorded", columns, rows))
     if arguments.json:
         record.write("learned", results)
 

@@ -35,7 +35,7 @@ READING = (
 def reports(model: Trained) -> Table:
     """A model's own reports, of the sets that it was made with."""
     rows = [_row(model, report) for report in model.reports]
-    return Table.of(model.name, list(COLUMNS), rows, [*about(model).splitlines()[:2], READING])
+    return Table.from_rows(model.name, list(COLUMNS), rows, [*about(model).splitlines()[:2], READING])
 
 
 def decisions(named: str, judged: Sequence[tuple[Trained, Sequence[Example]]]) -> Iterator[Table]:
@@ -46,7 +46,7 @@ def decisions(named: str, judged: Sequence[tuple[Trained, Sequence[Example]]]) -
         if found:
             rows.append(_row(judged[0][0], tried(decision.name, found)))
             notes.append(f"{decision.name}: {decision.doc}.")
-    yield Table.of(f"Learned choice of {named}", list(COLUMNS), rows, notes)
+    yield Table.from_rows(f"Learned choice of {named}", list(COLUMNS), rows, notes)
 
 
 def worst(found: Sequence[Case]) -> Table:
@@ -54,7 +54,7 @@ def worst(found: Sequence[Case]) -> Table:
     ordered = sorted(found, key=lambda case: case.regret, reverse=True)[:WORST]
     rows = [_worst_row(case) for case in ordered]
     columns: list[Column | str] = ["kernel", "sizes", "fastest", Column("× fastest", ratio), Column("prior", ratio), "sure"]
-    return Table.of("Where first choices are worst", columns, rows)
+    return Table.from_rows("Where first choices are worst", columns, rows)
 
 
 def _worst_row(case: Case) -> tuple[object, ...]:

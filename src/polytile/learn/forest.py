@@ -51,7 +51,7 @@ class Forest:
             raise OptionError("a forest has a root or more, and each node's children stand behind it; here they do not.")
 
     @property
-    def bytes(self) -> int:
+    def table_bytes(self) -> int:
         """What the table takes in C."""
         return NODE.size * len(self.feature)
 

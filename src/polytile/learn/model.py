@@ -10,6 +10,7 @@ A model is a JSON file of numbers and words. Nothing in it is run.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -104,7 +105,7 @@ class Judgement:
     sure: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trained:
     """A model of one family of problems on one architecture, such as "mm" on "cuda sm90".
 
@@ -150,10 +151,9 @@ class Trained:
 
     def judge(self, problem: Problem, offers: Sequence[Offer]) -> Judgement | None:
         """What it makes of these candidates on the device that the problem names; None outside of what it was trained on."""
-        machine = dict(device.described(problem.device))
-        if problem.family != self.family or features.architecture(machine) != self.architecture:
+        if problem.family != self.family or features.architecture(dict(device.described(problem.device))) != self.architecture:
             return None
-        return self.of(problem, machine, offers)
+        return _judged(self, problem, tuple(offers))
 
     def of(self, problem: Problem, machine: Mapping[str, str], offers: Sequence[Offer]) -> Judgement | None:
         """The same for a device with the facts `machine`, whatever its architecture."""
@@ -200,6 +200,12 @@ class Trained:
                 f"prediction's {tested.prior:.3f}"
             )
         return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _judged(model: Trained, problem: Problem, offers: tuple[Offer, ...]) -> Judgement | None:
+    """Remembered, as several links ask about one choice."""
+    return model.of(problem, dict(device.described(problem.device)), offers)
 
 
 def competing(offers: Sequence[Offer]) -> list[Offer]:

@@ -173,7 +173,10 @@ def grown(learned: Sequence[Example], settings: Settings) -> Trained:
 
 def flat(trees: Sequence[Any]) -> Forest:
     """scikit-learn's trees as one table, each in the order of its levels."""
-    roots, feature, down, number = [], [], [], []
+    roots: list[int] = []
+    feature: list[int] = []
+    down: list[int] = []
+    number: list[float] = []
     for tree in trees:
         roots.append(len(feature))
         waiting = [0]

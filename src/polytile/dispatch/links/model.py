@@ -7,9 +7,10 @@ that.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+import torch
 
 from polytile.candidates.candidate import Candidate
 from polytile.dispatch.request import Answer, Request, must_measure
@@ -62,19 +63,22 @@ def choose(request: Request) -> Answer | None:
     if must_measure(request):
         return None
     by_name = {candidate.name: candidate for candidate in request.alive}
-    offered = offers(request, request.alive)
-    for model in _asked():
+    models = _models_in_order()
+    offered = offers(request, request.alive) if models else ()
+    for model in models:
         name = model.choose(request.problem, offered)
         if name in by_name:
             return Answer(by_name[name], f"predicted by {model.name}")
     return None
 
 
-def expected(request: Request) -> Mapping[str, float]:
+def expected(request: Request) -> dict[str, float]:
     """The seconds of each of the request's candidates, by name, that the first model expects which has something to say of such
-    problems; nothing where none has. The least of them is what the best prediction is."""
-    offered = offers(request, request.candidates)
-    for model in _asked():
+    problems; nothing where none has, and under torch.use_deterministic_algorithms. The least of them is what the best prediction
+    is."""
+    models = () if torch.are_deterministic_algorithms_enabled() else _models_in_order()
+    offered = offers(request, request.candidates) if models else ()
+    for model in models:
         expect = getattr(model, "expect", None)
         found = expect(request.problem, offered) if expect is not None else None
         if found:
@@ -83,19 +87,19 @@ def expected(request: Request) -> Mapping[str, float]:
     return {}
 
 
-def offers(request: Request, candidates: Sequence[Candidate]) -> list[Offer]:
+def offers(request: Request, candidates: Sequence[Candidate]) -> tuple[Offer, ...]:
     """What models are told of these candidates; those of last resort are not offered."""
-    sizes = request.sizes
-    return [
-        Offer(c.name, c.config, c.origin, c.cost(sizes), lambda c=c: c.terms(sizes))  # type: ignore[misc]
-        for c in candidates
-        if c.origin != "reference" and math.isfinite(c.cost(sizes))
-    ]
+    usable = (candidate for candidate in candidates if candidate.origin != "reference")
+    return tuple(_offer(candidate, request.sizes) for candidate in usable)
 
 
-def _asked() -> Iterator[Model]:
-    yield from _models
-    yield from installed.models()
+def _offer(candidate: Candidate, sizes: Mapping[str, int]) -> Offer:
+    predicted = candidate.cost(sizes)
+    return Offer(candidate.name, candidate.config, candidate.origin, predicted, lambda: candidate.terms(sizes))
+
+
+def _models_in_order() -> tuple[Model, ...]:
+    return (*_models, *installed.models())
 
 
 __all__ = ["Model", "choose", "expected", "offers", "register", "unregister"]
