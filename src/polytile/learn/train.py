@@ -145,7 +145,7 @@ def grown(learned: Sequence[Example], settings: Settings) -> Trained:
     """A model without threshold and reports. Raises TrainingError where scikit-learn is not installed."""
     try:
         import numpy
-        from sklearn.ensemble import ExtraTreesRegressor  # type: ignore[import-untyped, unused-ignore]
+        from sklearn.ensemble import ExtraTreesRegressor
     except ImportError as error:
         raise TrainingError(f"training needs scikit-learn ({error}): pip install 'polytile[learn]'.") from None
     data = table(learned)
