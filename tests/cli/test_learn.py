@@ -36,8 +36,8 @@ def test_collecting_measures_every_candidate_and_goes_on_where_it_stopped(empty_
     assert "[1/2] row_sum float32" in again.output and ": 0 candidates measured" in again.output
     found = examples(records(tmp_path / "c.sqlite3"))
     assert len(found.found) >= 4 > found.without_terms == 0 and len(records(tmp_path / "c.sqlite3")) > before
+    assert {"cpp", "library"} == {offer.origin for example in found.found for offer in example.offers}
     for example in found.found:
-        assert {"cpp", "library"} <= {offer.origin for offer in example.offers}
         assert any(name.startswith("work.") for offer in example.offers for name in offer.terms)
     new_process()
 

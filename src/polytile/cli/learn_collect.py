@@ -46,7 +46,7 @@ def collect(wanted: Wanted, into: Path, seconds: float) -> int:
     device, dtypes = _device(wanted.device), [_dtype(name) for name in wanted.dtypes]
     deadline = time.monotonic() + seconds if seconds else float("inf")
     before, status, done = _benchmarked(), 0, 0
-    settings = {"collect": str(into), "tune": "off", "stall": "wait", "learned": False}
+    settings = {"collect": str(into), "tune": "off", "stall": "tune", "learned": False}
     kinds = [(OPERATIONS[name], dtype) for name in wanted.operations for dtype in dtypes]
     gpu = collecting.ahead(AHEAD) if device.type == "cuda" else contextlib.nullcontext()
     with options.override(**settings), for_measuring(), torch.no_grad(), told_once():
