@@ -93,7 +93,7 @@ def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]
 
 def terms(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> dict[str, float]:
     """What `cost` is made of, by name; nothing for sums by an index, whose model has other parts."""
-    return {} if config["variant"] in SEGMENT_SUMS else prior.terms(kernel, config, size, device)
+    return {} if Segments.named(config) is not None else prior.terms(kernel, config, size, device)
 
 
 def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:

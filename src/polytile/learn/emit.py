@@ -68,7 +68,8 @@ def about(model: Trained) -> str:
     size = f"{model.forest.table_bytes / 1024:.0f} KiB"
     lines = [
         f"Trained on {on.get('problems', 0)} problems ({on.get('measurements', 0)} measurements) of {devices or 'no device'}.",
-        f"{grown.trees} trees, depth up to {grown.max_depth}, {grown.min_samples_leaf} rows a leaf or more, {grown.criterion}; {size}.",
+        f"{grown.trees} trees, depth up to {grown.max_depth}, {grown.min_samples_leaf} rows a leaf or more, {grown.criterion}; "
+        f"{size}.",
         *(f"{report.set.capitalize()}: {sentence(report)}" for report in model.reports),
     ]
     return "\n".join(lines) + "\n"
