@@ -17,7 +17,7 @@ def work_terms(kernel: GemmKernel, size: Mapping[str, int]) -> dict[str, float]:
     """Sizes, bytes of an element, which operands run along k in memory and which have rows that are no multiple of 16 elements
     apart, and the operations of an epilogue and of prologues for each element. Strides that `size` lacks are those of dense
     operands."""
-    spec, alone = kernel.spec, kernel.loaded_alone(size)
+    spec, alone = kernel.spec, kernel.scalar_loads(size)
     return {
         **{f"work.{name}": float(size[name]) for name in ("batch", "M", "N", "K")},
         "work.itemsize": float(kernel.in_dtype.itemsize),
