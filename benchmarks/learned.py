@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks import record
 from benchmarks.gpu.prior_fit import KINDS, ROW_BY_ROW
 from polytile.candidates.triton_matmul import label
+from polytile.cli.learn_report import times
 from polytile.cost.triton_matmul import Access, Accesses, cost, refused, terms
 from polytile.learn.examples import examples
 from polytile.learn.score import cases, tried
@@ -23,7 +24,7 @@ from polytile.learn.train import held_out
 from polytile.matmul.triton.configs import Kind, space
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.report import Column, Table, show
-from polytile.report.tables import count, ratio
+from polytile.report.tables import count
 from polytile.runtime.cuda.device import DeviceFacts, named
 from polytile.store.jsonl import header, line
 from polytile.store.reading import Record
@@ -97,7 +98,7 @@ def main() -> None:
         found = [case for model, held in held_out(chosen) for case in cases(model, held)]
         results[f"{family} on {architecture}, held out by size"] = dataclasses.asdict(tried("held out", found))
     columns: list[Column | str] = ["examples", *[Column(name, count) for name in ("problems", "answered", "wrong", "far")]]
-    columns += [Column(name, ratio) for name in RATIOS]
+    columns += [Column(name, times) for name in RATIOS]
     rows = []
     for name, r in results.items():
         counts = r["total"], r["total"] - r["unsure"], r["wrong"], r["far"]

@@ -46,7 +46,7 @@ def test_the_python_of_a_model_answers_as_the_model(trained: Trained, learned_fr
     exec(compile(emit.python(trained), "emitted.py", "exec"), module)  # needs nothing but math
     answers = set()
     for example in learned_from[:40]:
-        offers, rows, _ = example.ranked
+        offers, rows = example.ranked
         found = trained.of(example.problem, example.machine, example.offers)
         expected = found.ranking[0] if found is not None and found.sure else None
         given = {offer.name: (offer.predicted, row) for offer, row in zip(offers, rows, strict=True)}

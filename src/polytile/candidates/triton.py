@@ -80,7 +80,9 @@ class TritonCandidate(Candidate):
     hard_limits = True  # a persistent kernel cuts off a row that is longer than its block
     may_spill = True  # a row on chip may be worth some traffic to the cache
 
-    def __init__(self, name: str, config: Config, work: Work, valid: Judge, cost: Judge, terms: Judge) -> None:
+    def __init__(
+        self, name: str, config: Config, work: Work, valid: Judge, cost: Judge, terms: Judge = lambda sizes: {}
+    ) -> None:
         self.name, self.config, self.work, self.recipe = name, config, work, work.recipe
         self._valid, self._terms = valid, terms
         self._cost = functools.lru_cache(REMEMBERED)(lambda sizes: float(cost(dict(sizes))))

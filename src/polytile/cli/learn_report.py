@@ -11,18 +11,25 @@ from polytile.learn.examples import Example
 from polytile.learn.model import Trained, Tried
 from polytile.learn.score import Case, cases, tried
 from polytile.report import Column, Table
-from polytile.report.tables import count, ratio
+from polytile.report.tables import count
 
 WORST = 5
+
+
+
+def times(value: float) -> str:
+    """A ratio of times to a tenth of a percent, which is what models differ by."""
+    return f"{value:.3f}"
+
 
 COUNTS = ("correct", "wrong", "unsure", "total", "far")
 COLUMNS: tuple[Column | str, ...] = (
     "set", Column("max_depth", count), Column("min_samples_leaf", count),
     *[Column(name, count) for name in COUNTS],
-    Column("max_wrong_speedup", ratio), Column("gman_wrong_speedup", ratio), "threshold", Column("answered", ratio),
-    Column("first", ratio), Column("p95", ratio), Column("best of 3", ratio), Column("p95", ratio),
-    Column("best of 10", ratio), Column("prior", ratio), Column("p95", ratio), Column("its best of 3", ratio),
-    Column("speedup", ratio), Column("slowdown", ratio),
+    Column("max_wrong_speedup", times), Column("gman_wrong_speedup", times), "threshold", Column("answered", times),
+    Column("first", times), Column("p95", times), Column("best of 3", times), Column("p95", times),
+    Column("best of 10", times), Column("prior", times), Column("p95", times), Column("its best of 3", times),
+    Column("speedup", times), Column("slowdown", times),
 )  # fmt: skip
 
 READING = (
@@ -53,7 +60,7 @@ def worst(found: Sequence[Case]) -> Table:
     """The cases in which the first choice is farthest from the fastest."""
     ordered = sorted(found, key=lambda case: case.regret, reverse=True)[:WORST]
     rows = [_worst_row(case) for case in ordered]
-    columns: list[Column | str] = ["kernel", "sizes", "fastest", Column("× fastest", ratio), Column("prior", ratio), "sure"]
+    columns: list[Column | str] = ["kernel", "sizes", "fastest", Column("× fastest", times), Column("prior", times), "sure"]
     return Table.from_rows("Where first choices are worst", columns, rows)
 
 

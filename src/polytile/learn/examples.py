@@ -40,11 +40,16 @@ class Example:
         return min(self.seconds)
 
     @cached_property
-    def ranked(self) -> tuple[list[Offer], list[Row], list[float]]:
-        """The offers that a model ranks, with their features and seconds."""
-        able = competing(self.offers)
-        seconds = dict(zip((offer.name for offer in self.offers), self.seconds, strict=True))
-        return able, features(self.problem, self.machine, able), [seconds[offer.name] for offer in able]
+    def rows(self) -> list[Row]:
+        """The features of each offer."""
+        return features(self.problem, self.machine, self.offers)
+
+    @cached_property
+    def ranked(self) -> tuple[list[Offer], list[Row]]:
+        """The offers that a model ranks, with their features."""
+        able = {id(offer) for offer in competing(self.offers)}
+        pairs = [(offer, row) for offer, row in zip(self.offers, self.rows, strict=True) if id(offer) in able]
+        return [offer for offer, _ in pairs], [row for _, row in pairs]
 
     @property
     def fold(self) -> int:

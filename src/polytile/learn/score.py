@@ -46,7 +46,7 @@ def case(example: Example, found: Judgement | None) -> Case:
 
 def cases(model: Trained, chosen: Iterable[Example]) -> list[Case]:
     """The model on these examples, whatever device they are from; outside of its range the prior's ranking stands."""
-    return [case(each, model.of_rows(each.problem, *each.ranked[:2])) for each in chosen]
+    return [case(each, model.of_rows(each.problem, *each.ranked)) for each in chosen]
 
 
 def tried(name: str, found: Sequence[Case]) -> Tried:
