@@ -41,7 +41,8 @@ _models: list[Model] = []
 
 
 def register(model: Model) -> None:
-    """Asks `model` from now on, after those registered earlier. Raises OptionError for what is no model, and for a class."""
+    """Has the selector ask `model` from now on, after the models registered earlier. Raises OptionError for a class, and for an
+    object without `name` and `choose`."""
     if isinstance(model, type):
         raise OptionError(f"a model is an object, and {model.__name__} is a class: register {model.__name__}(...).")
     if not isinstance(getattr(model, "name", None), str) or not callable(getattr(model, "choose", None)):
@@ -52,7 +53,7 @@ def register(model: Model) -> None:
 
 
 def unregister(model: Model) -> None:
-    """Asks `model` no more. Raises OptionError if it is not registered."""
+    """Has the selector ask `model` no longer. Raises OptionError if it is not registered."""
     if model not in _models:
         raise OptionError(f"{model!r} is not registered; those that are: {', '.join(m.name for m in _models) or 'none'}.")
     _models.remove(model)
