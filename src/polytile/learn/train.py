@@ -102,8 +102,8 @@ def train(chosen: Sequence[Example], tell: Tell = lambda text: None, test: int =
     settings = min(costs, key=lambda settings: costs[settings])
     judged = with_threshold(grown(learned, settings), validation)
     final = replace(grown([*learned, *validation], settings), threshold=judged.threshold)
-    train, test = (tried(name, cases(final, chosen)) for name, chosen in (("train", learned), ("test", held)))
-    return replace(final, reports=(train, *judged.reports, test))
+    sets = tried("train", cases(final, learned)), *judged.reports, tried("test", cases(final, held))
+    return replace(final, reports=sets)
 
 
 def _some(learned: Sequence[Example]) -> list[Example]:
