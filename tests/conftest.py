@@ -16,6 +16,7 @@ if not torch.cuda.is_available():  # Triton decides whether it interprets when i
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 os.environ.setdefault("POLYTILE_STALL", "tune")  # a test of a kernel wants that kernel; those of the background say "never"
+os.environ.setdefault("POLYTILE_LEARNED", "0")  # choices follow from what a test measures; those of models say otherwise
 os.environ.setdefault("POLYTILE_ON_FAILURE", "raise")  # what polytile fails at is an error of the test
 
 # Generated examples say whether behaviour holds, never how fast they are made or run: no deadline. They are the same in

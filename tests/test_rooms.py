@@ -27,10 +27,11 @@ BUILT_ON: dict[str, set[str]] = {
     "cost": {"codegen", "ir", "matmul", "runtime", "schedule"},
     "candidates": {"codegen", "cost", "ir", "matmul", "runtime", "schedule"},
     "tuning": {"candidates", "ir", "runtime", "store"},
-    "dispatch": {"candidates", "ir", "matmul", "runtime", "schedule", "store", "tuning"},
+    "learn": {"runtime", "store", "tuning"},
+    "dispatch": {"candidates", "ir", "learn", "matmul", "runtime", "schedule", "store", "tuning"},
     "report": {"runtime", "tuning"},
     "compiler": {"candidates", "dispatch", "frontend", "ir", "matmul", "passes", "report", "runtime", "tuning", "wrapper"},
-    "cli": {"candidates", "dispatch", "matmul", "report", "runtime", "store", "tuning"},
+    "cli": {"candidates", "dispatch", "learn", "matmul", "report", "runtime", "store", "tuning"},
 }
 """What each room may import. The package's public functions (`__init__.py`) import what they hand on to."""
 

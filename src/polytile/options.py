@@ -209,6 +209,21 @@ TABLE: tuple[Option, ...] = (
         least=0,
     ),
     Option(
+        "learned",
+        bool,
+        True,
+        "Let models that were trained on measurements choose where they are sure, and rank what is measured where they are not.",
+    ),
+    Option(
+        "collect",
+        str,
+        "",
+        "Path of a store to measure every candidate into, at the first call of each range of sizes, for `polytile learn`. No "
+        "choice depends on it. Empty: nothing is collected.",
+        path=True,
+        keys=NOTHING,
+    ),
+    Option(
         "force",
         str,
         "",

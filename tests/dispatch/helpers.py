@@ -40,6 +40,7 @@ class Fake(Candidate):
     recipe: str = ""
     traits: tuple[tuple[str, int], ...] = ()
     steady: bool = True
+    parts: dict[str, float] = field(default_factory=dict)
     calls: list[tuple[int, ...]] = field(default_factory=list)
     prepared: int = 0
     entries: int = 0
@@ -52,6 +53,9 @@ class Fake(Candidate):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         return self.predicted(sizes) if callable(self.predicted) else self.predicted
+
+    def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        return self.parts
 
     def prepare(self) -> None:
         self.prepared += 1

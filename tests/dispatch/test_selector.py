@@ -20,6 +20,7 @@ from polytile.dispatch.decision import Standing
 from polytile.dispatch.links import model
 from polytile.errors import OptionError
 from polytile.facts import Layout
+from polytile.learn.offer import Offer
 from polytile.problem import Config, Problem
 from polytile.tuning import measure
 from tests.dispatch.helpers import SPEC, Fake, arguments, new_process, spec
@@ -292,7 +293,7 @@ def test_a_model_is_asked_before_anything_is_timed_and_may_be_unsure(fake_clock:
     class Learned:
         name = "a test's model"
 
-        def choose(self, problem: Problem, candidates: Sequence[tuple[str, Config]]) -> str | None:
+        def choose(self, problem: Problem, offers: Sequence[Offer]) -> str | None:
             return "a" if dict(problem.sizes)["M"] < 100 else None
 
     learned = Learned()
@@ -307,7 +308,7 @@ def test_a_model_is_asked_before_anything_is_timed_and_may_be_unsure(fake_clock:
 
 def test_what_is_no_model_is_refused_with_what_it_lacks() -> None:
     class Nameless:
-        def choose(self, problem: Problem, candidates: Sequence[tuple[str, Config]]) -> str | None:
+        def choose(self, problem: Problem, offers: Sequence[Offer]) -> str | None:
             return None
 
     with pytest.raises(OptionError, match="Nameless is a class: register Nameless"):

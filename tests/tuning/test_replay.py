@@ -19,6 +19,7 @@ from polytile.dispatch.links import model
 from polytile.dispatch.replay import SHARED, replay
 from polytile.errors import CandidateRejected
 from polytile.facts import Threads
+from polytile.learn.offer import Offer
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.runtime import compile as compiling
 from polytile.runtime import launcher
@@ -242,11 +243,11 @@ class Neighbour:
     def __init__(self, matrix: Matrix, problems: Sequence[Problem]) -> None:
         self.known = {problem.sizes: matrix.best(problem).name for problem in problems}
 
-    def choose(self, problem: Problem, candidates: Sequence[tuple[str, Config]]) -> str | None:
+    def choose(self, problem: Problem, offers: Sequence[Offer]) -> str | None:
         def distance(sizes: tuple[tuple[str, int], ...]) -> float:
             return sum(abs(math.log(a / b)) for (_, a), (_, b) in zip(sizes, problem.sizes, strict=True))
 
-        offered = {name for name, _ in candidates}
+        offered = {offer.name for offer in offers}
         able = [sizes for sizes, name in self.known.items() if name in offered]
         return self.known[min(able, key=distance)] if able else None
 
@@ -270,7 +271,10 @@ def test_a_learned_model_is_judged_on_problems_that_it_has_not_seen(matmul: Matr
 
 def test_a_model_that_was_shown_a_problem_knows_its_fastest(matmul: Matrix) -> None:
     learned = Neighbour(matmul, matmul.problems)
-    report = evaluate(matmul, lambda problem, found: (learned.choose(problem, [(c.name, c.config) for c in found]) or "", ""))
+    def choose(problem: Problem, found: Sequence[Recorded]) -> tuple[str, str]:
+        return learned.choose(problem, [Offer(c.name, c.config, c.origin, c.predicted) for c in found]) or "", ""
+
+    report = evaluate(matmul, choose)
     assert report.regret == 1.0 and report.measured == 0
 
 

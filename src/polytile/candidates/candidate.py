@@ -131,6 +131,11 @@ class Candidate(ABC):
         """The library's operators that it calls in place of a loop, for the counters. Default: none."""
         return ()
 
+    def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """What `cost` is made of at these sizes, by name, for models that learn from measurements. Names that end in "_s" are
+        seconds, those that begin with "work." are facts of the problem rather than of the candidate. Default: nothing."""
+        return {}
+
     def describe(self, sizes: Mapping[str, int]) -> dict[str, Scalar]:
         """What it is at these sizes, for the record of a measurement. Default: nothing to add."""
         return {}

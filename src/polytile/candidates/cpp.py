@@ -17,8 +17,8 @@ ENTRY = "polytile_kernel"
 
 
 class CompiledCandidate(Candidate):
-    """A kernel of one or more translation units. `valid` and `cost` are functions of the concrete sizes. `recipe` names what the
-    source is made from: equal for equal sources, and cheaper than they are."""
+    """A kernel of one or more translation units. `valid`, `cost` and `terms`, which says what `cost` is made of, are functions of
+    the concrete sizes. `recipe` names what the source is made from: equal for equal sources, and cheaper than they are."""
 
     origin = "cpp"
 
@@ -30,9 +30,10 @@ class CompiledCandidate(Candidate):
         valid: Callable[[Mapping[str, int]], bool],
         cost: Callable[[Mapping[str, int]], float],
         recipe: str,
+        terms: Callable[[Mapping[str, int]], dict[str, float]],
     ) -> None:
         self.name, self.config, self.recipe, self.kernel_name = name, config, recipe, kernel_name
-        self._valid, self._cost = valid, cost
+        self._valid, self._cost, self._terms = valid, cost, terms
         self._lock = locks.lock()
         self._compilations: tuple[compiler.Compilation, ...] = ()
 
@@ -48,6 +49,9 @@ class CompiledCandidate(Candidate):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         return self._cost(sizes)
+
+    def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        return self._terms(sizes)
 
     def prepare(self) -> None:
         with self._lock:
@@ -95,8 +99,9 @@ class CppCandidate(CompiledCandidate):
         valid: Callable[[Mapping[str, int]], bool],
         cost: Callable[[Mapping[str, int]], float],
         recipe: str,
+        terms: Callable[[Mapping[str, int]], dict[str, float]],
     ) -> None:
-        super().__init__(name, config, kernel_name, valid, cost, recipe)
+        super().__init__(name, config, kernel_name, valid, cost, recipe, terms)
         self._make_source = make_source
 
     @cached_property

@@ -78,6 +78,9 @@ def _candidates(
         def cost(size: Mapping[str, int]) -> float:
             return prior(variant).seconds(int(config["threads"]), size)
 
+        def terms(size: Mapping[str, int]) -> dict[str, float]:
+            return prior(variant).terms(int(config["threads"]), size)
+
         return CppCandidate(
             f"{variant} t{config['threads']}",
             config,
@@ -86,6 +89,7 @@ def _candidates(
             valid,
             cost,
             f"{made_from} {variant}",
+            terms,
         )
 
     generated = tuple(candidate(c) for c in variants.configs(expanded, nest, most_threads))

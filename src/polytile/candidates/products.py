@@ -19,6 +19,7 @@ from polytile.candidates.library import row_scales, split_k
 from polytile.candidates.library.matmul import DualMatmulLibrary, MatmulLibrary, ScaledLibrary
 from polytile.candidates.library.padding import PaddedLibrary
 from polytile.candidates.materialised_operands import MaterialisedOperands
+from polytile.candidates.product_terms import work_terms
 from polytile.errors import DeviceError, LoweringError
 from polytile.ir import evaluate, expr, sizes
 from polytile.ir.interpret import scaled_product
@@ -145,18 +146,19 @@ def _generated(kernel: GemmKernel, name: str, threads: Sequence[int]) -> list[Ca
             numbers = Config(tuple(sorted([*config.as_config().values, ("threads", count)])))
             label = f"{config} t{count}"
             valid, cost = _judges(spec, config, count)
+            terms = functools.partial(_terms, kernel, config, count)
             if kernel.epilogue is None:
                 generated.append(
-                    CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost, recipe)
+                    CppCandidate(label, numbers, name, functools.partial(inlined, config), valid, cost, recipe, terms)
                 )
                 continue
             short, long = _by_depth(valid)
             generated.append(
-                CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost, recipe)
+                CppCandidate(f"inline {label}", numbers, name, functools.partial(inlined, config), short, cost, recipe, terms)
             )
             generated.append(
                 MatmulCandidate(
-                    label, numbers, name, (functools.partial(core, config), finish), slot, long, cost, recipe
+                    label, numbers, name, (functools.partial(core, config), finish), slot, long, cost, recipe, terms
                 )
             )
     return generated
@@ -186,6 +188,11 @@ def _judges(spec: GemmSpec, config: GemmConfig, threads: int) -> tuple[Valid, Ca
         return gemm.valid(spec, config, size) and (threads == 1 or points >= 1 << 15)
 
     return valid, lambda size: gemm.cost(spec, config, size, threads, machine)
+
+
+def _terms(kernel: GemmKernel, config: GemmConfig, threads: int, size: Mapping[str, int]) -> dict[str, float]:
+    """What a generated kernel's predicted seconds are made of."""
+    return {**work_terms(kernel, size), **gemm.terms(kernel.spec, config, size, threads, _machine())}
 
 
 def reference(kernel: GemmKernel) -> Callable[..., None]:

@@ -73,15 +73,18 @@ class Work:
 
 
 class TritonCandidate(Candidate):
-    """One config of a kernel. `valid` and `cost` are functions of the concrete sizes."""
+    """One config of a kernel. `valid`, `cost` and `terms`, which says what `cost` is made of, are functions of the concrete
+    sizes."""
 
     origin = "triton"
     hard_limits = True  # a persistent kernel cuts off a row that is longer than its block
     may_spill = True  # a row on chip may be worth some traffic to the cache
 
-    def __init__(self, name: str, config: Config, work: Work, valid: Judge, cost: Judge) -> None:
+    def __init__(
+        self, name: str, config: Config, work: Work, valid: Judge, cost: Judge, terms: Judge = lambda sizes: {}
+    ) -> None:
         self.name, self.config, self.work, self.recipe = name, config, work, work.recipe
-        self._valid = valid
+        self._valid, self._terms = valid, terms
         self._cost = functools.lru_cache(REMEMBERED)(lambda sizes: float(cost(dict(sizes))))
         self._lock = locks.lock()
         self._specialised: dict[Facts, Specialised] = {}
@@ -106,6 +109,9 @@ class TritonCandidate(Candidate):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         return self._cost(tuple(sizes.items()))
+
+    def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        return dict(self._terms(sizes))
 
     def specialise(self, facts: Facts) -> Specialised:
         """The candidate for regimes with these facts; the same object for the same facts."""
@@ -192,6 +198,9 @@ class Specialised(Candidate):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         return self.base.cost(sizes)
+
+    def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        return self.base.terms(sizes)
 
     def prepare(self) -> None:
         if self.base.work.index is None:

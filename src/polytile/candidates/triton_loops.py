@@ -59,7 +59,10 @@ def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.devi
         def cost(size: Mapping[str, int]) -> float:
             return variants.cost(kernel, nest, config, size, device)
 
-        return LoopCandidate(label(config), config, work, valid, cost)
+        def terms(size: Mapping[str, int]) -> dict[str, float]:
+            return variants.terms(kernel, config, size, device)
+
+        return LoopCandidate(label(config), config, work, valid, cost, terms)
 
     last = InterpretedLoop(kernel)
     try:

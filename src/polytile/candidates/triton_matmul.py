@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import sympy
 import torch
 
+from polytile.candidates.product_terms import computed, work_terms
 from polytile.candidates.triton import TritonCandidate, Work
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.cost import triton_matmul as prior
-from polytile.ir import expr, levels, ops
-from polytile.ir.program import SCALED_ALONG_K, Loop
+from polytile.ir import levels
+from polytile.ir.program import SCALED_ALONG_K
 from polytile.matmul.triton.configs import Kind, space
 from polytile.matmul.triton.operands import symbol
 from polytile.matmul.triton.schedules import MOST_ROWS, generate
@@ -91,11 +92,6 @@ def prologue_work(prologue: LoopKernel | None) -> float:
     return PASSED + computed(prologue.loop) / len(prologue.loop.stores)
 
 
-def computed(loop: Loop) -> float:
-    """Multiply-adds of a loop's operations at each point."""
-    return float(sum(ops.definition(node.name).cost for node in expr.walk(*loop.roots) if isinstance(node, expr.Op)))
-
-
 def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tuple[TritonCandidate, ...]:
     """Every config in canonical order. Raises LoweringError where some operation of the epilogue has no Triton form. A CPU as
     `target` means Triton's interpreter."""
@@ -120,7 +116,11 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
             last = 0.0 if kernel.epilogue is None or holds_rows(kernel.epilogue, config) else device.launch_seconds
             return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along)) + last
 
-        return GemmCandidate(label(config), config, work, able, cost)
+        def terms(size: Mapping[str, int]) -> dict[str, float]:
+            parts = prior.terms(kind, config, size, device, accesses(kernel, size, work_along))
+            return {**work_terms(kernel, size), **parts}
+
+        return GemmCandidate(label(config), config, work, able, cost, terms)
 
     generated = tuple(candidate(config) for config in own.configs if _does(kernel, config))
     _ = generated[0].specialise(Facts()).kernel

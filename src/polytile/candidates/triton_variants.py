@@ -91,6 +91,11 @@ def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int]
     return prior.cost(kernel, config, size, device)
 
 
+def terms(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> dict[str, float]:
+    """What `cost` is made of, by name; nothing for sums by an index, whose model has other parts."""
+    return {} if Segments.named(config) is not None else prior.terms(kernel, config, size, device)
+
+
 def traits(config: Config) -> tuple[tuple[str, Scalar], ...]:
     """What the prior's errors go with (links/prior.py): whether loads of a shared row are ahead, whether a block has several
     rows, and what becomes of sums by an index. Of 345 regimes whose near candidates were all measured on an H100 the best of six

@@ -56,6 +56,18 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Of a prediction: seconds of one thread's arithmetic and memory, seconds that no thread takes off, threads that find
+    work."""
+
+    layout: Layout
+    compute: float
+    memory: float
+    overhead: float
+    speedup: float
+
+
+@dataclass(frozen=True)
 class LoopPrior:
     """The prediction for one variant of a loop whose vectors have `lanes` elements. What does not depend on the sizes is
     worked out once: walking a loop takes as long as a small kernel's thousand calls."""
@@ -67,20 +79,50 @@ class LoopPrior:
 
     def seconds(self, threads: int, size: Mapping[str, int]) -> float:
         """Seconds of one call on `threads` threads; see the module's formula."""
-        nest, variant, values = self.nest, self.variant, {s: size[s.name] for s in self.kernel.symbols}
-        axes = {a.symbol: sizes.evaluate(a.size, values) for a in self.kernel.loop.axes + self.kernel.loop.reduced}
+        parts = self._parts(threads, size)
+        return parts.overhead + max(parts.compute, parts.memory) / parts.speedup
+
+    def terms(self, threads: int, size: Mapping[str, int]) -> dict[str, float]:
+        """What `seconds` is made of, by name (Candidate.terms): seconds of all threads' arithmetic and of memory, and of
+        calls and barriers; threads that find work; sweeps along the vector axis and vectors; facts of the work itself."""
+        parts, e = self._parts(threads, size), extent(self.kernel, size)
+        if not e.points:
+            return {}
+        return {
+            "compute_s": parts.compute,
+            "memory_s": parts.memory,
+            "overhead_s": parts.overhead,
+            "speedup": parts.speedup,
+            "vectors": parts.layout.vectors / max(1.0, parts.layout.sweeps),
+            "items": parts.layout.items,
+            "work.points": e.points,
+            "work.row": e.row,
+            "work.bytes": sum(self._moved(self._axes(size)).values()),
+            "work.accesses": sum(map(len, self._touched.values())),
+            "work.passes": self.row_nest.passes,
+            "work.reductions": len(self.row_nest.reduces),
+            "work.columns": float(self.row_nest.form is Form.COLUMN),
+            "work.lanes": self.lanes,
+        }
+
+    def _axes(self, size: Mapping[str, int]) -> dict[sympy.Symbol, int]:
+        values = {s: size[s.name] for s in self.kernel.symbols}
+        return {a.symbol: sizes.evaluate(a.size, values) for a in self.kernel.loop.axes + self.kernel.loop.reduced}
+
+    def _parts(self, threads: int, size: Mapping[str, int]) -> Parts:
+        nest, variant, axes = self.nest, self.variant, self._axes(size)
         e, length = extent(self.kernel, size), axes.get(nest.vec.symbol, 1)
         layout = self._layout(e, axes, length)
         work = layout.vectors * self._work + self._transposed_vectors(e, axes, length) * BY_LANE["transposed"] * self.lanes
         compute = work / (2 * CLOCK) + max(1, nest.passes) * layout.sweeps * SWEEP
         if nest.form is Form.ROW and variant != "short":
             compute += e.rows * (len(nest.reduces) * ACROSS + self._scalars / (2 * CLOCK))
-        seconds = max(compute, self._memory_seconds(e, axes))
         items = max(1.0, layout.items)
         overhead = CALL + (FORK if threads > 1 else 0.0)
         if variant == "split":
             overhead += (e.rows if nest.form is Form.ROW else layout.sweeps) * nest.passes * BARRIER
-        return overhead + seconds / max(1.0, min(items / -(-items // threads), threads))
+        speedup = max(1.0, min(items / -(-items // threads), threads))
+        return Parts(layout, compute, self._memory_seconds(e, axes), overhead, speedup)
 
     # what does not depend on the sizes ---------------------------------------------------------------------------------
 
@@ -123,6 +165,11 @@ class LoopPrior:
         return axes_by_buffer
 
     @cached_property
+    def _items(self) -> dict[str, int]:
+        """Bytes of an element of each tensor."""
+        return {buffer: self.kernel.storage(buffer).itemsize for buffer in self._touched}
+
+    @cached_property
     def _strided(self) -> tuple[str, ...]:
         """Tensors of which each lane takes an element from a line of its own."""
         tile = operand_tile(self.nest) if self.variant == "plain" else None
@@ -151,11 +198,15 @@ class LoopPrior:
         squares = -(-along // self.lanes) * -(-across // self.lanes) * e.points / max(1, across * along)
         return self._transposed * squares * self.lanes
 
+    def _moved(self, axes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
+        """Bytes of each tensor that are touched."""
+        touched = self._touched.items()
+        return {b: self._items[b] * max(math.prod(axes[a] for a in s) for s in found) for b, found in touched}
+
     def _memory_seconds(self, e: Extent, axes: Mapping[sympy.Symbol, int]) -> float:
         """What moves between the caches: every pass reads again what the private cache does not hold, and a lane that has a
         line to itself brings the whole line."""
-        items = {buffer: self.kernel.storage(buffer).itemsize for buffer in self._touched}
-        moved = {b: items[b] * max(math.prod(axes[a] for a in s) for s in varying) for b, varying in self._touched.items()}
+        items, moved = self._items, self._moved(axes)
         footprint = sum(moved.values())
         if self.nest.form is not Form.POINTWISE:
             again = 0 if e.row * 4 <= LEVELS[0][0] else self.nest.passes - 1

@@ -72,18 +72,56 @@ def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: De
 
 def predicted(kernel: LoopKernel, schedule: Schedule, size: Mapping[str, int], device: DeviceFacts, begun: float = WARP) -> float:
     """The same of a schedule; `begun`: seconds until the next warp of a pointwise program begins."""
+    estimate = _estimate(kernel, schedule, size, device, begun)
+    return device.launch_seconds if estimate is None else estimate.seconds
+
+
+def terms(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> dict[str, float]:
+    """What `cost` is made of, by name (Candidate.terms): seconds of the parts that go on at the same time; programs for each
+    place on the device, places of a multiprocessor, blocks that a program goes through, registers of a thread and points of a
+    block that it has; facts of the work itself."""
+    estimate = _estimate(kernel, schedule_of(config), size, device, WARP)
+    if estimate is None:
+        return {}
+    return {
+        "latency_s": estimate.latency,
+        "units_s": estimate.units,
+        "memory_s": estimate.memory,
+        "cache_s": estimate.cache,
+        "placed_s": estimate.placed,
+        "rounds": estimate.programs / max(1, estimate.at_once),
+        "places": estimate.places,
+        "blocks": estimate.blocks,
+        "registers": estimate.registers,
+        "each": estimate.block / estimate.threads,
+        "missing": estimate.missing,
+        "work.points": math.prod(estimate.counts.values()),
+        "work.row": math.prod(estimate.counts[d] for d in estimate.tile.reduced),
+        "work.bytes": estimate.unique,
+        "work.arithmetic": estimate.work.arithmetic,
+        "work.accesses": len(estimate.work.accesses),
+        "work.passes": estimate.work.passes,
+        "work.reductions": estimate.work.reductions,
+        "work.columns": float(estimate.tile.nest.form is Form.COLUMN),
+    }
+
+
+def _estimate(
+    kernel: LoopKernel, schedule: Schedule, size: Mapping[str, int], device: DeviceFacts, begun: float
+) -> Rows | Columns | None:
+    """The prediction; None where there is nothing to do."""
     own, nest = nest_under(kernel, schedule)
     work = work_at(kernel, schedule, tuple(sorted(size.items())))
     tile = tile_at(own.digest, nest, schedule)
     counts = {d: math.prod(work.extents[a.symbol] for a in d.axes) for d in (*tile.parallel, *tile.reduced)}
     if not all(counts.values()):
-        return device.launch_seconds
+        return None
     if nest.form is not Form.COLUMN and not work.sums:
-        return Rows(work, tile, counts, schedule, device, begun).seconds
+        return Rows(work, tile, counts, schedule, device, begun)
     kind = ClusterColumns if schedule.clustered else Columns
     if schedule.columns is not None and schedule.share is Share.GRID:
         kind = ColumnParallel
-    return kind(work, tile, counts, schedule, device).seconds
+    return kind(work, tile, counts, schedule, device)
 
 
 @dataclass(frozen=True)

@@ -275,8 +275,37 @@ def cost(
     if not (batch and m and n):
         return device.launch_seconds
     product = _Product(kind, config, batch, m, n, k, accesses, device, constants)
-    seconds = SCHEDULES[str(config["variant"])](product)
+    parts = SCHEDULES[str(config["variant"])](product)
+    seconds = product.joined(parts.loop, parts.cache, parts.memory) + parts.finish
     return device.launch_seconds + constants.start + seconds * (REFUSED if product.spills() else 1.0)
+
+
+def terms(
+    kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, accesses: Accesses = ROW_MAJOR
+) -> dict[str, float]:
+    """What `cost` is made of, by name (Candidate.terms): seconds of the four parts; rounds of programs and the programs that a
+    multiprocessor holds at once; steps along k; sums of a thread, and elements that it loads by itself; the share of all
+    multiply-adds that is none of the blocks' overhang."""
+    batch, m, n, k = (size[name] for name in ("batch", "M", "N", "K"))
+    if not (batch and m and n and k):
+        return {}
+    product = _Product(kind, config, batch, m, n, k, accesses, device, FITTED)
+    parts, splits = SCHEDULES[str(config["variant"])](product), int(config.get("splits", 1) or 1)
+    block_m, block_n, block_k = product.block[:3]
+    steps = math.ceil(k / block_k)
+    return {
+        "loop_s": parts.loop,
+        "cache_s": parts.cache,
+        "memory_s": parts.memory,
+        "finish_s": parts.finish,
+        "rounds": product.blocks * splits / (device.sms * product.places()),
+        "places": product.places(),
+        "steps": steps / splits,
+        "sums": product.sums,
+        "alone": product.loaded_alone / product.threads,
+        "useful": batch * m * n * k / (product.blocks * block_m * block_n * block_k * steps),
+        "spills": float(product.spills()),
+    }
 
 
 def refused(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, accesses: Accesses) -> bool:
@@ -285,39 +314,50 @@ def refused(kind: Kind, config: Config, size: Mapping[str, int], device: DeviceF
     return _Product(kind, config, batch, m, n, k, accesses, device, FITTED).spills()
 
 
-def _tile(product: _Product) -> float:
-    return _body(product, 1) + _written(product)
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of a product: of multiplying, of the L2 cache and of memory, which go on at the same time, and of what comes
+    after."""
+
+    loop: float
+    cache: float
+    memory: float
+    finish: float
+
+
+def _tile(product: _Product) -> Parts:
+    return _body(product, 1, _written(product))
 
 
 def _written(product: _Product) -> float:
     return product.batch * product.m * product.n * max(2, product.kind.itemsize) / product.device.l2_bandwidth
 
 
-def _persistent(product: _Product) -> float:
+def _persistent(product: _Product) -> Parts:
     rounds = math.ceil(product.blocks / product.device.sms) if product.config.get("flat") else 1
-    return _body(product, 1) + _written(product) / rounds + (product.constants.descriptors if product.described else 0.0)
+    return _body(product, 1, _written(product) / rounds + (product.constants.descriptors if product.described else 0.0))
 
 
-def _split(product: _Product) -> float:
+def _split(product: _Product) -> Parts:
     splits = int(product.config["splits"])
-    return _body(product, splits) + product.meeting(splits, splits * product.batch * product.m * product.n * 4.0)
+    return _body(product, splits, product.meeting(splits, splits * product.batch * product.m * product.n * 4.0))
 
 
-def _body(product: _Product, splits: int) -> float:
+def _body(product: _Product, splits: int, finish: float) -> Parts:
     programs, steps = product.blocks * splits, math.ceil(math.ceil(product.k / product.block[2]) / splits)
-    return product.joined(product.loop(splits), product.cached(programs, programs * steps * product.asked), product.memory())
+    return Parts(product.loop(splits), product.cached(programs, programs * steps * product.asked), product.memory(), finish)
 
 
-def _stream(product: _Product) -> float:
+def _stream(product: _Product) -> Parts:
     """Every multiprocessor has an equal share of all steps; at most two parts of each meet in memory."""
     block_m, block_n, block_k, _, _ = product.block
     steps, sms = product.blocks * math.ceil(product.k / block_k), product.device.sms
     loop = math.ceil(steps / sms) * product.step(1) + 2 * product.constants.overhead
-    body = product.joined(loop, product.cached(sms, steps * product.asked), product.memory())
-    return body + product.meeting(math.ceil(sms / product.blocks), 2.0 * sms * block_m * block_n * 4.0)
+    finish = product.meeting(math.ceil(sms / product.blocks), 2.0 * sms * block_m * block_n * 4.0)
+    return Parts(loop, product.cached(sms, steps * product.asked), product.memory(), finish)
 
 
-def _rows(product: _Product) -> float:
+def _rows(product: _Product) -> Parts:
     """Bound by reading B: what programs on all multiprocessors have under way, and multiply-adds outside the tensor cores."""
     constants, device, (_, block_n, block_k, _, _) = product.constants, product.device, product.block
     programs = product.batch * math.ceil(product.n / block_n)
@@ -329,7 +369,7 @@ def _rows(product: _Product) -> float:
     units = busiest * steps * (work + product.computed + constants.alone * block_n * block_k * product.accesses[1].alone)
     memory = product.memory() / min(1.0, DRAWN * programs / device.sms)
     latency = rounds * steps * constants.row_latency / 2
-    return product.joined(units, latency, memory, product.cached(programs, programs * steps * product.asked))
+    return Parts(product.joined(units, latency), product.cached(programs, programs * steps * product.asked), memory, 0.0)
 
 
 SCHEDULES = {"tile": _tile, "persistent": _persistent, "split": _split, "stream": _stream, "rows": _rows}
@@ -348,4 +388,4 @@ def traffic(kind: Kind, batch: int, m: int, n: int, k: int) -> float:
     return batch * ((m * k + k * n) * kind.itemsize + m * n * max(2, kind.itemsize))
 
 
-__all__ = ["FITTED", "ROW_MAJOR", "Access", "Accesses", "Constants", "cost", "multiprocessor_rate", "refused"]
+__all__ = ["FITTED", "ROW_MAJOR", "Access", "Accesses", "Constants", "cost", "multiprocessor_rate", "refused", "terms"]

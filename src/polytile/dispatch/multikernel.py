@@ -13,7 +13,7 @@ from polytile import options as settings
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
-from polytile.dispatch import last_resort, refining, selector, trace, trials
+from polytile.dispatch import collecting, last_resort, refining, selector, trace, trials
 from polytile.dispatch.decision import Decision
 from polytile.dispatch.failures import Failures
 from polytile.dispatch.inputs import check_inputs
@@ -369,6 +369,7 @@ class MultiKernel:
                 entry = self.adopt(key, self._decide(key, request), request)
                 if entry is not None:
                     break
+            collecting.collect(request)
             own = self.dispatcher.key_of(*args)
             exact = self.keys.is_exact_size(self.keys.unpack(own)) and own != key  # what is on record here says otherwise
             return self._select(own, args) if exact else entry

@@ -113,16 +113,18 @@ def _candidates(records: Sequence[Record]) -> dict[Problem, tuple[Recorded, ...]
             problems.setdefault(m.problem, []).append(record)
     by_problem = {}
     for problem, rows in problems.items():
-        scores = combine(summary_of(record.rows.summary) for record in rows)
-        recorded = [_recorded(who, score, rows) for who, score in scores.items()]
-        if any(score.ok for score in scores.values()):
+        summaries = [summary_of(record.rows.summary) for record in rows]
+        own: dict[Identity, list[Measurement]] = {}
+        for summary, record in zip(summaries, rows, strict=True):
+            own.setdefault(summary.who, []).append(record.measurement)
+        recorded = [_recorded(score, own[who]) for who, score in combine(summaries).items()]
+        if any(candidate.score.ok for candidate in recorded):
             by_problem[problem] = tuple(sorted(recorded, key=lambda c: order[c.name, c.config]))
     return by_problem
 
 
-def _recorded(who: Identity, score: Score, rows: Sequence[Record]) -> Recorded:
-    """The candidate, with that one of its measurements that says what the score says."""
-    own = [r.measurement for r in rows if summary_of(r.rows.summary).who == who]
+def _recorded(score: Score, own: Sequence[Measurement]) -> Recorded:
+    """The candidate, with that one of its own measurements that says what the score says."""
     agreeing = [m for m in own if m.outcome is score.outcome]
     said = min(agreeing or own, key=lambda m: abs(summarise(m.samples)[0] - score.seconds) if score.ok else 0.0)
     predicted = math.inf if said.predicted is None else said.predicted

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -15,14 +17,24 @@ from polytile.runtime.cuda import clocks
 
 State = tuple[tuple[str, Scalar], ...]
 
+TERM = "term "
+"""How the names of a prediction's terms begin in the state of a measurement, where models find them."""
 
-def with_run_conditions(measurement: Measurement, candidate: Candidate, predicted: float, moment: State) -> Measurement:
-    """The measurement with its conditions; `predicted` is the candidate's own expectation in seconds, `moment` what
-    `machine_state` returned.
+
+def with_run_conditions(
+    measurement: Measurement,
+    candidate: Candidate,
+    predicted: float,
+    moment: State,
+    terms: Mapping[str, float] = MappingProxyType({}),
+) -> Measurement:
+    """The measurement with its conditions; `predicted` is the candidate's own expectation in seconds, `terms` what that is made
+    of, `moment` what `machine_state` returned.
 
     What the measurement says already stays.
     """
-    own = candidate.describe(measurement.problem.size)
+    own: dict[str, Scalar] = {TERM + name: float(f"{value:.4g}") for name, value in terms.items()}
+    own.update(candidate.describe(measurement.problem.size))
     return dataclasses.replace(
         measurement,
         origin=measurement.origin or candidate.origin,
@@ -44,4 +56,4 @@ def machine_state(target: torch.device) -> State:
     return tuple(sorted({**now, **load}.items()))
 
 
-__all__ = ["State", "machine_state", "with_run_conditions"]
+__all__ = ["TERM", "State", "machine_state", "with_run_conditions"]

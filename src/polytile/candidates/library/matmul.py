@@ -12,6 +12,7 @@ import torch
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.candidates.inner_kernel import InnerKernel, prepare_first
+from polytile.candidates.product_terms import work_terms
 from polytile.ir import evaluate
 from polytile.matmul import scales
 from polytile.matmul.gemm_args import operands
@@ -65,6 +66,10 @@ class MatmulLibrary(Candidate):
         memory = batch * (m * k + k * n + m * n) * element / (BYTES * min(threads, 4))
         again = 2 * batch * m * n * element / (BYTES * min(threads, 4)) if self.unfused else 0.0
         return max(compute, memory) + again + CALL * (2 if self.unfused else 1)
+
+    def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """What the product is: nobody says what the library's time is made of."""
+        return work_terms(self.kernel, sizes)
 
     def _gpu_cost(self, sizes: Mapping[str, int], target: torch.device) -> float:
         from polytile.cost import library_matmul as library_prior

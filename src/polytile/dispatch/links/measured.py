@@ -193,9 +193,9 @@ def _keep(request: Request, attempts: Sequence[tune.Attempt], remember: bool) ->
     """Counts the measurements among the attempts and appends them to the store."""
     moment = machine_state(request.spec.target)
     measurements = [
-        with_run_conditions(attempt.measurement, attempt.candidate, attempt.candidate.cost(request.sizes), moment)
-        for attempt in attempts
-        if attempt.measurement is not None
+        with_run_conditions(found, tried, tried.cost(request.sizes), moment, tried.terms(request.sizes))
+        for tried, found in ((attempt.candidate, attempt.measurement) for attempt in attempts)
+        if found is not None
     ]
     counters.add("candidates_benchmarked", sum(bool(measurement.samples) for measurement in measurements))
     if remember and measurements:

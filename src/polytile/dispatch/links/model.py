@@ -1,26 +1,39 @@
-"""Learned models, which other packages register. If a model is unsure, the next one is asked, and then the next link."""
+"""Learned models: those that are registered here, in their order, then those that are installed (learn/installed.py).
+
+A model is asked for a problem and for what there is to choose between, and declines by answering None; then the next one is
+asked, or the next link. One that is not sure may still say what it expects, and the shortlist that is measured then goes by
+that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from polytile.dispatch.request import Answer, Request
+import torch
+
+from polytile.candidates.candidate import Candidate
+from polytile.dispatch.request import Answer, Request, must_measure
 from polytile.errors import OptionError
-from polytile.problem import Config, Problem
+from polytile.learn import installed
+from polytile.learn.offer import Offer
+from polytile.problem import Problem
 
 
 class Model(Protocol):
-    """Predicts which candidate is fastest."""
+    """Something that has learned from measurements which candidate is fastest.
+
+    What a model may have besides: `expect(problem, offers)`, the seconds that it expects of each of the offers by name, up
+    to a factor that all share, or None.
+    """
 
     @property
     def name(self) -> str:
-        """Stands in the grounds of a decision: "trees for mm on cpu-avx512, 2 % regret"."""
+        """Shown as a decision's provenance: "trees for mm on cuda sm90 3f0c2a"."""
         ...
 
-    def choose(self, problem: Problem, candidates: Sequence[tuple[str, Config]]) -> str | None:
-        """The name of the fastest of `candidates`, pairs (name, config); None if the model is unsure, or was not trained for
-        such a problem."""
+    def choose(self, problem: Problem, offers: Sequence[Offer]) -> str | None:
+        """Name of the fastest of `offers`, or None: unsure, or not trained for such a problem."""
         ...
 
 
@@ -34,7 +47,7 @@ def register(model: Model) -> None:
         raise OptionError(f"a model is an object, and {model.__name__} is a class: register {model.__name__}(...).")
     if not isinstance(getattr(model, "name", None), str) or not callable(getattr(model, "choose", None)):
         raise OptionError(
-            f"a model has a `name`, which is a text, and a method `choose(problem, candidates)`; {model!r} lacks one of them."
+            f"a model has a `name`, which is a text, and a method `choose(problem, offers)`; {model!r} lacks one of them."
         )
     _models.append(model)
 
@@ -47,14 +60,47 @@ def unregister(model: Model) -> None:
 
 
 def choose(request: Request) -> Answer | None:
-    """The answer of the first model that is sure and names a candidate that can run."""
+    """The answer of the first model that is sure and names a candidate that can run. None where only measurements will do."""
+    if must_measure(request):
+        return None
     by_name = {candidate.name: candidate for candidate in request.alive}
-    offered = [(candidate.name, candidate.config) for candidate in request.alive]
-    for model in _models:
+    models = _models_in_order()
+    offered = offers(request, request.alive) if models else ()
+    for model in models:
         name = model.choose(request.problem, offered)
         if name in by_name:
             return Answer(by_name[name], f"predicted by {model.name}")
     return None
 
 
-__all__ = ["Model", "choose", "register", "unregister"]
+def expected(request: Request) -> dict[str, float]:
+    """The seconds of each of the request's candidates, by name, that the first model expects which has something to say of such
+    problems; nothing where none has, and under torch.use_deterministic_algorithms. The least of them is what the best prediction
+    is."""
+    models = () if torch.are_deterministic_algorithms_enabled() else _models_in_order()
+    offered = offers(request, request.candidates) if models else ()
+    for model in models:
+        expect = getattr(model, "expect", None)
+        found = expect(request.problem, offered) if expect is not None else None
+        if found:
+            factor = min(offer.predicted for offer in offered) / min(found.values())
+            return {name: seconds * factor for name, seconds in found.items()}
+    return {}
+
+
+def offers(request: Request, candidates: Sequence[Candidate]) -> tuple[Offer, ...]:
+    """What models are told of these candidates; those of last resort are not offered."""
+    usable = (candidate for candidate in candidates if candidate.origin != "reference")
+    return tuple(_offer(candidate, request.sizes) for candidate in usable)
+
+
+def _offer(candidate: Candidate, sizes: Mapping[str, int]) -> Offer:
+    predicted = candidate.cost(sizes)
+    return Offer(candidate.name, candidate.config, candidate.origin, predicted, lambda: candidate.terms(sizes))
+
+
+def _models_in_order() -> tuple[Model, ...]:
+    return (*_models, *installed.models())
+
+
+__all__ = ["Model", "choose", "expected", "offers", "register", "unregister"]

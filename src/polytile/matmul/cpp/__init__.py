@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from polytile.matmul.cpp import dot, stream, tile
 from polytile.matmul.cpp.common import C_TYPES as ELEMENTS
-from polytile.matmul.cpp.cost import FORM_LAYOUTS, INT8_FORMS, PAIRED_FORMS, cost, valid
+from polytile.matmul.cpp.cost import FORM_LAYOUTS, INT8_FORMS, PAIRED_FORMS, cost, terms, valid
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec
 from polytile.matmul.cpp.tables import configs
@@ -72,4 +72,4 @@ def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int)
         raise ValueError("form 'tile_kept' is for products without a batch and, of bfloat16, for pairs of k.")
 
 
-__all__ = ["ELEMENTS", "STORAGE", "GemmConfig", "GemmSpec", "Machine", "configs", "cost", "generate", "valid"]
+__all__ = ["ELEMENTS", "STORAGE", "GemmConfig", "GemmSpec", "Machine", "configs", "cost", "generate", "terms", "valid"]

@@ -190,24 +190,63 @@ def _reading(
     return s.batch * (b_bytes * scattered * (1 + again) + a_bytes) / bandwidth
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Seconds: of multiplying, of reading, of copying operands first, of threads that start, meet and put sums together. `apart`:
+    nothing is multiplied while B is read."""
+
+    work: float
+    reading: float
+    copying: float
+    meeting: float
+    apart: bool
+    used: int
+
+
 def cost(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], threads: int, machine: Machine) -> float:
     """Predicted seconds of one call at `sizes` ("batch", "M", "N", "K", strides where known) with `threads` threads."""
     s = _shape(spec, config, sizes, machine)
     if not (s.batch and s.m and s.n):
         return 0.0
+    parts = _parts(spec, config, s, sizes, threads, machine)
+    # What is read in place is widened or brought side by side, then multiplied: up to four rows take 1.7-4 times as long as kept.
+    seconds = parts.work + parts.reading if parts.apart else max(parts.work, parts.reading)
+    return seconds + parts.copying + parts.meeting
+
+
+def terms(
+    spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], threads: int, machine: Machine
+) -> dict[str, float]:
+    """What `cost` is made of, by name (Candidate.terms): seconds of its parts; threads that find work; tiles of rows and
+    vectors of columns; the share of multiply-adds that is none of the tiles' overhang."""
+    s = _shape(spec, config, sizes, machine)
+    if not (s.batch and s.m and s.n and s.k):
+        return {}
+    parts, panels = _parts(spec, config, s, sizes, threads, machine), ceil(s.vectors / config.nv)
+    return {
+        "loop_s": parts.work,
+        "reading_s": parts.reading,
+        "copying_s": parts.copying,
+        "finish_s": parts.meeting,
+        "used": parts.used,
+        "row_tiles": s.row_tiles,
+        "panels": panels,
+        "useful": s.m * s.n / (s.row_tiles * config.mr * panels * config.nv * s.lanes),
+    }
+
+
+def _parts(
+    spec: GemmSpec, config: GemmConfig, s: _Shape, sizes: Mapping[str, int], threads: int, machine: Machine
+) -> _Parts:
     used = max(1, min(threads, _units(s, config)))
     cycle = machine.cycle()
     work = COMPUTE.get(config.form, _tile_compute)(s, config) * cycle / used * _imbalance(_units(s, config), used)
-    reading = _reading(spec, s, config, sizes, machine, used)
-    copying = _copies(spec, s, config) * cycle / used
-    # What is read in place is widened or brought side by side, then multiplied: up to four rows take 1.7-4 times as long.
-    in_turn = s.in_place > 0
-    seconds = (work + reading if in_turn else max(work, reading)) + copying
-    seconds += 0.0 if config.form in ("small", "stream") else WORKSPACE_SECONDS
+    meeting = 0.0 if config.form in ("small", "stream") else WORKSPACE_SECONDS
     if used > 1:
         barriers = ceil(s.k / config.kc) if config.form == "tile_packed" and s.batch < threads else 0
         barriers += 2 * s.batch if config.form == "splitk" else 0
-        seconds += machine.fork_seconds + barriers * machine.barrier_seconds
+        meeting += machine.fork_seconds + barriers * machine.barrier_seconds
     if config.form == "splitk":
-        seconds += (used + 1) * s.m * s.n * ACCUMULATOR_BYTES[spec.accumulator] / (machine.l2_gbs * 1e9)
-    return seconds
+        meeting += (used + 1) * s.m * s.n * ACCUMULATOR_BYTES[spec.accumulator] / (machine.l2_gbs * 1e9)
+    reading, copying = _reading(spec, s, config, sizes, machine, used), _copies(spec, s, config) * cycle / used
+    return _Parts(work, reading, copying, meeting, s.in_place > 0, used)

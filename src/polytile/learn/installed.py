@@ -1,0 +1,59 @@
+"""The models in use: those that come with the package, and the user's, which take the place of the package's for the same family
+and architecture.
+
+The package's are in `models/` beside this file, the user's in `models/` of the cache directory, where `polytile learn train` puts
+them. A model that cannot be read, or was not better than the prediction where it was tried, is reported once and left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+
+from polytile import options
+from polytile.learn.model import ModelError, Trained, load
+from polytile.runtime import cache
+
+log = logging.getLogger("polytile")
+
+SHIPPED = Path(__file__).with_name("models")
+
+
+def users() -> Path:
+    """Where the user's models are."""
+    return cache.within(options.cache_dir()) / "models"
+
+
+def models() -> tuple[Trained, ...]:
+    """The models that may be asked, one for each family and architecture; none where the option `learned` is off."""
+    if not options.get("learned"):
+        return ()
+    found: dict[tuple[str, str], Trained] = {}
+    for folder in (users(), SHIPPED):
+        for model in usable(folder):
+            found.setdefault((model.family, model.architecture), model)
+    return tuple(found.values())
+
+
+@functools.cache
+def usable(folder: Path) -> tuple[Trained, ...]:
+    """The models in a folder that are to be used, as they were when it was first asked for."""
+    found = []
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        try:
+            found.append(checked(path))
+        except ModelError as error:
+            log.warning("A learned model is not used: %s", error)
+    return tuple(found)
+
+
+def checked(path: Path) -> Trained:
+    """The model in a file. Raises ModelError for one that is not to be used, too."""
+    model = load(path)
+    if why := model.why_unused():
+        raise ModelError(f"the model {path} is not better than the prediction: {why}. Train it on more measurements.")
+    return model
+
+
+__all__ = ["SHIPPED", "checked", "models", "usable", "users"]

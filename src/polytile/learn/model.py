@@ -1,0 +1,293 @@
+"""A trained model: which candidate it expects to be fastest, how sure it is, and the file that it is kept in.
+
+Each tree corrects the logarithm of every candidate's predicted time. The mean over all trees ranks the candidates. What the first
+of them is expected to lose is the mean of what it loses by each tree to that tree's own first: where trees disagree about the
+fastest, or see it near others, that is much. Above the threshold, which validation has set, the model is unsure. It says nothing
+of problems outside of the range of what it was trained on.
+
+A model is a JSON file of numbers and words. Nothing in it is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from polytile import files
+from polytile.errors import PolytileError
+from polytile.learn import features
+from polytile.learn.forest import Forest
+from polytile.learn.offer import Offer
+from polytile.problem import Problem, digest
+from polytile.runtime import device
+
+FORMAT, FORMAT_VERSION = "polytile model", 1
+FEWEST_HELD_OUT = 10
+"""Problems that a model must have been tried on that took no part in making it."""
+
+NEARLY = 1.5
+"""How far numbers of a device may be from those that a model was trained on, as a factor: an H200 has 1.4 times the memory
+bandwidth of an H100."""
+
+COMPETES = 2.0
+"""Candidates that are predicted to take so many times as long as the best, or more, are not ranked: of 254 products on an H100
+the fastest was never among them."""
+
+
+class ModelError(PolytileError):
+    """A model cannot be read, is none, or is not to be used: it was not better than the prediction where it was tried."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How trees were grown."""
+
+    max_depth: int
+    min_samples_leaf: int
+    criterion: str
+    trees: int
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How a model did on a part of the examples, beside the analytical prior on the same ones.
+
+    set                     "train", "validation" or "test"
+    correct, wrong, unsure  problems where the answer was as fast as the fastest, within NOISE; where it was not; without one
+    far                     of the wrong, those by more than FAR
+    max_wrong_speedup       how many times as long the worst wrong answer took as the fastest
+    gman_wrong_speedup      the geometric mean of that, over the wrong ones
+    answered                geometric mean of the times over the fastest, where there was an answer
+    regret, p95             of its first choice on all problems, sure or not: geometric mean, 95th percentile
+    top3, top3_p95, top10   of the best of its first three (ten)
+    prior, prior_p95, prior_top3   the same of the analytical prior's ranking
+    speedup, slowdown       geometric mean of the prior's time over the answer's where the answer is faster, and of the inverse
+                            where it is slower
+    """
+
+    set: str
+    total: int
+    correct: int
+    wrong: int
+    unsure: int
+    far: int
+    max_wrong_speedup: float
+    gman_wrong_speedup: float
+    answered: float
+    regret: float
+    p95: float
+    worst: float
+    top3: float
+    top3_p95: float
+    top10: float
+    prior: float
+    prior_p95: float
+    prior_top3: float
+    speedup: float
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a model makes of the candidates of a problem: their names, the first expected to be fastest; the seconds that it
+    expects of each, up to a factor that all share; by how much, as a logarithm, the first is expected to be slower than the
+    fastest; whether that is little enough to go by."""
+
+    ranking: tuple[str, ...]
+    seconds: Mapping[str, float]
+    risk: float
+    sure: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A model of one family of problems on one architecture, such as "mm" on "cuda sm90".
+
+    `names` are the features in the order of the forest's rows, `ranges` the least and the largest value of those that all
+    candidates of a problem share, `known` the words that it has seen (features.words). `trained_on` says on what, for people.
+    """
+
+    family: str
+    architecture: str
+    names: tuple[str, ...]
+    forest: Forest
+    ranges: Mapping[str, tuple[float, float]]
+    known: frozenset[str]
+    threshold: float
+    settings: Settings
+    reports: tuple[Tried, ...] = ()
+    trained_on: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def name(self) -> str:
+        """What decisions name as their grounds: "trees for mm on cuda sm90 3f0c2a"."""
+        return f"trees for {self.family} on {self.architecture} {self.digest}"
+
+    @cached_property
+    def digest(self) -> str:
+        """Names what the model says: equal for equal trees, ranges and threshold."""
+        said = replace(self, reports=(), trained_on={})
+        return digest(_text(said), 6)
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.family}-{self.architecture.replace(' ', '-')}.json"
+
+    def choose(self, problem: Problem, offers: Sequence[Offer]) -> str | None:
+        """The name of the candidate that it is sure of; None where it is not, or knows nothing of such problems."""
+        found = self.judge(problem, offers)
+        return found.ranking[0] if found is not None and found.sure else None
+
+    def expect(self, problem: Problem, offers: Sequence[Offer]) -> Mapping[str, float] | None:
+        """The seconds that it expects of each candidate, for a shortlist; None where it knows nothing of such problems."""
+        found = self.judge(problem, offers)
+        return found.seconds if found is not None else None
+
+    def judge(self, problem: Problem, offers: Sequence[Offer]) -> Judgement | None:
+        """What it makes of these candidates on the device that the problem names; None outside of what it was trained on."""
+        if problem.family != self.family or features.architecture(dict(device.described(problem.device))) != self.architecture:
+            return None
+        return _judged(self, problem, tuple(offers))
+
+    def of(self, problem: Problem, machine: Mapping[str, str], offers: Sequence[Offer]) -> Judgement | None:
+        """The same for a device with the facts `machine`, whatever its architecture."""
+        able = competing(offers)
+        rows = features.features(problem, machine, able) if able else []
+        return self.of_rows(problem, able, rows)
+
+    def of_rows(self, problem: Problem, offers: Sequence[Offer], rows: Sequence[features.Row]) -> Judgement | None:
+        """The same of offers that compete, by their features."""
+        return self.judged(offers, rows) if rows and not self.why_outside(problem, offers, rows[0]) else None
+
+    def judged(self, offers: Sequence[Offer], rows: Sequence[features.Row]) -> Judgement:
+        """The judgement by the offers' features."""
+        said = self.forest.says([features.values(row, self.names) for row in rows])
+        logs = [math.log(offer.predicted) for offer in offers]
+        means = [log + sum(tree[k] for tree in said) / len(said) for k, log in enumerate(logs)]
+        order = sorted(range(len(offers)), key=lambda k: means[k])  # ties stay in canonical order
+        first = order[0]
+        risk = sum(logs[first] + tree[first] - min(map(sum, zip(logs, tree, strict=True))) for tree in said) / len(said)
+        seconds = {offers[k].name: math.exp(means[k]) for k in order}
+        return Judgement(tuple(seconds), seconds, risk, risk <= self.threshold)
+
+    def why_outside(self, problem: Problem, offers: Sequence[Offer], row: features.Row) -> str:
+        """What keeps the model from speaking of these candidates, the features of one of which are `row`, as a sentence; "" where
+        nothing does."""
+        strange = features.words(problem, offers) - self.known
+        if strange:
+            return f"it was trained without {', '.join(sorted(strange))}"
+        for name, (low, high) in self.ranges.items():
+            value, slack = row.get(name, features.UNSAID), NEARLY if name.startswith("device.") else 1.0
+            if not low / slack <= value <= high * slack:
+                return f"{name} is {value:.6g}, and it was trained on {low:.6g} to {high:.6g}"
+        return ""
+
+    def why_unused(self) -> str:
+        """Why the model is not to be used, as a sentence; "" where it is better than the prior on problems held out."""
+        tested = next((report for report in self.reports if report.set == "test"), None)
+        if tested is None or tested.total < FEWEST_HELD_OUT:
+            count = tested.total if tested else 0
+            return f"it was tried on {count} problems that it was not trained on, and {FEWEST_HELD_OUT} are needed"
+        if tested.regret >= tested.prior:
+            return (
+                f"on {tested.total} problems held out its first choice takes {tested.regret:.3f} times the fastest's time, the "
+                f"prediction's {tested.prior:.3f}"
+            )
+        return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _judged(model: Trained, problem: Problem, offers: tuple[Offer, ...]) -> Judgement | None:
+    """Remembered, as several links ask about one choice."""
+    return model.of(problem, dict(device.described(problem.device)), offers)
+
+
+def competing(offers: Sequence[Offer]) -> list[Offer]:
+    """Those that a model ranks."""
+    able = [offer for offer in offers if 0 < offer.predicted < math.inf]
+    best = min((offer.predicted for offer in able), default=0.0)
+    return [offer for offer in able if offer.predicted < COMPETES * best]
+
+
+def save(model: Trained, path: Path) -> None:
+    """Writes the model's file. Raises ModelError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, _text(model))
+    except OSError as error:
+        raise ModelError(f"the model {path} cannot be written: {error.strerror or error}.") from None
+
+
+def load(path: Path) -> Trained:
+    """The model in a file. Raises ModelError for one that cannot be read, is no model, or is of another version."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"the model {path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise ModelError(f"{path} is no model: it is not JSON.") from None
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        raise ModelError(f"{path} is no model of polytile; `polytile learn train` writes them.")
+    versions = said.get("version"), said.get("features")
+    ours = FORMAT_VERSION, features.VERSION
+    if versions != ours:
+        raise ModelError(f"the model {path} is of version {versions}, and this polytile reads {ours}; train it again.")
+    try:
+        return _model(said)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"the model {path} is damaged ({error}); train it again.") from None
+
+
+def _text(model: Trained) -> str:
+    forest = model.forest
+    said = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "features": features.VERSION,
+        "family": model.family,
+        "architecture": model.architecture,
+        "threshold": model.threshold,
+        "settings": asdict(model.settings),
+        "trained_on": dict(model.trained_on),
+        "reports": [asdict(report) for report in model.reports],
+        "ranges": {name: list(ends) for name, ends in sorted(model.ranges.items())},
+        "known": sorted(model.known),
+        "names": list(model.names),
+        "roots": list(forest.roots),
+        "feature": list(forest.feature),
+        "down": list(forest.down),
+        "number": list(forest.number),
+    }
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in said.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _model(said: Mapping[str, Any]) -> Trained:
+    if max(said["feature"]) >= len(said["names"]) or not all(map(math.isfinite, said["number"])):
+        raise ValueError("a node asks for a feature that is not there, or its number is none")
+    return Trained(
+        str(said["family"]),
+        str(said["architecture"]),
+        tuple(map(str, said["names"])),
+        Forest(
+            tuple(map(int, said["roots"])),
+            tuple(map(int, said["feature"])),
+            tuple(map(int, said["down"])),
+            tuple(map(float, said["number"])),
+        ),
+        {str(name): (float(low), float(high)) for name, (low, high) in said["ranges"].items()},
+        frozenset(map(str, said["known"])),
+        float(said["threshold"]),
+        Settings(**said["settings"]),
+        tuple(Tried(**report) for report in said["reports"]),
+        dict(said["trained_on"]),
+    )
+
+
+__all__ = ["FEWEST_HELD_OUT", "Judgement", "ModelError", "Settings", "Trained", "Tried", "competing", "load", "save"]

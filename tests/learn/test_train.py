@@ -1,0 +1,76 @@
+"""Training: what is learned, that it is the same each time, and what is said where there is too little."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+
+from polytile.learn import model as models
+from polytile.learn import train
+from polytile.learn.examples import TEST, Example, examples
+from polytile.learn.model import Trained, save
+from polytile.learn.score import cases, tried
+from tests.learn.conftest import small_grid
+from tests.learn.synthetic import records
+
+
+def test_a_model_learns_what_predictions_miss(trained: Trained, learned_from: tuple[Example, ...]) -> None:
+    held = [example for example in learned_from if example.fold == TEST]
+    found = tried("test", cases(trained, held))
+    assert found == trained.reports[-1] and found.total == len(held) >= 10
+    assert found.prior > 1.2 and found.regret < 1.02 and found.top3 == 1.0
+    assert found.correct + found.wrong + found.unsure == found.total and found.correct > 0 and found.far == 0
+    assert not trained.why_unused()
+
+
+def test_the_same_measurements_give_the_same_bytes(trained: Trained, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_grid(monkeypatch)
+    shuffled = records(120)
+    random.Random(1).shuffle(shuffled)
+    again = train.train(examples(shuffled).found)
+    save(again, tmp_path / "again.json")
+    save(trained, tmp_path / "first.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "first.json").read_bytes()
+    assert models.load(tmp_path / "first.json").digest == trained.digest
+
+
+def test_what_nothing_can_be_learned_of_is_no_better_and_not_to_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    small_grid(monkeypatch)
+    useless = train.train(examples(records(120, penalty=0.0)).found)
+    assert "its first choice takes 1.000 times the fastest's time, the prediction's 1.000" in useless.why_unused()
+
+
+def test_too_few_problems_are_refused() -> None:
+    with pytest.raises(train.TrainingError, match="there are 12 problems to learn from.*polytile learn collect"):
+        train.train(examples(records(12)).found)
+
+
+def test_without_scikit_learn_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def absent(name: str, *rest: Any, **named: Any) -> Any:
+        if name.startswith("sklearn"):
+            raise ImportError("No module named 'sklearn'")
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(train.TrainingError, match=r"pip install 'polytile\[learn\]'"):
+        train.train(examples(records(60)).found)
+
+
+def test_sizes_alone_say_which_part_a_problem_is_in() -> None:
+    here, there = (examples(records(20, device=device)).found for device in ("cuda-a", "cuda-b"))
+    parts = {example.problem.sizes: example.fold for example in here}
+    assert parts == {example.problem.sizes: example.fold for example in there} and len(set(parts.values())) > 2
+
+
+def test_what_could_not_run_and_what_has_no_terms_is_left_out() -> None:
+    whole = records(3)
+    bare = [dataclasses.replace(r, measurement=dataclasses.replace(r.measurement, state=())) for r in whole[:4]]
+    found = examples([*bare, whole[4], *whole[8:]])
+    assert (len(found.found), found.alone, found.without_terms) == (1, 1, 1)
