@@ -34,9 +34,9 @@ REST = 4.0
 QUIET_SECONDS = 0.05
 """Where no call has come for so long, measuring disturbs nobody."""
 
-SWITCH_SECONDS = 2e-4
-"""How soon this thread gives Python's lock to a call that wants it, while it works; Python's own 5 ms are a long call."""
-
+SWITCH_SECONDS = 2e-5
+"""How soon this thread gives Python's lock to a call that wants it, while it works. A call wants it after each of some hundred
+operators: with 0.2 ms calls of a decoder of 6 layers on an H200 spent up to 150 ms waiting for it."""
 
 THREAD_NICENESS, PROCESS_NICENESS = 10, 19
 """How much of a core this thread, and processes that work for it, leave to calls that want it. The thread holds Python's lock at

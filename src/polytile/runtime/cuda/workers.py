@@ -23,6 +23,7 @@ from typing import Any
 
 from polytile import options
 from polytile.errors import CompileFailed
+from polytile.runtime import background
 from polytile.runtime.cpu import side_by_side
 
 TIMEOUT_SECONDS = 180.0
@@ -86,6 +87,7 @@ class _Server:
                 env={**environment, **own},
                 start_new_session=True,
             )
+        background.yield_to_calls(self.process.pid, background.PROCESS_NICENESS)  # so are the workers that it forks
         self.control = ours
         self.ready = False
         self.lock = threading.Lock()
