@@ -33,7 +33,8 @@ def _measurements(count: int, seed: int, penalty: float, device: str) -> Iterato
             predicted = (m * n * k / 1e12 + 1e-6) * (1 + 8 / block)
             seconds = predicted * (1 + (penalty if blocks < 64 else 0.0))
             terms = {
-                "loop_s": predicted / 2, "crowded": float(blocks < 64), "work.M": float(m), "work.N": float(n), "work.K": float(k),
+                "loop_s": predicted / 2, "crowded": float(blocks < 64),
+                "work.M": float(m), "work.N": float(n), "work.K": float(k),
                 "work.itemsize": 2.0,
             }  # fmt: skip
             yield Measurement(

@@ -14,6 +14,7 @@ from polytile.learn import train
 from polytile.learn.examples import TEST, Example, examples
 from polytile.learn.model import Trained, save
 from polytile.learn.score import cases, tried
+from polytile.store.records import DISTURBED
 from tests.learn.conftest import small_grid
 from tests.learn.synthetic import records
 
@@ -74,3 +75,11 @@ def test_what_could_not_run_and_what_has_no_terms_is_left_out() -> None:
     bare = [dataclasses.replace(r, measurement=dataclasses.replace(r.measurement, state=())) for r in whole[:4]]
     found = examples([*bare, whole[4], *whole[8:]])
     assert (len(found.found), found.alone, found.without_terms) == (1, 1, 1)
+
+
+def test_times_that_were_taken_under_load_are_left_out() -> None:
+    whole = records(2)
+    state = (*whole[0].measurement.state, (DISTURBED, 0.5))
+    busy = [dataclasses.replace(r, measurement=dataclasses.replace(r.measurement, state=state)) for r in whole[:3]]
+    found = examples([*busy, *whole[3:]])
+    assert len(found.found) == found.alone == 1 and len(found.found[0].offers) == 4

@@ -13,6 +13,7 @@ from polytile.learn.offer import Offer
 from polytile.problem import Problem, digest
 from polytile.store.reading import Record
 from polytile.store.records import compact
+from polytile.tuning.decide import BUSY
 from polytile.tuning.replay import Recorded, matrices
 from polytile.tuning.run_conditions import TERM
 
@@ -64,8 +65,8 @@ class Example:
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples in an order that does not depend on when they were measured; how many problems had no two candidates that ran, and
-    how many were measured before predictions left their terms."""
+    """Examples in an order that does not depend on when they were measured; how many problems had no two candidates that ran
+    while nothing else had the cores, and how many were measured before predictions left their terms."""
 
     found: tuple[Example, ...]
     alone: int = 0
@@ -80,13 +81,15 @@ class Examples:
 
 
 def examples(records: Iterable[Record]) -> Examples:
-    """The examples in a store's records. What was measured several times is combined as a program would combine it; candidates
-    that could not run are left out, as a program does not offer them either once that is known."""
+    """The examples in a store's records. What was measured several times is combined as a program would combine it. Candidates
+    that could not run are left out, as a program does not offer them either once that is known, and so are times that were taken
+    while other programs had the cores: kernels of two threads then took 50 times as long as predicted on a machine of two."""
     found: list[Example] = []
     alone = without = 0
     for matrix in matrices(sorted(records, key=lambda record: (record.taken_at, record.uid))):
         for problem, candidates in matrix.candidates.items():
-            ran = [c for c in candidates if c.score.ok and math.isfinite(c.predicted) and c.predicted > 0]
+            calm = [c for c in candidates if c.score.ok and c.score.disturbed <= BUSY]
+            ran = [c for c in calm if math.isfinite(c.predicted) and c.predicted > 0]
             if len(ran) < 2:
                 alone += 1
             elif not any(_terms(c) for c in ran):
