@@ -177,9 +177,9 @@ def _examples(measured: Sequence[str] | None) -> Examples:
     found = examples(record for name in named for record in read(name))
     if not found.found:
         raise LearnError(
-            f"{', '.join(named)} has nothing to learn from: {found.alone} problems without two candidates that ran while nothing "
-            f"else had the cores, {found.without_terms} measured before predictions said what they are made of. Run polytile learn "
-            "collect on a machine that is free."
+            f"{', '.join(named)} has nothing to learn from: {found.alone} problems without two candidates that ran while "
+            f"nothing else had the cores, {found.without_terms} measured before predictions said what they are made of. Run "
+            "polytile learn collect on a machine that is free."
         )
     return found
 

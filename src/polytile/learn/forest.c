@@ -1,5 +1,4 @@
-/* What each tree of a table (forest.py) says of each row: out[tree * rows + row]. Rows go down a tree side by side: one alone would
-   wait for each node. */
+/* What each tree of a table (forest.py) says of each row: out[tree * rows + row]. */
 
 typedef struct {
   float number;
@@ -7,26 +6,13 @@ typedef struct {
   unsigned short down;
 } Node;
 
-enum { TOGETHER = 8 };
-
 void polytile_forest(const Node *nodes, const int *roots, long trees, const double *values, long rows, long width, double *out) {
   for (long tree = 0; tree < trees; ++tree) {
-    for (long first = 0; first < rows; first += TOGETHER) {
-      const double *own = values + first * width;
-      long count = rows - first < TOGETHER ? rows - first : TOGETHER, on = 1;
-      const Node *at[TOGETHER];
-      for (long row = 0; row < count; ++row) at[row] = nodes + roots[tree];
-      while (on) {
-        on = 0;
-        for (long row = 0; row < count; ++row) {
-          const Node *node = at[row];
-          long inner = node->feature >= 0;
-          long next = node->down + (own[row * width + (inner ? node->feature : 0)] > node->number);
-          at[row] = node + (inner ? next : 0);
-          on |= inner;
-        }
-      }
-      for (long row = 0; row < count; ++row) *out++ = at[row]->number;
+    for (long row = 0; row < rows; ++row) {
+      const double *own = values + row * width;
+      const Node *node = nodes + roots[tree];
+      while (node->feature >= 0) node += node->down + (own[node->feature] > node->number);
+      *out++ = node->number;
     }
   }
 }
