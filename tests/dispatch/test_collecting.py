@@ -10,8 +10,9 @@ import torch
 from polytile import options, store
 from polytile.dispatch import MultiKernel, collecting
 from polytile.learn.examples import examples
+from polytile.runtime import background
 from polytile.store.reading import records
-from tests.dispatch.helpers import SPEC, Fake, arguments
+from tests.dispatch.helpers import SPEC, Fake, arguments, spec
 
 
 def candidates() -> tuple[Fake, ...]:
@@ -46,6 +47,15 @@ def test_what_was_collected_is_not_measured_again(into: Path, fake_clock: list[s
         timed, fake_clock[:] = list(fake_clock), []
         collecting._store.cache_clear()  # as another process reads it
     assert not timed and measured_at(into, 32) == ["a", "b"]
+
+
+def test_where_no_call_waits_the_background_collects(into: Path) -> None:
+    stalling = {"stall": "never", "isolation": "never", "tune": "off", "collect": str(into)}
+    kernel = MultiKernel(spec(), candidates(), stalling)
+    kernel(*arguments(32))
+    assert background.wait(60.0)
+    assert measured_at(into, 32) == ["a", "b"]
+    assert {(decision.candidate, decision.link) for decision in kernel.decisions} == {("a", "prior")}
 
 
 def test_predictions_leave_their_terms(into: Path) -> None:

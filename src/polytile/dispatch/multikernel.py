@@ -260,7 +260,8 @@ class MultiKernel:
                         self.dispatcher.insert(key, entry)
                         decision = wanted
         with settings.restored(self.options):
-            if self._learning is not None and decision.link in UNMEASURED and measuring():
+            better = decision.link in UNMEASURED and measuring()
+            if self._learning is not None and (better or settings.get("collect")):
                 self._learning.measure(key, ints)
 
     def prepare_everywhere(self, ints: Sequence[int]) -> None:
