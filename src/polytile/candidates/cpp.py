@@ -30,7 +30,7 @@ class CompiledCandidate(Candidate):
         valid: Callable[[Mapping[str, int]], bool],
         cost: Callable[[Mapping[str, int]], float],
         recipe: str,
-        terms: Callable[[Mapping[str, int]], dict[str, float]],
+        terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {},
     ) -> None:
         self.name, self.config, self.recipe, self.kernel_name = name, config, recipe, kernel_name
         self._valid, self._cost, self._terms = valid, cost, terms
@@ -99,7 +99,7 @@ class CppCandidate(CompiledCandidate):
         valid: Callable[[Mapping[str, int]], bool],
         cost: Callable[[Mapping[str, int]], float],
         recipe: str,
-        terms: Callable[[Mapping[str, int]], dict[str, float]],
+        terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {},
     ) -> None:
         super().__init__(name, config, kernel_name, valid, cost, recipe, terms)
         self._make_source = make_source

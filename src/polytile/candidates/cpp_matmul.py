@@ -82,7 +82,7 @@ class MatmulCandidate(CompiledCandidate):
         valid: Callable[[Mapping[str, int]], bool],
         cost: Callable[[Mapping[str, int]], float],
         recipe: str,
-        terms: Callable[[Mapping[str, int]], dict[str, float]],
+        terms: Callable[[Mapping[str, int]], dict[str, float]] = lambda sizes: {},
     ) -> None:
         super().__init__(name, config, kernel_name, valid, cost, recipe, terms)
         self.slot, self._make_sources = slot, sources
