@@ -50,11 +50,13 @@ def core_source(spec: GemmSpec, config: GemmConfig, lanes: int) -> str:
 
 def epilogue_source(kernel: GemmKernel, lanes: int) -> str:
     """The epilogue's unit: `polytile_bind(slot, core)` makes `polytile_kernel_<slot>` run that core with this epilogue, and
-    `polytile_kernel_kept_<slot>` a core that takes a packed weight in place of B."""
+    `polytile_kernel_kept_<slot>` a core that takes a packed weight in place of B. Products of other operands have units of their
+    own, though the epilogue may be the same: equal texts are one library, whose slots can be bound to one core each."""
     element = gemm.ELEMENTS[kernel.spec.accumulator]
     out = Writer()
     out.line(f"typedef {element} VACC __attribute__((vector_size({lanes} * sizeof({element}))));")
     out.extend(epilogue.generate(kernel, lanes, leading=kernel.spec.leading_ptrs + 1, inline=False).splitlines())
+    out.line(f"/* Its cores: {digest(repr(kernel.spec))}, for vectors of {lanes}. Slots count the configs of these. */")
     out.line("typedef long (*Core)(void* const*, const long*, long);")
     out.line(f"static Core cores[{SLOTS}];")
     out.line(f'extern "C" void {BIND}(long slot, void* core) {{ cores[slot] = (Core)core; }}')
