@@ -36,7 +36,7 @@ from polytile.frontend.overwritten import keep_overwritten
 from polytile.frontend.resizing import kept_whole
 from polytile.frontend.taken_apart import noting
 from polytile.frontend.weights import weights_of
-from polytile.runtime import native
+from polytile.runtime import background, native
 
 log = logging.getLogger("polytile")
 
@@ -120,7 +120,7 @@ def _compile(
         return flatten_graph_inputs(
             graph, example_inputs, lambda flat, values: _compile(flat, values, given, hints, ahead, strict=False)
         )
-    with settings.override(**given), _collector_at_rest():
+    with settings.override(**given), _collector_at_rest(), background.background.held():
         try:
             return _compiled(graph, example_inputs, hints, ahead, strict)
         except Exception as error:

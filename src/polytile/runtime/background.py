@@ -73,7 +73,7 @@ class Background:
         self._running: Job | None = None
         self._thread: threading.Thread | None = None
         self._rest_until = 0.0
-        self._waiting = 0
+        self._waiting = self._held = 0
         self._closed = False
         self.last_call = 0.0
         """When a call of a compiled program began, on time.monotonic's clock; those that call set it."""
@@ -107,6 +107,18 @@ class Background:
         finally:
             with self._change:
                 self._waiting -= 1
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the block no job begins: somebody works that wants Python's lock for himself."""
+        with self._change:
+            self._held += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._held -= 1
+                self._change.notify_all()
 
     def is_quiet(self) -> bool:
         """Whether measuring disturbs nobody now: somebody waits for it, or no call has come for a while."""
@@ -158,17 +170,25 @@ class Background:
             del job
 
     def _next(self) -> Job | None:
-        """The job to do now, waited for; None once there will be no more."""
-        with self._change:
-            while not self._closed:
-                job = max(self._jobs, key=lambda job: job.urgency(), default=None)
-                rest = self._rest(job)
-                if job is not None and rest <= 0:
-                    self._jobs.remove(job)
+        """The job to do now, waited for; None once there will be no more. Jobs are ranked without the lock, which calls take that
+        submit some."""
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._closed or (self._jobs and not self._held))
+                jobs = tuple(self._jobs)
+            if self._closed:
+                return None
+            job = max(jobs, key=lambda job: job.urgency(), default=None)
+            rest = self._rest(job)
+            with self._change:
+                if self._held or job is None or not any(job is one for one in self._jobs):
+                    continue
+                if rest <= 0:
+                    self._jobs = [one for one in self._jobs if one is not job]
                     self._running = job
                     return job
-                self._change.wait(rest if job is not None else None)
-        return None
+                if len(self._jobs) == len(jobs):
+                    self._change.wait(rest)
 
     def _rest(self, job: Job | None) -> float:
         """Seconds until this job may begin."""
@@ -182,7 +202,7 @@ class Background:
         self._change = threading.Condition(self._lock)
         if self._running is not None:
             self._jobs.insert(0, self._running)
-        self._running, self._thread, self._waiting = None, None, 0
+        self._running, self._thread, self._waiting, self._held = None, None, 0, 0
 
 
 background = Background()
