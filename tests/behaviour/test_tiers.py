@@ -63,6 +63,19 @@ def test_the_first_call_is_served_by_aten_and_the_program_takes_over() -> None:
     assert polytile.counters["kernels_generated"] > 0 and "generated" in str(polytile.explain(run, *sized(7)))
 
 
+def test_explain_shows_the_program_and_what_is_pending() -> None:
+    run = compiled(activation)
+    run(*sized(7))
+    said = polytile.explain(run, *sized(7))
+    assert {row.how for row in said.operators} & {"generated", "template"} and "polytile" not in said.graphs
+    assert said.sources[0].startswith("def ") or "call" in said.sources[0]
+    assert polytile.wait(timeout=PATIENCE)
+    after = polytile.explain(run, *sized(7))
+    assert after.pending == 0 and after.decisions and after.graphs == said.graphs
+    alone = polytile.explain(activation, *sized(30))
+    assert {row.link for row in alone.decisions} <= {"measured", "exact", "nearby", "only"} and alone.decisions
+
+
 def test_the_calling_thread_neither_compiles_nor_measures(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
     from polytile.dispatch.links import measured
     from polytile.runtime import compile as compiling

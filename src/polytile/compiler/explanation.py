@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from polytile.compiler import programs as compiler
+from polytile.compiler import tiers
 from polytile.compiler.backend import Backend
 from polytile.compiler.programs import CompiledProgram
 from polytile.dispatch import MultiKernel
@@ -19,6 +20,7 @@ from polytile.dispatch.decision import Decision
 from polytile.frontend.failures import Failure
 from polytile.ir.program import Extern
 from polytile.problem import sizes_text, time_text
+from polytile.runtime import background
 from polytile.runtime.convolution import PackedConvolution
 from polytile.runtime.programs import file_of
 from polytile.runtime.weights import Site
@@ -86,6 +88,7 @@ class Explanation:
     sources    the program around the kernels, one text for each graph
     weights    the weights of which packed copies may be kept
     failures   what polytile failed to compile
+    pending    jobs that are left to do in the background; `polytile.wait()` returns when there are none
     """
 
     graphs: tuple[str, ...]
@@ -94,6 +97,7 @@ class Explanation:
     sources: tuple[str, ...] = field(default=(), repr=False)
     weights: tuple[WeightRow, ...] = ()
     failures: tuple[Failure, ...] = ()
+    pending: int = 0
 
     def __str__(self) -> str:
         lines = [f"{len(self.graphs)} graph(s): {', '.join(self.graphs)}", "", "operators"]
@@ -106,6 +110,7 @@ class Explanation:
             sizes = sizes_text(decision.sizes)
             time = f" {time_text(decision.seconds)}" if decision.seconds is not None else ""
             lines.append(f"  {decision.kernel} [{sizes}] → {decision.candidate}{time}: {decision.provenance}")
+        lines += [f"  {self.pending} more are being measured in the background"] if self.pending else []
         lines += ["", "failures"] if self.failures else []
         lines += [f"  {failed.reason}; {failed.script or 'no script'} shows it again" for failed in self.failures]
         lines += ["", "weights"] if self.weights else []
@@ -122,9 +127,12 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     A function that torch.compile, `nn.Module.compile` or polytile.compile made is called as it is. If nothing that was compiled
     for it fits the call in the gradient mode in force, it is called in another mode in which it has run, such as under
     `torch.no_grad()`. Only where there is none is something compiled. Any other function is compiled for this one call, with
-    polytile's defaults and symbolic sizes. Graphs that the call compiles and does not run, such as a backward one, are listed.
+    symbolic sizes and stall="tune". Graphs that the call compiles and does not run, such as a backward one, are listed. Programs
+    that are being made in the background are waited for; what is to be measured there is counted as `pending`.
     """
-    compiled = function if _is_compiled(function) else torch.compile(function, backend=Backend(), dynamic=True)
+    at_once = Backend((("stall", "tune"),))
+    compiled = function if _is_compiled(function) else torch.compile(function, backend=at_once, dynamic=True)
+    tiers.wait_until_built()
     before = compiler.compiled_programs()
     profile = cProfile.Profile()  # the only way to see them run: compiled programs are plain functions and leave no trace
     with contextlib.ExitStack() as noting:
@@ -132,7 +140,9 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         if compiled is not function or not any(_ran_under(mode, profile, compiled, args, kwargs) for mode in _modes()):
             profile.runcall(compiled, *args, **kwargs)
     ran = _ran(profile)
-    return report([p for p in compiler.compiled_programs() if p not in before or p in ran], noted)
+    names = {p.name for p in compiler.compiled_programs() if p not in before or p in ran}
+    tiers.wait_until_built()  # a graph that this call has compiled
+    return report([p for p in compiler.compiled_programs() if p.name in names], noted, len(background.pending()))
 
 
 def _ran(profile: cProfile.Profile) -> list[CompiledProgram]:
@@ -174,7 +184,9 @@ def _ran_under(
     return True
 
 
-def report(programs: Sequence[CompiledProgram], noted: Mapping[MultiKernel, Collection[int]] | None = None) -> Explanation:
+def report(
+    programs: Sequence[CompiledProgram], noted: Mapping[MultiKernel, Collection[int]] | None = None, pending: int = 0
+) -> Explanation:
     """The rows of the given graphs. Their decisions are those made for them, and those that calls of them followed, whose keys
     are in `noted`."""
     operators = collections.Counter((r.operator, r.how, r.reason) for p in programs for r in p.operators)
@@ -187,7 +199,7 @@ def report(programs: Sequence[CompiledProgram], noted: Mapping[MultiKernel, Coll
     weights = tuple(row for program in programs for row in _weights(program))
     sources = tuple(program.source for program in programs)
     failed = tuple(failure for program in programs for failure in program.failures)
-    return Explanation(tuple(p.name for p in programs), rows, tuple(map(_row, decisions)), sources, weights, failed)
+    return Explanation(tuple(p.name for p in programs), rows, tuple(map(_row, decisions)), sources, weights, failed, pending)
 
 
 def _weights(program: CompiledProgram) -> Iterator[WeightRow]:

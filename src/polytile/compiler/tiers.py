@@ -162,9 +162,16 @@ class _Build:
         self.graph.build()
 
 
+def wait_until_built() -> None:
+    """Waits until no program is being made, or about to be; not for what is measured."""
+    with background.background.hurried():
+        while any(isinstance(job, _Build) for job in background.pending()):
+            time.sleep(0.01)
+
+
 def _recording() -> bool:
     """Whether this thread records a CUDA graph, in which nothing may change."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-__all__ = ["TieredGraph", "Tiers", "waits_for"]
+__all__ = ["TieredGraph", "Tiers", "wait_until_built", "waits_for"]
