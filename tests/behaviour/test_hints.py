@@ -92,7 +92,8 @@ def test_hints_of_one_regime_have_a_kernel_each(empty_cache: object) -> None:
     kernel = multikernel("mm")
     hinted = {dict(d.sizes)["M"]: d for d in kernel.decisions if d.provenance.endswith(", for a hint")}
     assert set(hinted) == {70, 90} and len(kernel.decisions) == 3
-    assert hinted[90].part_of == hinted[70].regime and all(dict(d.problem.sizes)["M"] == m for m, d in hinted.items())
+    whole = hinted[70].part_of or hinted[70].regime  # it is subdivided if times say that 90 may want another candidate
+    assert hinted[90].part_of == whole and all(dict(d.problem.sizes)["M"] == m for m, d in hinted.items())
     counts = dict(polytile.counters)
     for rows in (70, 90, 85):
         check(matmul, run, *sized((rows, 40), (40, 30)))

@@ -30,15 +30,16 @@ OTHER: dict[str, Any] = {
     "cache_dir": "/tmp/elsewhere", "store": "/tmp/other.sqlite3", "cxx": "clang++", "compile_workers": 3, "tune": "off",
     "gpu_cache": "cold", "stall": "compile", "progress": "lines", "isolation": "never", "force": "a", "plan": "/tmp/p",
     "plan_missing": "error", "metrics": "/tmp/m.csv", "random": "philox", "wrapper": "marked", "sources": "library",
-    "packed_weights_mib": 0, "configs": "exhaustive", "on_failure": "raise",
+    "collect": "/tmp/c.sqlite3", "packed_weights_mib": 0, "configs": "exhaustive", "on_failure": "library",
 }  # fmt: skip
-"""A value other than the default, of options that are neither numbers nor switches."""
+"""A value other than the one in tests, of options that are neither numbers nor switches."""
 
 
 def other_value(option: options.Option) -> Any:
     if option.name in OTHER:
         return OTHER[option.name]
-    return not option.default if option.type is bool else option.default + 1
+    value = options.get(option.name)
+    return not value if option.type is bool else value + 1
 
 
 REGISTERED = (
@@ -60,13 +61,13 @@ def test_two_values_of_an_option_give_two_kernels_unless_it_is_declared_not_to(o
     candidates = [Fake("a"), Fake("b")]
     first = define(SPEC, candidates)
     assert define(SPEC, candidates) is first
-    before = conditions(CPU)
-    with options.override(**{option.name: other_value(option)}):
-        assert options.get(option.name) != option.default
+    before, other = conditions(CPU), other_value(option)
+    assert other != options.get(option.name)
+    with options.override(**{option.name: other}):
         second, now = define(SPEC, candidates), conditions(CPU)
     assert (second is not first) is (now != before) is (option.keys == options.KERNELS)
     if option.keys == options.KERNELS:
-        assert second.options[option.name] == options.check({option.name: other_value(option)})[option.name]
+        assert second.options[option.name] == options.check({option.name: other})[option.name]
     assert define(SPEC, candidates) is first and conditions(CPU) == before
 
 
