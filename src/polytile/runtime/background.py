@@ -120,6 +120,10 @@ class Background:
                 self._held -= 1
                 self._change.notify_all()
 
+    def is_behind_calls(self) -> bool:
+        """Whether this thread works while calls go on: it has begun, and nobody waits for it."""
+        return self._thread is not None and not self._waiting
+
     def is_quiet(self) -> bool:
         """Whether measuring disturbs nobody now: somebody waits for it, or no call has come for a while."""
         return self._waiting > 0 or time.monotonic() - self.last_call > QUIET_SECONDS

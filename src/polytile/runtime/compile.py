@@ -356,7 +356,7 @@ def _run_compiler(order: Order, source: Path, output: Path) -> None:
     )
     state = _state
     state.running.add(process)
-    if not background.background.is_quiet():
+    if background.background.is_behind_calls():
         background.yield_to_calls(process.pid, background.PROCESS_NICENESS)
     try:
         messages, _ = process.communicate(timeout=TIMEOUT_SECONDS)
