@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import polytile
 from polytile.compiler import backend, programs
+from polytile.errors import CompilerMissing
 from polytile.runtime import background
 
 PATIENCE = 120.0
@@ -286,3 +287,16 @@ def test_a_forked_child_calls_and_learns_by_itself(empty_cache: Path) -> None:
     """
     process = ended(then, empty_cache)
     assert process.stdout.split() == ["0", "True"], process.stdout + process.stderr
+
+
+def test_without_a_compiler_the_graph_stays_with_aten_and_nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> Any:
+        raise CompilerMissing("none")
+
+    monkeypatch.setattr(backend.compiler, "compile_program", missing)
+    run = compiled(activation)
+    for _ in range(2):
+        torch.testing.assert_close(run(*sized(9)), activation(*sized(9)))
+        assert polytile.wait(timeout=PATIENCE)
+    assert polytile.counters["failures"] == 0
+    assert all("no C++ compiler" in row.reason for row in polytile.explain(run, *sized(9)).operators)

@@ -297,11 +297,14 @@ class _Compiler:
             with settings.restored(self.options):
                 try:
                     return compiler.compile_program(lowered, traced, ahead=self.ahead, ready=True).call
+                except CompilerMissing as error:
+                    why, failed = f"no C++ compiler: {error}", tuple[Failure, ...]()
+                    say_once(why)
                 except Exception as error:
                     self.failed.append(failure("graph", program.name, error, graph))
-                    operators, _ = library_calls(graph, self.failed[-1].reason)
-                    compiler.record(program.name, operators, SOURCE, tiered.call, failed=self.failed[-1:])
-                    return None
+                    why, failed = self.failed[-1].reason, tuple(self.failed[-1:])
+                compiler.record(program.name, library_calls(graph, why)[0], SOURCE, tiered.call, failed=failed)
+                return None
 
         tiered = tiers.TieredGraph(self.tiers, program.name, self.kind, as_traced(graph), build, is_repeatable(graph))
         compiler.record(program.name, lowered.operators, SOURCE, tiered.call, program, failed=lowered.failures)

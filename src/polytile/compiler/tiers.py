@@ -11,6 +11,7 @@ both are there. What the forward graph leaves for the backward one has the same 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -88,13 +89,16 @@ class TieredGraph:
         tiers, leads, alive = self.tiers, self.leads, background.background
 
         def call(args: list[Any]) -> list[Any]:
-            alive.last_call = clock()
+            alive.last_call = math.inf  # it runs
             if leads and tiers.due and not _recording():
                 tiers.take_over()
             if self.tier == 0:
                 self.calls += 1
                 counters.add("tier0_calls")
-            return self._serving(args)
+            try:
+                return self._serving(args)
+            finally:
+                alive.last_call = clock()
 
         with_own_code(call)
         call._boxed_call = True  # type: ignore[attr-defined]
@@ -164,9 +168,7 @@ class _Build:
 
 def wait_until_built() -> None:
     """Waits until no program is being made, or about to be; not for what is measured."""
-    with background.background.hurried():
-        while any(isinstance(job, _Build) for job in background.pending()):
-            time.sleep(0.01)
+    background.wait(kind=_Build)
 
 
 def _recording() -> bool:

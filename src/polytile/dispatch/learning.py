@@ -97,8 +97,10 @@ class Learning:
 
     def give_up_trials(self) -> None:
         """Has what is on trial measured in the background instead."""
-        for key, trial in list(self.trials.items()):
-            del self.trials[key]
+        for key in list(self.trials):
+            trial = self.trials.pop(key, None)
+            if trial is None:
+                continue
             trial.end()
             self.measure(key, trial.request.ints)
 
@@ -148,12 +150,13 @@ class Predict(_Job):
     rank = 1.0
 
     def work(self, owner: MultiKernel) -> None:
-        owner.decide_unmeasured(self.ints, self.pointers)
+        if owner.dispatcher.get(self.key) is not None:  # it has not been subdivided, or forgotten, since
+            owner.decide_unmeasured(self.ints, self.pointers, self.key)
 
 
 class Measure(_Job):
-    """Puts what was measured to be fastest into the table: at once, where that disturbs no call; else candidates are tried on the
-    program's own calls."""
+    """Puts what was measured to be fastest into the table. While the program makes calls, candidates are tried on these; where
+    calls cannot be used for it, apart from them, with rests between."""
 
     def work(self, owner: MultiKernel) -> None:
         if (args := _made_up(owner, self.ints, self.key)) is None:
@@ -172,7 +175,7 @@ class Judge(_Job):
     def work(self, owner: MultiKernel) -> None:
         trial = self.learning.trials.get(self.key)
         if trial is not None and owner.judge(trial):
-            del self.learning.trials[self.key]
+            self.learning.trials.pop(self.key, None)
 
 
 class Refine(_Job):

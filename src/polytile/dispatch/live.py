@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING
 from polytile import options
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry, PythonEntry
+from polytile.dispatch import trace
 from polytile.dispatch.links import measured, prior
 from polytile.dispatch.links.nearby import champions
 from polytile.dispatch.request import Answer, Request
+from polytile.problem import Outcome
 from polytile.tuning.decide import Score
 
 if TYPE_CHECKING:
@@ -99,7 +101,10 @@ class LiveTrial:
     def judge(self) -> Answer | None:
         """Reads what is known by now; the answer once it is settled."""
         for index, seconds, ints in self.owner.dispatcher.samples(self.key):
-            self.contenders[index].logs.append(math.log(max(seconds, 1e-9) / self._scale(ints)))
+            if math.isnan(seconds):
+                self._reject(self.contenders[index])
+            else:
+                self.contenders[index].logs.append(math.log(max(seconds, 1e-9) / self._scale(ints)))
         serving, *rivals = self.contenders
         for rival in rivals:
             excess = rival.middle - serving.middle if rival.logs and serving.logs else 0.0
@@ -114,6 +119,12 @@ class LiveTrial:
             return None
         return self._answer()
 
+    def _reject(self, contender: Contender) -> None:
+        contender.given_up = True
+        why = "failed in a call of the program that another candidate ran"
+        self.request.reject(contender.candidate.name, Outcome.RAISED, why)
+        trace.rejected(self.request.spec, contender.candidate.name, why, Outcome.RAISED)
+
     def end(self) -> None:
         """Tries nothing any more."""
         self.owner.dispatcher.end_trial(self.key)
@@ -125,7 +136,7 @@ class LiveTrial:
         return Answer(best, "measured on the program's own calls", tuple(scores), tried=True)
 
     def _scores(self) -> list[Score | None]:
-        by_name = {c.candidate.name: c for c in self.contenders if c.logs}
+        by_name = {c.candidate.name: c for c in self.contenders if c.logs and c.candidate.name not in self.request.rejected}
         return [self._score(by_name[c.name]) if c.name in by_name else None for c in self.request.candidates]
 
     def _score(self, contender: Contender) -> Score:

@@ -232,20 +232,30 @@ class MultiKernel:
 
     def serve(self, args: tuple[Any, ...]) -> Entry:
         """What runs this call, in a regime that is not decided: what is at hand, where the caller does not wait."""
-        learning = None if background.is_here() else self._learning
-        if learning is not None and (entry := learning.at_hand(args)) is not None:
-            learning.predict(self.dispatcher.key_of(*args), self.spec.ints_of(args), self.pointers(args))
+        learning, key = self._learning, self.dispatcher.key_of(*args)
+        if learning is None or background.is_here():
+            return self.choose_entry(args)
+        if (entry := learning.at_hand(args)) is not None:
+            learning.predict(key, self.spec.ints_of(args), self.pointers(args))
             return entry
-        return self.choose_entry(args)
+        entry = self.choose_entry(args)  # nothing is made that could serve; what is predicted to be fastest is compiled now
+        learning.measure(key, self.spec.ints_of(args))
+        return entry
 
-    def decide_unmeasured(self, ints: Sequence[int], pointers: Sequence[int] = ()) -> None:
+    def _options_of_a_call(self) -> dict[str, Any]:
+        """The options under which a call decides: where calls do not wait, it measures nothing."""
+        waits = self._learning is None or background.is_here()
+        return self.options if waits else {**self.options, "stall": "compile"}
+
+    def decide_unmeasured(self, ints: Sequence[int], pointers: Sequence[int] = (), key: int | None = None) -> None:
         """Has calls at these integers run what is known to be fastest, or predicted to be where nothing is known; compiles it.
-        Without pointers, tensors count as aligned. What measuring may better is left to the background."""
+        `key` is that of the call, if there was one; without pointers, tensors count as aligned. What measuring may better is left
+        to the background."""
         ints, decision = tuple(ints), None
         with settings.restored({**self.options, "stall": "compile"}), counters.stage("choosing"):
+            key = self._key_of(ints) if key is None else key
             while decision is None:
                 with self._lock:
-                    key = regime.pack(self.keys.fields(ints, pointers)) if pointers else self._key_of(ints)
                     decision = self.decision_of(key)
                     if decision is not None:
                         break
@@ -301,6 +311,7 @@ class MultiKernel:
                 answer = trial.judge()
             except LookupError:  # the entry that it was for is gone
                 return True
+            self._failures.learn(trial.key, trial.request)
             if answer is None:
                 return False
             trial.end()
@@ -317,7 +328,7 @@ class MultiKernel:
 
     def choose_entry(self, args: tuple[Any, ...]) -> Entry:
         """The entry for the regime of this call, decided now."""
-        with self._lock, settings.restored(self.options), counters.stage("choosing"):
+        with self._lock, settings.restored(self._options_of_a_call()), counters.stage("choosing"):
             try:
                 return self._select(self._key_of(args), args)
             except Exception as error:
@@ -606,7 +617,7 @@ class MultiKernel:
 
     def replace_failed(self, decision: Decision, args: tuple[Any, ...], error: Exception) -> Entry:
         """The entry to use in place of a candidate that raised `error` in its first run."""
-        with self._lock, settings.restored(self.options):
+        with self._lock, settings.restored(self._options_of_a_call()):
             key = self.dispatcher.key_of(*args)
             candidate = self._by_name[decision.candidate]
             self._record(self.request(key, self.spec.ints_of(args), args), candidate, Outcome.RAISED, error)

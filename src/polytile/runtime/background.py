@@ -76,7 +76,7 @@ class Background:
         self._waiting = self._held = 0
         self._closed = False
         self.last_call = 0.0
-        """When a call of a compiled program began, on time.monotonic's clock; those that call set it."""
+        """When the last call of a compiled program ended, on time.monotonic's clock; infinity while one runs. Programs set it."""
 
     def submit(self, job: Job) -> None:
         with self._change:
@@ -88,13 +88,16 @@ class Background:
                 self._thread.start()
             self._change.notify_all()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is left to do, at most `timeout` seconds; says whether that is so. While somebody waits, the thread
+    def wait(self, timeout: float | None = None, kind: type = object) -> bool:
+        """Waits until no job of this kind is left to do, at most `timeout` seconds; says whether that is so. Meanwhile the thread
         does not rest."""
         if self.is_here():
             return False
         with self.hurried(), self._change:
-            return self._change.wait_for(lambda: self._closed or not (self._jobs or self._running), timeout)
+            return self._change.wait_for(lambda: self._closed or not any(isinstance(j, kind) for j in self._left()), timeout)
+
+    def _left(self) -> list[Job]:
+        return [*([self._running] if self._running is not None else []), *self._jobs]
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
@@ -131,7 +134,7 @@ class Background:
     def pending(self) -> list[Job]:
         """What has not been done yet."""
         with self._lock:
-            return [*([self._running] if self._running is not None else []), *self._jobs]
+            return self._left()
 
     def is_here(self) -> bool:
         return threading.current_thread() is self._thread

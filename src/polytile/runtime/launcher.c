@@ -262,24 +262,21 @@ static int start_clock(Dispatcher *self, Trial *trial, Sample *sample, void **st
     if (events.create == NULL || events.current_stream(trial->device, stream) != 0
         || events.capturing(*stream, &status) != 0 || status != 0 || events.create(&sample->begin, 0) != 0)
         return -1;
-    if (events.create(&sample->end, 0) != 0) {
-        events.destroy(sample->begin);
-        return -1;
-    }
-    return events.record(sample->begin, *stream) == 0 ? 0 : -1;
+    if (events.create(&sample->end, 0) == 0 && events.record(sample->begin, *stream) == 0)
+        return 0;
+    drop_events(sample);
+    return -1;
 }
 
 static void stop_clock(Dispatcher *self, Sample *sample, void *stream)
 {
     sample->seconds = now() - sample->seconds;
-    if (self->device == TORCH_CUDA) {
-        sample->seconds = -1.0;
+    if (self->device == TORCH_CUDA)
         events.record(sample->end, stream);
-    }
 }
 
-/* Runs a contender in the place of what serves, or what serves, and takes the time. A contender that fails is not tried again,
-   and what serves runs the call. */
+/* Runs a contender in the place of what serves, or what serves, and takes the time. Where a contender fails, what serves runs the
+   call; if that goes well the sample says so, by seconds that are no number. */
 static PyObject *run_on_trial(Dispatcher *self, const int64_t *fields, int contender, PyObject *const *arguments,
                               Py_ssize_t count, void *const *pointers, const long *integers)
 {
@@ -299,15 +296,20 @@ static PyObject *run_on_trial(Dispatcher *self, const int64_t *fields, int conte
         stop_clock(self, &sample, stream);
     found = find(self, fields); /* another thread may have changed the table meanwhile */
     int same = found->trial == trial && trial->number == number;
+    int kept = timed && result != NULL && same;
+    if (timed && !kept)
+        drop_events(&sample);
     if (timed && result == NULL && contender > 0) {
         PyErr_Clear();
-        if (same)
-            trial->open[contender] = 0;
         result = run(self, serving, arguments, count, pointers, integers);
-    } else if (timed && result != NULL && same && take(trial, sample, integers, self->integers)) {
-        if (due(self, arguments, count) < 0)
-            Py_CLEAR(result);
+        found = find(self, fields);
+        kept = result != NULL && found->trial == trial && trial->number == number;
+        sample = (Sample){.contender = contender, .seconds = __builtin_nan("")};
+        if (kept)
+            trial->open[contender] = 1; /* no further sample is wanted after this one */
     }
+    if (kept && take(trial, sample, integers, self->integers) && due(self, arguments, count) < 0)
+        Py_CLEAR(result);
     for (size_t i = 0; i < sizeof keep / sizeof *keep; i++)
         Py_XDECREF(keep[i]);
     return result;

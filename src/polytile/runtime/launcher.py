@@ -132,8 +132,8 @@ class Dispatcher(abc.ABC):
 
     @abc.abstractmethod
     def samples(self, key: int) -> list[tuple[int, float, tuple[int, ...]]]:
-        """(contender, seconds, integers of the call) of the samples that are known by now, which are forgotten. Raises
-        LookupError where there is no trial."""
+        """(contender, seconds, integers of the call) of the samples that are known by now, which are forgotten; NaN seconds of a
+        contender that failed where the entry did not. Raises LookupError where there is no trial."""
 
     @abc.abstractmethod
     def go_on(self, key: int, wanted: tuple[int, ...], period: int) -> None:

@@ -21,8 +21,8 @@ static struct {
 
 typedef struct {
     int contender;
-    double seconds; /* negative: the events tell */
-    void *begin, *end;
+    double seconds;    /* NaN: it failed */
+    void *begin, *end; /* where there are some, they tell the seconds */
 } Sample;
 
 struct Trial {
@@ -43,15 +43,21 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+static void drop_events(Sample *sample)
+{
+    if (sample->begin != NULL)
+        events.destroy(sample->begin);
+    if (sample->end != NULL)
+        events.destroy(sample->end);
+    sample->begin = sample->end = NULL;
+}
+
 static void end_trial(Trial *trial)
 {
     if (trial == NULL)
         return;
     for (int i = 0; i < trial->samples; i++)
-        if (trial->sample[i].seconds < 0) {
-            events.destroy(trial->sample[i].begin);
-            events.destroy(trial->sample[i].end);
-        }
+        drop_events(&trial->sample[i]);
     for (int i = 1; i < trial->count; i++) {
         Py_XDECREF(trial->contenders[i].entry);
         Py_XDECREF(trial->contenders[i].call);
@@ -104,12 +110,11 @@ static int take(Trial *trial, Sample sample, const long *integers, Py_ssize_t co
 static int read_events(Sample *sample)
 {
     float milliseconds;
-    if (sample->seconds >= 0)
+    if (sample->begin == NULL)
         return 1;
     if (events.query(sample->end) != 0 || events.elapsed(&milliseconds, sample->begin, sample->end) != 0)
         return 0;
-    events.destroy(sample->begin);
-    events.destroy(sample->end);
+    drop_events(sample);
     sample->seconds = 1e-3 * (double)milliseconds;
     return 1;
 }
