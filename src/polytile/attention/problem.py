@@ -60,18 +60,18 @@ class AttentionProblem:
     """What is the same for all attentions that share kernels.
 
     Its tensors are q, k, v, `bias` where there is one, then out, then `lse` where it is wanted: log Σ_n exp(score), natural,
-    float32. Its integers are SIZES, then the strides of each tensor but lse, "q_stride_b" and so on as in AXES. Any size may be 0,
-    and any stride of what is read.
+    float32. Its integers are SIZES, then the strides of each tensor but lse, "q_stride_b" and so on as in AXES. Any size may
+    be 0, and any stride of what is read.
 
     dtype       of q, k, v and out
-    scale       factor of the products
+    scale       factor of the products; None: D ** -0.5
     empty_is_0  a row of q all of whose scores are -inf gives 0, as in scaled_dot_product_attention; else NaN, as a softmax does
     dense       for q, k and v whether they are known to have stride 1 along d
     tf32        float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled
     """
 
     dtype: torch.dtype
-    scale: float
+    scale: float | None
     causal: Causal = Causal.NO
     bias: Bias | None = None
     empty_is_0: bool = True
