@@ -222,13 +222,10 @@ class CpuFlashLibrary(FusedLibrary):
         return square and sizes["D"] == sizes["Dv"] and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
-        group = given.q.shape[1] // given.k.shape[1]
-        k, v = (each.repeat_interleave(group, 1) if group > 1 else each for each in (given.k, given.v))
         causal, bias = self.problem.causal is not Causal.NO, self.added(given)
-        shape = (given.q.shape[0], given.q.shape[1], given.q.shape[2], k.shape[2])
-        bias = bias.expand(shape) if bias is not None else None
+        bias = bias.expand(*given.q.shape[:3], given.k.shape[2]) if bias is not None else None
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            given.q, k, v, 0.0, causal, attn_mask=bias, scale=self.problem.scale
+            given.q, given.k, given.v, 0.0, causal, attn_mask=bias, scale=self.problem.scale
         )
         return self.completed(out, given, zeros=True), lse
 
