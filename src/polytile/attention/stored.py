@@ -17,6 +17,7 @@ import torch
 
 from polytile.attention.problem import AttentionProblem, Causal, symbol
 from polytile.ir import expr, sizes
+from polytile.ir.attention import EMPTY
 from polytile.ir.expr import Node
 from polytile.ir.program import Axis, Buffer, Loop, Store, Template, View, compute_dtype, whole
 
@@ -79,7 +80,7 @@ def _softmax(problem: AttentionProblem, buffers: dict[str, Buffer]) -> Loop:
     powers = expr.op("exp", dtype, expr.op("sub", dtype, scores, largest))
     shares: Node = expr.op("div", dtype, powers, expr.reduce("sum", dtype, powers))
     if problem.empty_is_0:
-        empty = expr.op("eq", torch.bool, largest, expr.const(-float("inf"), dtype))
+        empty = expr.op("eq", torch.bool, largest, expr.const(EMPTY, dtype))
         shares = expr.op("where", dtype, empty, expr.const(0.0, dtype), shares)
     return Loop("softmax", axes, (along,), (Store("shares", place, shares),), ORIGIN)
 
@@ -97,14 +98,17 @@ def _masked(
     if problem.bias is not None:
         boolean = problem.bias.dtype == torch.bool
         bias: Node = expr.load(torch.bool if boolean else compute_dtype(problem.bias.dtype), "bias", buffers["bias"].index(point))
-        if boolean:
+        if boolean and problem.empty_is_0 and problem.bias.fill == EMPTY:  # a score that is NaN stays so
+            zero, low = expr.const(0.0, dtype), expr.const(EMPTY, dtype)
+            score = expr.op("add", dtype, score, expr.op("where", dtype, bias, zero, low))
+        elif boolean:
             score = expr.op("where", dtype, bias, score, expr.const(problem.bias.fill, dtype))
         else:
             score = expr.op("add", dtype, score, bias)
     if problem.causal is not Causal.NO:
         shift = symbol("Mkv") - symbol("Mq") if problem.causal is Causal.BOTTOM_RIGHT else sizes.ZERO
         seen = expr.op("le", torch.bool, expr.index_value(point[3]), expr.index_value(point[2] + shift))
-        score = expr.op("where", dtype, seen, score, expr.const(-float("inf"), dtype))
+        score = expr.op("where", dtype, seen, score, expr.const(EMPTY, dtype))
     return score
 
 
