@@ -145,11 +145,9 @@ MATHS: dict[str, tuple[Function, float, float | None]] = {
     "ceil": (np.ceil, 0, 0), "trunc": (np.trunc, 0, 0), "round": (np.rint, 0, 0), "abs": (np.abs, 0, 0),
     "erf": (by_torch(torch.erf), 2, None), "erfc": (by_torch(torch.erfc), 1, None),
     "erfinv": (by_torch(torch.erfinv), 4, None), "lgamma": (by_torch(torch.lgamma), 2, None),
-    "i0": (by_torch(torch.special.i0), 2, None), "i0e": (by_torch(torch.special.i0e), 2, None),
-    "i1": (by_torch(torch.special.i1), 2, None), "i1e": (by_torch(torch.special.i1e), 2, None),
     "digamma": (by_torch(torch.digamma), 2, None),
 }  # fmt: skip
-RARE = ("lgamma", "i0", "i0e", "i1", "i1e", "digamma")  # one TU of their own: slow references, fewer samples
+RARE = ("lgamma", "digamma")  # one TU of their own: slow references, fewer samples
 
 
 def maths_source(names: list[str], dtype: str) -> str:

@@ -42,7 +42,7 @@ from tests.codegen.helpers import (
     store,
 )
 from tests.codegen.test_loops_golden import bias_gelu, column_sum, cumsum, embedding_backward, layer_norm, softmax
-from tests.codegen.test_loops_ops import INCOMPLETE_GAMMA, POLYNOMIALS, takes
+from tests.codegen.test_loops_ops import takes
 from tests.codegen.test_triton_column_reduction import gradients
 from tests.codegen.test_triton_segment_sums import by_index
 
@@ -210,8 +210,7 @@ def test_the_same_sources_compile_for_amd_without_spills() -> None:
 
 def every_operation(dtype: torch.dtype, at: Expr) -> Loop:
     """All operations that take `dtype`, of points or of a single one; each has an output of its own."""
-    of_floats = POLYNOMIALS | INCOMPLETE_GAMMA if dtype.is_floating_point else set()
-    definitions = [d for d in ops.TABLE if takes(d.name, dtype) or d.name in of_floats]
+    definitions = [d for d in ops.TABLE if takes(d.name, dtype)]
     args = [load(name, at, dtype) for name in "xyz"]
     results = {d.name: torch.bool if d.result == "bool" else dtype for d in definitions}
     stores = [store(f"o_{d.name}", at, op(d.name, *args[: d.arity], dtype=results[d.name])) for d in definitions]
