@@ -240,16 +240,8 @@ def measurement_of(row: Sequence[Any]) -> Measurement:
     family, kernel, sizes, dtypes, layouts, device, facts, candidate, config, source_hash, outcome, *rest = row
     samples, max_error, compile_seconds, detail, condition, origin, predicted, *rest = rest
     registers, spilled_bytes, shared_bytes, state, machine = rest
-    problem = Problem(
-        family,
-        kernel,
-        pairs(sizes),
-        tuple(json.loads(dtypes)),
-        read_all(json.loads(layouts), OF_PROBLEMS),
-        device,
-    )
     return Measurement(
-        problem,
+        problem_of(family, kernel, sizes, dtypes, layouts, device),
         candidate,
         config_of(config),
         source_hash,
@@ -266,6 +258,11 @@ def measurement_of(row: Sequence[Any]) -> Measurement:
         pairs(state),
         pairs(machine) if machine else (),
     )
+
+
+def problem_of(family: str, kernel: str, sizes: str, dtypes: str, layouts: str, device: str) -> Problem:
+    """The problem of these columns."""
+    return Problem(family, kernel, pairs(sizes), tuple(json.loads(dtypes)), read_all(json.loads(layouts), OF_PROBLEMS), device)
 
 
 def pairs(text: str) -> tuple[tuple[str, Any], ...]:
@@ -295,6 +292,7 @@ __all__ = [
     "measurement_of",
     "pairs",
     "problem_digest",
+    "problem_of",
     "region_excess",
     "relatives_digest",
     "rows_of",

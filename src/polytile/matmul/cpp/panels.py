@@ -1,4 +1,4 @@
-"""Panels of a constant B, packed once and read by the form tile_kept: [vectors of columns][steps of k][lanes][k in a lane].
+"""Panels of a constant B, packed once and read by the form tile_prepacked: [vectors of columns][steps of k][lanes][k in a lane].
 
 One vector of columns runs along the whole of k and the next one follows it, so that the same panels serve register tiles of
 any width and any depth of block: a weight that several kernels multiply by is packed once. A ragged last vector and a ragged
