@@ -537,11 +537,3 @@ def _modes_as_markdown() -> str:
         given = ", ".join(f"`{name}={value}`" for name, value in mode.options.items()) or "–"
         rows.append(f"| `{mode.name}` | {given} | {mode.doc} |")
     return f"## Modes\n\n{about}\n\n" + "\n".join(rows)
-
-
-__all__ = [
-    "BY_NAME", "KERNELS", "MODES", "NOTHING", "PROGRAMS", "TABLE", "Mode", "Option", "as_markdown", "cache_dir", "check",
-    "check_environment", "get",
-    "of_kernels", "of_mode", "overridden", "override", "parts", "register", "registered", "restored", "unknown_variables",
-    "unregister",
-]  # fmt: skip

@@ -4,5 +4,3 @@ from __future__ import annotations
 
 IS_PACKED = "packed"
 """The integer of a product that says whether its weight comes packed (ir.program.IS_PACKED)."""
-
-__all__ = ["IS_PACKED"]

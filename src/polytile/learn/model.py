@@ -291,6 +291,3 @@ def _model(said: Mapping[str, Any]) -> Trained:
         tuple(Tried(**report) for report in said["reports"]),
         dict(said["trained_on"]),
     )
-
-
-__all__ = ["FEWEST_HELD_OUT", "Judgement", "ModelError", "Settings", "Trained", "Tried", "competing", "load", "save"]

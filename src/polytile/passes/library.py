@@ -229,6 +229,3 @@ def _numbers(value: Any) -> list[sympy.Expr]:
     numbers: list[sympy.Expr] = []
     mapped(value, lambda view: numbers.extend((*view.sizes, *view.strides, view.offset)), numbers.append)
     return numbers
-
-
-__all__ = ["remember_calls", "why_none"]

@@ -165,9 +165,3 @@ def schedule_of(config: Config) -> Schedule:
     elif make is column_reduction and values.get("parts"):
         make = blocked_column_reduction
     return make(**values)
-
-
-__all__ = [
-    "blocked_column_reduction", "cluster", "cluster_column_reduction", "column_parallel", "column_reduction", "looped",
-    "persistent", "pointwise", "schedule_of", "split",
-]  # fmt: skip

@@ -209,6 +209,3 @@ class Schedule:
     def held(self) -> int:
         """Points of the innermost reduced axis that the programs of a row have together in blocks."""
         return self.blocks.points("r") * (self.blocks.parts or 1) * self.splits
-
-
-__all__ = ["Blocks", "Combine", "Hold", "Schedule", "Share"]

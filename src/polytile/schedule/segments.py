@@ -36,5 +36,3 @@ class Segments(enum.Enum):
 
 
 _BY_NAME = {one.value: one for one in Segments}
-
-__all__ = ["Segments"]

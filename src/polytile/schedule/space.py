@@ -272,6 +272,3 @@ def oversized(nest: Nest, schedule: Schedule, lengths: Sequence[int]) -> bool:
     if alone and not (columns and held >= RESIDENT_COLUMNS[0][1]):
         return False
     return lengths[0] <= held // 2 and held > ROWS[0]
-
-
-__all__ = ["CLUSTERED", "oversized", "schedules", "whole_rows"]

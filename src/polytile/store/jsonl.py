@@ -179,6 +179,3 @@ def _sizes(values: dict[str, Any]) -> tuple[tuple[str, int], ...]:
 
 def _in(value: float | str | None) -> float | None:
     return None if value is None else float(value)
-
-
-__all__ = ["FORMAT", "MALFORMED", "VERSION", "Lines", "header", "line", "parse", "record_of", "values_of", "why"]

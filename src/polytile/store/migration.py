@@ -80,6 +80,3 @@ def bring_up_to_date(connection: Connection, version: int, database: str) -> Non
 def _execute(connection: Connection, statements: Iterable[str]) -> None:
     for statement in statements:
         connection.execute(statement)
-
-
-__all__ = ["bring_up_to_date"]

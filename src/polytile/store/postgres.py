@@ -281,6 +281,3 @@ def _rewritten(statement: str) -> str:
 
 def _words(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-__all__ = ["SCHEMA", "ServerDatabase", "reading", "unreadable"]

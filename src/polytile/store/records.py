@@ -268,33 +268,3 @@ def problem_of(family: str, kernel: str, sizes: str, dtypes: str, layouts: str, 
 def pairs(text: str) -> tuple[tuple[str, Any], ...]:
     """Pairs as `compact` wrote them."""
     return tuple((name, value) for name, value in json.loads(text))
-
-
-__all__ = [
-    "DISTURBED",
-    "GATE",
-    "LEAST_REGION",
-    "LIVE",
-    "REGION",
-    "Environment",
-    "Identified",
-    "Identity",
-    "Rows",
-    "Summary",
-    "compact",
-    "config_of",
-    "config_text",
-    "counts",
-    "disturbed",
-    "environment_digest",
-    "finite_or_text",
-    "identity",
-    "measurement_of",
-    "pairs",
-    "problem_digest",
-    "problem_of",
-    "region_excess",
-    "relatives_digest",
-    "rows_of",
-    "summary_of",
-]

@@ -202,27 +202,3 @@ def migration(version: int, database: str) -> list[str]:
 
 def _spelled(statement: str, database: str) -> str:
     return statement.format(**SPELLINGS[database], candidates=CANDIDATES, decisions=DECISIONS)
-
-
-__all__ = [
-    "ADD_DEVICE",
-    "ADD_ENVIRONMENT",
-    "ADD_MEASUREMENT",
-    "ADD_PROBLEM",
-    "APPLICATION_ID",
-    "COUNTS",
-    "KEEP",
-    "LIFT",
-    "ORPHANS",
-    "OUTCOMES",
-    "RECORDS",
-    "REMOVE",
-    "REMOVE_UNUSED",
-    "SOURCES",
-    "SPAN",
-    "SUMMARIES",
-    "UIDS",
-    "VERSION",
-    "creation",
-    "migration",
-]

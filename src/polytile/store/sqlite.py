@@ -242,6 +242,3 @@ def _unused_name(path: Path) -> Path:
         if not candidate.exists():
             return candidate
     return candidate
-
-
-__all__ = ["SqliteFile", "at_this_version"]

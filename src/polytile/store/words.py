@@ -83,6 +83,3 @@ def measurement(old: Measurement) -> Measurement:
 
 def problem(old: Problem) -> Problem:
     return replace(old, sizes=tuple(sizes(old.size).items()))
-
-
-__all__ = ["ORIGINS", "STATE", "candidate", "config", "feature", "measurement", "problem", "regime", "sizes"]

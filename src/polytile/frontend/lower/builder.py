@@ -365,4 +365,4 @@ def _stand_in(value: Any) -> Any:
     return value
 
 
-__all__ = ["Builder", "Promotion", "compute_dtype"]
+__all__ = ["Promotion", "compute_dtype"]

@@ -180,6 +180,3 @@ def upsample_backward(
     given = (grad, list(size), list(input_size), *arguments(name, align_corners, scales))
     result: Tensor = builder.library(operator, given, {}, "gradients of upsampling are left to the library")
     return result
-
-
-__all__ = ["upsample", "upsample_backward"]

@@ -163,7 +163,3 @@ def tile_config(record: Gemm, **more: int | str) -> Config:
         m=record.block_m, n=record.block_n, k=record.block_k, stages=record.num_stages or 0, warps=record.num_warps,
         group=record.group_m, **rocm, **more,
     )  # fmt: skip
-
-
-__all__ = ["AMD", "KINDS", "PLAIN", "ROCM", "Conv", "Flex", "FlexDecode", "FlexDefault", "Gemm", "Record", "RegisterTile",
-           "RocmConv", "RocmFlex", "RocmFlexDecode", "RocmGemm", "tile_config"]  # fmt: skip

@@ -199,6 +199,3 @@ def _pack_b(spec: GemmSpec, config: GemmConfig) -> str:
     if config.form == "tile_prepacked":
         return PACK_B_NEVER
     return PACK_B_OF[spec.b_layout] if packs_b(spec, config) else PACK_B_TAIL
-
-
-__all__ = ["functions", "packs_a", "packs_b", "transposed_rows"]

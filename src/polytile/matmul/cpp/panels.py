@@ -31,6 +31,3 @@ def make(matrix: torch.Tensor, lanes: int) -> torch.Tensor:
     out.copy_(split.permute(2, 0, 3, 1))
     raw = out.view(torch.uint8).flatten()
     return raw.bitwise_xor_(0x80) if matrix.dtype == torch.int8 else raw
-
-
-__all__ = ["TOGETHER", "make", "size_of"]
