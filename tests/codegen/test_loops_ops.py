@@ -38,9 +38,9 @@ GENERATORS = ("cpp", "triton")
 
 FLOAT_ONLY = set(
     "div reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sigmoid erf erfc erfinv sin cos tan asin acos atan atan2 sinh "
-    "cosh tanh asinh acosh atanh lgamma digamma hypot copysign nextafter round_bf16 round_f16".split()
+    "cosh tanh asinh acosh atanh lgamma digamma hypot copysign round_bf16 round_f16".split()
 )
-INTEGER_ONLY = {"gcd", "shift_left", "shift_right"}
+INTEGER_ONLY = {"shift_left", "shift_right"}
 BITS = {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"}
 LOGICAL = {"logical_and", "logical_or", "logical_xor", "logical_not"}
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
@@ -52,7 +52,6 @@ SEPARATE = {
     "where", "cast", "bitcast", "check_index", "check_divisor", "philox_uniform", "philox_normal", "philox_int",
 }  # fmt: skip
 OWN_TYPE = {
-    "nextafter",
     "floordiv",
     "truncdiv",
     "remainder",

@@ -1,6 +1,7 @@
-"""Old names of candidates and numbers, and the present ones: what the store, JSON lines, plan files and models are read by.
+"""Old names of candidates, configs and sizes, and the present ones, for what an older polytile wrote: stores, JSON lines, plans,
+models.
 
-Only what was written before the store's schema 5 has old names. To give a present name again changes nothing.
+Present names stay as they are, so a text may be read twice.
 """
 
 from __future__ import annotations
@@ -82,4 +83,5 @@ def measurement(old: Measurement) -> Measurement:
 
 
 def problem(old: Problem) -> Problem:
+    """The problem by present names."""
     return replace(old, sizes=tuple(sizes(old.size).items()))

@@ -14,7 +14,7 @@ _CALLS_1 = (
     "erf erfc erfinv sigmoid floor ceil trunc round lgamma digamma sign"
 ).split()
 _CALLS_2 = (
-    "pow fmod remainder floordiv truncdiv atan2 hypot copysign nextafter minimum maximum shift_left shift_right gcd"
+    "pow fmod remainder floordiv truncdiv atan2 hypot copysign minimum maximum shift_left shift_right"
 ).split()
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 

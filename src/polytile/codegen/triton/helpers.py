@@ -293,15 +293,6 @@ def pt_any(x):
     return tl.sum(tl.ravel(x.to(tl.int32) + tl.zeros([1], tl.int32)), 0) > 0
 """,
     """
-def pt_gcd(a, b):
-    a, b = tl.broadcast(tl.abs(a), tl.abs(b))
-    while pt_any(a != 0):
-        rest = tl.where(a != 0, b % tl.where(a != 0, a, 1), a)
-        b = tl.where(a != 0, a, b)
-        a = rest
-    return b
-""",
-    """
 def pt_int_pow(a, b):
     one = (a == a).to(a.dtype)
     result = tl.where(b < 0, (a == 1).to(a.dtype) + (a + 1 == 0).to(a.dtype) * (one - 2 * (b & 1)), one)

@@ -15,7 +15,7 @@ from polytile.ir.expr import Node, Op, Part, Reduce
 _LIBDEVICE_1 = (
     "expm1 log10 log1p erfc erfinv tan asin acos atan sinh cosh tanh asinh acosh atanh lgamma trunc"
 ).split()
-_LIBDEVICE_2 = "pow atan2 hypot copysign nextafter fmod".split()
+_LIBDEVICE_2 = "pow atan2 hypot copysign fmod".split()
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 FLOATS: dict[str, str] = {
@@ -45,7 +45,7 @@ FAST: dict[str, str] = {
 
 INTEGERS: dict[str, str] = {
     "floordiv": "pt_int_floordiv({0}, {1})", "truncdiv": "pt_int_truncdiv({0}, {1})",
-    "remainder": "pt_int_remainder({0}, {1})", "fmod": "pt_int_fmod({0}, {1})", "gcd": "pt_gcd({0}, {1})",
+    "remainder": "pt_int_remainder({0}, {1})", "fmod": "pt_int_fmod({0}, {1})",
     "sign": "({0} > 0).to({T}) - ({0} < 0).to({T})",
     "minimum": "tl.minimum({0}, {1})", "maximum": "tl.maximum({0}, {1})",
     "floor": "{0}", "ceil": "{0}", "trunc": "{0}", "round": "{0}", "isnan": "{0} != {0}", "isinf": "{0} != {0}",

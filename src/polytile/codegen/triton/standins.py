@@ -120,7 +120,7 @@ def convert_float(data: np.ndarray[Any, Any], source: Any, target: Any, rounding
 _TORCH: dict[str, Callable[..., torch.Tensor]] = {
     **{name: getattr(torch, name) for name in (
         "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv "
-        "lgamma trunc rsqrt sqrt pow atan2 hypot copysign nextafter fmod"
+        "lgamma trunc rsqrt sqrt pow atan2 hypot copysign fmod"
     ).split()},
     "nearbyint": torch.round, "fast_dividef": torch.div,
 }  # fmt: skip

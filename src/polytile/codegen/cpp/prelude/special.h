@@ -1,6 +1,6 @@
 // special: functions that are rare. Vectors of double for float; for double, lane by lane, accurate but slow.
 // needs: log trig
-// gives: lgamma digamma hypot nextafter
+// gives: lgamma digamma hypot
 namespace pt {
 namespace {
 
@@ -87,15 +87,6 @@ PT_BY_DOUBLE(digamma, digamma_in_double, digamma_of)
 #undef PT_BY_DOUBLE
 
 // Others. -------------------------------------------------------------------------------------------------------------
-// The next number from a towards b: numbers of one sign are ordered as their bits are.
-template <class T, int L> PT_FN V<T, L> nextafter(V<T, L> a, alone<V<T, L>> b) {
-  using I = V<int_of<T>, L>;
-  const V<T, L> zero(T(0));
-  const I bits = as<int_of<T>>(a), outwards = as<int_of<T>>(a < b) ^ as<int_of<T>>(a < zero);  // -1: away from 0
-  const V<T, L> least = copysign(as<T>(I(int_of<T>(1))), b), moved = as<T>(bits - (outwards | I(int_of<T>(1))));
-  return select(a == b, b, select((a != a) | (b != b), a + b, select(a == zero, least, moved)));
-}
-
 // sqrt(a² + b²) without overflow on the way: float in double.
 template <class T, int L> PT_FN V<T, L> hypot(V<T, L> a, alone<V<T, L>> b) {
   if constexpr (!same<T, float>) return libm_hypot<T, L>(a, b);
@@ -105,7 +96,7 @@ template <class T, int L> PT_FN V<T, L> hypot(V<T, L> a, alone<V<T, L>> b) {
   }
 }
 
-PT_SCALAR1(lgamma) PT_SCALAR1(digamma) PT_SCALAR2(hypot) PT_SCALAR2(nextafter)
+PT_SCALAR1(lgamma) PT_SCALAR1(digamma) PT_SCALAR2(hypot)
 
 }  // namespace
 }  // namespace pt
