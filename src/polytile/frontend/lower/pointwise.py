@@ -51,11 +51,7 @@ def check_operands(builder: Builder, operands: Sequence[Operand]) -> torch.devic
 
 
 def elementwise(
-    builder: Builder,
-    element: Element,
-    kind: Promotion,
-    *operands: Operand,
-    compute_in: torch.dtype | None = None,
+    builder: Builder, element: Element, kind: Promotion, *operands: Operand, compute_in: torch.dtype | None = None
 ) -> Tensor:
     """`element` at every point of the operands' broadcast, computed in the type that torch's promotion rule says (or
     `compute_in`); the result's type is the traced one. An operand that is None is not promoted and arrives as None."""
@@ -309,16 +305,10 @@ for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
 
 @lowers(*overloads("_to_copy"))
 def to_copy(
-    builder: Builder,
-    x: Operand,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-    non_blocking: bool = False,
+    builder: Builder, x: Operand, *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
+    device: torch.device | None = None, pin_memory: bool | None = None, non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     if builder.result().layout != torch.strided or pin_memory:
         raise LoweringError("generated loops fill only strided, unpinned memory.")
     return converted(builder, x, builder.result().dtype)

@@ -328,14 +328,9 @@ def _norm_row(order: float, dtype: torch.dtype) -> Row:
 
 @lowers(*overloads("linalg_vector_norm"))
 def linalg_vector_norm(
-    builder: Builder,
-    x: Tensor,
-    ord: float = 2,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
+    builder: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *,
     dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     out = builder.result().dtype
     if isinstance(ord, complex | sympy.Expr):
         raise LoweringError(f"a norm of order {ord} is not generated.")
