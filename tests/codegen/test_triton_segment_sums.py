@@ -108,14 +108,14 @@ def test_indices_along_several_axes_are_added_by_atomics() -> None:
     assert not interpret.run(generate(kernel, CONFIGS[0], Facts()), given, sizes)
     for name, tensor in given.items():
         torch.testing.assert_close(tensor.double(), want[name].double(), rtol=1e-2, atol=1e-2)
-    assert {c["variant"] for c in variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))} == {"scatter"}
+    assert {c["variant"] for c in variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))} == {"atomic"}
 
 
 def test_a_table_to_which_nothing_is_ever_added_is_set_to_zero() -> None:
     kernel = kernel_of(by_index(points=0))
     nest = nest_of(kernel.loop)
     configs = [*variants.configs(kernel, nest, device.named("H100"))]
-    assert {config["variant"] for config in configs} == {"scatter"}
+    assert {config["variant"] for config in configs} == {"atomic"}
     sizes = sizes_of(kernel, 20, 5)
     table = torch.full((100,), torch.nan, dtype=BF16)
     given = {t.name: table if t.role == "out" else torch.zeros(0, dtype=t.dtype) for t in kernel.tensors}
@@ -226,4 +226,4 @@ def test_the_number_of_points_decides_how_they_are_added_up() -> None:
     assert best(4, 1 << 20, 1024)["variant"] == "first_occurrence"
     assert best(1024, 16384, 1024)["variant"] == "owner_computes"
     assert best(16384, 1024, 1024)["variant"] == "sorted"
-    assert best(131072, 64, 1024)["variant"] == "scatter"
+    assert best(131072, 64, 1024)["variant"] == "atomic"
