@@ -14,6 +14,7 @@ import torch.fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from polytile.errors import LoweringError, LoweringFailed
+from polytile.frontend.attention.patterns import REASON
 from polytile.frontend.failures import Failure, failure, is_raised
 from polytile.frontend.host_numbers import gathered, kernel_number
 from polytile.frontend.library_calls import (
@@ -25,6 +26,7 @@ from polytile.frontend.library_calls import (
     results_of,
     written_views,
 )
+from polytile.frontend.lower import attention
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.random import is_drawn
 from polytile.frontend.lower.registry import TABLE, load
@@ -34,7 +36,7 @@ from polytile.frontend.operators import changes_a_copy, changing_call, is_reshap
 from polytile.frontend.placement import advised, bases, fits, is_new, laid_out, partly_written, place
 from polytile.frontend.trace import trace_of
 from polytile.ir import expr, levels, sizes
-from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Template, View, whole
+from polytile.ir.program import Attention, Buffer, Extern, Input, Loop, Program, Template, View, whole
 from polytile.runtime.target import Target
 
 aten = torch.ops.aten
@@ -113,7 +115,7 @@ class _Driver:
         self.stored: set[torch.fx.Node] = set()
         """The nodes whose results come from library calls and products."""
         self.outputs: tuple[View | sympy.Basic | None, ...] = ()
-        self.bases = bases(graph.graph, TABLE.keys() | _HANDLERS.keys())
+        self.bases = bases(graph.graph, (TABLE.keys() | _HANDLERS.keys()) - set(attention.OPERATORS))
         self.changed = _changed_inputs(graph.graph)
         self.partly_written = partly_written(graph.graph, self.changed)
 
@@ -283,12 +285,12 @@ class _Driver:
     def _report(self, node: torch.fx.Node, done: int, result: Any) -> None:
         new = self.builder.operations[done:]
         reasons = [op.reason for op in new if isinstance(op, Extern)]
-        if any(isinstance(op, Extern | Template) for op in new):
+        if any(isinstance(op, Extern | Template | Attention) for op in new):
             self.stored.add(node)
         if reasons:
             how, reason = "library", reasons[0]
-        elif any(isinstance(op, Template) for op in new):
-            how, reason = "template", ""
+        elif any(isinstance(op, Template | Attention) for op in new):
+            how, reason = "template", node.meta.get(REASON, "")
         else:
             view = isinstance(result, Tensor) and result.view is not None and not new
             how, reason = ("view", "index algebra, no work") if view else ("generated", "")
