@@ -25,6 +25,7 @@ from polytile.compiler import tiers
 from polytile.counters import counters
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
+from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.channels_last import lay_channels_last
 from polytile.frontend.eager import SOURCE, as_traced, library_calls, say_once, with_own_code
 from polytile.frontend.failures import CALLERS, Failure, failure, is_raised
@@ -141,6 +142,7 @@ def _compiled(
 
         prepare()
     restart_if_fixed(graph)
+    keep_whole(graph)
     failed: list[Failure] = []
     together = tiers.Tiers()
     held = settings.overridden()  # the backward graph may be compiled much later, and in another thread

@@ -17,13 +17,13 @@ import sympy
 from polytile import debug, locks, options
 from polytile.counters import counters
 from polytile.dispatch import MultiKernel, alive
-from polytile.dispatch.define import Defined, define_loop, define_template
+from polytile.dispatch.define import Defined, define_attention, define_loop, define_template
 from polytile.dispatch.links import forced
 from polytile.frontend import failures
 from polytile.frontend.failures import Failure
 from polytile.frontend.graph import Lowered, OperatorReport
 from polytile.ir import sizes
-from polytile.ir.program import Extern, Loop, PackedWeight, Program, Template
+from polytile.ir.program import Attention, Extern, Loop, PackedWeight, Program, Template
 from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
 from polytile.runtime import compile as compiling
@@ -101,9 +101,11 @@ def compile_program(
         calls: list[tuple[MultiKernel, KernelCall]] = []
         made: Defined = {}
 
-        def call_of(operation: Loop | Template) -> KernelCall:
+        def call_of(operation: Loop | Template | Attention) -> KernelCall:
             if isinstance(operation, Template):
                 multikernel, tensors, extents = define_template(operation, program.buffers, made)
+            elif isinstance(operation, Attention):
+                multikernel, tensors, extents = define_attention(operation, program.buffers, made)
             else:
                 multikernel, tensors, extents = define_loop(operation, program.buffers, made)
             packed = next((tensor for tensor in tensors if isinstance(tensor, PackedWeight)), None)

@@ -12,6 +12,9 @@ import sympy
 import torch
 
 from polytile import options as settings
+from polytile.attention import call as attention_call
+from polytile.attention.problem import AttentionProblem
+from polytile.candidates import attention as attentions
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import cpp_variants as variants
 from polytile.candidates import products as templates
@@ -21,7 +24,7 @@ from polytile.dispatch import specs
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
 from polytile.errors import IRError
-from polytile.ir.program import Buffer, Loop, PackedWeight, Template, View
+from polytile.ir.program import Attention, Buffer, Loop, PackedWeight, Template, View
 from polytile.matmul import gemm_kernel, packed_weights
 from polytile.runtime import pytorch
 from polytile.runtime.target import Target
@@ -99,6 +102,25 @@ def _product(
         stored = MaterialisedOperands(kernel, first, _product(kernel.plain, origins, target, sources))
     candidates = templates.gpu_candidates(kernel, name, target, fallback, sources, stored)
     return define(gpu_specs.template_spec(kernel, name, origins, target), candidates)
+
+
+def define_attention(attention: Attention, buffers: Mapping[str, Buffer], made: Defined | None = None) -> Call:
+    """The MultiKernel of an attention, one of `made` if it is there, the views to pass and the integers to pass."""
+    problem, site = attention_call.canonicalize(attention, buffers)
+    target, made = buffers[attention.q.buffer].device, {} if made is None else made
+    if (problem.text, target) not in made:
+        made[problem.text, target] = _attention(problem, attention.origins, target)
+    return made[problem.text, target], site.buffers, site.sizes
+
+
+def _attention(problem: AttentionProblem, origins: tuple[str, ...], target: torch.device) -> MultiKernel:
+    sources = settings.parts(settings.get("sources")) or templates.SOURCES
+    candidates = attentions.candidates(problem, target, sources)
+    if Target.of(target).native:
+        return define(specs.attention_spec(problem, origins), candidates)
+    from polytile.dispatch import gpu_specs
+
+    return define(gpu_specs.attention_spec(problem, origins, target), candidates)
 
 
 def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:

@@ -8,6 +8,9 @@ import sympy
 import torch
 from torch.utils._sympy.functions import Min, Mod
 
+from polytile.attention import arguments as attention_arguments
+from polytile.attention.problem import AttentionProblem
+from polytile.attention.problem import symbol as attention_symbol
 from polytile.dispatch import specs
 from polytile.dispatch.example_inputs import make_args
 from polytile.dispatch.keys import Condition, PowerBelow16
@@ -76,4 +79,20 @@ def template_spec(
     )
 
 
-__all__ = ["loop_spec", "template_spec"]
+def attention_spec(problem: AttentionProblem, origins: tuple[str, ...], target: torch.device) -> KernelSpec:
+    """As specs.attention_spec; besides the sizes it matters of every stride and tensor whether it is aligned, and whether
+    positions fit 32 bits."""
+    spec = specs.attention_spec(problem, origins)
+    positions = {attention_symbol(n): place for place, n in enumerate(spec.size_names)}
+    return replace(
+        spec,
+        size_codes=tuple(regime.DIVISIBLE if code == regime.IGNORE else code for code in spec.size_codes),
+        tensor_codes=(regime.ALIGNED_16,) * len(spec.args),
+        conditions=(Condition(Wide(), any_above(attention_arguments.positions(problem), INT32_REACH, positions)),),
+        make_args=lambda size: attention_arguments.make_args(problem, size, target),
+        target=target,
+        device=fingerprint(target.index or 0) if target.type == "cuda" else "",
+    )
+
+
+__all__ = ["attention_spec", "loop_spec", "template_spec"]

@@ -8,6 +8,8 @@ from typing import Any
 import sympy
 import torch
 
+from polytile.attention import arguments as attention_arguments
+from polytile.attention.problem import DECIDING, AttentionProblem
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import products as templates
 from polytile.candidates import roundings
@@ -96,4 +98,20 @@ def template_spec(kernel: gemm_kernel.GemmKernel, name: str, origins: tuple[str,
     )
 
 
-__all__ = ["loop_spec", "reduction_terms", "template_spec"]
+def attention_spec(problem: AttentionProblem, origins: tuple[str, ...]) -> KernelSpec:
+    """What an attention's MultiKernel knows of it. Of its integers those of attention.problem.DECIDING make a regime."""
+    return KernelSpec(
+        name=f"attention_{problem.digest[:8]}",
+        family=problem.family,
+        kernel=problem.digest,
+        args=tuple(ArgInfo(t.name, t.dtype, t.role) for t in problem.tensors),
+        size_names=problem.size_names,
+        size_codes=tuple(DECIDING.get(name, regime.IGNORE) for name in problem.size_names),
+        reduction=("Mkv",),
+        source_ops=origins,
+        reference=attention_arguments.reference(problem),
+        make_args=lambda size: attention_arguments.make_args(problem, size),
+    )
+
+
+__all__ = ["attention_spec", "loop_spec", "reduction_terms", "template_spec"]

@@ -25,6 +25,7 @@ from polytile.frontend.library_calls import (
     results_of,
     written_views,
 )
+from polytile.frontend.lower import attention
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.random import is_drawn
 from polytile.frontend.lower.registry import TABLE, load
@@ -34,7 +35,7 @@ from polytile.frontend.operators import changes_a_copy, changing_call, is_reshap
 from polytile.frontend.placement import advised, bases, fits, is_new, laid_out, partly_written, place
 from polytile.frontend.trace import trace_of
 from polytile.ir import expr, levels, sizes
-from polytile.ir.program import Buffer, Extern, Input, Loop, Program, Template, View, whole
+from polytile.ir.program import Attention, Buffer, Extern, Input, Loop, Program, Template, View, whole
 from polytile.runtime.target import Target
 
 aten = torch.ops.aten
@@ -113,7 +114,7 @@ class _Driver:
         self.stored: set[torch.fx.Node] = set()
         """The nodes whose results come from library calls and products."""
         self.outputs: tuple[View | sympy.Basic | None, ...] = ()
-        self.bases = bases(graph.graph, TABLE.keys() | _HANDLERS.keys())
+        self.bases = bases(graph.graph, (TABLE.keys() | _HANDLERS.keys()) - set(attention.OPERATORS))
         self.changed = _changed_inputs(graph.graph)
         self.partly_written = partly_written(graph.graph, self.changed)
 
@@ -283,11 +284,11 @@ class _Driver:
     def _report(self, node: torch.fx.Node, done: int, result: Any) -> None:
         new = self.builder.operations[done:]
         reasons = [op.reason for op in new if isinstance(op, Extern)]
-        if any(isinstance(op, Extern | Template) for op in new):
+        if any(isinstance(op, Extern | Template | Attention) for op in new):
             self.stored.add(node)
         if reasons:
             how, reason = "library", reasons[0]
-        elif any(isinstance(op, Template) for op in new):
+        elif any(isinstance(op, Template | Attention) for op in new):
             how, reason = "template", ""
         else:
             view = isinstance(result, Tensor) and result.view is not None and not new

@@ -14,10 +14,12 @@ import torch
 
 from polytile.errors import IRError
 from polytile.ir import sizes
+from polytile.ir.attention import attend, settings_of
 from polytile.ir.evaluate import flat_view, run_loop
 from polytile.ir.program import (
     SCALED_ALONG_K,
     Assert,
+    Attention,
     Buffer,
     Extern,
     Loop,
@@ -71,6 +73,21 @@ def run_template(
         return
     shape = [sizes.evaluate(axis.size, size_values) for axis in template.epilogue.axes + template.epilogue.reduced]
     run_loop(template.epilogue, buffers, size_values, precision, product.reshape(shape))
+
+
+def run_attention(
+    attention: Attention,
+    buffers: Mapping[str, torch.Tensor],
+    size_values: Mapping[sympy.Symbol, int],
+    precision: torch.dtype | None = torch.float64,
+) -> None:
+    """Attention in `precision` (None: the type in which the operands are computed); writes into `buffers`."""
+    read = [view_tensor(v, buffers, size_values) for v in (attention.q, attention.k, attention.v)]
+    bias = view_tensor(attention.bias, buffers, size_values) if attention.bias is not None else None
+    out, lse = attend(*read, bias, **settings_of(attention), precision=precision)
+    for view, value in ((attention.out, out), (attention.lse, lse)):
+        if view is not None:
+            view_tensor(view, buffers, size_values).copy_(value)
 
 
 def scaled_product(
@@ -234,12 +251,14 @@ class _Run:
             if name not in self.buffers:
                 self.buffers[name] = self.allocate(self.program.buffers[name])
 
-    def compute(self, operation: Loop | Template) -> None:
+    def compute(self, operation: Loop | Template | Attention) -> None:
         self.need(operation.writes())
         if isinstance(operation, Loop):
             run_loop(operation, self.buffers, self.values, self.precision)
-        else:
+        elif isinstance(operation, Template):
             run_template(operation, self.buffers, self.values, self.precision)
+        else:
+            run_attention(operation, self.buffers, self.values, self.precision)
 
     def check(self, operation: Assert) -> None:
         holds = operation.condition
@@ -275,4 +294,4 @@ class _Run:
         return None if output is None else sizes.evaluate(output, self.values)
 
 
-__all__ = ["Argument", "bind", "run", "run_loop", "run_template", "scaled_product", "view_tensor"]
+__all__ = ["Argument", "bind", "run", "run_attention", "run_loop", "run_template", "scaled_product", "view_tensor"]

@@ -18,7 +18,20 @@ import torch
 
 from polytile.ir import expr
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
-from polytile.ir.program import Assert, Axis, Buffer, Extern, Input, Loop, Program, Ref, Store, Template, View
+from polytile.ir.program import (
+    Attention,
+    Axis,
+    Buffer,
+    Extern,
+    Input,
+    Loop,
+    Operation,
+    Program,
+    Ref,
+    Store,
+    Template,
+    View,
+)
 
 _ASSIGN = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min=", "sum": "sum="}  # by the mode of a store
 
@@ -121,7 +134,7 @@ def _argument(value: object) -> str:
     return str(value)
 
 
-def operation_text(op: Loop | Template | Extern | Assert) -> str:
+def operation_text(op: Operation) -> str:
     """One operation of a program; a loop, and the epilogue of a template, with a line for each value."""
     if isinstance(op, Loop):
         return loop_text(op)
@@ -134,6 +147,8 @@ def operation_text(op: Loop | Template | Extern | Assert) -> str:
         parts = [loop_text(loop, "  prologue ") for loop in op.prologues if loop is not None]
         parts += [loop_text(op.epilogue, "  epilogue ")] if op.epilogue is not None else []
         return "\n".join([head, *parts])
+    if isinstance(op, Attention):
+        return _attention_text(op)
     if isinstance(op, Extern):
         outputs = ", ".join(o or "_" for o in op.outputs)
         args = ", ".join([_argument(a) for a in op.args] + [f"{k}={_argument(v)}" for k, v in op.kwargs])
@@ -142,6 +157,16 @@ def operation_text(op: Loop | Template | Extern | Assert) -> str:
         target = op.target.__name__ if isinstance(op.target, FunctionType) else op.target
         return f"library {op.name}: {outputs} = {target}({args}){symbols}  # {op.reason}"
     return f"assert {op.condition}  # {op.message}"
+
+
+def _attention_text(op: Attention) -> str:
+    written = ", ".join(view_text(view) for view in (op.out, op.lse) if view is not None)
+    mask = f" causal {op.causal}" if op.causal else ""
+    if op.bias is not None:
+        mask += f" mask {view_text(op.bias)} else {op.fill}" if op.bias.dtype == torch.bool else f" bias {view_text(op.bias)}"
+    mask += "" if op.empty_is_0 else " (no key: NaN)"
+    read = ", ".join(view_text(view) for view in (op.q, op.k, op.v))
+    return f"attention {op.name}: {written} = attend({read}) scale {op.scale}{mask}  # {', '.join(op.origins)}"
 
 
 def _input_text(item: Input) -> str:

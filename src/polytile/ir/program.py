@@ -326,6 +326,49 @@ class Template:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """out[b, h, m, :] = Σ_n softmax_n(score[b, h, m, n])·v[b, h / group, n, :], where score is scale·Σ_d q·k, masked. A scale of
+    None is d ** -0.5.
+
+    `q` is (batch, heads, m, d), `k` and `v` (batch, heads of k, n, d) as views; group is how many heads of q share one of k.
+    `bias` is (batch, heads, m, n), with strides of 0 where it does not vary. A floating one is added to the score; where one of
+    booleans is false, `fill` replaces it. `causal` is "", "top left" or "bottom right" (ir.attention.causal_mask). A row whose
+    scores are all -inf gives 0 if `empty_is_0`, else NaN. `lse` (batch, heads, m), if there is one, gets log Σ_n exp(score) in
+    float32.
+    """
+
+    name: str
+    q: View
+    k: View
+    v: View
+    out: View
+    scale: float | None
+    causal: str = ""
+    bias: View | None = None
+    fill: float = -float("inf")
+    empty_is_0: bool = True
+    lse: View | None = None
+    origins: tuple[str, ...] = ()
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads, then what it writes."""
+        return tuple(view for view in (self.q, self.k, self.v, self.bias, self.out, self.lse) if view is not None)
+
+    def reads(self) -> set[str]:
+        return {view.buffer for view in (self.q, self.k, self.v, self.bias) if view is not None}
+
+    def writes(self) -> set[str]:
+        return {view.buffer for view in (self.out, self.lse) if view is not None}
+
+    def map_views(self, rule: Callable[[View], View]) -> Attention:
+        """The same with `rule` applied to all its views."""
+        new = {name: rule(getattr(self, name)) for name in ("q", "k", "v", "out")}
+        optional = {name: rule(view) for name in ("bias", "lse") if (view := getattr(self, name)) is not None}
+        return replace(self, **new, **optional)
+
+
+@dataclass(frozen=True)
 class Ref:
     """Stands for a value inside a library call's arguments: a View, a symbolic size, or what another call has made."""
 
@@ -380,7 +423,7 @@ class Assert:
         return set()
 
 
-Operation = Loop | Template | Extern | Assert
+Operation = Loop | Template | Attention | Extern | Assert
 
 
 def views_in(value: Any) -> Iterator[View]:

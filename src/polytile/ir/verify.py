@@ -16,6 +16,7 @@ from polytile.ir.program import (
     COMPUTE_DTYPE,
     SEGMENT_SUM,
     Assert,
+    Attention,
     Buffer,
     Extern,
     Loop,
@@ -150,6 +151,8 @@ def _views(operation: Operation) -> list[View]:
     if isinstance(operation, Template):
         scales = [each.view for each in operation.scales or ()]
         return [operation.a, operation.b, operation.out, *(operation.second or ()), *scales]
+    if isinstance(operation, Attention):
+        return list(operation.views)
     return list(views_in((operation.args, operation.kwargs))) if isinstance(operation, Extern) else []
 
 
@@ -186,6 +189,26 @@ def _template_shape(operation: Operation, scope: Scope) -> Iterator[str]:
     scope.buffer(operation.out.buffer)
 
 
+def _attention_shape(operation: Operation, scope: Scope) -> Iterator[str]:
+    if not isinstance(operation, Attention):
+        return
+    if any(len(view.sizes) != 4 for view in operation.views if view is not operation.lse):
+        yield "attention takes views of four dimensions"
+        return
+    (batch, heads, m, d), (k_batch, k_heads, n, k_d), (v_batch, v_heads, v_n, v_d) = (
+        view.sizes for view in (operation.q, operation.k, operation.v)
+    )
+    pairs = [
+        ("batch", batch, k_batch), ("batch of v", batch, v_batch), ("heads of k and v", k_heads, v_heads), ("keys", n, v_n),
+        ("d", d, k_d), *zip(("batch", "heads", "m", "d of v"), operation.out.sizes, (batch, heads, m, v_d), strict=True),
+    ]  # fmt: skip
+    if operation.bias is not None:
+        pairs += zip(("bias batch", "bias heads", "bias m", "bias n"), operation.bias.sizes, (batch, heads, m, n), strict=True)
+    for name, one, other in pairs:
+        if not sizes.equal(one, other):
+            yield f"the {name} sizes {one} and {other} differ"
+
+
 def _library_arguments(operation: Operation, scope: Scope) -> Iterator[str]:
     if not isinstance(operation, Extern):
         return
@@ -216,6 +239,7 @@ OPERATION_RULES: dict[str, OperationCheck] = {
     "a constant is not written": _writes_declared,
     "a view lies inside its buffer": _views_fit,
     "a product's sizes agree": _template_shape,
+    "attention's sizes agree": _attention_shape,
     "a library call's arguments are known": _library_arguments,
     "an assertion's sizes are known": _assertion_known,
 }

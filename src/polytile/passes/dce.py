@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from polytile.ir.program import Assert, Extern, Loop, Operation, Program, Template, View
+from polytile.ir.program import Assert, Attention, Extern, Loop, Operation, Program, Template, View
 from polytile.passes.fusion.graph import has_effect
 
 
@@ -40,6 +40,8 @@ def _needed(operation: Operation, live: set[str]) -> Operation | None:
                 return operation if operation.out.buffer in live else None
             epilogue = _with_live_stores(operation.epilogue, live)
             return replace(operation, epilogue=epilogue) if epilogue is not None else None
+        case Attention():
+            return operation if operation.writes() & live else None
         case Extern():
             effect = has_effect(operation) or operation.symbols or operation.writes() & live
             return operation if effect else None

@@ -13,7 +13,7 @@ from typing import Any
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Buffer, Extern, Loop, Operation, Program, Ref, Template, View
+from polytile.ir.program import Attention, Buffer, Extern, Loop, Operation, Program, Ref, Template, View
 
 
 def merge_duplicates(program: Program) -> Program:
@@ -69,6 +69,8 @@ def _renamed_operation(operation: Operation, mapping: Mapping[str, str]) -> Oper
             epilogue = _renamed_loop(operation.epilogue, mapping) if operation.epilogue is not None else None
             scales = operation.scales_at(lambda view: _renamed_value(view, mapping))
             return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales)
+        case Attention():
+            return operation.map_views(lambda view: _renamed_value(view, mapping))
         case Extern():
             args, kwargs = (_renamed_value(v, mapping) for v in (operation.args, operation.kwargs))
             return replace(operation, args=args, kwargs=kwargs)

@@ -17,13 +17,13 @@ from torch.utils._sympy.functions import Max
 
 from polytile.ir import expr, sizes
 from polytile.ir.expr import Load, Node
-from polytile.ir.program import Buffer, Loop, Operation, Program, Template, View
+from polytile.ir.program import Attention, Buffer, Loop, Operation, Program, Template, View
 
 _MAXIMA = (Max, sympy.Max)  # torch's own class and sympy's
 
 
 def plain_strides(program: Program) -> Program:
-    """`program` with Max(1, n) gone from the indices of loops, epilogues and products."""
+    """`program` with Max(1, n) gone from the indices of loops, epilogues, products and attention."""
     buffers = program.buffers
 
     def one(operation: Operation) -> Operation:
@@ -34,6 +34,8 @@ def plain_strides(program: Program) -> Program:
             epilogue = _in_loop(operation.epilogue, buffers) if operation.epilogue is not None else None
             scales = operation.scales_at(lambda view: _in_view(view, buffers))
             return replace(operation, a=a, b=b, out=out, epilogue=epilogue, scales=scales)
+        if isinstance(operation, Attention):
+            return operation.map_views(lambda view: _in_view(view, buffers))
         return operation
 
     return replace(program, operations=tuple(one(o) for o in program.operations))

@@ -73,7 +73,7 @@ class Entrant:
 
 UNKNOWN = Entrant()
 
-PART_OF = {"padding": "library", "decomposed": "library"}
+PART_OF = {"sdpa": "library", "padding": "library", "decomposed": "library"}
 """Origins of candidates that come from a source of another name."""
 
 

@@ -14,6 +14,7 @@ from polytile.ir.aliases import maybe_aliased
 from polytile.ir.program import (
     IS_PACKED,
     Assert,
+    Attention,
     Extern,
     Loop,
     Operation,
@@ -29,7 +30,7 @@ from polytile.wrapper.arguments import argument_lines, check_bound, without_unus
 from polytile.wrapper.lines import Argument, KernelCall, Line
 from polytile.wrapper.memory import plan
 
-CallOf = Callable[[Loop | Template], KernelCall]
+CallOf = Callable[[Loop | Template | Attention], KernelCall]
 EMPTY = torch.ops.aten.empty_strided.default
 
 
@@ -138,7 +139,7 @@ class _Schedule:
         else:
             self._kernel(operation)
 
-    def _kernel(self, operation: Loop | Template) -> None:
+    def _kernel(self, operation: Loop | Template | Attention) -> None:
         call = self.call_of(operation)
         if id(call.run) not in self.kernels:
             name = call.name if call.name not in self._names and _is_name(call.name) else self.fresh("kernel")

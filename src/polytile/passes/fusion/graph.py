@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import sympy
 import torch
 
-from polytile.ir.program import Assert, Extern, Loop, Operation, Program, Template
+from polytile.ir.program import Assert, Attention, Extern, Loop, Operation, Program, Template, View
 
 
 class Graph:
@@ -131,14 +131,19 @@ def symbols_of(operation: Operation, program: Program) -> set[sympy.Symbol]:
         case Loop():
             symbols |= _loop_symbols(operation)
         case Template():
-            for view in (operation.a, operation.b, operation.out, *[scales.view for scales in operation.scales or ()]):
-                symbols |= set().union(*[s.free_symbols for s in (*view.sizes, *view.strides, view.offset)])
+            symbols |= _view_symbols(operation.a, operation.b, operation.out, *[scales.view for scales in operation.scales or ()])
             symbols |= _loop_symbols(operation.epilogue) if operation.epilogue is not None else set()
+        case Attention():
+            symbols |= _view_symbols(*operation.views)
         case Extern():
             symbols |= _argument_symbols((operation.args, operation.kwargs))
         case Assert():
             symbols |= getattr(operation.condition, "free_symbols", set())
     return symbols
+
+
+def _view_symbols(*views: View) -> set[sympy.Symbol]:
+    return set().union(*[s.free_symbols for view in views for s in (*view.sizes, *view.strides, view.offset)])
 
 
 def _loop_symbols(loop: Loop) -> set[sympy.Symbol]:

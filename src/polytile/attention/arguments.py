@@ -1,0 +1,105 @@
+"""The flat arguments of an attention kernel: as named tensors, how far kernels index into them, random ones, the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.attention.problem import AXES, AttentionProblem, symbol
+from polytile.ir.attention import attend
+from polytile.runtime import noise
+from polytile.schedule.canonical import precision_of
+
+EXTENTS = {"q": ("B", "Hq", "Mq", "D"), "k": ("B", "Hkv", "Mkv", "D"), "v": ("B", "Hkv", "Mkv", "Dv"),
+           "bias": ("B", "Hq", "Mq", "Mkv"), "out": ("B", "Hq", "Mq", "Dv"), "lse": ("B", "Hq", "Mq")}  # fmt: skip
+"""The sizes of each tensor."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of a call as strided views of four dimensions; `lse` of three."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    bias: torch.Tensor | None = None
+    lse: torch.Tensor | None = None
+
+
+def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
+    """Flat arguments as tensors in their own sizes and strides."""
+    size = dict(zip(problem.size_names, args[len(problem.tensors) :], strict=True))
+    return Operands(**{t.name: _strided(t.name, tensor, size) for t, tensor in zip(problem.tensors, args, strict=False)})
+
+
+def _strided(name: str, tensor: torch.Tensor, size: Mapping[str, int]) -> torch.Tensor:
+    shape = tuple(size[extent] for extent in EXTENTS[name])
+    if name not in AXES:
+        return tensor if tensor.shape == shape else tensor.view(shape)
+    strides = tuple(size[f"{name}_stride_{axis}"] for axis in AXES[name])
+    if tensor.shape == shape and tensor.stride() == strides:
+        return tensor
+    return tensor.as_strided(shape, strides, tensor.storage_offset())
+
+
+def settings(problem: AttentionProblem) -> dict[str, Any]:
+    """The keyword arguments of `ir.attention.attend` that do what the problem says."""
+    fill = {"fill": problem.bias.fill} if problem.bias is not None else {}
+    return {"scale": problem.scale, "causal": problem.causal.value, "empty_is_0": problem.empty_is_0, **fill}
+
+
+def reference(problem: AttentionProblem) -> Callable[..., None]:
+    """Attention on flat arguments, in float64 where these were widened, else in the type of the sums."""
+
+    def run(*args: Any) -> None:
+        given = operands(problem, args)
+        precision = precision_of(problem.tensors, args)
+        out, lse = attend(given.q, given.k, given.v, given.bias, **settings(problem), precision=precision)
+        given.out.copy_(out)
+        if given.lse is not None:
+            given.lse.copy_(lse)
+
+    return run
+
+
+def positions(problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
+    """Upper bounds of all positions in tensors that a kernel indexes, one for each tensor, as expressions in its integers."""
+    ends = []
+    for tensor in problem.tensors:
+        sizes = [symbol(name) for name in EXTENTS[tensor.name]]
+        if tensor.name in AXES:
+            ends.append(sum(n * symbol(f"{tensor.name}_stride_{a}") for n, a in zip(sizes, AXES[tensor.name], strict=True)))
+        else:
+            ends.append(sympy.Mul(*sizes))
+    return tuple(ends)
+
+
+def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.device | None = None) -> list[Any]:
+    """Random flat arguments for the given sizes, on `target` or the CPU. Strides that `size` lacks are row-major ones."""
+    full = {**problem.dense_strides(size), **size}
+    tensors = []
+    for tensor in problem.tensors:
+        sizes = [full[name] for name in EXTENTS[tensor.name]]
+        count = 1
+        if tensor.name in AXES:
+            strides = [full[f"{tensor.name}_stride_{axis}"] for axis in AXES[tensor.name]]
+            count += sum(max(0, n - 1) * stride for n, stride in zip(sizes, strides, strict=True))
+        else:
+            count = max(1, sizes[0] * sizes[1] * sizes[2])
+        tensors.append(_random(count, tensor.dtype, target))
+    return [*tensors, *[full[name] for name in problem.size_names]]
+
+
+def _random(count: int, dtype: torch.dtype, target: torch.device | None) -> torch.Tensor:
+    """Numbers; of booleans three in four hold."""
+    if dtype == torch.bool:
+        return noise.integers(0, 4, count, torch.int64, target) > 0
+    return noise.normal(count, target).to(dtype)
+
+
+__all__ = ["EXTENTS", "Operands", "make_args", "operands", "positions", "reference", "settings"]

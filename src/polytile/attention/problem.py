@@ -1,0 +1,140 @@
+"""Attention in canonical form: the problem that equal attentions share.
+
+    out[b, h, m, :] = Σ_n softmax_n(score(b, h, m, n))·v[b, h // group, n, :]
+    score(b, h, m, n) = mask(scale·Σ_d q[b, h, m, d]·k[b, h // group, n, d])
+
+group is Hq // Hkv. Scores and sums are float32 for 16-bit types, whatever the operands' type.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import sympy
+import torch
+
+from polytile.ir.printer import type_name
+from polytile.problem import digest
+from polytile.runtime import regime
+from polytile.schedule.canonical import TensorArg
+
+SIZES = ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Dv")
+"""Batch, heads of q, heads of k and v (a divisor of Hq), rows of q, rows of k and v, length of a row of q and k, of v and out."""
+
+DECIDING = {
+    **dict.fromkeys(("B", "Mq", "Mkv"), regime.BUCKET), **dict.fromkeys(("Hq", "Hkv", "D", "Dv"), regime.EXACT),
+}  # fmt: skip
+"""Integers on which the choice depends, and what matters of them. Of strides it matters whether 16 divides them."""
+
+AXES = {"q": "bhmd", "k": "bhnd", "v": "bhnd", "bias": "bhmn", "out": "bhmd"}
+"""The dimensions of each tensor. `lse` is a dense (B, Hq, Mq), so that no strides are passed for it."""
+
+
+class Causal(enum.Enum):
+    """Which keys a row of q may see. With as many rows as keys both are the same."""
+
+    NO = ""
+    TOP_LEFT = "top left"
+    """n ≤ m"""
+    BOTTOM_RIGHT = "bottom right"
+    """n - Mkv ≤ m - Mq"""
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A tensor (B, Hq, Mq, Mkv) that changes the scores; its strides are 0 along the axes that are not in `varies`, a subset of
+    "bhmn". A tensor of a floating type is added. Where one of booleans is false, `fill` replaces the score, whatever that is.
+    `along_rows`: it is known to have stride 1 along n."""
+
+    dtype: torch.dtype
+    varies: str
+    along_rows: bool = True
+    fill: float = -float("inf")
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """What is the same for all attentions that share kernels.
+
+    Its tensors are q, k, v, `bias` where there is one, then out, then `lse` where it is wanted: log Σ_n exp(score), natural,
+    float32. Its integers are SIZES, then the strides of each tensor but lse, "q_stride_b" and so on as in AXES. Any size may
+    be 0, and any stride of what is read.
+
+    dtype       of q, k, v and out
+    scale       factor of the products; None: D ** -0.5
+    empty_is_0  a row of q all of whose scores are -inf gives 0, as in scaled_dot_product_attention; else NaN, as a softmax does
+    dense       for q, k and v whether they are known to have stride 1 along d
+    tf32        float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled
+    """
+
+    dtype: torch.dtype
+    scale: float | None
+    causal: Causal = Causal.NO
+    bias: Bias | None = None
+    empty_is_0: bool = True
+    lse: bool = False
+    dense: tuple[bool, bool, bool] = (True, True, True)
+    tf32: bool = False
+
+    family = "attention"
+
+    @cached_property
+    def tensors(self) -> tuple[TensorArg, ...]:
+        """Every tensor argument, in order."""
+        bias = (TensorArg("bias", self.bias.dtype, "in"),) if self.bias is not None else ()
+        lse = (TensorArg("lse", torch.float32, "out"),) if self.lse else ()
+        read = (TensorArg(name, self.dtype, "in") for name in "qkv")
+        return (*read, *bias, TensorArg("out", self.dtype, "out"), *lse)
+
+    @cached_property
+    def size_names(self) -> tuple[str, ...]:
+        """Every integer argument, in order."""
+        strided = [tensor.name for tensor in self.tensors if tensor.name in AXES]
+        return (*SIZES, *[f"{name}_stride_{axis}" for name in strided for axis in AXES[name]])
+
+    @property
+    def symbols(self) -> tuple[sympy.Symbol, ...]:
+        """The integer arguments as symbols of index expressions."""
+        return tuple(map(symbol, self.size_names))
+
+    @cached_property
+    def text(self) -> str:
+        """Everything that decides what is computed."""
+        bias = f"{type_name(self.bias.dtype)} {self.bias}" if self.bias is not None else ""
+        marks = f"{self.causal.value} | {bias} | {self.empty_is_0} | {self.lse} | {self.dense} | {self.tf32}"
+        return f"attention {type_name(self.dtype)} {self.scale!r} {marks}"
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.text)
+
+    def dense_strides(self, size: Mapping[str, int]) -> dict[str, int]:
+        """The strides of row-major tensors, 0 along the axes along which a bias does not vary."""
+        extents = {
+            "q": (size["B"], size["Hq"], size["Mq"], size["D"]),
+            "k": (size["B"], size["Hkv"], size["Mkv"], size["D"]),
+            "v": (size["B"], size["Hkv"], size["Mkv"], size["Dv"]),
+            "bias": (size["B"], size["Hq"], size["Mq"], size["Mkv"]),
+            "out": (size["B"], size["Hq"], size["Mq"], size["Dv"]),
+        }
+        strides: dict[str, int] = {}
+        for tensor in self.tensors:
+            if tensor.name not in AXES:
+                continue
+            varies = self.bias.varies if tensor.name == "bias" and self.bias is not None else AXES[tensor.name]
+            step = 1
+            for axis, extent in reversed(list(zip(AXES[tensor.name], extents[tensor.name], strict=True))):
+                strides[f"{tensor.name}_stride_{axis}"] = step if axis in varies else 0
+                step *= max(1, extent) if axis in varies else 1
+        return strides
+
+
+def symbol(name: str) -> sympy.Symbol:
+    """The integer argument `name` in index expressions."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+__all__ = ["AXES", "DECIDING", "SIZES", "AttentionProblem", "Bias", "Causal", "symbol"]

@@ -1,0 +1,265 @@
+"""The library's kernels for attention as candidates, each called by its own operator, whatever
+scaled_dot_product_attention would choose.
+
+    flash      FlashAttention: 16-bit types, no mask but a causal one; on a CPU ATen's own kernel, with a mask
+    efficient  the memory-efficient kernels: any mask that can be added
+    cudnn      cuDNN's, which builds a plan for each combination of exact sizes
+    math       all scores in memory; right for everything
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from polytile.attention.arguments import Operands, operands, settings
+from polytile.attention.problem import AttentionProblem, Causal
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.cost import library_attention as prior
+from polytile.ir.attention import EMPTY, attend
+from polytile.problem import Config, digest
+from polytile.runtime.target import Target
+
+aten = torch.ops.aten
+
+Result = tuple[torch.Tensor, torch.Tensor | None]
+
+BIAS_ALIGNMENT = 16
+"""Elements to a multiple of which the library wants rows of a bias to be apart."""
+CAUSAL_TYPES = {Causal.NO: 0, Causal.TOP_LEFT: 1, Causal.BOTTOM_RIGHT: 2}
+"""What aten._efficient_attention_forward calls them."""
+
+
+class AttentionLibrary(Candidate):
+    """One of the library's kernels. Subclasses say what it can do and call it."""
+
+    origin = "sdpa"
+    config = Config()
+    recordable = True
+
+    def __init__(self, problem: AttentionProblem, target: torch.device) -> None:
+        self.problem, self.target = problem, target
+
+    @cached_property
+    def source_hash(self) -> str:
+        return digest(f"attention {self.name} {torch.__version__} {torch.backends.cudnn.version()} {self.problem.text}")
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        if self.target.type == "cpu":
+            return prior.cpu_cost(self.problem, self.name, sizes, torch.get_num_threads())
+        return prior.gpu_cost(self.problem, self.name, sizes, Target.of(self.target).facts)
+
+    def run(self, given: Operands) -> Result:
+        """The result, and lse where the problem has one."""
+        raise NotImplementedError
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call, recordable=self.recordable)
+
+    def _call(self, *args: Any) -> None:
+        given = operands(self.problem, args)
+        out, lse = self.run(given)
+        hand_over(out, given.out)
+        if given.lse is not None and lse is not None:
+            given.lse.copy_(lse)
+
+
+class MathLibrary(AttentionLibrary):
+    """Scores in memory, in the type in which they are computed."""
+
+    name = "math"
+
+    def run(self, given: Operands) -> Result:
+        return attend(given.q, given.k, given.v, given.bias, **settings(self.problem))
+
+
+class FusedLibrary(AttentionLibrary):
+    """A kernel that keeps scores on chip. It adds a mask to scores, so that one which replaces them is not for it."""
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the operands are not empty, with dense rows of d, and the mask can be added."""
+        problem = self.problem
+        bias = problem.bias
+        addable = bias is None or bias.dtype != torch.bool or (problem.empty_is_0 and bias.fill == EMPTY)
+        named = ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Dv")
+        dense = all(sizes.get(f"{name}_stride_d", 1) == 1 for name in "qkv")
+        right_when_empty = problem.empty_is_0 or problem.causal is not Causal.BOTTOM_RIGHT
+        return addable and dense and right_when_empty and all(sizes[name] > 0 for name in named)
+
+    def added(self, given: Operands) -> torch.Tensor | None:
+        """The bias in q's type, as (B, Hq, Mq, Mkv); 0 or -inf for one of booleans."""
+        if given.bias is None:
+            return None
+        bias = once(given.bias)
+        if bias.dtype == torch.bool:
+            bias = torch.zeros(bias.shape, dtype=given.q.dtype, device=bias.device).masked_fill_(~bias, EMPTY)
+        return bias.to(given.q.dtype)
+
+    def completed(self, out: torch.Tensor, given: Operands, zeros: bool) -> torch.Tensor:
+        """`out` with NaN in the rows that see no key, as the problem wants it; with 0 too, where the kernel is not known to give
+        `zeros` there."""
+        if given.bias is None or (self.problem.empty_is_0 and zeros):
+            return out
+        bias = once(given.bias)
+        empty = bias.any(-1, keepdim=True).logical_not_() if bias.dtype == torch.bool else bias.amax(-1, keepdim=True) == EMPTY
+        return out.masked_fill_(empty, 0.0 if self.problem.empty_is_0 else float("nan"))
+
+
+class FlashLibrary(FusedLibrary):
+    """FlashAttention. With as many rows as keys both causal masks are one; else it has that from the bottom right alone."""
+
+    name = "flash"
+    origin = "library"
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        problem = self.problem
+        square = problem.causal is not Causal.TOP_LEFT or sizes["Mq"] == sizes["Mkv"]
+        fits = problem.bias is None and sizes["D"] == sizes["Dv"] <= 256 and problem.dtype.itemsize == 2
+        return fits and square and super().valid(sizes)
+
+    def run(self, given: Operands) -> Result:
+        length, over = given.q.shape[3], -given.q.shape[3] % 8
+        q, k, v = (pad(each, (0, over)) if over else each for each in (given.q, given.k, given.v))
+        causal = self.problem.causal is not Causal.NO
+        scale = length**-0.5 if self.problem.scale is None else self.problem.scale  # of rows without padding
+        result = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+        return result[0][..., :length] if over else result[0], result[1]
+
+
+class EfficientLibrary(FusedLibrary):
+    """The memory-efficient kernels. Heads of q that share one of k read a copy of it."""
+
+    name = "efficient"
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        aligned = all(sizes[name] * self.problem.dtype.itemsize % 16 == 0 for name in ("D", "Dv"))
+        return aligned and super().valid(sizes)
+
+    def run(self, given: Operands) -> Result:
+        group = given.q.shape[1] // given.k.shape[1]
+        k, v = (each.repeat_interleave(group, 1) if group > 1 else each for each in (given.k, given.v))
+        result = aten._efficient_attention_forward(
+            given.q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self._bias(given), None, None, None, None, 0.0,
+            CAUSAL_TYPES[self.problem.causal], self.problem.lse, scale=self.problem.scale,
+        )  # fmt: skip
+        out = self.completed(result[0].transpose(1, 2), given, zeros=True)
+        return out, result[1][:, :, : given.q.shape[2]] if self.problem.lse else None
+
+    def _bias(self, given: Operands) -> torch.Tensor | None:
+        """The bias with rows in memory that are a multiple of BIAS_ALIGNMENT apart."""
+        added = self.added(given)
+        if added is None:
+            return None
+        shape = (*given.q.shape[:3], given.k.shape[2])
+        if added.shape[3] != shape[3]:
+            added = added.expand(*added.shape[:3], shape[3])
+        over = -shape[3] % BIAS_ALIGNMENT
+        apart = all(n == 1 or s % BIAS_ALIGNMENT == 0 for n, s in zip(added.shape[:3], added.stride()[:3], strict=True))
+        if added.stride(3) != 1 or over or not apart or added.data_ptr() % BIAS_ALIGNMENT:
+            added = pad(added, (0, over or BIAS_ALIGNMENT))[..., : shape[3]]
+        return added.expand(shape)
+
+
+class CudnnLibrary(FusedLibrary):
+    """cuDNN's kernels. The plan of a combination of sizes takes longer to build than thousands of calls, so that it runs at those
+    sizes at which it was measured; at others of the regime `other` does (`pinned_to`). Its cost has a share of the plan's."""
+
+    name = "cudnn"
+
+    def __init__(self, problem: AttentionProblem, target: torch.device, other: Sequence[AttentionLibrary]) -> None:
+        super().__init__(problem, target)
+        self.other = tuple(other)
+        self._planned_for: Mapping[str, int] = {}
+
+    @property
+    def steady(self) -> bool:
+        """Whether it may run at sizes close by: no, each would need a plan."""
+        return False
+
+    def pinned_to(self, sizes: Mapping[str, int]) -> CudnnLibrary:
+        twin = copy.copy(self)
+        twin._planned_for = {name: sizes[name] for name in ("B", "Mq", "Mkv") if name in sizes}
+        return twin
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        longest = 256 if Target.of(self.target).facts.capability == 90 else 128
+        even = all(sizes[name] % 8 == 0 and sizes[name] <= longest for name in ("D", "Dv"))
+        square = self.problem.causal is Causal.NO or sizes["Mq"] == sizes["Mkv"]
+        return self.problem.dtype.itemsize == 2 and even and square and sizes["Mq"] > 1 and super().valid(sizes)
+
+    def run(self, given: Operands) -> Result:
+        here = dict(zip(("B", "Mq", "Mkv"), (given.q.shape[0], given.q.shape[2], given.k.shape[2]), strict=True))
+        if any(here[name] != size for name, size in self._planned_for.items()):
+            return self._other(given)
+        added = self.added(given)
+        bias = added.expand(*given.q.shape[:3], given.k.shape[2]) if added is not None else None
+        causal = self.problem.causal is not Causal.NO
+        result = aten._scaled_dot_product_cudnn_attention(
+            given.q, given.k, given.v, bias, self.problem.lse, 0.0, causal, False, scale=self.problem.scale
+        )
+        return self.completed(result[0], given, zeros=False), result[1].reshape(given.q.shape[:3]) if self.problem.lse else None
+
+    def _other(self, given: Operands) -> Result:
+        (b, hq, mq, d), (_, hkv, mkv, _), dv = given.q.shape, given.k.shape, given.v.shape[3]
+        sizes = {"B": b, "Hq": hq, "Hkv": hkv, "Mq": mq, "Mkv": mkv, "D": d, "Dv": dv}
+        return next(other for other in self.other if other.valid(sizes)).run(given)
+
+
+class CpuFlashLibrary(FusedLibrary):
+    """ATen's kernel for CPUs. Its mask is added, and counts from the top left where it is causal."""
+
+    name = "flash"
+    origin = "library"
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        square = self.problem.causal is not Causal.BOTTOM_RIGHT or sizes["Mq"] == sizes["Mkv"]
+        return square and sizes["D"] == sizes["Dv"] and super().valid(sizes)
+
+    def run(self, given: Operands) -> Result:
+        group = given.q.shape[1] // given.k.shape[1]
+        k, v = (each.repeat_interleave(group, 1) if group > 1 else each for each in (given.k, given.v))
+        causal, bias = self.problem.causal is not Causal.NO, self.added(given)
+        shape = (given.q.shape[0], given.q.shape[1], given.q.shape[2], k.shape[2])
+        bias = bias.expand(shape) if bias is not None else None
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            given.q, k, v, 0.0, causal, attn_mask=bias, scale=self.problem.scale
+        )
+        return self.completed(out, given, zeros=True), lse
+
+
+def once(bias: torch.Tensor) -> torch.Tensor:
+    """A bias without its repetitions: of size 1 where its stride is 0."""
+    for dim, (size, stride) in enumerate(zip(bias.shape, bias.stride(), strict=True)):
+        bias = bias.narrow(dim, 0, 1) if stride == 0 and size > 1 else bias
+    return bias
+
+
+def hand_over(result: torch.Tensor, out: torch.Tensor) -> None:
+    """`result` as `out`: its memory, if `out` has memory of its own alone and lies as `result` does, else a copy. The library's
+    operators allocate what they return."""
+    alone = out.storage_offset() == 0 and out.untyped_storage().nbytes() == result.untyped_storage().nbytes()
+    alike = result.dtype == out.dtype and result.shape == out.shape and result.stride() == out.stride()
+    if alone and alike and result.storage_offset() == 0 and out._base is None:
+        out.set_(result)
+    else:
+        out.copy_(result)
+
+
+def library_candidates(problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
+    """The library's kernels that there are for a device, in canonical order."""
+    maths = MathLibrary(problem, target)
+    if target.type != "cuda":
+        return CpuFlashLibrary(problem, target), maths
+    flash, efficient = FlashLibrary(problem, target), EfficientLibrary(problem, target)
+    rocm = torch.version.hip is not None
+    cudnn = () if rocm else (CudnnLibrary(problem, target, (flash, efficient, maths)),)
+    return (flash, efficient, *cudnn, maths)
+
+
+__all__ = ["AttentionLibrary", "hand_over", "library_candidates"]

@@ -1,0 +1,73 @@
+"""What the library's kernels for attention are expected to take: a roofline with a share of the peak for each.
+
+    t = launches + |multiply-adds / (rate · share · used), bytes / bandwidth|
+
+`used` is the part of the multiprocessors that blocks of ROWS rows of q keep busy. The shares are of published measurements: at
+head size 128 on an H100 FlashAttention 2 reaches about 0.38 of the peak of bfloat16, cuDNN 0.6, the memory-efficient kernels 0.2.
+They rank kernels that are not measured yet, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polytile.attention.problem import AttentionProblem, Causal
+from polytile.cost.triton_matmul import PLAIN_FLOPS, TENSOR_FLOPS
+from polytile.runtime.cuda.device import DeviceFacts
+
+SHARES = {"flash": 0.38, "cudnn": 0.6, "efficient": 0.2, "math": 0.3}
+ROWS = 128
+"""Rows of q of a block."""
+PLAN_SECONDS = 0.08
+"""Seconds that cuDNN takes to build the plan for sizes that it has not met: 48 to 110 ms on an H200."""
+CALLS_OF_A_PLAN = 2000
+"""Calls that share a plan, as far as is known ahead of them."""
+PASSES = 8
+"""How often scores in memory are written and read: products, mask, maximum, exponentials, sums, quotients."""
+CPU_RATE, CPU_BYTES, CPU_CALL = 30e9, 12e9, 10e-6
+"""Multiply-adds of a core in a second, bytes in a second, seconds of a call."""
+
+
+def work(problem: AttentionProblem, size: Mapping[str, int]) -> tuple[float, float]:
+    """Multiply-adds of both products, and bytes of the operands and the result."""
+    scores = size["B"] * size["Hq"] * size["Mq"] * size["Mkv"]
+    seen = 0.5 if problem.causal is not Causal.NO and size["Mq"] > 1 else 1.0
+    rows = size["B"] * size["Hq"] * size["Mq"] * (size["D"] + size["Dv"])
+    keys = size["B"] * size["Hkv"] * size["Mkv"] * (size["D"] + size["Dv"])
+    return seen * scores * (size["D"] + size["Dv"]), float((rows + keys) * problem.dtype.itemsize + bias_bytes(problem, size))
+
+
+def bias_bytes(problem: AttentionProblem, size: Mapping[str, int]) -> int:
+    """Bytes of the bias as it lies in memory."""
+    if problem.bias is None:
+        return 0
+    count = problem.bias.dtype.itemsize
+    for axis, name in zip("bhmn", ("B", "Hq", "Mq", "Mkv"), strict=True):
+        count *= size[name] if axis in problem.bias.varies else 1
+    return count
+
+
+def gpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], device: DeviceFacts) -> float:
+    """Seconds of one call of a kernel of SHARES on a GPU; of cuDNN's with a share of its plan."""
+    products, moved = work(problem, size)
+    itemsize = problem.dtype.itemsize
+    rates = TENSOR_FLOPS.get(max((c for c in TENSOR_FLOPS if c <= device.capability), default=80), {})
+    tensor = rates.get(itemsize, PLAIN_FLOPS) if itemsize < 4 or problem.tf32 else PLAIN_FLOPS
+    blocks = size["B"] * size["Hq"] * -(-size["Mq"] // ROWS)
+    used = min(1.0, max(1, blocks) / device.sms)
+    seconds = max(2 * products / (tensor * device.sms * device.clock * SHARES[kind] * used), moved / device.bandwidth)
+    if kind == "math":
+        seconds += PASSES * 4 * size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] / device.bandwidth + 6 * device.launch_seconds
+    return 2 * device.launch_seconds + seconds + (PLAN_SECONDS / CALLS_OF_A_PLAN if kind == "cudnn" else 0.0)
+
+
+def cpu_cost(problem: AttentionProblem, kind: str, size: Mapping[str, int], threads: int) -> float:
+    """Seconds of one call of "flash" or "math" on a CPU."""
+    products, moved = work(problem, size)
+    seconds = max(products / (CPU_RATE * threads), moved / (CPU_BYTES * min(threads, 4)))
+    if kind == "math":
+        seconds += PASSES * 4 * size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] / (CPU_BYTES * min(threads, 4))
+    return seconds + CPU_CALL
+
+
+__all__ = ["SHARES", "bias_bytes", "cpu_cost", "gpu_cost", "work"]

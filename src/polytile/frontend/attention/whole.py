@@ -1,0 +1,88 @@
+"""scaled_dot_product_attention kept whole on its way through AOTAutograd.
+
+PyTorch takes the function apart while a graph is traced, by the rules of the backend that it would choose for the traced tensors.
+Where that is the one with scores in memory, two products and a softmax are all that is left. So Dynamo's graph calls `attention`
+in its place, which gives the operator polytile::attention wherever that does the same, and no gradient is wanted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from polytile.frontend.attention.operator import ATTENTION
+from polytile.ir.attention import EMPTY
+
+FUNCTIONS = (scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def keep_whole(graph: torch.fx.GraphModule) -> None:
+    """Has Dynamo's graph, and the graphs inside it, call `attention`."""
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target in FUNCTIONS]
+            for node in calls:
+                node.target = attention
+            if calls:
+                module.recompile()
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention, as one operator where it can be."""
+    tensors = (query, key, value)
+    if not _is_ours(tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    q, k, v = (_of_rank_4(tensor) for tensor in tensors)
+    bias = None
+    if attn_mask is not None:
+        bias = attn_mask[(None,) * (4 - attn_mask.ndim)] if query.ndim == 4 else _of_rank_4(attn_mask)
+        bias = bias.expand(*q.shape[:3], k.shape[2])
+    out = ATTENTION(q, k, v, bias, scale, "top left" if is_causal else "", EMPTY, True)
+    return out.squeeze(1) if query.ndim == 3 else out
+
+
+def _is_ours(
+    tensors: tuple[Tensor, ...], mask: Tensor | None, dropout: float, causal: bool, scale: Any, grouped: bool
+) -> bool:
+    """Whether the operator does what the function would do with these."""
+    query, key, value = tensors
+    given = (*tensors, *([mask] if mask is not None else []))
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        return False
+    if dropout != 0 or (causal and mask is not None) or isinstance(scale, torch.SymFloat):
+        return False
+    alike = all(t.dtype == query.dtype and t.device == query.device and t.ndim == query.ndim for t in tensors)
+    able = alike and query.ndim in (3, 4) and query.dtype in DTYPES and query.device.type in ("cpu", "cuda")
+    if not able or (mask is not None and (mask.dtype not in (torch.bool, query.dtype) or mask.ndim > query.ndim)):
+        return False
+    if mask is not None and query.ndim == 3 and mask.ndim == 1:
+        return False
+    leading = 2 if query.ndim == 4 and not grouped else 1
+    same = torch.fx.experimental.symbolic_shapes.statically_known_true
+    return all(same(t.shape[d] == query.shape[d]) for t in (key, value) for d in range(leading)) and (
+        not grouped or query.ndim == 4
+    )
+
+
+def _of_rank_4(tensor: Tensor) -> Tensor:
+    """(batch, rows, columns), or (rows, columns), with one head."""
+    return tensor if tensor.ndim == 4 else tensor.unsqueeze(-3)
+
+
+__all__ = ["attention", "keep_whole"]

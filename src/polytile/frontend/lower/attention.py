@@ -1,0 +1,150 @@
+"""Attention as one operation: polytile::attention, and ATen's operators for it where their result and its log-sum-exp suffice."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+
+import torch
+
+from polytile.errors import LoweringError
+from polytile.frontend.attention.operator import ATTENTION
+from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.value import Tensor, stored
+from polytile.frontend.lower.views import has_static_zero
+from polytile.ir import sizes
+from polytile.ir.attention import EMPTY
+from polytile.ir.program import Attention, View, whole
+from polytile.ir.sizes import Size
+
+aten = torch.ops.aten
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+OPERATORS = (
+    ATTENTION, aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_fused_attention_overrideable.default,
+)  # fmt: skip
+"""Whatever reads q, k and v as they lie in memory."""
+
+
+def emit(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str,
+    fill: float = EMPTY, empty_is_0: bool = True, with_lse: bool = False, output: int | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The attention of stored operands, and its log-sum-exp if wanted. `output`: the number of the node's result that it is."""
+    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise LoweringError(f"attention of {q.dtype}, {k.dtype} and {v.dtype} is left to the library.")
+    if scale is not None and not isinstance(scale, float | int):
+        raise LoweringError("attention with a scale that is known only in a call is left to the library.")
+    operands = [builder.stored(tensor) for tensor in (q, k, v)]
+    if any(has_static_zero(view.sizes) for view in operands):
+        raise LoweringError("attention of nothing is left to the library.")
+    q_view, k_view, v_view = agreed(*operands)
+    batch, heads, rows, _ = q_view.sizes
+    mask = builder.stored(bias) if bias is not None else None
+    if mask is not None:
+        mask = replace(mask, sizes=(batch, heads, rows, k_view.sizes[2]))
+    strides = tuple(sizes.as_stride(n) for n in builder.result(output).stride())
+    out = builder.new_buffer((batch, heads, rows, v_view.sizes[3]), q.dtype, q.device, strides)
+    lse = builder.new_buffer((batch, heads, rows), torch.float32, q.device) if with_lse else None
+    builder.emit(
+        Attention(
+            builder.name("attention"), q_view, k_view, v_view, whole(out), None if scale is None else float(scale), causal, mask,
+            fill, empty_is_0, whole(lse) if lse is not None else None, (builder.origin,),
+        )
+    )
+    return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
+
+
+def agreed(q: View, k: View, v: View) -> tuple[View, View, View]:
+    """The operands with one expression for each size that they share. The program's guards hold them equal, whatever they are
+    written as: a number where one of them is."""
+    batch, length = _common(q.sizes[0], k.sizes[0], v.sizes[0]), _common(q.sizes[3], k.sizes[3])
+    heads, keys = _common(k.sizes[1], v.sizes[1]), _common(k.sizes[2], v.sizes[2])
+    if sizes.equal(q.sizes[1], heads):
+        heads = q.sizes[1] if q.sizes[1].is_Integer else heads
+    return (
+        replace(q, sizes=(batch, *q.sizes[1:3], length)),
+        replace(k, sizes=(batch, heads, keys, length)),
+        replace(v, sizes=(batch, heads, keys, v.sizes[3])),
+    )
+
+
+def _common(*same: Size) -> Size:
+    return next((n for n in same if n.is_Integer), same[0])
+
+
+@lowers(ATTENTION)
+def attention(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str, fill: float,
+    empty_is_0: bool,
+) -> Tensor:  # fmt: skip
+    return emit(builder, q, k, v, bias, scale, causal, fill, empty_is_0)[0]
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def flash_for_cpu(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Tensor | None = None, scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    return _results(builder, q, k, v, attn_mask, dropout_p, is_causal, scale, 2)
+
+
+@lowers(aten._scaled_dot_product_flash_attention.default)
+def flash(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Its causal mask counts from the bottom right."""
+    if q.sizes[3] != builder.result(0).shape[3]:
+        raise LoweringError("attention of padded rows is left to the library.")
+    return _results(builder, q, k, v, None, dropout_p, is_causal, scale, 9, "bottom right")
+
+
+@lowers(aten._scaled_dot_product_efficient_attention.default)
+def efficient(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None, compute_log_sumexp: bool, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Its log-sum-exp has padded rows, which whoever uses it counts on."""
+    return _results(builder, q, k, v, attn_bias, dropout_p, is_causal, scale, 4, plain_lse=False)
+
+
+@lowers(aten._scaled_dot_product_cudnn_attention.default)
+def cudnn(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None, compute_log_sumexp: bool, dropout_p: float = 0.0,
+    is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    return _results(builder, q, k, v, attn_bias, dropout_p, is_causal, scale, 9, plain_lse=False)
+
+
+@lowers(aten._scaled_dot_product_fused_attention_overrideable.default)
+def overrideable(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    return _results(builder, q, k, v, attn_bias, dropout_p, is_causal, scale, 9, plain_lse=False)
+
+
+def _results(
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool, scale: float | None,
+    count: int, kind: str = "top left", plain_lse: bool = True,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """`count` results: the attention and its log-sum-exp. Raises LoweringError where others are used."""
+    used = _used(builder)
+    if dropout != 0:
+        raise LoweringError("attention with dropout is left to the library.")
+    if used - ({0, 1} if plain_lse else {0}):
+        raise LoweringError("attention whose saved state is used, as by its gradient, is left to the library.")
+    out, lse = emit(builder, q, k, v, bias, scale, kind if causal else "", with_lse=1 in used, output=0)
+    return (out, lse, *[None] * (count - 2))
+
+
+def _used(builder: Builder) -> set[int]:
+    """The numbers of the node's results that something uses."""
+    assert builder.node is not None
+    picked = {user.args[1] for user in builder.node.users if user.target is operator.getitem and user.users}
+    return {k for k in picked if isinstance(k, int)}

@@ -1,0 +1,66 @@
+"""What attention computes, by torch's operators with all scores in memory: the definition that every kernel is held to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from polytile.ir.program import Attention, compute_dtype
+
+EMPTY = -float("inf")
+"""The score of a key that is not seen."""
+
+
+def causal_mask(kind: str, rows: int, keys: int, device: torch.device) -> torch.Tensor:
+    """Whether row m sees key n, (rows, keys): n ≤ m for "top left", n - keys ≤ m - rows for "bottom right"."""
+    shift = keys - rows if kind == "bottom right" else 0
+    return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(shift)
+
+
+def masked(
+    scores: torch.Tensor, bias: torch.Tensor | None, causal: str = "", fill: float = EMPTY
+) -> torch.Tensor:
+    """Scores (..., rows, keys) after mask and bias."""
+    if bias is not None and bias.dtype == torch.bool:
+        scores = torch.where(bias, scores, fill)
+    elif bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    if causal:
+        scores = torch.where(causal_mask(causal, *scores.shape[-2:], scores.device), scores, EMPTY)
+    return scores
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    scale: float | None,
+    causal: str = "",
+    fill: float = EMPTY,
+    empty_is_0: bool = True,
+    precision: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of an ir.program.Attention in `precision` (None: the type in which `q` is computed). q is (batch, heads, m, d),
+    k (batch, heads of k, n, d), v (batch, heads of k, n, dv); the heads of k divide those of q."""
+    dtype = precision or compute_dtype(q.dtype)
+    scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
+    group = q.shape[1] // max(1, k.shape[1])
+    if group != 1:
+        k, v = (each.repeat_interleave(group, 1) for each in (k, v))
+    scores = masked(q.to(dtype) @ k.to(dtype).transpose(-1, -2) * scale, bias, causal, fill)
+    shares = torch.softmax(scores, -1)
+    if empty_is_0:
+        shares = torch.where((scores == EMPTY).all(-1, keepdim=True), 0.0, shares)
+    return shares @ v.to(dtype), torch.logsumexp(scores, -1)
+
+
+def settings_of(attention: Attention) -> dict[str, Any]:
+    """The keyword arguments of `attend` that do what `attention` does."""
+    return {name: getattr(attention, name) for name in ("scale", "causal", "fill", "empty_is_0")}
+
+
+__all__ = ["EMPTY", "attend", "causal_mask", "masked", "settings_of"]
