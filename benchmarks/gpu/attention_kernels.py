@@ -39,6 +39,7 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+Names = Callable[[str], bool]
 CUDA = torch.device("cuda", 0)
 ROUNDS, TURN = 7, 1.5e-3
 """Turns of each contestant, and seconds of one."""
@@ -111,9 +112,8 @@ def float32() -> Iterator[Cell]:
 PARTS = {"prefill": prefill, "decode": decode, "float32": float32}
 
 
-def candidates(cell: Cell, facts: device.DeviceFacts, only: str = "") -> list[Any]:
-    """The generated kernels that are valid here and whose names hold the word `only`, in the form of the cell's regime; none is
-    compiled yet."""
+def candidates(cell: Cell, facts: device.DeviceFacts, names: Names = lambda name: True) -> list[Any]:
+    """The generated kernels that are valid here, of these names, in the form of the cell's regime; none is compiled yet."""
     problem, size = cell.problem, cell.size
     chip = Chip(facts.sms, facts.capability >= 90)
     work = Work(problem, "attention", facts, 0, lambda config, known: generate(problem, config, known, chip))
@@ -121,7 +121,7 @@ def candidates(cell: Cell, facts: device.DeviceFacts, only: str = "") -> list[An
     exact = tuple((name, size[name]) for name in ("Hq", "Hkv", "D", "Dv"))
     known = Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
     configs = [config for config in space(problem, facts) if valid(problem, config, size)]
-    configs = [config for config in configs if only in label(config)]
+    configs = [config for config in configs if names(label(config))]
     return [TritonCandidate(label(c), c, work, lambda _: True, lambda _: 1.0).specialise(known) for c in configs]
 
 
@@ -183,7 +183,7 @@ class Bench:
         return {"max": float(off.max()), "rms": float(off.square().mean().sqrt())}
 
 
-def measure(cell: Cell, facts: device.DeviceFacts, seconds: float, only: str = "") -> dict[str, Any]:
+def measure(cell: Cell, facts: device.DeviceFacts, seconds: float, names: Names) -> dict[str, Any]:
     """Times and errors of all contestants of a cell."""
     bench, contestants = Bench(cell), {}
     errors, failed, resources = {}, {}, {}
@@ -191,7 +191,7 @@ def measure(cell: Cell, facts: device.DeviceFacts, seconds: float, only: str = "
         if (call := bench.library(backend)) is not None:
             contestants[f"sdpa {backend or 'default'}"] = call
             errors[f"sdpa {backend or 'default'}"] = bench.error(call(1))
-    for candidate in candidates(cell, facts, only):
+    for candidate in candidates(cell, facts, names):
         try:
             calls = bench.calls_of(candidate.entry())
             bench.out.fill_(math.nan)
@@ -256,8 +256,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--only", default="", help="a word that names of generated kernels must hold")
+    parser.add_argument("--without", default="", help="a word that they must not hold")
     parser.add_argument("--ahead", type=int, default=6, help="cells whose kernels compile ahead")
     options = parser.parse_args()
+
+    def names(name: str) -> bool:
+        return options.only in name and not (options.without and options.without in name)
+
     end, facts = time.monotonic() + options.seconds, device.facts(0)
     cells, rows, ahead = interleaved(options.parts), [], {}
     result: dict[str, Any] = {"device": facts.name, "torch": torch.__version__, "mm_tflops": mm_rate(), "rows": rows}
@@ -268,11 +273,11 @@ def main() -> None:
             break
         for other in cells[place : place + options.ahead]:
             if other not in ahead:
-                ahead[other] = candidates(other, facts, options.only)
+                ahead[other] = candidates(other, facts, names)
                 for candidate in ahead[other]:
                     candidate.prepare()
         try:
-            row = measure(cell, facts, 1.0, options.only)
+            row = measure(cell, facts, 1.0, names)
         except torch.OutOfMemoryError as error:
             row = {"us": {}, "errors": {}, "failed": {"all": str(error)[:200]}}
         torch.cuda.empty_cache()
