@@ -25,6 +25,7 @@ from polytile.compiler import tiers
 from polytile.counters import counters
 from polytile.errors import CompilerMissing
 from polytile.frontend import hints as hinted
+from polytile.frontend.attention.patterns import recognise
 from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.channels_last import lay_channels_last
 from polytile.frontend.eager import SOURCE, as_traced, library_calls, say_once, with_own_code
@@ -278,6 +279,7 @@ class _Compiler:
         weights = weights_of(graph, self.kind)
         with counters.stage("lowering"):
             if self.kind == "inference":
+                recognise(graph)
                 lay_channels_last(graph.graph, training=False, weights=weights)
             lowered = lower_graph(graph, name, weights)
         with unset_fake_temporarily():  # AOTAutograd's mode would make every new tensor a fake one

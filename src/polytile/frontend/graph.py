@@ -14,6 +14,7 @@ import torch.fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from polytile.errors import LoweringError, LoweringFailed
+from polytile.frontend.attention.patterns import REASON
 from polytile.frontend.failures import Failure, failure, is_raised
 from polytile.frontend.host_numbers import gathered, kernel_number
 from polytile.frontend.library_calls import (
@@ -289,7 +290,7 @@ class _Driver:
         if reasons:
             how, reason = "library", reasons[0]
         elif any(isinstance(op, Template | Attention) for op in new):
-            how, reason = "template", ""
+            how, reason = "template", node.meta.get(REASON, "")
         else:
             view = isinstance(result, Tensor) and result.view is not None and not new
             how, reason = ("view", "index algebra, no work") if view else ("generated", "")

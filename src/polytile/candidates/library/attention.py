@@ -98,7 +98,7 @@ class FusedLibrary(AttentionLibrary):
             return None
         bias = once(given.bias)
         if bias.dtype == torch.bool:
-            bias = torch.zeros(bias.shape, dtype=given.q.dtype, device=bias.device).masked_fill_(~bias, EMPTY)
+            bias = torch.zeros(bias.shape, dtype=given.q.dtype, device=bias.device).masked_fill_(bias.logical_not(), EMPTY)
         return bias.to(given.q.dtype)
 
     def completed(self, out: torch.Tensor, given: Operands, zeros: bool) -> torch.Tensor:
@@ -129,7 +129,7 @@ class FlashLibrary(FusedLibrary):
         causal = self.problem.causal is not Causal.NO
         scale = length**-0.5 if self.problem.scale is None else self.problem.scale  # of rows without padding
         result = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
-        return result[0][..., :length] if over else result[0], result[1]
+        return result[0].narrow(3, 0, length) if over else result[0], result[1]
 
 
 class EfficientLibrary(FusedLibrary):
@@ -149,7 +149,7 @@ class EfficientLibrary(FusedLibrary):
             CAUSAL_TYPES[self.problem.causal], self.problem.lse, scale=self.problem.scale,
         )  # fmt: skip
         out = self.completed(result[0].transpose(1, 2), given, zeros=True)
-        return out, result[1][:, :, : given.q.shape[2]] if self.problem.lse else None
+        return out, result[1].narrow(2, 0, given.q.shape[2]) if self.problem.lse else None
 
     def _bias(self, given: Operands) -> torch.Tensor | None:
         """The bias with rows in memory that are a multiple of BIAS_ALIGNMENT apart."""
@@ -162,7 +162,7 @@ class EfficientLibrary(FusedLibrary):
         over = -shape[3] % BIAS_ALIGNMENT
         apart = all(n == 1 or s % BIAS_ALIGNMENT == 0 for n, s in zip(added.shape[:3], added.stride()[:3], strict=True))
         if added.stride(3) != 1 or over or not apart or added.data_ptr() % BIAS_ALIGNMENT:
-            added = pad(added, (0, over or BIAS_ALIGNMENT))[..., : shape[3]]
+            added = pad(added, (0, over or BIAS_ALIGNMENT)).narrow(3, 0, shape[3])
         return added.expand(shape)
 
 
@@ -222,13 +222,10 @@ class CpuFlashLibrary(FusedLibrary):
         return square and sizes["D"] == sizes["Dv"] and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
-        group = given.q.shape[1] // given.k.shape[1]
-        k, v = (each.repeat_interleave(group, 1) if group > 1 else each for each in (given.k, given.v))
         causal, bias = self.problem.causal is not Causal.NO, self.added(given)
-        shape = (given.q.shape[0], given.q.shape[1], given.q.shape[2], k.shape[2])
-        bias = bias.expand(shape) if bias is not None else None
+        bias = bias.expand(*given.q.shape[:3], given.k.shape[2]) if bias is not None else None
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            given.q, k, v, 0.0, causal, attn_mask=bias, scale=self.problem.scale
+            given.q, given.k, given.v, 0.0, causal, attn_mask=bias, scale=self.problem.scale
         )
         return self.completed(out, given, zeros=True), lse
 

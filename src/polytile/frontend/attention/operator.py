@@ -21,10 +21,9 @@ _library.define(
 
 
 def _new_result(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Memory for the result: on a GPU as q lies if that is row-major, else with the heads of a row side by side, as eager leaves
-    it."""
+    """Memory for the result: row-major if q is, else with the heads of a row side by side, as eager leaves it."""
     (batch, heads, rows, _), length = q.shape, v.shape[3]
-    if q.device.type == "cuda" and is_contiguous_or_false(q):
+    if is_contiguous_or_false(q):
         return q.new_empty((batch, heads, rows, length))
     return q.new_empty((batch, rows, heads, length)).transpose(1, 2)
 

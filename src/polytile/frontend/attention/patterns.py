@@ -1,0 +1,310 @@
+"""Attention that is written out in an ATen graph, as one operator.
+
+    bmm → scale, bias, mask → softmax → bmm        →        polytile::attention
+
+The products stand in the graph as batches of matrices, with views around them; `heads` finds the tensors of four dimensions that
+they were made of. A graph is left as it is where something in between is more than attention, or is used besides; the second
+product then has the reason in its `meta`, and explain() lists it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from polytile.frontend.attention.operator import ATTENTION
+from polytile.frontend.attention.scores import PRODUCTS, SOFTMAXES, NotAttention, Scores, scores_of
+from polytile.frontend.attention.views import (
+    CASTS,
+    EXPAND,
+    PERMUTE,
+    RESHAPES,
+    UNSQUEEZE,
+    VIEWS,
+    is_one,
+    keeps_order,
+    number,
+    plain,
+    same,
+    shape,
+    source,
+    unrepeated,
+    uses,
+    value,
+)
+from polytile.frontend.taken_apart import KEY, Name, Result
+
+aten = torch.ops.aten
+
+REASON = "polytile_not_attention"
+"""Of a node's `meta`: why the product behind a softmax was not made part of an attention."""
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_VIEWS = 12
+"""Between a softmax and a product."""
+
+
+def recognise(module: torch.fx.GraphModule) -> None:
+    """Puts polytile::attention in place of what is attention in an ATen graph without gradients."""
+    graph = module.graph
+    names = {node.name: node for node in graph.nodes}
+    changed = False
+    for node in list(graph.nodes):
+        found = _softmax_before(node) if node.target in PRODUCTS else None
+        if found is None:
+            continue
+        try:
+            _Rewriting(module, node, *found, names).run()
+            changed = True
+        except NotAttention as why:
+            node.meta[REASON] = f"no attention: {why}"
+    for node in list(graph.nodes):
+        if node.target == ATTENTION:
+            changed = _without_repetitions(graph, node) or changed
+    if changed:
+        _erase_unused(graph)
+        graph.lint()
+        module.recompile()
+
+
+def _softmax_before(product: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]] | None:
+    """The softmax over the last dimension that is the left operand of a product, and the views from there to the product."""
+    node, path = product.args[0], list[torch.fx.Node]()
+    while isinstance(node, torch.fx.Node) and len(path) < MOST_VIEWS:
+        noted = node.meta.get(KEY)
+        if isinstance(noted, Result) and noted.call.target in SOFTMAXES:
+            argument, dim = noted.call.args[:2]
+            last = isinstance(argument, Name) and dim in (-1, value(node).ndim - 1)
+            return (node, path) if last else None
+        if node.target not in VIEWS:
+            return None
+        path.insert(0, node)
+        node = node.args[0]
+    return None
+
+
+class _Rewriting:
+    """One attention: `softmax`, `path` from it to the second product `last`."""
+
+    def __init__(
+        self, module: torch.fx.GraphModule, last: torch.fx.Node, softmax: torch.fx.Node, path: list[torch.fx.Node],
+        names: dict[str, torch.fx.Node],
+    ) -> None:  # fmt: skip
+        self.module, self.graph, self.last, self.softmax, self.path = module, module.graph, last, softmax, path
+        self.names = names
+
+    def run(self) -> None:
+        """Raises NotAttention, before the graph is changed in any way that matters."""
+        if any(len(uses(node)) != 1 for node in (self.softmax, *self.path)):
+            raise NotAttention("the softmax is used besides")
+        call = self.softmax.meta[KEY].call
+        argument = self.names.get(call.args[0].node)
+        if argument is None or not 2 <= value(self.softmax).ndim <= 4:
+            raise NotAttention(f"the softmax has {value(self.softmax).ndim} dimensions")
+        if not keeps_order(self.softmax, self.path):
+            raise NotAttention("the softmax is transposed before the second product")
+        scores = scores_of(argument, self.module)
+        with self.graph.inserting_before(self.last):
+            attention = self._attention(scores, SOFTMAXES[call.target])
+            self._replace(attention)
+
+    # the operator ------------------------------------------------------------------------------------------------------
+
+    def _attention(self, scores: Scores, empty_is_0: bool) -> torch.fx.Node:
+        right = self.last.args[1]
+        assert isinstance(right, torch.fx.Node)
+        q, k, v = self._heads(scores.left), self._heads(scores.right), self._heads(right)
+        k = self._insert(PERMUTE, k, [0, 1, 3, 2])
+        q, k, scale = self._narrowed(q, k, v, scores.scale)
+        for divides, factor in scores.factors:
+            q = self._insert(aten.div.Tensor if divides else aten.mul.Tensor, q, factor)
+        kinds = {value(each).dtype for each in (q, k, v)} | {value(self.last).dtype}
+        if len(kinds) > 1 or not kinds <= set(DTYPES):
+            raise NotAttention(f"its operands are of {', '.join(sorted(map(str, kinds)))}")
+        bias, fill = self._bias(scores, q, k)
+        return self._insert(ATTENTION, q, k, v, bias, scale, "", fill, empty_is_0)
+
+    def _heads(self, node: torch.fx.Node) -> torch.fx.Node:
+        """An operand of a product as (batch, heads, rows, columns): the tensor that it is a view of, if that is one."""
+        rank = value(self.softmax).ndim
+        if rank < 4:
+            for _ in range(3 - value(node).ndim):
+                node = self._insert(UNSQUEEZE, node, 0)
+            return self._insert(UNSQUEEZE, plain(node), 1)
+        wanted = (*shape(self.softmax)[:2], *shape(node)[-2:])
+        base = plain(node)
+        if base.target in RESHAPES:
+            base = plain(source(base))
+            sizes = shape(base)
+            left_out = [d for d, n in enumerate(sizes) if is_one(n) and same((*sizes[:d], *sizes[d + 1 :]), wanted)]
+            base = self._insert(aten.squeeze.dims, base, left_out[-1:]) if left_out else base
+        if value(base).ndim == 4 and same(shape(base), wanted):
+            return base
+        lengths = [*self._sizes(self.softmax, 0, 1), *self._sizes(node, 1, 2)]
+        return self._insert(aten.view.default, node, lengths)
+
+    def _narrowed(
+        self, q: torch.fx.Node, k: torch.fx.Node, v: torch.fx.Node, scale: float
+    ) -> tuple[torch.fx.Node, torch.fx.Node, float]:
+        """q and k without constant factors, which the scale takes in, and without conversions from v's type to a wider one."""
+        q, of_q = self._unscaled(q)
+        k, of_k = self._unscaled(k)
+        for_all = [each.target in CASTS and value(source(each)).dtype == value(v).dtype for each in (q, k)]
+        if all(for_all):
+            q, k = source(q), source(k)
+        return q, k, scale * of_q * of_k
+
+    def _unscaled(self, node: torch.fx.Node) -> tuple[torch.fx.Node, float]:
+        """`node` and 1; or what it is a multiple of, and the factor. Views are done anew on that."""
+        views, inner = list[torch.fx.Node](), node
+        while inner.target in (PERMUTE, EXPAND, UNSQUEEZE, aten.clone.default) and len(views) < MOST_VIEWS:
+            views.append(inner)
+            inner = source(inner)
+        if inner.target not in (aten.mul.Tensor, aten.div.Tensor):
+            return node, 1.0
+        known = number(inner.args[1], self.module)
+        if known is None or not same(shape(source(inner)), shape(inner)) or value(source(inner)).dtype != value(inner).dtype:
+            return node, 1.0
+        factor, inner = 1 / known if inner.target == aten.div.Tensor else known, source(inner)
+        for view in reversed([view for view in views if view.target != aten.clone.default]):
+            inner = self._insert(view.target, inner, *view.args[1:])
+        return inner, factor
+
+    # mask and bias -----------------------------------------------------------------------------------------------------
+
+    def _bias(self, scores: Scores, q: torch.fx.Node, k: torch.fx.Node) -> tuple[torch.fx.Node | None, float]:
+        """What is added to the scores, or true where they stay, as (batch, heads, m, n), and what is in their place elsewhere."""
+        total: torch.fx.Node | None = None
+        for bias, views in scores.added:
+            one = self._reshaped(bias, views)
+            total = one if total is None else self._insert(aten.add.Tensor, total, one)
+        kept = scores.kept
+        if kept is not None and value(kept).dtype != torch.bool:
+            raise NotAttention(f"its mask is of {value(kept).dtype}")
+        if kept is not None and total is not None:
+            fake = value(total)
+            lowest = max(scores.fill, torch.finfo(fake.dtype).min) if scores.fill > -torch.inf else scores.fill
+            low = self._insert(aten.full.default, [], lowest, dtype=fake.dtype, device=fake.device)
+            total = self._insert(aten.where.self, kept, *((low, total) if scores.inverted else (total, low)))
+        elif kept is not None:
+            total = self._insert(aten.logical_not.default, kept) if scores.inverted else kept
+        if total is None:
+            return None, -torch.inf
+        if value(total).dtype not in (torch.bool, *DTYPES):
+            raise NotAttention(f"its bias is of {value(total).dtype}")
+        return self._expanded(total, q, k), scores.fill if value(total).dtype == torch.bool else -torch.inf
+
+    def _reshaped(self, bias: torch.fx.Node, views: Sequence[torch.fx.Node]) -> torch.fx.Node:
+        """A bias that is added before `views`, as one behind them."""
+        reshapes = [view for view in views if view.target not in (aten.clone.default, EXPAND)]
+        if not reshapes or same(shape(source(reshapes[0])), shape(self.softmax)):  # or the last undoes the first
+            return bias
+        inner = source(reshapes[0])
+        bias = self._insert(EXPAND, bias, self._sizes(inner, *range(value(inner).ndim)))
+        for view in reshapes:
+            if view.target in RESHAPES:
+                bias = self._insert(aten.clone.default, bias, memory_format=torch.contiguous_format)
+            bias = self._insert(view.target, bias, *view.args[1:])
+        return bias
+
+    def _expanded(self, bias: torch.fx.Node, q: torch.fx.Node, k: torch.fx.Node) -> torch.fx.Node:
+        """A bias of the softmax's shape, or what broadcasts to it, as (batch, heads, m, n)."""
+        rank = value(self.softmax).ndim
+        for _ in range(rank - value(bias).ndim):
+            bias = self._insert(UNSQUEEZE, bias, 0)
+        if rank == 3:
+            bias = self._insert(UNSQUEEZE, bias, 1)
+        elif rank == 2:
+            bias = self._insert(UNSQUEEZE, self._insert(UNSQUEEZE, bias, 0), 0)
+        return self._insert(EXPAND, bias, [*self._sizes(q, 0, 1, 2), *self._sizes(k, 2)])
+
+    # the result --------------------------------------------------------------------------------------------------------
+
+    def _replace(self, attention: torch.fx.Node) -> None:
+        """Has `attention`, (batch, heads, m, d), stand for the second product, and for the view that takes that apart again."""
+        users = uses(self.last)
+        if len(users) == 1 and users[0].target in RESHAPES and same(shape(users[0]), shape(attention)):
+            users[0].replace_all_uses_with(attention)
+            _without_copies(attention)
+            return
+        if value(self.softmax).ndim < 4:
+            result = self._insert(aten.squeeze.dims, attention, [1] if value(self.last).ndim == 3 else [0, 1])
+        else:
+            rows = self._insert(aten.clone.default, attention, memory_format=torch.contiguous_format)
+            result = self._insert(aten.view.default, rows, self._sizes(self.last, 0, 1, 2))
+        self.last.replace_all_uses_with(result)
+
+    def _sizes(self, node: torch.fx.Node, *dims: int) -> list[Any]:
+        """Sizes of `node`: numbers, or nodes, of which those that the graph has already keep nothing alive."""
+        lengths: list[Any] = []
+        for d in dims:
+            size = shape(node)[d]
+            known = size if isinstance(size, int) else self._known_sizes.get(size.node.expr)
+            lengths.append(known if known is not None else self._insert(aten.sym_size.int, node, d))
+        return lengths
+
+    @functools.cached_property
+    def _known_sizes(self) -> dict[Any, torch.fx.Node]:
+        """The nodes before the second product that are symbolic numbers, by what they are."""
+        ahead = itertools.takewhile(lambda node: node is not self.last, self.graph.nodes)
+        numbers = [node for node in ahead if isinstance(node.meta.get("val"), torch.SymInt) and node.target != aten.sym_size.int]
+        return {node.meta["val"].node.expr: node for node in reversed(numbers)}
+
+    def _insert(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        """A new node, with its fake value."""
+        node = self.graph.call_function(target, args, kwargs)
+        fakes, named = torch.fx.map_arg((args, kwargs), lambda given: given.meta["val"])
+        node.meta["val"] = target(*fakes, **named)
+        return node
+
+
+def _without_copies(attention: torch.fx.Node) -> None:
+    """Drops a copy behind a permutation of the result which lies row by row as it is, as the heads of a row lie side by side."""
+    for turned in [user for user in attention.users if user.target == PERMUTE]:
+        turned.meta["val"] = value(attention).permute(turned.args[1])  # type: ignore[arg-type]
+        for copy in [user for user in turned.users if user.target == aten.clone.default]:
+            row_major = copy.kwargs.get("memory_format") == torch.contiguous_format
+            if row_major and all(user.op != "output" for user in copy.users) and value(turned).is_contiguous():
+                copy.replace_all_uses_with(turned)
+
+
+def _without_repetitions(graph: torch.fx.Graph, attention: torch.fx.Node) -> bool:
+    """Has an attention read keys and values that are repeated for several heads from where they are once."""
+    bases = [unrepeated(node) for node in attention.args[1:3]]  # type: ignore[arg-type]
+    if any(base is None for base in bases):
+        return False
+    with graph.inserting_before(attention):
+        singles = []
+        for base in bases:
+            assert base is not None
+            single = graph.call_function(aten.squeeze.dims, (base, [2]))
+            single.meta["val"] = value(base).squeeze(2)
+            singles.append(single)
+    attention.args = (attention.args[0], *singles, *attention.args[3:])
+    return True
+
+
+def _erase_unused(graph: torch.fx.Graph) -> None:
+    """Erases operators whose results nothing uses. A size that the graph knows under an earlier name keeps nothing alive."""
+    known: dict[Any, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        number = node.meta.get("val")
+        if isinstance(number, torch.SymInt):
+            earlier = known.setdefault(number.node.expr, node)
+            if earlier is not node and node.target == aten.sym_size.int:
+                node.replace_all_uses_with(earlier)
+    for node in reversed(list(graph.nodes)):
+        target = node.target
+        if node.users or not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
+            continue
+        schema = target._schema
+        if schema.returns and not schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags:
+            graph.erase_node(node)
+
+
+__all__ = ["REASON", "recognise"]

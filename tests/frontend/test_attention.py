@@ -1,0 +1,95 @@
+"""Attention is found in graphs however model code spells it, and replaced by one operator that does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch.utils._pytree import tree_leaves
+
+from polytile.frontend.attention.operator import ATTENTION
+from polytile.frontend.attention.patterns import REASON, recognise
+from polytile.frontend.attention.whole import keep_whole
+from polytile.frontend.lower.decompositions import decompositions
+from polytile.frontend.taken_apart import noting
+from tests.frontend.attention_spellings import OTHERS, SPELLINGS, Spelling
+
+
+def traced(function: Any, arguments: Sequence[Any]) -> tuple[list[Any], list[torch.fx.GraphModule]]:
+    """The function's results by its ATen graphs after attention was looked for, and these."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        keep_whole(graph)
+
+        def compiled(module: torch.fx.GraphModule, examples: Any) -> Any:
+            recognise(module)
+            graphs.append(module)
+            return make_boxed_func(module)
+
+        return aot_module_simplified(graph, examples, fw_compiler=compiled, decompositions=noting(decompositions()))
+
+    with torch.no_grad():
+        return tree_leaves(torch.compile(function, backend=backend, dynamic=True)(*arguments)), graphs
+
+
+def attentions(graphs: Sequence[torch.fx.GraphModule]) -> list[torch.fx.Node]:
+    return [node for graph in graphs for node in graph.graph.nodes if node.target == ATTENTION]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda spelling: spelling.name)
+def test_a_spelling_is_one_operator(spelling: Spelling) -> None:
+    torch.manual_seed(0)
+    arguments = spelling.arguments()
+    results, graphs = traced(spelling.function, arguments)
+    with torch.no_grad():
+        wanted = tree_leaves(spelling.function(*arguments))
+    assert len(attentions(graphs)) == spelling.calls
+    products = {torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default}
+    assert not products & {node.target for graph in graphs for node in graph.graph.nodes}
+    for result, expected in zip(results, wanted, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("reason", "function", "arguments"), OTHERS, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_no_attention_says_why(reason: str, function: Any, arguments: Any) -> None:
+    torch.manual_seed(0)
+    given = arguments()
+    results, graphs = traced(function, given)
+    assert not attentions(graphs)
+    assert [node.meta[REASON] for graph in graphs for node in graph.graph.nodes if reason in node.meta.get(REASON, "")]
+    for result, expected in zip(results, tree_leaves(function(*given)), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+def test_repeated_heads_are_read_where_they_are_once() -> None:
+    arguments = next(spelling for spelling in SPELLINGS if spelling.name == "transformers' sdpa").arguments()
+    function = next(spelling.function for spelling in SPELLINGS if spelling.name == "transformers' sdpa")
+    (node,) = attentions(traced(function, arguments)[1])
+    assert [given.meta["val"].shape[1] for given in node.args[:3]] == [4, 2, 2]
+
+
+def test_attention_with_a_gradient_stays_the_librarys() -> None:
+    def function(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    seen: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        keep_whole(graph)
+
+        def compiled(module: torch.fx.GraphModule, examples: Any) -> Any:
+            seen.extend(node.target for node in module.graph.nodes)
+            return make_boxed_func(module)
+
+        return aot_module_simplified(graph, examples, fw_compiler=compiled, bw_compiler=compiled)
+
+    q = torch.randn(2, 4, 24, 16, requires_grad=True)
+    torch.compile(function, backend=backend, dynamic=True)(q).sum().backward()
+    assert ATTENTION not in seen
+    assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default in seen
+    assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default in seen
