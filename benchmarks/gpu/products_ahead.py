@@ -20,7 +20,7 @@ from polytile.dispatch.multikernel import MultiKernel
 from polytile.frontend import hints
 from polytile.ir import sizes
 
-ON_THE_LIBRARY: dict[str, Any] = {"force": "aten*,stored first", "stall": "never"}
+ON_THE_LIBRARY: dict[str, Any] = {"force": "aten*,materialised operands", "stall": "never"}
 
 Sizes = tuple[int, ...]
 """A shape of a function: from it `make` makes the arguments."""

@@ -211,8 +211,10 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
 
 
 def reset() -> None:
-    """Sets `counters` to zero, and has `explain` forget which graphs were compiled. Kernels, measurements and compiled functions
-    stay."""
+    """Sets `counters` to zero, and has `explain` forget which graphs were compiled.
+
+    Kernels, measurements and compiled functions stay.
+    """
     from polytile.compiler import programs as compiler
 
     compiler.reset()

@@ -41,8 +41,11 @@ STAGES = {
 
 
 class Counters(Mapping[str, Any]):
-    """Thread-safe counts by name; `library_calls` is itself a mapping from operator to count of call sites, and `seconds` one
-    from stage to seconds, those of all threads together."""
+    """Thread-safe counts by name.
+
+    `library_calls` is itself a mapping from operator to count of call sites, and `seconds` one from stage to seconds, of all
+    threads together.
+    """
 
     def __init__(self) -> None:
         self._lock = locks.lock()
@@ -50,16 +53,19 @@ class Counters(Mapping[str, Any]):
         self.reset()
 
     def reset(self) -> None:
+        """Sets all of them to zero."""
         with self._lock:
             self._counts = {name: 0 for name in NAMES if name not in ("library_calls", "seconds")}
             self._library: collections.Counter[str] = collections.Counter()
             self._seconds = dict.fromkeys(STAGES, 0.0)
 
     def add(self, name: str, count: int = 1) -> None:
+        """Adds `count` to the counter `name`."""
         with self._lock:
             self._counts[name] += count
 
     def add_library_call(self, operator: str) -> None:
+        """Counts a library call of `operator`."""
         with self._lock:
             self._library[operator] += 1
 

@@ -12,6 +12,3 @@ def show(level: int, text: Callable[[], str]) -> None:
     """Prints `text()` where the option `debug` is at `level` or above."""
     if options.get("debug") >= level:
         print(text(), file=sys.stderr)
-
-
-__all__ = ["show"]

@@ -218,9 +218,3 @@ def _of_field(field: dataclasses.Field[Any]) -> str:
 def _values(kind: type[Fact], match: re.Match[str]) -> dict[str, Any]:
     numbers = {field.name for field in dataclasses.fields(kind) if field.type == "int"}
     return {name: int(text) if name in numbers else text for name, text in match.groupdict().items()}
-
-
-__all__ = [
-    "OF_PLANS", "OF_PROBLEMS", "OF_REGIMES", "Aligned", "Between", "Divisible", "Fact", "Layout", "MultiplesBetween",
-    "OptionValue", "PowerOfTwo", "Regime", "Size", "Strided", "Threads", "Wide", "read", "read_all", "read_regime", "texts",
-]  # fmt: skip

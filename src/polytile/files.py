@@ -24,6 +24,3 @@ def check(path: Path) -> None:
     """Raises OSError where something other than a file is at `path`: a directory, a device, a pipe."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it exists and is not a file")
-
-
-__all__ = ["check", "write_text"]

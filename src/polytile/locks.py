@@ -34,5 +34,3 @@ def _open_all() -> None:
 
 
 os.register_at_fork(after_in_child=_open_all)
-
-__all__ = ["lock", "rlock"]

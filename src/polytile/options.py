@@ -61,227 +61,92 @@ class Option:
 
 
 TABLE: tuple[Option, ...] = (
-    Option(
-        "cache_dir",
-        str,
-        "~/.cache/polytile",
-        "Directory for everything that polytile keeps on disk. Empty means the default. If every user may write to "
-        "the directory, polytile uses a subdirectory that belongs to you.",
-        path=True,
-    ),
-    Option(
-        "debug",
-        int,
-        0,
-        "What polytile prints on stderr. 0: nothing. 1: each decision. 2: also the program around the kernels. 3: "
-        "also the graph, and the IR after each pass (docs/looking-inside.md).",
-        least=0,
-    ),
+    Option("cache_dir", str, "~/.cache/polytile",
+        "Directory for everything that polytile keeps on disk. Empty means the default. If every user may write to the "
+        "directory, polytile uses a subdirectory that belongs to you.", path=True),
+    Option("debug", int, 0,
+        "What polytile prints on stderr. 0: nothing. 1: each decision. 2: also the program around the kernels. 3: also the "
+        "graph, and the IR after each pass (docs/looking-inside.md).", least=0),
     Option("persist", bool, True, "Keep measurements and compiled kernels on disk for later processes."),
-    Option(
-        "store",
-        str,
-        "",
-        "Where measurements are kept: a file, or a server such as postgresql://user@host/database. Empty means a file "
-        "in `cache_dir`.",
-        path=True,
-    ),
+    Option("store", str, "",
+        "Where measurements are kept: a file, or a server such as postgresql://user@host/database. Empty means a file in "
+        "`cache_dir`.", path=True),
     Option("cxx", str, "", "C++ compiler. Empty means $CXX, then g++, then clang++."),
-    Option(
-        "compile_workers",
-        int,
-        0,
+    Option("compile_workers", int, 0,
         "Number of compilers that run at the same time. 0 means one for each core, fewer if memory is short.",
-        least=0,
-        keys=NOTHING,
-    ),
-    Option(
-        "tune",
-        str,
-        "auto",
-        "How much is measured. auto: a shortlist at sizes of which nothing is known. thorough: a shortlist, for "
-        "longer, and again if the record leaves the choice in doubt. all: every candidate in every regime, which "
-        "fills a store for replays. off: nothing; the store and the prediction decide.",
-        choices=("auto", "thorough", "all", "off"),
-    ),
-    Option(
-        "shortlist",
-        int,
-        3,
-        "Largest number of candidates that are measured at sizes of which nothing is known. On a GPU, where "
-        "candidates compile in parallel, twice as many.",
-        least=1,
-    ),
-    Option(
-        "configs",
-        str,
-        "tables",
-        "Configs that products on a GPU try. tables: those in the tables of the device family. exhaustive: the "
-        "family's whole space, which is hundreds of kernels, as `polytile tune --exhaustive` does (docs/configs.md).",
-        choices=("tables", "exhaustive"),
-    ),
-    Option(
-        "refine",
-        float,
-        0.03,
-        "Share of a kernel's run time that re-tuning its frequent sizes may use. 0: never re-tune.",
-        least=0,
-    ),
-    Option(
-        "explore",
-        float,
-        0.03,
+        least=0, keys=NOTHING),
+    Option("tune", str, "auto",
+        "How much is measured. auto: a shortlist at sizes of which nothing is known. thorough: a shortlist, for longer, and "
+        "again if the record leaves the choice in doubt. all: every candidate in every regime, which fills a store for "
+        "replays. off: nothing; the store and the prediction decide.", choices=("auto", "thorough", "all", "off")),
+    Option("shortlist", int, 3,
+        "Largest number of candidates that are measured at sizes of which nothing is known. On a GPU, where candidates "
+        "compile in parallel, twice as many.", least=1),
+    Option("configs", str, "tables",
+        "Configs that products on a GPU try. tables: those in the tables of the device family. exhaustive: the family's whole "
+        "space, which is hundreds of kernels, as `polytile tune --exhaustive` does (docs/configs.md).",
+        choices=("tables", "exhaustive")),
+    Option("refine", float, 0.03,
+        "Share of a kernel's run time that re-tuning its frequent sizes may use. 0: never re-tune.", least=0),
+    Option("explore", float, 0.03,
         "With stall=never, the share of a kernel's run time that trying candidates on the program's own calls may cost. 0: "
-        "candidates are measured in the background, apart from calls.",
-        least=0,
-    ),
-    Option(
-        "gpu_cache",
-        str,
-        "warm",
-        "State of the L2 cache when GPU candidates are timed. warm: calls run back to back. cold: the cache is "
-        "flushed before each call.",
-        choices=("warm", "cold"),
-    ),
-    Option(
-        "stall",
-        str,
-        "never",
-        "What a call may wait for. never: nothing; ATen's operators, then the best kernels at hand, serve until better ones are "
-        "compiled and measured in the background. compile: until the kernels that are predicted to be fastest are compiled; "
-        "nothing is measured. tune: until kernels are compiled and measured at each new range of sizes.",
-        choices=("never", "compile", "tune"),
-    ),
-    Option(
-        "interpret",
-        bool,
-        False,
-        "Run loops on CPU tensors as generated Triton kernels under Triton's interpreter. Slow; for trying GPU "
-        "kernels without a GPU.",
-        keys=PROGRAMS,
-    ),
-    Option(
-        "problem_seconds",
-        float,
-        0.0,
-        "Seconds that measuring one problem may take, waiting for compilers included; then the best so far is used. "
-        "0: no limit.",
-        least=0,
-    ),
-    Option(
-        "program_seconds",
-        float,
-        0.0,
-        "Seconds that a compiled program may spend on measuring, over all its kernels and sizes; then the best on "
-        "record or the prediction decides. 0: no limit.",
-        least=0,
-    ),
-    Option(
-        "progress",
-        str,
-        "off",
-        "Show on stderr what is being measured. auto: a bar on a terminal, a line for each problem elsewhere. lines: "
-        "always lines.",
-        choices=("off", "auto", "lines"),
-        keys=NOTHING,
-    ),
-    Option(
-        "check_inputs",
-        bool,
-        False,
-        "Check every floating-point input of every kernel for NaN and infinity, and raise InvalidInput with the names "
-        "of the kernel and the argument. For debugging.",
-    ),
-    Option(
-        "isolation",
-        str,
-        "untrusted",
-        "Which candidates first run in a worker process, where a crash, a hang or a lack of memory does no harm. "
-        "untrusted: all but the library's, when their source is new on this machine. always: the same at every "
-        "problem. never: none.",
-        choices=("never", "untrusted", "always"),
-    ),
-    Option(
-        "trial_seconds",
-        float,
-        10.0,
-        "Seconds of processor time that a candidate's first run in a worker may take.",
-        least=0,
-    ),
-    Option(
-        "learned",
-        bool,
-        True,
-        "Let models that were trained on measurements choose where they are sure, and rank what is measured where they are not.",
-    ),
-    Option(
-        "collect",
-        str,
-        "",
+        "candidates are measured in the background, apart from calls.", least=0),
+    Option("gpu_cache", str, "warm",
+        "State of the L2 cache when GPU candidates are timed. warm: calls run back to back. cold: the cache is flushed before "
+        "each call.", choices=("warm", "cold")),
+    Option("stall", str, "never",
+        "What a call may wait for. never: nothing; ATen's operators, then the best kernels at hand, serve until better ones "
+        "are compiled and measured in the background. compile: until the kernels that are predicted to be fastest are "
+        "compiled; nothing is measured. tune: until kernels are compiled and measured at each new range of sizes.",
+        choices=("never", "compile", "tune")),
+    Option("interpret", bool, False,
+        "Run loops on CPU tensors as generated Triton kernels under Triton's interpreter. Slow; for trying GPU kernels "
+        "without a GPU.", keys=PROGRAMS),
+    Option("problem_seconds", float, 0.0,
+        "Seconds that measuring one problem may take, waiting for compilers included; then the best so far is used. 0: no "
+        "limit.", least=0),
+    Option("program_seconds", float, 0.0,
+        "Seconds that a compiled program may spend on measuring, over all its kernels and sizes; then the best on record or "
+        "the prediction decides. 0: no limit.", least=0),
+    Option("progress", str, "off",
+        "Show on stderr what is being measured. auto: a bar on a terminal, a line for each problem elsewhere. lines: always "
+        "lines.", choices=("off", "auto", "lines"), keys=NOTHING),
+    Option("check_inputs", bool, False,
+        "Check every floating-point input of every kernel for NaN and infinity, and raise InvalidInput with the names of the "
+        "kernel and the argument. For debugging."),
+    Option("isolation", str, "untrusted",
+        "Which candidates first run in a worker process, where a crash, a hang or a lack of memory does no harm. untrusted: "
+        "all but the library's, when their source is new on this machine. always: the same at every problem. never: none.",
+        choices=("never", "untrusted", "always")),
+    Option("trial_seconds", float, 10.0,
+        "Seconds of processor time that a candidate's first run in a worker may take.", least=0),
+    Option("learned", bool, True,
+        "Let models that were trained on measurements choose where they are sure, and rank what is measured where they are "
+        "not."),
+    Option("collect", str, "",
         "Path of a store to measure every candidate into, at the first call of each range of sizes, for `polytile learn`. No "
-        "choice depends on it. Empty: nothing is collected.",
-        path=True,
-        keys=NOTHING,
-    ),
-    Option(
-        "force",
-        str,
-        "",
+        "choice depends on it. Empty: nothing is collected.", path=True, keys=NOTHING),
+    Option("force", str, "",
         "Candidates to use instead of the chosen ones: comma-separated CANDIDATE or KERNEL=CANDIDATE patterns "
-        "(docs/looking-inside.md).",
-    ),
+        "(docs/looking-inside.md)."),
     Option("plan", str, "", "Path of a plan file, which pins every decision (docs/commands.md).", path=True),
-    Option(
-        "plan_missing",
-        str,
-        "warn",
-        "What to do if the plan does not cover a call, or if the kernel has changed since. warn: choose as without a "
-        "plan. error: raise NotInPlan.",
-        choices=("warn", "error"),
-    ),
+    Option("plan_missing", str, "warn",
+        "What to do if the plan does not cover a call, or if the kernel has changed since. warn: choose as without a plan. "
+        "error: raise NotInPlan.", choices=("warn", "error")),
     Option("metrics", str, "", "Path of a CSV file to which each decision adds a row.", path=True),
-    Option(
-        "random",
-        str,
-        "eager",
-        "Random numbers. eager: the same stream as in eager mode. philox: a faster counter-based generator with "
-        "another stream.",
-        choices=("eager", "philox"),
-        keys=PROGRAMS,
-    ),
-    Option(
-        "threads",
-        int,
-        0,
-        "Largest number of threads of a kernel on a CPU. 0 means torch.get_num_threads().",
-        least=0,
-    ),
-    Option(
-        "packed_weights_mib",
-        int,
-        4096,
-        "Largest total size, in MiB, of the packed copies of constant weights. 0: no copies are made "
-        "(docs/cpu-products.md).",
-        least=0,
-        keys=PROGRAMS,
-    ),
-    Option(
-        "on_failure",
-        str,
-        "library",
-        "What to do with a graph or an operator that polytile fails to compile. library: run it as ATen calls and "
-        "report it. raise: raise the error.",
-        choices=("library", "raise"),
-        keys=NOTHING,
-    ),
+    Option("random", str, "eager",
+        "Random numbers. eager: the same stream as in eager mode. philox: a faster counter-based generator with another "
+        "stream.", choices=("eager", "philox"), keys=PROGRAMS),
+    Option("threads", int, 0, "Largest number of threads of a kernel on a CPU. 0 means torch.get_num_threads().", least=0),
+    Option("packed_weights_mib", int, 4096,
+        "Largest total size, in MiB, of the packed copies of constant weights. 0: no copies are made (docs/cpu-products.md).",
+        least=0, keys=PROGRAMS),
+    Option("on_failure", str, "library",
+        "What to do with a graph or an operator that polytile fails to compile. library: run it as ATen calls and report it. "
+        "raise: raise the error.", choices=("library", "raise"), keys=NOTHING),
     Option("verify_ir", bool, False, "Run the IR verifier after every pass. For debugging.", keys=NOTHING),
-    Option(
-        "fuse",
-        bool,
-        True,
-        "Fuse loops. False makes one kernel for each operator, which helps to find the operator at fault.",
-        keys=PROGRAMS,
-    ),
+    Option("fuse", bool, True,
+        "Fuse loops. False makes one kernel for each operator, which helps to find the operator at fault.", keys=PROGRAMS),
     Option(
         "wrapper",
         str,
@@ -289,17 +154,11 @@ TABLE: tuple[Option, ...] = (
         "Backend that writes the program around the kernels. Packages may register others (docs/extending.md).",
         keys=PROGRAMS,
     ),
-    Option(
-        "sources",
-        str,
-        "",
-        "Sources of candidates for products, comma-separated; empty means all. Among candidates that are equally "
+    Option("sources", str, "",
+        "Sources of candidates for products and attention, comma-separated; empty means all. Among candidates that are equally "
         "fast, one from the source named first is chosen; if no source is named, the best predicted.",
-        choices=("triton", "library", "cpp", "cublaslt"),
-        listed=True,
-        keys=PROGRAMS,
-    ),
-)
+        choices=("triton", "library", "cpp", "cublaslt"), listed=True, keys=PROGRAMS),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -537,11 +396,3 @@ def _modes_as_markdown() -> str:
         given = ", ".join(f"`{name}={value}`" for name, value in mode.options.items()) or "–"
         rows.append(f"| `{mode.name}` | {given} | {mode.doc} |")
     return f"## Modes\n\n{about}\n\n" + "\n".join(rows)
-
-
-__all__ = [
-    "BY_NAME", "KERNELS", "MODES", "NOTHING", "PROGRAMS", "TABLE", "Mode", "Option", "as_markdown", "cache_dir", "check",
-    "check_environment", "get",
-    "of_kernels", "of_mode", "overridden", "override", "parts", "register", "registered", "restored", "unknown_variables",
-    "unregister",
-]  # fmt: skip

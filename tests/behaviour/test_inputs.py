@@ -3,7 +3,6 @@ and the check for NaN."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -239,27 +238,6 @@ def test_special_values_of_products_with_logarithms() -> None:
     y = torch.tensor([0.0, torch.nan, torch.inf, torch.nan, 1.0, -1.0]).unsqueeze(1).expand(6, 2)
     for function in (torch.xlogy, torch.special.xlog1py):
         torch.testing.assert_close(compiled(function, tune="off")(x, y), function(x, y), equal_nan=True)
-
-
-@pytest.mark.parametrize("exponents", [torch.int64, torch.int8, torch.float32])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
-def test_powers_of_two_beyond_a_floats_range(dtype: torch.dtype, exponents: torch.dtype) -> None:
-    values = [0.0, -0.0, 1.0, -1.5, 1e-30, 1e30, 1e-44] + [torch.inf, torch.nan] * dtype.is_floating_point
-    x = torch.tensor(values, dtype=torch.float64).clamp(-(2**62), 2**62).to(dtype)
-    few = [0, 1, -1, 100, -120]
-    many = few + [127, 128, -126, -149, 200, -200, 1023, -1074, 2000, -2000, 2**31 - 1, 2**33 + 1]
-    k = torch.tensor(few if exponents == torch.int8 else many[:11] if exponents == torch.float32 else many, dtype=exponents)
-    run = compiled(torch.ldexp, tune="off")
-    x = x.unsqueeze(1).repeat(1, len(k))
-    for base, power in ((x, k), (x[2:, 1:], k[1:])):
-        torch.testing.assert_close(run(base, power), torch.ldexp(base, power), equal_nan=True, rtol=1e-6, atol=0)
-
-
-def test_ldexp_below_the_smallest_normal_number_rounds_once() -> None:
-    x = torch.tensor([1.3, -1.3, 1.49, 1.7, 1.2], dtype=torch.float64) * 2.0**-373
-    k = torch.tensor([-701, -701, -702, -700, -330], dtype=torch.int32)
-    want = [math.ldexp(*pair) for pair in zip(x.tolist(), k.tolist(), strict=True)]
-    assert compiled(torch.ldexp, tune="off")(x, k).tolist() == want
 
 
 def test_quotients_of_a_number_by_a_tensor() -> None:

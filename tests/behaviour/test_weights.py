@@ -36,7 +36,7 @@ def nothing_kept() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def forced_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever can read panels does: which candidate is the fastest here is not at stake."""
-    monkeypatch.setenv("POLYTILE_FORCE", "tile_kept*,inline tile_kept*")
+    monkeypatch.setenv("POLYTILE_FORCE", "tile_prepacked*,inline tile_prepacked*")
     monkeypatch.setenv("POLYTILE_TUNE", "off")
 
 
@@ -61,7 +61,7 @@ def assert_right(call: Callable[[Tensor], Tensor], module: nn.Module, rows: int 
 
 def used() -> set[bool]:
     """Whether what was decided on reads panels."""
-    return {"tile_kept" in decision.candidate for decision in decisions()}
+    return {"tile_prepacked" in decision.candidate for decision in decisions()}
 
 
 # results ---------------------------------------------------------------------------------------------------------------
@@ -76,8 +76,8 @@ def test_a_linear_layer_is_packed_once_for_all_sizes(dtype: torch.dtype, toleran
         for rows in (2, 5, 40, 130, 5):
             assert_right(call, module, rows, tolerance)
     assert made() == 1 and used() == {True}
-    assert {dict(decision.sizes)["kept"] for decision in decisions()} == {1}
-    assert all(Size("kept", 1) in decision.regime.facts for decision in decisions())
+    assert {dict(decision.sizes)["packed"] for decision in decisions()} == {1}
+    assert all(Size("packed", 1) in decision.regime.facts for decision in decisions())
 
 
 def test_int8_weights_are_packed() -> None:

@@ -47,7 +47,7 @@ def test_what_is_asked_for_is_what_is_called(
     compiled.ask(shapes)
     for m, n, k in shapes:
         args = make(m, n, k)
-        with options.override(force="aten*,stored first"):
+        with options.override(force="aten*,materialised operands"):
             torch.testing.assert_close(compiled.call(*args), run(*args), rtol=1e-4, atol=1e-4)
         (sizes,) = [
             dict(decision.sizes)

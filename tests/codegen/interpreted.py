@@ -52,7 +52,7 @@ def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[C
     if nest.form is Form.POINTWISE:
         x, y, z = ([*[part([a], 2) for a in tiled_axes(nest)], 1, 1])[:3]
         found = [{"x": max(4, x), "y": y}, {"x": 4 * x, "y": 1 if y == 1 else 4 * y, "z": z}]
-        return [Config.of(variant="plain", warps=4, **blocks) for blocks in found]
+        return [Config.of(variant="pointwise", warps=4, **blocks) for blocks in found]
     x = part(nest.outer if nest.form is Form.ROW else (nest.vec,), 2)
     rows = row_axes(nest)
     lengths = [sizes.evaluate(a.size, numbers) for a in rows]
@@ -72,7 +72,7 @@ def configs(kernel: LoopKernel, nest: Nest, values: Mapping[str, int]) -> list[C
         found.append({"variant": "split", "x": x, "r": r, "splits": 2})
         found.append({"variant": "split", "x": x, "r": r, "splits": 4, "stages": 3})
         if nest.form is Form.COLUMN:
-            found.append({"variant": "split", "x": x, "r": r, "splits": 4, "gathers": 2})
+            found.append({"variant": "split", "x": x, "r": r, "splits": 4, "finalise": 2})
         if len(rows) > 1:
             found.append({"variant": "split", "x": x, "r": r, "r1": 4, "splits": 2, "along": "r1"})
     return [Config.of(**config, warps=4) for config in found]

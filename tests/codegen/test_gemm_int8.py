@@ -99,6 +99,6 @@ def test_the_largest_sums_are_exact() -> None:
 def test_what_int8_cannot_be_is_said() -> None:
     with pytest.raises(ValueError, match="products of int8 are not stored as float32"):
         GemmSpec("int8", out_dtype="float32")
-    forms = "tile_packed, tile_direct, tile_kept, splitk, dot"
+    forms = "tile_packed, tile_direct, tile_prepacked, splitk, dot"
     with pytest.raises(ValueError, match=f"products of int8 take the forms {forms}; this is 'stream'"):
         generate(GemmSpec("int8", out_dtype="int32"), GemmConfig("stream", 4, 1), "f", None, 16)

@@ -27,7 +27,7 @@ KEPT_AT = 3
 
 def small_blocks(dtype: str, mr: int = 6, nv: int = 4) -> GemmConfig:
     """Blocks so small that every loop turns more than once."""
-    return GemmConfig("tile_kept", mr, nv, kc=64, mc=2 * mr, nc=128, pairs=dtype == "bfloat16")
+    return GemmConfig("tile_prepacked", mr, nv, kc=64, mc=2 * mr, nc=128, pairs=dtype == "bfloat16")
 
 
 def product(spec: GemmSpec, config: GemmConfig, a: torch.Tensor, b: torch.Tensor, threads: int, lanes: int) -> torch.Tensor:
@@ -79,8 +79,8 @@ def test_tiles_of_any_width_read_the_same_panels(mr: int, nv: int, lanes: int) -
 def test_every_config_of_the_tables_is_right(dtype: str) -> None:
     torch.manual_seed(2)
     spec, lanes = GemmSpec(dtype, out_dtype=RESULTS[dtype]), LANES[dtype]
-    offered = [config for config in configs(spec, lanes, prepacked=True) if config.form == "tile_kept"]
-    assert offered and not any(config.form == "tile_kept" for config in configs(spec, lanes))
+    offered = [config for config in configs(spec, lanes, prepacked=True) if config.form == "tile_prepacked"]
+    assert offered and not any(config.form == "tile_prepacked" for config in configs(spec, lanes))
     for config in offered:
         a, b = operands(dtype, "k", "k", 37, 200, 2100)
         c = product(spec, config, a, b, 2, lanes)
@@ -113,13 +113,13 @@ def test_panels_of_a_matrix_are_its_columns_one_vector_after_another() -> None:
 
 def test_panels_take_part_only_where_there_are_some() -> None:
     spec, config, size = GemmSpec(), small_blocks("float32"), {"batch": 1, "M": 5, "N": 64, "K": 64}
-    assert valid(spec, config, {**size, "kept": 1})
-    assert not valid(spec, config, {**size, "kept": 0}) and not valid(spec, config, size)
+    assert valid(spec, config, {**size, "packed": 1})
+    assert not valid(spec, config, {**size, "packed": 0}) and not valid(spec, config, size)
 
 
 def test_the_prior_counts_no_copying_of_kept_panels() -> None:
-    machine, size = Machine(), {"batch": 1, "M": 32, "N": 4096, "K": 4096, "kept": 1}
-    kept, packed = GemmConfig("tile_kept", 6, 4), GemmConfig("tile_packed", 6, 4)
+    machine, size = Machine(), {"batch": 1, "M": 32, "N": 4096, "K": 4096, "packed": 1}
+    kept, packed = GemmConfig("tile_prepacked", 6, 4), GemmConfig("tile_packed", 6, 4)
     assert cost(GemmSpec(), kept, size, 2, machine) < cost(GemmSpec(), packed, size, 2, machine)
 
 
@@ -127,11 +127,11 @@ def test_what_has_no_panels_is_refused() -> None:
     with pytest.raises(ValueError, match="without a batch"):
         generate(GemmSpec(batched=True), small_blocks("float32"), "f", None, 16, KEPT_AT)
     with pytest.raises(ValueError, match="pairs of k"):
-        generate(GemmSpec("bfloat16", out_dtype="bfloat16"), GemmConfig("tile_kept", 6, 4), "f", None, 16, KEPT_AT)
+        generate(GemmSpec("bfloat16", out_dtype="bfloat16"), GemmConfig("tile_prepacked", 6, 4), "f", None, 16, KEPT_AT)
 
 
 def test_golden_tile_on_prepacked_panels() -> None:
-    text = generate(GemmSpec(), GemmConfig("tile_kept", 2, 3), "kept", None, 16, KEPT_AT)
+    text = generate(GemmSpec(), GemmConfig("tile_prepacked", 2, 3), "kept", None, 16, KEPT_AT)
     tile = text[text.index("static void tile2x3(") : text.index("static void tile1x1(")]
     multiply = text[text.index("static inline long kept_vector") : text.index("static void compute(")]
     assert_golden("matmul_kept.cpp", tile + multiply)

@@ -38,26 +38,20 @@ GENERATORS = ("cpp", "triton")
 
 FLOAT_ONLY = set(
     "div reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sigmoid erf erfc erfinv sin cos tan asin acos atan atan2 sinh "
-    "cosh tanh asinh acosh atanh lgamma digamma i0 i0e i1 i1e hypot copysign nextafter round_bf16 round_f16".split()
+    "cosh tanh asinh acosh atanh lgamma digamma hypot copysign round_bf16 round_f16".split()
 )
-INTEGER_ONLY = {"gcd", "shift_left", "shift_right"}
+INTEGER_ONLY = {"shift_left", "shift_right"}
 BITS = {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"}
 LOGICAL = {"logical_and", "logical_or", "logical_xor", "logical_not"}
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
 ON_BOOL = (
     LOGICAL | BITS | COMPARISONS | {"isnan", "isinf", "signbit", "minimum", "maximum", "mul", "add", "abs", "sign"}
 )
-POLYNOMIALS = {
-    "chebyshev_t", "chebyshev_u", "chebyshev_v", "chebyshev_w", "hermite_h", "hermite_he", "laguerre_l", "legendre_p",
-}  # fmt: skip
-INCOMPLETE_GAMMA = {"gamma_series", "gamma_fraction"}
 SEPARATE = {
     "round_e4m3", "round_e5m2",  # a GPU's (test_triton_float8.py)
     "where", "cast", "bitcast", "check_index", "check_divisor", "philox_uniform", "philox_normal", "philox_int",
-    *POLYNOMIALS, *INCOMPLETE_GAMMA,
 }  # fmt: skip
 OWN_TYPE = {
-    "nextafter",
     "floordiv",
     "truncdiv",
     "remainder",
@@ -184,30 +178,6 @@ def test_conversions_and_selection(source: torch.dtype) -> None:
     values = {"x": random(100, source, 0, 100), "y": random(100, source, 0, 100), "m": random(100, BOOL)}
     outputs = {name: torch.zeros(100, dtype=dtype) for name, dtype in dtypes.items() if name not in values}
     Case(loop(stores, {P0: S0}), dtypes).check({**values, **outputs}, {S0: 100}, None)
-
-
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-def test_polynomials(dtype: torch.dtype) -> None:
-    """Each point at its own degree, the last one at a degree that overflows."""
-    x = torch.cat([torch.linspace(-3, 3, 90, dtype=dtype), torch.tensor([0, 1, -1, NAN, 0.5, 40], dtype=dtype)])
-    degree = torch.cat([torch.arange(90) % 11, torch.tensor([9, 10, 7, 3, 0, 400])]).to(dtype)
-    outputs = {f"o_{name}": torch.zeros(len(x), dtype=dtype) for name in POLYNOMIALS - {"hermite_h", "hermite_he"}}
-    short = {f"o_{name}": torch.zeros(len(x), dtype=dtype) for name in ("hermite_h", "hermite_he")}
-    for found, degrees in ((outputs, degree), (short, degree.clamp(max=30))):
-        case = case_of([name.removeprefix("o_") for name in found], dtype)
-        used = {"x": x, "y": degrees, **found}
-        tolerance = {**RELATIVE, F32: 2e-5, F64: 1e-10}
-        case.check({k: v for k, v in used.items() if k in case.site.buffers}, {S0: len(x)}, None, tolerance, absolute=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-def test_series_and_fraction_of_the_incomplete_gamma_functions(dtype: torch.dtype) -> None:
-    """Points that are settled at once beside some that take a hundred terms."""
-    a = torch.tensor([1e-3, 0.5, 1, 7, 60, 199, NAN, 3], dtype=dtype)
-    for name, share in (("gamma_series", [0.0, 1e-3, 0.5, 1]), ("gamma_fraction", [1.0, 1.2, 3, 1e8])):
-        x = (a.clamp(min=2)[:, None] * torch.tensor(share, dtype=dtype)).flatten()
-        used = {"x": a.repeat_interleave(len(share)), "y": x, f"o_{name}": torch.zeros(len(x), dtype=dtype)}
-        case_of([name], dtype).check(used, {S0: len(x)}, None, {**RELATIVE, F32: 2e-5, F64: 1e-13})
 
 
 def test_nan_and_negative_zero_become_bool() -> None:

@@ -69,7 +69,8 @@ def test_rows_and_columns_of_one_kernel(programs: int, stages: int, x: int) -> N
     for shape, bare in itertools.product(SHAPES, (False, True)):
         sizes = dict(zip(("n0", "n1"), shape, strict=True))
         config = Config.of(
-            variant="sums", x=x, r=max(16, 1 << (shape[1] - 1).bit_length()), warps=4, programs=programs, stages=stages
+            variant="column_reduction", x=x, r=max(16, 1 << (shape[1] - 1).bit_length()), warps=4, programs=programs,
+            stages=stages,
         )
         given = tensors(kernel, sizes)
         want = expected(kernel, given, sizes)
@@ -85,7 +86,7 @@ def test_rows_in_parts(programs: int, parts: int) -> None:
     for shape, bare in itertools.product(SHAPES, (False, True)):
         sizes = dict(zip(("n0", "n1"), shape, strict=True))
         r = max(16, 1 << (shape[1] - 1).bit_length()) // parts
-        config = Config.of(variant="sums", x=1, r=r, parts=parts, warps=4, programs=programs)
+        config = Config.of(variant="column_reduction", x=1, r=r, parts=parts, warps=4, programs=programs)
         given = tensors(kernel, sizes)
         want = expected(kernel, given, sizes)
         made = generate(kernel, config, Facts(wide=True) if bare else facts_of(kernel, sizes))
@@ -100,7 +101,7 @@ def test_rows_of_clusters(splits: int, programs: int, stages: int) -> None:
     for shape in ((1, 40), (7, 33), (13, 64), (3, 250), (0, 20)):
         sizes = dict(zip(("n0", "n1"), shape, strict=True))
         r = max(16, (1 << (shape[1] - 1).bit_length()) // splits)
-        config = Config.of(variant="sums", x=1, r=r, splits=splits, warps=4, programs=programs, stages=stages)
+        config = Config.of(variant="column_reduction", x=1, r=r, splits=splits, warps=4, programs=programs, stages=stages)
         given = tensors(kernel, sizes)
         want = expected(kernel, given, sizes)
         made = generate(kernel, config, Facts(wide=True) if next(turn) else facts_of(kernel, sizes))
@@ -119,7 +120,7 @@ def test_a_cluster_exchanges_as_often_as_there_are_passes() -> None:
     sizes = {"n0": 5, "n1": 50}
     given = tensors(kernel, sizes)
     want = expected(kernel, given, sizes)
-    made = generate(kernel, Config.of(variant="sums", x=1, r=16, splits=4, warps=4, programs=8), Facts())
+    made = generate(kernel, Config.of(variant="column_reduction", x=1, r=16, splits=4, warps=4, programs=8), Facts())
     assert made.launches[0].source.count("pt_dsmem_wait(1") == 2
     assert not interpret.run(made, given, sizes)
     agree(given, want)
@@ -138,7 +139,7 @@ def test_sums_are_made_of_what_was_there_before_a_row_stored_over_it(blocks: dic
     sizes = {"n0": 3, "n1": 100}
     given = tensors(kernel, sizes)
     want = expected(kernel, given, sizes)
-    made = generate(kernel, Config.of(variant="sums", x=1, warps=4, programs=4, **blocks), Facts())
+    made = generate(kernel, Config.of(variant="column_reduction", x=1, warps=4, programs=4, **blocks), Facts())
     assert not interpret.run(made, given, sizes)
     for name, tensor in given.items():
         torch.testing.assert_close(tensor.double(), want[name], rtol=1e-4, atol=0.1)
@@ -152,7 +153,8 @@ def test_two_sums_of_a_row_are_put_together_at_once() -> None:
     sizes = {"n0": 5, "n1": 50}
     given = tensors(kernel, sizes)
     want = expected(kernel, given, sizes)
-    made = generate(kernel, Config.of(variant="sums", x=1, r=32, splits=2, warps=4, programs=4), facts_of(kernel, sizes))
+    config = Config.of(variant="column_reduction", x=1, r=32, splits=2, warps=4, programs=4)
+    made = generate(kernel, config, facts_of(kernel, sizes))
     assert made.launches[0].source.count(", pt_add_two)") == 1
     assert not interpret.run(made, given, sizes)
     agree(given, want)
@@ -175,7 +177,7 @@ def test_column_parallel_programs(x: int, r: int, stages: int) -> None:
         sizes = dict(zip(("n0", "n1"), shape, strict=True))
         given = tensors(kernel, sizes)
         want = expected(kernel, given, sizes)
-        config = Config.of(variant="stripes", x=x, r=r, warps=4, stages=stages)
+        config = Config.of(variant="column_parallel", x=x, r=r, warps=4, stages=stages)
         made = generate(kernel, config, Facts(wide=True) if bare else facts_of(kernel, sizes))
         assert not interpret.run(made, given, sizes)
         agree(given, want)
@@ -192,7 +194,7 @@ def test_rows_along_two_axes(blocks: Mapping[str, int]) -> None:
     sizes = dict(zip((s.name for s in kernel.symbols), (5, 7, 40), strict=False))
     given = tensors(kernel, sizes)
     want = expected(kernel, given, sizes)
-    made = generate(kernel, Config.of(variant="sums", warps=4, programs=3, **blocks), Facts())
+    made = generate(kernel, Config.of(variant="column_reduction", warps=4, programs=3, **blocks), Facts())
     assert not interpret.run(made, given, sizes)
     agree(given, want)
 
@@ -243,11 +245,12 @@ def test_each_length_of_rows_has_its_configs() -> None:
     kernel = kernel_of(gradients())
     nest = nest_of(kernel.loop)
     configs = variants.configs(kernel, nest, h100)
-    assert {c["variant"] for c in configs} == {"sums", "stripes"} and len(set(map(str, configs))) == len(configs)
+    assert {c["variant"] for c in configs} == {"column_reduction", "column_parallel"}
+    assert len(set(map(str, configs))) == len(configs)
     assert not any(c.get("splits") for c in variants.configs(kernel, nest, device.named("A100")))
     for columns in (3, 16, 17, 64, 600, 1024, 4096, 8192, 16384):
         able = [c for c in configs if variants.valid(kernel, nest, c, {"n0": 4096, "n1": columns})]
-        assert len({held(c) for c in able if c["variant"] == "sums"}) == 1
+        assert len({held(c) for c in able if c["variant"] == "column_reduction"}) == 1
         assert all(variants.cost(kernel, nest, c, {"n0": 4096, "n1": columns}, h100) > 0 for c in able)
 
 

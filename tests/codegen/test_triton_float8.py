@@ -36,7 +36,7 @@ def kernel_of(read: torch.dtype, written: torch.dtype, through: torch.dtype | No
 
 
 def run(kernel: LoopKernel, x: torch.Tensor, out: torch.dtype) -> torch.Tensor:
-    made = generate(kernel, config(variant="plain", x=1024), Facts())
+    made = generate(kernel, config(variant="pointwise", x=1024), Facts())
     tensors = {"a0": x, "a1": torch.zeros(x.numel(), dtype=out)}
     interpret.run(made, tensors, {kernel.symbols[0].name: x.numel()})
     return tensors["a1"]
@@ -60,7 +60,7 @@ def test_conversions_compile_where_loops_have_them(dtype: torch.dtype) -> None:
     """Both ways, with masks; for an H100 and for an AMD."""
     made = {str(k): kernel_of(*types) for k, types in enumerate([(BF16, dtype), (dtype, BF16), (dtype, dtype)])}
     for gpu in ("H100", "MI300X"):
-        launches = [(name, generate(one, config(variant="plain", x=1024), Facts()).launches[0]) for name, one in made.items()]
+        launches = [(name, generate(one, config(variant="pointwise", x=1024), Facts()).launches[0]) for name, one in made.items()]
         found = resources(launches, device.named(gpu))
         assert found.keys() == made.keys() and not any(facts.spills for facts in found.values())
 

@@ -170,10 +170,10 @@ def test_operands_may_be_stored_first(name: str) -> None:
     args = make(5, 18, 34)
     program, template = lowered(function, args)
     kernel, given, result = flat(program, template, args)
-    with options.override(tune="off", force="stored first"):
+    with options.override(tune="off", force="materialised operands"):
         multikernel, _, _ = define_template(template, program.buffers)
     multikernel(*given)
-    assert multikernel.decisions[0].candidate == "stored first"
+    assert multikernel.decisions[0].candidate == "materialised operands"
     torch.testing.assert_close(result.double(), exact(function, args), rtol=1e-4, atol=1e-3)
     result.fill_(float("nan"))
     templates.reference(kernel)(*given)
@@ -191,7 +191,7 @@ def test_a_product_that_stores_its_operand_first_never_costs_more_than_its_own_p
         multikernel, _, _ = define_template(template, program.buffers)
     size = dict(zip(kernel.size_names, given[len(kernel.tensors) :], strict=True))
     stored = multikernel.candidates[-1]
-    assert stored.name == "stored first" and stored.origin == "library"
+    assert stored.name == "materialised operands" and stored.origin == "library"
     product = min(c.cost(size) for c in stored.product.candidates if c.valid(size))  # type: ignore[attr-defined]
     assert product < stored.cost(size) < product + 1e-3
 

@@ -42,7 +42,7 @@ from tests.codegen.helpers import (
     store,
 )
 from tests.codegen.test_loops_golden import bias_gelu, column_sum, cumsum, embedding_backward, layer_norm, softmax
-from tests.codegen.test_loops_ops import INCOMPLETE_GAMMA, POLYNOMIALS, takes
+from tests.codegen.test_loops_ops import takes
 from tests.codegen.test_triton_column_reduction import gradients
 from tests.codegen.test_triton_segment_sums import by_index
 
@@ -105,26 +105,28 @@ GOLDEN: dict[str, tuple[Callable[[], Loop], Config, Facts]] = {
     "layer_norm_looped": (layer_norm, config(variant="looped", x=1, r=2048), KNOWN),
     "layer_norm_rows": (layer_norm, config(variant="persistent", x=32, r=64, warps=2), KNOWN),
     "layer_norm_rows_of_64": (layer_norm, config(variant="persistent", x=32, r=64, warps=2), EXACT),
-    "bias_gelu": (bias_gelu, config(variant="plain", x=1024, y=1), KNOWN),
+    "bias_gelu": (bias_gelu, config(variant="pointwise", x=1024, y=1), KNOWN),
     "column_sum_split": (column_sum, config(variant="split", x=64, r=32, splits=16), KNOWN),
     "column_norm_split": (column_norm, config(variant="split", x=64, r=32, splits=16, stages=3), KNOWN),
-    "column_norm_finalise": (column_norm, config(variant="split", x=64, r=32, splits=256, gathers=8), KNOWN),
+    "column_norm_finalise": (column_norm, config(variant="split", x=64, r=32, splits=256, finalise=8), KNOWN),
     "cumsum_looped": (cumsum, config(variant="looped", x=1, r=1024), KNOWN),
     "cumsum_split": (cumsum, config(variant="split", r=1024, splits=8), KNOWN),
-    "transpose_add": (transpose_add, config(variant="plain", x=64, y=64), KNOWN),
-    "embedding_backward": (embedding_backward, config(variant="plain", x=256, y=1), KNOWN),
-    "rows_first_occurrence": (rows_by_index, config(variant="leaders", x=1024, many=128), KNOWN),
-    "rows_owner_computes": (rows_by_index, config(variant="seekers", x=1024, many=128), KNOWN),
+    "transpose_add": (transpose_add, config(variant="pointwise", x=64, y=64), KNOWN),
+    "embedding_backward": (embedding_backward, config(variant="pointwise", x=256, y=1), KNOWN),
+    "rows_first_occurrence": (rows_by_index, config(variant="first_occurrence", x=1024, many=128), KNOWN),
+    "rows_owner_computes": (rows_by_index, config(variant="owner_computes", x=1024, many=128), KNOWN),
     "rows_sorted": (rows_by_index, config(variant="sorted", x=1024, y=4, rows=32, many=512, chunks=8), KNOWN),
     "rows_sorted_by_one": (rows_by_index, config(variant="sorted", x=512, y=8, rows=32, many=512, chunks=1), Facts(wide=True)),
-    "rows_atomic": (rows_by_index, config(variant="scatter", x=1024, y=1), KNOWN),
-    "scatter_product": (scatter_product, config(variant="plain", x=256, y=1), KNOWN),
-    "dropout": (dropout, config(variant="plain", x=1024), KNOWN),
-    "gradients_column_reduction": (gradients, config(variant="sums", x=2, r=1024, programs=528, stages=3), KNOWN),
-    "gradients_parts": (gradients, config(variant="sums", x=1, r=2048, parts=2, programs=132), KNOWN),
-    "gradients_clusters": (gradients, config(variant="sums", x=1, r=8192, splits=2, programs=132, warps=16, stages=3), KNOWN),
-    "gradients_one_program": (gradients, config(variant="sums", x=32, r=64, programs=1), Facts()),
-    "gradients_column_parallel": (gradients, config(variant="stripes", x=4, r=256), KNOWN),
+    "rows_atomic": (rows_by_index, config(variant="atomic", x=1024, y=1), KNOWN),
+    "scatter_product": (scatter_product, config(variant="pointwise", x=256, y=1), KNOWN),
+    "dropout": (dropout, config(variant="pointwise", x=1024), KNOWN),
+    "gradients_column_reduction": (gradients, config(variant="column_reduction", x=2, r=1024, programs=528, stages=3), KNOWN),
+    "gradients_parts": (gradients, config(variant="column_reduction", x=1, r=2048, parts=2, programs=132), KNOWN),
+    "gradients_clusters": (
+        gradients, config(variant="column_reduction", x=1, r=8192, splits=2, programs=132, warps=16, stages=3), KNOWN,
+    ),
+    "gradients_one_program": (gradients, config(variant="column_reduction", x=32, r=64, programs=1), Facts()),
+    "gradients_column_parallel": (gradients, config(variant="column_parallel", x=4, r=256), KNOWN),
     "padded_rows": (padded_rows, config(variant="looped", x=4, r=64), Facts()),
 }
 
@@ -210,8 +212,7 @@ def test_the_same_sources_compile_for_amd_without_spills() -> None:
 
 def every_operation(dtype: torch.dtype, at: Expr) -> Loop:
     """All operations that take `dtype`, of points or of a single one; each has an output of its own."""
-    of_floats = POLYNOMIALS | INCOMPLETE_GAMMA if dtype.is_floating_point else set()
-    definitions = [d for d in ops.TABLE if takes(d.name, dtype) or d.name in of_floats]
+    definitions = [d for d in ops.TABLE if takes(d.name, dtype)]
     args = [load(name, at, dtype) for name in "xyz"]
     results = {d.name: torch.bool if d.result == "bool" else dtype for d in definitions}
     stores = [store(f"o_{d.name}", at, op(d.name, *args[: d.arity], dtype=results[d.name])) for d in definitions]
@@ -223,7 +224,7 @@ def test_every_operation_compiles(at: Expr) -> None:
     """The interpreter is no judge of it: numpy takes a block of one element for a number."""
     pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
     made = {str(dtype): kernel_of(every_operation(dtype, at)) for dtype in (F32, F64, I64, I32, torch.int8, torch.bool)}
-    launches = [(name, generate(one, config(variant="plain", x=128), Facts()).launches[0]) for name, one in made.items()]
+    launches = [(name, generate(one, config(variant="pointwise", x=128), Facts()).launches[0]) for name, one in made.items()]
     assert resources(launches, H100).keys() == made.keys()
 
 

@@ -44,7 +44,7 @@ def test_waiting_is_an_instruction_of_an_h100() -> None:
 
 def test_loads_stand_ahead_of_arithmetic() -> None:
     body = loop([store("o", P0, op("mul", op("erf", load("x", P0)), load("y", P0)))], {P0: S0})
-    (launch,) = generate(kernel_of(body), Config.of(variant="plain", x=512, warps=4), KNOWN).launches
+    (launch,) = generate(kernel_of(body), Config.of(variant="pointwise", x=512, warps=4), KNOWN).launches
     lines = launch.source[launch.source.index("def polytile_kernel") :].splitlines()
     loads = [number for number, line in enumerate(lines) if "tl.load(" in line]
     assert len(loads) == 2 and loads[1] == loads[0] + 1 and "erf" not in "".join(lines[: loads[1]])
@@ -56,7 +56,7 @@ def test_loads_ahead_fill_few_registers() -> None:
     for number in range(1, 64):
         total = op("add", total, load(f"x{number}", P0))
     kernel = kernel_of(loop([store("o", P0, total)], {P0: S0}))
-    (launch,) = generate(kernel, Config.of(variant="plain", x=1024, warps=4), KNOWN).launches
+    (launch,) = generate(kernel, Config.of(variant="pointwise", x=1024, warps=4), KNOWN).launches
     lines = launch.source[launch.source.index("def polytile_kernel") :].splitlines()
     first = next(number for number, line in enumerate(lines) if "= t" in line and " + t" in line and "tl.load" not in line)
     assert sum("tl.load(" in line for line in lines[:first]) == 6
@@ -85,7 +85,7 @@ def test_passes_there_and_back_see_every_point(variant: str, stages: int, length
 def test_rows_of_blocks_may_need_two_axes_of_the_grid(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit, "ROWS", 2)
     kernel = kernel_of(GOLDEN["transpose_add"][0]())
-    made = generate(kernel, Config.of(variant="plain", x=16, y=16, warps=1), KNOWN)
+    made = generate(kernel, Config.of(variant="pointwise", x=16, y=16, warps=1), KNOWN)
     x, y, out = torch.randn(32, 16 * rows), torch.randn(16 * rows, 32), torch.full((16 * rows, 32), 77.0)
     tensors = dict(zip([t.name for t in kernel.tensors], (x, y, out), strict=True))
     interpret.run(made, tensors, dict(zip([s.name for s in kernel.symbols], (16 * rows, 32), strict=True)))

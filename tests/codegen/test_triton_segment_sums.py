@@ -75,9 +75,9 @@ def sizes_of(kernel: LoopKernel, *numbers: int) -> dict[str, int]:
 
 
 CONFIGS = (
-    Config.of(variant="scatter", x=16, y=4, warps=4), Config.of(variant="scatter", x=64, y=1, warps=4),
-    Config.of(variant="leaders", x=32, many=16, warps=4), Config.of(variant="leaders", x=64, many=64, warps=4),
-    Config.of(variant="seekers", x=32, many=16, warps=4), Config.of(variant="seekers", x=64, many=64, warps=4),
+    Config.of(variant="atomic", x=16, y=4, warps=4), Config.of(variant="atomic", x=64, y=1, warps=4),
+    Config.of(variant="first_occurrence", x=32, many=16, warps=4), Config.of(variant="first_occurrence", x=64, many=64, warps=4),
+    Config.of(variant="owner_computes", x=32, many=16, warps=4), Config.of(variant="owner_computes", x=64, many=64, warps=4),
     Config.of(variant="sorted", x=32, y=4, warps=4, rows=4, many=16, chunks=8),
     Config.of(variant="sorted", x=16, y=2, warps=4, rows=16, many=128, chunks=1),
     Config.of(variant="sorted", x=64, y=8, warps=4, rows=2, many=8, chunks=16),
@@ -108,14 +108,14 @@ def test_indices_along_several_axes_are_added_by_atomics() -> None:
     assert not interpret.run(generate(kernel, CONFIGS[0], Facts()), given, sizes)
     for name, tensor in given.items():
         torch.testing.assert_close(tensor.double(), want[name].double(), rtol=1e-2, atol=1e-2)
-    assert {c["variant"] for c in variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))} == {"scatter"}
+    assert {c["variant"] for c in variants.configs(kernel, nest_of(kernel.loop), device.named("H100"))} == {"atomic"}
 
 
 def test_a_table_to_which_nothing_is_ever_added_is_set_to_zero() -> None:
     kernel = kernel_of(by_index(points=0))
     nest = nest_of(kernel.loop)
     configs = [*variants.configs(kernel, nest, device.named("H100"))]
-    assert {config["variant"] for config in configs} == {"scatter"}
+    assert {config["variant"] for config in configs} == {"atomic"}
     sizes = sizes_of(kernel, 20, 5)
     table = torch.full((100,), torch.nan, dtype=BF16)
     given = {t.name: table if t.role == "out" else torch.zeros(0, dtype=t.dtype) for t in kernel.tensors}
@@ -223,7 +223,7 @@ def test_the_number_of_points_decides_how_they_are_added_up() -> None:
     def best(*numbers: int) -> Config:
         return min(configs, key=lambda c: variants.cost(kernel, nest, c, sizes_of(kernel, *numbers), h100))
 
-    assert best(4, 1 << 20, 1024)["variant"] == "leaders"
-    assert best(1024, 16384, 1024)["variant"] == "seekers"
+    assert best(4, 1 << 20, 1024)["variant"] == "first_occurrence"
+    assert best(1024, 16384, 1024)["variant"] == "owner_computes"
     assert best(16384, 1024, 1024)["variant"] == "sorted"
-    assert best(131072, 64, 1024)["variant"] == "scatter"
+    assert best(131072, 64, 1024)["variant"] == "atomic"

@@ -90,7 +90,7 @@ def test_rows_are_read_by_the_widest_vectors_that_divide_them_and_their_addresse
     triton = pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
     rows, flat = half_norm().kernel, flat_copy().kernel
     aligned = frozenset(t.name for t in rows.tensors)
-    row, block = Config.of(variant="persistent", x=1, r=512, warps=1), Config.of(variant="plain", x=1024, warps=4)
+    row, block = Config.of(variant="persistent", x=1, r=512, warps=1), Config.of(variant="pointwise", x=1024, warps=4)
     made = {f"n1%{by}": generate(rows, row, Facts(aligned=aligned, powers=(("n1", by),))) for by in WIDTHS}
     for by in (1, 2, 4):
         known = Facts(frozenset({"n0", "n1"}), frozenset({"a1"}), powers=(("a0", 2 * by),))
@@ -107,7 +107,7 @@ def test_random_numbers_of_any_operator_compile_as_one_kernel() -> None:
     """How many operators come before it is a 32-bit argument, what it makes of that takes 64 bits."""
     pytest.importorskip("triton", reason="Triton is not installed; make setup installs it where it can")
     kernel = drawn().kernel
-    made = generate(kernel, Config.of(variant="plain", x=256, warps=2), Facts(aligned=frozenset({"a0", "a1"}), wide=True))
+    made = generate(kernel, Config.of(variant="pointwise", x=256, warps=2), Facts(aligned=frozenset({"a0", "a1"}), wide=True))
     assert all(cubin.binary for cubin in compiled(made.launches))
     out, seed = torch.zeros(40), torch.tensor([5])
     interpret.run(made, {"a0": seed, "a1": out}, {"n0": 40, "n1": 3})
@@ -118,7 +118,7 @@ def test_random_numbers_of_any_operator_compile_as_one_kernel() -> None:
 @pytest.mark.parametrize("length", [1, 7, 63, 64, 65, 200])
 def test_whole_blocks_and_the_last_one_are_all_points(length: int) -> None:
     kernel = flat_copy().kernel
-    made = generate(kernel, Config.of(variant="plain", x=64, warps=1), Facts(aligned=frozenset(("a0", "a1"))))
+    made = generate(kernel, Config.of(variant="pointwise", x=64, warps=1), Facts(aligned=frozenset(("a0", "a1"))))
     x, out = torch.randn(length + 3).bfloat16(), torch.full((length + 3,), 7.0).bfloat16()
     interpret.run(made, {"a0": x, "a1": out}, {"n0": length})
     assert torch.equal(out[:length], x[:length]) and bool((out[length:] == 7).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -72,7 +73,7 @@ def test_an_empty_plan_is_a_plan(tmp_path: Path) -> None:
         ("{", "no plan file"),
         ("[]", "no plan file"),
         ('{"format": "polytile plan"}', "no 'version'"),
-        ('{"format": "polytile plan", "version": 99}', "version 99, this polytile reads 2"),
+        ('{"format": "polytile plan", "version": 99}', "version 99, this polytile reads 3"),
         ('{"format": "polytile plan", "version": 2, "environment": {}, "decisions": [{"kernel": "k"}]}', "no 'regime'"),
         ('{"format": "polytile plan", "version": 2, "environment": {}, "decisions": 7}', "no plan file"),
     ],
@@ -81,6 +82,17 @@ def test_a_file_that_is_no_plan_is_an_error_that_says_why(tmp_path: Path, text: 
     (tmp_path / "p").write_text(text)
     with pytest.raises(PlanError, match=problem):
         Plan.read(tmp_path / "p")
+
+
+def test_a_plan_of_version_2_is_read_with_the_present_names(tmp_path: Path) -> None:
+    sizes = (("batch", 1), ("M", 32), ("N", 64), ("K", 64))
+    product = pinned("batch=1 M=32..45%16 kept=1", "tile_kept 6x4 t2")
+    old = Plan((dataclasses.replace(product, sizes=(*sizes, ("kept", 1))), pinned(candidate="stripes r=8 x=4")), {})
+    (tmp_path / "p").write_text(old.text().replace('"version": 3', '"version": 2'))
+    found = {one.candidate: one for one in Plan.read(tmp_path / "p").decisions}
+    assert str(found["tile_prepacked 6x4 t2"].regime) == "batch=1 M=32..45%16 packed=1"
+    assert found["tile_prepacked 6x4 t2"].sizes == (*sizes, ("packed", 1))
+    assert found["column_parallel r=8 x=4"].regime == pinned().regime
 
 
 def test_a_plan_that_says_one_thing_twice_is_refused(tmp_path: Path) -> None:

@@ -509,17 +509,6 @@ def test_averages_of_integers_round_towards_zero() -> None:
     check(lambda x: F.avg_pool2d(x, 3, stride=2, padding=1), torch.randint(-20, 20, (2, 3, 9, 8)))
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_maxima_of_drawn_windows(batched: bool) -> None:
-    flat, samples = torch.randn(2, 3, 9, 11), torch.rand(2, 3, 2)
-    fn = lambda x, s: torch.ops.aten.fractional_max_pool2d(x, [2, 3], [5, 4], s)  # noqa: E731
-    check(fn, flat if batched else flat[0], samples if batched else samples[:1])
-    deep = torch.randn(2, 3, 6, 9, 11).masked_fill(torch.rand(2, 3, 6, 9, 11) > 0.95, torch.nan)
-    three = lambda x, s: torch.ops.aten.fractional_max_pool3d(x, [2, 2, 1], [1, 4, 10], s)  # noqa: E731
-    check(three, deep if batched else deep[0], torch.rand(2, 3, 3) if batched else torch.rand(1, 3, 3))
-    check(lambda x, s: torch.func.grad(lambda x: fn(x, s)[0].square().sum())(x), flat, samples)
-
-
 def test_resampling_reads_by_position() -> None:
     x = torch.randn(2, 3, 5, 6)
     check(lambda x: F.interpolate(x, scale_factor=2), x)

@@ -1,4 +1,4 @@
-"""What is stored for library calls, and how it lies."""
+"""What is stored for attention and library calls, and how it lies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from polytile.frontend.graph import lower_graph
-from polytile.ir.program import Extern, Loop, Program, views_in
+from polytile.ir.program import Attention, Extern, Loop, Program, views_in
 from tests.frontend.lowering import trace
 
 WIDTH, HEADS = 32, 2
@@ -33,7 +33,8 @@ def attention(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
 
 def test_queries_keys_and_values_are_views_of_what_the_product_stored() -> None:
     args = torch.randn(3, 7, WIDTH), torch.randn(WIDTH, 3 * WIDTH), torch.randn(3 * WIDTH)
-    views = list(views_in(library_call(attention, *args).args))
+    (operation,) = [each for each in lowered(attention, *args).operations if isinstance(each, Attention)]
+    views = [operation.q, operation.k, operation.v]
     assert len({view.buffer for view in views}) == 1 and [int(view.offset) for view in views] == [0, WIDTH, 2 * WIDTH]
 
 

@@ -126,6 +126,15 @@ def test_a_file_that_is_no_sound_model_is_refused(trained: Trained, tmp_path: Pa
         load(written(trained, tmp_path / "model.json", **said))
 
 
+def test_an_older_models_words_are_read_as_the_present_ones(trained: Trained, tmp_path: Path) -> None:
+    """A CPU's `plain` is the same schedule as before."""
+    said = {"known": ["variant=plain", "variant=sums", "form=tile_kept", "origin=decomposed", "dtype=float32"]}
+    for architecture, variants in (("cuda sm90", {"variant=pointwise", "variant=column_reduction"}), ("cpu avx2", set())):
+        found = load(written(trained, tmp_path / "model.json", architecture=architecture, **said)).known
+        variants = variants or {"variant=plain", "variant=sums"}
+        assert found == {*variants, "form=tile_prepacked", "origin=split_k", "dtype=float32"}
+
+
 def test_what_is_no_json_or_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text("import os")
     with pytest.raises(ModelError, match="it is not JSON"):

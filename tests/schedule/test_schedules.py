@@ -60,10 +60,10 @@ def test_a_stored_config_names_the_schedule_that_it_came_from(make: type) -> Non
 
 def test_the_names_under_which_measurements_are_stored() -> None:
     finalised = named.split(x=32, r=64, warps=4, splits=64, finalise=8)
-    assert finalised.config == Config.of(variant="split", x=32, r=64, warps=4, splits=64, gathers=8)
+    assert finalised.config == Config.of(variant="split", x=32, r=64, warps=4, splits=64, finalise=8)
     assert finalised.combine is Combine.LAUNCH and SHARED[0].combine is Combine.LAST_PROGRAM
-    assert [one.name for one in (POINTS, *ROWS, *SHARED)] == ["plain", "persistent", "looped", "split", "cluster"]
-    assert [one.name for one in SUMS] == ["sums", "sums", "sums", "stripes"]
+    assert [one.name for one in (POINTS, *ROWS, *SHARED)] == ["pointwise", "persistent", "looped", "split", "cluster"]
+    assert [one.name for one in SUMS] == ["column_reduction", "column_reduction", "column_reduction", "column_parallel"]
 
 
 def test_one_program_of_a_column_reduction_shares_no_column() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polytile.errors import StoreError
-from polytile.store import Store, check, schema, transfer
+from polytile.facts import Threads
+from polytile.problem import Config, Measurement, Outcome, Problem
+from polytile.store import Store, check, jsonl, schema, transfer
 from polytile.store.place import Server
-from polytile.store.reading import records
+from polytile.store.reading import Record, records
 from tests.store.helpers import ENVIRONMENT, make, writer
 from tests.waiting import PATIENCE
 
@@ -91,3 +95,66 @@ def test_a_servers_older_store_is_brought_up_to_date_by_the_program_that_uses_it
     Store(database).append(make(2))
     assert [record.measurement for record in records(database)] == [make(1), make(2)]
     assert not check.check(database).troubles
+
+
+def product(candidate: str, config: Config, packed: str, **others: Any) -> Measurement:
+    sizes = (("batch", 1), ("M", 8), ("N", 1024), ("K", 256), (packed, 1))
+    problem = Problem("mm", "k1", sizes, ("float32",), (Threads(2),), "cpu-x")
+    return Measurement(problem, candidate, config, "abc", Outcome.OK, (1e-5, 2e-5), environment=ENVIRONMENT, **others)
+
+
+def loop(candidate: str, **values: Any) -> Measurement:
+    return dataclasses.replace(make(candidate=candidate), config=Config.of(**values))
+
+
+RENAMED = [
+    (product("tile_kept 6x4 t2", Config.of(form="tile_kept", mr=6), "kept"),
+     product("tile_prepacked 6x4 t2", Config.of(form="tile_prepacked", mr=6), "packed")),
+    (product("aten 16 parts", Config.of(parts=16), "M2", origin="decomposed", state=(("algorithm_told", "id 6"),)),
+     product("aten split_k 16", Config.of(parts=16), "M2", origin="split_k", state=(("algorithm_attributes", "id 6"),))),
+    (loop("split gathers=8 r=64", variant="split", gathers=8, r=64),
+     loop("split finalise=8 r=64", variant="split", finalise=8, r=64)),
+    (loop("plain warps=4 x=64", variant="plain", warps=4, x=64),
+     loop("pointwise warps=4 x=64", variant="pointwise", warps=4, x=64)),
+    (loop("stripes r=8", variant="stripes", r=8), loop("column_parallel r=8", variant="column_parallel", r=8)),
+    (loop("plain t2", variant="plain", threads=2), loop("plain t2", variant="plain", threads=2)),
+    (loop("apart"), loop("unfused")),
+]  # fmt: skip
+"""What version 4 wrote of a measurement, and what is read today."""
+OLD, PRESENT = map(list, zip(*RENAMED, strict=True))
+
+
+def test_names_in_an_older_store_become_the_present_ones(tmp_path: Path) -> None:
+    path, left_alone = tmp_path / "s", tmp_path / "read"
+    for place in (path, left_alone):
+        store = Store(place)
+        for measurement in OLD:
+            store.append(measurement)
+        store.close()
+        with contextlib.closing(sqlite3.connect(place)) as connection:
+            connection.execute("PRAGMA user_version = 4")
+    assert sorted(map(str, (record.measurement for record in records(left_alone)))) == sorted(map(str, PRESENT))
+    assert version(left_alone) == 4
+    after = Store(path)
+    assert after.exact(PRESENT[0].problem, ENVIRONMENT) and not after.exact(OLD[0].problem, ENVIRONMENT)
+    assert after.measurements() == PRESENT and not check.check(path).troubles
+    with contextlib.closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.IntegrityError):
+        connection.execute("UPDATE measurements SET seconds = 0")
+
+
+def test_names_in_a_servers_older_store_become_the_present_ones(database: Server) -> None:
+    import psycopg
+
+    for measurement in OLD:
+        Store(database).append(measurement)
+    with psycopg.connect(database.url) as connection:
+        connection.execute("UPDATE polytile.store SET version = 4")
+    Store(database).append(make(1))
+    assert [record.measurement for record in records(database)] == [*PRESENT, make(1)]
+    assert not check.check(database).troubles
+
+
+def test_names_in_older_files_are_read_as_the_present_ones(tmp_path: Path) -> None:
+    lines = [jsonl.line(Record(str(k), 1.0, measurement)) for k, measurement in enumerate(OLD)]
+    read = jsonl.parse((jsonl.header() + "".join(lines)).encode(), "old").records
+    assert [record.measurement for record in read] == PRESENT

@@ -101,13 +101,13 @@ def test_of_equals_the_best_predicted_is_chosen_whatever_the_order() -> None:
 def test_the_order_of_sources_decides_between_candidates_of_products_that_are_as_fast() -> None:
     from polytile import options
 
-    def winner(sources: str, family: str = "mm", origins: tuple[str, ...] = ("cpp", "decomposed", "triton")) -> str:
+    def winner(sources: str, family: str = "mm", origins: tuple[str, ...] = ("cpp", "split_k", "triton")) -> str:
         with options.override(sources=sources):
             entrants = [Entrant(predicted, 1, place_of(o, family)) for o, predicted in zip(origins, (1.0, 2.0, 3.0), strict=True)]
         return origins[pick(scores(1.0, 1.01, 1.015), 0.02, entrants) or 0]
 
     assert winner("cpp,triton,library") == "cpp" and winner("triton,library,cpp") == "triton"
-    assert winner("library,cpp") == "decomposed", "which is the library's"
+    assert winner("library,cpp") == "split_k", "which is the library's"
     assert winner("") == "cpp", "the best predicted"
     assert winner("triton,library,cpp", family="loop") == "cpp", "only products have sources: the best predicted"
     assert winner("triton,cpp", origins=("library", "library", "cpp")) == "cpp", "what takes part unasked comes last"

@@ -46,7 +46,8 @@ class Causal(enum.Enum):
 @dataclass(frozen=True)
 class Bias:
     """A tensor (B, Hq, Mq, Mkv) that changes the scores; its strides are 0 along the axes that are not in `varies`, a subset of
-    "bhmn". A tensor of a floating type is added. Where one of booleans is false, `fill` replaces the score, whatever that is.
+    "bhmn". A tensor of a floating type is added. Where one of booleans is false, `fill` replaces the score, whatever that is; in
+    scaled_dot_product_attention (`empty_is_0`) a fill of -inf is added, as eager does, so that a score of NaN stays.
     `along_rows`: it is known to have stride 1 along n."""
 
     dtype: torch.dtype

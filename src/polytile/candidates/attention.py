@@ -9,13 +9,17 @@ import torch
 from polytile.attention.problem import AttentionProblem
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.library.attention import library_candidates
+from polytile.candidates.stored_attention import StoredAttention
 
 
-def candidates(problem: AttentionProblem, target: torch.device, sources: Sequence[str]) -> tuple[Candidate, ...]:
-    """In the order of `sources`; the library's where none of these has any."""
+def candidates(
+    problem: AttentionProblem, target: torch.device, sources: Sequence[str], stored: StoredAttention | None
+) -> tuple[Candidate, ...]:
+    """In the order of `sources`; the library's where none of these has any. `stored` keeps scores in memory, by kernels of all
+    sources."""
     factories: dict[str, Callable[[], Sequence[Candidate]]] = {"library": lambda: library_candidates(problem, target)}
     wanted = [candidate for source in sources if source in factories for candidate in factories[source]()]
-    return tuple(wanted) or library_candidates(problem, target)
+    return (*(wanted or library_candidates(problem, target)), *([stored] if stored is not None else []))
 
 
 __all__ = ["candidates"]

@@ -10,7 +10,7 @@ from polytile.candidates.handles import Handle
 from polytile.problem import Config, Resources, Scalar
 from polytile.schedule.facts import Facts
 
-READY_MADE = ("library", "sdpa", "padding", "decomposed", "cublaslt")
+READY_MADE = ("library", "sdpa", "padding", "split_k", "cublaslt")
 """Origins of candidates for which nothing is generated or compiled: calls of libraries."""
 
 
@@ -93,6 +93,12 @@ class Candidate(ABC):
     def steady(self) -> bool:
         """Whether it runs the same code at sizes close by. Default: yes."""
         return True
+
+    @property
+    def per_size(self) -> bool:
+        """Whether it does its own work at the very sizes that it is pinned to alone, and leaves others to something else, as it
+        builds something for each combination of sizes. Default: no."""
+        return False
 
     # what is known of it ---------------------------------------------------------------------------------------------
 

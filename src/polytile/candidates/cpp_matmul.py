@@ -43,7 +43,7 @@ static inline void epilogue(void* const* ptrs, const long* sizes, long batch, lo
 def core_source(spec: GemmSpec, config: GemmConfig, lanes: int) -> str:
     """The core for operands as in `spec`: its pointers are A, B (or B packed, where the form reads that), the epilogue's
     function, then the epilogue's own."""
-    layout = "any" if config.form == "tile_kept" else spec.b_layout
+    layout = "any" if config.form == "tile_prepacked" else spec.b_layout
     shared = replace(spec, out_dtype=spec.accumulator, b_layout=layout)
     return gemm.generate(shared, config, ENTRY, CALL_EPILOGUE, lanes, panels_at=1)
 
@@ -101,7 +101,7 @@ class MatmulCandidate(CompiledCandidate):
 
     @property
     def _symbol(self) -> str:
-        return f"{ENTRY}_kept_{self.slot}" if self.config["form"] == "tile_kept" else f"{ENTRY}_{self.slot}"
+        return f"{ENTRY}_kept_{self.slot}" if self.config["form"] == "tile_prepacked" else f"{ENTRY}_{self.slot}"
 
     def _compile(self) -> tuple[compiler.Compilation, ...]:
         core, finish = self.sources

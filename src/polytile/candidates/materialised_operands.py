@@ -23,7 +23,7 @@ class MaterialisedOperands(Candidate):
     product is best. `first` has the prologues' kernels, None for an operand that is in memory already; `product` is the plain
     product. It is measured as a library's kernel is, so that a fused prologue is never chosen where this is faster."""
 
-    name = "stored first"
+    name = "materialised operands"
     origin = "library"
     config = Config()
 

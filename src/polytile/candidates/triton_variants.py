@@ -27,7 +27,7 @@ from polytile.schedule.named import schedule_of
 from polytile.schedule.nest import Nest
 from polytile.schedule.schedule import Combine
 from polytile.schedule.segments import Segments
-from polytile.schedule.space import CLUSTERED, PLAIN_2, oversized, schedules
+from polytile.schedule.space import CLUSTERED, POINTWISE_2, oversized, schedules
 
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
@@ -53,7 +53,7 @@ def configs(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> tuple[Config
 
 def _segment_sums(rows: bool, device: DeviceFacts) -> Iterator[Config]:
     """Those of a table, whose rows one index picks where `rows`."""
-    yield from (Config.of(variant=Segments.ATOMIC.value, x=x, y=y, warps=w) for x, y, w in PLAIN_2)
+    yield from (Config.of(variant=Segments.ATOMIC.value, x=x, y=y, warps=w) for x, y, w in POINTWISE_2)
     for (x, warps), many in itertools.product(FIRST_OCCURRENCE if rows else (), MANY):
         yield Config.of(variant=Segments.FIRST_OCCURRENCE.value, x=x, warps=warps, many=many)
     for x, warps, many in OWNER_COMPUTES if rows else ():

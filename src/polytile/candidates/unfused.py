@@ -63,7 +63,7 @@ class Unfused(Candidate):
     """Runs the parts one after the other, each by a MultiKernel of its own, in the order of `parts`. It is measured as a
     library's kernel is, so that a fused loop is never chosen where its parts are faster."""
 
-    name = "apart"
+    name = "unfused"
     origin = "library"
     config = Config()
 

@@ -190,6 +190,3 @@ def show_configs(
 def main() -> None:
     """Runs the command that the process's arguments name; ends the process with its status."""
     app()
-
-
-__all__ = ["app", "main"]

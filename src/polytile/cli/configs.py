@@ -96,6 +96,3 @@ def _register_tiles(heuristic: object, m: int, n: int, k: int, dtype: str) -> tu
                         ["config", "predicted µs, one thread"], rows),
         Table.from_rows(f"{len(able) - len(tried) + other} left out", ["config", "why"], sized),
     )  # fmt: skip
-
-
-__all__ = ["tables"]

@@ -249,6 +249,3 @@ EXAMINATIONS: tuple[Callable[[], Finding], ...] = (
 def examine() -> Findings:
     """Looks at everything in EXAMINATIONS."""
     return Findings(tuple(examination() for examination in EXAMINATIONS))
-
-
-__all__ = ["EXAMINATIONS", "Finding", "Findings", "examine", "worst"]

@@ -92,6 +92,3 @@ def names_of(problem: Problem, known: Mapping[str, Sequence[str]]) -> tuple[str,
     """What the kernel of a problem is called, as `names_beside` knows it."""
     digest = problem.kernel[:8]
     return tuple(known.get(digest, ())) or (f"{problem.family}_{digest}",)
-
-
-__all__ = ["Kernel", "kernels", "matching", "meant_by", "names_beside", "names_of", "shortest"]

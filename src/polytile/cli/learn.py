@@ -202,6 +202,3 @@ def _model(family: str, architecture: str, file: Path | None) -> Trained:
     if found is None:
         raise LearnError(f"programs here use no model of {family} on {architecture}; name one with --model, or train one.")
     return found
-
-
-__all__ = ["app"]

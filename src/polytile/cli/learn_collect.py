@@ -111,6 +111,3 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TargetError(f"operations are collected in floating types; {name!r} is none: float32, bfloat16 and float16 are.")
     return dtype
-
-
-__all__ = ["Wanted", "collect"]

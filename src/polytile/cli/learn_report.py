@@ -78,6 +78,3 @@ def _row(model: Trained, report: Tried) -> tuple[object, ...]:
         report.gman_wrong_speedup, f"{model.threshold:.4f}", report.answered, report.regret, report.p95, report.top3,
         report.top3_p95, report.top10, report.prior, report.prior_p95, report.prior_top3, report.speedup, report.slowdown,
     )  # fmt: skip
-
-
-__all__ = ["decisions", "reports", "worst"]

@@ -98,6 +98,3 @@ def told_once() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(without_traceback)
-
-
-__all__ = ["FAILED", "PlainErrors", "StorePlace", "date", "environment_text", "in_short", "sizes_text", "store_at", "told_once"]

@@ -48,6 +48,3 @@ def diff_plans(
         rows.append((change.pinned.kernel, str(change.pinned.regime), first, second))
     show(Table.from_rows(f"{before} → {after}", ["kernel", "regime", "before", "after"], rows))
     raise typer.Exit(1)
-
-
-__all__ = ["app"]

@@ -113,6 +113,3 @@ def _choices(kernel: Replayed) -> Table:
         for c in kernel.report.choices
     ]  # fmt: skip
     return Table.from_rows(kernel.name, columns, rows)
-
-
-__all__ = ["Replayed", "read", "run", "tables"]

@@ -209,6 +209,3 @@ def _tell(damaged: tuple[str, ...], partial: str) -> None:
     for sentence in (*damaged, partial):
         if sentence:
             typer.echo(f"polytile: {sentence}.", err=True)
-
-
-__all__ = ["Format", "app"]

@@ -153,6 +153,3 @@ def _tensors(text: str, kind: Kind) -> tuple[torch.Tensor, ...]:
 
 def _are_calls(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(args, tuple) for args in value)
-
-
-__all__ = ["Calls", "Job", "Kind", "TargetError", "calls_of", "jobs_of"]

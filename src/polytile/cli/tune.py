@@ -182,6 +182,3 @@ def _table(steps: Sequence[Step]) -> Table:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-__all__ = ["STOPPED", "Run", "Step", "describe", "tune"]

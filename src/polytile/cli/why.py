@@ -210,6 +210,3 @@ def _ranked(scores: Mapping[Identity, Score]) -> tuple[Ranked, ...]:
 def _some(values: set[int]) -> str:
     shown = sorted(values)
     return ", ".join(map(str, shown[:6])) + (", …" if len(shown) > 6 else "")
-
-
-__all__ = ["Here", "Ranked", "Why", "differences", "given_sizes", "same_regime", "sizes_of", "why"]

@@ -112,6 +112,3 @@ def table_of(name: str, asked: str, reason: Why) -> Table:
     rows = [(r.candidate, r.seconds, r.seconds / base if r.seconds and base else None, r.note) for r in reason.standings]
     ratios = Column("× chosen" if chosen else "× fastest", ratio)
     return Table.from_rows(title, ["candidate", Column("µs", micros), ratios, "note"], rows, notes)
-
-
-__all__ = ["answer", "answers", "gpus", "here", "is_function", "plan_in_force", "table_of"]

@@ -82,6 +82,3 @@ def _why(decision: Decision) -> Why:
     ]
     ranked.sort(key=lambda one: (one.seconds is None, one.seconds or 0.0))
     return Why(decision.measured_at or decision.sizes, decision.candidate, decision.provenance, tuple(ranked))
-
-
-__all__ = ["answer", "decisions"]

@@ -80,6 +80,3 @@ class Emitter(ABC, Generic[Scope]):
     @abstractmethod
     def _store(self, store: Store, scope: Scope) -> None:
         """Adds the lines of one store, whose values are known."""
-
-
-__all__ = ["Emitter", "emission_order"]

@@ -48,6 +48,3 @@ def cost(
     seconds = factor * min(prior.cost(kind, config, size, device, accesses) for config in BLOCKS[plain])
     fixed = device.launch_seconds
     return fixed + MISALIGNED * max(0.0, seconds - fixed) if misaligned else seconds
-
-
-__all__ = ["cost"]

@@ -386,6 +386,3 @@ def multiprocessor_rate(kind: Kind, device: DeviceFacts) -> float:
 def traffic(kind: Kind, batch: int, m: int, n: int, k: int) -> float:
     """Bytes that must move once."""
     return batch * ((m * k + k * n) * kind.itemsize + m * n * max(2, kind.itemsize))
-
-
-__all__ = ["FITTED", "ROW_MAJOR", "Access", "Accesses", "Constants", "cost", "multiprocessor_rate", "refused", "terms"]

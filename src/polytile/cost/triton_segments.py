@@ -129,6 +129,3 @@ def _table(kernel: LoopKernel) -> Table | None:
 @functools.lru_cache(maxsize=256)
 def _size(kernel: LoopKernel) -> sizes.Size:
     return size_of(kernel.loop)
-
-
-__all__ = ["cost", "extent"]

@@ -14,12 +14,14 @@ import torch
 from polytile import options as settings
 from polytile.attention import call as attention_call
 from polytile.attention.problem import AttentionProblem
+from polytile.attention.stored import stored as stored_attention
 from polytile.candidates import attention as attentions
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import cpp_variants as variants
 from polytile.candidates import products as templates
 from polytile.candidates import unfused
 from polytile.candidates.materialised_operands import MaterialisedOperands
+from polytile.candidates.stored_attention import Step, StoredAttention
 from polytile.dispatch import specs
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.registry import define
@@ -109,18 +111,28 @@ def define_attention(attention: Attention, buffers: Mapping[str, Buffer], made: 
     problem, site = attention_call.canonicalize(attention, buffers)
     target, made = buffers[attention.q.buffer].device, {} if made is None else made
     if (problem.text, target) not in made:
-        made[problem.text, target] = _attention(problem, attention.origins, target)
+        made[problem.text, target] = _attention(problem, attention.origins, target, made)
     return made[problem.text, target], site.buffers, site.sizes
 
 
-def _attention(problem: AttentionProblem, origins: tuple[str, ...], target: torch.device) -> MultiKernel:
+def _attention(problem: AttentionProblem, origins: tuple[str, ...], target: torch.device, made: Defined) -> MultiKernel:
     sources = settings.parts(settings.get("sources")) or templates.SOURCES
-    candidates = attentions.candidates(problem, target, sources)
+    candidates = attentions.candidates(problem, target, sources, _stored(problem, target, made))
     if Target.of(target).native:
         return define(specs.attention_spec(problem, origins), candidates)
     from polytile.dispatch import gpu_specs
 
     return define(gpu_specs.attention_spec(problem, origins, target), candidates)
+
+
+def _stored(problem: AttentionProblem, target: torch.device, made: Defined) -> StoredAttention | None:
+    """The candidate with scores in memory, where there are products of the problem's type."""
+    if problem.lse or (Target.of(target).native and problem.dtype == torch.float16):
+        return None
+    parts = stored_attention(problem, target)
+    products = [define_template(product, parts.buffers, made) for product in (parts.first, parts.last)]
+    calls = (products[0], define_loop(parts.softmax, parts.buffers, made), products[1])
+    return StoredAttention(problem, [Step(kernel, tuple(map(str, tensors)), ints) for kernel, tensors, ints in calls])
 
 
 def _unfused(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:

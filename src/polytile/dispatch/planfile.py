@@ -2,7 +2,7 @@
 
 A plan is JSON that a person can read and `git diff` can show:
 
-    {"format": "polytile plan", "version": 2,
+    {"format": "polytile plan", "version": 3,
     "environment": {
      "torch": "2.13.0", ...},
     "decisions": [
@@ -33,6 +33,7 @@ from polytile.errors import PlanError
 from polytile.facts import OF_PLANS, OF_PROBLEMS, Fact, Regime, read_all, read_regime, texts
 from polytile.runtime import device
 from polytile.runtime.pytorch import threads
+from polytile.store import words
 from polytile.tuning.environment import environment
 from polytile.version import __version__
 
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from polytile.dispatch.multikernel import MultiKernel
     from polytile.dispatch.spec import KernelSpec
 
-FORMAT, VERSION = "polytile plan", 2
+FORMAT, VERSION = "polytile plan", 3
+READABLE = (2, 3)
+"""Version 2 had other names for some candidates and sizes, which are read as the present ones (store/words.py)."""
 
 TEXTS = ("kernel", "regime", "candidate", "source", "digest")
 """The names of what is text in each decision."""
@@ -106,14 +109,14 @@ class Pinned:
             raise TypeError(f"the decision {json.dumps(entry)} has something else than text where text belongs")
         return Pinned(
             entry["kernel"],
-            read_regime(entry["regime"]),
-            entry["candidate"],
+            read_regime(words.regime(entry["regime"], entry["sizes"])),
+            words.candidate(entry["candidate"]),
             entry["source"],
             entry["digest"],
             dtypes=tuple(entry["dtypes"]),
             layouts=read_all(entry["layouts"], OF_PROBLEMS),
-            sizes=tuple((name, int(size)) for name, size in entry["sizes"].items()),
-            part_of=read_regime(entry["part_of"]) if entry.get("part_of") else None,
+            sizes=tuple((name, int(size)) for name, size in words.sizes(entry["sizes"]).items()),
+            part_of=read_regime(words.regime(entry["part_of"], entry["sizes"])) if entry.get("part_of") else None,
             conditions=read_all(entry["conditions"], OF_PLANS),
         )
 
@@ -156,7 +159,7 @@ class Plan:
         """Raises PlanError where there is no such file, or it is no plan, or pins one thing twice."""
         try:
             content = json.loads(Path(path).expanduser().read_text())
-            if content["format"] != FORMAT or content["version"] != VERSION:
+            if content["format"] != FORMAT or content["version"] not in READABLE:
                 raise ValueError(f"it is of version {content['version']}, this polytile reads {VERSION}")
             decisions = tuple(Pinned.from_json(entry) for entry in content["decisions"])
             facts = {str(name): str(value) for name, value in content["environment"].items()}

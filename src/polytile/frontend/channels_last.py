@@ -269,6 +269,3 @@ def _is_channels_last(value: torch.Tensor) -> bool:
 
 def _channels_last(value: torch.Tensor) -> torch.Tensor:
     return value.new_empty_strided(value.shape, make_channels_last_strides_for(value.shape))
-
-
-__all__ = ["lay_channels_last"]

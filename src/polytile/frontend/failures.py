@@ -85,6 +85,3 @@ def _written(graph: torch.fx.GraphModule, name: str, text: str) -> str:
     except Exception:  # of a graph that is odd enough to fail here too
         log.info("There is no script for the failure of %s.", name, exc_info=True)
     return ""
-
-
-__all__ = ["CALLERS", "Failure", "failure", "is_raised", "reset"]

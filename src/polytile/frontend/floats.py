@@ -104,6 +104,3 @@ def _floats(graph: torch.fx.Graph) -> Iterator[tuple[torch.fx.Node, str]]:
             expression = value.node._expr  # the symbol, where `expr` is the number that it was fixed to
             if isinstance(expression, sympy.Symbol) and symbol_is_type(expression, SymT.FLOAT):
                 yield node, expression.name
-
-
-__all__ = ["restart_if_fixed", "settle_ahead"]

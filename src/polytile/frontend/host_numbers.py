@@ -111,6 +111,3 @@ def _filled(builder: Builder, value: Tensor, device: torch.device) -> Tensor:
     (number,) = builder.library(Filled(device), (value,), {}, "a number on the host", (fake,))
     assert isinstance(number, Tensor)
     return number
-
-
-__all__ = ["Filled", "gathered", "kernel_number"]

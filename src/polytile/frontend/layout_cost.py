@@ -101,6 +101,3 @@ class Layouts:
 def _edge(graph: Any, start: Hashable, end: Hashable, capacity: float) -> None:
     if capacity > 0:
         graph.add_edge(start, end, **({} if capacity == NEVER else {"capacity": capacity}))
-
-
-__all__ = ["Cost", "Layouts", "bytes_of", "cost_of"]

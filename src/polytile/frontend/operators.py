@@ -67,6 +67,3 @@ def _arguments(
     builder: Builder, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
     return tuple(map(builder.argument, args)), tuple((name, builder.argument(value)) for name, value in kwargs.items())
-
-
-__all__ = ["changes_a_copy", "changing_call", "is_reshape", "operator_call"]

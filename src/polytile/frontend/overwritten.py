@@ -56,6 +56,3 @@ def _read_through_clone(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     readers = [n for n in node.users if n is not clone and n.op != "output" and n.target is not aten.copy_.default]
     for reader in readers:
         reader.replace_input_with(node, clone)
-
-
-__all__ = ["keep_overwritten"]

@@ -130,6 +130,3 @@ def _number(value: Any, values: Mapping[sympy.Symbol, int]) -> Any:
     known = known.xreplace({s: sympy.Integer(UNKNOWN) for s in known.free_symbols})
     kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
     return kind(known)
-
-
-__all__ = ["script"]

@@ -134,6 +134,3 @@ def _looking(name: str, rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _is_kept(x: Tensor, scales: Any) -> bool:
     plain = scales is None or all(isinstance(scale, float) for scale in scales)
     return x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype.itemsize >= 2 and plain
-
-
-__all__ = ["EXACT", "LINEAR", "UPSAMPLE", "UPSAMPLE_BACKWARD", "arguments", "kept_whole"]

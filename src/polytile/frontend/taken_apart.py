@@ -127,6 +127,3 @@ def _node_of(tensor: torch.Tensor, tracer: Any) -> torch.fx.Node | None:
 def names_in(call: Whole) -> list[str]:
     """The nodes that a call takes."""
     return [leaf.node for leaf in tree_leaves((call.args, dict(call.kwargs))) if isinstance(leaf, Name)]
-
-
-__all__ = ["KEY", "Name", "Result", "Shape", "Whole", "names_in", "noting", "shape_of"]

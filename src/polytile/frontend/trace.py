@@ -145,6 +145,3 @@ def _is_result(view: View, node: torch.fx.Node, made: Made) -> bool:
         fake = fake[made.output]
     known = shape_of(fake)
     return known is not None and known == (view.sizes, view.dtype)
-
-
-__all__ = ["trace_of"]

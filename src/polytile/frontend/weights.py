@@ -27,6 +27,3 @@ def weights_of(graph: torch.fx.GraphModule, kind: str) -> dict[str, str]:
         for place in metadata.static_input_indices
         if place < len(names)
     }
-
-
-__all__ = ["weights_of"]

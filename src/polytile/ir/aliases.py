@@ -25,6 +25,3 @@ def returns_alias(target: object) -> bool:
     if schema is None or getattr(target, "namespace", "") in COLLECTIVES:
         return True
     return any(r.alias_info is not None for r in schema.returns)
-
-
-__all__ = ["maybe_aliased", "returns_alias"]

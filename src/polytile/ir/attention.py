@@ -20,11 +20,11 @@ def causal_mask(kind: str, rows: int, keys: int, device: torch.device) -> torch.
 
 
 def masked(
-    scores: torch.Tensor, bias: torch.Tensor | None, causal: str = "", fill: float = EMPTY
+    scores: torch.Tensor, bias: torch.Tensor | None, causal: str = "", fill: float = EMPTY, added: bool = False
 ) -> torch.Tensor:
-    """Scores (..., rows, keys) after mask and bias."""
+    """Scores (..., rows, keys) after mask and bias. `added`: where a mask of booleans is false, -inf is added and NaN stays."""
     if bias is not None and bias.dtype == torch.bool:
-        scores = torch.where(bias, scores, fill)
+        scores = scores + torch.where(bias, 0.0, EMPTY).to(scores.dtype) if added else torch.where(bias, scores, fill)
     elif bias is not None:
         scores = scores + bias.to(scores.dtype)
     if causal:
@@ -51,7 +51,7 @@ def attend(
     group = q.shape[1] // max(1, k.shape[1])
     if group != 1:
         k, v = (each.repeat_interleave(group, 1) for each in (k, v))
-    scores = masked(q.to(dtype) @ k.to(dtype).transpose(-1, -2) * scale, bias, causal, fill)
+    scores = masked(q.to(dtype) @ k.to(dtype).transpose(-1, -2) * scale, bias, causal, fill, empty_is_0 and fill == EMPTY)
     shares = torch.softmax(scores, -1)
     if empty_is_0:
         shares = torch.where((scores == EMPTY).all(-1, keepdim=True), 0.0, shares)

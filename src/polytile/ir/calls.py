@@ -130,6 +130,3 @@ def text(call: LibraryCall) -> str:
     args, kwargs = mapped((call.args, call.kwargs), of_view, str, of_made)
     outputs = ", ".join("-" if v is None else of_view(v) for v in call.outputs)
     return f"{call.target} {args} {kwargs} -> {outputs}"
-
-
-__all__ = ["calls_of", "changes_nothing", "expressions", "mapped", "moved", "renamed", "shapes_alone", "text"]

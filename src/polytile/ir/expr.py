@@ -112,9 +112,8 @@ class Op(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Reduce(Node):
-    """A reduction of `args` over the loop's reduced axes, of a kind in `reductions.REDUCTIONS`. Several results are read through
-    `Part`."""
+class _Along(Node):
+    """What becomes of `args` along reduced axes. Several results are read through `Part`."""
 
     kind: str
     args: tuple[Node, ...]
@@ -124,17 +123,12 @@ class Reduce(Node):
         return self.args
 
 
-@dataclass(frozen=True, eq=False)
-class Scan(Node):
-    """The inclusive prefix of `args` along the loop's reduced axis, of a kind in `reductions.SCANS`. Several results are read
-    through `Part`."""
+class Reduce(_Along):
+    """A reduction over the loop's reduced axes, of a kind in `reductions.REDUCTIONS`."""
 
-    kind: str
-    args: tuple[Node, ...]
 
-    @property
-    def children(self) -> tuple[Node, ...]:
-        return self.args
+class Scan(_Along):
+    """The inclusive prefix along the loop's reduced axis, of a kind in `reductions.SCANS`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -294,4 +294,4 @@ class _Run:
         return None if output is None else sizes.evaluate(output, self.values)
 
 
-__all__ = ["Argument", "bind", "run", "run_attention", "run_loop", "run_template", "scaled_product", "view_tensor"]
+__all__ = ["run_loop"]

@@ -83,6 +83,3 @@ def leaning(how: Leaning) -> Iterator[None]:
 
 def active() -> Leaning | None:
     return _active.get()
-
-
-__all__ = ["Leaning", "active", "leaning"]

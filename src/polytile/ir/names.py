@@ -1,8 +1,6 @@
-"""Names that measurements are stored under, for those who must not import torch."""
+"""Names of integers that several rooms ask for, without torch."""
 
 from __future__ import annotations
 
-IS_PACKED = "kept"
+IS_PACKED = "packed"
 """The integer of a product that says whether its weight comes packed (ir.program.IS_PACKED)."""
-
-__all__ = ["IS_PACKED"]

@@ -92,7 +92,6 @@ class PackedWeight:
 
 
 IS_PACKED = algebra.axis(names.IS_PACKED)
-"""Its name is the one under which measurements are stored."""
 
 
 def whole(buffer: Buffer) -> View:

@@ -120,6 +120,3 @@ def definition_of(node: Reduce | Scan) -> Definition:
         what = type(node).__name__.lower()
         raise IRError(f"a {what} of the unknown kind {node.kind!r}; see polytile/ir/reductions.py for the table")
     return table[node.kind]
-
-
-__all__ = ["REDUCTIONS", "SCANS", "Definition", "definition_of", "largest", "smallest"]

@@ -56,5 +56,3 @@ DECISIONS = (
     Decision("configs", f"which {TEN} candidates of a product are tried", lambda example: example.problem.family == "mm"),
     Decision("attention", "which config runs an attention", lambda example: example.problem.family == "attention"),
 )
-
-__all__ = ["DECISIONS", "TEN", "Decision"]

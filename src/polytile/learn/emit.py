@@ -99,6 +99,3 @@ def _lines(model: Trained, node: int, indent: str) -> Iterator[str]:
     below = node + forest.down[node]
     yield from _lines(model, below, indent + "    ")
     yield from _lines(model, below + 1, indent)
-
-
-__all__ = ["about", "python", "sentence"]

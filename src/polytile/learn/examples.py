@@ -109,6 +109,3 @@ def _example(problem: Problem, ran: Sequence[Recorded]) -> Example:
 def _terms(recorded: Recorded) -> dict[str, float]:
     state = recorded.measurement.state
     return {name.removeprefix(TERM): float(value) for name, value in state if name.startswith(TERM)}
-
-
-__all__ = ["FOLDS", "TEST", "Example", "Examples", "examples"]

@@ -98,6 +98,3 @@ def _number(text: str | None) -> float:
         return float(text) if text is not None else math.nan
     except ValueError:
         return math.nan
-
-
-__all__ = ["VERSION", "Row", "architecture", "device_numbers", "features", "is_shared", "values", "words"]

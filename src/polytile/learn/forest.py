@@ -104,6 +104,3 @@ def _loaded(promise: compiler.Compilation) -> Walk | None:
         log.info("learned models are read by Python: %s", str(error).partition("\n")[0])
         return None
     return walk
-
-
-__all__ = ["Forest", "prepare"]

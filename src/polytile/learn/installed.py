@@ -54,6 +54,3 @@ def checked(path: Path) -> Trained:
     if why := model.why_unused():
         raise ModelError(f"the model {path} is not better than the prediction: {why}. Train it on more measurements.")
     return model
-
-
-__all__ = ["SHIPPED", "checked", "models", "usable", "users"]

@@ -26,6 +26,7 @@ from polytile.learn.forest import Forest
 from polytile.learn.offer import Offer
 from polytile.problem import Problem, digest
 from polytile.runtime import device
+from polytile.store import words
 
 FORMAT, FORMAT_VERSION = "polytile model", 1
 FEWEST_HELD_OUT = 10
@@ -271,10 +272,12 @@ def _text(model: Trained) -> str:
 def _model(said: Mapping[str, Any]) -> Trained:
     if max(said["feature"]) >= len(said["names"]) or not all(map(math.isfinite, said["number"])):
         raise ValueError("a node asks for a feature that is not there, or its number is none")
+    architecture = str(said["architecture"])
+    on_gpu = architecture.startswith("cuda")
     return Trained(
         str(said["family"]),
-        str(said["architecture"]),
-        tuple(map(str, said["names"])),
+        architecture,
+        tuple(words.feature(str(name), on_gpu) for name in said["names"]),
         Forest(
             tuple(map(int, said["roots"])),
             tuple(map(int, said["feature"])),
@@ -282,12 +285,9 @@ def _model(said: Mapping[str, Any]) -> Trained:
             tuple(map(float, said["number"])),
         ),
         {str(name): (float(low), float(high)) for name, (low, high) in said["ranges"].items()},
-        frozenset(map(str, said["known"])),
+        frozenset(words.feature(str(word), on_gpu) for word in said["known"]),
         float(said["threshold"]),
         Settings(**said["settings"]),
         tuple(Tried(**report) for report in said["reports"]),
         dict(said["trained_on"]),
     )
-
-
-__all__ = ["FEWEST_HELD_OUT", "Judgement", "ModelError", "Settings", "Trained", "Tried", "competing", "load", "save"]

@@ -24,6 +24,3 @@ class Offer:
     def terms(self) -> Mapping[str, float]:
         """What the prediction is made of: seconds ("memory_s"), facts of the problem ("work.M") and other numbers."""
         return self.ask()
-
-
-__all__ = ["Offer"]

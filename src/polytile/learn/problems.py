@@ -182,5 +182,3 @@ LIMITS: Mapping[tuple[str, str], int] = {
     ("mm", "cpu"): 1 << 28, ("loop", "cpu"): 1 << 22, ("attention", "cpu"): 1 << 28,
 }  # fmt: skip
 """(family, type of device) → the most work of a problem."""
-
-__all__ = ["LIMITS", "OPERATIONS", "STEPS", "WAYS", "Operation", "Sizes"]

@@ -104,6 +104,3 @@ def quantile(ratios: Sequence[float], share: float) -> float:
 
 def _rounded(ratio: float) -> float:
     return round(ratio, 4)
-
-
-__all__ = ["FAR", "NOISE", "Case", "case", "cases", "geomean", "quantile", "tried"]

@@ -205,6 +205,3 @@ def _origin(learned: Sequence[Example]) -> dict[str, Any]:
         "kernels": len({example.problem.kernel for example in learned}),
         "devices": dict(sorted(devices.items())),
     }
-
-
-__all__ = ["Table", "TrainingError", "grid", "grown", "held_out", "table", "threshold", "train", "with_threshold"]

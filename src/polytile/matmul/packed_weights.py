@@ -83,6 +83,3 @@ def panels_for(kernel: GemmKernel, b: torch.Tensor, size: Mapping[str, int]) -> 
 def assumed_sizes(argument: PackedWeight | None) -> dict[sympy.Symbol, int]:
     """The value of IS_PACKED that is assumed ahead of calls: 1 for weights that nothing is expected to change."""
     return {} if argument is None else {IS_PACKED: int(argument.constant)}
-
-
-__all__ = ["PANELS", "assumed_sizes", "lanes_of", "panels_for", "site_of", "with_packed_weight"]

@@ -111,8 +111,3 @@ def evaluated(made: LoopKernel, precision: torch.dtype | None) -> Callable[..., 
         evaluate.run_loop(made.loop, tensors, values, precision)
 
     return run
-
-
-__all__ = [
-    "Canonical", "Prologues", "canonicalize", "elements", "evaluated", "materialise_operands", "split_arguments", "tensor_count",
-]  # fmt: skip

@@ -52,6 +52,3 @@ def views(kernel: GemmKernel, named: Mapping[str, torch.Tensor], size: Mapping[s
         strides = [size[stride] for stride in SIZES[2 * number : 2 * number + 2]]
         by_name[name] = named[name].as_strided((1, *shape), (0, *strides), named[name].storage_offset())
     return by_name
-
-
-__all__ = ["NAMES", "SIZES", "dense_strides", "elements", "shapes", "views"]

@@ -44,15 +44,6 @@ def remember_calls(program: Program) -> Program:
     return replace(program, operations=operations)
 
 
-def why_none(loop: Loop, program: Program) -> str:
-    """Why a loop of the program has no calls, "" where it has."""
-    try:
-        _Slice(loop, _Known.of(program), False).calls()
-    except NoCalls as reason:
-        return str(reason)
-    return ""
-
-
 class NoCalls(Exception):
     """A loop has no form as ATen calls; the message says why."""
 
@@ -229,6 +220,3 @@ def _numbers(value: Any) -> list[sympy.Expr]:
     numbers: list[sympy.Expr] = []
     mapped(value, lambda view: numbers.extend((*view.sizes, *view.strides, view.offset)), numbers.append)
     return numbers
-
-
-__all__ = ["remember_calls", "why_none"]

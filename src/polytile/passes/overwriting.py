@@ -98,6 +98,3 @@ def _storing(operation: Operation, names: Mapping[str, str]) -> Operation:
     if not isinstance(operation, Loop):
         return operation
     return replace(operation, stores=tuple(replace(s, buffer=names.get(s.buffer, s.buffer)) for s in operation.stores))
-
-
-__all__ = ["write_in_place"]

@@ -54,6 +54,3 @@ def environment() -> dict[str, str]:
             continue
     facts["command"] = " ".join(sys.orig_argv[1:])
     return {name: value for name, value in facts.items() if value}
-
-
-__all__ = ["accelerator", "environment", "memory_gib"]

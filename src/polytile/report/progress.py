@@ -63,6 +63,3 @@ def show_from_now_on(lines: bool = False) -> None:
     if _shown is None:
         _shown = Display(Console(stderr=True), lines)
         watch(_shown)
-
-
-__all__ = ["Display", "described", "show_from_now_on"]

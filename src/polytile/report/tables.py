@@ -142,6 +142,3 @@ def show(table: Table, console: Console | None = None) -> None:
     else:
         console.file.write(table.markdown() + "\n")
         console.file.flush()
-
-
-__all__ = ["Column", "Table", "count", "error", "micros", "ratio", "show", "text"]

@@ -27,6 +27,3 @@ def extent(kernel: LoopKernel, size: Mapping[str, int]) -> Extent:
     values = {s: size[s.name] for s in kernel.symbols}
     rows, row = ([sizes.evaluate(a.size, values) for a in axes] for axes in (kernel.loop.axes, kernel.loop.reduced))
     return Extent(math.prod(rows), math.prod(row))
-
-
-__all__ = ["Extent", "extent"]

@@ -113,9 +113,3 @@ def row_lengths(kernel: LoopKernel, nest: Nest, size: Mapping[str, int]) -> list
     """Points of the reduced axes at these sizes, the innermost first."""
     values = {s: size[s.name] for s in kernel.symbols}
     return [sizes.evaluate(axis.size, values) for axis in row_axes(nest)]
-
-
-__all__ = [
-    "EXCHANGED", "can_exchange", "clustered", "fits", "has_column_sums", "is_column_parallel", "legal", "row_axes", "row_lengths",
-    "spelled", "splittable",
-]  # fmt: skip

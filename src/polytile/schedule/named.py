@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from polytile.problem import Config
-from polytile.schedule.schedule import STORED, Blocks, Combine, Hold, Schedule, Share
+from polytile.schedule.schedule import Blocks, Combine, Hold, Schedule, Share
 
 
 def pointwise(**blocks: Any) -> Schedule:
@@ -149,27 +149,19 @@ def _of_columns(blocks: dict[str, Any]) -> Share:
     return Share.GRID if several else Share.CLUSTER if splits > 1 else Share.PROGRAM
 
 
-STORED_SCHEDULES = {
-    "plain": pointwise, "persistent": persistent, "looped": looped, "split": split, "cluster": cluster,
-    "sums": column_reduction, "stripes": column_parallel,
-}  # fmt: skip
-"""What a stored name names, where numbers do not say more."""
+CONSTRUCTORS = {
+    make.__name__: make for make in (pointwise, persistent, looped, split, cluster, column_reduction, column_parallel)
+}
+"""What a name in a config stands for, where numbers do not say more."""
 
 
 @lru_cache(maxsize=4096)
 def schedule_of(config: Config) -> Schedule:
-    """The schedule that a stored config names. Raises KeyError for a name that names none."""
+    """The schedule that a config names. Raises KeyError for a name that names none."""
     values = dict(config.values)
-    make = STORED_SCHEDULES[str(values.pop("variant"))]
+    make = CONSTRUCTORS[str(values.pop("variant"))]
     if make is column_reduction and values.get("splits"):
         make = cluster_column_reduction
     elif make is column_reduction and values.get("parts"):
         make = blocked_column_reduction
-    own = {stored: name for name, stored in STORED.items()}
-    return make(**{own.get(name, name): value for name, value in values.items()})
-
-
-__all__ = [
-    "blocked_column_reduction", "cluster", "cluster_column_reduction", "column_parallel", "column_reduction", "looped",
-    "persistent", "pointwise", "schedule_of", "split",
-]  # fmt: skip
+    return make(**values)

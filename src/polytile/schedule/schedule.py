@@ -5,20 +5,20 @@
     combine   how what the shares come to becomes the row's result
     columns   who shares a column, where the loop adds up columns beside its rows (stores of mode SEGMENT_SUM)
 
-| hold      | share   | combine            | columns | name           | constructor (named.py)     |
-| --------- | ------- | ------------------ | ------- | -------------- | -------------------------- |
-| registers | program | nothing            |         | plain          | pointwise                  |
-| registers | program | program            |         | persistent     | persistent                 |
-| memory    | program | program            |         | looped         | looped                     |
-| memory    | grid    | last program       |         | split          | split                      |
-| memory    | grid    | launch             |         | split, gathers | split                      |
-| registers | cluster | cluster            |         | cluster        | cluster                    |
-| registers | program | program            | any     | sums           | column_reduction           |
-| memory    | program | program            | any     | sums, parts    | blocked_column_reduction   |
-| registers | cluster | cluster            | any     | sums, splits   | cluster_column_reduction   |
-| memory    | grid    | launch             | program | stripes        | column_parallel            |
+| hold      | share   | combine      | columns | name             | constructor (named.py)   |
+| --------- | ------- | ------------ | ------- | ---------------- | ------------------------ |
+| registers | program | nothing      |         | pointwise        | pointwise                |
+| registers | program | program      |         | persistent       | persistent               |
+| memory    | program | program      |         | looped           | looped                   |
+| memory    | grid    | last program |         | split            | split                    |
+| memory    | grid    | launch       |         | split, finalise  | split                    |
+| registers | cluster | cluster      |         | cluster          | cluster                  |
+| registers | program | program      | any     | column_reduction | column_reduction         |
+| memory    | program | program      | any     | ... , parts      | blocked_column_reduction |
+| registers | cluster | cluster      | any     | ... , splits     | cluster_column_reduction |
+| memory    | grid    | launch       | program | column_parallel  | column_parallel          |
 
-The name is the one under which measurements of the schedule are stored (Config's `variant`); nothing decides by it.
+The name stands in candidates' names and in stored configs (`variant`); nothing decides by it.
 """
 
 from __future__ import annotations
@@ -98,23 +98,20 @@ class Blocks:
         return int(getattr(self, name, None) or 1)
 
 
-STORED = {"finalise": "gathers"}
-"""Names of numbers in stored configs that differ from those of Blocks."""
-STORED_NAMES = tuple((field.name, STORED.get(field.name, field.name)) for field in fields(Blocks))
-"""Each number's name, and its name in stored configs."""
+NUMBERS = tuple(field.name for field in fields(Blocks))
 NAMES: dict[tuple[Hold, Share, Combine, bool], str] = {
-    (Hold.REGISTERS, Share.PROGRAM, Combine.NOTHING, False): "plain",
+    (Hold.REGISTERS, Share.PROGRAM, Combine.NOTHING, False): "pointwise",
     (Hold.REGISTERS, Share.PROGRAM, Combine.PROGRAM, False): "persistent",
     (Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, False): "looped",
     (Hold.MEMORY, Share.GRID, Combine.LAST_PROGRAM, False): "split",
     (Hold.MEMORY, Share.GRID, Combine.LAUNCH, False): "split",
     (Hold.REGISTERS, Share.CLUSTER, Combine.CLUSTER, False): "cluster",
-    (Hold.REGISTERS, Share.PROGRAM, Combine.PROGRAM, True): "sums",
-    (Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, True): "sums",
-    (Hold.REGISTERS, Share.CLUSTER, Combine.CLUSTER, True): "sums",
-    (Hold.MEMORY, Share.GRID, Combine.LAUNCH, True): "stripes",
+    (Hold.REGISTERS, Share.PROGRAM, Combine.PROGRAM, True): "column_reduction",
+    (Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, True): "column_reduction",
+    (Hold.REGISTERS, Share.CLUSTER, Combine.CLUSTER, True): "column_reduction",
+    (Hold.MEMORY, Share.GRID, Combine.LAUNCH, True): "column_parallel",
 }
-"""The stored name of a schedule, by its answers and whether it adds up columns."""
+"""The name of a schedule, by its answers and whether it adds up columns."""
 
 
 @dataclass(frozen=True)
@@ -148,13 +145,13 @@ class Schedule:
 
     @property
     def name(self) -> str:
-        """The stored name, of which some schedules share one that differ in their numbers."""
+        """Its name in candidates and measurements. Schedules that differ in their numbers alone share one."""
         return NAMES[self._answers]
 
     @property
     def config(self) -> Config:
         """As measurements have it."""
-        numbers = [(stored, value) for name, stored in STORED_NAMES if (value := getattr(self.blocks, name)) is not None]
+        numbers = [(name, value) for name in NUMBERS if (value := getattr(self.blocks, name)) is not None]
         return Config(tuple(sorted([*numbers, ("variant", self.name)])))
 
     # what emitters, configs and predictions ask ------------------------------------------------------------------------
@@ -212,6 +209,3 @@ class Schedule:
     def held(self) -> int:
         """Points of the innermost reduced axis that the programs of a row have together in blocks."""
         return self.blocks.points("r") * (self.blocks.parts or 1) * self.splits
-
-
-__all__ = ["STORED", "Blocks", "Combine", "Hold", "Schedule", "Share"]

@@ -1,4 +1,4 @@
-"""How a GPU adds up rows by an index (segment sums): each value is the name under which measurements are stored.
+"""How a GPU adds up rows by an index (segment sums); the values stand in candidates' names and in configs (`variant`).
 
     for p in points: table[index[p], :] += x[p, :]          with zeros where no point falls
 
@@ -24,17 +24,15 @@ from polytile.problem import Config
 class Segments(enum.Enum):
     """A way to add up rows by an index."""
 
-    ATOMIC = "scatter"
-    FIRST_OCCURRENCE = "leaders"
-    OWNER_COMPUTES = "seekers"
+    ATOMIC = "atomic"
+    FIRST_OCCURRENCE = "first_occurrence"
+    OWNER_COMPUTES = "owner_computes"
     SORTED = "sorted"
 
     @classmethod
     def named(cls, config: Config) -> Segments | None:
-        """The one that a stored config names; None where it names a schedule of points, rows or columns."""
+        """The one that a config names; None where it names a schedule of points, rows or columns."""
         return _BY_NAME.get(str(config["variant"]))
 
 
 _BY_NAME = {one.value: one for one in Segments}
-
-__all__ = ["Segments"]

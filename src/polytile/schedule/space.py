@@ -30,15 +30,15 @@ from polytile.schedule.schedule import Combine, Hold, Schedule, Share
 if TYPE_CHECKING:
     from polytile.runtime.cuda.device import DeviceFacts
 
-PLAIN_1 = ((256, 1), (256, 2), (512, 2), (512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8))
+POINTWISE_1 = ((256, 1), (256, 2), (512, 2), (512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8))
 """(x, warps) of loops with one axis: 4 to 16 elements a thread, two to eight vectors of 16 bytes."""
-PLAIN_2 = (
+POINTWISE_2 = (
     (256, 1, 2), (512, 1, 4), (1024, 1, 4), (2048, 1, 8), (256, 4, 4), (128, 8, 4), (64, 16, 4), (32, 32, 4), (64, 32, 4),
     (32, 64, 4), (64, 64, 4), (64, 64, 8), (16, 64, 4), (8, 128, 4), (4, 256, 4), (2, 512, 4), (512, 4, 4), (1024, 4, 8),
 )  # fmt: skip
 """(x, y, warps) of loops with two axes or more: long rows first, then squares, which serve transposes, then short rows."""
-PLAIN_3 = ((32, 8, 4, 4), (16, 16, 4, 4), (8, 8, 16, 4), (4, 16, 16, 4), (16, 4, 16, 4))
-"""(x, y, z, warps) besides PLAIN_2 of loops with three axes or more."""
+POINTWISE_3 = ((32, 8, 4, 4), (16, 16, 4, 4), (8, 8, 16, 4), (4, 16, 16, 4), (16, 4, 16, 4))
+"""(x, y, z, warps) besides POINTWISE_2 of loops with three axes or more."""
 
 ROWS = tuple(1 << k for k in range(4, 16))
 """Row lengths r of persistent reductions: up to 32768, 64 values a thread of 16 warps."""
@@ -133,11 +133,11 @@ def _tried(kernel: LoopKernel, nest: Nest, device: DeviceFacts) -> Iterator[Sche
 
 def _points(nest: Nest) -> Iterator[Schedule]:
     if len(nest.loop.axes) <= 1:
-        yield from (pointwise(x=x, warps=w) for x, w in PLAIN_1)
+        yield from (pointwise(x=x, warps=w) for x, w in POINTWISE_1)
         return
-    yield from (pointwise(x=x, y=y, warps=w) for x, y, w in PLAIN_2)
+    yield from (pointwise(x=x, y=y, warps=w) for x, y, w in POINTWISE_2)
     if len(nest.loop.axes) > 2:
-        yield from (pointwise(x=x, y=y, z=z, warps=w) for x, y, z, w in PLAIN_3)
+        yield from (pointwise(x=x, y=y, z=z, warps=w) for x, y, z, w in POINTWISE_3)
 
 
 def _rows(nest: Nest) -> Iterator[Schedule]:
@@ -272,6 +272,3 @@ def oversized(nest: Nest, schedule: Schedule, lengths: Sequence[int]) -> bool:
     if alone and not (columns and held >= RESIDENT_COLUMNS[0][1]):
         return False
     return lengths[0] <= held // 2 and held > ROWS[0]
-
-
-__all__ = ["CLUSTERED", "oversized", "schedules", "whole_rows"]

@@ -98,6 +98,3 @@ def with_starts(loop: Loop, starts: Starts) -> Loop:
 def call_with_starts(call: LibraryCall, starts: Starts) -> LibraryCall:
     """`call` with the symbols of `starts` in the offsets of its views."""
     return moved(call, lambda v: starts[v.buffer].moved(v.offset) if v.buffer in starts else v.offset)
-
-
-__all__ = ["Start", "Starts", "call_with_starts", "starts_of", "with_starts"]

@@ -95,6 +95,3 @@ def _same(again: Columns, name: str, value: object) -> bool:
 
 def _number(reader: Reader, question: str) -> int:
     return int(reader.rows(question)[0][0])
-
-
-__all__ = ["Health", "check"]

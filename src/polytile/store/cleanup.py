@@ -97,6 +97,3 @@ def _maker(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Whose source a measurement is of: environment, kernel, device, candidate and config."""
     _, _, environment, _, family, kernel, device, candidate, config, _ = row
     return environment, family, kernel, device, candidate, config
-
-
-__all__ = ["DAYS", "SOFTWARE", "Stale", "remove", "stale"]

@@ -135,6 +135,3 @@ def _distinct(rows: Iterable[Mapping[str, Any] | None]) -> list[Mapping[str, Any
     in a circle."""
     keyed = {next(iter(row.values())): row for row in rows if row is not None}
     return [keyed[key] for key in sorted(keyed)]
-
-
-__all__ = ["BUSY_SECONDS", "Busy", "Connection", "Cursor", "Database", "Gone", "Row", "Unusable"]

@@ -56,6 +56,3 @@ class Index:
             rows, last = database.summaries(device, environment, 0), 0
         self.read[database.place] = database.generation, rows[-1][0] if rows else last
         return sum(self.add(row) for row in rows)
-
-
-__all__ = ["DEADLY", "Index", "SummaryRow"]

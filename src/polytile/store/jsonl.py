@@ -10,7 +10,7 @@ and read anywhere.
      "state": {"mhz": 2450.0}, "machine": {"model": "..."}}
 
 (on one line each). Times are seconds. The header may come again further down. The keys after "condition" may be missing,
-as in older files; keys that this version does not know are passed over.
+as in older files, whose names are read as the present ones (words.py); keys that this version does not know are passed over.
 Infinity and NaN, which JSON lacks, are the texts "inf", "-inf" and "nan".
 """
 
@@ -24,6 +24,7 @@ from typing import Any
 from polytile.errors import StoreError
 from polytile.facts import OF_PROBLEMS, read_all, texts
 from polytile.problem import Config, Measurement, Outcome, Problem, Resources
+from polytile.store import words
 from polytile.store.reading import Record
 from polytile.store.records import finite_or_text
 
@@ -161,7 +162,7 @@ def record_of(values: dict[str, Any]) -> Record:
         tuple(sorted(values.get("state", {}).items())),
         tuple(sorted((name, _text(value)) for name, value in values.get("machine", {}).items())),
     )
-    return Record(_text(values["uid"]), float(values["taken_at"]), measurement)
+    return Record(_text(values["uid"]), float(values["taken_at"]), words.measurement(measurement))
 
 
 def _text(value: Any) -> str:
@@ -178,6 +179,3 @@ def _sizes(values: dict[str, Any]) -> tuple[tuple[str, int], ...]:
 
 def _in(value: float | str | None) -> float | None:
     return None if value is None else float(value)
-
-
-__all__ = ["FORMAT", "MALFORMED", "VERSION", "Lines", "header", "line", "parse", "record_of", "values_of", "why"]

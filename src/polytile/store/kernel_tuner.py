@@ -168,6 +168,3 @@ def _taken_at(values: Mapping[str, Any]) -> float:
         return 0.0
     said = datetime.datetime.fromisoformat(values["timestamp"].replace("Z", "+00:00"))
     return (said if said.tzinfo else said.replace(tzinfo=datetime.timezone.utc)).timestamp()
-
-
-__all__ = ["ENVIRONMENT", "FAMILY", "INVALIDITY", "OUTCOMES", "VERSION", "parse", "result", "text"]

@@ -49,6 +49,3 @@ def place_of(named: str | Path) -> Place:
         return Server(url)
     path = Path(named).expanduser()
     return path / FILE_NAME if path.is_dir() else path
-
-
-__all__ = ["FILE_NAME", "Place", "Server", "place_of"]

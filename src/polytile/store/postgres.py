@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from polytile.errors import StoreError
 from polytile.store import schema
 from polytile.store.database import BUSY_SECONDS, Busy, Connection, Database, Gone, Unusable
+from polytile.store.migration import bring_up_to_date
 from polytile.store.place import Server
 
 if TYPE_CHECKING:
@@ -263,8 +264,7 @@ def _make_ours(connection: _Marks) -> None:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
             connection.execute("CREATE TABLE store (version INTEGER NOT NULL)")
             connection.execute("INSERT INTO store VALUES (0)")
-        for statement in schema.migration(version, "postgresql") if version else schema.creation("postgresql"):
-            connection.execute(statement)
+        bring_up_to_date(connection, version, "postgresql")
         connection.execute("UPDATE store SET version = :version", {"version": schema.VERSION})
 
 
@@ -281,6 +281,3 @@ def _rewritten(statement: str) -> str:
 
 def _words(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-__all__ = ["SCHEMA", "ServerDatabase", "reading", "unreadable"]

@@ -137,4 +137,4 @@ def _must_be_ours(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-__all__ = ["Reader", "Record", "Unusable", "opened", "place_of", "reading", "record_of", "records"]
+__all__ = ["Unusable", "place_of"]

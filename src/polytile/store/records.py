@@ -240,16 +240,8 @@ def measurement_of(row: Sequence[Any]) -> Measurement:
     family, kernel, sizes, dtypes, layouts, device, facts, candidate, config, source_hash, outcome, *rest = row
     samples, max_error, compile_seconds, detail, condition, origin, predicted, *rest = rest
     registers, spilled_bytes, shared_bytes, state, machine = rest
-    problem = Problem(
-        family,
-        kernel,
-        pairs(sizes),
-        tuple(json.loads(dtypes)),
-        read_all(json.loads(layouts), OF_PROBLEMS),
-        device,
-    )
     return Measurement(
-        problem,
+        problem_of(family, kernel, sizes, dtypes, layouts, device),
         candidate,
         config_of(config),
         source_hash,
@@ -268,35 +260,11 @@ def measurement_of(row: Sequence[Any]) -> Measurement:
     )
 
 
+def problem_of(family: str, kernel: str, sizes: str, dtypes: str, layouts: str, device: str) -> Problem:
+    """The problem of these columns."""
+    return Problem(family, kernel, pairs(sizes), tuple(json.loads(dtypes)), read_all(json.loads(layouts), OF_PROBLEMS), device)
+
+
 def pairs(text: str) -> tuple[tuple[str, Any], ...]:
     """Pairs as `compact` wrote them."""
     return tuple((name, value) for name, value in json.loads(text))
-
-
-__all__ = [
-    "DISTURBED",
-    "GATE",
-    "LEAST_REGION",
-    "LIVE",
-    "REGION",
-    "Environment",
-    "Identified",
-    "Identity",
-    "Rows",
-    "Summary",
-    "compact",
-    "config_of",
-    "config_text",
-    "counts",
-    "disturbed",
-    "environment_digest",
-    "finite_or_text",
-    "identity",
-    "measurement_of",
-    "pairs",
-    "problem_digest",
-    "region_excess",
-    "relatives_digest",
-    "rows_of",
-    "summary_of",
-]

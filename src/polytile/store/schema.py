@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from polytile.problem import Outcome
 from polytile.store.records import GATE, compact
 
-VERSION = 4
+VERSION = 5
 APPLICATION_ID = 0x706F6C79
 """Marks a SQLite file as ours ("poly")."""
 
@@ -105,6 +105,12 @@ CREATE TRIGGER measurements_stay BEFORE UPDATE ON measurements
 }
 """What keeps a measurement from being changed."""
 
+LIFT = {
+    "sqlite": ("DROP TRIGGER measurements_stay",),
+    "postgresql": ("DROP TRIGGER measurements_stay ON measurements", "DROP FUNCTION measurements_stay()"),
+}
+"""Lifts that, while a migration renames things."""
+
 MIGRATIONS: Mapping[int, tuple[str, ...]] = {
     1: (
         "CREATE TABLE devices (fingerprint TEXT PRIMARY KEY, facts {json} NOT NULL)",
@@ -119,6 +125,7 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
     ),
     2: ("{candidates}",),
     3: ("DROP VIEW decisions", "{decisions}"),
+    4: (),  # names alone: migration.py
 }
 """Version → what makes the next one of it. Only ever adds columns, tables and views: no measurement is rewritten."""
 
@@ -195,25 +202,3 @@ def migration(version: int, database: str) -> list[str]:
 
 def _spelled(statement: str, database: str) -> str:
     return statement.format(**SPELLINGS[database], candidates=CANDIDATES, decisions=DECISIONS)
-
-
-__all__ = [
-    "ADD_DEVICE",
-    "ADD_ENVIRONMENT",
-    "ADD_MEASUREMENT",
-    "ADD_PROBLEM",
-    "APPLICATION_ID",
-    "COUNTS",
-    "ORPHANS",
-    "OUTCOMES",
-    "RECORDS",
-    "REMOVE",
-    "REMOVE_UNUSED",
-    "SOURCES",
-    "SPAN",
-    "SUMMARIES",
-    "UIDS",
-    "VERSION",
-    "creation",
-    "migration",
-]

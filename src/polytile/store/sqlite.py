@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from polytile.store import schema
 from polytile.store.database import BUSY_SECONDS, Busy, Database, Unusable
+from polytile.store.migration import bring_up_to_date
 from polytile.store.records import compact
 
 log = logging.getLogger("polytile.store")
@@ -194,8 +195,7 @@ def _make_ours(connection: sqlite3.Connection) -> None:
 
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:
     version = _version(connection)
-    for statement in schema.migration(version, "sqlite") if version else schema.creation("sqlite"):
-        connection.execute(statement)
+    bring_up_to_date(connection, version, "sqlite")
     connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {schema.VERSION}")
 
@@ -242,6 +242,3 @@ def _unused_name(path: Path) -> Path:
         if not candidate.exists():
             return candidate
     return candidate
-
-
-__all__ = ["SqliteFile", "at_this_version"]

@@ -281,5 +281,3 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(forget)
-
-__all__ = ["AWAY_SECONDS", "Store", "current", "forget"]

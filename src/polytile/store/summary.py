@@ -33,6 +33,3 @@ def summarise(samples: Sequence[float]) -> tuple[float, float]:
     if len(samples) < 2 or not low > 0:
         return low, math.inf if len(samples) < 2 else 0.0
     return low, 1.48 * (quantile(samples, 0.5) - low) / (low * math.sqrt(len(samples)))
-
-
-__all__ = ["QUANTILE", "quantile", "summarise"]

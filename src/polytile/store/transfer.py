@@ -118,6 +118,3 @@ def add(added: Iterable[Record], target: Place) -> Transfer:
     finally:
         database.close()
     return Transfer(len(new), len(given) - len(new))
-
-
-__all__ = ["Transfer", "add", "export_lines", "import_file", "merge", "parsed"]

@@ -94,6 +94,3 @@ def tightest(*budgets: Budget | None) -> Budget | None:
     """The one of them, or of the campaign in force, that has least left; None where there is no limit."""
     limited = [budget for budget in (*budgets, _campaign.get()) if budget is not None and budget.left() < math.inf]
     return min(limited, key=Budget.left, default=None)
-
-
-__all__ = ["Budget", "Campaign", "campaign", "clock", "of_program", "program", "share_of", "tightest"]

@@ -346,17 +346,3 @@ def stand_ins(args: Sequence[Any], roles: Sequence[str], wide: bool = True, on_h
 
 def _widest(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
-
-
-__all__ = [
-    "Allocate",
-    "Block",
-    "Clones",
-    "Lent",
-    "as_integers",
-    "overlapping",
-    "rounded",
-    "size_of",
-    "stand_ins",
-    "written_positions",
-]

@@ -73,7 +73,7 @@ class Entrant:
 
 UNKNOWN = Entrant()
 
-PART_OF = {"sdpa": "library", "padding": "library", "decomposed": "library"}
+PART_OF = {"sdpa": "library", "padding": "library", "split_k": "library"}
 """Origins of candidates that come from a source of another name."""
 
 
@@ -202,18 +202,3 @@ def _score(rows: Sequence[Summary]) -> Score:
     calm = [row for row in timed if row.disturbed <= BUSY] or timed
     middle = calm[(len(calm) - 1) // 2]
     return Score(middle.seconds, middle.noise, times=len(timed), excess=middle.region_excess, disturbed=middle.disturbed)
-
-
-__all__ = [
-    "BUSY",
-    "MOST_TIMES",
-    "UNKNOWN",
-    "WIDEST_BAND",
-    "Entrant",
-    "Score",
-    "combine",
-    "doubtful",
-    "pick",
-    "place_of",
-    "threads_of",
-]

@@ -115,6 +115,3 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     longest = max(range(len(shape)), key=lambda dimension: shape[dimension])
     for parts in zip(*(tensor.chunk(-(-tensor.numel() // chunk), longest) for tensor in tensors), strict=True):
         yield from pieces(*parts)
-
-
-__all__ = ["bits_equal", "compare", "computable", "pieces", "root_mean_square", "scaling"]

@@ -120,6 +120,3 @@ def _gpu_environment(
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
     return tuple(sorted({**facts, **_set(GPU_VARIABLES, values), **dict(compiler_reads)}.items()))
-
-
-__all__ = ["GPU_METHOD", "GPU_SWITCHES", "GPU_VARIABLES", "METHOD", "SWITCHES", "VARIABLES", "environment", "present"]

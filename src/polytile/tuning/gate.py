@@ -306,6 +306,3 @@ class Gate:
 
 def _computes(arg: Any) -> bool:
     return isinstance(arg, torch.Tensor) and (arg.dtype.is_floating_point or arg.dtype.is_complex)
-
-
-__all__ = ["Gate", "Reference", "Verdict"]

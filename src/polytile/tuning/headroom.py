@@ -120,18 +120,3 @@ def host_is_quick(predicted: Sequence[float], last_chance: bool = True) -> bool:
     will not be measured otherwise."""
     best = min(predicted, default=math.inf)
     return best * HOST_SLOWER <= (HOST_SECONDS if last_chance else min(HOST_AT_ONCE, HOST_SECONDS))
-
-
-__all__ = [
-    "COMPARED_AT_ONCE",
-    "FREE",
-    "HEADROOM",
-    "MOST_POSTPONED",
-    "NoHeadroom",
-    "copy_of",
-    "fits",
-    "for_measuring",
-    "host_is_quick",
-    "own_fits",
-    "wide_fits",
-]

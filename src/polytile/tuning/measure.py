@@ -81,6 +81,3 @@ _own_time_burst = time_burst
 def replaced() -> bool:
     """Whether `time_burst` is not polytile's own."""
     return time_burst is not _own_time_burst
-
-
-__all__ = ["Contender", "Timing", "replaced", "time_burst", "timer_for"]

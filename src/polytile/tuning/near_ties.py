@@ -67,6 +67,3 @@ def comparable(tensor: torch.Tensor) -> torch.Tensor:
 def _close(got: torch.Tensor, right: torch.Tensor, allowed: float, scale: torch.Tensor) -> torch.Tensor:
     near = (got.double() - right).abs() <= allowed * (right.double().abs() + scale)
     return near | (got == right) | (got.isnan() & right.isnan())
-
-
-__all__ = ["ErrorCount", "comparable", "count_errors", "firm_error"]

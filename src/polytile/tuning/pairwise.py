@@ -61,6 +61,3 @@ def choice_is_certain(lanes: Sequence[Rounds], band: float) -> bool:
         if not behind(lane, others, band):
             return False
     return False
-
-
-__all__ = ["behind", "level", "choice_is_certain", "ratio_bounds"]

@@ -76,6 +76,3 @@ def tell(step: Step) -> None:
         log.info("%s", step)
     for watcher in tuple(_watchers):
         watcher(step)
-
-
-__all__ = ["Step", "Watcher", "tell", "watch", "watching"]

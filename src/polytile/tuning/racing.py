@@ -325,6 +325,3 @@ class _Race:
 def _involuntary_switches() -> int:
     """How often the system took the processor from a thread of this process that had more to do."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
-__all__ = ["Stopped", "race"]

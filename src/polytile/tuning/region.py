@@ -40,6 +40,3 @@ def time_region(threads: int) -> Region:
         return UNKNOWN
     _least[threads] = min(seconds, _least.get(threads, math.inf))
     return Region(seconds, _least[threads])
-
-
-__all__ = ["UNKNOWN", "Region", "time_region"]

@@ -237,6 +237,3 @@ def evaluate(matrix: Matrix, choose: Chooser, problems: Sequence[Problem] = (), 
             Choice(problem, name, grounds, matrix.seconds(problem, name), best.name, matrix.seconds(problem, best.name))
         )
     return Report(tuple(choices), len(device.tried), matrix.size)
-
-
-__all__ = ["Choice", "Chooser", "Device", "Matrix", "Recorded", "Report", "evaluate", "matrices"]

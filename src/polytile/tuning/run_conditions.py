@@ -54,6 +54,3 @@ def machine_state(target: torch.device) -> State:
         load = {}
     now = clocks.clocks(target.index or 0) if target.type == "cuda" else cpu.clocks()
     return tuple(sorted({**now, **load}.items()))
-
-
-__all__ = ["TERM", "State", "machine_state", "with_run_conditions"]

@@ -100,6 +100,3 @@ def _unwritten(tensor: torch.Tensor) -> bool:
     longest = max(range(numbers.dim()), key=lambda dimension: numbers.shape[dimension], default=0)
     parts = numbers.chunk(-(-numbers.numel() // LOOKED_AT), longest) if numbers.dim() else (numbers,)
     return any(bool((part == -1).any()) for part in parts)
-
-
-__all__ = ["Sample", "SampledGate", "Sampler"]

@@ -45,6 +45,3 @@ def _openmp() -> tuple[Callable[[], int], Callable[[int], None]] | None:
         except (OSError, AttributeError):
             continue
     return None
-
-
-__all__ = ["one_thread"]

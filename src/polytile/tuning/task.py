@@ -134,6 +134,3 @@ def wrong(task: Task, index: int, verdict: Verdict) -> Attempt:
     """The Attempt of a candidate that the gate has rejected."""
     about = measured(task, index, Outcome.WRONG, max_error=verdict.max_error, detail=verdict.detail, state=(GATE,))
     return Attempt(task.candidates[index], about, detail=verdict.detail)
-
-
-__all__ = ["Attempt", "Interrupted", "Task", "failed", "measured", "unmade", "wrong"]

@@ -167,6 +167,3 @@ def _without_modes() -> Iterator[None]:
         include, exclude = include.remove(key), exclude.remove(key)
     with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(include, exclude):
         yield
-
-
-__all__ = ["OFF", "sizes_of_terms"]

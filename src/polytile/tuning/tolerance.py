@@ -47,6 +47,3 @@ def coarseness(dtype: torch.dtype, terms: int = 1) -> float:
     """The same of a result that holds values rounded to `dtype`, or sums of so many of these, of which few are rounded to another
     neighbour than the reference's."""
     return ROUNDING.get(dtype, 128 * SMALLEST) / math.sqrt(max(1, terms))
-
-
-__all__ = ["ACCUMULATION", "ROUNDING", "coarseness", "tolerance"]

@@ -307,4 +307,4 @@ def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-__all__ = ["Attempt", "Interrupted", "Task", "Tuner", "check", "measured", "run", "run_once", "tune"]
+__all__ = ["Attempt", "Interrupted", "Task", "measured"]

@@ -135,7 +135,7 @@ def test_the_algorithm_is_recorded_and_its_text_runs_it_again(stub: ctypes.CDLL)
     problem = Problem("mm", kernel.digest, (("batch", 1), ("M", 5), ("N", 7), ("K", 9)))
     measured = Measurement(problem, candidate.name, candidate.config, candidate.source_hash, Outcome.OK)
     state = dict(with_run_conditions(measured, candidate, 1e-6, ()).state)
-    assert state["algorithm"] == "1000 65 0 0 0 0 0 0 0" and "id 101 tile 0" in str(state["algorithm_told"])
+    assert state["algorithm"] == "1000 65 0 0 0 0 0 0 0" and "id 101 tile 0" in str(state["algorithm_attributes"])
     again = Algorithm.of(str(state["algorithm"]))
     assert again.words[0] == 101 and again.workspace == 4096
     described = candidate._expected(sizes(kernel, integers(x, y, c)))
@@ -241,5 +241,5 @@ def test_a_machine_without_the_library_says_so(
         candidates.candidates(kernel, None, CPU)
     monkeypatch.setattr("polytile.candidates.triton_matmul.gemm_candidates", lambda *_: ())
     found = gpu_candidates(kernel, "mm_0", torch.device("cuda", 0), None, ("library", "cublaslt"))
-    assert {candidate.origin for candidate in found} == {"library", "padding", "decomposed"}
+    assert {candidate.origin for candidate in found} == {"library", "padding", "split_k"}
     assert "mm_0 has no candidates of cuBLASLt" in caplog.text

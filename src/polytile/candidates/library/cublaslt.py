@@ -147,7 +147,7 @@ class LtCandidate(MatmulLibrary):
         """The algorithm at these sizes (for strides that are missing, those of dense operands): what is needed to run it again,
         and what the library reports of it."""
         algorithm = self._algorithm(self._expected({**self.kernel.dense_strides(sizes), **sizes}))
-        return {} if algorithm is None else {"algorithm": algorithm.text, "algorithm_told": algorithm.told}
+        return {} if algorithm is None else {"algorithm": algorithm.text, "algorithm_attributes": algorithm.told}
 
     def _expected(self, sizes: Mapping[str, int]) -> Product | None:
         """The product at these sizes, in memory as torch allocates it."""

@@ -34,13 +34,13 @@ LARGEST_SCRATCH = 64 << 20
 class SplitKLibrary(MatmulLibrary):
     """`torch.bmm` over parts of K into float32, and `torch.sum` of the parts."""
 
-    origin = "decomposed"
+    origin = "split_k"
 
     def __init__(
         self, kernel: GemmKernel, unfused: InnerKernel | None, target: torch.device, parts: int
     ) -> None:
         super().__init__(kernel, unfused, target)
-        self.parts, self.name, self.config = parts, f"aten {parts} parts", Config.of(parts=parts)
+        self.parts, self.name, self.config = parts, f"aten split_k {parts}", Config.of(parts=parts)
 
     @cached_property
     def source_hash(self) -> str:

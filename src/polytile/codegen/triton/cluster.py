@@ -125,6 +125,3 @@ class Cluster(Split):
         (carry,) = scans.carries(unit.body, scan)
         scope.lines.append(f"{own} = {scans.COMBINE[scan.kind]}({carry}, {own})")
         scope.names[id(scan)] = own
-
-
-__all__ = ["Cluster", "cluster"]

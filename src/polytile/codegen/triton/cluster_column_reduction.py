@@ -81,6 +81,3 @@ class DsmemCluster(Cluster):
             value = reduction.over_block(scope, POINTS)
             scope.lines.append(f"{part} = {value}")
         return parts
-
-
-__all__ = ["cluster_column_reduction"]

@@ -58,6 +58,3 @@ class ClusterColumns(Cluster):
         """Scratch memory with an element for each column and program."""
         self.memory.append(Scratch(dtype, sympy.expand(unit.rows * self.splits)))
         return unit.scratch(len(self.memory) - 1, dtype)
-
-
-__all__ = ["cluster_columns"]

@@ -132,9 +132,3 @@ def interpreted_cluster_arrive() -> None:
 def interpreted_opaque(x: Any, zero: Any) -> Any:
     """`pt_opaque`, which gives what it gets."""
     return x
-
-
-__all__ = [
-    "cluster_executor", "interpreted_cluster_arrive", "interpreted_cluster_barrier", "interpreted_dsmem_init",
-    "interpreted_dsmem_read", "interpreted_dsmem_send", "interpreted_dsmem_wait", "interpreted_opaque",
-]  # fmt: skip

@@ -127,6 +127,3 @@ class ColumnParallel:
 
     def _kernel_of(self, loop: Loop, tensors: Sequence[TensorArg]) -> LoopKernel:
         return LoopKernel(loop, tuple(tensors), self.kernel.symbols)
-
-
-__all__ = ["column_parallel"]

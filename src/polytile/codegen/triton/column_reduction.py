@@ -267,6 +267,3 @@ def _mask(unit: Unit) -> str:
 
 def column_sums(loop: Loop) -> list[ColumnSum]:
     return [ColumnSum(store, k) for k, store in enumerate(store for store in loop.stores if store.is_segment_sum)]
-
-
-__all__ = ["ColumnReduction", "ColumnSum", "add", "begin", "column_reduction", "column_sums", "finish"]

@@ -30,35 +30,10 @@ def pt_cum{name}(a, ai, b, bi):
     return tl.where(last, b, a), tl.where(last, bi, ai)
 """
 
-POLYNOMIALS = {
-    "chebyshev_t": ("x", "2 * x * q - p"), "chebyshev_u": ("2 * x", "2 * x * q - p"),
-    "chebyshev_v": ("2 * x - 1", "2 * x * q - p"), "chebyshev_w": ("2 * x + 1", "2 * x * q - p"),
-    "hermite_h": ("2 * x", "2 * (x * q - k * p)"), "hermite_he": ("x", "x * q - k * p"),
-    "laguerre_l": ("1 - x", "((2 * k + (1 - x)) * q - k * p) / (k + 1)"),
-    "legendre_p": ("x", "((2 * k + 1) * x * q - k * p) / (k + 1)"),
-}  # fmt: skip
-"""Of degree 1, and of degree k + 1 from those of degrees k (q) and k - 1 (p). A point is done at its own degree, or when it
-is NaN; all go on until the last one is."""
-
-_POLYNOMIAL = """
-def pt_{name}(x, n):
-    x, n = tl.broadcast(x, n)
-    k, p = tl.full([], 1, tl.int64), tl.full(x.shape, 1, x.dtype)
-    q = tl.where(n < 1, p, {first})
-    left = (n > k) & (q == q)
-    while pt_any(left):
-        following = {following}
-        p, q = tl.where(left, q, p), tl.where(left, following, q)
-        k += 1
-        left = (n > k) & (q == q)
-    return q
-"""
-
 _TEXTS = (
     *(f"def {name}(a, b):\n    return {value}" for name, value in _COMBINE.items()),
     *(_ARG.format(name=name, sign=sign) for name, sign in (("argmax", ">"), ("argmin", "<"))),
     *(_EXTREME.format(name=name, sign=sign) for name, sign in (("max", ">"), ("min", "<"))),
-    *(_POLYNOMIAL.format(name=name, first=a, following=b) for name, (a, b) in POLYNOMIALS.items()),
     """
 def pt_like(number: tl.constexpr, x):
     return tl.full([], number, x.dtype)
@@ -318,42 +293,6 @@ def pt_any(x):
     return tl.sum(tl.ravel(x.to(tl.int32) + tl.zeros([1], tl.int32)), 0) > 0
 """,
     """
-def pt_gcd(a, b):
-    a, b = tl.broadcast(tl.abs(a), tl.abs(b))
-    while pt_any(a != 0):
-        rest = tl.where(a != 0, b % tl.where(a != 0, a, 1), a)
-        b = tl.where(a != 0, a, b)
-        a = rest
-    return b
-""",
-    """
-def pt_gamma_series(a, x):
-    a, x = tl.broadcast(a, x)
-    least = pt_like(2.0**-55 if x.dtype == tl.float64 else 2.0**-26, x)
-    n, term = tl.full([], 0, tl.int64), tl.full(x.shape, 1, x.dtype)
-    total = term
-    while pt_any(term > least * total):
-        n += 1
-        term = term * x / (a + n)
-        total += term
-    return total
-""",
-    """
-def pt_gamma_fraction(a, x):
-    a, x = tl.broadcast(a, x)
-    least = pt_like(2.0**-49 if x.dtype == tl.float64 else 2.0**-20, x)
-    n, under = tl.full([], 0, tl.int64), x + 1 - a
-    c, d = tl.full(x.shape, float("inf"), x.dtype), 1 / under
-    total, left = d, under == under
-    while pt_any(left) & (n < 500):
-        n += 1
-        over, under = n * (a - n), under + 2
-        d, c = 1 / (over * d + under), over / c + under
-        total = tl.where(left, total * (c * d), total)
-        left = left & (tl.abs(c * d - 1) > least)
-    return total
-""",
-    """
 def pt_int_pow(a, b):
     one = (a == a).to(a.dtype)
     result = tl.where(b < 0, (a == 1).to(a.dtype) + (a + 1 == 0).to(a.dtype) * (one - 2 * (b & 1)), one)
@@ -417,27 +356,6 @@ def pt_accumulate(base, at, value, active, combine: tl.constexpr, T: tl.constexp
         seen = tl.atomic_cas(words, old, tl.where(waiting, new, old), sem="relaxed")
         waiting = waiting & (seen != old)
         old = seen
-""",
-    """
-def pt_bessel_tail(x, a: tl.constexpr, b: tl.constexpr, c: tl.constexpr, d: tl.constexpr):
-    t = 1 / (8 * x)
-    series = 1 + t * (pt_like(a, x) + t * (pt_like(b, x) + t * (pt_like(c, x) + t * pt_like(d, x))))
-    return series / pt_sqrt(pt_like(6.283185307179586, x) * x)
-""",
-    """
-def pt_i0e(x):
-    far, size = 80.0 if x.dtype == tl.float32 else 600.0, tl.abs(x)
-    near = tl.where(size < far, size, 0.0)
-    value = libdevice.cyl_bessel_i0(near) * libdevice.exp(-near)
-    return tl.where(size < far, value, pt_bessel_tail(size, 1.0, 4.5, 37.5, 459.375))
-""",
-    """
-def pt_i1e(x):
-    far, size = 80.0 if x.dtype == tl.float32 else 600.0, tl.abs(x)
-    near = tl.where(size < far, size, 0.0)
-    value = libdevice.cyl_bessel_i1(near) * libdevice.exp(-near)
-    value = tl.where(size < far, value, pt_bessel_tail(size, -3.0, -7.5, -52.5, -590.625))
-    return tl.where(x < 0, -value, value)
 """,
     """
 def pt_digamma(x):

@@ -137,6 +137,3 @@ class OwnerComputes(_IndexSearch):
         self._add_points("")
         self._store()
         return self._launch(self.table.rows)
-
-
-__all__ = ["first_occurrence", "owner_computes"]

@@ -1,7 +1,6 @@
 """Triton text of every IR operation: {0}, {1}, ... are operands, {T} the result's type. Names that begin with `pt_` are helper
 functions (helpers.py). Where a table is by type, a float32 operation may be approximate within a few units in the last
-place, as Triton's own are. Triton's -x is 0 - x, which loses the sign of zero; as eager's, Bessel functions of infinity are
-NaN."""
+place, as Triton's own are. Triton's -x is 0 - x, which loses the sign of zero."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from collections.abc import Iterable
 
 import torch
 
-from polytile.codegen.triton.helpers import POLYNOMIALS
 from polytile.codegen.triton.text import value_type
 from polytile.errors import LoweringError
 from polytile.ir.expr import Node, Op, Part, Reduce
@@ -17,7 +15,7 @@ from polytile.ir.expr import Node, Op, Part, Reduce
 _LIBDEVICE_1 = (
     "expm1 log10 log1p erfc erfinv tan asin acos atan sinh cosh tanh asinh acosh atanh lgamma trunc"
 ).split()
-_LIBDEVICE_2 = "pow atan2 hypot copysign nextafter fmod".split()
+_LIBDEVICE_2 = "pow atan2 hypot copysign fmod".split()
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 FLOATS: dict[str, str] = {
@@ -36,10 +34,7 @@ FLOATS: dict[str, str] = {
     "round_bf16": "{0}.to(tl.float32).to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float32).to(tl.float16).to({T})",
     "round_e5m2": "pt_float8e5({0}.to(tl.float32)).to({T})", "round_e4m3": "pt_float8e4nv({0}.to(tl.float32)).to({T})",
     "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float(\"inf\")", "signbit": "pt_signbit({0})",
-    "i0": "libdevice.cyl_bessel_i0({0}) + ({0} - {0})", "i1": "libdevice.cyl_bessel_i1({0}) + ({0} - {0})",
-    **{name: f"pt_{name}({{0}}, {{1}})" for name in POLYNOMIALS},
-    "gamma_series": "pt_gamma_series({0}, {1})", "gamma_fraction": "pt_gamma_fraction({0}, {1})",
-    "i0e": "pt_i0e({0})", "i1e": "pt_i1e({0})", "digamma": "pt_digamma({0})", "neg": "{0} * -1.0",
+    "digamma": "pt_digamma({0})", "neg": "{0} * -1.0",
 }  # fmt: skip
 FAST: dict[str, str] = {
     "round_bf16": "{0}.to(tl.bfloat16).to({T})", "round_f16": "{0}.to(tl.float16).to({T})",
@@ -50,7 +45,7 @@ FAST: dict[str, str] = {
 
 INTEGERS: dict[str, str] = {
     "floordiv": "pt_int_floordiv({0}, {1})", "truncdiv": "pt_int_truncdiv({0}, {1})",
-    "remainder": "pt_int_remainder({0}, {1})", "fmod": "pt_int_fmod({0}, {1})", "gcd": "pt_gcd({0}, {1})",
+    "remainder": "pt_int_remainder({0}, {1})", "fmod": "pt_int_fmod({0}, {1})",
     "sign": "({0} > 0).to({T}) - ({0} < 0).to({T})",
     "minimum": "tl.minimum({0}, {1})", "maximum": "tl.maximum({0}, {1})",
     "floor": "{0}", "ceil": "{0}", "trunc": "{0}", "round": "{0}", "isnan": "{0} != {0}", "isinf": "{0} != {0}",

@@ -29,6 +29,3 @@ def _argument(argument: Argument, numbers: Mapping[str, int]) -> Argument:
     if argument.name not in numbers:
         return argument
     return Argument(Kind.SCRATCH, argument.name, argument.type, numbers[argument.name])
-
-
-__all__ = ["on_scratch"]

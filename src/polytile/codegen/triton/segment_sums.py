@@ -171,9 +171,3 @@ def _everywhere(kernel: LoopKernel) -> Axis:
 def _over(kernel: LoopKernel, store: Store) -> Loop:
     """A loop over the whole table."""
     return Loop(kernel.loop.name, (_everywhere(kernel),), (), (store,), kernel.loop.origins)
-
-
-__all__ = [
-    "ROW", "Table", "atomic_sums", "begin_program", "has_segment_sums", "needs_scratch", "points_of", "size_of", "table_of",
-    "zeroed_table",
-]  # fmt: skip

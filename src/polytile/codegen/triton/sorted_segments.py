@@ -208,6 +208,3 @@ class SegmentReduction(_Sorted):
         inner.lines.append(f"total += tl.sum(tl.where({self.listed.mask}, {value}, 0.0), 0, keep_dims=True)")
         inner.lines.append(f"{self.listed.variable} = following")
         unit.flush(inner)
-
-
-__all__ = ["sorted_segment_reduction"]

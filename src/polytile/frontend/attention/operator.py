@@ -9,7 +9,7 @@ is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.program
 from __future__ import annotations
 
 import torch
-from torch._prims_common import is_contiguous_or_false
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.functional import scaled_dot_product_attention
 
 from polytile.ir.attention import EMPTY, attend
@@ -21,9 +21,9 @@ _library.define(
 
 
 def _new_result(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Memory for the result: row-major if q is, else with the heads of a row side by side, as eager leaves it."""
+    """Memory for the result: row-major if the heads of q lie one after another, else with the heads of a row side by side."""
     (batch, heads, rows, _), length = q.shape, v.shape[3]
-    if is_contiguous_or_false(q):
+    if statically_known_true(q.stride(1) >= q.stride(2)):
         return q.new_empty((batch, heads, rows, length))
     return q.new_empty((batch, rows, heads, length)).transpose(1, 2)
 

@@ -64,12 +64,9 @@ class Builder:
         return str(node.target) if node is not None else "?"
 
     def new_buffer(
-        self,
-        sizes_: Sequence[sympy.Expr],
-        dtype: torch.dtype,
-        device: torch.device,
+        self, sizes_: Sequence[sympy.Expr], dtype: torch.dtype, device: torch.device,
         strides: Sequence[sympy.Expr] | None = None,
-    ) -> Buffer:
+    ) -> Buffer:  # fmt: skip
         """A fresh temporary; contiguous unless `strides` (elements) says otherwise."""
         sizes_ = tuple(sizes_)
         layout = tuple(strides) if strides is not None else sizes.contiguous_strides(sizes_)
@@ -164,14 +161,9 @@ class Builder:
         return elementwise_dtypes(*stand_ins, type_promotion_kind=kind)
 
     def pointwise(
-        self,
-        element: Callable[..., Node],
-        args: Sequence[Any],
-        in_dtype: torch.dtype,
-        out_dtype: torch.dtype,
-        out_sizes: Sequence[sympy.Expr] | None = None,
-        device: torch.device | None = None,
-    ) -> Tensor:
+        self, element: Callable[..., Node], args: Sequence[Any], in_dtype: torch.dtype, out_dtype: torch.dtype,
+        out_sizes: Sequence[sympy.Expr] | None = None, device: torch.device | None = None,
+    ) -> Tensor:  # fmt: skip
         """`element(*nodes)` at every point of the broadcast of `args`; each argument arrives in the compute type of `in_dtype`,
         and the node returned must be of the compute type of `out_dtype`."""
         tensors = [a for a in args if isinstance(a, Tensor)]
@@ -199,13 +191,9 @@ class Builder:
     # reductions --------------------------------------------------------------------------------------------------------
 
     def reduction(
-        self,
-        source: Tensor,
-        dims: Sequence[int],
-        keepdim: bool,
-        outputs: Sequence[tuple[Callable[..., Node], torch.dtype]],
-        others: Sequence[Tensor] = (),
-    ) -> list[Tensor]:
+        self, source: Tensor, dims: Sequence[int], keepdim: bool,
+        outputs: Sequence[tuple[Callable[..., Node], torch.dtype]], others: Sequence[Tensor] = (),
+    ) -> list[Tensor]:  # fmt: skip
         """One loop that reduces `source` (and `others`, of the same sizes) over `dims`.
 
         Each output is (`build(value, *others, point)` → row-level node made of `expr.reduce`, logical dtype). Returns stored
@@ -365,4 +353,4 @@ def _stand_in(value: Any) -> Any:
     return value
 
 
-__all__ = ["Builder", "Promotion", "compute_dtype"]
+__all__ = ["Promotion", "compute_dtype"]

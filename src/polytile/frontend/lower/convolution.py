@@ -24,17 +24,10 @@ PACKED = "a convolution by a weight that is packed in oneDNN's layout"
 
 @lowers(aten.convolution.default)
 def convolution(
-    builder: Builder,
-    images: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[Size | int],
-    padding: Sequence[Size | int],
-    dilation: Sequence[Size | int],
-    transposed: bool,
-    output_padding: Sequence[Size | int],
-    groups: int,
-) -> Tensor:
+    builder: Builder, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[Size | int],
+    padding: Sequence[Size | int], dilation: Sequence[Size | int], transposed: bool,
+    output_padding: Sequence[Size | int], groups: int,
+) -> Tensor:  # fmt: skip
     """oneDNN's convolution of two-dimensional images on a CPU by a constant weight that is packed in oneDNN's own layouts.
     Raises LoweringError, so that ATen's runs, for all others."""
     limit, view = options.get("packed_weights_mib") << 20, weight.view

@@ -38,8 +38,8 @@ FROM_TORCH = """
 # Lowered whole, or better as a library call than as torch takes them apart.
 KEPT = """
     _scaled_dot_product_flash_attention_for_cpu _unsafe_index _unsafe_index_put _unsafe_masked_index
-    _unsafe_masked_index_put_accumulate all baddbmm bernoulli count_nonzero embedding_bag embedding_dense_backward
-    floor_divide nansum roll rrelu_with_noise rrelu_with_noise_ rsub select_scatter stack std take
+    _unsafe_masked_index_put_accumulate all baddbmm bernoulli embedding_bag embedding_dense_backward
+    floor_divide roll rrelu_with_noise rrelu_with_noise_ rsub select_scatter stack std take
 """.split()
 
 
@@ -216,38 +216,6 @@ def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha
     return torch.addmm(x, rows, batch2.reshape(batch * k, batch2.shape[2]), beta=beta, alpha=alpha)
 
 
-_BITS = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}
-"""A float's type of the same width, bits of its fraction, and its exponent's bias."""
-
-
-def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
-    """m·2ᵉ with 1/2 ≤ |m| < 1, from the bits; 0, infinities and NaN are their own m. Numbers below the normal ones are made
-    normal first."""
-    wide = x.to(get_computation_dtype(x.dtype))
-    integer, fraction, bias = _BITS[wide.dtype]
-    exponents = (2 * bias + 1) << fraction
-    small = wide.abs() < torch.finfo(wide.dtype).smallest_normal
-    bits = torch.where(small, wide * 2.0**fraction, wide).view(integer)
-    exponent = ((bits & exponents) >> fraction) - (bias - 1) - torch.where(small, fraction, 0)
-    mantissa = (bits & ~exponents | ((bias - 1) << fraction)).view(wide.dtype)
-    itself = (wide == 0) | ~torch.isfinite(wide)
-    return torch.where(itself, wide, mantissa).to(x.dtype), torch.where(itself, 0, exponent).to(torch.int32)
-
-
-def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
-    """x·2ᵏ rounded once, of exponents beyond the range of floats too; k is an int, as in eager's C++. In float64 the factor
-    is three, since 2¹⁰²⁴ is none. Of other types eager multiplies by a power, too."""
-    if not x.dtype.is_floating_point or exponent.dtype.is_floating_point or exponent.dtype.is_complex:
-        base = x.new_full((), 2, dtype=elementwise_dtypes(x, type_promotion_kind=Promotion.INT_TO_FLOAT)[1])
-        return x * torch.pow(base, exponent)
-    steps = 3 if x.dtype == torch.float64 else 1
-    left, value = exponent.to(torch.int32).to(torch.int64).clamp(-700 * steps, 700 * steps), x.to(torch.float64)
-    for more in reversed(range(steps)):  # 2^±700 come last: what is rounded before one of them becomes 0
-        later = left.clamp(-700 * more, 700 * more)
-        value, left = value * ((left - later + 1023) << 52).view(torch.float64), later
-    return value.to(x.dtype)
-
-
 OWN: dict[str, Callable[..., Any]] = {
     "copysign.Tensor": _ordered_alike(torch.ops.aten.copysign.Tensor),
     "floor_divide.default": _ordered_alike(torch.ops.aten.floor_divide.default),
@@ -265,8 +233,6 @@ OWN: dict[str, Callable[..., Any]] = {
     "masked_scatter.default": _masked_scatter,
     "masked_scatter_backward.default": _masked_scatter_backward,
     "addbmm.default": _addbmm,
-    "frexp.Tensor": _frexp,
-    "ldexp.Tensor": _ldexp,
     "constant_pad_nd.default": _constant_pad_nd,
     "index_fill.int_Scalar": _index_fill,
     "index_fill.int_Tensor": _index_fill,

@@ -60,13 +60,9 @@ def index_select(builder: Builder, source: Tensor, dim: int, index: Tensor) -> T
 
 @lowers(aten.embedding.default)
 def embedding(
-    builder: Builder,
-    weight: Tensor,
-    indices: Tensor,
-    padding_idx: Size | int = -1,
-    scale_grad_by_freq: bool = False,
+    builder: Builder, weight: Tensor, indices: Tensor, padding_idx: Size | int = -1, scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     require_loop_dtype(weight.dtype)
     require_index(indices)
     shape = builder.result_sizes()

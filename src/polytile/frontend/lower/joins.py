@@ -221,14 +221,9 @@ def constant_pad_nd(
 
 @lowers(aten.slice_scatter.default)
 def slice_scatter(
-    builder: Builder,
-    source: Tensor,
-    src: Tensor,
-    dim: int = 0,
-    start: Size | int | None = None,
-    end: Size | int | None = None,
-    step: Size | int = 1,
-) -> Tensor:
+    builder: Builder, source: Tensor, src: Tensor, dim: int = 0, start: Size | int | None = None,
+    end: Size | int | None = None, step: Size | int = 1,
+) -> Tensor:  # fmt: skip
     """`source` with `src` in place of the slice start:end:step of dimension `dim`."""
     require_known_sizes(builder)
     require_loop_dtype(source.dtype)

@@ -39,12 +39,9 @@ def traced_argument(builder: Builder, k: int = 0) -> torch.Tensor | None:
 
 @lowers(aten.as_strided.default)
 def as_strided(
-    builder: Builder,
-    source: Tensor,
-    size: Sequence[Size | int],
-    stride: Sequence[Size | int],
+    builder: Builder, source: Tensor, size: Sequence[Size | int], stride: Sequence[Size | int],
     storage_offset: Size | int | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     traced = traced_argument(builder)
     if traced is None:
         raise LoweringError("as_strided needs to know how its argument was laid out in tracing.")

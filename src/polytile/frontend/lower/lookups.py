@@ -25,15 +25,9 @@ LONGEST_BITS = 36
 
 @lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
-    builder: Builder,
-    sequence: Tensor,
-    values: Tensor | float,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Tensor | None = None,
-) -> Tensor:
+    builder: Builder, sequence: Tensor, values: Tensor | float, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Rows of `values` [..., m] in rows of `sequence` [..., n], or all in one row; `sorter` [..., n] says in what order a
     row is sorted."""
     return _found(builder, sequence, values, right or side == "right", sorter)

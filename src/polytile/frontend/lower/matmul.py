@@ -183,16 +183,9 @@ def int_mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
 
 @lowers(aten._scaled_mm.default)
 def scaled_mm(
-    builder: Builder,
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None = None,
-    scale_result: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-) -> Tensor:
+    builder: Builder, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None,
+    scale_result: Tensor | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
+) -> Tensor:  # fmt: skip
     """8-bit floats with a scale for a whole operand, for each row of A and each column of B, or for blocks of 1 or 128 rows and
     columns by 128 elements along k; sums are float32 whatever `use_fast_accum` allows."""
     if scale_result is not None:
@@ -207,20 +200,11 @@ def scaled_mm(
 
 @lowers(aten._scaled_mm_v2.default)
 def scaled_mm_v2(
-    builder: Builder,
-    a: Tensor,
-    b: Tensor,
-    scale_a: Sequence[Tensor],
-    recipe_a: Sequence[int],
-    swizzle_a: Sequence[int],
-    scale_b: Sequence[Tensor],
-    recipe_b: Sequence[int],
-    swizzle_b: Sequence[int],
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    contraction_dim: Sequence[int] = (),
+    builder: Builder, a: Tensor, b: Tensor, scale_a: Sequence[Tensor], recipe_a: Sequence[int],
+    swizzle_a: Sequence[int], scale_b: Sequence[Tensor], recipe_b: Sequence[int], swizzle_b: Sequence[int],
+    bias: Tensor | None = None, out_dtype: torch.dtype | None = None, contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """8-bit floats with one scale for each operand, or one for each row of A and each column of B; other recipes are the
     library's."""
     recipes = tuple(recipe_a), tuple(recipe_b)

@@ -61,15 +61,9 @@ def native_layer_norm(
 
 
 def native_layer_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: list[Size],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: list[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad_out: Tensor, input: Tensor, normalized_shape: list[Size], mean: Tensor, rstd: Tensor, weight: Tensor | None,
+    bias: Tensor | None, output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """d_input = rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = grad_out·weight.
 
     Against float64, and with two elements a row (where everything cancels), its largest error is 0.4 of that of eager's
@@ -136,17 +130,9 @@ def _mean_of_group(x: Tensor) -> Tensor:
 
 
 def native_group_norm_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    gamma: Tensor | None,
-    N: Size,
-    C: Size,
-    HxW: Size,
-    group: int,
-    output_mask: list[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, gamma: Tensor | None, N: Size, C: Size, HxW: Size,
+    group: int, output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """As for layer norm, with the group's channels and positions as the inner dimensions."""
     shape, by_channel = (N, group, C // group, HxW), _channels_last(input)
     grad, x = _wide(grad_output).reshape(shape), _wide(input).reshape(shape)
@@ -186,15 +172,9 @@ def _per_channel(x: Tensor, ndim: int) -> Tensor:
 
 
 def _batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> BatchNorm:
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    training: bool, momentum: float, eps: float,
+) -> BatchNorm:  # fmt: skip
     """(output, saved mean, saved rstd, new running mean, new running variance); channels are dimension 1.
 
     In training output = x̂·weight + bias with the batch's statistics, and new = (1 - momentum)·running + momentum·batch, the
@@ -227,28 +207,17 @@ def _updated(running: Tensor | None, fresh: Tensor, momentum: float) -> Tensor |
 
 
 def _legit_functional(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> BatchNorm:
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
+    training: bool, momentum: float, eps: float,
+) -> BatchNorm:  # fmt: skip
     """aten._native_batch_norm_legit_functional: new running statistics are results."""
     return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 def _with_update_functional(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor | None, ...]:
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
+    momentum: float, eps: float,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """aten._batch_norm_with_update_functional: as `_legit_functional` in training, with the memory that a library's own backward
     would need: none."""
     out, mean, rstd, new_mean, new_var = _batch_norm(
@@ -258,14 +227,9 @@ def _with_update_functional(
 
 
 def _legit_no_training(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
+    momentum: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """aten._native_batch_norm_legit_no_training: by the running statistics."""
     return _batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
 
@@ -278,17 +242,9 @@ def _legit_no_stats(
 
 
 def native_batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: list[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad_out: Tensor, input: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    save_mean: Tensor | None, save_invstd: Tensor | None, train: bool, eps: float, output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """In training d_input = weight·rstd·(g - mean(g) - x̂·mean(g·x̂)) with g = grad_out and the batch's statistics, channel by
     channel; else weight·rstd·g, as the running statistics do not depend on x. d_weight = Σ g·x̂, d_bias = Σ g."""
     if train:
@@ -318,18 +274,10 @@ def native_batch_norm_backward(
 
 
 def batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_var: Tensor | None,
-    update: bool,
-    eps: float,
-    output_mask: list[bool],
+    grad_out: Tensor, input: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    save_mean: Tensor | None, save_var: Tensor | None, update: bool, eps: float, output_mask: list[bool],
     reserve: Tensor,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """The same under the newer name; `save_var` is rstd there too, and `reserve` is empty."""
     return native_batch_norm_backward(
         grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask

@@ -5,7 +5,7 @@ Arithmetic on bfloat16 and float16 is done in float32 and rounded where a result
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,12 +51,7 @@ def check_operands(builder: Builder, operands: Sequence[Operand]) -> torch.devic
 
 
 def elementwise(
-    builder: Builder,
-    element: Element,
-    kind: Promotion,
-    *operands: Operand,
-    covers: frozenset[torch.dtype] = frozenset(),
-    compute_in: torch.dtype | None = None,
+    builder: Builder, element: Element, kind: Promotion, *operands: Operand, compute_in: torch.dtype | None = None
 ) -> Tensor:
     """`element` at every point of the operands' broadcast, computed in the type that torch's promotion rule says (or
     `compute_in`); the result's type is the traced one. An operand that is None is not promoted and arrives as None."""
@@ -64,8 +59,6 @@ def elementwise(
     result = builder.result().dtype
     dtype = compute_in or builder.promote(kind, *operands)[0]
     check_dtypes(dtype, result)
-    if covers and dtype not in covers:
-        raise LoweringError(f"{builder.origin} is not generated for {dtype}.")
     present = [wrapped(operand(o, device), dtype) for o in operands if o is not None]
 
     def at(*nodes: Node) -> Node:
@@ -90,18 +83,13 @@ def wrapped(value: Operand, dtype: torch.dtype) -> Operand:
 
 def _lower_row(row: Row) -> Callable[..., Tensor]:
     def lowering(builder: Builder, *operands: Operand) -> Tensor:
-        return elementwise(builder, row.element, row.kind, *operands, covers=row.covers)
+        return elementwise(builder, row.element, row.kind, *operands)
 
     return lowering
 
 
-def register(rows: Iterable[Row]) -> None:
-    """Makes `rows` the lowerings of their operators."""
-    for row in rows:
-        lowers(*overloads(row.names))(_lower_row(row))
-
-
-register(TABLE)
+for _row in TABLE:
+    lowers(*overloads(_row.names))(_lower_row(_row))
 
 
 # arithmetic with a factor ---------------------------------------------------------------------------------------------
@@ -317,16 +305,10 @@ for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
 
 @lowers(*overloads("_to_copy"))
 def to_copy(
-    builder: Builder,
-    x: Operand,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-    non_blocking: bool = False,
+    builder: Builder, x: Operand, *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
+    device: torch.device | None = None, pin_memory: bool | None = None, non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     if builder.result().layout != torch.strided or pin_memory:
         raise LoweringError("generated loops fill only strided, unpinned memory.")
     return converted(builder, x, builder.result().dtype)

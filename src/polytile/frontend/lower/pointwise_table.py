@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
@@ -151,18 +151,6 @@ def cbrt(x: Node) -> Node:
     return node("copysign", root, x)
 
 
-def lcm(a: Node, b: Node) -> Node:
-    """|a / gcd·b|; 0 where either is. Of 8 and 16 bits the product and its sign are those of an int, as in eager's C++."""
-    dtype = a.dtype
-    if dtype.itemsize < 4:
-        a, b = (expr.op("cast", torch.int32, value) for value in (a, b))
-    divisor = node("gcd", a, b)
-    none = node("eq", divisor, like(0, a))
-    product = node("mul", node("truncdiv", a, selected(none, like(1, a), divisor)), b)
-    value = selected(none, like(0, a), only_signed("abs")(product))
-    return value if value.dtype == dtype else expr.op("cast", dtype, value)
-
-
 def where(condition: Node, a: Node, b: Node) -> Node:
     return selected(condition, a, b)
 
@@ -172,18 +160,14 @@ def where(condition: Node, a: Node, b: Node) -> Node:
 
 @dataclass(frozen=True)
 class Row:
-    """`names`: overloads; `element`: what they compute from nodes of one type; `kind`: torch's promotion rule;
-    `covers`: the computed types for which the row holds, all if empty."""
+    """`names`: overloads; `element`: what they compute from nodes of one type; `kind`: torch's promotion rule."""
 
     names: str
     element: Element
     kind: Promotion
-    covers: frozenset[torch.dtype] = field(default_factory=frozenset)
 
 
 DEFAULT, TO_FLOAT, TO_BOOL = Promotion.DEFAULT, Promotion.INT_TO_FLOAT, Promotion.ALWAYS_BOOL
-WIDE_FLOATS = frozenset({torch.float32, torch.float64})
-FLOATS = WIDE_FLOATS | {torch.bfloat16, torch.float16}
 
 
 def _same_name(names: str, kind: Promotion) -> list[Row]:
@@ -195,22 +179,17 @@ def _operation(name: str) -> Element:
     return lambda *args: node(name, *args)
 
 
-def _row(names: str, element: str | Element, kind: Promotion, covers: frozenset[torch.dtype] = frozenset()) -> Row:
-    return Row(names, _operation(element) if isinstance(element, str) else element, kind, covers)
+def _row(names: str, element: str | Element, kind: Promotion) -> Row:
+    return Row(names, _operation(element) if isinstance(element, str) else element, kind)
 
 
 TABLE: tuple[Row, ...] = (
     # unary, floating-point result
     *_same_name(
         """acos acosh asin asinh atan atanh cos cosh sin sinh tan tanh exp exp2 expm1 log log2 log10 log1p
-        sqrt rsqrt reciprocal erf erfc erfinv sigmoid lgamma digamma i0""",
+        sqrt rsqrt reciprocal erf erfc erfinv sigmoid lgamma digamma""",
         TO_FLOAT,
     ),
-    _row("special_i0e", "i0e", TO_FLOAT),
-    _row("special_i1 special_modified_bessel_i1 prims.bessel_i1", "i1", TO_FLOAT),
-    _row("special_i1e prims.bessel_i1e", "i1e", TO_FLOAT),
-    _row("special_modified_bessel_i0 prims.bessel_i0", "i0", TO_FLOAT),
-    _row("prims.bessel_i0e", "i0e", TO_FLOAT),
     _row("prims.erf_inv", "erfinv", TO_FLOAT),
     _row("prims.cbrt", cbrt, TO_FLOAT),
     _row("angle", angle, TO_FLOAT),
@@ -242,9 +221,6 @@ TABLE: tuple[Row, ...] = (
     _row("prims.add", "add", DEFAULT),
     _row("prims.sub", "sub", DEFAULT),
     _row("hypot", "hypot", DEFAULT),
-    _row("gcd", "gcd", DEFAULT),
-    _row("lcm", lcm, DEFAULT),
-    _row("nextafter", "nextafter", Promotion.NO_OPMATH, WIDE_FLOATS),
     _row("bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor prims.bitwise_and", "bitwise_and", DEFAULT),
     _row("bitwise_or.Tensor bitwise_or.Scalar bitwise_or.Scalar_Tensor prims.bitwise_or", "bitwise_or", DEFAULT),
     _row("bitwise_xor.Tensor bitwise_xor.Scalar bitwise_xor.Scalar_Tensor prims.bitwise_xor", "bitwise_xor", DEFAULT),

@@ -31,15 +31,10 @@ Element = Callable[[Point, Step], Node]  # (point of the result, element of the 
 
 def _lower_average(rank: int) -> Callable[..., Tensor]:
     def lowering(
-        builder: Builder,
-        source: Tensor,
-        kernel_size: Sequence[Size | int],
-        stride: Sequence[Size | int] = (),
-        padding: Sequence[Size | int] = (0,),
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
+        builder: Builder, source: Tensor, kernel_size: Sequence[Size | int], stride: Sequence[Size | int] = (),
+        padding: Sequence[Size | int] = (0,), ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: Size | int | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         if source.dtype != torch.int64:  # of the integers the one that eager averages, rounding towards 0
             _require_float(source)
         result = builder.result_sizes()
@@ -63,16 +58,10 @@ lowers(aten.avg_pool3d.default)(_lower_average(3))
 
 def _lower_average_backward(rank: int) -> Callable[..., Tensor]:
     def lowering(
-        builder: Builder,
-        grad: Tensor,
-        source: Tensor,
-        kernel_size: Sequence[Size | int],
-        stride: Sequence[Size | int],
-        padding: Sequence[Size | int],
-        ceil_mode: bool,
-        count_include_pad: bool,
+        builder: Builder, grad: Tensor, source: Tensor, kernel_size: Sequence[Size | int],
+        stride: Sequence[Size | int], padding: Sequence[Size | int], ceil_mode: bool, count_include_pad: bool,
         divisor_override: Size | int | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         _require_float(grad)
         over = windows(builder, source, rank, kernel_size, stride, padding, (1,), ceil_mode, grad.sizes)
         stored_grad = builder.realize(grad)

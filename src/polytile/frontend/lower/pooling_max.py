@@ -35,14 +35,9 @@ NOWHERE = 2**62
 
 def _lower_max(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def lowering(
-        builder: Builder,
-        source: Tensor,
-        kernel_size: Sequence[Size | int],
-        stride: Sequence[Size | int] = (),
-        padding: Sequence[Size | int] = (0,),
-        dilation: Sequence[Size | int] = (1,),
-        ceil_mode: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        builder: Builder, source: Tensor, kernel_size: Sequence[Size | int], stride: Sequence[Size | int] = (),
+        padding: Sequence[Size | int] = (0,), dilation: Sequence[Size | int] = (1,), ceil_mode: bool = False,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The largest element of each window (the last NaN, if there is one) and its number."""
         result = builder.result_sizes(0)
         over = windows(builder, source, rank, kernel_size, stride, padding, dilation, ceil_mode, result)
@@ -188,16 +183,10 @@ def _lower_sliding_backward(rank: int) -> Callable[..., Tensor]:
     scattered = _lower_backward(rank)
 
     def lowering(
-        builder: Builder,
-        grad: Tensor,
-        source: Tensor,
-        kernel_size: Sequence[Size | int],
-        stride: Sequence[Size | int],
-        padding: Sequence[Size | int],
-        dilation: Sequence[Size | int],
-        ceil_mode: bool,
+        builder: Builder, grad: Tensor, source: Tensor, kernel_size: Sequence[Size | int],
+        stride: Sequence[Size | int], padding: Sequence[Size | int], dilation: Sequence[Size | int], ceil_mode: bool,
         indices: Tensor,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         over = windows(builder, source, rank, kernel_size, stride, padding, dilation, ceil_mode, grad.sizes)
         terms = math.prod(-(-k // s) for k, s in zip(over.kernel, over.stride, strict=True))
         if Target.of(grad.device).native or terms > UNROLL_LIMIT or any(d > 1 for d in over.dilation):

@@ -73,15 +73,9 @@ def _overwritten(builder: Builder) -> torch.Tensor:
 
 
 def _filled(
-    builder: Builder,
-    shape: tuple[sympy.Expr, ...],
-    strides: tuple[sympy.Expr, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    filling: Any,
-    values: tuple[Any, ...],
-    reason: str,
-) -> Tensor:
+    builder: Builder, shape: tuple[sympy.Expr, ...], strides: tuple[sympy.Expr, ...], dtype: torch.dtype,
+    device: torch.device, filling: Any, values: tuple[Any, ...], reason: str,
+) -> Tensor:  # fmt: skip
     """Fresh memory that the operator `filling` fills, called with it and `values`."""
     buffer = builder.new_buffer(shape, dtype, device, strides)
     size, stride = ([builder.argument(n) for n in extents] for extents in (shape, strides))
@@ -204,12 +198,9 @@ def _seed(builder: Builder, device: torch.device) -> str:
 
 
 def counted(
-    builder: Builder,
-    name: str,
-    draw: torch.dtype,
-    element: Callable[[Node, Point], Node],
+    builder: Builder, name: str, draw: torch.dtype, element: Callable[[Node, Point], Node],
     result: torch.Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The tensor of the traced result whose element is `element(number, point)`, `number` being drawn by the
     operation `name` in type `draw`."""
     if not from_counter():

@@ -13,7 +13,7 @@ from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.pointwise import check_dtypes, convert_to
-from polytile.frontend.lower.pointwise_table import like, node, selected
+from polytile.frontend.lower.pointwise_table import like, node
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.scalars import float_node
 from polytile.frontend.lower.value import Point, Tensor, computed, widen
@@ -83,20 +83,6 @@ def converted_first(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return computed(x.sizes, dtype, x.device, lambda point: convert_to(x.at(point), x.dtype, dtype))
 
 
-@lowers(*overloads("nansum"))
-def nansum(
-    builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
-    out = builder.result().dtype
-
-    def row(value: Node, _: Point) -> Node:
-        if value.dtype.is_floating_point:
-            value = selected(node("isnan", value), like(0, value), value)
-        return expr.reduce("sum", compute_dtype(out), widen(value, out))
-
-    return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (row, out))[0]
-
-
 @lowers(*overloads("mean mean.dim"))
 def mean(
     builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
@@ -109,14 +95,6 @@ def mean(
         return node("div", expr.reduce("sum", wide, widen(value, out)), expr.index_value(n, wide))
 
     return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (row, out))[0]
-
-
-@lowers(*overloads("count_nonzero count_nonzero.dim_IntList"))
-def count_nonzero(builder: Builder, x: Tensor, dim: Dims = None) -> Tensor:
-    def row(value: Node, _: Point) -> Node:
-        return expr.reduce("sum", torch.int64, widen(widen(value, torch.bool), torch.int64))
-
-    return reduce_over(builder, x, dim, False, (row, torch.int64))[0]
 
 
 # extremes -------------------------------------------------------------------------------------------------------------
@@ -328,14 +306,9 @@ def _norm_row(order: float, dtype: torch.dtype) -> Row:
 
 @lowers(*overloads("linalg_vector_norm"))
 def linalg_vector_norm(
-    builder: Builder,
-    x: Tensor,
-    ord: float = 2,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
+    builder: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *,
     dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     out = builder.result().dtype
     if isinstance(ord, complex | sympy.Expr):
         raise LoweringError(f"a norm of order {ord} is not generated.")

@@ -76,13 +76,9 @@ def _write(builder: Builder, shape: Sequence[Size], store: Callable[[Point], Sto
 
 
 def _scattered(
-    builder: Builder,
-    source: Tensor,
-    dim: int,
-    index: Tensor,
-    value: Tensor | bool | int | float | Size,
+    builder: Builder, source: Tensor, dim: int, index: Tensor, value: Tensor | bool | int | float | Size,
     modes: Sequence[str],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """A copy of `source` in which element `point` with coordinate `dim` replaced by `index[point]` is written for every
     point of `index`: the modes are those of stores, of `value[point]`, and "clear", which sets what the next mode starts
     from."""
@@ -127,15 +123,9 @@ def scatter_with(
 
 @lowers(aten.scatter_reduce.two)
 def scatter_reduce(
-    builder: Builder,
-    source: Tensor,
-    dim: int,
-    index: Tensor,
-    src: Tensor | int | float | Size,
-    reduce: str,
-    *,
+    builder: Builder, source: Tensor, dim: int, index: Tensor, src: Tensor | int | float | Size, reduce: str, *,
     include_self: bool = True,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     if reduce == "mean" and source.dtype == torch.bool:
         raise LoweringError("the mean of truth values is left to the library.")
     mode = STORE_MODES[reduce]
@@ -193,14 +183,9 @@ def unsafe_index_put(
 
 
 def _put(
-    builder: Builder,
-    source: Tensor,
-    indices: Sequence[Tensor | None],
-    values: Tensor,
-    accumulate: bool,
-    checked: bool,
-    mask: Tensor | None = None,
-) -> Tensor:
+    builder: Builder, source: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool,
+    checked: bool, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     mode = "add" if accumulate else "set"
     require_loop_dtype(source.dtype)
     if [index.dtype for index in indices if index is not None] == [torch.bool]:
@@ -277,13 +262,9 @@ def summed_by_kernel(source: Tensor) -> bool:
 
 @lowers(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
-    builder: Builder,
-    grad: Tensor,
-    indices: Tensor,
-    num_weights: Size | int,
-    padding_idx: Size | int,
+    builder: Builder, grad: Tensor, indices: Tensor, num_weights: Size | int, padding_idx: Size | int,
     scale_grad_by_freq: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Rows of `grad` added up by index; the row of `padding_idx` (−1: none) stays zero."""
     require_loop_dtype(grad.dtype)
     require_index(indices)

@@ -27,13 +27,9 @@ _NO_END = 2**62  # an int at least this large as the end of a slice means "to th
 
 @lowers(aten.slice.Tensor)
 def slice_(
-    builder: Builder,
-    source: Tensor,
-    dim: int = 0,
-    start: Size | int | None = None,
-    end: Size | int | None = None,
+    builder: Builder, source: Tensor, dim: int = 0, start: Size | int | None = None, end: Size | int | None = None,
     step: Size | int = 1,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     require_known_sizes(builder)
     d = wrap_dim(dim, source.rank)
     stride, length = as_size(step), builder.result_sizes()[d]

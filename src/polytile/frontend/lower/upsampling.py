@@ -97,14 +97,9 @@ def _interpolated(base: Tensor, d: int, m: Size, scale: float, align_corners: bo
 
 
 def _call(
-    builder: Builder,
-    view: View,
-    name: str,
-    size: Sequence[Size | int],
-    align_corners: bool,
-    scales: Sequence[float],
+    builder: Builder, view: View, name: str, size: Sequence[Size | int], align_corners: bool, scales: Sequence[float],
     result: tuple[Size, ...],
-) -> Call:
+) -> Call:  # fmt: skip
     given = (Ref(view), builder.argument(list(size)), *arguments(name, align_corners, scales))
     return Call(getattr(torch.ops.aten, name).default, given, (), result)
 
@@ -167,19 +162,11 @@ def _whole(there: Node, n: Size) -> Node:
 
 @lowers(UPSAMPLE_BACKWARD)
 def upsample_backward(
-    builder: Builder,
-    grad: Tensor,
-    name: str,
-    size: Sequence[Size | int],
-    input_size: Sequence[Size | int],
-    align_corners: bool,
-    scales: Sequence[float],
-) -> Tensor:
+    builder: Builder, grad: Tensor, name: str, size: Sequence[Size | int], input_size: Sequence[Size | int],
+    align_corners: bool, scales: Sequence[float],
+) -> Tensor:  # fmt: skip
     """Sums of few, unevenly many elements each: the library walks through them faster than loops of masked windows."""
     operator = getattr(torch.ops.aten, f"{name}_backward").default
     given = (grad, list(size), list(input_size), *arguments(name, align_corners, scales))
     result: Tensor = builder.library(operator, given, {}, "gradients of upsampling are left to the library")
     return result
-
-
-__all__ = ["upsample", "upsample_backward"]

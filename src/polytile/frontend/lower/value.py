@@ -81,10 +81,7 @@ def fresh_axes(sizes_: Sequence[sympy.Expr]) -> tuple[sympy.Symbol, ...]:
 
 
 def computed(
-    sizes_: Sequence[sympy.Expr],
-    dtype: torch.dtype,
-    device: torch.device,
-    element: Callable[[Point], Node],
+    sizes_: Sequence[sympy.Expr], dtype: torch.dtype, device: torch.device, element: Callable[[Point], Node]
 ) -> Tensor:
     """The unstored tensor whose element at `point` is `element(point)` (in the compute type of `dtype`)."""
     axes = fresh_axes(sizes_)

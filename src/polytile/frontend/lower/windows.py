@@ -111,16 +111,9 @@ def chosen(condition: Node | None, node: Node, outside: bool | int | float) -> N
 
 
 def windows(
-    builder: Builder,
-    source: Tensor,
-    rank: int,
-    kernel: Sequence[Size | int],
-    stride: Sequence[Size | int],
-    padding: Sequence[Size | int],
-    dilation: Sequence[Size | int],
-    ceil: bool,
-    result: tuple[Size, ...],
-) -> Windows:
+    builder: Builder, source: Tensor, rank: int, kernel: Sequence[Size | int], stride: Sequence[Size | int],
+    padding: Sequence[Size | int], dilation: Sequence[Size | int], ceil: bool, result: tuple[Size, ...],
+) -> Windows:  # fmt: skip
     """Windows over the last `rank` dimensions of `source`, one for each point of `result`."""
     require_loop_dtype(source.dtype)
     spans = [_numbers(values, rank) for values in (kernel, stride or kernel, padding, dilation)]

@@ -86,6 +86,3 @@ def _flex(heuristic: Heuristic, block_m: int, block_n: int, stages: int, warps: 
 
 def _unique(configs: Iterable[Flex]) -> tuple[Flex, ...]:
     return tuple(dict.fromkeys(configs))
-
-
-__all__ = ["backward", "backward_set", "decode", "decode_set", "forward", "forward_set"]

@@ -65,6 +65,3 @@ def rocm() -> Heuristic:
 
 def xpu() -> Heuristic:
     return Xpu("xpu", read("xpu", PLAIN))
-
-
-__all__ = ["Cpu", "Cuda", "Rocm", "Xpu", "cpu", "cuda", "rocm", "xpu"]

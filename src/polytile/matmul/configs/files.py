@@ -84,6 +84,3 @@ def _fits(value: Any, annotation: str) -> bool:
         return annotation.endswith("None")
     wanted = {"int": int, "bool": bool, "str": str}[annotation.removesuffix(" | None")]
     return type(value) is wanted and (not isinstance(value, int) or value >= 0)
-
-
-__all__ = ["FOLDER", "Tables", "read", "table"]

@@ -191,6 +191,3 @@ def blocks(config: Gemm) -> str:
     """A config in one word: 128x64x32 s3 w4."""
     stages = "" if config.num_stages is None else f" s{config.num_stages}"
     return f"{config.block_m}x{config.block_n}x{config.block_k}{stages} w{config.num_warps}"
-
-
-__all__ = ["Dropped", "Heuristic", "Request", "Verdict", "blocks", "next_power", "scaled"]

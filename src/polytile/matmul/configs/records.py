@@ -7,7 +7,7 @@ pipeline, None being the backend's default. Records are values: equal numbers ar
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from polytile.problem import Config
 
@@ -37,13 +37,18 @@ class Gemm:
 
 
 @dataclass(frozen=True)
-class RocmGemm(Gemm):
-    """The same on ROCm: `matrix_instr_nonkdim` is the size of the matrix instruction (0: the compiler's choice),
-    `waves_per_eu` the occupancy to compile for (0: none), `kpack` the elements of k that one load packs."""
+class Rocm:
+    """What ROCm's compiler is told besides: `matrix_instr_nonkdim` is the size of the matrix instruction (0: the compiler's
+    choice), `waves_per_eu` the occupancy to compile for (0: none), `kpack` the elements of k that one load packs."""
 
     matrix_instr_nonkdim: int = 16
     waves_per_eu: int = 0
     kpack: int = 2
+
+
+@dataclass(frozen=True)
+class RocmGemm(Rocm, Gemm):
+    """The same on ROCm."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,8 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class RocmConv(Conv):
-    matrix_instr_nonkdim: int = 16
-    waves_per_eu: int = 0
-    kpack: int = 2
+class RocmConv(Rocm, Conv):
+    """The same on ROCm."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,8 @@ class Flex:
 
 
 @dataclass(frozen=True)
-class RocmFlex(Flex):
+class RocmFlex(Rocm, Flex):
     matrix_instr_nonkdim: int = 0
-    waves_per_eu: int = 0
-    kpack: int = 2
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,8 @@ class FlexDecode:
 
 
 @dataclass(frozen=True)
-class RocmFlexDecode(FlexDecode):
+class RocmFlexDecode(Rocm, FlexDecode):
     matrix_instr_nonkdim: int = 0
-    waves_per_eu: int = 0
-    kpack: int = 2
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ KINDS: dict[str, str] = {
 """Table → kind: what tables a family may have."""
 
 
-AMD = ("matrix_instr_nonkdim", "waves_per_eu", "kpack")
+AMD = tuple(field.name for field in fields(Rocm))
 """What a product's config says to AMD's compiler alone."""
 
 
@@ -163,7 +162,3 @@ def tile_config(record: Gemm, **more: int | str) -> Config:
         m=record.block_m, n=record.block_n, k=record.block_k, stages=record.num_stages or 0, warps=record.num_warps,
         group=record.group_m, **rocm, **more,
     )  # fmt: skip
-
-
-__all__ = ["AMD", "KINDS", "PLAIN", "ROCM", "Conv", "Flex", "FlexDecode", "FlexDefault", "Gemm", "Record", "RegisterTile",
-           "RocmConv", "RocmFlex", "RocmFlexDecode", "RocmGemm", "tile_config"]  # fmt: skip

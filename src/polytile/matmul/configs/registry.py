@@ -129,6 +129,3 @@ def override(family: str, name: str, rows: Iterable[Record]) -> AbstractContextM
     family or table that is not there, and for rows of another kind."""
     family_heuristic = heuristic(family)
     return _restored(family_heuristic, name, family_heuristic.replace(name, rows))
-
-
-__all__ = ["families", "heuristic", "heuristic_of", "override", "register", "unregister"]

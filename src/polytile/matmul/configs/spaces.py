@@ -60,6 +60,3 @@ def flex_decode(rocm: bool) -> Iterator[FlexDecode]:
         return
     for n, stages, w, nonkdim, waves in product(FLEX_BLOCKS, ROCM_FLEX_STAGES, WARPS, NONKDIM, WAVES):
         yield RocmFlexDecode(n, stages, w, matrix_instr_nonkdim=nonkdim, waves_per_eu=waves)
-
-
-__all__ = ["flex_backward", "flex_backward_autotune", "flex_decode", "flex_forward", "gemm", "rocm_gemm"]

@@ -32,7 +32,7 @@ def generate(
 
     ptrs: A, B, [C without an epilogue], then the epilogue's own. sizes: batch, M, N, K, a_stride_b, a_stride_m,
     a_stride_k, b_stride_b, b_stride_k, b_stride_n, [c_stride_b, c_stride_m, c_stride_n without an epilogue], then the
-    epilogue's own. `lanes` is a power of two; vectors of `lanes` sums are VACC. The form tile_kept reads B's panels
+    epilogue's own. `lanes` is a power of two; vectors of `lanes` sums are VACC. The form tile_prepacked reads B's panels
     (panels.py) from ptrs[panels_at].
 
     An epilogue defines `static inline void epilogue(void* const* ptrs, const long* sizes, long batch, long m, long n,
@@ -42,7 +42,7 @@ def generate(
     Raises ValueError where spec, config and epilogue do not go together.
     """
     _check(spec, config, epilogue, lanes)
-    if config.form == "tile_kept":
+    if config.form == "tile_prepacked":
         return tile.generate(spec, config, name, epilogue, lanes, panels_at)
     return _FORMS[config.form](spec, config, name, epilogue, lanes)
 
@@ -68,8 +68,8 @@ def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int)
         raise ValueError(f"lanes is {lanes}; vectors have a power of two of at least 2 lanes.")
     if config.form == "dot" and (config.nv & (config.nv - 1) or config.nv > lanes):
         raise ValueError(f"form 'dot' takes a power of two of at most {lanes} columns at once; nv is {config.nv}.")
-    if config.form == "tile_kept" and (spec.batched or (spec.dtype == "bfloat16" and not config.pairs)):
-        raise ValueError("form 'tile_kept' is for products without a batch and, of bfloat16, for pairs of k.")
+    if config.form == "tile_prepacked" and (spec.batched or (spec.dtype == "bfloat16" and not config.pairs)):
+        raise ValueError("form 'tile_prepacked' is for products without a batch and, of bfloat16, for pairs of k.")
 
 
 __all__ = ["ELEMENTS", "STORAGE", "GemmConfig", "GemmSpec", "Machine", "configs", "cost", "generate", "terms", "valid"]

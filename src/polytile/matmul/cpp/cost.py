@@ -45,13 +45,13 @@ SMALLEST_SPLIT_K = 512
 FORM_LAYOUTS: dict[str, tuple[str, ...]] = {
     "tile_packed": ("n", "k", "any"),
     "tile_direct": ("n",),
-    "tile_kept": ("n", "k", "any"),
+    "tile_prepacked": ("n", "k", "any"),
     "splitk": ("n", "k", "any"),
     "stream": ("n",),
     "dot": ("k",),
     "small": ("n", "k", "any"),
 }
-INT8_FORMS = ("tile_packed", "tile_direct", "tile_kept", "splitk", "dot")
+INT8_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "splitk", "dot")
 """Forms that can bring several k together in one lane."""
 PAIRED_FORMS = INT8_FORMS
 """Of these all can bring pairs of bfloat16 together too."""
@@ -60,13 +60,13 @@ PAIRED_FORMS = INT8_FORMS
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
     """Whether the kernel can run, and is not absurd, at these sizes ("batch", "M", "N", "K").
 
-    Layouts decide for direct forms; tile_kept needs a packed B (IS_PACKED is not 0), splitk a long K and few sums,
+    Layouts decide for direct forms; tile_prepacked needs a packed B (IS_PACKED is not 0), splitk a long K and few sums,
     stream few rows, small a panel that fits L2.
     """
     if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and spec.dtype != "bfloat16"):
         return False
     m, n, k = sizes["M"], sizes["N"], sizes["K"]
-    if config.form == "tile_kept":
+    if config.form == "tile_prepacked":
         return bool(sizes.get(IS_PACKED))
     if config.form == "splitk":
         return k >= SMALLEST_SPLIT_K and m * n * ACCUMULATOR_BYTES[spec.accumulator] <= SPLITK_PARTIAL_BYTES

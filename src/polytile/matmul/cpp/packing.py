@@ -196,9 +196,6 @@ def _pack_a(spec: GemmSpec, tiled: bool, transposed: bool) -> str:
 
 
 def _pack_b(spec: GemmSpec, config: GemmConfig) -> str:
-    if config.form == "tile_kept":
+    if config.form == "tile_prepacked":
         return PACK_B_NEVER
     return PACK_B_OF[spec.b_layout] if packs_b(spec, config) else PACK_B_TAIL
-
-
-__all__ = ["functions", "packs_a", "packs_b", "transposed_rows"]

@@ -1,4 +1,4 @@
-"""Panels of a constant B, packed once and read by the form tile_kept: [vectors of columns][steps of k][lanes][k in a lane].
+"""Panels of a constant B, packed once and read by the form tile_prepacked: [vectors of columns][steps of k][lanes][k in a lane].
 
 One vector of columns runs along the whole of k and the next one follows it, so that the same panels serve register tiles of
 any width and any depth of block: a weight that several kernels multiply by is packed once. A ragged last vector and a ragged
@@ -31,6 +31,3 @@ def make(matrix: torch.Tensor, lanes: int) -> torch.Tensor:
     out.copy_(split.permute(2, 0, 3, 1))
     raw = out.view(torch.uint8).flatten()
     return raw.bitwise_xor_(0x80) if matrix.dtype == torch.int8 else raw
-
-
-__all__ = ["TOGETHER", "make", "size_of"]

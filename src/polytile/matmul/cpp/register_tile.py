@@ -113,6 +113,3 @@ def tiles(tile: Tile) -> str:
         members = ", ".join(f"tile{rows}x{width}" for rows in every)
         text += f"static const Tile {name}[MR + 1] = {{nullptr, {members}}};\n"
     return text
-
-
-__all__ = ["Access", "Tile", "tiles"]

@@ -15,7 +15,7 @@ OUTPUTS = (*RESULTS, "float16")
 A_LAYOUTS = ("k", "m", "any")
 B_LAYOUTS = ("n", "k", "any")
 C_LAYOUTS = ("n", "m", "any")
-FORMS = ("tile_packed", "tile_direct", "tile_kept", "splitk", "stream", "dot", "small")
+FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "splitk", "stream", "dot", "small")
 
 PTRS = ("A", "B")
 OUTPUT_PTRS = ("C",)
@@ -80,9 +80,9 @@ class GemmSpec:
 class GemmConfig:
     """The tunable numbers of one kernel.
 
-    form        tile_packed: B is copied into panels inside the call; tile_direct: tiles on B as it lies; tile_kept: on panels
-                made before the call (panels.py); splitk: tile_packed with K divided over the threads, so that sums depend on
-                their number; stream: rows of B read once, for small M; dot: dot products along K for a B whose k is
+    form        tile_packed: B is copied into panels inside the call; tile_direct: tiles on B as it lies; tile_prepacked:
+                on panels made before the call (panels.py); splitk: tile_packed with K divided over the threads, so that sums
+                depend on their number; stream: rows of B read once, for small M; dot: dot products along K for a B whose k is
                 contiguous; small: one panel on the stack, no workspace
     mr, nv      a register tile is `mr` rows by `nv` vectors (dot: `nv` columns)
     kc, mc, nc  depth, rows and columns of a block (stream: `nc` columns of sums held in L1)

@@ -37,7 +37,7 @@ def configs(spec: GemmSpec, lanes: int, prepacked: bool = False) -> tuple[GemmCo
     if not rows:
         raise ValueError(f"no matmul configs for vectors of {lanes} {spec.accumulator}; see the table register_tiles.")
     able = (row for row in rows if spec.dtype in row.dtypes and spec.a_layout in row.a and spec.b_layout in row.b)
-    return tuple(_config(row) for row in able if prepacked or row.form != "tile_kept")
+    return tuple(_config(row) for row in able if prepacked or row.form != "tile_prepacked")
 
 
 def _config(row: RegisterTile) -> GemmConfig:

@@ -1,7 +1,7 @@
-"""Forms tile_packed, tile_direct, tile_kept, splitk and small: register tiles over row blocks and column panels.
+"""Forms tile_packed, tile_direct, tile_prepacked, splitk and small: register tiles over row blocks and column panels.
 
 tile_packed copies B into panels of NR columns inside the call (all threads of a team together), tile_direct reads B
-where it lies, tile_kept reads panels that were made before the call (panels.py), splitk gives each thread a range of K and
+where it lies, tile_prepacked reads panels that were made before the call (panels.py), splitk gives each thread a range of K and
 adds the partial sums at the end, small keeps one panel on the stack.
 """
 
@@ -270,7 +270,9 @@ PREFETCH_STEPS = 4
 ACCESS: dict[str, Access] = {"k": "rows", "m": "cols", "any": "both"}
 """How a register tile reads an A that lies as it came, by its layout."""
 
-WORK = {"tile_packed": TILE_WORK, "tile_direct": TILE_WORK, "tile_kept": TILE_WORK, "splitk": SPLITK_WORK, "small": SMALL_WORK}
+WORK = {
+    **dict.fromkeys(("tile_packed", "tile_direct", "tile_prepacked"), TILE_WORK), "splitk": SPLITK_WORK, "small": SMALL_WORK,
+}  # fmt: skip
 
 
 def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None, lanes: int, panels_at: int = 0) -> str:
@@ -291,7 +293,7 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
 
 
 def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
-    prepacked, direct = config.form == "tile_kept", config.form == "tile_direct"
+    prepacked, direct = config.form == "tile_prepacked", config.form == "tile_direct"
     access: Access = "cols" if packs_a(spec, config) else ACCESS[spec.a_layout]
     return Tile(
         config.mr,
@@ -309,7 +311,7 @@ def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
 
 def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -> str:
     """The numbers and types of a unit; blocks are whole tiles."""
-    tiled_a, panelled_b, prepacked = packs_a(spec, config), packs_b(spec, config), config.form == "tile_kept"
+    tiled_a, panelled_b, prepacked = packs_a(spec, config), packs_b(spec, config), config.form == "tile_prepacked"
     packed = "unsigned" if config.pairs else "T"
     return CONSTANTS.format(
         group=transposed_rows(config),

@@ -281,6 +281,3 @@ def _covers(m: int, n: int, block_m: int, block_n: int) -> bool:
 
 def _cut(size: int) -> int:
     return min(max(next_power(size), SIZES[0]), SIZES[-1])
-
-
-__all__ = ["Kind", "Space", "space"]

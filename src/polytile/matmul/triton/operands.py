@@ -133,7 +133,3 @@ def widened(kernel: GemmKernel, operand: Operand, value: str) -> str:
     if storage == kernel.in_dtype:
         return value
     return f"{value}.to(tl.float32)" + ("" if kernel.in_dtype == torch.float32 else f".to({text.value_type(kernel.in_dtype)})")
-
-
-__all__ = ["EVEN_K", "EVEN_L", "Operand", "advance", "even_k", "load", "operands", "pointer_lines", "rows_line",
-           "second_operands", "widened"]  # fmt: skip

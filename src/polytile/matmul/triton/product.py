@@ -97,6 +97,3 @@ def dot(unit: Unit, a: str, b: str) -> list[str]:
     along = {name: f"k // {SCALED_ALONG_K} * {unit.number(f's{name}_stride_k')}" for name in "ab"}
     factors = [f"scale_{name} = tl.load(scales_{name} + {place})" for name, place in along.items()]
     return [*factors, f"acc += tl.dot({a}, {b}) * (scale_a[:, None] * scale_b[None, :])"]
-
-
-__all__ = ["blocks", "ceil_div", "dot", "product", "program", "scales_at", "unit_of"]

@@ -154,6 +154,3 @@ def feed(unit: Unit, operand: Operand, start: str = "0", single: bool = False) -
     """How blocks of this operand come about; `single`: row by row."""
     made = unit.kernel.prologues[0 if operand.size == "M" else 1]
     return Loaded(unit, operand, start, single) if made is None else Computed(unit, operand, made, single)
-
-
-__all__ = ["Feed", "feed"]

@@ -142,6 +142,3 @@ def _row(unit: Unit, body: Body) -> str:
     """The numbers of the block's rows, as text."""
     m = body.nest.loop.axes[1].symbol
     return f"item * {unit.number('M')} + {m}" if unit.kernel.spec.batched else str(m)
-
-
-__all__ = ["completed", "emit", "values"]

@@ -175,6 +175,3 @@ def generate(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Tr
     Raises LoweringError where a type or an operation has no Triton form."""
     made = SCHEDULES[str(config["variant"])](kernel, config, facts, chip)
     return row_epilogue.completed(Unit(kernel, config, facts, chip), made)
-
-
-__all__ = ["MOST_ROWS", "SCHEDULES", "generate"]

@@ -59,6 +59,3 @@ def _beside(node: Node, name: str, value: float) -> Node | None:
             if isinstance(constant, Const) and math.isclose(constant.value, value, rel_tol=1e-7):
                 return other
     return None
-
-
-__all__ = ["shorten"]

@@ -89,6 +89,3 @@ def _finished(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> L
             line(f"acc += tl.load({scratch} + slot * (BLOCK_M * BLOCK_N) + inside)")
         unit.epilogue("acc", "at_m * BLOCK_M + strip * FINISH_M + tl.arange(0, FINISH_M)", "FINISH_M")
     return unit.launch(blocks(unit) * (int(config["m"]) // FINISHED_ROWS), stages=1)
-
-
-__all__ = ["stream"]

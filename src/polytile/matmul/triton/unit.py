@@ -287,6 +287,3 @@ def _comment(kernel: GemmKernel, config: Config) -> list[str]:
     computed = "".join(f"; {name} computed" for name, made in zip("AB", kernel.prologues, strict=True) if made is not None)
     second = f" + P[m, k] by {kernel.second[0]}, Q[k, n] by {kernel.second[1]}" if kernel.second is not None else ""
     return [f"# {spec.dtype} product of {layout}{computed}{second}; {config}"]
-
-
-__all__ = ["FINISH_BLOCK", "Chip", "Unit", "accumulator", "epilogue_kernel", "holds_rows"]

@@ -109,6 +109,3 @@ def _with_loads(loop: Loop, loads: dict[int, Load]) -> Loop:
         return loads[id(node)] if id(node) in loads else expr.rebuild(node, children)
 
     return loop.map_roots(lambda roots: expr.rewrite(roots, rule))
-
-
-__all__ = ["store_broadcasts"]

@@ -98,6 +98,3 @@ def _worthwhile(sums: Loop, merged: Merged, buffers: Mapping[str, Buffer]) -> bo
     mine, _ = cost.traffic(sums, buffers)
     saved = sum(size for name, size in mine.items() if name in merged.common)
     return saved >= WORTHWHILE * sum(mine.values())
-
-
-__all__ = ["fuse_columns"]

@@ -150,6 +150,3 @@ def _bare(node: Node, dtype: torch.dtype) -> Node:
 
 def _rounds(node: Node, dtype: torch.dtype) -> bool:
     return isinstance(node, Op) and node.name == ROUNDING.get(dtype)
-
-
-__all__ = ["fuse_dual_matmul"]

@@ -62,6 +62,3 @@ def _with_rows(template: Template, consumer: Loop, program: Program, droppable: 
     if not short and levels.waits(merged):
         raise Unfit("a point of the row waits for a reduction, and the row is longer than a block")
     return finished_by(template, merged, n, consumer.origins)
-
-
-__all__ = ["fuse_row_reductions"]

@@ -89,6 +89,3 @@ def _values(
     rest = total.map_roots(lambda roots: expr.rewrite(roots, rule))
     still_read = passed & rest.reads()
     return None if still_read else (reindexed(alone, axes, (), mapping), rest, stored)
-
-
-__all__ = ["fuse_row_values"]

@@ -193,6 +193,3 @@ def _not_apart(task: Task, number: int, reason: str, attempts: MutableMapping[in
             candidate.origin,
             reason,
         )
-
-
-__all__ = ["SLOW_SECONDS", "Trials", "begin"]

@@ -246,6 +246,3 @@ class Device:
                 if tell(code, ctypes.byref(text)) == 0 and text.value:
                     words.append(text.value.decode())
             raise DeviceError(f"{function}: {': '.join(words) or f'error {code}'}")
-
-
-__all__ = ["GUARD", "Device", "DeviceError"]

@@ -71,6 +71,3 @@ def ended(status: int | None, words: str) -> Failure:
 def _meaning(text: str, table: tuple[tuple[str, Outcome], ...], otherwise: Outcome) -> Outcome:
     low = text.lower()
     return next((outcome for words, outcome in table if words.lower() in low), otherwise)
-
-
-__all__ = ["Failure", "ended", "raised"]

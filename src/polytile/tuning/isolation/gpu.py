@@ -131,6 +131,3 @@ def _described(one: Descriptor, integers: Sequence[int]) -> dict[str, Any]:
     sizes = [max(1, evaluate(size, integers)) for size in reversed(one.shape)]
     told = {"tensor": one.tensor, "type": one.type, "swizzle": one.swizzle, "block": one.block[::-1]}
     return {**told, "sizes": sizes, "stride": evaluate(one.stride, integers) * one.bytes}
-
-
-__all__ = ["block_name", "memory_of", "run_all"]

@@ -81,5 +81,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-__all__ = ["Memory", "Unavailable", "kept", "taken"]

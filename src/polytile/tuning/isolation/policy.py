@@ -42,6 +42,3 @@ def deadly(
             if one.outcome is Outcome.CRASHED or (slow and all(one.size[name] <= sizes[name] for name in sizes)):
                 yield candidate, one.outcome, f"{one.outcome.value} at {sizes_text(one.size.items())}, on record"
                 break
-
-
-__all__ = ["TRUSTED", "apart", "deadly"]

@@ -106,6 +106,3 @@ class Arena:
 
 def _fields(handle: NativeHandle | PythonHandle) -> dict[str, Any]:
     return dict(vars(handle))
-
-
-__all__ = ["MOST_BYTES", "Arena"]

@@ -352,5 +352,3 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(stop_all)
-
-__all__ = ["Finished", "Kind", "Worker", "begin", "borrowed", "for_all_running", "stop_all"]

@@ -16,7 +16,7 @@ from pathlib import Path
 ALWAYS = ("base", "convert")
 ORDER = (
     *ALWAYS, "memory", "arith", "reduce", "exp", "log", "trig", "arc", "hyperbolic", "erf", "pow", "division",
-    "special", "polynomials", "gamma", "random", "barrier", "parallel", "atomic",
+    "special", "random", "barrier", "parallel", "atomic",
 )  # fmt: skip
 _HEADER = re.compile(r"// (?P<name>\w+): .*\n// needs:(?P<needs>.*)\n// gives:(?P<gives>.*(?:\n//  .*)*)\n")
 _WORD = re.compile(r"[A-Za-z_]\w*")

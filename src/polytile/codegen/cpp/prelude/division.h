@@ -1,6 +1,6 @@
 // division: quotients and remainders, of floats and of integers, common divisors, and shifts. No argument traps.
 // needs: arith
-// gives: floordiv truncdiv remainder fmod gcd shift_left shift_right
+// gives: floordiv truncdiv remainder fmod shift_left shift_right
 //
 // Integers: a divisor of 0 counts as 1, as the reference interpreter has it; the lowest value over -1 wraps.
 namespace pt {
@@ -85,19 +85,6 @@ template <class T, int L> PT_FN V<T, L> floordiv(V<T, L> a, alone<V<T, L>> b) {
   }
 }
 
-// The greatest common divisor of two integers' sizes, by Euclid; that of 0 and 0 is 0.
-template <class T> inline __attribute__((noinline)) T gcd_of(T a, T b) {
-  if constexpr (is_signed<T>) a = a < 0 ? T(unsigned_of<T>(0) - unsigned_of<T>(a)) : a, b = b < 0 ? T(unsigned_of<T>(0) - unsigned_of<T>(b)) : b;
-  while (a != 0) {
-    const T rest = T(b % a);
-    b = a, a = rest;
-  }
-  return b;
-}
-template <class T, int L> PT_FN V<T, L> gcd(V<T, L> a, alone<V<T, L>> b) {
-  return each([](T x, T y) { return gcd_of(x, y); }, a, b);
-}
-
 // Shifts: by less than 0 or by the type's width or more, 0 to the left and all sign bits to the right, as torch has it.
 template <class T, int L> PT_FN V<T, L> shift_left(V<T, L> a, alone<V<T, L>> count) {
   using U = V<unsigned_of<T>, L>;
@@ -114,7 +101,7 @@ template <class T, int L> PT_FN V<T, L> shift_right(V<T, L> a, alone<V<T, L>> co
 }
 
 PT_SCALAR2(floordiv) PT_SCALAR2(truncdiv) PT_SCALAR2(remainder) PT_SCALAR2(fmod)
-PT_SCALAR2(gcd) PT_SCALAR2(shift_left) PT_SCALAR2(shift_right)
+PT_SCALAR2(shift_left) PT_SCALAR2(shift_right)
 
 }  // namespace
 }  // namespace pt

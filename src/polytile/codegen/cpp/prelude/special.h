@@ -1,6 +1,6 @@
 // special: functions that are rare. Vectors of double for float; for double, lane by lane, accurate but slow.
 // needs: log trig
-// gives: lgamma digamma i0 i0e i1 i1e hypot nextafter
+// gives: lgamma digamma hypot
 namespace pt {
 namespace {
 
@@ -59,26 +59,6 @@ template <int L> PT_FN V<double, L> digamma_in_double(V<double, L> x) {
   return select(x == zero, copysign(D(infinity<double>), -x), elsewhere);
 }
 
-// Modified Bessel functions of order 0 and 1. -------------------------------------------------------------------------
-// By their power series up to 8, by a polynomial in 1/x beyond (near-minimax, relative error 2^-29).
-template <int Order, bool Scaled, int L> PT_FN V<double, L> bessel_in_double(V<double, L> x) {
-  using D = V<double, L>;
-  const D a = abs(x), z = D(0.25) * a * a, t = D(1.0) / a;
-  D near(1.0), far;
-  PT_UNROLL for (int k = 14; k > 0; --k) near = mad(near * z, D(1.0 / (double(k) * (k + Order))), D(1.0));
-  if constexpr (Order == 0)
-    far = horner(t, 1.8403445925280948, -0.31078160484278616, 0.085935029843833569, 0.027189512711656077,
-                 0.028097104744048664, 0.049867381856361248, 0.39894228107197255);
-  else {
-    near = near * D(0.5) * a;
-    far = horner(t, -2.0901661279812851, 0.34337100162739936, -0.10431135919125586, -0.038589969562255258,
-                 -0.046804430725629495, -0.14960288858707718, 0.39894227961917289);
-  }
-  const D e = exp(Scaled ? -a : a), root = far / sqrt(a);
-  const D r = select(a < D(8.0), Scaled ? near * e : near, Scaled ? root : root * e);
-  return Order == 0 ? r : copysign(r, x);
-}
-
 // The functions of double. --------------------------------------------------------------------------------------------
 inline __attribute__((noinline)) double digamma_of(double x) {
   constexpr double pi = 3.14159265358979323846;
@@ -97,26 +77,6 @@ inline __attribute__((noinline)) double digamma_of(double x) {
   return x == __builtin_inf() ? x : y + __builtin_log(x) - 0.5 / x - s;
 }
 
-// Times e^-|x|: the power series up to 20, the asymptotic one above.
-template <int Order> inline __attribute__((noinline)) double bessel_scaled(double x) {
-  const double a = x < 0 ? -x : x;
-  double sum = 1, term = 1;
-  if (a <= 20) {
-    const double z = a * a / 4;
-    for (double k = 1; term > 1e-18 * sum; k += 1) sum += term *= z / (k * (k + Order));
-    sum *= __builtin_exp(-a) * (Order == 1 ? a / 2 : 1);
-  } else if (a < __builtin_inf()) {
-    for (double k = 1; k < 40 && (term > 1e-18 || term < -1e-18); k += 1)
-      sum += term *= ((2 * k - 1) * (2 * k - 1) - 4 * Order * Order) / (8 * a * k);
-    sum *= 0.39894228040143267794 / __builtin_sqrt(a);  // 1/sqrt(2π)
-  } else sum = a == a ? 0 : a;
-  return Order == 1 ? __builtin_copysign(sum, x) : sum;
-}
-template <int Order> inline __attribute__((noinline)) double bessel(double x) {
-  const double a = x < 0 ? -x : x, e = __builtin_exp(a / 2);
-  return e * bessel_scaled<Order>(x) * e;  // e^a alone would overflow first; NaN at infinity, as torch has it
-}
-
 #define PT_BY_DOUBLE(name, vectors, one)                                                         \
   template <class T, int L> PT_FN V<T, L> name(V<T, L> v) {                                      \
     if constexpr (same<T, float>) return cast<float>(vectors(cast<double>(v)));                  \
@@ -125,27 +85,8 @@ template <int Order> inline __attribute__((noinline)) double bessel(double x) {
 PT_BY_DOUBLE(lgamma, lgamma_in_double, __builtin_lgamma)
 PT_BY_DOUBLE(digamma, digamma_in_double, digamma_of)
 #undef PT_BY_DOUBLE
-#define PT_BESSEL(name, order, scaled, one)                                                      \
-  template <class T, int L> PT_FN V<T, L> name(V<T, L> v) {                                      \
-    if constexpr (same<T, float>) return cast<float>(bessel_in_double<order, scaled>(cast<double>(v))); \
-    else return each([](double x) { return one<order>(x); }, v);                                 \
-  }
-PT_BESSEL(i0, 0, false, bessel)
-PT_BESSEL(i1, 1, false, bessel)
-PT_BESSEL(i0e, 0, true, bessel_scaled)
-PT_BESSEL(i1e, 1, true, bessel_scaled)
-#undef PT_BESSEL
 
 // Others. -------------------------------------------------------------------------------------------------------------
-// The next number from a towards b: numbers of one sign are ordered as their bits are.
-template <class T, int L> PT_FN V<T, L> nextafter(V<T, L> a, alone<V<T, L>> b) {
-  using I = V<int_of<T>, L>;
-  const V<T, L> zero(T(0));
-  const I bits = as<int_of<T>>(a), outwards = as<int_of<T>>(a < b) ^ as<int_of<T>>(a < zero);  // -1: away from 0
-  const V<T, L> least = copysign(as<T>(I(int_of<T>(1))), b), moved = as<T>(bits - (outwards | I(int_of<T>(1))));
-  return select(a == b, b, select((a != a) | (b != b), a + b, select(a == zero, least, moved)));
-}
-
 // sqrt(a² + b²) without overflow on the way: float in double.
 template <class T, int L> PT_FN V<T, L> hypot(V<T, L> a, alone<V<T, L>> b) {
   if constexpr (!same<T, float>) return libm_hypot<T, L>(a, b);
@@ -155,8 +96,7 @@ template <class T, int L> PT_FN V<T, L> hypot(V<T, L> a, alone<V<T, L>> b) {
   }
 }
 
-PT_SCALAR1(lgamma) PT_SCALAR1(digamma) PT_SCALAR1(i0) PT_SCALAR1(i0e) PT_SCALAR1(i1) PT_SCALAR1(i1e)
-PT_SCALAR2(hypot) PT_SCALAR2(nextafter)
+PT_SCALAR1(lgamma) PT_SCALAR1(digamma) PT_SCALAR2(hypot)
 
 }  // namespace
 }  // namespace pt

@@ -1,0 +1,110 @@
+"""The candidate of an attention that keeps its scores in memory (attention/stored.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+
+from polytile.attention.arguments import Operands, operands
+from polytile.attention.problem import AttentionProblem
+from polytile.attention.stored import ITEMS, ROWS
+from polytile.candidates.candidate import Candidate
+from polytile.candidates.entries import PythonEntry
+from polytile.candidates.inner_kernel import InnerKernel, best_cost, prepare_first
+from polytile.problem import Config, digest
+from polytile.runtime.formula import Formula, encode, evaluate
+
+MOST_BYTES = 1 << 31
+"""Of the scores."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One of the three kernels, the names of the tensors that it takes, and the integers that it takes."""
+
+    run: InnerKernel
+    tensors: tuple[str, ...]
+    integers: tuple[sympy.Expr, ...]
+
+
+class StoredAttention(Candidate):
+    """Two products and a softmax, each by whichever of its own candidates is best. It is measured as a library's kernel is, so
+    that attention on chip is never chosen where this is faster."""
+
+    name = "stored"
+    origin = "decomposed"
+    config = Config()
+
+    def __init__(self, problem: AttentionProblem, steps: Sequence[Step]) -> None:
+        self.problem, self.steps = problem, tuple(steps)
+        symbols = sorted({s for step in steps for e in step.integers for s in e.free_symbols}, key=str)
+        self._names = tuple(symbol.name for symbol in symbols)
+        places = {symbol: k for k, symbol in enumerate(symbols)}
+        self._formulas: list[list[Formula]] = [[encode(e, places) for e in step.integers] for step in steps]
+
+    @cached_property
+    def source_hash(self) -> str:
+        return digest(f"stored {torch.__version__} {self.problem.text}")
+
+    def valid(self, sizes: Mapping[str, int]) -> bool:
+        scores = sizes["B"] * sizes["Hq"] * sizes["Mq"] * sizes["Mkv"]
+        return 0 < scores * self.problem.dtype.itemsize <= MOST_BYTES and min(sizes["Hkv"], sizes["D"], sizes["Dv"]) > 0
+
+    def cost(self, sizes: Mapping[str, int]) -> float:
+        """The best prediction for each of the three."""
+        group = sizes["Hq"] // max(1, sizes["Hkv"])
+        dense = {
+            ITEMS.name: sizes["B"] * sizes["Hkv"], ROWS.name: group * sizes["Mq"],
+            "q_stride_i": group * sizes["Mq"] * sizes["D"], "q_stride_r": sizes["D"],
+            "k_stride_i": sizes["Mkv"] * sizes["D"], "k_stride_r": sizes["D"],
+            "v_stride_i": sizes["Mkv"] * sizes["Dv"], "v_stride_r": sizes["Dv"],
+        }  # fmt: skip
+        total = 0.0
+        for step, ints in zip(self.steps, self._integers({**self.problem.dense_strides(sizes), **sizes, **dense}), strict=True):
+            total += best_cost(step.run, dict(zip(step.run.spec.size_names, ints, strict=True)))
+        return total
+
+    def prepare(self) -> None:
+        """The first candidate of each kernel compiles beside the others."""
+        for step in self.steps:
+            prepare_first(step.run)
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call, recordable=True)
+
+    def _call(self, *args: Any) -> None:
+        given = operands(self.problem, args)
+        sizes = dict(zip(self.problem.size_names, args[len(self.problem.tensors) :], strict=True))
+        tensors = self._rows(given)
+        for name in "qkv":
+            sizes[f"{name}_stride_i"], sizes[f"{name}_stride_r"], _ = tensors[name].stride()
+        sizes[ITEMS.name], sizes[ROWS.name], _ = tensors["q"].shape
+        for step, ints in zip(self.steps, self._integers(sizes), strict=True):
+            step.run(*[tensors[name] for name in step.tensors], *ints)
+        given.out.copy_(tensors["out"].view(given.out.shape))
+
+    def _rows(self, given: Operands) -> dict[str, torch.Tensor]:
+        """Operands as batches of matrices, and memory for what is computed."""
+        items = given.k.shape[0] * given.k.shape[1]
+        group = given.q.shape[1] // given.k.shape[1]
+        tensors: dict[str, torch.Tensor] = {}
+        for name, tensor, rows in (("q", given.q, group * given.q.shape[2]), ("k", given.k, given.k.shape[2]),
+                                   ("v", given.v, given.k.shape[2])):  # fmt: skip
+            each = tensor.reshape(items, rows, tensor.shape[3])
+            tensors[name] = each if each.stride(2) == 1 else each.contiguous()
+        scores = tensors["q"].new_empty(items, tensors["q"].shape[1], given.k.shape[2])
+        tensors |= {"scores": scores, "shares": torch.empty_like(scores)}
+        tensors["out"] = scores.new_empty(items, scores.shape[1], given.v.shape[3])
+        return tensors if given.bias is None else {**tensors, "bias": given.bias}
+
+    def _integers(self, sizes: Mapping[str, int]) -> list[list[int]]:
+        values = [sizes[name] for name in self._names]
+        return [[evaluate(formula, values) for formula in step] for step in self._formulas]
+
+
+__all__ = ["Step", "StoredAttention"]
