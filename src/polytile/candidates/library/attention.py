@@ -247,7 +247,7 @@ def hand_over(result: torch.Tensor, out: torch.Tensor) -> None:
     alone = out.storage_offset() == 0 and out.untyped_storage().nbytes() == result.untyped_storage().nbytes()
     alike = result.dtype == out.dtype and result.shape == out.shape and result.stride() == out.stride()
     if alone and alike and result.storage_offset() == 0 and out._base is None:
-        out.set_(result)
+        out.set_(result.untyped_storage(), 0, result.shape, result.stride())
     else:
         out.copy_(result)
 
