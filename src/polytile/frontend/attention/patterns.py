@@ -236,7 +236,9 @@ class _Rewriting:
             result = self._insert(aten.squeeze.dims, attention, [1] if value(self.last).ndim == 3 else [0, 1])
         else:
             rows = self._insert(aten.clone.default, attention, memory_format=torch.contiguous_format)
-            result = self._insert(aten.view.default, rows, self._sizes(self.last, 0, 1, 2))
+            right = self.last.args[1]
+            assert isinstance(right, torch.fx.Node)
+            result = self._insert(aten.view.default, rows, [*self._sizes(right, 0), *self._sizes(attention, 2, 3)])
         self.last.replace_all_uses_with(result)
 
     def _sizes(self, node: torch.fx.Node, *dims: int) -> list[Any]:
