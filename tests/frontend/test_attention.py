@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from polytile.frontend.attention.operator import ATTENTION
 from polytile.frontend.attention.patterns import REASON, recognise
 from polytile.frontend.attention.whole import keep_whole
+from polytile.frontend.lower.attention import OPERATORS
 from polytile.frontend.lower.decompositions import decompositions
 from polytile.frontend.taken_apart import noting
 from tests.frontend.attention_spellings import OTHERS, SPELLINGS, Spelling
@@ -51,7 +52,7 @@ def computed(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:
 
 
 def attentions(graphs: Sequence[torch.fx.GraphModule]) -> list[torch.fx.Node]:
-    return [node for graph in graphs for node in graph.graph.nodes if node.target == ATTENTION]
+    return [node for graph in graphs for node in graph.graph.nodes if node.target in OPERATORS]
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda spelling: spelling.name)

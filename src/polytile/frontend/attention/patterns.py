@@ -182,6 +182,8 @@ class _Rewriting:
         total: torch.fx.Node | None = None
         for bias, views in scores.added:
             one = self._reshaped(bias, views)
+            if not value(one).is_floating_point():  # booleans too are numbers where they are added
+                one = self._insert(aten._to_copy.default, one, dtype=value(q).dtype)
             total = one if total is None else self._insert(aten.add.Tensor, total, one)
         kept = scores.kept
         if kept is not None and value(kept).dtype != torch.bool:
