@@ -155,8 +155,8 @@ TABLE: tuple[Option, ...] = (
         keys=PROGRAMS,
     ),
     Option("sources", str, "",
-        "Sources of candidates for products, comma-separated; empty means all. Among candidates that are equally fast, one "
-        "from the source named first is chosen; if no source is named, the best predicted.",
+        "Sources of candidates for products and attention, comma-separated; empty means all. Among candidates that are equally "
+        "fast, one from the source named first is chosen; if no source is named, the best predicted.",
         choices=("triton", "library", "cpp", "cublaslt"), listed=True, keys=PROGRAMS),
 )  # fmt: skip
 

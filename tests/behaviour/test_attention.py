@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polytile
-from tests.behaviour.helpers import assert_as_exact, compiled, multikernel
+from tests.behaviour.helpers import assert_as_exact, compiled, multikernels
 
 INF, NAN = float("inf"), float("nan")
 
@@ -95,4 +95,23 @@ def test_one_program_serves_groups_of_heads_and_both_precisions() -> None:
                 check(call, grouped, q, k, v)
     report = polytile.explain(call, q, k, v)
     assert [row.how for row in report.operators if row.operator == "polytile.attention.default"] == ["template"]
-    assert {candidate.origin for candidate in multikernel("attention").candidates} >= {"library", "sdpa", "unfused"}
+    found = [kernel for kernel in multikernels() if kernel.spec.family == "attention"]
+    assert len(found) == 2
+    for kernel in found:
+        assert {candidate.origin for candidate in kernel.candidates} >= {"library", "sdpa", "decomposed"}
+
+
+def test_generated_kernels_serve_masks_and_groups_of_heads() -> None:
+    """Under Triton's interpreter, by prediction alone."""
+
+    def both(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        one = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return one, F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3, enable_gqa=True)
+
+    call = compiled(both, interpret=True, sources="triton", tune="off")
+    q, k, v, mask = heads(2, 20, 16, 4), heads(2, 20, 16), heads(2, 20, 16), torch.rand(2, 1, 20, 20) < 0.7
+    mask[:, :, 3] = False
+    with torch.no_grad():
+        assert_as_exact(call(q, k, v, mask), both(q, k, v, mask), both(q.double(), k.double(), v.double(), mask))
+    chosen = {decision.candidate.split()[0] for decision in polytile.explain(call, q, k, v, mask).decisions}
+    assert chosen <= {"flash", "split"}, chosen

@@ -23,7 +23,7 @@ from polytile.ir.program import Axis, Buffer, Loop, Store, Template, View, compu
 
 ITEMS, ROWS = symbol("I"), symbol("R")
 """Heads of k of all batches, and rows of q of one of them."""
-ORIGIN = ("polytile.attention",)
+ORIGIN = ("attention_scores",)
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,12 @@ class Candidate(ABC):
         """Whether it runs the same code at sizes close by. Default: yes."""
         return True
 
+    @property
+    def per_size(self) -> bool:
+        """Whether it does its own work at the very sizes that it is pinned to alone, and leaves others to something else, as it
+        builds something for each combination of sizes. Default: no."""
+        return False
+
     # what is known of it ---------------------------------------------------------------------------------------------
 
     @property

@@ -182,6 +182,10 @@ class CudnnLibrary(FusedLibrary):
         """Whether it may run at sizes close by: no, each would need a plan."""
         return False
 
+    @property
+    def per_size(self) -> bool:
+        return True
+
     def pinned_to(self, sizes: Mapping[str, int]) -> CudnnLibrary:
         twin = copy.copy(self)
         twin._planned_for = {name: sizes[name] for name in ("B", "Mq", "Mkv") if name in sizes}

@@ -69,7 +69,7 @@ def to_cubin(launch: Launch, arch: int | str = 90) -> Cubin:
     told = made.metadata
     scratch = (getattr(told, "global_scratch_size", 0), getattr(told, "profile_scratch_size", 0))
     described = tuple(_description(each) for each in getattr(told, "tensordesc_meta", None) or ())
-    return Cubin(binary, name, told.shared, registers, spills, launch.num_warps, *scratch, described)
+    return Cubin(binary, name, told.shared, registers, spills, told.num_warps, *scratch, described)
 
 
 def _description(told: Mapping[str, Any]) -> tuple[int, ...]:

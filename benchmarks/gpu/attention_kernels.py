@@ -1,0 +1,320 @@
+"""Generated attention kernels beside every backend of scaled_dot_product_attention, each forced: times, errors against float64.
+
+    python -m benchmarks.gpu.attention_kernels --out DIR [--seconds 200] [--parts prefill decode float32] [--only specialised]
+
+Each cell compiles the configs that are valid at its sizes, checks all contestants on one head in float64, and times them in turns
+by replayed graphs. What has been measured when the time is up is written to DIR/attention_kernels.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from polytile.attention.problem import AttentionProblem, Causal
+from polytile.attention.triton.configs import label, space, valid
+from polytile.attention.triton.schedules import generate
+from polytile.candidates.triton import TritonCandidate, Work
+from polytile.matmul.triton.unit import Chip
+from polytile.runtime import launcher
+from polytile.runtime.cuda import device
+from polytile.runtime.cuda.timing import Timer
+from polytile.schedule.facts import Facts
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}  # fmt: skip
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+Names = Callable[[str], bool]
+CUDA = torch.device("cuda", 0)
+ROUNDS, TURN = 7, 1.5e-3
+"""Turns of each contestant, and seconds of one."""
+LARGEST_SCORES = 2 << 30
+"""Bytes of scores in memory beyond which the math backend is left out."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    part: str
+    dtype: str
+    B: int
+    Hq: int
+    Hkv: int
+    Mq: int
+    Mkv: int
+    D: int
+    causal: bool
+
+    @property
+    def name(self) -> str:
+        heads = f"{self.Hq}" if self.Hq == self.Hkv else f"{self.Hq}/{self.Hkv}"
+        lengths = f"{self.Mq}" if self.Mq == self.Mkv else f"{self.Mq}×{self.Mkv}"
+        return f"{self.dtype} B{self.B} H{heads} S{lengths} D{self.D}{' causal' if self.causal else ''}"
+
+    @property
+    def size(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("B", "Hq", "Hkv", "Mq", "Mkv", "D")} | {"Dv": self.D}
+
+    @property
+    def problem(self) -> AttentionProblem:
+        causal = Causal.TOP_LEFT if self.causal else Causal.NO
+        return AttentionProblem(DTYPES[self.dtype], 1 / math.sqrt(self.D), causal)
+
+    @property
+    def flops(self) -> float:
+        return 4.0 * self.B * self.Hq * self.Mq * self.Mkv * self.D * (0.5 if self.causal and self.Mq == self.Mkv else 1.0)
+
+    @property
+    def bytes(self) -> float:
+        rows = 2 * self.Hq * self.Mq + 2 * self.Hkv * self.Mkv
+        return float(self.B * rows * self.D * DTYPES[self.dtype].itemsize)
+
+
+def prefill() -> Iterator[Cell]:
+    """Of targets A1 and A2, large and telling ones first."""
+    lengths = [(4096, 4), (1024, 8), (8192, 2), (512, 16), (2048, 4), (300, 8), (128, 16), (1500, 4), (16384, 1), (1000, 4)]
+    for (length, batch), head in itertools.product(lengths, (128, 64, 256)):
+        for causal in (True, False):
+            heads = 2048 // head
+            yield Cell("prefill", "bf16", batch, heads, heads, length, length, head, causal)
+    for group, length in itertools.product((4, 8), (4096, 300, 64)):
+        yield Cell("prefill", "bf16", 2, 32, 32 // group, length, length, 128, True)
+
+
+def decode() -> Iterator[Cell]:
+    """Of target A3."""
+    for batch, keys in ((1, 4096), (8, 8192), (32, 2048), (1, 65536), (128, 512), (4, 131072 // 4), (16, 1000), (1, 512)):
+        for (heads, shared), head in (((32, 8), 128), ((16, 16), 128), ((32, 4), 64), ((8, 1), 256)):
+            yield Cell("decode", "bf16", batch, heads, shared, 1, keys, head, False)
+    for queries in (2, 4, 8):
+        yield Cell("decode", "bf16", 8, 32, 8, queries, 8192, 128, False)
+
+
+def float32() -> Iterator[Cell]:
+    for head, length, causal in ((64, 1024, True), (128, 2048, False), (64, 300, False), (256, 1024, False), (512, 512, False)):
+        yield Cell("float32", "fp32", 4, 16, 16, length, length, head, causal)
+
+
+PARTS = {"prefill": prefill, "decode": decode, "float32": float32}
+
+
+def candidates(cell: Cell, facts: device.DeviceFacts, names: Names = lambda name: True) -> list[Any]:
+    """The generated kernels that are valid here, of these names, in the form of the cell's regime; none is compiled yet."""
+    problem, size = cell.problem, cell.size
+    chip = Chip(facts.sms, facts.capability >= 90)
+    work = Work(problem, "attention", facts, 0, lambda config, known: generate(problem, config, known, chip))
+    divisible = frozenset(name for name, value in problem.dense_strides(size).items() if value % 16 == 0)
+    exact = tuple((name, size[name]) for name in ("Hq", "Hkv", "D", "Dv"))
+    known = Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
+    configs = [config for config in space(problem, facts) if valid(problem, config, size)]
+    configs = [config for config in configs if names(label(config))]
+    return [TritonCandidate(label(c), c, work, lambda _: True, lambda _: 1.0).specialise(known) for c in configs]
+
+
+class Bench:
+    """One cell: its tensors, its contestants as functions that do a number of calls, and their results."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, dtype = cell, DTYPES[cell.dtype]
+        torch.manual_seed(0)
+        shapes = ((cell.Hq, cell.Mq), (cell.Hkv, cell.Mkv), (cell.Hkv, cell.Mkv))
+        self.q, self.k, self.v = (torch.randn(cell.B, h, m, cell.D, device=CUDA, dtype=dtype) for h, m in shapes)
+        self.out = torch.empty_like(self.q)
+
+    def calls_of(self, entry: Any) -> Callable[[int], Any]:
+        size, problem = self.cell.size, self.cell.problem
+        values = {**size, **problem.dense_strides(size)}
+        args = (self.q, self.k, self.v, self.out, *[values[name] for name in problem.size_names])
+        return lambda count: launcher.time_burst(entry, args, count)
+
+    def library(self, backend: str | None) -> Callable[[int], Any] | None:
+        """Calls of one backend, of the default order for None; None where it refuses or its scores would not fit."""
+        cell = self.cell
+        if backend == "math" and 2 * cell.B * cell.Hq * cell.Mq * cell.Mkv * 4 > LARGEST_SCORES:
+            return None
+
+        def call(count: int) -> torch.Tensor:
+            chosen = list(BACKENDS.values()) if backend is None else [BACKENDS[backend]]
+            for _ in range(count):
+                if backend is None:
+                    result = self.sdpa()
+                else:
+                    with sdpa_kernel(chosen):
+                        result = self.sdpa()
+            return result
+
+        try:
+            call(2)
+        except RuntimeError:
+            return None
+        return call
+
+    def sdpa(self) -> torch.Tensor:
+        grouped = self.cell.Hq != self.cell.Hkv
+        return F.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.cell.causal, enable_gqa=grouped)
+
+    def error(self, result: torch.Tensor) -> dict[str, float]:
+        """Largest and root mean square error of the last head, against float64."""
+        cell, head = self.cell, self.cell.Hq - 1
+        if not hasattr(self, "_right"):
+            q, (k, v) = self.q[-1, head].double(), (t[-1, head // (cell.Hq // cell.Hkv)].double() for t in (self.k, self.v))
+            rows = []
+            for begin in range(0, cell.Mq, 2048):
+                scores = q[begin : begin + 2048] @ k.T / math.sqrt(cell.D)
+                if cell.causal:
+                    scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu(begin + 1), -math.inf)
+                rows.append(torch.softmax(scores, -1) @ v)
+            self._right = torch.cat(rows)
+        off = (result[-1, head].double() - self._right).abs()
+        return {"max": float(off.max()), "rms": float(off.square().mean().sqrt())}
+
+
+def measure(cell: Cell, facts: device.DeviceFacts, seconds: float, names: Names) -> dict[str, Any]:
+    """Times and errors of all contestants of a cell."""
+    bench, contestants = Bench(cell), {}
+    errors, failed, resources = {}, {}, {}
+    for backend in (None, *BACKENDS):
+        if (call := bench.library(backend)) is not None:
+            contestants[f"sdpa {backend or 'default'}"] = call
+            errors[f"sdpa {backend or 'default'}"] = bench.error(call(1))
+    for candidate in candidates(cell, facts, names):
+        try:
+            calls = bench.calls_of(candidate.entry())
+            bench.out.fill_(math.nan)
+            calls(1)
+            torch.cuda.synchronize()
+        except Exception as error:
+            failed[candidate.name] = str(error).splitlines()[0][:300]
+            continue
+        contestants[candidate.name] = calls
+        errors[candidate.name] = bench.error(bench.out)
+        resources[candidate.name] = asdict(candidate.resources)
+    times = in_turns(contestants, seconds)
+    return {"us": times, "errors": errors, "failed": failed, "resources": resources}
+
+
+def in_turns(contestants: dict[str, Callable[[int], Any]], seconds: float) -> dict[str, float]:
+    """Median µs of a call of each, by replayed graphs, in turns."""
+    timers = {name: Timer(CUDA, slow_start=True) for name in contestants}
+    counts, samples = {}, {name: [] for name in contestants}
+    for name, calls in contestants.items():
+        once = min(timers[name].seconds(calls, 1) for _ in range(2))
+        counts[name] = max(1, min(200, int(TURN / once)))
+    began = time.monotonic()
+    for turn in range(ROUNDS):
+        if turn >= 3 and time.monotonic() - began > seconds:
+            break
+        for name, calls in contestants.items():
+            samples[name].append(timers[name].seconds(calls, counts[name]) / counts[name])
+    for timer in timers.values():
+        timer.release()
+    return {name: round(statistics.median(each) * 1e6, 3) for name, each in samples.items()}
+
+
+def report(cell: Cell, row: dict[str, Any]) -> str:
+    """A line: the best of ours, of the library and its default, and how wrong ours is beside flash."""
+    us, errors = row["us"], row["errors"]
+    ours = min((n for n in us if not n.startswith("sdpa")), key=us.__getitem__, default=None)
+    theirs = min((n for n in us if n.startswith("sdpa ") and n != "sdpa default"), key=us.__getitem__, default=None)
+    if ours is None or theirs is None:
+        return f"{cell.name:44} nothing to compare: {row['failed']}"
+    flops, moved = cell.flops / us[ours] * 1e-6, cell.bytes / us[ours] * 1e-3
+    rate = f"{flops:6.0f} TFLOP/s" if cell.part != "decode" else f"{moved:6.0f} GB/s"
+    base = errors.get("sdpa flash", errors[theirs])["rms"]
+    wrong = max(errors[n]["rms"] for n in us if not n.startswith("sdpa")) / max(base, 1e-30)
+    failed = f"  {len(row['failed'])} failed" if row["failed"] else ""
+    return (
+        f"{cell.name:44} {us[ours]:9.1f} µs {rate}  {us[theirs] / us[ours]:.3f} of {theirs[5:]:9} "
+        f"{us['sdpa default'] / us[ours]:.3f} of default  error {wrong:.2f}  {ours}{failed}"
+    )
+
+
+def interleaved(parts: list[str]) -> list[Cell]:
+    """The cells of all parts by turns, so that any prefix is a sample."""
+    lists = [list(PARTS[part]()) for part in parts]
+    shares = [(index / len(cells), cell) for cells in lists for index, cell in enumerate(cells)]
+    return [cell for _, cell in sorted(shares, key=lambda each: each[0])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--seconds", type=float, default=200.0)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--only", default="", help="a word that names of generated kernels must hold")
+    parser.add_argument("--without", default="", help="a word that they must not hold")
+    parser.add_argument("--ahead", type=int, default=6, help="cells whose kernels compile ahead")
+    options = parser.parse_args()
+
+    def names(name: str) -> bool:
+        return options.only in name and not (options.without and options.without in name)
+
+    end, facts = time.monotonic() + options.seconds, device.facts(0)
+    cells, rows, ahead = interleaved(options.parts), [], {}
+    result: dict[str, Any] = {"device": facts.name, "torch": torch.__version__, "mm_tflops": mm_rate(), "rows": rows}
+    print(f"{facts.name}, torch {torch.__version__}, mm {result['mm_tflops']:.0f} TFLOP/s, {len(cells)} cells", flush=True)
+    for place, cell in enumerate(cells):
+        if time.monotonic() > end:
+            print(f"time is up after {place} cells", flush=True)
+            break
+        for other in cells[place : place + options.ahead]:
+            if other not in ahead:
+                ahead[other] = candidates(other, facts, names)
+                for candidate in ahead[other]:
+                    candidate.prepare()
+        try:
+            row = measure(cell, facts, 1.0, names)
+        except torch.OutOfMemoryError as error:
+            row = {"us": {}, "errors": {}, "failed": {"all": str(error)[:200]}}
+        torch.cuda.empty_cache()
+        rows.append({"cell": asdict(cell), **row})
+        print(report(cell, row), flush=True)
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "_".join(filter(None, ("attention_kernels", options.only)))).with_suffix(".json").write_text(
+            json.dumps(result, indent=1) + "\n"
+        )
+    summary(rows)
+
+
+def mm_rate() -> float:
+    """TFLOP/s of torch.mm at 8192³ in bfloat16."""
+    a = torch.randn(8192, 8192, device=CUDA, dtype=torch.bfloat16)
+    a @ a  # cuBLAS makes its handle, which cannot be recorded
+    timer = Timer(CUDA)
+    seconds = statistics.median(timer.seconds(lambda count: [a @ a for _ in range(count)], 5) / 5 for _ in range(5))
+    timer.release()
+    return 2 * 8192**3 / seconds * 1e-12
+
+
+def summary(rows: list[dict[str, Any]]) -> None:
+    """Geometric means of each part: the best library and the default over the best of ours, the worst cell."""
+    for part in PARTS:
+        best, default = [], []
+        for row in (row for row in rows if row["cell"]["part"] == part):
+            us = row["us"]
+            ours = [t for n, t in us.items() if not n.startswith("sdpa")]
+            theirs = [t for n, t in us.items() if n.startswith("sdpa ") and n != "sdpa default"]
+            if ours and theirs:
+                best.append(min(theirs) / min(ours))
+                default.append(us["sdpa default"] / min(ours))
+        if best:
+            means = [f"{statistics.geometric_mean(ratios):.3f} (least {min(ratios):.3f})" for ratios in (best, default)]
+            print(f"{part}: {len(best)} cells, best library / ours {means[0]}, default / ours {means[1]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The flash schedule: each program has a block of rows and loops over the keys that they see.
+
+    for each head, for each block of rows:
+        high, total, acc = -inf, 0, 0
+        for each block of keys:   s = q·kᵀ;  p = 2^(s - max(high, s));  total, acc = total·α + Σp, acc·α + p·v
+        out = acc / total
+
+Blocks are handed out so that those of as many heads as leave their keys and values in the L2 cache are under way together, those
+that see most keys first where rows differ in that.
+"""
+
+from __future__ import annotations
+
+from polytile.attention.problem import AttentionProblem
+from polytile.attention.triton.unit import Unit, row_blocks
+from polytile.codegen.triton.kernel import TritonKernel
+from polytile.ir import sizes
+from polytile.matmul.triton.unit import Chip
+from polytile.problem import Config
+from polytile.schedule.facts import Facts
+
+CACHED = 16 << 20
+"""Bytes of keys and values that programs which run together share."""
+
+
+def flash(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    """One launch, one program for each block of rows."""
+    unit = Unit(problem, config, facts, chip)
+    order(unit)
+    unit.queries("q", "D", "q_block")
+    unit.loop()
+    finish(unit)
+    return TritonKernel((unit.launch((row_blocks(unit) * unit.heads, sizes.ONE, sizes.ONE)),))
+
+
+def order(unit: Unit) -> None:
+    """Lines that say which block of which head the program has."""
+    line, values = unit.out.line, unit.facts.values
+    line(f"tiles = {unit.index(row_blocks(unit))}")
+    line("number = tl.program_id(0)")
+    if unit.scores.mask is None:
+        unit.place("(number % tiles)", "number // tiles")
+        return
+    shared = 1 if unit.packed else unit.group
+    bytes_of_key = (values["D"] + values["Dv"]) * unit.problem.dtype.itemsize
+    line(f"together = tl.maximum(1, {CACHED // bytes_of_key} // tl.maximum({unit.number('Mkv')}, 1)) * {shared}")
+    line("section = number // (together * tiles)")
+    line(f"heads = tl.minimum(together, {unit.index(unit.heads)} - section * together)")
+    line("number = number % (together * tiles)")
+    unit.place("(tiles - 1 - number // heads)", "section * together + number % heads")
+
+
+def finish(unit: Unit) -> None:
+    """Lines that store what the loop has left."""
+    line, problem = unit.out.line, unit.problem
+    if problem.lse:
+        line(f"tl.store({lse_at(unit)}, {unit.logarithm}, mask=inside)")
+    if problem.empty_is_0:
+        line("total = tl.where(total == 0, 1.0, total)")
+    line("acc = acc / total[:, None]")
+    store(unit, "acc")
+
+
+def lse_at(unit: Unit) -> str:
+    """The addresses of the rows' logarithms."""
+    head, query = ("tl.ravel(p1)", "tl.ravel(p2)") if unit.packed else ("p1", "tl.ravel(p2)")
+    return f"lse + (p0.to(tl.int64) * {unit.number('Hq')} + {head}) * {unit.number('Mq')} + {query}"
+
+
+def store(unit: Unit, value: str) -> None:
+    """Lines that store the block's rows of `value` in out."""
+    along = "tl.arange(0, BLOCK_DV)[None, :]"
+    masks = " & ".join(["inside[:, None]", *unit.head_mask("Dv", along)])
+    unit.out.line(f"out_at = {unit.base('out', 'p1')} + p2 * {unit.number('out_stride_m')} + {along}")
+    unit.out.line(f"tl.store(out_at, {value}.to(out.dtype.element_ty), mask={masks})")
+
+
+__all__ = ["finish", "flash", "lse_at", "order", "store"]

@@ -1,0 +1,24 @@
+"""Whole Triton kernels for attention: the launches that a config names, under the facts of a regime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from polytile.attention.problem import AttentionProblem
+from polytile.attention.triton.flash import flash
+from polytile.attention.triton.split import split
+from polytile.codegen.triton.kernel import TritonKernel
+from polytile.matmul.triton.unit import Chip
+from polytile.problem import Config
+from polytile.schedule.facts import Facts
+
+SCHEDULES: dict[str, Callable[[AttentionProblem, Config, Facts, Chip], TritonKernel]] = {"flash": flash, "split": split}
+
+
+def generate(problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
+    """The launches of `problem` under `config`, right wherever `facts` hold. Raises LoweringError where the facts lack the heads'
+    numbers and sizes, or some operation or type has no Triton form."""
+    return SCHEDULES[str(config["variant"])](problem, config, facts, chip)
+
+
+__all__ = ["SCHEDULES", "generate"]

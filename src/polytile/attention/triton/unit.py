@@ -1,0 +1,416 @@
+"""One launch of attention in the making: where its program's block lies, what it loads, how scores are computed and weighted.
+
+A block has BLOCK_M rows, each a query of one head. Plain, they are queries of one head of q; `packed`, they are all heads of q
+that share a head of k, query by query, so that few queries fill a block. Rows that overhang repeat the last one and are never
+stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from polytile.attention.problem import AXES, AttentionProblem, symbol
+from polytile.attention.triton.bounds import WHOLE, Analysis, Bounds, Interval, Range
+from polytile.attention.triton.scores import HEAD, KEY, QUERY, SCORE, scores_of
+from polytile.codegen.triton import text
+from polytile.codegen.triton.body import Body, Scope
+from polytile.codegen.triton.helpers import needed
+from polytile.codegen.triton.kernel import KERNEL, Argument, Kind, Launch
+from polytile.codegen.triton.tile import Dim, Tile, blocks, quotient
+from polytile.codegen.triton.unit import HEADER, ORDER
+from polytile.codegen.writer import Writer
+from polytile.errors import LoweringError
+from polytile.ir import expr
+from polytile.ir.expr import Const, Node
+from polytile.matmul.triton.unit import Chip
+from polytile.problem import Config
+from polytile.schedule.facts import Facts
+from polytile.schedule.nest import Form, Nest
+
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
+SMALLEST = 16
+"""Of tensor cores' steps: heads of fewer elements are padded with zeros."""
+KNOWN = ("D", "Dv", "Hq", "Hkv")
+"""Sizes that generated text needs to know."""
+
+
+def padded(head: int) -> int:
+    """The block that holds a head of so many elements."""
+    return max(SMALLEST, 1 << (head - 1).bit_length()) if head else SMALLEST
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of blocks of keys, from `first` to `last`: whether blocks may overhang or hide keys from queries."""
+
+    first: str
+    last: str
+    masked: bool
+
+
+class Unit:
+    """One launch: `out` collects the lines of its function. Raises LoweringError where the facts lack one of KNOWN."""
+
+    def __init__(self, problem: AttentionProblem, config: Config, facts: Facts, chip: Chip) -> None:
+        if missing := [name for name in KNOWN if name not in facts.values]:
+            raise LoweringError(f"attention of unknown {', '.join(missing)} has no Triton form; it runs as a library call.")
+        self.problem, self.config, self.facts, self.chip = problem, config, facts, chip
+        self.out, self.scope = Writer("    "), Scope()
+        values = facts.values
+        self.group = values["Hq"] // max(1, values["Hkv"])
+        self.packed = bool(config.get("packed"))
+        self.constants = {
+            "BLOCK_M": int(config["m"]), "BLOCK_N": int(config["n"]),
+            "BLOCK_D": padded(values["D"]), "BLOCK_DV": padded(values["Dv"]),
+        }  # fmt: skip
+        self.scratch_types: dict[int, torch.dtype] = {}
+        self.specialised = bool(config.get("ws")) and self._describable()
+        self.scores = scores_of(problem)
+        of_rows = self._axes(HEAD, QUERY) if self.packed else self._axes(QUERY)
+        self.rows = Dim("BLOCK_M", of_rows, self.constants["BLOCK_M"], whole=1)  # whole: none of its points lies outside
+        self.keys = Dim("BLOCK_N", self._axes(KEY), self.constants["BLOCK_N"])
+        self.tiles = {masked: self._tile(not masked) for masked in (True, False)}
+        self.body = Body(self.scores.kernel, self.tiles[True], facts)
+        self.body.made[id(SCORE)] = lambda scope: f"s * {problem.scale!r}" if problem.scale != 1 else "s"
+
+    def _describable(self) -> bool:
+        """Whether hardware can copy blocks of q, k and v (TMA): rows of 16-byte steps, each without gaps."""
+        named = [f"{name}_stride_{axis}" for name in "qkv" for axis in AXES[name][:3]]
+        aligned = all(name in self.facts.aligned for name in "qkv") and all(map(self.facts.divides, named))
+        return aligned and all(self.problem.dense) and not self.packed
+
+    def _axes(self, *symbols: sympy.Symbol) -> tuple:
+        axes = {axis.symbol: axis for axis in self.scores.kernel.loop.axes}
+        return tuple(axes[symbol] for symbol in symbols)
+
+    def _tile(self, whole: bool) -> Tile:
+        """Of the block of scores. Rows are never masked: those that overhang repeat the last one."""
+        loop = self.scores.kernel.loop
+        outer = tuple(Dim(f"P{k}", (axis,), 1) for k, axis in enumerate(loop.axes[:2]) if axis not in self.rows.axes)
+        nest = Nest(loop, Form.POINTWISE, loop.axes[3], loop.axes[:3], ())
+        return Tile(nest, self.facts, (*outer, self.rows, self.keys), (), whole=whole)
+
+    # places ------------------------------------------------------------------------------------------------------------
+
+    def number(self, name: str) -> str:
+        """An integer argument as text: its value where the facts know it."""
+        return str(self.facts.values.get(name, name))
+
+    def wide(self, value: str) -> str:
+        return f"({value}).to(tl.int64)" if self.facts.wide else value
+
+    @property
+    def row_count(self) -> sympy.Expr:
+        """Rows of a head: of q where they are plain, of k where they are packed."""
+        return symbol("Mq") * self.group if self.packed else symbol("Mq")
+
+    @property
+    def heads(self) -> sympy.Expr:
+        """Heads of which each has its own blocks of rows."""
+        return symbol("B") * (symbol("Hkv") if self.packed else symbol("Hq"))
+
+    def index(self, e: sympy.Expr) -> str:
+        return self.body.index(e)
+
+    def place(self, tile: str, head: str) -> None:
+        """Lines for the block `tile` of the head number `head`: `p0` to `p2`, `kv` (the head of k and v), `rows` and the block's
+        `first` and `last` query."""
+        line, count = self.out.line, self.index(self.row_count)
+        own = self.number("Hkv" if self.packed else "Hq")
+        line(f"p0 = {self.wide(f'({head}) // {own}')}")
+        line(f"head = {self.wide(f'({head}) % {own}')}")
+        line(f"start = {self.wide(tile)} * BLOCK_M")
+        line("rows = start + tl.arange(0, BLOCK_M)")
+        line(f"inside = rows < {count}")
+        line(f"row = tl.minimum(rows, {count} - 1)")
+        ends = f"tl.minimum(start + BLOCK_M, {count}) - 1"
+        if not self.packed:
+            line("p1 = head")
+            line(f"kv = head // {self.group}" if self.group > 1 else "kv = head")
+            line("p2 = row[:, None]")
+            line("first = start")
+            line(f"last = {ends}")
+            return
+        line("kv = head")
+        line(f"p1 = (head * {self.group} + row % {self.group})[:, None]")
+        line(f"p2 = (row // {self.group})[:, None]")
+        line(f"first = start // {self.group}")
+        line(f"last = ({ends}) // {self.group}")
+
+    def base(self, name: str, head: str) -> str:
+        """The address of the first element of a head."""
+        batch, of_head = (f"{name}_stride_{axis}" for axis in "bh")
+        return f"{name} + p0.to(tl.int64) * {self.number(batch)} + {head}.to(tl.int64) * {self.number(of_head)}"
+
+    def along_head(self, name: str, position: str) -> str:
+        """How far elements at `position` along a head of a tensor are from its start."""
+        dense = name == "out" or self.problem.dense["qkv".index(name)]
+        return position if dense else f"{position} * {self.number(f'{name}_stride_d')}"
+
+    def head_mask(self, size: str, position: str) -> list[str]:
+        """The condition that keeps a block inside heads that it overhangs."""
+        block = "BLOCK_D" if size == "D" else "BLOCK_DV"
+        return [f"({position} < {self.facts.values[size]})"] if self.facts.values[size] < self.constants[block] else []
+
+    def load(self, pointer: str, masks: Iterable[str], zero: str = "0.0") -> str:
+        joined = " & ".join(masks)
+        return f"tl.load({pointer}" + (f", mask={joined}, other={zero})" if joined else ")")
+
+    def queries(self, name: str, size: str, variable: str) -> None:
+        """A line that loads the block's rows of q, or of what lies like it."""
+        block = "BLOCK_D" if size == "D" else "BLOCK_DV"
+        if self.specialised:
+            self.descriptor(name, "p1", "Mq", "m", f"BLOCK_M, {block}")
+            self.out.line(f"{variable} = {name}_rows.load([start, 0])")
+            return
+        along = f"tl.arange(0, {block})[None, :]"
+        stride = self.number(f"{name}_stride_m")
+        self.out.line(f"{variable}_at = {self.base(name, 'p1')}")
+        pointer = f"{variable}_at + p2 * {stride} + {self.along_head(name, along)}"
+        self.out.line(f"{variable} = {self.load(pointer, self.head_mask(size, along))}")
+
+    def descriptor(self, name: str, head: str, length: str, axis: str, block: str) -> None:
+        """A line that has `name`_rows describe a head's rows."""
+        size = self.number("Dv" if name == "v" else "D")
+        shape = f"[{self.number(length)}, {size}], [{self.number(f'{name}_stride_{axis}')}, 1], [{block}]"
+        self.out.line(f"{name}_rows = tl.make_tensor_descriptor({self.base(name, head)}, {shape})")
+
+    def keys_at(self) -> None:
+        """Lines that point at the first block of keys and of values, each a head's rows."""
+        if self.specialised:
+            for name, size in (("k", "BLOCK_D"), ("v", "BLOCK_DV")):
+                self.descriptor(name, "kv", "Mkv", "n", f"BLOCK_N, {size}")
+            return
+        for name, size in (("k", "BLOCK_D"), ("v", "BLOCK_DV")):
+            along = self.along_head(name, f"tl.arange(0, {size})[None, :]")
+            rows = self.wide("tl.arange(0, BLOCK_N)") + f"[:, None] * {self.number(f'{name}_stride_n')}"
+            self.out.line(f"{name}_at = {self.base(name, 'kv')} + {rows} + {along}")
+
+    def key_block(self, name: str, size: str, masked: bool) -> str:
+        """The load of the block of keys or values that begins at j."""
+        if self.specialised:
+            return f"{name}_rows.load([j, 0])"
+        block = "BLOCK_D" if size == "D" else "BLOCK_DV"
+        masks = self.head_mask(size, f"tl.arange(0, {block})[None, :]")
+        if masked:
+            masks = [f"(j + tl.arange(0, BLOCK_N)[:, None] < {self.number('Mkv')})", *masks]
+        return self.load(f"{name}_at + j * {self.number(f'{name}_stride_n')}", masks)
+
+    # keys --------------------------------------------------------------------------------------------------------------
+
+    def hoist(self) -> None:
+        """Lines for what scores and masks need that is the same for all keys."""
+        for node in self.body.nest.nodes:
+            if not isinstance(node, Const) and node is not SCORE and self.keys not in self.body.dims(node):
+                if not any(below is SCORE for below in expr.walk(node)):
+                    self.body.emit(node, self.scope)
+        self.flush(self.scope)
+
+    def flush(self, scope: Scope) -> None:
+        self.out.extend(scope.lines)
+        scope.lines.clear()
+
+    def bounds(self) -> Bounds:
+        """Which keys the block's queries see; adds lines for what those bounds are made of."""
+        mask = self.scores.mask
+        found = WHOLE if mask is None else Analysis(self._opaque).bounds(mask)
+        self.flush(self.scope)
+        return found
+
+    def _opaque(self, node: Node) -> Range:
+        """The least and the largest value over the block's rows of an integer that no expression describes."""
+        name = self.body.emit(node, self.scope)
+        if not self.body.dims(node):
+            same = sympy.Symbol(name, integer=True)
+            return Range(same, same)
+        symbols = []
+        for end in ("min", "max"):
+            self.scope.lines.append(f"{name}_{end} = tl.{end}(tl.ravel({name}), 0)")
+            symbols.append(sympy.Symbol(f"{name}_{end}", integer=True))
+        return Range(*symbols)
+
+    def parts(self, bounds: Bounds, split: bool = False) -> list[Part]:
+        """Lines for the ends of up to three runs of blocks of keys: in the middle one every query sees every key. `split`: the
+        program has one share of all keys, those number `part` of `parts`."""
+        line, keys = self.out.line, self.number("Mkv")
+        some, every = bounds.some, bounds.all
+        line(f"lo = {self._aligned_low(some)}")
+        line("hi = " + (keys if some.high is None else f"tl.minimum({keys}, {self.index(some.high)})"))
+        if split:
+            line("share = tl.cdiv(tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N), parts) * BLOCK_N")
+            line("lo += part * share")
+            line("hi = tl.minimum(hi, lo + share)")
+        if every is None:
+            return [Part("lo", "hi", True)]
+        line("whole_hi = " + ("hi" if every.high is None else f"tl.minimum(hi, {self.index(every.high)})"))
+        if every.low is None:
+            line("whole_lo = lo")
+        else:
+            low = f"tl.maximum({self.index(every.low)}, 0)"
+            line(f"whole_lo = tl.minimum(tl.maximum(tl.cdiv({low}, BLOCK_N) * BLOCK_N, lo), hi)")
+        line("whole_hi = tl.maximum(whole_lo, tl.maximum(whole_hi, 0) // BLOCK_N * BLOCK_N)")
+        before = [Part("lo", "whole_lo", True)] if every.low is not None else []
+        return [*before, Part("whole_lo", "whole_hi", False), Part("whole_hi", "hi", True)]
+
+    def _aligned_low(self, some: Interval) -> str:
+        return "0" if some.low is None else f"tl.maximum({self.index(some.low)}, 0) // BLOCK_N * BLOCK_N"
+
+    # scores ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def folded(self) -> bool:
+        """Whether scores stay products until they are exponents: scale and the base of exponentials are one factor."""
+        return self.scores.score is None and self.problem.scale > 0
+
+    @property
+    def may_hide(self) -> bool:
+        """Whether all scores of a row in a block may be -inf."""
+        return not self.folded or self.scores.mask is not None
+
+    def score_lines(self, masked: bool) -> list[str]:
+        """Lines that make of the products `s` scores, in units of `unit`: -inf where a query does not see a key."""
+        self.body.tile = self.tiles[masked]
+        scope = self.scope.inner()
+        lines, mask = scope.lines, self.scores.mask
+        lines.append(f"p3 = (j + {self.wide('tl.arange(0, BLOCK_N)')})[None, :]")
+        conditions = []
+        if masked:
+            lines.append(f"in_p3 = p3 < {self.number('Mkv')}")
+            conditions.append("in_p3")
+            if mask is not None:
+                conditions.append(f"({self.body.emit(mask, scope)})")
+        if self.scores.score is not None:
+            lines.append(f"s = {self.body.emit(self.scores.score, scope)}")
+        elif not self.folded:
+            lines.append(f"s = s * {self.problem.scale!r}")
+        if conditions:
+            lines.append(f's = tl.where({" & ".join(conditions)}, s, float("-inf"))')
+        return lines
+
+    @property
+    def unit(self) -> float:
+        """What scores are multiplied with to be exponents of 2."""
+        return LOG2E * (self.problem.scale if self.folded else 1.0)
+
+    def dot(self, a: str, b: str, acc: str = "") -> str:
+        """A product of blocks. float32 operands are split into three of TF32, or multiplied as they are, unless they may be
+        rounded."""
+        options = ""
+        if self.problem.dtype == torch.float32:
+            precise = "ieee" if self.config.get("ieee") else "tf32x3"
+            options = f', input_precision="{"tf32" if self.problem.tf32 else precise}"'
+        return f"tl.dot({a}, {b}{', ' + acc if acc else ''}{options})"
+
+    def step(self, masked: bool) -> list[str]:
+        """Lines of one turn of the loop over keys: products, scores, weights, sums."""
+        unit = repr(self.unit)
+        lines = [
+            "j = tl.multiple_of(j, BLOCK_N)",
+            f"k_block = {self.key_block('k', 'D', masked)}",
+            f"s = {self.dot('q_block', 'k_block.T')}",
+            *self.score_lines(masked),
+        ]
+        # The running maximum is kept in units of exponents where these are a multiple of the products, else in those of scores.
+        most = f"tl.max(s, 1) * {unit}" if self.folded else "tl.max(s, 1)"
+        lines.append(f"most = tl.maximum(high, {most})")
+        base = "most"
+        if (self.may_hide and masked) or not self.folded:
+            lines.append('base = tl.where(most == float("-inf"), 0.0, most)')
+            base = "base"
+        if self.folded:
+            lines += [f"p = tl.exp2(s * {unit} - {base}[:, None])", f"alpha = tl.exp2(high - {base})"]
+        else:
+            lines += [f"p = tl.exp2((s - {base}[:, None]) * {unit})", f"alpha = tl.exp2((high - {base}) * {unit})"]
+        return [
+            *lines,
+            "total = total * alpha + tl.sum(p, 1)",
+            "acc = acc * alpha[:, None]",
+            f"v_block = {self.key_block('v', 'Dv', masked)}",
+            f"acc = {self.dot(f'p.to({text.value_type(self.problem.dtype)})', 'v_block', 'acc')}",
+            "high = most",
+        ]
+
+    def loop(self, split: bool = False) -> None:
+        """Lines that leave in `acc`, `total` and `high` the weighted sum of values, the sum of weights and the largest score of
+        each row."""
+        self.keys_at()
+        self.hoist()
+        self.out.line('high = tl.full([BLOCK_M], float("-inf"), tl.float32)')
+        self.out.line("total = tl.zeros([BLOCK_M], tl.float32)")
+        self.out.line("acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)")
+        parts = self.parts(self.bounds(), split)
+        if self.specialised:  # one loop: the compiler divides the work of no more
+            with self.out.indented("for j in tl.range(lo, hi, BLOCK_N, warp_specialize=True):"):
+                self.out.extend(self.step(masked=True))
+            return
+        for part in parts:
+            with self.out.indented(f"for j in range({part.first}, {part.last}, BLOCK_N):"):
+                self.out.extend(self.step(part.masked))
+
+    @property
+    def logarithm(self) -> str:
+        """The natural logarithm of each row's sum of exponentials: -inf where there is no key."""
+        return f"(high + tl.log2(total)) * {LN2}" if self.folded else f"high + tl.log2(total) * {LN2}"
+
+    # text --------------------------------------------------------------------------------------------------------------
+
+    def scratch(self, number: int, dtype: torch.dtype) -> str:
+        """The name of scratch memory `number`."""
+        self.scratch_types[number] = dtype
+        return f"scratch{number}"
+
+    def launch(self, grid: tuple[sympy.Expr, sympy.Expr, sympy.Expr], warps: int | None = None) -> Launch:
+        """The finished launch over `grid` programs."""
+        body = ["    gdc_wait()", "    gdc_launch_dependents()"] if self.chip.overlaps else []
+        quotients = [symbol for symbol in self.problem.symbols if symbol in self.body.quotients]
+        body += [f"    {quotient(s, self.facts)} = {s} // {self.facts.divisor(s.name)}" for s in quotients]
+        body += ["    " + line for line in self.out.lines]
+        words = set(re.findall(r"\w+", "\n".join(body)))
+        arguments = self._arguments(words)
+        constants = tuple((name, value) for name, value in self.constants.items() if name in words)
+        head = [*[a.name for a in arguments], *[f"{name}: tl.constexpr" for name, _ in constants]]
+        lines = [f"# {self.problem.text}; {self.config}", "@triton.jit", f"def {KERNEL}({', '.join(head)}):", *body]
+        header = HEADER + (ORDER if self.chip.overlaps else "")
+        source = "\n\n".join(part for part in (header, needed("\n".join(body)), "\n".join(lines) + "\n") if part)
+        return Launch(
+            source,
+            arguments,
+            constants,
+            tuple((a.name, 16) for a in arguments if self._divisible(a)),
+            warps or int(self.config["warps"]) * (2 if self.config.get("ws") and not self.specialised else 1),
+            int(self.config["stages"]),
+            grid,
+            self.chip.overlaps,
+        )
+
+    def _arguments(self, words: set[str]) -> tuple[Argument, ...]:
+        integer = "i64" if self.facts.wide else "i32"
+        arguments = [Argument(Kind.TENSOR, t.name, text.pointer_type(t.dtype)) for t in self.problem.tensors]
+        arguments += [Argument(Kind.SYMBOL, n, integer) for n in self.problem.size_names if n not in self.facts.values]
+        arguments += [
+            Argument(Kind.SCRATCH, f"scratch{k}", text.pointer_type(dtype), k)
+            for k, dtype in sorted(self.scratch_types.items())
+        ]
+        arguments = [argument for argument in arguments if argument.name in words]
+        return (*arguments, Argument(Kind.ERROR, "error", "*i32")) if self.body.error else tuple(arguments)
+
+    def _divisible(self, argument: Argument) -> bool:
+        match argument.kind:
+            case Kind.TENSOR:
+                return argument.name in self.facts.aligned
+            case Kind.SYMBOL:
+                return argument.name in self.facts.divisible
+        return argument.kind is Kind.SCRATCH
+
+
+def row_blocks(unit: Unit) -> sympy.Expr:
+    """Blocks of rows of a head."""
+    return blocks(unit.row_count, unit.constants["BLOCK_M"])
+
+
+__all__ = ["KNOWN", "LN2", "LOG2E", "Unit", "padded", "row_blocks"]

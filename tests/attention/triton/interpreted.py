@@ -1,0 +1,94 @@
+"""Attention kernels on CPU tensors under Triton's interpreter, and what they should give, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from polytile.attention.problem import AXES, SIZES, AttentionProblem, Causal
+from polytile.attention.triton.schedules import generate
+from polytile.codegen.triton import interpret
+from polytile.matmul.triton.unit import Chip
+from polytile.problem import Config
+from polytile.schedule.facts import Facts
+
+CHIP = Chip(5)
+
+
+def config(variant: str, **more: int) -> Config:
+    """Blocks so small that loops turn more than once at the tests' sizes."""
+    return Config.of(variant=variant, **{"m": 16, "n": 16, "stages": 2, "warps": 4, **more})
+
+
+def tensors(problem: AttentionProblem, size: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Random q, k, v and bias, out and lse full of NaN."""
+    extents = {
+        "q": "B Hq Mq D", "k": "B Hkv Mkv D", "v": "B Hkv Mkv Dv", "bias": "B Hq Mq Mkv", "out": "B Hq Mq Dv", "lse": "B Hq Mq",
+    }  # fmt: skip
+    made = {}
+    for tensor in problem.tensors:
+        shape = [size[name] for name in extents[tensor.name].split()]
+        if tensor.name == "bias":
+            assert problem.bias is not None
+            shape = [n if axis in problem.bias.varies else 1 for n, axis in zip(shape, AXES["bias"], strict=True)]
+        if tensor.role == "out":
+            made[tensor.name] = torch.full(shape, float("nan"), dtype=tensor.dtype)
+        elif tensor.dtype == torch.bool:
+            made[tensor.name] = torch.rand(shape) < 0.6
+        else:
+            made[tensor.name] = torch.randn(shape).to(tensor.dtype)
+    return made
+
+
+def integers(problem: AttentionProblem, made: Mapping[str, torch.Tensor], size: Mapping[str, int]) -> dict[str, int]:
+    """The integer arguments of a call; strides of broadcast axes are 0."""
+    values = {name: size[name] for name in SIZES}
+    for name, letters in AXES.items():
+        if name in made:
+            for axis, stride in zip(letters, made[name].stride(), strict=True):
+                whole = name != "bias" or (problem.bias is not None and axis in problem.bias.varies)
+                values[f"{name}_stride_{axis}"] = stride if whole else 0
+    return values
+
+
+def run(
+    problem: AttentionProblem, how: Config, made: Mapping[str, torch.Tensor], size: Mapping[str, int], wide: bool = False
+) -> None:
+    """Runs the kernel of `how` on the tensors."""
+    values = integers(problem, made, size)
+    exact = tuple((name, values[name]) for name in ("D", "Dv", "Hq", "Hkv"))
+    facts = Facts(frozenset(n for n, v in values.items() if v % 16 == 0), frozenset(made), wide, exact)
+    assert interpret.run(generate(problem, how, facts, CHIP), made, values) == 0
+
+
+def expected(
+    problem: AttentionProblem, made: Mapping[str, torch.Tensor], size: Mapping[str, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse in float64."""
+    group = size["Hq"] // max(1, size["Hkv"])
+    q, k, v = (made[name].double() for name in "qkv")
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.transpose(2, 3) * problem.scale
+    if problem.bias is not None:
+        bias = made["bias"]
+        scores = torch.where(bias, scores, problem.bias.fill) if bias.dtype == torch.bool else scores + bias.double()
+    if problem.causal is not Causal.NO:
+        offset = size["Mkv"] - size["Mq"] if problem.causal is Causal.BOTTOM_RIGHT else 0
+        seen = torch.ones(size["Mq"], size["Mkv"], dtype=torch.bool).tril(offset)
+        scores = torch.where(seen, scores, -float("inf"))
+    weights = torch.softmax(scores, -1)
+    if problem.empty_is_0:
+        weights = torch.where((scores == -float("inf")).all(-1, keepdim=True), 0.0, weights)
+    return weights @ v, torch.logsumexp(scores, -1)
+
+
+def check(problem: AttentionProblem, how: Config, size: Mapping[str, int], wide: bool = False) -> None:
+    """Runs the kernel on random tensors and compares."""
+    made = tensors(problem, size)
+    run(problem, how, made, size, wide)
+    out, lse = expected(problem, made, size)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[problem.dtype]
+    torch.testing.assert_close(made["out"].double(), out, atol=tolerance, rtol=tolerance, equal_nan=True)
+    if problem.lse:
+        torch.testing.assert_close(made["lse"].double(), lse, atol=1e-4, rtol=1e-4)
