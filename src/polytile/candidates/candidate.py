@@ -10,7 +10,7 @@ from polytile.candidates.handles import Handle
 from polytile.problem import Config, Resources, Scalar
 from polytile.schedule.facts import Facts
 
-READY_MADE = ("library", "sdpa", "padding", "split_k", "cublaslt")
+READY_MADE = ("library", "sdpa", "unfused", "padding", "split_k", "cublaslt")
 """Origins of candidates for which nothing is generated or compiled: calls of libraries."""
 
 

@@ -39,7 +39,7 @@ class StoredAttention(Candidate):
     that attention on chip is never chosen where this is faster."""
 
     name = "stored"
-    origin = "decomposed"
+    origin = "unfused"
     config = Config()
 
     def __init__(self, problem: AttentionProblem, steps: Sequence[Step]) -> None:
